@@ -1,0 +1,143 @@
+/* Communicators: groups of ranks that exchange data.
+ *
+ * Every collective must be called by all ranks of the communicator, in the same order. Each call carries a
+ * sequence number and a fingerprint (kind, count, type, operation, root), so ranks that disagree get QD_MISMATCH
+ * with both sides named, and a rank that does not arrive before the deadline is named in a QD_TIMEOUT. A rank that
+ * fails calls qd_comm_abort(); its peers' calls then return QD_REMOTE. After any of these the communicator (and all
+ * that were split from the same world) only returns errors.
+ *
+ * Sums are deterministic: element i of a sum over n ranks is always added along one pairwise tree over the group's
+ * ranks (split n as: the left part is the largest power of two below n), whatever the message size, the bucket it
+ * travels in, or the backend. bf16 and fp16 are summed in fp32 and rounded once. Average is the sum times 1/n.
+ *
+ * Blocking and asynchronous: the last argument `work` is NULL for a blocking call. Otherwise the call returns at once
+ * and *work must be passed to qd_work_wait() exactly once; buffers must stay untouched until then. Operations of one
+ * communicator run in the order of their calls; operations of different communicators do not hold each other back.
+ * In-place operation (in == out, or the rank's own slice of the larger buffer) is allowed everywhere. */
+#ifndef QUADRILLE_COMM_H
+#define QUADRILLE_COMM_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qd_comm qd_comm;
+typedef struct qd_work qd_work;
+
+typedef struct qd_comm_config {
+    double deadline_seconds; /* how long a rank may be missing from an operation */
+    int64_t staging_bytes;   /* shared staging memory per rank (local processes only) */
+} qd_comm_config;
+qd_comm_config qd_comm_config_default(void);
+
+/* ---- worlds ---- */
+
+/* One machine. A local world is one shared segment. Ranks are threads of this process (create, then attach once per
+ * thread) or processes (create in the launcher, hand the file descriptor down, open in each child). Nothing has a
+ * name in the file system, so nothing is left behind. Not collective, except that attach and open return only when
+ * the world exists; destroy the world after all its communicators. */
+typedef struct qd_local_world qd_local_world;
+qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **world);
+int qd_local_world_fd(const qd_local_world *world);
+qd_status qd_local_comm_attach(qd_local_world *world, int rank, qd_comm **comm); /* ranks as threads */
+qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm);                  /* ranks as processes */
+/* Tells the others that a rank has died ("killed by signal 9"): their pending and later operations return QD_REMOTE. */
+void qd_local_world_mark_dead(qd_local_world *world, int rank, const char *how);
+void qd_local_world_destroy(qd_local_world *world);
+
+/* MPI. Joins the world that mpirun or srun made; collective over it. QD_UNSUPPORTED in builds without MPI. */
+bool qd_mpi_built(void);
+qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm);
+
+/* ---- communicators ---- */
+
+int qd_comm_rank(const qd_comm *comm);
+int qd_comm_size(const qd_comm *comm);
+int qd_comm_world_rank(const qd_comm *comm, int rank); /* of a rank of this group */
+const char *qd_comm_backend(const qd_comm *comm);      /* "local" or "mpi" */
+
+/* Collective over `comm`: ranks with the same colour form a group, ordered by (key, rank). colour < 0: no group,
+ * *group becomes NULL. `name` appears in messages and traces ("dp"). */
+qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd_comm **group);
+
+/* Not collective. Waits for nothing: work must have been waited for. NULL is legal. */
+void qd_comm_destroy(qd_comm *comm);
+
+/* What this rank is doing, for messages of all ranks ("step 12, backward block.3"). Cheap; truncated to 63 bytes. */
+void qd_comm_at(qd_comm *comm, const char *place);
+
+/* Not collective. Makes every operation of every rank of this world fail with QD_REMOTE that names this rank. */
+void qd_comm_abort(qd_comm *comm, const char *reason);
+
+/* ---- operations; see the top of this file for collectivity, order, work and in-place ---- */
+
+qd_status qd_comm_barrier(qd_comm *comm, qd_work **work);
+
+/* out[i] = reduce over ranks of in[i]; count elements. */
+qd_status qd_comm_all_reduce(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_reduce_op op,
+                             qd_work **work);
+
+/* in: count elements; out: this rank's slice (qd_slice(count, size, rank)). */
+qd_status qd_comm_reduce_scatter(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype,
+                                 qd_reduce_op op, qd_work **work);
+
+/* in: this rank's slice (qd_slice(count, size, rank)); out: count elements. */
+qd_status qd_comm_all_gather(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work);
+
+/* Vectored forms. lists[r] says which parts of the full buffer belong to rank r, the same on all ranks; a packed
+ * buffer holds a rank's segments one after another. Segments of all ranks must not overlap; any may be empty. */
+typedef struct qd_segment {
+    int64_t offset, count; /* elements in the full buffer */
+} qd_segment;
+typedef struct qd_segment_list {
+    const qd_segment *segments;
+    int count;
+} qd_segment_list;
+qd_status qd_comm_reduce_scatter_v(qd_comm *comm, const void *full, void *packed, const qd_segment_list *lists,
+                                   qd_dtype dtype, qd_reduce_op op, qd_work **work);
+qd_status qd_comm_all_gather_v(qd_comm *comm, const void *packed, void *full, const qd_segment_list *lists,
+                               qd_dtype dtype, qd_work **work);
+
+/* Block r of `in` (count elements each) goes to rank r; block r of `out` comes from rank r. in != out. */
+qd_status qd_comm_all_to_all(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work);
+/* Uneven: in + in_offsets[r], in_counts[r] elements to rank r. A pair that disagrees on its count is a mismatch. */
+qd_status qd_comm_all_to_all_v(qd_comm *comm, const void *in, const int64_t *in_counts, const int64_t *in_offsets,
+                               void *out, const int64_t *out_counts, const int64_t *out_offsets, qd_dtype dtype,
+                               qd_work **work);
+
+qd_status qd_comm_broadcast(qd_comm *comm, void *data, int64_t count, qd_dtype dtype, int root, qd_work **work);
+/* out is written at the root only. */
+qd_status qd_comm_reduce(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_reduce_op op,
+                         int root, qd_work **work);
+/* `count` elements of the whole message, cut by qd_slice; the full buffer is used at the root only. */
+qd_status qd_comm_gather(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, int root,
+                         qd_work **work);
+qd_status qd_comm_scatter(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, int root,
+                          qd_work **work);
+
+/* Matched in order per (sender, receiver, communicator). A receive whose count or type differs is a mismatch.
+ * A send may block until it is received. Asynchronous sends and receives to different peers progress independently. */
+qd_status qd_comm_send(qd_comm *comm, const void *data, int64_t count, qd_dtype dtype, int to, qd_work **work);
+qd_status qd_comm_recv(qd_comm *comm, void *data, int64_t count, qd_dtype dtype, int from, qd_work **work);
+
+/* Waits, frees the handle, returns the operation's status. */
+qd_status qd_work_wait(qd_work *work);
+/* True when qd_work_wait would not block. */
+bool qd_work_done(const qd_work *work);
+
+/* Counted where bytes are copied between ranks, never by formula; this rank's receiving side. */
+typedef struct qd_comm_stats {
+    int64_t calls[QD_COLL_KIND_COUNT];
+    int64_t bytes[QD_COLL_KIND_COUNT]; /* bytes this rank took from other ranks */
+    double busy_seconds;               /* time in copy and sum loops */
+} qd_comm_stats;
+void qd_comm_get_stats(const qd_comm *comm, qd_comm_stats *stats);
+void qd_comm_reset_stats(qd_comm *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

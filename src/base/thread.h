@@ -1,0 +1,22 @@
+/* A pool of compute threads that belongs to one rank. No OpenMP: ranks may be threads of one process, and each needs
+ * a pool of its own. */
+#ifndef QD_BASE_THREAD_H
+#define QD_BASE_THREAD_H
+
+#include <quadrille/status.h>
+#include <stdint.h>
+
+typedef struct qd_pool qd_pool;
+
+/* `threads` >= 1 counts the calling thread; pin_first >= 0 pins thread i to core (pin_first + i). */
+qd_status qd_pool_create(int threads, int pin_first, qd_pool **pool);
+void qd_pool_destroy(qd_pool *pool);
+int qd_pool_threads(const qd_pool *pool);
+
+/* Calls body(context, begin, end, thread) for the ranges of [0, count), each of `grain` items (the last may be
+ * shorter); thread is 0 .. threads-1. Returns when all have run. Ranges are handed out dynamically, so results must
+ * not depend on who runs which. Not re-entrant. */
+typedef void (*qd_pool_body)(void *context, int64_t begin, int64_t end, int thread);
+void qd_pool_for(qd_pool *pool, int64_t count, int64_t grain, qd_pool_body body, void *context);
+
+#endif

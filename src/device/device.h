@@ -1,0 +1,273 @@
+/* A device: memory, streams and a table of kernels. src/device/README.md says what may live here.
+ *
+ * Addresses in argument structs are device addresses (plain pointers on the CPU). Matrices are row-major. Kernels are
+ * enqueued on a stream and take their element type at run time; on the CPU they have run when the call returns.
+ * Kernels never allocate: what they need beyond their arguments is the device's workspace, of the size announced in
+ * qd_device_caps. Results do not depend on the number of compute threads: each output element is computed by one
+ * thread in an order fixed by the shapes. */
+#ifndef QD_DEVICE_DEVICE_H
+#define QD_DEVICE_DEVICE_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+typedef struct qd_device qd_device;
+typedef struct qd_stream qd_stream;
+typedef struct qd_event qd_event;
+
+typedef struct qd_device_config {
+    int threads;     /* compute threads of this rank, >= 1, the caller included */
+    int pin_first;   /* first core to pin compute threads to, or -1: leave it to the scheduler */
+    const char *isa; /* CPU: NULL for the best this machine has, or "avx512", "avx2", "generic" (for tests) */
+    int ordinal;     /* which accelerator */
+} qd_device_config;
+qd_device_config qd_device_config_default(void);
+
+typedef struct qd_device_caps {
+    const char *name;        /* "cpu" */
+    const char *isa;         /* "avx512", "avx2", "neon", "generic", "sm_90" */
+    const char *blas;        /* "oneDNN 2.6.3" */
+    int threads;
+    int64_t workspace_bytes; /* held for kernels as long as the device lives */
+} qd_device_caps;
+
+/* kind: "cpu". QD_UNSUPPORTED with the reason when this build or machine has no such device. */
+qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_device **device);
+void qd_device_destroy(qd_device *device);
+const qd_device_caps *qd_device_get_caps(const qd_device *device);
+
+/* Zeroed memory, aligned to 64 bytes or better. bytes == 0 gives a valid empty allocation. */
+qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address);
+void qd_device_free(qd_device *device, void *address, int64_t bytes);
+int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc */
+
+qd_stream *qd_device_compute_stream(qd_device *device);
+qd_status qd_stream_wait(qd_stream *stream); /* the host waits until all enqueued work has run */
+
+/* Host to device, device to host or within the device, ordered on the stream; host memory must stay valid until then. */
+qd_status qd_copy(qd_stream *stream, void *to, const void *from, int64_t bytes);
+qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
+
+/* ---- kernel arguments ---- */
+
+/* c (m, n) = op(a) · op(b) [+ c if accumulate] [+ bias (n)]; op(a) is (m, k), op(b) is (k, n).
+ * a is stored (m, k) with row stride lda, or (k, m) if trans_a; b (k, n), or (n, k) if trans_b.
+ * Accumulation is in fp32; a bf16 c is rounded once per call. */
+typedef struct qd_matmul_args {
+    const void *a, *b, *bias; /* bias may be NULL; it has b_dtype */
+    void *c;
+    int64_t m, n, k, lda, ldb, ldc;
+    bool trans_a, trans_b, accumulate;
+    qd_dtype a_dtype, b_dtype, c_dtype; /* QD_F32 or QD_BF16 */
+} qd_matmul_args;
+
+/* grad (cols) += sum over rows of dy (rows, cols), rows in ascending order within fixed blocks. */
+typedef struct qd_bias_grad_args {
+    const void *dy;
+    void *grad;
+    int64_t rows, cols;
+    qd_dtype dtype, grad_dtype;
+} qd_bias_grad_args;
+
+/* LayerNorm (rms false) or RMSNorm over the last dimension. If `add` is set: sum = x + add is written to `sum` and
+ * normalised instead of x. y = (x - mean) * rstd * gamma + beta. mean is NULL for RMSNorm; beta may be NULL. */
+typedef struct qd_norm_forward_args {
+    const void *x, *add, *gamma, *beta;
+    void *sum, *y;
+    float *mean, *rstd; /* (rows) */
+    int64_t rows, cols;
+    float eps;
+    bool rms;
+    qd_dtype dtype, param_dtype;
+} qd_norm_forward_args;
+
+/* dx = gradient through the norm [+ add, the residual branch's gradient, if not NULL; add may equal dx].
+ * dgamma += and dbeta += (either may be NULL). */
+typedef struct qd_norm_backward_args {
+    const void *dy, *x, *gamma, *add;
+    const float *mean, *rstd;
+    void *dx, *dgamma, *dbeta;
+    int64_t rows, cols;
+    bool rms;
+    qd_dtype dtype, param_dtype, grad_dtype;
+} qd_norm_backward_args;
+
+/* Rotates pairs (i, i + head_dim/2) of `heads` heads in each row of x, in place, by the angle of the row's position
+ * (positions[row], or row % seq if NULL). table: (max positions, head_dim/2, 2) fp32, cosine then sine.
+ * inverse: the backward pass. */
+typedef struct qd_rope_args {
+    void *x;
+    const float *table;
+    const int32_t *positions;
+    int64_t rows, seq, row_stride; /* row_stride in elements */
+    int heads, head_dim;
+    bool inverse;
+    qd_dtype dtype;
+} qd_rope_args;
+
+/* Causal self-attention of `batch` sequences of `seq` rows. q, k, v and their gradients are strided views of one or
+ * several buffers: element (row, head, i) is at row * stride + head * head_dim + i. Query head h uses key head
+ * h / (heads / kv_heads). Row t sees rows max(doc_start[row], 0) .. t of its sequence (doc_start: position within the
+ * sequence at which the row's document begins; NULL: 0). Memory linear in seq: scores are never stored.
+ * lse: (batch, heads, seq), log of the sum of exponentials of the scaled scores. */
+typedef struct qd_attention_args {
+    const void *q, *k, *v;
+    void *o; /* forward: output; backward: input */
+    float *lse;
+    const int32_t *doc_start; /* (batch * seq) or NULL */
+    int64_t batch, seq, q_stride, k_stride, v_stride, o_stride;
+    int heads, kv_heads, head_dim;
+    float scale;
+    qd_dtype dtype;
+    /* backward only; dq, dk, dv are overwritten and have the strides of q, k, v; d_o that of o */
+    const void *d_o;
+    void *dq, *dk, *dv;
+    float *delta; /* (batch, heads, seq) scratch */
+} qd_attention_args;
+
+typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
+
+/* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) * up (rows, cols).
+ * Backward: dx from dy and x; dx may equal x (gelu: also dy). */
+typedef struct qd_activation_args {
+    qd_activation kind;
+    const void *x, *dy;
+    void *y, *dx;
+    int64_t rows, cols;
+    qd_dtype dtype;
+} qd_activation_args;
+
+/* y = a + b, n elements. y may equal a or b. */
+typedef struct qd_add_args {
+    const void *a, *b;
+    void *y;
+    int64_t n;
+    qd_dtype a_dtype, b_dtype, y_dtype;
+} qd_add_args;
+
+/* y = x * mask / (1 - p); element (row, col) is kept if the Philox draw for (seed, site, step, (first_row + row) * cols
+ * + col) is at least p, so forward, backward and any layout agree. first_row: global index of row 0. y may equal x. */
+typedef struct qd_dropout_args {
+    const void *x;
+    void *y;
+    int64_t rows, cols, first_row;
+    float p;
+    uint64_t seed, step;
+    uint32_t site;
+    qd_dtype dtype;
+} qd_dropout_args;
+
+/* y (rows, cols) = token_table[tokens[row]] [+ position_table[positions[row] or row % seq]]. */
+typedef struct qd_embedding_forward_args {
+    const int32_t *tokens, *positions;
+    const void *token_table, *position_table; /* position_table may be NULL */
+    void *y;
+    int64_t rows, cols, seq, vocab;
+    qd_dtype dtype, param_dtype;
+} qd_embedding_forward_args;
+
+/* Tables' gradients += rows of dy, rows in ascending order for each table row. No atomics. */
+typedef struct qd_embedding_backward_args {
+    const int32_t *tokens, *positions;
+    const void *dy;
+    void *token_grad, *position_grad; /* either may be NULL */
+    int64_t rows, cols, seq, vocab;
+    qd_dtype dtype, grad_dtype;
+} qd_embedding_backward_args;
+
+/* logits (rows, vocab) with row stride ld, fp32 or bf16. losses[row] = -log softmax(logits)[target], 0 if target < 0.
+ * If grad: logits become (softmax - onehot) * scale (0 where target < 0), columns beyond vocab up to ld are set to 0. */
+typedef struct qd_cross_entropy_args {
+    void *logits;
+    const int32_t *targets;
+    float *losses;
+    int64_t rows, vocab, ld;
+    float scale;
+    bool grad;
+    qd_dtype dtype;
+} qd_cross_entropy_args;
+
+/* *total += sum of losses in ascending order, in double; *counted += number of targets >= 0. */
+typedef struct qd_loss_sum_args {
+    const float *losses;
+    const int32_t *targets;
+    int64_t rows;
+    double *total, *counted;
+} qd_loss_sum_args;
+
+/* out[row] = sum of squares of row (rows, cols), in double, in an order fixed by cols. Not finite stays not finite. */
+typedef struct qd_row_squares_args {
+    const void *x;
+    double *out;
+    int64_t rows, cols;
+    qd_dtype dtype;
+} qd_row_squares_args;
+
+/* A stretch of equally laid out parameter, gradient and state buffers, in elements. */
+typedef struct qd_param_range {
+    int64_t offset, count;
+    bool decay; /* weight decay applies */
+} qd_param_range;
+
+/* Decoupled weight decay (AdamW). Gradient g * grad_scale. master is the fp32 parameter; if `param` is another buffer
+ * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If zero_grad, grad becomes 0. */
+typedef struct qd_adamw_args {
+    void *param, *grad;
+    float *master, *m, *v;
+    const qd_param_range *ranges; /* host memory */
+    int range_count;
+    float lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale;
+    bool zero_grad;
+    qd_dtype param_dtype, grad_dtype;
+} qd_adamw_args;
+
+/* momentum buffer `m` may be NULL when momentum is 0: m = momentum*m + g; p -= lr*(m + weight_decay*p). */
+typedef struct qd_sgd_args {
+    void *param, *grad;
+    float *master, *m;
+    const qd_param_range *ranges;
+    int range_count;
+    float lr, momentum, weight_decay, grad_scale;
+    bool zero_grad;
+    qd_dtype param_dtype, grad_dtype;
+} qd_sgd_args;
+
+/* to = from, n elements, converted to nearest even. */
+typedef struct qd_cast_args {
+    const void *from;
+    void *to;
+    int64_t n;
+    qd_dtype from_dtype, to_dtype;
+} qd_cast_args;
+
+/* One table per device; every slot is required. X(slot, argument struct). */
+#define QD_KERNEL_TABLE(X)                                                                                  \
+    X(matmul, qd_matmul_args)                                                                               \
+    X(bias_grad, qd_bias_grad_args)                                                                         \
+    X(norm_forward, qd_norm_forward_args)                                                                   \
+    X(norm_backward, qd_norm_backward_args)                                                                 \
+    X(rope, qd_rope_args)                                                                                   \
+    X(attention_forward, qd_attention_args)                                                                 \
+    X(attention_backward, qd_attention_args)                                                                \
+    X(activation_forward, qd_activation_args)                                                               \
+    X(activation_backward, qd_activation_args)                                                              \
+    X(add, qd_add_args)                                                                                     \
+    X(dropout, qd_dropout_args)                                                                             \
+    X(embedding_forward, qd_embedding_forward_args)                                                         \
+    X(embedding_backward, qd_embedding_backward_args)                                                       \
+    X(cross_entropy, qd_cross_entropy_args)                                                                 \
+    X(loss_sum, qd_loss_sum_args)                                                                           \
+    X(row_squares, qd_row_squares_args)                                                                     \
+    X(adamw, qd_adamw_args)                                                                                 \
+    X(sgd, qd_sgd_args)                                                                                     \
+    X(cast, qd_cast_args)
+
+typedef struct qd_kernels {
+#define QD_KERNEL_SLOT(slot, args) qd_status (*slot)(qd_stream * stream, const args *a);
+    QD_KERNEL_TABLE(QD_KERNEL_SLOT)
+#undef QD_KERNEL_SLOT
+} qd_kernels;
+
+const qd_kernels *qd_device_kernels(const qd_device *device);
+
+#endif
