@@ -125,8 +125,6 @@ typedef struct qd_attention_args {
     float *delta; /* (batch, heads, seq) scratch */
 } qd_attention_args;
 
-typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
-
 /* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) * up (rows, cols).
  * Backward: dx from dy and x; dx may equal x (gelu: also dy). */
 typedef struct qd_activation_args {

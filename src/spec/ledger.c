@@ -1,0 +1,244 @@
+#include "spec/ledger.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Collects parameters while the modules are written down; counts first, then fills. */
+typedef struct builder {
+    qd_ledger *ledger;
+    qd_arena *arena;
+    int module, fuse;
+    bool failed;
+} builder;
+
+static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std)
+{
+    qd_ledger *l = b->ledger;
+    qd_module *module = &l->modules[b->module];
+    int index = l->param_count++;
+    module->param_count++;
+    if (!l->params)
+        return; /* counting pass */
+    qd_param *p = &l->params[index];
+    p->name = qd_arena_printf(b->arena, "%s.%s", module->name, suffix);
+    b->failed = b->failed || !p->name;
+    p->ndim = cols > 0 ? 2 : 1;
+    p->shape[0] = rows;
+    p->shape[1] = cols > 0 ? cols : 1;
+    p->init = init;
+    p->init_std = std;
+    p->decay = p->ndim > 1;
+    p->module = b->module;
+    p->fuse = b->fuse;
+    p->tied_to = -1;
+    /* Parameters are whole on every rank; each rank of dp and cp sees other tokens, so gradients are partial sums. */
+    p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
+    p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
+}
+
+static void add_norm(builder *b, const char *weight, const char *bias)
+{
+    const qd_model *m = &b->ledger->model;
+    b->fuse++;
+    add_param(b, weight, m->hidden, 0, QD_INIT_ONE, 0.0);
+    if (m->norm == QD_NORM_LAYER) {
+        b->fuse++;
+        add_param(b, bias, m->hidden, 0, QD_INIT_ZERO, 0.0);
+    }
+}
+
+/* One product's matrix, made of `parts` logical matrices with a common input, and their biases. */
+typedef struct linear_part {
+    const char *weight, *bias;
+    int64_t out;
+} linear_part;
+
+static void add_linear(builder *b, const linear_part *parts, int count, int64_t in, bool bias, double std)
+{
+    b->fuse++;
+    for (int i = 0; i < count; i++)
+        add_param(b, parts[i].weight, parts[i].out, in, QD_INIT_NORMAL, std);
+    if (!bias)
+        return;
+    b->fuse++;
+    for (int i = 0; i < count; i++)
+        add_param(b, parts[i].bias, parts[i].out, 0, QD_INIT_ZERO, 0.0);
+}
+
+static void add_embed(builder *b)
+{
+    const qd_model *m = &b->ledger->model;
+    b->fuse++;
+    add_param(b, "tokens.weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std);
+    if (m->position == QD_POSITION_LEARNED) {
+        b->fuse++;
+        add_param(b, "positions.weight", m->max_seq, m->hidden, QD_INIT_NORMAL, m->init_std);
+    }
+}
+
+static void add_block(builder *b)
+{
+    const qd_model *m = &b->ledger->model;
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    /* Projections that write into the residual stream start smaller, so that its variance does not grow with depth. */
+    double residual_std = m->init_std / sqrt(2.0 * m->layers);
+    add_norm(b, "attn_norm.weight", "attn_norm.bias");
+    add_linear(b,
+               (linear_part[]){{"attn.q.weight", "attn.q.bias", q},
+                               {"attn.k.weight", "attn.k.bias", kv},
+                               {"attn.v.weight", "attn.v.bias", kv}},
+               3, m->hidden, m->qkv_bias, m->init_std);
+    add_linear(b, (linear_part[]){{"attn.out.weight", "attn.out.bias", m->hidden}}, 1, q, m->linear_bias, residual_std);
+    add_norm(b, "mlp_norm.weight", "mlp_norm.bias");
+    if (m->activation == QD_ACT_SWIGLU)
+        add_linear(b,
+                   (linear_part[]){{"mlp.gate.weight", "mlp.gate.bias", m->ffn}, {"mlp.up.weight", "mlp.up.bias", m->ffn}},
+                   2, m->hidden, m->linear_bias, m->init_std);
+    else
+        add_linear(b, (linear_part[]){{"mlp.up.weight", "mlp.up.bias", m->ffn}}, 1, m->hidden, m->linear_bias, m->init_std);
+    add_linear(b, (linear_part[]){{"mlp.down.weight", "mlp.down.bias", m->hidden}}, 1, m->ffn, m->linear_bias, residual_std);
+}
+
+static void add_head(builder *b)
+{
+    const qd_model *m = &b->ledger->model;
+    add_norm(b, "norm.weight", "norm.bias");
+    b->fuse++;
+    add_param(b, "weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std);
+    if (m->tied && b->ledger->params)
+        b->ledger->params[b->ledger->param_count - 1].tied_to = 0;
+}
+
+static void add_all(builder *b)
+{
+    qd_ledger *l = b->ledger;
+    l->param_count = 0;
+    for (b->module = 0; b->module < l->module_count; b->module++) {
+        l->modules[b->module].param_begin = l->param_count;
+        l->modules[b->module].param_count = 0;
+        switch (l->modules[b->module].kind) {
+        case QD_MODULE_EMBED: add_embed(b); break;
+        case QD_MODULE_BLOCK: add_block(b); break;
+        case QD_MODULE_HEAD: add_head(b); break;
+        }
+    }
+}
+
+/* Layouts this ledger cannot place yet are refused here, by name, before anything is built on them. */
+static qd_status check_axes(const qd_mesh *mesh)
+{
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        if (axis != QD_AXIS_DP && mesh->degree[axis] > 1)
+            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp only; set parallel.%s to 1",
+                           qd_axis_name((qd_axis)axis), mesh->degree[axis], qd_axis_name((qd_axis)axis));
+    return QD_OK;
+}
+
+qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger)
+{
+    QD_TRY(qd_model_validate(model));
+    QD_TRY(check_axes(mesh));
+    qd_ledger *l = QD_ARENA_NEW(arena, qd_ledger, 1);
+    if (!l)
+        return QD_NO_MEMORY;
+    l->model = *model;
+    l->mesh = *mesh;
+    l->module_count = model->layers + 2;
+    l->modules = QD_ARENA_NEW(arena, qd_module, l->module_count);
+    l->ports = QD_ARENA_NEW(arena, qd_port, l->module_count - 1);
+    if (!l->modules || !l->ports)
+        return QD_NO_MEMORY;
+    for (int i = 0; i < l->module_count; i++) {
+        bool first = i == 0, last = i == l->module_count - 1;
+        l->modules[i].kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : QD_MODULE_BLOCK;
+        l->modules[i].layer = first || last ? -1 : i - 1;
+        l->modules[i].name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
+        if (!l->modules[i].name)
+            return QD_NO_MEMORY;
+    }
+    /* Activations are cut over the ranks that hold different tokens. */
+    for (int i = 0; i < l->module_count - 1; i++) {
+        l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0};
+        l->ports[i].place[QD_AXIS_CP] = (qd_place){QD_SHARD, 0};
+    }
+    builder b = {.ledger = l, .arena = arena};
+    add_all(&b);
+    l->params = QD_ARENA_NEW(arena, qd_param, l->param_count);
+    if (!l->params)
+        return QD_NO_MEMORY;
+    add_all(&b);
+    if (b.failed)
+        return QD_NO_MEMORY;
+    *ledger = l;
+    return QD_OK;
+}
+
+qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank)
+{
+    const qd_param *p = &ledger->params[param];
+    int coords[QD_AXIS_COUNT];
+    qd_mesh_coords(&ledger->mesh, rank, coords);
+    qd_atom atom = {{0, 0}, {p->shape[0], p->shape[1]}};
+    /* From the slowest axis to the fastest: each cuts what the ones before it left. */
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
+        if (p->value[axis].kind != QD_SHARD)
+            continue;
+        int dim = p->value[axis].dim;
+        int64_t offset, length;
+        qd_slice(atom.length[dim], ledger->mesh.degree[axis], coords[axis], &offset, &length);
+        atom.begin[dim] += offset;
+        atom.length[dim] = length;
+    }
+    return atom;
+}
+
+int64_t qd_atom_count(const qd_atom *atom, int ndim)
+{
+    int64_t count = 1;
+    for (int d = 0; d < ndim; d++)
+        count *= atom->length[d];
+    return count;
+}
+
+unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param)
+{
+    unsigned axes = 0;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        if (ledger->params[param].gradient[axis].kind == QD_PARTIAL)
+            axes |= QD_AXIS_BIT(axis);
+    return axes;
+}
+
+int qd_ledger_find(const qd_ledger *ledger, const char *name)
+{
+    for (int i = 0; i < ledger->param_count; i++)
+        if (strcmp(ledger->params[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+qd_status qd_ledger_storage(const qd_ledger *ledger, int rank, qd_arena *arena, qd_storage *storage)
+{
+    memset(storage, 0, sizeof *storage);
+    storage->offset = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
+    storage->count = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
+    if (!storage->offset || !storage->count)
+        return QD_NO_MEMORY;
+    int fuse = -1;
+    for (int i = 0; i < ledger->param_count; i++) {
+        const qd_param *p = &ledger->params[i];
+        qd_atom atom = qd_ledger_atom(ledger, i, rank);
+        int64_t *end = p->tied_to >= 0 ? &storage->tied : &storage->values;
+        if (p->fuse != fuse)
+            *end = (*end + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
+        fuse = p->fuse;
+        storage->offset[i] = *end;
+        storage->count[i] = qd_atom_count(&atom, p->ndim);
+        *end += storage->count[i];
+        if (p->tied_to < 0)
+            storage->held += storage->count[i];
+    }
+    storage->values = (storage->values + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
+    storage->tied = (storage->tied + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
+    return QD_OK;
+}

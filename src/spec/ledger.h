@@ -1,0 +1,85 @@
+/* The placement ledger: every logical parameter and every port between modules says, once, how it is placed on each
+ * axis of the mesh. Initial values, storage, gradient reductions, the multiplicity in the gradient norm, checkpoint
+ * slices, memory and traffic are all derived from this table. */
+#ifndef QD_SPEC_LEDGER_H
+#define QD_SPEC_LEDGER_H
+
+#include "base/arena.h"
+#include "spec/mesh.h"
+#include "spec/model.h"
+
+typedef enum qd_place_kind { QD_REPLICATE, QD_SHARD, QD_PARTIAL } qd_place_kind;
+typedef struct qd_place {
+    uint8_t kind; /* qd_place_kind */
+    int8_t dim;   /* QD_SHARD: which dimension is cut */
+} qd_place;
+
+typedef enum qd_init { QD_INIT_ZERO, QD_INIT_ONE, QD_INIT_NORMAL } qd_init;
+
+#define QD_PARAM_DIMS 2
+typedef struct qd_param {
+    const char *name; /* logical: "block.3.attn.q.weight" */
+    int ndim;
+    int64_t shape[QD_PARAM_DIMS]; /* global, unpadded */
+    qd_init init;
+    double init_std;
+    bool decay;  /* weight decay applies: matrices and tables, not norms and biases */
+    int module;  /* index in the ledger's modules */
+    int fuse;    /* parameters of one module with the same number lie one after another without a gap, so that one
+                    product can read them as one matrix (q, k, v; gate, up) */
+    int tied_to; /* -1, or the parameter whose values this one uses; it then has a gradient of its own, no values */
+    qd_place value[QD_AXIS_COUNT];
+    qd_place gradient[QD_AXIS_COUNT]; /* as the backward pass leaves it, before any reduction */
+} qd_param;
+
+typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD } qd_module_kind;
+typedef struct qd_module {
+    const char *name; /* "embed", "block.3", "head" */
+    qd_module_kind kind;
+    int layer; /* of a block, else -1 */
+    int param_begin, param_count;
+} qd_module;
+
+/* What passes from module i to module i + 1: (tokens, hidden). */
+typedef struct qd_port {
+    qd_place place[QD_AXIS_COUNT]; /* dimension 0: tokens, 1: features */
+} qd_port;
+
+typedef struct qd_ledger {
+    qd_model model;
+    qd_mesh mesh;
+    int module_count, param_count;
+    qd_module *modules; /* embed, blocks, head */
+    qd_param *params;   /* in module order */
+    qd_port *ports;     /* module_count - 1 */
+} qd_ledger;
+
+/* Everything lives in `arena`. QD_USAGE when the model cannot be laid out on the mesh, with the reason. */
+qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger);
+
+/* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor. */
+typedef struct qd_atom {
+    int64_t begin[QD_PARAM_DIMS], length[QD_PARAM_DIMS];
+} qd_atom;
+qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank);
+
+int64_t qd_atom_count(const qd_atom *atom, int ndim);
+
+/* Axes over which the gradient of a parameter must still be summed. */
+unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
+
+/* Index by logical name, -1 if there is none. */
+int qd_ledger_find(const qd_ledger *ledger, const char *name);
+
+/* Where parameters lie in a rank's buffers, in elements. Values, gradients and optimizer state share the offsets. Each
+ * fused group starts at a multiple of QD_STORAGE_ALIGN elements. Gradients of tied parameters lie in a buffer of
+ * their own. */
+#define QD_STORAGE_ALIGN 32
+typedef struct qd_storage {
+    int64_t *offset;      /* per parameter; of a tied one: in the tied-gradient buffer */
+    int64_t *count;       /* local elements */
+    int64_t values, tied; /* elements of the two buffers, padding included */
+    int64_t held;         /* elements of parameters this rank holds, padding excluded */
+} qd_storage;
+qd_status qd_ledger_storage(const qd_ledger *ledger, int rank, qd_arena *arena, qd_storage *storage);
+#endif

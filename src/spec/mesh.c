@@ -1,0 +1,117 @@
+#include "spec/mesh.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const axis_names[QD_AXIS_COUNT] = {"tp", "cp", "dp", "pp"};
+
+const char *qd_axis_name(qd_axis axis)
+{
+    return axis_names[axis];
+}
+
+qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *mesh)
+{
+    if (world < 1)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %d: it must be at least 1", world);
+    int open = -1;
+    int64_t product = 1;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        mesh->degree[axis] = degrees[axis];
+        if (degrees[axis] == -1) {
+            if (open >= 0)
+                return QD_FAIL(QD_USAGE, "parallel.%s and parallel.%s are both -1: only one degree can be the rest of the world",
+                               axis_names[axis], axis_names[open]);
+            open = axis;
+        } else if (degrees[axis] < 1) {
+            return QD_FAIL(QD_USAGE, "parallel.%s is %d: it must be at least 1, or -1 for the rest of the world",
+                           axis_names[axis], degrees[axis]);
+        } else {
+            product *= degrees[axis];
+        }
+    }
+    if (open >= 0) {
+        if (world % product != 0)
+            return QD_FAIL(QD_USAGE, "%d ranks cannot be shared out: the given degrees multiply to %lld, which does not divide %d",
+                           world, (long long)product, world);
+        mesh->degree[open] = (int)(world / product);
+    } else if (product != world) {
+        return QD_FAIL(QD_USAGE, "pp %d × dp %d × cp %d × tp %d = %lld, but there are %d ranks; set one degree to -1 to take the rest",
+                       degrees[QD_AXIS_PP], degrees[QD_AXIS_DP], degrees[QD_AXIS_CP], degrees[QD_AXIS_TP],
+                       (long long)product, world);
+    }
+    mesh->world = world;
+    return QD_OK;
+}
+
+void qd_mesh_coords(const qd_mesh *mesh, int rank, int coords[QD_AXIS_COUNT])
+{
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        coords[axis] = rank % mesh->degree[axis];
+        rank /= mesh->degree[axis];
+    }
+}
+
+int qd_mesh_rank(const qd_mesh *mesh, const int coords[QD_AXIS_COUNT])
+{
+    int rank = 0;
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        rank = rank * mesh->degree[axis] + coords[axis];
+    return rank;
+}
+
+int qd_mesh_group_size(const qd_mesh *mesh, unsigned mask)
+{
+    int size = 1;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        if (mask & QD_AXIS_BIT(axis))
+            size *= mesh->degree[axis];
+    return size;
+}
+
+/* Position of a rank along the axes in `mask`, tp fastest. */
+static int position(const qd_mesh *mesh, unsigned mask, int rank)
+{
+    int coords[QD_AXIS_COUNT], result = 0;
+    qd_mesh_coords(mesh, rank, coords);
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        if (mask & QD_AXIS_BIT(axis))
+            result = result * mesh->degree[axis] + coords[axis];
+    return result;
+}
+
+int qd_mesh_group_coord(const qd_mesh *mesh, unsigned mask, int rank)
+{
+    return position(mesh, mask, rank);
+}
+
+int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank)
+{
+    return position(mesh, ~mask, rank);
+}
+
+int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int coord)
+{
+    int coords[QD_AXIS_COUNT];
+    qd_mesh_coords(mesh, colour_of, coords);
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        if (mask & QD_AXIS_BIT(axis)) {
+            coords[axis] = coord % mesh->degree[axis];
+            coord /= mesh->degree[axis];
+        }
+    }
+    return qd_mesh_rank(mesh, coords);
+}
+
+void qd_mesh_mask_name(unsigned mask, char *text, size_t size)
+{
+    size_t used = 0;
+    if (size > 0)
+        text[0] = '\0';
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
+        if (!(mask & QD_AXIS_BIT(axis)) || used >= size)
+            continue;
+        int n = snprintf(text + used, size - used, "%s%s", used ? "×" : "", axis_names[axis]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}

@@ -1,0 +1,35 @@
+/* The mesh: how the ranks of the world are arranged. world = pp × dp × cp × tp, tp fastest, pp slowest, so that
+ * neighbours in tp are neighbours in the machine. */
+#ifndef QD_SPEC_MESH_H
+#define QD_SPEC_MESH_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+typedef enum qd_axis { QD_AXIS_TP, QD_AXIS_CP, QD_AXIS_DP, QD_AXIS_PP, QD_AXIS_COUNT } qd_axis;
+#define QD_AXIS_BIT(axis) (1u << (axis))
+/* The ranks that hold different tokens and the same parameters: gradients are summed over them. */
+#define QD_AXES_DATA (QD_AXIS_BIT(QD_AXIS_DP) | QD_AXIS_BIT(QD_AXIS_CP))
+
+typedef struct qd_mesh {
+    int degree[QD_AXIS_COUNT];
+    int world;
+} qd_mesh;
+
+const char *qd_axis_name(qd_axis axis);
+
+/* degrees may hold one -1: the rest of the world. QD_USAGE when they do not multiply to `world`. */
+qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *mesh);
+
+void qd_mesh_coords(const qd_mesh *mesh, int rank, int coords[QD_AXIS_COUNT]);
+int qd_mesh_rank(const qd_mesh *mesh, const int coords[QD_AXIS_COUNT]);
+
+/* A group is the set of ranks that differ only along the axes in `mask`. */
+int qd_mesh_group_size(const qd_mesh *mesh, unsigned mask);
+int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank); /* the same for all ranks of a group */
+int qd_mesh_group_coord(const qd_mesh *mesh, unsigned mask, int rank);  /* position in the group, tp fastest */
+int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int coord); /* world rank of a position in
+                                                                                         the group of `colour_of` */
+/* "dp", "dp×cp", … into text. */
+void qd_mesh_mask_name(unsigned mask, char *text, size_t size);
+#endif

@@ -1,0 +1,126 @@
+#include "spec/model.h"
+
+#include <math.h>
+#include <string.h>
+
+const char *qd_arch_name(qd_arch arch)
+{
+    return arch == QD_ARCH_GPT2 ? "gpt2" : "llama";
+}
+
+qd_model qd_model_default(qd_arch arch)
+{
+    qd_model model = {
+        .arch = arch,
+        .norm_eps = 1e-5,
+        .init_std = 0.02,
+        .rope = {.base = 10000.0, .factor = 8.0, .low_factor = 1.0, .high_factor = 4.0, .original_seq = 8192},
+    };
+    if (arch == QD_ARCH_GPT2) {
+        model.norm = QD_NORM_LAYER;
+        model.position = QD_POSITION_LEARNED;
+        model.activation = QD_ACT_GELU_TANH;
+        model.qkv_bias = true;
+        model.linear_bias = true;
+        model.tied = true;
+    } else {
+        model.norm = QD_NORM_RMS;
+        model.position = QD_POSITION_ROPE;
+        model.activation = QD_ACT_SWIGLU;
+    }
+    return model;
+}
+
+static qd_status need_positive(const char *key, int64_t value)
+{
+    if (value < 1)
+        return QD_FAIL(QD_USAGE, "model.%s is %lld: it must be at least 1", key, (long long)value);
+    return QD_OK;
+}
+
+qd_status qd_model_validate(const qd_model *m)
+{
+    QD_TRY(need_positive("layers", m->layers));
+    QD_TRY(need_positive("hidden", m->hidden));
+    QD_TRY(need_positive("heads", m->heads));
+    QD_TRY(need_positive("kv_heads", m->kv_heads));
+    QD_TRY(need_positive("head_dim", m->head_dim));
+    QD_TRY(need_positive("ffn", m->ffn));
+    QD_TRY(need_positive("vocab", m->vocab));
+    if (m->vocab > INT32_MAX)
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld: token ids are 32 bit, at most 2147483647", (long long)m->vocab);
+    if (m->heads % m->kv_heads != 0)
+        return QD_FAIL(QD_USAGE, "model.heads (%d) must be a multiple of model.kv_heads (%d)", m->heads, m->kv_heads);
+    if (m->head_dim % 2 != 0 || m->head_dim > 256)
+        return QD_FAIL(QD_USAGE, "model.head_dim is %d: it must be even and at most 256", m->head_dim);
+    if (m->position == QD_POSITION_LEARNED)
+        QD_TRY(need_positive("max_seq", m->max_seq));
+    if (m->position == QD_POSITION_ROPE && !(m->rope.base > 1.0))
+        return QD_FAIL(QD_USAGE, "model.rope_base is %g: it must be above 1", m->rope.base);
+    if (m->rope.scaled && !(m->rope.factor >= 1.0 && m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
+        return QD_FAIL(QD_USAGE, "model.rope_scaling needs factor >= 1, rope_high_factor > rope_low_factor and "
+                                 "rope_original_seq >= 1");
+    if (!(m->dropout >= 0.0 && m->dropout < 1.0))
+        return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);
+    if (!(m->norm_eps > 0.0))
+        return QD_FAIL(QD_USAGE, "model.norm_eps is %g: it must be above 0", m->norm_eps);
+    if (!(m->init_std >= 0.0))
+        return QD_FAIL(QD_USAGE, "model.init_std is %g: it must not be negative", m->init_std);
+    return QD_OK;
+}
+
+/* Weights of one block's four or five matrices. */
+static int64_t block_matrix_weights(const qd_model *m)
+{
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    int64_t mlp = (m->activation == QD_ACT_SWIGLU ? 3 : 2) * m->hidden * m->ffn;
+    return m->hidden * (q + 2 * kv) + q * m->hidden + mlp;
+}
+
+int64_t qd_model_parameters(const qd_model *m)
+{
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    int64_t norm = m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
+    int64_t block = block_matrix_weights(m) + 2 * norm;
+    if (m->qkv_bias)
+        block += q + 2 * kv;
+    if (m->linear_bias)
+        block += m->hidden + m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
+    int64_t total = m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
+    if (m->position == QD_POSITION_LEARNED)
+        total += m->max_seq * m->hidden;
+    return total;
+}
+
+double qd_model_flops_per_token(const qd_model *m, int64_t seq)
+{
+    double weights = (double)m->layers * (double)block_matrix_weights(m) + (double)m->vocab * (double)m->hidden;
+    double attention = 12.0 * m->layers * (double)seq * ((double)m->heads * m->head_dim);
+    return 6.0 * weights + attention;
+}
+
+void qd_rope_table(const qd_model *m, int64_t seq, float *table)
+{
+    const double two_pi = 6.283185307179586;
+    int half = m->head_dim / 2;
+    for (int i = 0; i < half; i++) {
+        double frequency = pow(m->rope.base, -2.0 * i / m->head_dim);
+        if (m->rope.scaled) {
+            double wavelength = two_pi / frequency;
+            double low = (double)m->rope.original_seq / m->rope.low_factor;
+            double high = (double)m->rope.original_seq / m->rope.high_factor;
+            if (wavelength > low) {
+                frequency /= m->rope.factor;
+            } else if (wavelength >= high) {
+                double blend = ((double)m->rope.original_seq / wavelength - m->rope.low_factor) /
+                               (m->rope.high_factor - m->rope.low_factor);
+                frequency = (1.0 - blend) * frequency / m->rope.factor + blend * frequency;
+            }
+        }
+        for (int64_t t = 0; t < seq; t++) {
+            double angle = (double)t * frequency;
+            table[(t * half + i) * 2 + 0] = (float)cos(angle);
+            table[(t * half + i) * 2 + 1] = (float)sin(angle);
+        }
+    }
+}
