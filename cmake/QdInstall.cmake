@@ -1,0 +1,25 @@
+# What `make install` puts where.
+set(QD_INSTALLED quadrille-static quadrille-shared quadrille-plan-static quadrille-plan-shared)
+if(TARGET quadrille-program)
+  list(APPEND QD_INSTALLED quadrille-program)
+endif()
+install(TARGETS ${QD_INSTALLED}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/quadrille DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN ".gitkeep" EXCLUDE)
+
+set(QD_PC_PRIVATE "")
+if(QD_BLAS_FOUND STREQUAL "onednn")
+  string(APPEND QD_PC_PRIVATE " -ldnnl")
+endif()
+if(QD_MPI_FOUND)
+  foreach(library ${MPI_C_LIBRARIES})
+    string(APPEND QD_PC_PRIVATE " ${library}")
+  endforeach()
+endif()
+foreach(library quadrille quadrille-plan)
+  configure_file(cmake/${library}.pc.in ${PROJECT_BINARY_DIR}/${library}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${library}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

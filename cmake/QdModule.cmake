@@ -1,0 +1,74 @@
+# qd_module(NAME [PLAN] [SOURCES …] [LIBRARIES …] [DEFINITIONS …] [OPTIONS …])
+#
+# One object library per folder. Without SOURCES: all *.c of the folder. PLAN: the folder is part of libquadrille-plan
+# too. LIBRARIES gives their include paths to this folder only, and links them into the libraries. A folder without
+# sources makes no target.
+define_property(GLOBAL PROPERTY QD_OBJECTS BRIEF_DOCS "objects of libquadrille" FULL_DOCS "generator expressions")
+define_property(GLOBAL PROPERTY QD_PLAN_OBJECTS BRIEF_DOCS "objects of libquadrille-plan" FULL_DOCS "as QD_OBJECTS")
+define_property(GLOBAL PROPERTY QD_LIBRARIES BRIEF_DOCS "what libquadrille links" FULL_DOCS "targets")
+
+function(qd_module name)
+  cmake_parse_arguments(ARG "PLAN" "" "SOURCES;LIBRARIES;DEFINITIONS;OPTIONS" ${ARGN})
+  if(NOT "SOURCES" IN_LIST ARGN)
+    file(GLOB ARG_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+  endif()
+  if(NOT ARG_SOURCES)
+    return()
+  endif()
+  set(target qd-${name})
+  add_library(${target} OBJECT ${ARG_SOURCES})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${target} PRIVATE Threads::Threads ${ARG_LIBRARIES})
+  target_compile_definitions(${target} PRIVATE QD_VERSION="${PROJECT_VERSION}" ${ARG_DEFINITIONS})
+  target_compile_options(${target} PRIVATE ${ARG_OPTIONS})
+  set_property(GLOBAL APPEND PROPERTY QD_OBJECTS $<TARGET_OBJECTS:${target}>)
+  set_property(GLOBAL APPEND PROPERTY QD_LIBRARIES ${ARG_LIBRARIES})
+  if(ARG_PLAN)
+    set_property(GLOBAL APPEND PROPERTY QD_PLAN_OBJECTS $<TARGET_OBJECTS:${target}>)
+  endif()
+endfunction()
+
+# Instruction sets that *_isa.c files are compiled for; the run-time dispatch picks among the QD_ISA variants.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  set(QD_ISA_LIST avx512 avx2 generic)
+  set(QD_ISA_FLAGS_avx512 -march=skylake-avx512 -mprefer-vector-width=512)
+  set(QD_ISA_FLAGS_avx2 -march=haswell)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(QD_ISA_LIST neon generic)
+else()
+  set(QD_ISA_LIST generic)
+endif()
+
+# qd_isa_module(NAME [SOURCES …] …): as qd_module for the folder's *_isa.c files, once per instruction set.
+function(qd_isa_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;DEFINITIONS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    return()
+  endif()
+  foreach(isa ${QD_ISA_LIST})
+    qd_module(${name}-${isa} SOURCES ${ARG_SOURCES} LIBRARIES ${ARG_LIBRARIES}
+              DEFINITIONS QD_ISA=${isa} QD_ISA_${isa}=1 ${ARG_DEFINITIONS}
+              OPTIONS ${QD_ISA_FLAGS_${isa}} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+  endforeach()
+endfunction()
+
+# qd_libraries(): the static and shared libraries from what the modules left behind.
+function(qd_libraries)
+  get_property(objects GLOBAL PROPERTY QD_OBJECTS)
+  get_property(plan_objects GLOBAL PROPERTY QD_PLAN_OBJECTS)
+  get_property(libraries GLOBAL PROPERTY QD_LIBRARIES)
+  list(REMOVE_DUPLICATES libraries)
+  foreach(kind STATIC SHARED)
+    string(TOLOWER ${kind} suffix)
+    add_library(quadrille-plan-${suffix} ${kind} ${plan_objects})
+    add_library(quadrille-${suffix} ${kind} ${objects})
+    target_link_libraries(quadrille-plan-${suffix} PRIVATE ${QD_BASE_LIBRARIES})
+    target_link_libraries(quadrille-${suffix} PRIVATE ${QD_BASE_LIBRARIES} ${libraries})
+    foreach(library quadrille-plan quadrille)
+      set_target_properties(${library}-${suffix} PROPERTIES OUTPUT_NAME ${library} LINKER_LANGUAGE C
+        VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+        ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+      target_include_directories(${library}-${suffix} INTERFACE ${PROJECT_SOURCE_DIR}/include)
+    endforeach()
+  endforeach()
+endfunction()

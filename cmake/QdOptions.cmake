@@ -1,0 +1,50 @@
+# What a person can choose, and the flags every target gets.
+
+set(QD_BLAS auto CACHE STRING "CPU products: auto, onednn or openblas")
+set_property(CACHE QD_BLAS PROPERTY STRINGS auto onednn openblas)
+set(QD_MPI auto CACHE STRING "MPI backend: auto (if found), on or off")
+set_property(CACHE QD_MPI PROPERTY STRINGS auto on off)
+set(QD_SANITIZE none CACHE STRING "none, address (with undefined) or thread")
+set_property(CACHE QD_SANITIZE PROPERTY STRINGS none address thread)
+option(QD_TESTS "build the tests" ON)
+option(QD_WERROR "treat warnings as errors" OFF)
+
+foreach(pair "QD_BLAS;auto|onednn|openblas" "QD_MPI;auto|on|off" "QD_SANITIZE;none|address|thread")
+  list(GET pair 0 name)
+  list(GET pair 1 choices)
+  string(TOLOWER "${${name}}" ${name})
+  if(NOT ${name} MATCHES "^(${choices})$")
+    message(FATAL_ERROR "${name} is '${${name}}'; it must be one of ${choices}")
+  endif()
+endforeach()
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release or Debug" FORCE)
+endif()
+
+set(CMAKE_C_STANDARD 17)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# Assertions stay on in releases: they state invariants and none sits in an inner loop.
+set(CMAKE_C_FLAGS_RELEASE "-O2 -g")
+set(CMAKE_C_FLAGS_DEBUG "-O0 -g3")
+
+set(QD_WARNINGS -Wall -Wextra -Wshadow)
+if(QD_WERROR)
+  list(APPEND QD_WARNINGS -Werror)
+endif()
+add_compile_options(${QD_WARNINGS})
+# Outside the kernels no product and sum are contracted, so that gcc, clang and other machines give the same bits.
+# -gz: static executables per test add up; the debug information compresses threefold.
+add_compile_options(-ffp-contract=off -gz)
+
+if(QD_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=address,undefined)
+elseif(QD_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=thread)
+endif()

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that the build needs and the machine lacks. Asks nothing; does nothing when all
+# are present. Elsewhere it only says what is needed, when something is missing.
+set -u
+
+packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libfyaml-dev libjansson-dev
+libxxhash-dev libhwloc-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
+
+if ! command -v dpkg-query >/dev/null 2>&1; then
+    lacking=""
+    for tool in cc cmake ninja pkg-config python3; do
+        command -v "$tool" >/dev/null 2>&1 || lacking="$lacking $tool"
+    done
+    for module in libfyaml jansson libxxhash cmocka; do
+        pkg-config --exists "$module" 2>/dev/null || lacking="$lacking $module"
+    done
+    [ -z "$lacking" ] && exit 0
+    echo "quadrille: missing:$lacking. This is not Debian or Ubuntu, so install them with your own package" >&2
+    echo "manager (also oneDNN or OpenBLAS, and an MPI library if you want one), then run make again." >&2
+    exit 1
+fi
+
+missing=""
+for package in $packages; do
+    case $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) in
+    *" installed") ;;
+    *) missing="$missing $package" ;;
+    esac
+done
+# pkg-config is a transitional package in newer releases; pkgconf provides it.
+if command -v pkg-config >/dev/null 2>&1; then
+    missing=" $(echo "$missing" | tr ' ' '\n' | grep -vx pkg-config | tr '\n' ' ')"
+fi
+missing=$(echo $missing)
+[ -z "$missing" ] && exit 0
+
+become=""
+if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        become="sudo -n"
+    elif command -v sudo >/dev/null 2>&1 && [ -t 0 ]; then
+        become="sudo"
+    else
+        echo "quadrille: missing packages: $missing" >&2
+        echo "They cannot be installed without root rights. As root: apt-get install $missing" >&2
+        exit 1
+    fi
+fi
+
+echo "quadrille: installing $missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() {
+    $become env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 "$@" >"$log" 2>&1
+}
+if ! apt install --no-install-recommends $missing; then
+    # The package lists of a fresh machine are empty or old.
+    if ! { apt update && apt install --no-install-recommends $missing; }; then
+        tail -n 15 "$log" >&2
+        echo "quadrille: could not install $missing (see above). Install them by hand, then run make again." >&2
+        exit 1
+    fi
+fi

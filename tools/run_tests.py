@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Runs the CTest tiers one after another and prints minutes and counts per tier.
+
+The last line is `N passed, N failed, N skipped`. The exit status is 1 when a test failed or could not be run.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+TIERS = ["unit", "ops", "dist", "equiv", "golden", "fault", "cli"]
+
+
+def run_tier(build, tier, jobs, seconds_left, extra):
+    """Returns (passed, failed names, skipped names) of one tier; None when it has no tests."""
+    junit = os.path.join(os.path.abspath(build), f"junit-{tier}.xml")
+    if os.path.exists(junit):
+        os.remove(junit)
+    listing = subprocess.run(["ctest", "--test-dir", build, "-N", "-L", f"^{tier}$"] + extra,
+                             capture_output=True, text=True)
+    names = re.findall(r"^\s*Test\s+#\d+: (\S+)", listing.stdout, re.MULTILINE)
+    if not names:
+        return None
+    command = ["ctest", "--test-dir", build, "-L", f"^{tier}$", "-j", str(jobs), "--output-on-failure",
+               "--no-tests=error", "--output-junit", junit] + extra
+    try:
+        subprocess.run(command, timeout=seconds_left)
+    except subprocess.TimeoutExpired:
+        print(f"the {tier} tier was stopped: the time given with --minutes is over", flush=True)
+    passed, failed, skipped, seen = 0, [], [], set()
+    if os.path.exists(junit):
+        for case in ElementTree.parse(junit).getroot().iter("testcase"):
+            seen.add(case.get("name"))
+            status = case.get("status")
+            if status == "run":
+                passed += 1
+            elif status in ("notrun", "disabled") and case.find("skipped") is not None:
+                skipped.append(case.get("name"))
+            else:
+                failed.append(case.get("name"))
+    failed += [name + " (not run)" for name in names if name not in seen]
+    return passed, failed, skipped
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--tiers", default=",".join(TIERS))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time (0: no limit)")
+    parser.add_argument("--match", help="only tests whose name matches this expression")
+    options = parser.parse_args()
+    extra = ["-R", options.match] if options.match else []
+    deadline = time.monotonic() + options.minutes * 60 if options.minutes > 0 else None
+
+    rows, all_failed, all_skipped = [], [], []
+    for tier in options.tiers.split(","):
+        if tier not in TIERS:
+            sys.exit(f"unknown tier '{tier}'; the tiers are {', '.join(TIERS)}")
+        start = time.monotonic()
+        left = None if deadline is None else max(1.0, deadline - start)
+        result = run_tier(options.build, tier, options.jobs, left, extra)
+        if result is None:
+            continue
+        passed, failed, skipped = result
+        rows.append((tier, passed, len(failed), len(skipped), (time.monotonic() - start) / 60))
+        all_failed += failed
+        all_skipped += skipped
+
+    print(f"\n{'tier':<8}{'passed':>8}{'failed':>8}{'skipped':>9}{'minutes':>9}")
+    for tier, passed, failed, skipped, minutes in rows:
+        print(f"{tier:<8}{passed:>8}{failed:>8}{skipped:>9}{minutes:>9.2f}")
+    print(f"{'all':<8}{sum(r[1] for r in rows):>8}{len(all_failed):>8}{len(all_skipped):>9}{sum(r[4] for r in rows):>9.2f}")
+    for name in all_skipped:
+        print(f"skipped: {name}")
+    for name in all_failed:
+        print(f"failed: {name}")
+    print(f"{sum(r[1] for r in rows)} passed, {len(all_failed)} failed, {len(all_skipped)} skipped")
+    if not rows:
+        sys.exit("no tests were found")
+    sys.exit(1 if all_failed else 0)
+
+
+if __name__ == "__main__":
+    main()
