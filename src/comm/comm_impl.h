@@ -1,0 +1,183 @@
+/* Inside src/comm: what the core and the backends (local/, mpi/) share.
+ *
+ * The core (comm.c, queue.c, progress.c, check.c) owns the public functions, argument checks, sequence numbers,
+ * queues, work handles, deadlines, messages and statistics. A backend moves bytes: it executes one operation at a
+ * time per queue through start/poll/finish, never blocks in them, and never touches queues or handles.
+ *
+ * An operation (qd_op) lives on the caller's stack for a blocking call and inside a qd_work otherwise.
+ *
+ *   start(op)          once, when the op has become the head of its queue
+ *   poll(op, ...)      again and again until it says done or fails; must return quickly when nothing can be done
+ *   finish(op)         once after done or failure (also after a failed start): frees what start took
+ *
+ * Queues: a communicator has one queue for collectives and, for every peer, one for sends and one for receives. Only
+ * the head of a queue is started or polled, and start/poll/finish of one op are never called by two threads at once
+ * (but two heads of different queues, of one or of several communicators, may be polled by two threads at the same
+ * time, unless the backend sets `serialized`: then the core holds one lock per world around every backend call marked
+ * [S] below). */
+#ifndef QD_COMM_COMM_IMPL_H
+#define QD_COMM_COMM_IMPL_H
+
+#include <pthread.h>
+#include <quadrille/comm.h>
+#include <stdatomic.h>
+
+#define QD_COMM_NAME_BYTES 32
+#define QD_COMM_PLACE_BYTES 64
+#define QD_COMM_REASON_BYTES 512
+#define QD_OP_STATE_BYTES 512
+
+typedef struct qd_world qd_world;
+typedef struct qd_op qd_op;
+
+/* ---- what a rank asks for ---- */
+
+typedef struct qd_coll_request {
+    qd_coll_kind kind;
+    qd_dtype dtype;
+    qd_reduce_op reduce;
+    int root;      /* root; the peer of a send or receive; -1 where there is none */
+    int64_t count; /* elements as in qd_coll_bytes(); vectored forms: the sum over all lists; all-to-all: 0 */
+    const void *in; /* broadcast: data at the root, also elsewhere; send: data; may be NULL when nothing is read */
+    void *out;      /* broadcast: data; recv: data; may be NULL when nothing is written */
+    /* Who owns which part of the full buffer (reduce-scatter, all-gather): NULL means qd_slice(). Read it through
+     * qd_op_segment(). */
+    const qd_segment_list *lists;
+    /* all-to-all only, `size` entries each; the core fills them for the even form too. */
+    const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
+} qd_coll_request;
+
+/* What travels between the ranks to compare calls. Plain data without padding: may be sent as bytes. */
+typedef struct qd_fingerprint {
+    uint64_t sequence; /* collectives: the communicator's operation number, from 1; send, recv: the message number of
+                          this (sender, receiver), from 1 */
+    int64_t count;
+    uint64_t shape; /* hash of the segment lists; 0 without */
+    int32_t root;
+    uint8_t kind, dtype, reduce, zero;
+} qd_fingerprint;
+
+/* ---- an operation ---- */
+
+struct qd_op {
+    qd_comm *comm;
+    qd_coll_request request;
+    qd_fingerprint fingerprint;
+    int64_t bytes;       /* the backend adds what it copied from other ranks' memory; the core adds it to the stats */
+    double busy_seconds; /* the backend adds time spent in copy and sum loops of large messages */
+    double moved_at;     /* core: time of the last progress, for the deadline */
+    bool started;        /* core */
+    _Alignas(64) unsigned char state[QD_OP_STATE_BYTES]; /* the backend's; not cleared before start() */
+};
+
+/* ---- communicators and worlds, as this rank sees them ---- */
+
+typedef struct qd_queue qd_queue; /* queue.h */
+
+struct qd_comm {
+    qd_world *world;
+    int rank, size;
+    int *world_ranks; /* (size) */
+    char name[QD_COMM_NAME_BYTES];
+    int64_t id;          /* from reserve_id(); the world itself has 0 */
+    void *backend_data;  /* the backend's, per communicator */
+    uint64_t sequence;   /* collectives called so far */
+    uint64_t *sent, *received; /* (size) messages so far to and from each peer */
+    qd_queue *collectives, **sends, **receives; /* sends and receives: (size), made at first use */
+    pthread_mutex_t stats_lock;
+    qd_comm_stats stats;
+    qd_comm *next; /* in world->comms */
+};
+
+typedef struct qd_comm_backend_ops qd_comm_backend_ops;
+
+struct qd_world {
+    const qd_comm_backend_ops *backend;
+    void *backend_data; /* the backend's, per rank */
+    qd_comm_config config;
+    int rank, size; /* world rank */
+    int refs;       /* communicators alive on this rank */
+    int spin;       /* polls before yielding the core; 0 where ranks outnumber cores */
+    qd_comm *comms;
+    pthread_mutex_t lock;      /* comms, refs, progress thread state */
+    pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */
+    struct qd_progress *progress; /* NULL until the first asynchronous call */
+    _Atomic int failed;           /* qd_status of the first failure of this rank, or QD_OK */
+    char failure[QD_COMM_REASON_BYTES]; /* its message; written once before `failed` is set */
+    _Atomic int failing;          /* claims the right to write `failure` */
+};
+
+/* What a rank that waits knows about a peer. */
+typedef struct qd_peer_report {
+    uint64_t sequence;               /* last operation (or message) of this queue that the peer has entered */
+    char place[QD_COMM_PLACE_BYTES]; /* as set by qd_comm_at(); "" if unknown */
+} qd_peer_report;
+
+/* ---- the backend table; every slot is required unless marked optional ---- */
+
+struct qd_comm_backend_ops {
+    const char *name;
+    bool serialized; /* see the top of this file */
+
+    qd_status (*start)(qd_op *op);                           /* [S] */
+    qd_status (*poll)(qd_op *op, bool *done, bool *moved);   /* [S] *moved: anything happened since the last poll */
+    void (*finish)(qd_op *op);                               /* [S] */
+
+    /* True if `op` waits for group rank `peer`; then *report says what is known about it. [S] */
+    bool (*late)(const qd_op *op, int peer, qd_peer_report *report);
+
+    /* Sleeping. prepare() announces that a thread of this rank is about to sleep; the core then polls once more, and
+     * either cancels or sleeps. sleep() returns when a peer has moved, wake() was called on this rank since prepare(),
+     * or the seconds have passed; it may return early at any time. */
+    uint32_t (*sleep_prepare)(qd_world *world);
+    void (*sleep_cancel)(qd_world *world);
+    void (*sleep)(qd_world *world, uint32_t ticket, double seconds);
+    void (*wake)(qd_world *world); /* any thread of this rank */
+
+    /* World-wide failure. abort: publish that this rank failed (the first one counts), never blocks for long [S].
+     * aborted: true if some rank has; cheap, called often; fills rank and reason only when true [S]. */
+    void (*abort)(qd_world *world, const char *reason);
+    bool (*aborted)(qd_world *world, int *rank, char *reason, size_t reason_bytes);
+
+    void (*at)(qd_world *world, const char *place); /* what this rank is doing, for late() on other ranks [S] */
+
+    /* Groups. The core exchanges colours over the parent, then calls reserve_id on the first rank of each new group,
+     * hands the id (> 0, unique in the world among living groups) to the members, then group_create on each member
+     * with comm's rank, size, world_ranks, name and id filled. A member calls group_destroy when it drops the group;
+     * the id may be used again when all members have. release_id: the reserved id is not needed after all. [S] */
+    qd_status (*reserve_id)(qd_comm *parent, int64_t *id);
+    void (*release_id)(qd_comm *parent, int64_t id);
+    qd_status (*group_create)(qd_comm *comm);
+    void (*group_destroy)(qd_comm *comm);
+
+    void (*world_destroy)(qd_world *world); /* the last communicator of this rank is gone [S] */
+};
+
+/* ---- what the core offers to backends ---- */
+
+/* Makes this rank's world communicator (name "world", id 0). The backend has filled its own world data; group_create
+ * is called for it. On failure world_destroy has been called. world_ranks are 0 .. size-1. */
+qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend_data, const qd_comm_config *config,
+                               int rank, int size, qd_comm **comm);
+
+/* Segment i of the list of group rank `rank` (i < qd_op_segment_count), for reduce-scatter, all-gather, gather and
+ * scatter; and the elements of its packed buffer. */
+int qd_op_segment_count(const qd_op *op, int rank);
+qd_segment qd_op_segment(const qd_op *op, int rank, int i);
+int64_t qd_op_packed_count(const qd_op *op, int rank);
+
+/* Copies packed elements [first, first + count) of `rank`: from the full buffer into `packed` (which stands for
+ * element `first`), or back. */
+void qd_op_pack(const qd_op *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
+void qd_op_unpack(const qd_op *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
+
+/* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
+ * kinds are expected to be each other's counterpart and roots are not compared. */
+qd_status qd_op_check(const qd_op *op, int peer, const qd_fingerprint *theirs, const char *peer_place);
+/* The same error for all-to-all pairs: the peer sends `sends` elements to us, we expected `expected`. */
+qd_status qd_op_check_pair(const qd_op *op, int peer, int64_t sends, int64_t expected, const char *peer_place);
+
+/* "all-reduce of 100 fp32 (sum)": buffer is returned. */
+const char *qd_fingerprint_text(const qd_fingerprint *fingerprint, char *buffer, size_t bytes);
+
+#endif
