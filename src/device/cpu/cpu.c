@@ -1,0 +1,186 @@
+/* The CPU device: memory, the pool, the choice of the instruction set, and the table of kernels. */
+#include "device/cpu/cpu_impl.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const char *const isa_names[] = {
+#define ISA_NAME(name) #name,
+    QD_CPU_ISA_LIST(ISA_NAME)
+#undef ISA_NAME
+};
+
+static const qd_kernels kernels = {
+#define KERNEL(slot, args) .slot = qd_cpu_##slot,
+    QD_KERNEL_TABLE(KERNEL)
+#undef KERNEL
+};
+
+/* What `name`'s code was compiled with, see the compile flags of *_isa.c. */
+static bool machine_has(qd_cpu_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == QD_CPU_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (isa == QD_CPU_avx2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    (void)isa;
+    return true;
+}
+
+static qd_status choose_isa(const char *wanted, qd_cpu_isa *isa)
+{
+    for (int i = 0; i < QD_CPU_ISA_COUNT; i++) {
+        if (wanted && strcmp(wanted, isa_names[i]) != 0)
+            continue;
+        if (machine_has((qd_cpu_isa)i)) {
+            *isa = (qd_cpu_isa)i;
+            return QD_OK;
+        }
+        if (wanted)
+            return QD_FAIL(QD_UNSUPPORTED, "cpu device: this machine does not have the instruction set '%s'", wanted);
+    }
+    return QD_FAIL(QD_UNSUPPORTED, "cpu device: this build does not know the instruction set '%s'", wanted);
+}
+
+/* ---- memory ---- */
+
+enum { HUGE_PAGE = 2 << 20 };
+
+/* Large blocks start at a huge page and ask for huge pages as far as they fill them: products walk through long rows
+ * and would miss the TLB at every row. What is not filled stays on small pages, so nothing more than `bytes` becomes
+ * resident. */
+static void *take_memory(int64_t bytes)
+{
+    bool large = bytes >= 2 * HUGE_PAGE;
+    size_t alignment = large ? HUGE_PAGE : 64;
+    if (bytes > INT64_MAX - HUGE_PAGE)
+        return NULL;
+    void *address = aligned_alloc(alignment, ((size_t)bytes + alignment - 1) / alignment * alignment);
+    if (!address)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    if (large)
+        (void)madvise(address, (size_t)bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    memset(address, 0, (size_t)bytes);
+    return address;
+}
+
+static qd_status cpu_alloc(qd_device *device, int64_t bytes, void **address)
+{
+    (void)device;
+    *address = take_memory(bytes);
+    return *address ? QD_OK
+                    : QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a buffer of %lld bytes", (long long)bytes);
+}
+
+static void cpu_free(qd_device *device, void *address, int64_t bytes)
+{
+    (void)device;
+    (void)bytes;
+    free(address);
+}
+
+/* ---- streams ---- */
+
+static qd_status cpu_wait(qd_stream *stream)
+{
+    (void)stream; /* kernels and copies have run when their call returns */
+    return QD_OK;
+}
+
+typedef struct move {
+    char *to;
+    const char *from; /* NULL: zero */
+} move;
+
+static void move_range(void *context, int64_t begin, int64_t end, int thread)
+{
+    const move *m = context;
+    (void)thread;
+    if (m->from)
+        memcpy(m->to + begin, m->from + begin, (size_t)(end - begin));
+    else
+        memset(m->to + begin, 0, (size_t)(end - begin));
+}
+
+enum { MOVE_GRAIN = 1 << 20 };
+
+static qd_status cpu_copy(qd_stream *stream, void *to, const void *from, int64_t bytes)
+{
+    /* memmove's meaning where the two overlap, which a parallel copy cannot give */
+    const char *first = to < from ? to : from, *second = to < from ? from : to;
+    if (first + bytes > second)
+        memmove(to, from, (size_t)bytes);
+    else
+        qd_pool_for(qd_cpu_of(stream)->pool, bytes, MOVE_GRAIN, move_range, &(move){to, from});
+    return QD_OK;
+}
+
+static qd_status cpu_fill_zero(qd_stream *stream, void *to, int64_t bytes)
+{
+    qd_pool_for(qd_cpu_of(stream)->pool, bytes, MOVE_GRAIN, move_range, &(move){to, NULL});
+    return QD_OK;
+}
+
+/* ---- life ---- */
+
+static void cpu_destroy(qd_device *device)
+{
+    qd_cpu *cpu = (qd_cpu *)device;
+    qd_pool_destroy(cpu->pool);
+    free(cpu->workspace);
+    free(cpu);
+}
+
+static const qd_device_ops ops = {
+    .destroy = cpu_destroy,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .wait = cpu_wait,
+    .copy = cpu_copy,
+    .fill_zero = cpu_fill_zero,
+};
+
+qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device)
+{
+    qd_status status;
+    qd_cpu *cpu = NULL;
+    qd_cpu_isa isa;
+    if (config->threads < 1)
+        return QD_FAIL(QD_USAGE, "cpu device: %d compute threads; at least 1 is needed", config->threads);
+    QD_TRY(choose_isa(config->isa, &isa));
+    cpu = calloc(1, sizeof *cpu);
+    if (!cpu)
+        return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
+    cpu->isa = isa;
+    cpu->stream.device = &cpu->base;
+    cpu->base.ops = &ops;
+    cpu->base.kernels = &kernels;
+    cpu->base.compute = &cpu->stream;
+    QD_TRY_DONE(qd_pool_create(config->threads, config->pin_first, &cpu->pool));
+    int64_t workspace = config->threads * QD_CPU_WORKSPACE_BYTES;
+    cpu->workspace = take_memory(workspace);
+    if (!cpu->workspace) {
+        status = QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a workspace of %lld bytes", (long long)workspace);
+        goto done;
+    }
+    cpu->base.caps = (qd_device_caps){
+        .name = "cpu",
+        .isa = isa_names[isa],
+        .blas = qd_cpu_blas_name(cpu),
+        .threads = config->threads,
+        .workspace_bytes = workspace,
+    };
+    *device = &cpu->base;
+    return QD_OK;
+done:
+    cpu_destroy(&cpu->base);
+    return status;
+}

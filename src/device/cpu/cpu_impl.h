@@ -1,0 +1,116 @@
+/* The CPU device, as its kernels see it.
+ *
+ * A kernel of slot S is the function qd_cpu_S(stream, args). It checks its arguments, cuts the work into ranges that
+ * depend on the shapes only, and hands them to qd_pool_for. What is worth vectorising lives in a file *_isa.c, which
+ * the build compiles once per instruction set with QD_ISA set to its name and which exports one table of functions;
+ * QD_CPU_TABLE declares the tables and the function that picks one for a device. */
+#ifndef QD_DEVICE_CPU_CPU_IMPL_H
+#define QD_DEVICE_CPU_CPU_IMPL_H
+
+#include "base/thread.h"
+#include "device/device_impl.h"
+
+/* Best first. The build compiles every *_isa.c for each of these. */
+#if defined(__x86_64__)
+#define QD_CPU_ISA_LIST(X) X(avx512) X(avx2) X(generic)
+#elif defined(__aarch64__)
+#define QD_CPU_ISA_LIST(X) X(neon) X(generic)
+#else
+#define QD_CPU_ISA_LIST(X) X(generic)
+#endif
+
+typedef enum qd_cpu_isa {
+#define QD_CPU_ISA_ENUM(name) QD_CPU_##name,
+    QD_CPU_ISA_LIST(QD_CPU_ISA_ENUM)
+#undef QD_CPU_ISA_ENUM
+        QD_CPU_ISA_COUNT
+} qd_cpu_isa;
+
+/* Workspace of each compute thread, aligned to 64 bytes, contents undefined at the start of a range. A kernel that
+ * wants more cuts its ranges smaller. */
+#define QD_CPU_WORKSPACE_BYTES ((int64_t)4 << 20)
+
+typedef struct qd_cpu {
+    qd_device base; /* first: a qd_device * of kind "cpu" is a qd_cpu * */
+    qd_stream stream;
+    qd_pool *pool;
+    qd_cpu_isa isa;
+    char *workspace; /* (threads, QD_CPU_WORKSPACE_BYTES) */
+} qd_cpu;
+
+static inline qd_cpu *qd_cpu_of(qd_stream *stream)
+{
+    return (qd_cpu *)stream->device;
+}
+
+/* For the `thread` that a qd_pool_body is called with. */
+static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
+{
+    return cpu->workspace + thread * QD_CPU_WORKSPACE_BYTES;
+}
+
+/* QD_CPU_TABLE(struct_type, qd_cpu_norm) declares qd_cpu_norm_avx512, qd_cpu_norm_avx2 … (each defined in norm_isa.c as
+ * `const struct_type QD_ISA_NAME(qd_cpu_norm) = {…};`) and qd_cpu_norm_for(cpu). */
+#define QD_CPU_TABLE_EXTERN(type, name, isa) extern const type name##_##isa;
+#if defined(__x86_64__)
+#define QD_CPU_TABLE(type, name)                                                                            \
+    QD_CPU_TABLE_EXTERN(type, name, avx512)                                                                 \
+    QD_CPU_TABLE_EXTERN(type, name, avx2)                                                                   \
+    QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
+    static inline const type *name##_for(const qd_cpu *cpu)                                                 \
+    {                                                                                                       \
+        return cpu->isa == QD_CPU_avx512 ? &name##_avx512                                                   \
+               : cpu->isa == QD_CPU_avx2 ? &name##_avx2                                                     \
+                                         : &name##_generic;                                                 \
+    }
+#elif defined(__aarch64__)
+#define QD_CPU_TABLE(type, name)                                                                            \
+    QD_CPU_TABLE_EXTERN(type, name, neon)                                                                   \
+    QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
+    static inline const type *name##_for(const qd_cpu *cpu)                                                 \
+    {                                                                                                       \
+        return cpu->isa == QD_CPU_neon ? &name##_neon : &name##_generic;                                    \
+    }
+#else
+#define QD_CPU_TABLE(type, name)                                                                            \
+    QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
+    static inline const type *name##_for(const qd_cpu *cpu)                                                 \
+    {                                                                                                       \
+        (void)cpu;                                                                                          \
+        return &name##_generic;                                                                             \
+    }
+#endif
+
+/* Inside a *_isa.c: QD_ISA_NAME(qd_cpu_norm) is qd_cpu_norm_avx512 and so on. */
+#define QD_ISA_JOIN2(name, isa) name##_##isa
+#define QD_ISA_JOIN(name, isa) QD_ISA_JOIN2(name, isa)
+#define QD_ISA_NAME(name) QD_ISA_JOIN(name, QD_ISA)
+
+/* The kernels, in matmul.c, attention.c, norm.c … */
+#define QD_CPU_KERNEL(slot, args) qd_status qd_cpu_##slot(qd_stream *stream, const args *a);
+QD_KERNEL_TABLE(QD_CPU_KERNEL)
+#undef QD_CPU_KERNEL
+
+/* Which implementation computes matrix products, for qd_device_caps (matmul.c). */
+const char *qd_cpu_blas_name(const qd_cpu *cpu);
+
+/* QD_OK if dtype is one that kernels store activations and parameters in. */
+static inline qd_status qd_cpu_check_float(const char *kernel, const char *what, qd_dtype dtype)
+{
+    if (dtype == QD_F32 || dtype == QD_BF16)
+        return QD_OK;
+    return QD_FAIL(QD_UNSUPPORTED, "%s: %s has type %s; fp32 and bf16 are supported", kernel, what,
+                   qd_dtype_name(dtype));
+}
+
+/* base + index elements of dtype (fp32 or bf16). */
+static inline const void *qd_cpu_at(const void *base, int64_t index, qd_dtype dtype)
+{
+    return (const char *)base + index * (dtype == QD_F32 ? 4 : 2);
+}
+static inline void *qd_cpu_at_mut(void *base, int64_t index, qd_dtype dtype)
+{
+    return (char *)base + index * (dtype == QD_F32 ? 4 : 2);
+}
+
+#endif

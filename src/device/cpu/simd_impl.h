@@ -1,0 +1,241 @@
+/* Vectors for *_isa.c files: one source, compiled for each instruction set. Built on the compilers' vector extension;
+ * intrinsics only where the extension has no word for it. Arithmetic uses plain operators (a * b + c is contracted to
+ * a fused multiply-add where the instruction set has one).
+ *
+ * vf is QD_VF floats wide; vi the same number of int32. Loads and stores take any alignment of the element. */
+#ifndef QD_DEVICE_CPU_SIMD_IMPL_H
+#define QD_DEVICE_CPU_SIMD_IMPL_H
+
+#include <quadrille/types.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define QD_VF 16
+#elif defined(__AVX2__)
+#define QD_VF 8
+#else
+#define QD_VF 4
+#endif
+
+typedef float vf __attribute__((vector_size(QD_VF * 4)));
+typedef int32_t vi __attribute__((vector_size(QD_VF * 4)));
+typedef uint32_t vu __attribute__((vector_size(QD_VF * 4)));
+typedef uint16_t vh __attribute__((vector_size(QD_VF * 2)));
+typedef double vd __attribute__((vector_size(QD_VF * 8)));
+
+#define QD_INLINE static inline __attribute__((always_inline, unused))
+
+QD_INLINE vf vf_set(float x)
+{
+    return (vf){0} + x;
+}
+
+QD_INLINE vf vf_load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+QD_INLINE void vf_store(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+/* The first n (0 .. QD_VF) elements; the others are 0, and their memory is not touched. */
+QD_INLINE vf vf_load_n(const float *p, int n)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
+    vf v = {0};
+    memcpy(&v, p, (size_t)n * 4);
+    return v;
+#endif
+}
+
+QD_INLINE void vf_store_n(float *p, vf v, int n)
+{
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#else
+    memcpy(p, &v, (size_t)n * 4);
+#endif
+}
+
+/* mask lanes are 0 or -1, as comparisons give them. */
+QD_INLINE vf vf_select(vi mask, vf yes, vf no)
+{
+    return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+}
+
+QD_INLINE vf vf_max(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return vf_select(a > b, a, b);
+#endif
+}
+
+QD_INLINE vf vf_min(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return vf_select(a < b, a, b);
+#endif
+}
+
+/* Sum and maximum of all lanes, by halving. */
+QD_INLINE float vf_sum(vf v)
+{
+    float x[QD_VF];
+    memcpy(x, &v, sizeof x);
+    for (int half = QD_VF / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            x[i] += x[i + half];
+    return x[0];
+}
+
+QD_INLINE float vf_max_lane(vf v)
+{
+    float x[QD_VF];
+    memcpy(x, &v, sizeof x);
+    for (int half = QD_VF / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+
+/* bf16: the upper half of a float; rounded to nearest even, NaN stays NaN. */
+QD_INLINE vf vf_from_bf16(vh h)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
+}
+
+QD_INLINE vh vf_to_bf16(vf v)
+{
+    vu bits = (vu)v;
+    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    vu nan = (vu)(v != v);
+    bits = (rounded & ~nan) | ((bits | 0x400000u) & nan);
+#if defined(__AVX512F__)
+    return (vh)_mm512_cvtepi32_epi16((__m512i)(bits >> 16));
+#else
+    return __builtin_convertvector(bits >> 16, vh);
+#endif
+}
+
+QD_INLINE float bf16_to_float(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+QD_INLINE uint16_t bf16_from_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x)
+        return (uint16_t)((bits | 0x400000u) >> 16);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an always_inline
+ * function called with a constant) the branch disappears. */
+QD_INLINE vf vf_load_as(const void *p, int64_t i, qd_dtype dtype)
+{
+    if (dtype == QD_F32)
+        return vf_load((const float *)p + i);
+    vh h;
+    memcpy(&h, (const uint16_t *)p + i, sizeof h);
+    return vf_from_bf16(h);
+}
+
+QD_INLINE void vf_store_as(void *p, int64_t i, vf v, qd_dtype dtype)
+{
+    if (dtype == QD_F32) {
+        vf_store((float *)p + i, v);
+    } else {
+        vh h = vf_to_bf16(v);
+        memcpy((uint16_t *)p + i, &h, sizeof h);
+    }
+}
+
+QD_INLINE vf vf_load_n_as(const void *p, int64_t i, int n, qd_dtype dtype)
+{
+    if (dtype == QD_F32)
+        return vf_load_n((const float *)p + i, n);
+    vh h = {0};
+    memcpy(&h, (const uint16_t *)p + i, (size_t)n * 2);
+    return vf_from_bf16(h);
+}
+
+QD_INLINE void vf_store_n_as(void *p, int64_t i, vf v, int n, qd_dtype dtype)
+{
+    if (dtype == QD_F32) {
+        vf_store_n((float *)p + i, v, n);
+    } else {
+        vh h = vf_to_bf16(v);
+        memcpy((uint16_t *)p + i, &h, (size_t)n * 2);
+    }
+}
+
+QD_INLINE float load_as(const void *p, int64_t i, qd_dtype dtype)
+{
+    return dtype == QD_F32 ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+}
+
+QD_INLINE void store_as(void *p, int64_t i, float x, qd_dtype dtype)
+{
+    if (dtype == QD_F32)
+        ((float *)p)[i] = x;
+    else
+        ((uint16_t *)p)[i] = bf16_from_float(x);
+}
+
+/* e^x to about 1 unit in the last place. 0 below -87.33 (the result would be subnormal), infinity above 88.72, NaN for
+ * NaN. Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a polynomial in r of degree 7 by Taylor's coefficients. */
+QD_INLINE vf vf_exp(vf x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    vf low = vf_set(-87.33654f), high = vf_set(88.72283f);
+    vf clamped = vf_min(vf_max(x, low), high);
+    vf t = clamped * 1.44269504f + magic;
+    vf n = t - magic;
+    vf r = clamped - n * 0.693145752f; /* ln 2 in two parts: the first has few bits, so n times it is exact */
+    r = r - n * 1.42860677e-6f;
+    vf p = vf_set(1.9841270e-4f);
+    p = p * r + 1.3888889e-3f;
+    p = p * r + 8.3333333e-3f;
+    p = p * r + 4.1666667e-2f;
+    p = p * r + 1.6666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    /* 2^n in two factors, because n may be 128 */
+    vi whole = (vi)t - 0x4b400000, first = whole >> 1, second = whole - first;
+    vf y = p * (vf)((first + 127) << 23) * (vf)((second + 127) << 23);
+    y = vf_select(x < low, (vf){0}, y);
+    y = vf_select(x > high, vf_set(__builtin_inff()), y);
+    return vf_select(x != x, x, y);
+}
+
+#endif

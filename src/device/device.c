@@ -1,0 +1,88 @@
+/* The registry of devices and the calls that are the same for all of them. */
+#include "device/device_impl.h"
+
+#include <string.h>
+
+static const struct {
+    const char *kind;
+    qd_status (*create)(const qd_device_config *config, qd_device **device);
+} backends[] = {
+    {"cpu", qd_cpu_device_create},
+};
+
+qd_device_config qd_device_config_default(void)
+{
+    return (qd_device_config){.threads = 1, .pin_first = -1, .isa = NULL, .ordinal = 0};
+}
+
+qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_device **device)
+{
+    *device = NULL;
+    qd_device_config plain = qd_device_config_default();
+    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++) {
+        if (strcmp(kind, backends[i].kind) == 0) {
+            QD_TRY(backends[i].create(config ? config : &plain, device));
+            return QD_OK;
+        }
+    }
+    return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu", kind);
+}
+
+void qd_device_destroy(qd_device *device)
+{
+    if (device)
+        device->ops->destroy(device);
+}
+
+const qd_device_caps *qd_device_get_caps(const qd_device *device)
+{
+    return &device->caps;
+}
+
+qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address)
+{
+    *address = NULL;
+    if (bytes < 0)
+        return QD_FAIL(QD_USAGE, "allocation of %lld bytes: a size must not be negative", (long long)bytes);
+    QD_TRY(device->ops->alloc(device, bytes ? bytes : 1, address));
+    atomic_fetch_add(&device->allocated, bytes);
+    return QD_OK;
+}
+
+void qd_device_free(qd_device *device, void *address, int64_t bytes)
+{
+    if (!address)
+        return;
+    device->ops->free(device, address, bytes ? bytes : 1);
+    atomic_fetch_sub(&device->allocated, bytes);
+}
+
+int64_t qd_device_allocated(const qd_device *device)
+{
+    return atomic_load(&device->allocated);
+}
+
+qd_stream *qd_device_compute_stream(qd_device *device)
+{
+    return device->compute;
+}
+
+qd_status qd_stream_wait(qd_stream *stream)
+{
+    return stream->device->ops->wait(stream);
+}
+
+qd_status qd_copy(qd_stream *stream, void *to, const void *from, int64_t bytes)
+{
+    return bytes ? stream->device->ops->copy(stream, to, from, bytes) : QD_OK;
+}
+
+qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes)
+{
+    return bytes ? stream->device->ops->fill_zero(stream, to, bytes) : QD_OK;
+}
+
+const qd_kernels *qd_device_kernels(const qd_device *device)
+{
+    return device->kernels;
+}

@@ -1,0 +1,34 @@
+/* What a device backend fills in. Only files below src/device include this. */
+#ifndef QD_DEVICE_DEVICE_IMPL_H
+#define QD_DEVICE_DEVICE_IMPL_H
+
+#include "device/device.h"
+
+#include <stdatomic.h>
+
+/* Every slot is required. Sizes are in bytes; a size of 0 never reaches copy or fill_zero. */
+typedef struct qd_device_ops {
+    void (*destroy)(qd_device *device); /* frees the backend's struct, of which qd_device is the first member */
+    qd_status (*alloc)(qd_device *device, int64_t bytes, void **address); /* zeroed; bytes >= 1 */
+    void (*free)(qd_device *device, void *address, int64_t bytes);
+    qd_status (*wait)(qd_stream *stream);
+    qd_status (*copy)(qd_stream *stream, void *to, const void *from, int64_t bytes);
+    qd_status (*fill_zero)(qd_stream *stream, void *to, int64_t bytes);
+} qd_device_ops;
+
+struct qd_stream {
+    qd_device *device;
+};
+
+struct qd_device {
+    const qd_device_ops *ops;
+    const qd_kernels *kernels;
+    qd_stream *compute;
+    qd_device_caps caps;
+    _Atomic int64_t allocated;
+};
+
+/* Constructors, one per backend, listed in the registry of device.c. */
+qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device);
+
+#endif
