@@ -1,0 +1,120 @@
+/* The second level of the step program: what a module does in each phase, as a list of ops over slots.
+ *
+ * A *slot* is a tensor seen by one module: a parameter, a gradient, a port, an input of the step, or a local value. How
+ * long a local value lives (and so whether it is scratch, or stashed for the backward pass, and until which part of it)
+ * is derived from the ops that read and write it. An *op* names the kernel, its slots and its sizes. `spec` writes the
+ * lists; `nn` executes them and has no second copy. */
+#ifndef QD_SPEC_OPS_H
+#define QD_SPEC_OPS_H
+
+#include "base/arena.h"
+#include "spec/ledger.h"
+
+/* Phases of a module for one micro-batch. I and W are the two halves of the backward pass: gradients of the inputs,
+ * gradients of the weights. */
+typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PHASE_COUNT } qd_phase;
+
+/* X(kind, name, roles): one letter per slot of the op, in the order of the comments in module_ops.c.
+ * r: read, w: overwritten, a: read and written (accumulated or in place). */
+#define QD_OP_TABLE(X)                                                                                      \
+    X(EMBED, "embed", "rrrw")                 /* input, token table, position table, y */                  \
+    X(EMBED_GRAD, "embed.grad", "rraa")       /* input, dy, token grad, position grad */                   \
+    X(NORM, "norm", "rrrrwwww")               /* x, add, gamma, beta, sum, y, mean, rstd */                \
+    X(NORM_GRAD, "norm.grad", "rrrrrrwaa")    /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta */       \
+    X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                     \
+    X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                         \
+    X(LINEAR_DW, "linear.dw", "rraa")         /* dy, x, weight grad, bias grad */                          \
+    X(ROPE, "rope", "ar")                     /* qkv in place, table */                                    \
+    X(ROPE_INVERSE, "rope.grad", "ar")        /* dqkv in place, table */                                   \
+    X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                     \
+    X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */               \
+    X(ACTIVATION, "activation", "rw")         /* x, y */                                                   \
+    X(ACTIVATION_GRAD, "activation.grad", "rrw") /* x, dy, dx */                                           \
+    X(ADD, "add", "rrw")                      /* a, b, y */                                                \
+    X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */ \
+    X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */
+
+typedef enum qd_op_kind {
+#define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,
+    QD_OP_TABLE(QD_OP_ENUM)
+#undef QD_OP_ENUM
+    QD_OP_KIND_COUNT
+} qd_op_kind;
+
+const char *qd_op_name(qd_op_kind kind);
+const char *qd_op_roles(qd_op_kind kind);
+
+#define QD_OP_SLOTS 9
+typedef struct qd_op {
+    qd_op_kind kind;
+    qd_phase phase;
+    int16_t slot[QD_OP_SLOTS]; /* indices into the class's slots; -1: absent */
+    int64_t m, n, k;           /* products: y (m, n) over k; others: rows m, columns n; head: rows, vocab, hidden */
+    int64_t chunk;             /* head: rows of logits held at a time */
+    int32_t site;              /* dropout: which of the module's dropouts */
+    double flops;
+    int64_t bytes; /* least traffic with memory: every operand once */
+} qd_op;
+
+typedef enum qd_slot_kind {
+    QD_SLOT_PARAM,    /* of this module: parameters param .. param + param_count - 1, contiguous */
+    QD_SLOT_GRAD,     /* their gradients */
+    QD_SLOT_IN,       /* port from the module before */
+    QD_SLOT_OUT,      /* port to the module after */
+    QD_SLOT_GRAD_OUT, /* gradient that arrives for OUT */
+    QD_SLOT_GRAD_IN,  /* gradient that leaves for IN */
+    QD_SLOT_INPUT,    /* tokens, targets and document starts of the micro-batch: (3, rows) int32 */
+    QD_SLOT_ROPE,     /* table of angles */
+    QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, tokens counted */
+    QD_SLOT_LOCAL
+} qd_slot_kind;
+
+/* Where a local value lives, derived from its first write and last read. */
+typedef enum qd_region {
+    QD_REGION_NONE,    /* not local */
+    QD_REGION_SCRATCH, /* one phase */
+    QD_REGION_STASH_I, /* forward .. backward of the inputs */
+    QD_REGION_STASH_W, /* forward .. backward of the weights */
+    QD_REGION_MID,     /* backward of the inputs .. backward of the weights */
+    QD_REGION_COUNT
+} qd_region;
+
+typedef struct qd_slot {
+    const char *name;
+    qd_slot_kind kind;
+    qd_dtype dtype;
+    int64_t rows, cols;
+    int param, param_count; /* relative to the module's first */
+    qd_region region;
+    int64_t offset; /* bytes within the region */
+} qd_slot;
+
+/* A class of modules with the same lists: all blocks share one. */
+typedef struct qd_module_class {
+    qd_module_kind kind;
+    int slot_count, op_count;
+    qd_slot *slots;
+    qd_op *ops;                        /* phase F first, then I and W as they interleave in a whole backward pass */
+    int64_t region[QD_REGION_COUNT];   /* bytes */
+    qd_phase in_until;                 /* last phase that reads IN, GRAD_OUT and INPUT: the program frees them after it */
+    qd_phase grad_out_until, input_until;
+    bool has_weight_phase, uses_input;
+} qd_module_class;
+
+typedef struct qd_class_config {
+    int64_t batch, seq; /* of a micro-batch on this rank */
+    qd_dtype activation, param, grad;
+    bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
+    bool split;    /* the program runs I and W apart: values they share are kept between them */
+} qd_class_config;
+
+/* Writes the lists of a module from the ledger (local shapes). Lives in `arena`. */
+qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
+                                 qd_arena *arena, qd_module_class *out);
+
+int64_t qd_slot_bytes(const qd_slot *slot);
+double qd_class_flops(const qd_module_class *class_, qd_phase phase);
+
+/* Rows of logits the head holds at a time: fixed by the vocabulary alone, so that no sum depends on the layout. */
+int64_t qd_head_chunk_rows(int64_t vocab);
+#endif
