@@ -1,0 +1,78 @@
+/* One table of cases per kernel drives four checks on every device, instruction set and thread count of the machine:
+ *
+ *   values     against a plain reference in double, fresh random inputs (the seed is printed; --seed N repeats a run);
+ *              outputs start as NaN, guard zones and the gaps of strided rows must stay as they were, inputs too
+ *   threads    1, 2 and 3 compute threads give the same bits
+ *   gradients  the forward reference, differentiated numerically in double, against the backward kernel and its reference
+ *   speed      with --speed: time, GFLOP/s and GB/s of the speed cases (--isa NAME, --threads N choose the device)
+ *
+ * A test file fills one ops_op per kernel and calls ops_main(). Comparison: |a - b| <= tol * |b|, Euclidean norms. */
+#ifndef QD_TESTS_SUPPORT_OPS_H
+#define QD_TESTS_SUPPORT_OPS_H
+
+#include "device/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+enum { OPS_TENSORS = 16, OPS_GRADIENTS = 6 };
+
+/* OPS_INOUT: random at the start and changed by the kernel (accumulation, or in place). */
+typedef enum ops_role { OPS_ABSENT, OPS_IN, OPS_OUT, OPS_INOUT } ops_role; /* absent: the kernel gets NULL */
+
+typedef struct ops_tensor {
+    const char *name;
+    ops_role role;
+    qd_dtype dtype;         /* QD_F32, QD_BF16, QD_F64 or QD_I32 */
+    int64_t rows, cols, ld; /* element (r, c) is at r * ld + c; ld 0 means cols; rows 0 means 1 */
+    double scale, offset;   /* floats: offset + scale * N(0, 1); scale 0 means 1. int32: uniform offset + [0, scale) */
+    int shares;             /* 1 + index of an earlier input that lies at the same address, or 0 */
+    bool host;              /* the kernel wants it in host memory */
+    double tol;             /* 0: 5e-6 for fp32, 4e-3 for bf16, 1e-12 for fp64, exact for int32 */
+    double floor;           /* |b| counts as at least floor * sqrt(elements): for results that are zero but for rounding */
+} ops_tensor;
+
+typedef struct ops_op {
+    const char *kernel;
+    const void *cases, *speed_cases; /* arrays of case_size bytes */
+    size_t case_size;
+    int case_count, speed_count;
+    void (*describe)(const void *c, char *text, size_t size);
+    /* Fills t (zeroed, OPS_TENSORS) and returns how many there are. */
+    int (*tensors)(const void *c, ops_tensor *t);
+    /* Optional: replaces random inputs, given as doubles, by meaningful ones (statistics of the forward pass, document
+     * starts …). ops_uniform() is the source of randomness. */
+    void (*derive)(const void *c, double *const *v);
+    /* v[i] holds tensor i as doubles, ld included: writes the expected outputs. */
+    void (*reference)(const void *c, double *const *v);
+    qd_status (*run)(const qd_kernels *k, qd_stream *stream, const void *c, void *const *p);
+    /* Backward kernels: sum of the upstream gradient times the forward result, as a function of the inputs v, and which
+     * tensor's gradient (0-based) is in which output. */
+    double (*loss)(const void *c, double *const *v);
+    struct {
+        int of, grad;
+    } gradients[OPS_GRADIENTS];
+    int gradient_count;
+    double (*flops)(const void *c); /* of one call; NULL: not a matter of FLOPs */
+    double (*bytes)(const void *c); /* that must be read and written; NULL: not a matter of bytes */
+} ops_op;
+
+/* Runs the table and the further tests; returns main's exit status. */
+int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struct CMUnitTest *more, int more_count);
+
+double ops_uniform(void); /* [0, 1) */
+double ops_normal(void);
+
+/* The fastest CPU device with `threads` compute threads, kept until the end of the process. */
+qd_device *ops_device(const char *isa, int threads);
+
+/* Asserts that a call succeeded, showing the recorded error otherwise. */
+void ops_assert_ok(qd_status status);
+/* Asserts that a call failed with `status` and a message that contains `text`. */
+void ops_assert_fails(qd_status got, qd_status status, const char *text);
+
+#endif
