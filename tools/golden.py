@@ -1,0 +1,446 @@
+#!/usr/bin/env python3
+"""Makes and checks the golden fixtures: small GPT-2 and Llama models, trained for 20 steps by PyTorch in float64.
+
+    golden.py write         FOLDER    make the fixtures (tests/golden/fixtures)
+    golden.py check         FOLDER    recompute everything from the stored weights and tokens, compare
+    golden.py transformers  FOLDER    the same comparison against Hugging Face's own models (needs `transformers`)
+
+Only this script needs PyTorch; the tests read the fixtures. A fixture is a safetensors file:
+
+    __metadata__.config    the model, batch and optimizer as JSON (fields as in data/models.json)
+    init.<parameter>       F32, initial weights; logical names, linear weights are (out, in)
+    grad.<parameter>       F32, gradient of step 1 before clipping, computed in float64 and rounded once
+    tokens, targets        I32 (steps, batch, seq)
+    doc_start              I32 (steps, batch, seq), packed documents only: where in its row a token's document begins
+    losses, grad_norms     F64 (steps), float64 run; the norm is the one before clipping
+    losses_f32             F64 (steps), the same run in float32: how far rounding alone goes
+"""
+import argparse
+import json
+import math
+import pathlib
+import struct
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+STEPS, BATCH = 20, 4
+OPTIMIZER = {"name": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+
+GPT2 = {"family": "gpt2", "norm": "layernorm", "norm_eps": 1e-5, "position": "learned", "rope_base": None,
+        "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "linear_bias": True, "packed": False}
+LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "rope", "rope_base": 10000.0,
+         "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "linear_bias": False, "packed": False}
+
+
+def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
+    return {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn,
+            "vocab": vocab, "max_seq": max_seq, "seq": seq, "batch": BATCH, "steps": STEPS, "optimizer": OPTIMIZER}
+
+
+# Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden; max_seq may exceed seq.
+# The base and original length of the scaled case put its frequencies in all three regimes (kept, blended, divided).
+# Adam hardly notices gradients that are all clipped alike: one case has a limit that only some of its steps exceed.
+CASES = {
+    "gpt2-tied": {**GPT2, **dims(2, 32, 4, 4, 8, 128, 61, 16, 24), "tied": True},
+    "gpt2-untied-gelu": {**GPT2, **dims(3, 32, 2, 2, 16, 96, 97, 17, 17), "tied": False, "activation": "gelu"},
+    "llama-mha": {**LLAMA, **dims(2, 48, 3, 3, 16, 80, 73, 20, 20), "tied": False,
+                  "optimizer": {**OPTIMIZER, "clip": 3.1}},
+    "llama-gqa-scaled": {**LLAMA, **dims(3, 40, 4, 2, 8, 64, 89, 24, 32), "tied": False, "rope_base": 100.0,
+                         "rope_scaling": {"type": "llama3", "factor": 4.0, "low_freq_factor": 0.5,
+                                          "high_freq_factor": 2.0, "original_max_seq": 16}},
+    "llama-tied": {**LLAMA, **dims(2, 32, 4, 1, 8, 88, 67, 19, 32), "tied": True},
+    "llama-packed": {**LLAMA, **dims(2, 32, 4, 2, 16, 64, 83, 24, 24), "tied": False, "packed": True},
+    "llama-qkv-bias": {**LLAMA, **dims(2, 32, 4, 2, 8, 64, 71, 18, 18), "tied": False, "qkv_bias": True},
+}
+
+
+# ---- the models, in plain PyTorch ----
+
+def parameter_shapes(c):
+    """Logical name -> shape, in the order of the forward pass."""
+    h, q, kv, f = c["hidden"], c["heads"] * c["head_dim"], c["kv_heads"] * c["head_dim"], c["ffn"]
+    shapes = {"embed.tokens.weight": (c["vocab"], h)}
+    if c["position"] == "learned":
+        shapes["embed.positions.weight"] = (c["max_seq"], h)
+
+    def norm(name):
+        shapes[name + ".weight"] = (h,)
+        if c["norm"] == "layernorm":
+            shapes[name + ".bias"] = (h,)
+
+    def linear(name, outputs, inputs, bias):
+        shapes[name + ".weight"] = (outputs, inputs)
+        if bias:
+            shapes[name + ".bias"] = (outputs,)
+
+    for i in range(c["layers"]):
+        block = f"block.{i}."
+        norm(block + "attn_norm")
+        linear(block + "attn.q", q, h, c["qkv_bias"])
+        linear(block + "attn.k", kv, h, c["qkv_bias"])
+        linear(block + "attn.v", kv, h, c["qkv_bias"])
+        linear(block + "attn.out", h, q, c["linear_bias"])
+        norm(block + "mlp_norm")
+        if c["activation"] == "swiglu":
+            linear(block + "mlp.gate", f, h, c["linear_bias"])
+        linear(block + "mlp.up", f, h, c["linear_bias"])
+        linear(block + "mlp.down", h, f, c["linear_bias"])
+    norm("head.norm")
+    if not c["tied"]:
+        shapes["head.weight"] = (c["vocab"], h)
+    return shapes
+
+
+def rope_frequencies(c):
+    """(head_dim / 2) float64; Llama 3 divides low frequencies by `factor` and blends in between."""
+    half = c["head_dim"] // 2
+    freq = [c["rope_base"] ** (-i / half) for i in range(half)]
+    s = c["rope_scaling"]
+    if s is None:
+        return torch.tensor(freq, dtype=torch.float64)
+    out, regimes = [], set()
+    for f in freq:
+        wavelength = 2 * math.pi / f
+        if wavelength < s["original_max_seq"] / s["high_freq_factor"]:
+            keep = 1.0
+        elif wavelength > s["original_max_seq"] / s["low_freq_factor"]:
+            keep = 0.0
+        else:
+            keep = ((s["original_max_seq"] / wavelength - s["low_freq_factor"])
+                    / (s["high_freq_factor"] - s["low_freq_factor"]))
+        regimes.add("kept" if keep == 1 else "divided" if keep == 0 else "blended")
+        out.append(keep * f + (1 - keep) * f / s["factor"])
+    assert len(regimes) == 3, "the case must exercise all three regimes of the scaling"
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def rotate(x, cos, sin):
+    """x (B, heads, T, head_dim): pairs (i, i + head_dim/2)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def visible(c, doc_start):
+    """(B or 1, 1, T, T) bool: row t sees doc_start[t] .. t."""
+    t = torch.arange(c["seq"])
+    mask = (t[None, :] <= t[:, None])[None, None]
+    if doc_start is not None:
+        mask = mask & (t[None, None, None, :] >= doc_start[:, None, :, None])
+    return mask
+
+
+def loss_of(c, p, tokens, targets, doc_start):
+    """Mean cross-entropy over all B*T tokens. p: name -> tensor; the computation runs in the parameters' type."""
+    def norm(name, x):
+        if c["norm"] == "layernorm":
+            return F.layer_norm(x, (c["hidden"],), p[name + ".weight"], p[name + ".bias"], c["norm_eps"])
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c["norm_eps"]) * p[name + ".weight"]
+
+    def linear(name, x):
+        return F.linear(x, p[name + ".weight"], p.get(name + ".bias"))
+
+    def heads(x, count):  # (B, T, count*d) -> (B, count, T, d)
+        return x.view(*x.shape[:2], count, c["head_dim"]).transpose(1, 2)
+
+    x = p["embed.tokens.weight"][tokens]
+    if c["position"] == "learned":
+        x = x + p["embed.positions.weight"][: c["seq"]]
+    else:
+        angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c))
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    mask = visible(c, doc_start)
+    for i in range(c["layers"]):
+        block = f"block.{i}."
+        y = norm(block + "attn_norm", x)
+        q = heads(linear(block + "attn.q", y), c["heads"])
+        k = heads(linear(block + "attn.k", y), c["kv_heads"])
+        v = heads(linear(block + "attn.v", y), c["kv_heads"])
+        if c["position"] == "rope":
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        group = c["heads"] // c["kv_heads"]  # query head h reads key head h / group
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        score = (q @ k.transpose(-1, -2)) / math.sqrt(c["head_dim"])
+        o = score.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        x = x + linear(block + "attn.out", o.transpose(1, 2).flatten(2))
+        y = norm(block + "mlp_norm", x)
+        if c["activation"] == "swiglu":
+            y = F.silu(linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
+        else:
+            y = F.gelu(linear(block + "mlp.up", y), approximate="tanh" if c["activation"] == "gelu_tanh" else "none")
+        x = x + linear(block + "mlp.down", y)
+    logits = F.linear(norm("head.norm", x), p["embed.tokens.weight" if c["tied"] else "head.weight"])
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---- data and training ----
+
+def initial_weights(c, rng):
+    """Larger than in practice, so that softmax, norms and activations are far from linear and clipping happens.
+
+    Without rotation the key bias has a gradient of exactly zero, so all that float32 gives is rounding noise, which the
+    comparison rule measures against 1e-3 of the RMS norm. A quieter attention keeps that noise (1e-6 by the rule) well
+    under the tests' 1e-5, while the gradients of q and k stay far above the 1e-3.
+    """
+    quiet = {} if c["position"] == "rope" else {"q": 0.5, "k": 0.5, "v": 0.15, "out": 0.15}
+    init = {}
+    for name, shape in parameter_shapes(c).items():
+        if name.startswith("embed."):
+            value = 0.5 * rng.standard_normal(shape)
+        elif len(shape) == 2:
+            value = 1.2 / math.sqrt(shape[1]) * rng.standard_normal(shape)
+        else:
+            value = (1.0 if name.endswith("norm.weight") else 0.0) + 0.1 * rng.standard_normal(shape)
+        if ".attn." in name:
+            value *= quiet.get(name.split(".")[3], 1.0)
+        init[name] = value.astype(np.float32)
+    return init
+
+
+def make_data(c, rng):
+    """Noisy arithmetic progressions modulo the vocabulary: something to learn. Targets are the tokens one later."""
+    shape = (STEPS, BATCH, c["seq"] + 1)
+    seq = np.empty(shape, dtype=np.int32)
+    seq[..., 0] = rng.integers(0, c["vocab"], shape[:2])
+    for t in range(1, shape[2]):
+        noise = rng.random(shape[:2]) < 0.2
+        seq[..., t] = np.where(noise, rng.integers(0, c["vocab"], shape[:2]), (seq[..., t - 1] * 3 + 7) % c["vocab"])
+    data = {"tokens": seq[..., :-1].copy(), "targets": seq[..., 1:].copy()}
+    if c["packed"]:
+        starts = rng.random((STEPS, BATCH, c["seq"])) < 0.2
+        starts[..., 0] = True
+        starts[:, 0, 5:7] = True      # a document of one token
+        starts[:, 1, 1:] = False      # a row that is one document
+        where = np.where(starts, np.arange(c["seq"]), 0)
+        data["doc_start"] = np.maximum.accumulate(where, axis=-1).astype(np.int32)
+    return data
+
+
+def train(o, named, step_loss):
+    """20 AdamW steps. Returns float64 arrays (losses, norms before clipping) and the gradients of step 1."""
+    groups = [{"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": o["weight_decay"]},
+              {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], foreach=False)
+    losses, norms, first = [], [], None
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = step_loss(step)
+        loss.backward()
+        if first is None:
+            first = {name: p.grad.detach().clone() for name, p in named.items()}
+        norm = torch.nn.utils.clip_grad_norm_(list(named.values()), o["clip"], foreach=False)
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return np.array(losses), np.array(norms), first
+
+
+def batch_of(data, step):
+    """(tokens, targets, doc_start or None) of a step, as int64 tensors."""
+    return tuple(torch.from_numpy(data[k][step].astype(np.int64)) if k in data else None
+                 for k in ("tokens", "targets", "doc_start"))
+
+
+def run_ours(c, init, data, dtype):
+    p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in init.items()}
+    return train(c["optimizer"], p, lambda step: loss_of(c, p, *batch_of(data, step)))
+
+
+# ---- safetensors ----
+
+DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
+
+
+def save(path, tensors, metadata):
+    # Wide types first, header padded to 8: every tensor is aligned to its element.
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    header, offset = {"__metadata__": metadata}, 0
+    for name in order:
+        t = tensors[name]
+        dtype = next(k for k, v in DTYPES.items() if v == t.dtype)
+        header[name] = {"dtype": dtype, "shape": list(t.shape), "data_offsets": [offset, offset + t.nbytes]}
+        offset += t.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            f.write(np.ascontiguousarray(tensors[name]).tobytes())
+
+
+def load(path):
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8:8 + length])
+    metadata = header.pop("__metadata__")
+    body = raw[8 + length:]
+    return metadata, {name: np.frombuffer(body[t["data_offsets"][0]:t["data_offsets"][1]], DTYPES[t["dtype"]])
+                      .reshape(t["shape"]) for name, t in header.items()}
+
+
+def split(tensors, prefix):
+    return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+# ---- Hugging Face ----
+
+def hf_state(c, ours):
+    """Our tensors (weights or gradients) under Hugging Face's names and layouts."""
+    t = lambda name: ours[name]
+    out = {}
+    if c["family"] == "gpt2":
+        pre = "transformer."
+        out[pre + "wte.weight"], out[pre + "wpe.weight"] = t("embed.tokens.weight"), t("embed.positions.weight")
+        for i in range(c["layers"]):
+            b, h = f"block.{i}.", f"{pre}h.{i}."
+            for ours_norm, theirs in (("attn_norm", "ln_1"), ("mlp_norm", "ln_2")):
+                for kind in ("weight", "bias"):
+                    out[f"{h}{theirs}.{kind}"] = t(f"{b}{ours_norm}.{kind}")
+            out[h + "attn.c_attn.weight"] = torch.cat([t(f"{b}attn.{x}.weight").T for x in "qkv"], dim=1)
+            out[h + "attn.c_attn.bias"] = torch.cat([t(f"{b}attn.{x}.bias") for x in "qkv"])
+            for a, z in (("attn.out", "attn.c_proj"), ("mlp.up", "mlp.c_fc"), ("mlp.down", "mlp.c_proj")):
+                out[f"{h}{z}.weight"], out[f"{h}{z}.bias"] = t(f"{b}{a}.weight").T, t(f"{b}{a}.bias")
+        out[pre + "ln_f.weight"], out[pre + "ln_f.bias"] = t("head.norm.weight"), t("head.norm.bias")
+    else:
+        out["model.embed_tokens.weight"], out["model.norm.weight"] = t("embed.tokens.weight"), t("head.norm.weight")
+        names = {"attn_norm": "input_layernorm", "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
+                 "attn.v": "self_attn.v_proj", "attn.out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
+                 "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+        for i in range(c["layers"]):
+            for a, z in names.items():
+                for kind in ("weight", "bias"):
+                    if f"block.{i}.{a}.{kind}" in ours:
+                        out[f"model.layers.{i}.{z}.{kind}"] = t(f"block.{i}.{a}.{kind}")
+    if not c["tied"]:
+        out["lm_head.weight"] = t("head.weight")
+    return out
+
+
+def hf_model(c):
+    import transformers
+    if c["family"] == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=c["vocab"], n_positions=c["max_seq"], n_embd=c["hidden"], n_layer=c["layers"],
+            n_head=c["heads"], n_inner=c["ffn"], layer_norm_epsilon=c["norm_eps"], tie_word_embeddings=c["tied"],
+            bos_token_id=None, eos_token_id=None,
+            activation_function="gelu_new" if c["activation"] == "gelu_tanh" else "gelu",
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager")
+        return transformers.GPT2LMHeadModel(config)
+    rope = {"rope_type": "default", "rope_theta": c["rope_base"]}
+    if c["rope_scaling"]:
+        s = c["rope_scaling"]
+        rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
+                    high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
+    # Llama has no bias on q, k and v alone; Qwen2 is the same model with it.
+    kind = "Qwen2" if c["qkv_bias"] else "Llama"
+    options = dict(
+        vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
+        num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
+        max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
+        attn_implementation="eager")
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        options["rope_parameters"] = rope
+    else:
+        options.update(rope_theta=c["rope_base"], rope_scaling=rope if c["rope_scaling"] else None)
+    config = getattr(transformers, kind + "Config")(**options)
+    return getattr(transformers, kind + "ForCausalLM")(config)
+
+
+def run_hf(c, init, data):
+    model = hf_model(c).to(torch.float64).train()
+    state = hf_state(c, {k: torch.tensor(v, dtype=torch.float64) for k, v in init.items()})
+    named = dict(model.named_parameters())
+    if set(named) != set(state):
+        sys.exit(f"parameters differ: {sorted(set(named) ^ set(state))}")
+    with torch.no_grad():
+        for name, value in state.items():
+            named[name].copy_(value)
+
+    def step_loss(step):
+        tokens, targets, doc_start = batch_of(data, step)
+        mask = None
+        if doc_start is not None:
+            mask = torch.zeros((), dtype=torch.float64).masked_fill(~visible(c, doc_start), -math.inf)
+        logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return train(c["optimizer"], named, step_loss)
+
+
+# ---- commands ----
+
+def grad_error(got, want):
+    """Largest ‖a-b‖ / max(‖b‖, 1e-3 · RMS of all tensors' norms), and its tensor."""
+    if set(got) != set(want):
+        sys.exit(f"gradients differ in names: {sorted(set(got) ^ set(want))}")
+    norms = [float(want[k].norm()) for k in want]
+    rms = math.sqrt(sum(n * n for n in norms) / len(norms))
+    return max((float((got[k].double() - want[k].double()).norm()) / max(float(want[k].norm()), 1e-3 * rms), k)
+               for k in want)
+
+
+def relative(a, b):
+    return float(np.max(np.abs(a - b) / np.abs(b)))
+
+
+def write(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    total = 0
+    for number, (name, c) in enumerate(CASES.items()):
+        rng = np.random.Generator(np.random.PCG64(20250 + number))
+        init, data = initial_weights(c, rng), make_data(c, rng)
+        losses, norms, grads = run_ours(c, init, data, torch.float64)
+        losses32, _, grads32 = run_ours(c, init, data, torch.float32)
+        tensors = {"losses": losses, "grad_norms": norms, "losses_f32": losses32}
+        tensors.update({"init." + k: v for k, v in init.items()})
+        tensors.update({"grad." + k: v.numpy().astype(np.float32) for k, v in grads.items()})
+        tensors.update(data)
+        path = folder / f"{name}.safetensors"
+        save(path, tensors, {"format": "quadrille-golden-1", "name": name, "torch": torch.__version__.split("+")[0],
+                             "config": json.dumps(c)})
+        total += path.stat().st_size
+        error, worst = grad_error(grads32, grads)
+        count = sum(v.size for v in init.values())
+        print(f"{name:18s} {count:6d} parameters, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
+              f"norm {norms.min():.2f}..{norms.max():.2f}; float32: loss {relative(losses32, losses):.1e}, "
+              f"gradients {error:.1e} ({worst})")
+    print(f"{total} bytes")
+
+
+def check(folder, runner, loss_tolerance, grad_tolerance):
+    bad = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        metadata, tensors = load(path)
+        c = json.loads(metadata["config"])
+        losses, norms, grads = runner(c, split(tensors, "init."), tensors)
+        want = {k: torch.tensor(v) for k, v in split(tensors, "grad.").items()}
+        if runner is run_hf:
+            want = hf_state(c, want)
+        error, worst = grad_error(grads, want)
+        loss_error, norm_error = relative(losses, tensors["losses"]), relative(norms, tensors["grad_norms"])
+        ok = max(loss_error, norm_error) <= loss_tolerance and error <= grad_tolerance
+        bad += not ok
+        print(f"{'ok ' if ok else 'BAD'} {path.stem:18s} losses {loss_error:.1e}, norms {norm_error:.1e}, "
+              f"gradients {error:.1e} ({worst})")
+    return 1 if bad else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["write", "check", "transformers"])
+    parser.add_argument("folder", type=pathlib.Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.command == "write":
+        return write(args.folder)
+    if args.command == "check":
+        # The fixture's gradients are rounded to float32: 1e-7 is all that can be asked of them.
+        return check(args.folder, lambda c, init, data: run_ours(c, init, data, torch.float64), 1e-10, 1e-6)
+    # Hugging Face computes rotary angles, and RMSNorm in part, in float32 whatever the model's type.
+    return check(args.folder, run_hf, 1e-5, 1e-5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
