@@ -1,0 +1,68 @@
+/* The program for people: one line per action. */
+#include "base/text.h"
+#include "spec/program.h"
+
+#include <stdio.h>
+
+static const char *module_name(const qd_program *p, int module)
+{
+    return module >= 0 ? p->ledger->modules[module].name : "";
+}
+
+static int describe_head(const qd_program *p, const qd_action *a, char *text, size_t size)
+{
+    char amount[32], axes[32];
+    const char *name = qd_action_name((qd_action_kind)a->kind);
+    const qd_buffer *b = a->buffer >= 0 && a->buffer < p->buffer_count ? &p->buffers[a->buffer] : NULL;
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_ALLOC:
+    case QD_ACTION_FREE:
+        if (!b)
+            break;
+        qd_text_bytes(b->bytes, amount, sizeof amount);
+        if (a->microbatch < 0)
+            return snprintf(text, size, "%-15s %s %s%s", name, qd_buffer_kind_name(b->kind),
+                            a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
+        return snprintf(text, size, "%-15s %-9s mb %d  %s %s%s", name, module_name(p, b->module), b->microbatch,
+                        qd_buffer_kind_name(b->kind), a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
+    case QD_ACTION_ZERO:
+        if (!b)
+            break;
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        return snprintf(text, size, "%-15s %s %s", name, qd_buffer_kind_name(b->kind), amount);
+    case QD_ACTION_REDUCE:
+        if (!b)
+            break;
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        qd_mesh_mask_name(a->axes, axes, sizeof axes);
+        return snprintf(text, size, "%-15s %s[%lld, %lld)  %s  %s  %s", name, qd_buffer_kind_name(b->kind),
+                        (long long)a->first, (long long)(a->first + a->count), axes, amount,
+                        a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
+    case QD_ACTION_FORWARD:
+    case QD_ACTION_BACKWARD:
+    case QD_ACTION_BACKWARD_INPUT:
+    case QD_ACTION_BACKWARD_WEIGHT:
+        return snprintf(text, size, "%-15s %-9s mb %d  %.3g GFLOP", name, module_name(p, a->module), a->microbatch,
+                        a->flops * 1e-9);
+    case QD_ACTION_LOAD: return snprintf(text, size, "%-15s           mb %d", name, a->microbatch);
+    default: return snprintf(text, size, "%-15s %s", name, module_name(p, a->module));
+    }
+    return snprintf(text, size, "%-15s buffer %d", name, a->buffer);
+}
+
+void qd_action_describe(const qd_program *p, int action, char *text, size_t size)
+{
+    const qd_action *a = &p->actions[action];
+    int used = describe_head(p, a, text, size);
+    for (int i = 0; i < a->dep_count && used >= 0 && (size_t)used < size; i++)
+        used += snprintf(text + used, size - (size_t)used, "%s#%d", i == 0 ? "  after " : ", ", p->deps[a->dep_first + i]);
+}
+
+void qd_program_print(const qd_program *p, FILE *out)
+{
+    char text[256];
+    for (int i = 0; i < p->action_count; i++) {
+        qd_action_describe(p, i, text, sizeof text);
+        fprintf(out, "%5d  %s\n", i, text);
+    }
+}

@@ -1,0 +1,168 @@
+/* The step program: what one rank does in one training step, as a list of actions. Built once from (model, mesh,
+ * strategy); executed by the trainer, added up by the accountant, checked across ranks by the checker, named by the
+ * tracer. Ranks that do the same share one program. */
+#ifndef QD_SPEC_PROGRAM_H
+#define QD_SPEC_PROGRAM_H
+
+#include "spec/ops.h"
+
+#include <stdio.h>
+
+typedef enum qd_optimizer_kind { QD_OPTIMIZER_ADAMW, QD_OPTIMIZER_SGD } qd_optimizer_kind;
+
+/* How the step is carried out; with the model and the mesh it determines the program. */
+typedef struct qd_strategy {
+    int64_t seq, micro_batch; /* rows of a micro-batch: micro_batch sequences of seq tokens */
+    int micro_batches;        /* per rank and step */
+    qd_dtype activation, param, grad;
+    qd_optimizer_kind optimizer;
+    bool momentum;        /* SGD keeps a momentum buffer */
+    bool overlap;         /* reductions start during the backward pass, on the communication stream */
+    bool split_backward;  /* backward_input and backward_weight are separate actions */
+    int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
+    bool training;        /* false: forward only (evaluation) */
+} qd_strategy;
+
+typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;
+
+/* X(kind, name) */
+#define QD_ACTION_TABLE(X)                                                                                  \
+    X(ALLOC, "alloc")                     /* a buffer's planned place is taken */                           \
+    X(FREE, "free")                       /* and given back */                                              \
+    X(LOAD, "load")                       /* tokens, targets and document starts of a micro-batch */        \
+    X(ZERO, "zero")                       /* a range of a buffer becomes 0 */                               \
+    X(FORWARD, "forward")                 /* phase F of a module for a micro-batch */                       \
+    X(BACKWARD, "backward")               /* phases I and W */                                              \
+    X(BACKWARD_INPUT, "backward_input")   /* phase I */                                                     \
+    X(BACKWARD_WEIGHT, "backward_weight") /* phase W */                                                     \
+    X(ADD_TIED, "add_tied")               /* the second gradient of a tied parameter joins the first */     \
+    X(REDUCE, "reduce")                   /* sum of a range of a buffer over the group (all-reduce) */      \
+    X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
+    X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
+    X(UPDATE, "update")                   /* the optimizer on a module's parameters */
+
+typedef enum qd_action_kind {
+#define QD_ACTION_ENUM(kind, name) QD_ACTION_##kind,
+    QD_ACTION_TABLE(QD_ACTION_ENUM)
+#undef QD_ACTION_ENUM
+    QD_ACTION_KIND_COUNT
+} qd_action_kind;
+
+/* What a buffer is for; the accountant's lines. */
+#define QD_BUFFER_TABLE(X)                                                                                  \
+    X(PARAM, "parameters")                                                                                  \
+    X(GRAD, "gradients")                                                                                    \
+    X(TIED_GRAD, "tied gradients")                                                                          \
+    X(MASTER, "master weights")                                                                             \
+    X(MOMENT1, "first moment")                                                                              \
+    X(MOMENT2, "second moment")                                                                             \
+    X(INPUT, "input")                                                                                       \
+    X(PORT, "activations between modules")                                                                  \
+    X(STASH_I, "activations until backward of inputs")                                                      \
+    X(STASH_W, "activations until backward of weights")                                                     \
+    X(MID, "gradients until backward of weights")                                                           \
+    X(PORT_GRAD, "gradients between modules")                                                               \
+    X(SCRATCH, "scratch")                                                                                   \
+    X(TABLE, "rotary table")                                                                                \
+    X(SQUARES, "sums for the gradient norm")                                                                \
+    X(LOSS, "loss")
+
+typedef enum qd_buffer_kind {
+#define QD_BUFFER_ENUM(kind, name) QD_BUFFER_##kind,
+    QD_BUFFER_TABLE(QD_BUFFER_ENUM)
+#undef QD_BUFFER_ENUM
+    QD_BUFFER_KIND_COUNT
+} qd_buffer_kind;
+
+typedef struct qd_buffer {
+    qd_buffer_kind kind;
+    int module, microbatch; /* -1: of all */
+    int64_t bytes;
+    bool persistent; /* lives as long as the run; others between their ALLOC and FREE */
+    int64_t offset;  /* of the others: in the dynamic area, planned by qd_memory_plan */
+} qd_buffer;
+
+/* The buffers a module action works on. */
+typedef enum qd_use {
+    QD_USE_IN,
+    QD_USE_OUT,
+    QD_USE_GRAD_IN,
+    QD_USE_GRAD_OUT,
+    QD_USE_INPUT,
+    QD_USE_STASH_I,
+    QD_USE_STASH_W,
+    QD_USE_MID,
+    QD_USE_COUNT
+} qd_use;
+
+typedef struct qd_action {
+    uint8_t kind;   /* qd_action_kind */
+    uint8_t stream; /* qd_stream_id */
+    int16_t module; /* -1: none */
+    int32_t microbatch;
+    int32_t buffer;              /* ALLOC, FREE, LOAD, ZERO, REDUCE */
+    int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
+    int64_t first, count;        /* ZERO, REDUCE: elements of the buffer */
+    qd_dtype dtype;              /* of those elements */
+    uint32_t axes;               /* REDUCE: the group */
+    int64_t bytes;               /* REDUCE: what all ranks of the group together send */
+    double flops;
+    int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
+} qd_action;
+
+typedef struct qd_program {
+    const qd_ledger *ledger;
+    qd_strategy strategy;
+    int rank; /* a rank that runs it: all with the same local shapes and actions share it */
+    qd_storage storage;
+    qd_module_class classes[3]; /* by qd_module_kind */
+    qd_buffer *buffers;
+    int buffer_count;
+    qd_action *actions;
+    int action_count;
+    int32_t *deps;
+    int dep_count;
+    int persistent[QD_BUFFER_KIND_COUNT]; /* buffer index of each persistent kind, -1: none */
+    int64_t *square_row;                  /* per parameter: first row in SQUARES */
+    int64_t dynamic_bytes;                /* size of the dynamic area */
+    int64_t persistent_bytes;
+} qd_program;
+
+const char *qd_action_name(qd_action_kind kind);
+const char *qd_buffer_kind_name(qd_buffer_kind kind);
+
+/* Builds the program of `rank`, memory planned. Lives in `arena`. */
+qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy, int rank, qd_arena *arena,
+                            qd_program **program);
+
+static inline const qd_module_class *qd_program_class(const qd_program *program, int module)
+{
+    return &program->classes[program->ledger->modules[module].kind];
+}
+
+/* The peak of each kind of buffer at the moment of the largest total, and the total. */
+typedef struct qd_memory_report {
+    int64_t at_peak[QD_BUFFER_KIND_COUNT];
+    int64_t total;          /* persistent + dynamic area: what the trainer allocates */
+    int64_t live_peak;      /* most bytes alive at once; the rest of the dynamic area is lost to its packing */
+    int peak_action;        /* where that is */
+} qd_memory_report;
+
+/* Gives each dynamic buffer its offset from the order of ALLOC and FREE, and sets dynamic_bytes. QD_USAGE when the
+ * program uses a buffer that is not allocated, or allocates or frees one twice. */
+qd_status qd_memory_plan(qd_program *program);
+qd_status qd_memory_account(const qd_program *program, qd_memory_report *report);
+
+/* Bytes sent by all ranks of this program's groups in one step. */
+int64_t qd_program_comm_bytes(const qd_program *program);
+double qd_program_flops(const qd_program *program);
+
+/* One line per action: "reduce   grad[0, 4096)  dp  1.2 MiB  comm  after backward block.3 mb 1". */
+void qd_action_describe(const qd_program *program, int action, char *text, size_t size);
+void qd_program_print(const qd_program *program, FILE *out);
+
+/* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the same pointer where
+ * shared). Every collective must be met by all ranks of its group in the same order with the same kind, count and type.
+ * QD_MISMATCH with the first two actions that disagree, or the ranks that wait for each other. */
+qd_status qd_check_programs(const qd_mesh *mesh, const qd_program *const *programs);
+#endif
