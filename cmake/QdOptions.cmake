@@ -40,6 +40,8 @@ add_compile_options(${QD_WARNINGS})
 # Outside the kernels no product and sum are contracted, so that gcc, clang and other machines give the same bits.
 # -gz: static executables per test add up; the debug information compresses threefold.
 add_compile_options(-ffp-contract=off -gz)
+# Error traces and assertions name files from the repository's root.
+add_compile_options(-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 
 if(QD_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)

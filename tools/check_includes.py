@@ -86,7 +86,7 @@ def check_include(root, path, quoted, target):
     if owner != folder and owner not in ALLOWED[folder]:
         allowed = ", ".join(sorted(ALLOWED[folder])) or "no other folder"
         return f'"{target}": src/{folder} may include {allowed}'
-    if target.endswith("_impl.h") and os.path.dirname(target) != os.path.dirname(path)[len("src/"):]:
+    if target.endswith("_impl.h") and not path.startswith("src/" + os.path.dirname(target) + "/"):
         return f'"{target}" stays inside its folder'
     return None
 
