@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Makes data/models.json, the presets of `model.preset`.
+
+    presets.py make  SOURCE OUTPUT   from a list of published architectures (JSON), plus our own small models
+    presets.py check FILE            recompute the parameter counts and the rules of FILE
+
+Only `make` needs the source; the repository keeps the result, and `check` runs without it. data/README.md says what
+the fields mean.
+"""
+import argparse
+import json
+import sys
+
+LLAMA3_SCALING = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_seq": 8192}
+
+# What the source does not say and the models' public configurations do: (norm eps, rope base) by name, else by family.
+PUBLIC = {
+    "gpt2": (1e-5, None), "gpt3": (1e-5, None), "mpt": (1e-5, None), "bloom": (1e-5, None),
+    "llama": (1e-5, 10000.0), "llama2": (1e-5, 10000.0), "llama3": (1e-5, 500000.0), "llama4": (1e-5, 500000.0),
+    "yi": (1e-5, 5000000.0), "olmo": (1e-5, 10000.0), "internlm": (1e-5, 10000.0), "gemma2": (1e-6, 10000.0),
+    "mixtral": (1e-5, 1000000.0), "qwen2": (1e-6, 1000000.0), "qwen3": (1e-6, 1000000.0),
+    "deepseek": (1e-6, 10000.0), "kimi-k2": (1e-6, 50000.0), "nemotron4": (1e-5, 10000.0),
+    "gpt-oss": (1e-5, 150000.0), "grok": (1e-5, 10000.0),
+}
+ROPE_SCALING = {
+    "llama3.1-8b": LLAMA3_SCALING, "llama3.1-70b": LLAMA3_SCALING, "llama3.1-405b": LLAMA3_SCALING,
+    "llama3.2-1b": {**LLAMA3_SCALING, "factor": 32.0},
+}
+SCALED = "The scaling is that of the released weights; pre-training at 8,192 tokens had none."
+NOTES = {
+    **{name: SCALED for name in ROPE_SCALING},
+    "gpt3-175b": "Dense attention in every layer; the original alternates with sparse ones.",
+    "internlm-7b": "The released weights also have a bias on the attention output, which is left out here.",
+}
+NORMS = {"layernorm_bias": "layernorm", "layernorm": "layernorm_no_bias", "rmsnorm": "rmsnorm",
+         "none_affine": "layernorm_plain"}
+# GPT-2 and its descendants use the tanh form; MPT calls torch.nn.GELU, the exact one.
+GELU = {"mpt": "gelu"}
+QK_NORM = ("qwen3",)
+SINKS = ("gpt-oss",)
+# What an MLP computes -> matrices of (hidden, ffn) it has.
+ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3}
+MOE_FIELDS = ("topk", "moe_ffn", "shared_experts", "shared_expert_ffn", "dense_layers", "moe_layer_pattern")
+
+
+def own(name, arch, notes, **fields):
+    gpt2 = arch == "gpt2"
+    return {
+        "name": name, "arch": arch, "family": arch, **fields, "max_seq": 1024,
+        "activation": "gelu_tanh" if gpt2 else "swiglu", "norm": "layernorm" if gpt2 else "rmsnorm", "norm_eps": 1e-5,
+        "position": "learned" if gpt2 else "rope", "rope_base": None if gpt2 else 10000.0, "rope_scaling": None,
+        "tied": gpt2, "qkv_bias": gpt2, "linear_bias": gpt2, "sources": [], "added": [], "notes": notes,
+    }
+
+
+# The vocabulary is that of raw bytes; a tokenizer brings its own.
+OWN = [
+    own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
+        kv_heads=2, head_dim=32, ffn=352, vocab=256),
+    own("llama-small", "llama", "For a first real text on a few cores.", layers=12, hidden=384, heads=6, kv_heads=2,
+        head_dim=64, ffn=1024, vocab=256),
+    own("gpt2-tiny", "gpt2", "For tests and first steps, GPT-2 style.", layers=4, hidden=128, heads=4, kv_heads=4,
+        head_dim=32, ffn=512, vocab=256),
+]
+
+
+def parameter_count(m):
+    """(total, active per token): every weight matrix, bias and norm; a tied head once; experts with their router."""
+    h, kv = m["hidden"], m["kv_heads"]
+    norm = {"rmsnorm": h, "layernorm": 2 * h, "layernorm_no_bias": h, "layernorm_plain": 0}[m["norm"]]
+    mlp = lambda ffn: ACTIVATIONS[m["activation"]] * h * ffn
+    mla = m.get("mla")
+    if mla:
+        heads, rope, nope, value = m["heads"], mla["qk_rope_head_dim"], mla["qk_nope_head_dim"], mla["v_head_dim"]
+        rank, q_rank = mla["kv_lora_rank"], mla["q_lora_rank"]
+        q = heads * (nope + rope)
+        attention = h * q if q_rank is None else h * q_rank + q_rank + q_rank * q
+        attention += h * (rank + rope) + rank + rank * heads * (nope + value) + heads * value * h
+    else:
+        q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
+        attention = h * (q + 2 * kv) + q * h
+        attention += (q + 2 * kv if m["qkv_bias"] else 0) + (2 * m["head_dim"] if m.get("qk_norm") else 0)
+    # Biases of the attention output and of the MLP's matrices.
+    biases = h + (ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["linear_bias"] else 0
+    block = attention + biases + norm * (4 if m.get("sandwich_norm") else 2)
+    embeddings = m["vocab"] * h * (1 if m["tied"] else 2) + (m["max_seq"] * h if m["position"] == "learned" else 0)
+    outside = embeddings + norm
+    layers = m["layers"]
+    if not m.get("experts"):
+        total = outside + layers * (block + mlp(m["ffn"]))
+        return total, total
+    dense = m["dense_layers"] or 0
+    router = h * m["experts"]
+    shared = mlp(m["shared_expert_ffn"]) if m["shared_expert_ffn"] else 0
+    layered = lambda experts: (outside + layers * block + dense * mlp(m["ffn"])
+                               + (layers - dense) * (router + shared + experts * mlp(m["moe_ffn"])))
+    return layered(m["experts"]), layered(m["topk"])
+
+
+def obstacle(m):
+    """Why the trainer cannot run this model, or None. The first reason that applies."""
+    reasons = [
+        (m.get("experts"), "mixture of experts"),
+        (m.get("mla"), "multi-head latent attention"),
+        (m.get("parallel_block"), "attention and MLP side by side"),
+        (m.get("sandwich_norm"), "norms after attention and MLP"),
+        (m.get("qk_norm"), "norms of q and k"),
+        (m.get("window"), "sliding windows"),
+        (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
+        (m["norm"] not in ("layernorm", "rmsnorm"),
+         "LayerNorm without bias" if m["norm"] == "layernorm_no_bias" else "LayerNorm without weights"),
+        (m["activation"] not in ("gelu_tanh", "gelu", "swiglu"), f"activation {m['activation']}"),
+    ]
+    return next((text for applies, text in reasons if applies), None)
+
+
+def convert(s):
+    """An architecture of the source as a preset."""
+    family, added = s["family"], ["norm_eps"]
+    eps, base = PUBLIC.get(s["name"], PUBLIC.get(family, (None, None)))
+    activation = s["mlp"]
+    if activation == "gelu":
+        activation = GELU.get(family, "gelu_tanh")
+        added.append("activation")
+    m = {
+        "name": s["name"], "arch": "llama" if s["pos"] == "rope" else "gpt2", "family": family,
+        "layers": s["layers"], "hidden": s["hidden"], "heads": s["heads"], "kv_heads": s["kv_heads"],
+        "head_dim": s["head_dim"], "ffn": s["ffn"], "vocab": s["vocab"], "max_seq": s["max_seq_pretrain"],
+        "activation": activation, "norm": NORMS[s["norm"]], "norm_eps": eps,
+        "position": s["pos"], "rope_base": base if s["pos"] == "rope" else None,
+        "rope_scaling": ROPE_SCALING.get(s["name"]), "tied": bool(s["tied_embeddings"]),
+        # In the source linear_bias covers q, k and v too; here the two are apart.
+        "qkv_bias": s["qkv_bias"] or s["linear_bias"], "linear_bias": s["linear_bias"],
+        "sources": s["sources"], "notes": " ".join(filter(None, (s["notes"], NOTES.get(s["name"])))),
+    }
+    if m["rope_base"]:
+        added.append("rope_base")
+    if m["rope_scaling"]:
+        added.append("rope_scaling")
+    if s["tied_embeddings"] is None:
+        added.append("tied")
+    if family in QK_NORM:
+        m["qk_norm"] = True
+    if family == "palm":
+        m["parallel_block"] = True
+    if family in SINKS:
+        m["attention_sinks"] = True
+    for field in ("sandwich_norm", "window", "mla"):
+        if s.get(field):
+            m[field] = s[field]
+    if s["experts"]:
+        m["experts"] = s["experts"]
+        m.update({field: s[field] for field in MOE_FIELDS})
+    for field in ("params_total_published", "params_active_published"):
+        if s[field]:
+            m[field] = int(s[field])
+    m["added"] = added if eps else [a for a in added if a != "norm_eps"]
+    return m
+
+
+def finish(m):
+    m["params"], m["params_active"] = parameter_count(m)
+    why = obstacle(m)
+    m["supported"] = why is None
+    if why:
+        m["unsupported"] = why
+    return m
+
+
+def make(source, output):
+    with open(source, encoding="utf-8") as f:
+        published = json.load(f)
+    presets = [finish(m) for m in OWN]
+    for s in published:
+        m = finish(convert(s))
+        presets.append(m)
+        for ours, theirs in (("params", "derived_params_total"), ("params_active", "derived_params_active")):
+            if m[ours] != s[theirs]:
+                print(f"{m['name']}: {ours} {m[ours]}, source {s[theirs]} ({m[ours] - s[theirs]:+d})")
+    with open(output, "w", encoding="utf-8") as f:
+        # One preset per line: changes can be read, and the file stays short.
+        f.write("[\n" + ",\n".join(json.dumps(m, ensure_ascii=False) for m in presets) + "\n]\n")
+    return check(output)
+
+
+def check(path):
+    with open(path, encoding="utf-8") as f:
+        presets = json.load(f)
+    problems = []
+    names = [m["name"] for m in presets]
+    problems += [f"{n}: twice" for n in set(names) if names.count(n) > 1]
+    for m in presets:
+        fail = lambda text: problems.append(f"{m['name']}: {text}")
+        if (m["params"], m["params_active"]) != parameter_count(m):
+            fail(f"params {m['params']}, {m['params_active']} should be {parameter_count(m)}")
+        if m["supported"] != (obstacle(m) is None) or m.get("unsupported") != obstacle(m):
+            fail(f"supported should say: {obstacle(m) or 'true'}")
+        if m["heads"] % m["kv_heads"]:
+            fail("kv_heads does not divide heads")
+        if m["supported"]:
+            if m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None):
+                fail("a supported preset needs norm_eps and, with rotary positions, rope_base")
+            if (m["arch"] == "gpt2") != (m["norm"] == "layernorm") or m["qkv_bias"] < m["linear_bias"]:
+                fail("its parts do not belong to one architecture")
+            if m["head_dim"] % 2:
+                fail("head_dim must be even")
+        published = m.get("params_total_published")
+        if published and abs(m["params"] / published - 1) > 0.05:
+            fail(f"params {m['params']} are far from the published {published}")
+    for text in problems:
+        print(text, file=sys.stderr)
+    print(f"{len(presets)} presets, {sum(m['supported'] for m in presets)} supported, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("make")
+    command.add_argument("source")
+    command.add_argument("output")
+    command = commands.add_parser("check")
+    command.add_argument("file")
+    args = parser.parse_args()
+    return make(args.source, args.output) if args.command == "make" else check(args.file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
