@@ -1,0 +1,43 @@
+/* Weights are stored (out, in): y = x·Wᵀ + b. */
+#include "nn/nn_impl.h"
+
+/* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
+qd_status qd_run_linear(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .c = c->at[3],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
+        .trans_b = true,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
+    });
+}
+
+/* dx (m, n) = dy (m, k) · W (k, n) */
+qd_status qd_run_linear_dx(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .c = c->at[2],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
+    });
+}
+
+/* dW (m, n) += dy (k, m)ᵀ · x (k, n); db (m) += column sums of dy */
+qd_status qd_run_linear_dw(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .c = c->at[2],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->m, .ldb = op->n, .ldc = op->n,
+        .trans_a = true, .accumulate = true,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
+    }));
+    if (!c->at[3])
+        return QD_OK;
+    return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
+        .dy = c->at[0], .grad = c->at[3], .rows = op->k, .cols = op->m,
+        .dtype = call_dtype(c, 0), .grad_dtype = call_dtype(c, 3),
+    });
+}

@@ -1,0 +1,46 @@
+/* The head: logits exist for one chunk of rows at a time; the same pass gives the loss, the gradient of the rows and the
+ * gradient of the matrix. */
+#include "nn/nn_impl.h"
+
+qd_status qd_run_head_loss(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    const qd_frame *f = c->frame;
+    const int64_t rows = op->m, vocab = op->n, hidden = op->k;
+    const qd_dtype x_dtype = call_dtype(c, 0), w_dtype = call_dtype(c, 1);
+    const bool training = c->at[3] != NULL;
+    const int32_t *targets = input_targets(c, 2);
+    float *logits = c->at[6], *losses = c->at[7];
+    for (int64_t first = 0; first < rows; first += op->chunk) {
+        int64_t count = rows - first < op->chunk ? rows - first : op->chunk;
+        const char *x = (const char *)c->at[0] + first * hidden * (int64_t)qd_dtype_size(x_dtype);
+        /* logits (count, vocab) = x (count, hidden) · W (vocab, hidden)ᵀ */
+        QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
+            .a = x, .b = c->at[1], .c = logits, .m = count, .n = vocab, .k = hidden,
+            .lda = hidden, .ldb = hidden, .ldc = vocab, .trans_b = true,
+            .a_dtype = x_dtype, .b_dtype = w_dtype, .c_dtype = QD_F32,
+        }));
+        QD_TRY(f->kernels->cross_entropy(f->stream, &(qd_cross_entropy_args){
+            .logits = logits, .targets = targets + first, .losses = losses + first, .rows = count, .vocab = vocab,
+            .ld = vocab, .scale = f->loss_scale, .grad = training, .dtype = QD_F32,
+        }));
+        if (!training)
+            continue;
+        /* dx (count, hidden) = dlogits (count, vocab) · W (vocab, hidden) */
+        QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
+            .a = logits, .b = c->at[1],
+            .c = (char *)c->at[3] + first * hidden * (int64_t)qd_dtype_size(call_dtype(c, 3)),
+            .m = count, .n = hidden, .k = vocab, .lda = vocab, .ldb = hidden, .ldc = hidden,
+            .a_dtype = QD_F32, .b_dtype = w_dtype, .c_dtype = call_dtype(c, 3),
+        }));
+        /* dW (vocab, hidden) += dlogits (count, vocab)ᵀ · x (count, hidden) */
+        QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
+            .a = logits, .b = x, .c = c->at[4], .m = vocab, .n = hidden, .k = count,
+            .lda = vocab, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = true,
+            .a_dtype = QD_F32, .b_dtype = x_dtype, .c_dtype = call_dtype(c, 4),
+        }));
+    }
+    return f->kernels->loss_sum(f->stream, &(qd_loss_sum_args){
+        .losses = losses, .targets = targets, .rows = rows, .total = c->at[5], .counted = (double *)c->at[5] + 1,
+    });
+}

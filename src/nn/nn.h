@@ -1,0 +1,29 @@
+/* Executes the op lists that spec wrote, with a device's kernels. Sees local shapes and addresses only. */
+#ifndef QD_NN_NN_H
+#define QD_NN_NN_H
+
+#include "device/device.h"
+#include "spec/program.h"
+
+/* What one module action works on. */
+typedef struct qd_frame {
+    qd_stream *stream;
+    const qd_kernels *kernels;
+    const qd_program *program;
+    int module;
+    char *param, *grad, *tied_grad; /* bases of the persistent buffers; gradients may be NULL when not training */
+    char *use[QD_USE_COUNT];        /* addresses of the action's buffers, NULL: none */
+    char *scratch;
+    const float *rope;
+    double *loss;
+    uint64_t seed, step; /* of the dropout masks */
+    int64_t first_row;   /* index in the global batch of the micro-batch's first row */
+    float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
+    bool documents;      /* attention stays inside documents */
+} qd_frame;
+
+/* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase. Gradients of parameters are accumulated,
+ * all other outputs overwritten. */
+qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
+
+#endif

@@ -1,0 +1,61 @@
+#ifndef QD_NN_NN_IMPL_H
+#define QD_NN_NN_IMPL_H
+
+#include "nn/nn.h"
+
+/* One op with its addresses resolved: at[i] is the address of op->slot[i], NULL if absent. */
+typedef struct qd_op_call {
+    const qd_frame *frame;
+    const qd_op *op;
+    const qd_slot *slots;
+    void *at[QD_OP_SLOTS];
+} qd_op_call;
+
+static inline const qd_model *call_model(const qd_op_call *c)
+{
+    return &c->frame->program->ledger->model;
+}
+
+static inline qd_dtype call_dtype(const qd_op_call *c, int i)
+{
+    return c->slots[c->op->slot[i]].dtype;
+}
+
+
+static inline int64_t call_rows(const qd_op_call *c)
+{
+    return c->frame->program->strategy.micro_batch * c->frame->program->strategy.seq;
+}
+
+/* Parts of the INPUT slot, (3, rows) int32. */
+static inline const int32_t *input_tokens(const qd_op_call *c, int i)
+{
+    return c->at[i];
+}
+static inline const int32_t *input_targets(const qd_op_call *c, int i)
+{
+    return (const int32_t *)c->at[i] + call_rows(c);
+}
+static inline const int32_t *input_documents(const qd_op_call *c, int i)
+{
+    return c->frame->documents ? (const int32_t *)c->at[i] + 2 * call_rows(c) : NULL;
+}
+
+qd_status qd_run_embed(const qd_op_call *c);
+qd_status qd_run_embed_grad(const qd_op_call *c);
+qd_status qd_run_norm(const qd_op_call *c);
+qd_status qd_run_norm_grad(const qd_op_call *c);
+qd_status qd_run_linear(const qd_op_call *c);
+qd_status qd_run_linear_dx(const qd_op_call *c);
+qd_status qd_run_linear_dw(const qd_op_call *c);
+qd_status qd_run_rope(const qd_op_call *c);
+qd_status qd_run_rope_inverse(const qd_op_call *c);
+qd_status qd_run_attention(const qd_op_call *c);
+qd_status qd_run_attention_grad(const qd_op_call *c);
+qd_status qd_run_activation(const qd_op_call *c);
+qd_status qd_run_activation_grad(const qd_op_call *c);
+qd_status qd_run_add(const qd_op_call *c);
+qd_status qd_run_dropout(const qd_op_call *c);
+qd_status qd_run_head_loss(const qd_op_call *c);
+
+#endif
