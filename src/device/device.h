@@ -208,13 +208,14 @@ typedef struct qd_param_range {
 } qd_param_range;
 
 /* Decoupled weight decay (AdamW). Gradient g * grad_scale. master is the fp32 parameter; if `param` is another buffer
- * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If zero_grad, grad becomes 0. */
+ * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If zero_grad, grad becomes 0.
+ * Coefficients are double because 1 - beta would lose half of its digits in fp32. */
 typedef struct qd_adamw_args {
     void *param, *grad;
     float *master, *m, *v;
     const qd_param_range *ranges; /* host memory */
     int range_count;
-    float lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale;
+    double lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale;
     bool zero_grad;
     qd_dtype param_dtype, grad_dtype;
 } qd_adamw_args;
@@ -225,7 +226,7 @@ typedef struct qd_sgd_args {
     float *master, *m;
     const qd_param_range *ranges;
     int range_count;
-    float lr, momentum, weight_decay, grad_scale;
+    double lr, momentum, weight_decay, grad_scale;
     bool zero_grad;
     qd_dtype param_dtype, grad_dtype;
 } qd_sgd_args;

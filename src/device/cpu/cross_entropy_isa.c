@@ -1,0 +1,69 @@
+/* Softmax and its loss, one row at a time in two passes: the first finds the maximum and the sum of exponentials
+ * together, by stretches that fit the first-level cache; the second writes the gradient. */
+#include "device/cpu/kernels_impl.h"
+#include "device/cpu/vec_math.h"
+
+#include <math.h>
+
+#define STRETCH 4096
+
+/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top = 0 and sum 0. */
+static double exp_sum(const void *x, int64_t vocab, qd_dtype dtype, float *top)
+{
+    double sum = 0;
+    float most = -INFINITY;
+    for (int64_t first = 0; first < vocab; first += STRETCH) {
+        int64_t count = vocab - first < STRETCH ? vocab - first : STRETCH;
+        vf lanes = vf_set(-INFINITY);
+        QD_FOR_VECTORS(i, n, count, {
+            lanes = vf_max(lanes, vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY));
+        });
+        float here = vf_max_lane(lanes);
+        if (here > most) {
+            sum *= exp((double)most - (double)here);
+            most = here;
+        }
+        float shift = most == -INFINITY ? 0.0f : most;
+        vf even = {0}, odd = {0};
+        QD_FOR_VECTORS(i, n, count, {
+            vf v = vf_exp(vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY) - shift);
+            vf next = even + v;
+            even = odd;
+            odd = next;
+        });
+        sum += (double)vf_sum(even + odd);
+    }
+    *top = most == -INFINITY ? 0.0f : most;
+    return sum;
+}
+
+static void rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_cross_entropy_args *a = context;
+    for (int64_t row = begin; row < end; row++) {
+        void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
+        int32_t target = a->targets[row];
+        int64_t cleared = 0; /* first column that becomes 0 */
+        if (target < 0) {
+            a->losses[row] = 0.0f;
+        } else {
+            float top;
+            double sum = exp_sum(x, a->vocab, a->dtype, &top);
+            double shifted = (double)load_as(x, target, a->dtype) - (double)top;
+            a->losses[row] = (float)(log(sum) - shifted);
+            if (a->grad) {
+                float factor = (float)((double)a->scale / sum);
+                QD_FOR_VECTORS(i, n, a->vocab, {
+                    vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype);
+                });
+                store_as(x, target, (float)((exp(shifted) / sum - 1.0) * (double)a->scale), a->dtype);
+                cleared = a->vocab;
+            }
+        }
+        if (a->grad)
+            memset(qd_cpu_at_mut(x, cleared, a->dtype), 0, (size_t)(a->ld - cleared) * qd_dtype_size(a->dtype));
+    }
+}
+
+const qd_cpu_cross_entropy_ops QD_ISA_NAME(qd_cpu_cross_entropy_ops) = {.rows = rows};

@@ -1,0 +1,97 @@
+/* What the row-wise and element-wise kernels take from their *_isa.c files: functions over a range that
+ * depends on the shapes only. The kernels (norm.c …) check arguments and hand the ranges to the pool. */
+#ifndef QD_DEVICE_CPU_KERNELS_IMPL_H
+#define QD_DEVICE_CPU_KERNELS_IMPL_H
+
+#include "base/rng.h"
+#include "device/cpu/cpu_impl.h"
+
+/* Elements that make a range worth handing to a thread. */
+#define QD_CPU_GRAIN ((int64_t)16384)
+
+/* Rows of `cols` elements per range. */
+static inline int64_t qd_cpu_row_grain(int64_t cols)
+{
+    return cols >= QD_CPU_GRAIN || cols < 1 ? 1 : QD_CPU_GRAIN / cols;
+}
+
+/* Hands [0, count) to the threads in ranges of `grain`; body's context is `args`, which it only reads. */
+static inline void qd_cpu_for(qd_stream *stream, int64_t count, int64_t grain, qd_pool_body body, const void *args)
+{
+    qd_pool_for(qd_cpu_of(stream)->pool, count, grain, body, (void *)(uintptr_t)args);
+}
+
+/* Bodies take the kernel's argument struct as context unless a comment says otherwise. */
+typedef struct qd_cpu_norm_ops {
+    qd_pool_body forward; /* rows */
+    /* Rows begin .. end-1. dgamma, dbeta: (cols) fp32, added to; either may be NULL. */
+    void (*backward)(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta);
+} qd_cpu_norm_ops;
+QD_CPU_TABLE(qd_cpu_norm_ops, qd_cpu_norm_ops)
+
+typedef struct qd_cpu_rope_ops {
+    qd_pool_body rotate; /* rows */
+} qd_cpu_rope_ops;
+QD_CPU_TABLE(qd_cpu_rope_ops, qd_cpu_rope_ops)
+
+typedef struct qd_cpu_activation_ops {
+    qd_pool_body forward, backward; /* rows */
+} qd_cpu_activation_ops;
+QD_CPU_TABLE(qd_cpu_activation_ops, qd_cpu_activation_ops)
+
+typedef struct qd_cpu_elementwise_ops {
+    qd_pool_body add, cast; /* elements */
+} qd_cpu_elementwise_ops;
+QD_CPU_TABLE(qd_cpu_elementwise_ops, qd_cpu_elementwise_ops)
+
+typedef struct qd_cpu_dropout_job {
+    const qd_dropout_args *args;
+    qd_philox_key key;
+} qd_cpu_dropout_job;
+typedef struct qd_cpu_dropout_ops {
+    qd_pool_body apply; /* elements; context: qd_cpu_dropout_job */
+} qd_cpu_dropout_ops;
+QD_CPU_TABLE(qd_cpu_dropout_ops, qd_cpu_dropout_ops)
+
+typedef struct qd_cpu_embedding_ops {
+    qd_pool_body forward; /* rows */
+    /* grad (cols) += rows (uint32_t)keys[0], (uint32_t)keys[1] … of dy, in this order, rounded once. */
+    void (*add_rows)(void *grad, qd_dtype grad_dtype, const void *dy, qd_dtype dtype, int64_t cols,
+                     const uint64_t *keys, int64_t count);
+} qd_cpu_embedding_ops;
+QD_CPU_TABLE(qd_cpu_embedding_ops, qd_cpu_embedding_ops)
+
+typedef struct qd_cpu_cross_entropy_ops {
+    qd_pool_body rows;
+} qd_cpu_cross_entropy_ops;
+QD_CPU_TABLE(qd_cpu_cross_entropy_ops, qd_cpu_cross_entropy_ops)
+
+/* A range of parameters is updated in chunks of QD_CPU_GRAIN elements; the last may be shorter. */
+static inline int64_t qd_cpu_range_chunks(const qd_param_range *range)
+{
+    return (range->count + QD_CPU_GRAIN - 1) / QD_CPU_GRAIN;
+}
+typedef struct qd_cpu_optimizer_ops {
+    qd_pool_body adamw, sgd; /* chunks of all ranges, numbered through */
+} qd_cpu_optimizer_ops;
+QD_CPU_TABLE(qd_cpu_optimizer_ops, qd_cpu_optimizer_ops)
+
+typedef struct qd_cpu_reduce_ops {
+    qd_pool_body row_squares; /* rows */
+    /* sum (cols) += rows begin .. end-1 of dy, ascending. */
+    void (*column_sums)(const qd_bias_grad_args *a, int64_t begin, int64_t end, float *sum);
+    /* sum[begin .. end-1] += each of the `count` vectors of `width` at `parts`, ascending. */
+    void (*add_parts)(float *sum, const float *parts, int64_t count, int64_t width, int64_t begin, int64_t end);
+    /* grad += sum, in grad's type. */
+    void (*add_to_grad)(void *grad, qd_dtype dtype, const float *sum, int64_t count);
+} qd_cpu_reduce_ops;
+QD_CPU_TABLE(qd_cpu_reduce_ops, qd_cpu_reduce_ops)
+
+/* Sums over rows: cuts [0, rows) into blocks of a fixed number of rows, calls body(context, begin, end, part) for each
+ * with a zeroed part (width), adds the parts in ascending order, and gives the sum (width, fp32), which lies in the
+ * device's workspace. Neither blocks nor order depend on the threads. */
+typedef void (*qd_cpu_row_sum_body)(void *context, int64_t begin, int64_t end, float *part);
+qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
+                         void *context, const float **sum);
+
+#endif

@@ -1,0 +1,45 @@
+#include "device/cpu/kernels_impl.h"
+
+qd_status qd_cpu_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
+{
+    QD_TRY(qd_cpu_check_float("norm_forward", "x", a->dtype));
+    QD_TRY(qd_cpu_check_float("norm_forward", "gamma", a->param_dtype));
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_norm_ops_for(qd_cpu_of(stream))->forward, a);
+    return QD_OK;
+}
+
+typedef struct norm_backward_job {
+    const qd_norm_backward_args *args;
+    const qd_cpu_norm_ops *ops;
+} norm_backward_job;
+
+/* part: (dgamma (cols), if wanted | dbeta (cols), if wanted) */
+static void backward_block(void *context, int64_t begin, int64_t end, float *part)
+{
+    const norm_backward_job *job = context;
+    const qd_norm_backward_args *a = job->args;
+    float *dgamma = a->dgamma ? part : NULL;
+    float *dbeta = a->dbeta ? part + (a->dgamma ? a->cols : 0) : NULL;
+    job->ops->backward(a, begin, end, dgamma, dbeta);
+}
+
+qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)
+{
+    qd_cpu *cpu = qd_cpu_of(stream);
+    QD_TRY(qd_cpu_check_float("norm_backward", "x", a->dtype));
+    QD_TRY(qd_cpu_check_float("norm_backward", "gamma", a->param_dtype));
+    if (a->dgamma || a->dbeta)
+        QD_TRY(qd_cpu_check_float("norm_backward", "dgamma", a->grad_dtype));
+    norm_backward_job job = {a, qd_cpu_norm_ops_for(cpu)};
+    const float *sum;
+    int64_t width = (a->dgamma ? a->cols : 0) + (a->dbeta ? a->cols : 0);
+    QD_TRY(qd_cpu_row_sum(cpu, "norm_backward", a->rows, width, backward_block, &job, &sum));
+    const qd_cpu_reduce_ops *reduce = qd_cpu_reduce_ops_for(cpu);
+    if (a->dgamma) {
+        reduce->add_to_grad(a->dgamma, a->grad_dtype, sum, a->cols);
+        sum += a->cols;
+    }
+    if (a->dbeta)
+        reduce->add_to_grad(a->dbeta, a->grad_dtype, sum, a->cols);
+    return QD_OK;
+}

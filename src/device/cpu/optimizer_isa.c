@@ -1,0 +1,80 @@
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the
+ * parameter, clear the gradient. */
+#include "device/cpu/kernels_impl.h"
+#include "device/cpu/vec_math.h"
+
+/* The elements that chunk number `chunk` covers. */
+static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
+{
+    while (chunk >= qd_cpu_range_chunks(ranges)) {
+        chunk -= qd_cpu_range_chunks(ranges);
+        ranges++;
+    }
+    int64_t first = chunk * QD_CPU_GRAIN, left = ranges->count - first;
+    return (qd_param_range){.offset = ranges->offset + first,
+                            .count = left < QD_CPU_GRAIN ? left : QD_CPU_GRAIN,
+                            .decay = ranges->decay};
+}
+
+static void adamw(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_adamw_args *a = context;
+    float scale = (float)a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
+    float rest1 = (float)(1.0 - a->beta1), rest2 = (float)(1.0 - a->beta2);
+    float rate = (float)(a->lr / a->bias_correction1);
+    float correction = (float)(1.0 / __builtin_sqrt(a->bias_correction2));
+    qd_dtype grad_dtype = a->grad_dtype, param_dtype = a->param_dtype;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qd_param_range part = chunk_part(a->ranges, chunk);
+        float decay = part.decay ? (float)(a->lr * a->weight_decay) : 0.0f;
+        void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
+        void *param = a->param && a->param != (void *)a->master ? qd_cpu_at_mut(a->param, part.offset, param_dtype) : NULL;
+        float *master = a->master + part.offset, *ms = a->m + part.offset, *vs = a->v + part.offset;
+        QD_FOR_VECTORS(i, n, part.count, {
+            vf g = vec_load(grad, i, n, grad_dtype) * scale;
+            vf m = vec_load(ms, i, n, QD_F32) * beta1 + g * rest1;
+            vf v = vec_load(vs, i, n, QD_F32) * beta2 + g * g * rest2;
+            vf p = vec_load(master, i, n, QD_F32);
+            p = p - (rate * m / (vec_sqrt(v) * correction + eps) + decay * p);
+            vec_store(ms, i, m, n, QD_F32);
+            vec_store(vs, i, v, n, QD_F32);
+            vec_store(master, i, p, n, QD_F32);
+            if (param)
+                vec_store(param, i, p, n, param_dtype);
+            if (a->zero_grad)
+                vec_store(grad, i, (vf){0}, n, grad_dtype);
+        });
+    }
+}
+
+static void sgd(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_sgd_args *a = context;
+    float scale = (float)a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
+    qd_dtype grad_dtype = a->grad_dtype, param_dtype = a->param_dtype;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qd_param_range part = chunk_part(a->ranges, chunk);
+        float decay = part.decay ? (float)a->weight_decay : 0.0f;
+        void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
+        void *param = a->param && a->param != (void *)a->master ? qd_cpu_at_mut(a->param, part.offset, param_dtype) : NULL;
+        float *master = a->master + part.offset, *ms = a->m ? a->m + part.offset : NULL;
+        QD_FOR_VECTORS(i, n, part.count, {
+            vf d = vec_load(grad, i, n, grad_dtype) * scale;
+            if (ms) {
+                d = vec_load(ms, i, n, QD_F32) * momentum + d;
+                vec_store(ms, i, d, n, QD_F32);
+            }
+            vf p = vec_load(master, i, n, QD_F32);
+            p = p - lr * (d + decay * p);
+            vec_store(master, i, p, n, QD_F32);
+            if (param)
+                vec_store(param, i, p, n, param_dtype);
+            if (a->zero_grad)
+                vec_store(grad, i, (vf){0}, n, grad_dtype);
+        });
+    }
+}
+
+const qd_cpu_optimizer_ops QD_ISA_NAME(qd_cpu_optimizer_ops) = {.adamw = adamw, .sgd = sgd};

@@ -1,0 +1,108 @@
+#include "device/cpu/kernels_impl.h"
+
+#include <string.h>
+
+/* Rows of one partial sum: short enough that fp32 sums stay exact to a few units, long enough that the partial sums
+ * are a small part of the traffic. */
+#define BLOCK_ROWS 32
+#define COLUMN_GRAIN 2048
+
+typedef struct row_sum_job {
+    qd_cpu_row_sum_body body;
+    void *context;
+    const qd_cpu_reduce_ops *ops;
+    float *sum, *parts; /* (width), (blocks of this round, width) */
+    int64_t rows, width, first_block, blocks;
+} row_sum_job;
+
+static void sum_blocks(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const row_sum_job *job = context;
+    for (int64_t block = begin; block < end; block++) {
+        float *part = job->parts + block * job->width;
+        int64_t first = (job->first_block + block) * BLOCK_ROWS;
+        int64_t last = first + BLOCK_ROWS < job->rows ? first + BLOCK_ROWS : job->rows;
+        memset(part, 0, (size_t)job->width * sizeof *part);
+        job->body(job->context, first, last, part);
+    }
+}
+
+static void add_columns(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const row_sum_job *job = context;
+    job->ops->add_parts(job->sum, job->parts, job->blocks, job->width, begin, end);
+}
+
+qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
+                         void *context, const float **sum)
+{
+    /* The sum and as many partial sums as the threads' workspaces hold together; more blocks take several rounds. */
+    int64_t floats = QD_CPU_WORKSPACE_BYTES * qd_pool_threads(cpu->pool) / (int64_t)sizeof(float);
+    int64_t most = QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) / 2;
+    if (width > most)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: sums over rows of %lld columns in all; at most %lld fit the workspace",
+                       kernel, (long long)width, (long long)most);
+    float *base = qd_cpu_workspace(cpu, 0);
+    row_sum_job job = {.body = body,
+                       .context = context,
+                       .ops = qd_cpu_reduce_ops_for(cpu),
+                       .sum = base,
+                       .parts = base + width,
+                       .rows = rows,
+                       .width = width};
+    memset(job.sum, 0, (size_t)width * sizeof *job.sum);
+    int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, round = width ? floats / width - 1 : blocks;
+    for (; job.first_block < blocks; job.first_block += job.blocks) {
+        job.blocks = blocks - job.first_block < round ? blocks - job.first_block : round;
+        qd_pool_for(cpu->pool, job.blocks, 1, sum_blocks, &job);
+        qd_pool_for(cpu->pool, width, COLUMN_GRAIN, add_columns, &job);
+    }
+    *sum = job.sum;
+    return QD_OK;
+}
+
+typedef struct bias_grad_job {
+    const qd_bias_grad_args *args;
+    const qd_cpu_reduce_ops *ops;
+} bias_grad_job;
+
+static void bias_grad_block(void *context, int64_t begin, int64_t end, float *part)
+{
+    const bias_grad_job *job = context;
+    job->ops->column_sums(job->args, begin, end, part);
+}
+
+qd_status qd_cpu_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
+{
+    qd_cpu *cpu = qd_cpu_of(stream);
+    QD_TRY(qd_cpu_check_float("bias_grad", "dy", a->dtype));
+    QD_TRY(qd_cpu_check_float("bias_grad", "grad", a->grad_dtype));
+    bias_grad_job job = {a, qd_cpu_reduce_ops_for(cpu)};
+    const float *sum;
+    QD_TRY(qd_cpu_row_sum(cpu, "bias_grad", a->rows, a->cols, bias_grad_block, &job, &sum));
+    job.ops->add_to_grad(a->grad, a->grad_dtype, sum, a->cols);
+    return QD_OK;
+}
+
+qd_status qd_cpu_row_squares(qd_stream *stream, const qd_row_squares_args *a)
+{
+    QD_TRY(qd_cpu_check_float("row_squares", "x", a->dtype));
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_reduce_ops_for(qd_cpu_of(stream))->row_squares, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_loss_sum(qd_stream *stream, const qd_loss_sum_args *a)
+{
+    (void)stream;
+    /* Added to the running total one by one, so that the cut into calls changes no bit. */
+    double total = *a->total, counted = *a->counted;
+    for (int64_t row = 0; row < a->rows; row++) {
+        total += (double)a->losses[row];
+        counted += a->targets[row] >= 0;
+    }
+    *a->total = total;
+    *a->counted = counted;
+    return QD_OK;
+}
