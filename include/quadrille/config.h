@@ -1,0 +1,20 @@
+/* The configuration of a run: the keys of a YAML file and of the command line, as one table. */
+#ifndef QUADRILLE_CONFIG_H
+#define QUADRILLE_CONFIG_H
+
+#include <quadrille/options.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* model.*, data.*, train.*, parallel.*, run.* */
+qd_option_table qd_config_table(void);
+
+/* Names of the model presets, NULL-terminated; `supported_only` leaves out those that this version cannot train. */
+qd_status qd_config_presets(bool supported_only, const char *const **names);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,268 @@
+#include "spec/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
+static const qd_option options_table[] = {
+    {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "named model; the other model keys change single dimensions of it", "model"},
+    {"model.arch", QD_OPTION_ENUM, "llama", 0, 0, "llama|gpt2", "architecture when no preset is given", NULL},
+    {"model.layers", QD_OPTION_INT, "4", 1, 100000, NULL, "transformer blocks", NULL},
+    {"model.hidden", QD_OPTION_INT, "128", 1, 1e6, NULL, "width of the residual stream", NULL},
+    {"model.heads", QD_OPTION_INT, "4", 1, 1e5, NULL, "query heads", NULL},
+    {"model.kv_heads", QD_OPTION_INT, "0", 0, 1e5, NULL, "key and value heads; 0: as many as heads", NULL},
+    {"model.head_dim", QD_OPTION_INT, "0", 0, 256, NULL, "size of a head; 0: hidden / heads", NULL},
+    {"model.ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden in steps of 32 (llama)", NULL},
+    {"model.vocab", QD_OPTION_INT, "256", 1, 2147483647, NULL, "vocabulary; raw bytes need 256", NULL},
+    {"model.max_seq", QD_OPTION_INT, "0", 0, 1e9, NULL, "rows of the learned position table; 0: data.seq", NULL},
+    {"model.norm_eps", QD_OPTION_FLOAT, "1e-5", 1e-12, 1, NULL, "epsilon of the norms", NULL},
+    {"model.rope_base", QD_OPTION_FLOAT, "10000", 1.000001, 1e12, NULL, "base of the rotary embedding", NULL},
+    {"model.rope_scaling", QD_OPTION_ENUM, "none", 0, 0, "none|llama3", "stretching of the rotary embedding for long contexts", NULL},
+    {"model.rope_factor", QD_OPTION_FLOAT, "8", 1, 1e6, NULL, "llama3 scaling: how far low frequencies are stretched", NULL},
+    {"model.rope_low_factor", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "llama3 scaling: lower bound of the blend", NULL},
+    {"model.rope_high_factor", QD_OPTION_FLOAT, "4", 1e-6, 1e6, NULL, "llama3 scaling: upper bound of the blend", NULL},
+    {"model.rope_original_seq", QD_OPTION_INT, "8192", 1, 1e9, NULL, "llama3 scaling: context of the first training", NULL},
+    {"model.activation", QD_OPTION_ENUM, "auto", 0, 0, "auto|gelu_tanh|gelu|swiglu", "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)", NULL},
+    {"model.qkv_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of q, k, v; auto: gpt2 has them", NULL},
+    {"model.linear_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of attention output and MLP; auto: gpt2 has them", NULL},
+    {"model.tied", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "the head uses the token table; auto: gpt2 does", NULL},
+    {"model.dropout", QD_OPTION_FLOAT, "0", 0, 0.99, NULL, "after the embedding and each residual branch", NULL},
+    {"model.init_std", QD_OPTION_FLOAT, "0.02", 0, 10, NULL, "standard deviation of initial weights", NULL},
+
+    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "file whose bytes are the tokens", "data"},
+    {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "tokens of a sequence", "seq"},
+
+    {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
+    {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
+    {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences a rank computes at a time; 0: all of its share", NULL},
+    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd", "optimizer", NULL},
+    {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "highest learning rate", "lr"},
+    {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of a decay", NULL},
+    {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd", "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
+    {"train.warmup", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps in which the learning rate rises from 0", NULL},
+    {"train.decay_steps", QD_OPTION_INT, "0", 0, 1e12, NULL, "wsd: steps of the decay at the end; 0: a fifth of all", NULL},
+    {"train.beta1", QD_OPTION_FLOAT, "0.9", 0, 0.999999, NULL, "AdamW: decay of the first moment", NULL},
+    {"train.beta2", QD_OPTION_FLOAT, "0.95", 0, 0.99999999, NULL, "AdamW: decay of the second moment", NULL},
+    {"train.eps", QD_OPTION_FLOAT, "1e-8", 1e-30, 1, NULL, "AdamW: added to the root of the second moment", NULL},
+    {"train.momentum", QD_OPTION_FLOAT, "0", 0, 0.999999, NULL, "SGD: momentum", NULL},
+    {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
+    {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
+    {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
+    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
+    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision", NULL},
+
+    {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
+    {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
+    {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
+    {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
+    {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
+    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL, "gradients are reduced while the backward pass still runs", NULL},
+    {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
+    {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
+
+    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl and trace.json; empty: nothing is written", "dir"},
+    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu", "where the model is computed", "device"},
+    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi", "auto: mpi when started by mpirun or srun, else local", "backend"},
+    {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
+    {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
+    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
+    {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
+    {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
+};
+
+qd_option_table qd_config_table(void)
+{
+    return QD_OPTION_TABLE(options_table);
+}
+
+/* auto|true|false */
+static bool tristate(const qd_options *o, const char *key, bool otherwise)
+{
+    int choice = qd_options_enum(o, key);
+    return choice == 0 ? otherwise : choice == 1;
+}
+
+static void take_int(const qd_options *o, const char *key, bool always, int64_t *value)
+{
+    if (always || qd_options_is_set(o, key))
+        *value = qd_options_int(o, key);
+}
+
+static void take_small(const qd_options *o, const char *key, bool always, int *value)
+{
+    if (always || qd_options_is_set(o, key))
+        *value = (int)qd_options_int(o, key);
+}
+
+static void take_float(const qd_options *o, const char *key, bool always, double *value)
+{
+    if (always || qd_options_is_set(o, key))
+        *value = qd_options_float(o, key);
+}
+
+/* A preset is changed only by keys the user set; without one, the table's defaults count. */
+static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
+{
+    const char *preset = qd_options_string(o, "model.preset");
+    bool plain = preset[0] == '\0';
+    if (plain) {
+        *m = qd_model_default(qd_options_enum(o, "model.arch") == 0 ? QD_ARCH_LLAMA : QD_ARCH_GPT2);
+        snprintf(m->name, sizeof m->name, "%s", qd_arch_name(m->arch));
+    } else {
+        if (qd_options_is_set(o, "model.arch"))
+            return QD_FAIL(QD_USAGE, "model.arch and model.preset are both set: the preset %s already has an architecture", preset);
+        QD_TRY(qd_preset_find(preset, m));
+    }
+    bool new_hidden = qd_options_is_set(o, "model.hidden"), new_heads = qd_options_is_set(o, "model.heads");
+    take_small(o, "model.layers", plain, &m->layers);
+    take_int(o, "model.hidden", plain, &m->hidden);
+    take_small(o, "model.heads", plain, &m->heads);
+    take_small(o, "model.kv_heads", plain, &m->kv_heads);
+    take_small(o, "model.head_dim", plain || new_hidden || new_heads, &m->head_dim);
+    take_int(o, "model.ffn", plain || new_hidden, &m->ffn);
+    take_int(o, "model.vocab", plain, &m->vocab);
+    take_int(o, "model.max_seq", plain, &m->max_seq);
+    take_float(o, "model.norm_eps", plain, &m->norm_eps);
+    take_float(o, "model.rope_base", plain, &m->rope.base);
+    if (plain || qd_options_is_set(o, "model.rope_scaling"))
+        m->rope.scaled = qd_options_enum(o, "model.rope_scaling") == 1;
+    take_float(o, "model.rope_factor", plain, &m->rope.factor);
+    take_float(o, "model.rope_low_factor", plain, &m->rope.low_factor);
+    take_float(o, "model.rope_high_factor", plain, &m->rope.high_factor);
+    take_int(o, "model.rope_original_seq", plain, &m->rope.original_seq);
+    take_float(o, "model.dropout", plain, &m->dropout);
+    take_float(o, "model.init_std", plain, &m->init_std);
+    int activation = qd_options_enum(o, "model.activation");
+    if (activation > 0)
+        m->activation = (qd_activation[]){QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU}[activation - 1];
+    m->qkv_bias = tristate(o, "model.qkv_bias", m->qkv_bias);
+    m->linear_bias = tristate(o, "model.linear_bias", m->linear_bias);
+    m->tied = tristate(o, "model.tied", m->tied);
+    if (m->kv_heads == 0)
+        m->kv_heads = m->heads;
+    if (m->head_dim == 0) {
+        if (m->hidden % m->heads != 0)
+            return QD_FAIL(QD_USAGE, "model.hidden (%lld) is not a multiple of model.heads (%d): set model.head_dim",
+                           (long long)m->hidden, m->heads);
+        m->head_dim = (int)(m->hidden / m->heads);
+    }
+    if (m->ffn == 0)
+        m->ffn = m->activation == QD_ACT_SWIGLU ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
+    if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
+        m->max_seq = seq;
+    if (m->position == QD_POSITION_LEARNED && seq > m->max_seq)
+        return QD_FAIL(QD_USAGE, "data.seq is %lld, but the model has %lld learned positions: lower data.seq or raise model.max_seq",
+                       (long long)seq, (long long)m->max_seq);
+    return qd_model_validate(m);
+}
+
+static qd_status resolve_optimizer(const qd_options *o, qd_optimizer_config *c)
+{
+    *c = (qd_optimizer_config){
+        .kind = qd_options_enum(o, "train.optimizer") == 0 ? QD_OPTIMIZER_ADAMW : QD_OPTIMIZER_SGD,
+        .schedule = (qd_lr_schedule)qd_options_enum(o, "train.schedule"),
+        .lr = qd_options_float(o, "train.lr"),
+        .min_lr = qd_options_float(o, "train.min_lr"),
+        .beta1 = qd_options_float(o, "train.beta1"),
+        .beta2 = qd_options_float(o, "train.beta2"),
+        .eps = qd_options_float(o, "train.eps"),
+        .momentum = qd_options_float(o, "train.momentum"),
+        .weight_decay = qd_options_float(o, "train.weight_decay"),
+        .clip = qd_options_float(o, "train.clip"),
+        .steps = qd_options_int(o, "train.steps"),
+        .warmup = qd_options_int(o, "train.warmup"),
+        .decay_steps = qd_options_int(o, "train.decay_steps"),
+    };
+    if (c->min_lr > c->lr)
+        return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
+    if (c->warmup > c->steps)
+        return QD_FAIL(QD_USAGE, "train.warmup (%lld) is longer than train.steps (%lld)", (long long)c->warmup, (long long)c->steps);
+    if (c->decay_steps == 0)
+        c->decay_steps = c->steps / 5;
+    if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
+        return QD_FAIL(QD_USAGE, "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together",
+                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
+    if (c->kind == QD_OPTIMIZER_ADAMW && qd_options_is_set(o, "train.momentum"))
+        return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1");
+    return QD_OK;
+}
+
+qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
+{
+    memset(c, 0, sizeof *c);
+    int64_t seq = qd_options_int(o, "data.seq");
+    QD_TRY(resolve_model(o, seq, &c->model));
+    QD_TRY(resolve_optimizer(o, &c->optimizer));
+    if (world > 0 && qd_options_is_set(o, "parallel.ranks") && qd_options_int(o, "parallel.ranks") != world)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, but %d ranks were started: leave it out, or start as many",
+                       (long long)qd_options_int(o, "parallel.ranks"), world);
+    c->world = world > 0 ? world : (int)qd_options_int(o, "parallel.ranks");
+    static const char *const keys[QD_AXIS_COUNT] = {"parallel.tp", "parallel.cp", "parallel.dp", "parallel.pp"};
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        c->degrees[axis] = (int)qd_options_int(o, keys[axis]);
+        if (c->degrees[axis] == 0)
+            return QD_FAIL(QD_USAGE, "%s is 0: it must be at least 1, or -1 for the rest of the world", keys[axis]);
+    }
+    bool bf16 = qd_options_enum(o, "train.precision") == 1;
+    int grad = qd_options_enum(o, "train.grad_dtype");
+    c->strategy = (qd_strategy){
+        .seq = seq,
+        .micro_batch = qd_options_int(o, "train.micro_batch"),
+        .activation = bf16 ? QD_BF16 : QD_F32,
+        .param = bf16 ? QD_BF16 : QD_F32,
+        .grad = grad == 0 ? (bf16 ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
+        .optimizer = c->optimizer.kind,
+        .momentum = c->optimizer.momentum > 0.0,
+        .overlap = qd_options_bool(o, "parallel.overlap"),
+        .split_backward = qd_options_bool(o, "parallel.split_backward"),
+        .bucket_bytes = (int64_t)(qd_options_float(o, "parallel.bucket_mb") * 1024.0 * 1024.0),
+        .training = true,
+    };
+    c->global_batch = qd_options_int(o, "train.global_batch");
+    c->steps = c->optimizer.steps;
+    c->seed = (uint64_t)qd_options_int(o, "train.seed");
+    c->data_path = qd_options_string(o, "data.path");
+    c->run_dir = qd_options_string(o, "run.dir");
+    c->device = qd_options_string(o, "run.device");
+    c->backend = qd_options_string(o, "run.backend");
+    c->ranks_as_threads = qd_options_enum(o, "run.ranks_as") == 1;
+    c->threads = (int)qd_options_int(o, "run.threads");
+    c->deadline = qd_options_float(o, "run.deadline");
+    c->log_every = qd_options_int(o, "run.log_every");
+    c->trace = qd_options_bool(o, "run.trace");
+    if (c->trace && c->run_dir[0] == '\0')
+        return QD_FAIL(QD_USAGE, "run.trace needs run.dir, the folder that trace.json is written to");
+    return QD_OK;
+}
+
+/* The global batch is shared out evenly: sequences per rank, then per micro-batch. */
+static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strategy *s)
+{
+    int dp = mesh->degree[QD_AXIS_DP];
+    if (c->global_batch % dp != 0)
+        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): take %lld or %lld",
+                       (long long)c->global_batch, dp, (long long)(c->global_batch / dp * dp + (c->global_batch < dp ? dp : 0)),
+                       (long long)((c->global_batch / dp + 1) * dp));
+    int64_t share = c->global_batch / dp;
+    if (s->micro_batch == 0)
+        s->micro_batch = share;
+    if (s->micro_batch > share || share % s->micro_batch != 0)
+        return QD_FAIL(QD_USAGE, "train.micro_batch (%lld) does not divide the %lld sequences of a rank (global batch %lld on dp %d)",
+                       (long long)s->micro_batch, (long long)share, (long long)c->global_batch, dp);
+    if (s->micro_batch * s->seq > INT32_MAX)
+        return QD_FAIL(QD_USAGE, "a micro-batch of %lld x %lld tokens is too large: lower train.micro_batch",
+                       (long long)s->micro_batch, (long long)s->seq);
+    s->micro_batches = (int)(share / s->micro_batch);
+    return QD_OK;
+}
+
+qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)
+{
+    qd_mesh mesh;
+    qd_ledger *ledger;
+    qd_strategy strategy = config->strategy;
+    QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
+    QD_TRY(share_batch(config, &mesh, &strategy));
+    QD_TRY(qd_ledger_create(&config->model, &mesh, arena, &ledger));
+    return qd_program_create(ledger, &strategy, rank, arena, program);
+}

@@ -1,0 +1,44 @@
+/* The resolved configuration: what the option table means. */
+#ifndef QD_SPEC_CONFIG_H
+#define QD_SPEC_CONFIG_H
+
+#include "spec/program.h"
+
+#include <quadrille/config.h>
+
+typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
+
+typedef struct qd_optimizer_config {
+    qd_optimizer_kind kind;
+    qd_lr_schedule schedule;
+    double lr, min_lr, beta1, beta2, eps, momentum, weight_decay, clip; /* clip 0: none */
+    int64_t steps, warmup, decay_steps; /* decay_steps: the last part of WSD */
+} qd_optimizer_config;
+
+typedef struct qd_config {
+    qd_model model;
+    int world;
+    int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
+    qd_strategy strategy;       /* micro_batches is set once the mesh is known */
+    qd_optimizer_config optimizer;
+    int64_t global_batch; /* sequences per step */
+    int64_t steps;
+    uint64_t seed;
+    const char *data_path; /* belongs to the options */
+    const char *run_dir, *device, *backend;
+    bool ranks_as_threads, trace;
+    int threads; /* compute threads per rank; 0: share out the cores */
+    int64_t log_every;
+    double deadline;
+} qd_config;
+
+/* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE names the key. */
+qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
+
+/* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */
+qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
+
+/* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none, QD_UNSUPPORTED with what it
+ * needs when this version cannot train it. */
+qd_status qd_preset_find(const char *name, qd_model *model);
+#endif
