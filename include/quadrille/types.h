@@ -17,6 +17,17 @@ const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "
 
 typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
 
+typedef enum qd_optim_kind { QD_OPTIM_ADAMW, QD_OPTIM_SGD } qd_optim_kind;
+typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
+
+/* An optimizer and its learning rate over the steps of a run. */
+typedef struct qd_optim {
+    qd_optim_kind kind;
+    qd_lr_schedule schedule;
+    double lr, min_lr, beta1, beta2, eps, momentum, weight_decay, clip; /* clip 0: none */
+    int64_t steps, warmup, decay_steps;                                 /* decay_steps: the last part of WSD */
+} qd_optim;
+
 typedef enum qd_reduce_op { QD_SUM, QD_MAX, QD_AVG } qd_reduce_op;
 const char *qd_reduce_op_name(qd_reduce_op op);
 

@@ -156,10 +156,10 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     return qd_model_validate(m);
 }
 
-static qd_status resolve_optimizer(const qd_options *o, qd_optimizer_config *c)
+static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
 {
-    *c = (qd_optimizer_config){
-        .kind = qd_options_enum(o, "train.optimizer") == 0 ? QD_OPTIMIZER_ADAMW : QD_OPTIMIZER_SGD,
+    *c = (qd_optim){
+        .kind = qd_options_enum(o, "train.optimizer") == 0 ? QD_OPTIM_ADAMW : QD_OPTIM_SGD,
         .schedule = (qd_lr_schedule)qd_options_enum(o, "train.schedule"),
         .lr = qd_options_float(o, "train.lr"),
         .min_lr = qd_options_float(o, "train.min_lr"),
@@ -182,7 +182,7 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optimizer_config *c)
     if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
         return QD_FAIL(QD_USAGE, "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together",
                        (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
-    if (c->kind == QD_OPTIMIZER_ADAMW && qd_options_is_set(o, "train.momentum"))
+    if (c->kind == QD_OPTIM_ADAMW && qd_options_is_set(o, "train.momentum"))
         return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1");
     return QD_OK;
 }

@@ -6,21 +6,12 @@
 
 #include <quadrille/config.h>
 
-typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
-
-typedef struct qd_optimizer_config {
-    qd_optimizer_kind kind;
-    qd_lr_schedule schedule;
-    double lr, min_lr, beta1, beta2, eps, momentum, weight_decay, clip; /* clip 0: none */
-    int64_t steps, warmup, decay_steps; /* decay_steps: the last part of WSD */
-} qd_optimizer_config;
-
 typedef struct qd_config {
     qd_model model;
     int world;
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
     qd_strategy strategy;       /* micro_batches is set once the mesh is known */
-    qd_optimizer_config optimizer;
+    qd_optim optimizer;
     int64_t global_batch; /* sequences per step */
     int64_t steps;
     uint64_t seed;

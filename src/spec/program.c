@@ -319,9 +319,9 @@ static void add_persistent(builder *b)
             add_buffer(b, QD_BUFFER_TIED_GRAD, -1, -1, p->storage.tied * (int64_t)qd_dtype_size(s->grad), true);
         if (s->param != QD_F32)
             add_buffer(b, QD_BUFFER_MASTER, -1, -1, n * 4, true);
-        if (s->optimizer == QD_OPTIMIZER_ADAMW || s->momentum)
+        if (s->optimizer == QD_OPTIM_ADAMW || s->momentum)
             add_buffer(b, QD_BUFFER_MOMENT1, -1, -1, n * 4, true);
-        if (s->optimizer == QD_OPTIMIZER_ADAMW)
+        if (s->optimizer == QD_OPTIM_ADAMW)
             add_buffer(b, QD_BUFFER_MOMENT2, -1, -1, n * 4, true);
         int64_t rows = 0;
         for (int i = 0; i < b->ledger->param_count; i++) {

@@ -8,14 +8,12 @@
 
 #include <stdio.h>
 
-typedef enum qd_optimizer_kind { QD_OPTIMIZER_ADAMW, QD_OPTIMIZER_SGD } qd_optimizer_kind;
-
 /* How the step is carried out; with the model and the mesh it determines the program. */
 typedef struct qd_strategy {
     int64_t seq, micro_batch; /* rows of a micro-batch: micro_batch sequences of seq tokens */
     int micro_batches;        /* per rank and step */
     qd_dtype activation, param, grad;
-    qd_optimizer_kind optimizer;
+    qd_optim_kind optimizer;
     bool momentum;        /* SGD keeps a momentum buffer */
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
     bool split_backward;  /* backward_input and backward_weight are separate actions */

@@ -1,0 +1,32 @@
+/* Where tokens come from, and which sample belongs to which step.
+ *
+ * The sampler is a pure function of (seed, sample index): sample g of a run, g = step · global_batch + i, is window
+ * permutation_e(g mod windows) of epoch e = g / windows. No state, no dependence on the layout: any rank can compute any
+ * sample, and a run can go on anywhere. */
+#ifndef QD_DATA_DATA_H
+#define QD_DATA_DATA_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+/* Fills `count` samples that start at index `first` of the run: tokens, targets (the next token; -1: not counted) and
+ * document starts, (count, seq) each. */
+typedef struct qd_batch_source {
+    qd_status (*fill)(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
+                      int32_t *doc_start);
+    void *context;
+    bool documents; /* document starts differ from 0 */
+} qd_batch_source;
+
+typedef struct qd_data qd_data;
+
+/* Maps a file whose bytes are the tokens. QD_USAGE when it is missing, empty or too short for one window of seq + 1. */
+qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data);
+void qd_data_close(qd_data *data);
+
+qd_batch_source qd_data_source(qd_data *data);
+int64_t qd_data_windows(const qd_data *data); /* samples of one epoch */
+
+/* Image of `index` under permutation number `epoch` of [0, size): a Feistel network, cycled until it falls inside. */
+int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size);
+#endif

@@ -1,0 +1,49 @@
+#include "optim/optim.h"
+
+#include <math.h>
+
+double qd_optim_lr(const qd_optim *o, int64_t step)
+{
+    if (step <= o->warmup)
+        return o->lr * (double)step / (double)o->warmup;
+    /* Share of the decay that is done: 0 at its start, 1 at the last step. */
+    int64_t start = o->schedule == QD_LR_WSD ? o->steps - o->decay_steps : o->warmup;
+    double done = o->steps > start ? (double)(step - start) / (double)(o->steps - start) : 1.0;
+    done = done < 0.0 ? 0.0 : done > 1.0 ? 1.0 : done;
+    switch (o->schedule) {
+    case QD_LR_COSINE: return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+    case QD_LR_LINEAR:
+    case QD_LR_WSD: return o->lr + (o->min_lr - o->lr) * done;
+    case QD_LR_CONSTANT: break;
+    }
+    return o->lr;
+}
+
+double qd_optim_clip_factor(const qd_optim *o, double norm)
+{
+    if (!isfinite(norm))
+        return NAN;
+    return o->clip > 0.0 && norm > o->clip ? o->clip / (norm + 1e-6) : 1.0;
+}
+
+qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_stream *stream, const qd_optim_state *s,
+                          const qd_param_range *ranges, int range_count, int64_t step, double grad_scale)
+{
+    float lr = (float)qd_optim_lr(o, step);
+    if (o->kind == QD_OPTIM_SGD)
+        return kernels->sgd(stream, &(qd_sgd_args){
+            .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1,
+            .ranges = ranges, .range_count = range_count,
+            .lr = lr, .momentum = (float)o->momentum, .weight_decay = (float)o->weight_decay,
+            .grad_scale = (float)grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
+        });
+    return kernels->adamw(stream, &(qd_adamw_args){
+        .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1, .v = s->moment2,
+        .ranges = ranges, .range_count = range_count,
+        .lr = lr, .beta1 = (float)o->beta1, .beta2 = (float)o->beta2, .eps = (float)o->eps,
+        .weight_decay = (float)o->weight_decay,
+        .bias_correction1 = (float)(1.0 - pow(o->beta1, (double)step)),
+        .bias_correction2 = (float)(1.0 - pow(o->beta2, (double)step)),
+        .grad_scale = (float)grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
+    });
+}

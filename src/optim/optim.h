@@ -1,0 +1,26 @@
+/* Optimizers: the learning rate of a step, and the update of ranges of parameters. */
+#ifndef QD_OPTIM_OPTIM_H
+#define QD_OPTIM_OPTIM_H
+
+#include "device/device.h"
+
+/* Learning rate of a step, counted from 1: rises linearly over the warm-up, then follows the schedule down to min_lr at
+ * the last step. */
+double qd_optim_lr(const qd_optim *optim, int64_t step);
+
+/* The factor that brings a gradient of this norm down to the clip, 1 if it is below. A norm that is not finite gives
+ * NaN: the caller must not update. */
+double qd_optim_clip_factor(const qd_optim *optim, double norm);
+
+/* Equally laid out buffers; master is the fp32 parameter itself where `param` is fp32. */
+typedef struct qd_optim_state {
+    void *param, *grad;
+    float *master, *moment1, *moment2;
+    qd_dtype param_dtype, grad_dtype;
+} qd_optim_state;
+
+/* One step (counted from 1) on the given ranges. */
+qd_status qd_optim_update(const qd_optim *optim, const qd_kernels *kernels, qd_stream *stream,
+                          const qd_optim_state *state, const qd_param_range *ranges, int range_count, int64_t step,
+                          double grad_scale);
+#endif

@@ -1,0 +1,97 @@
+#include "parallel/bind.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One communicator per set of axes that some action uses and that has more than one rank. Ranks walk the masks in the
+ * same order, so the collective splits match. */
+static qd_status make_groups(qd_bound *b)
+{
+    const qd_program *p = b->program;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    bool wanted[1 << QD_AXIS_COUNT] = {false};
+    for (int i = 0; i < p->action_count; i++)
+        wanted[p->actions[i].axes] = true;
+    int rank = qd_comm_rank(b->world);
+    for (unsigned mask = 1; mask < (1u << QD_AXIS_COUNT); mask++) {
+        if (!wanted[mask] || qd_mesh_group_size(mesh, mask) == 1)
+            continue;
+        char name[32];
+        qd_mesh_mask_name(mask, name, sizeof name);
+        QD_TRY(qd_comm_split(b->world, qd_mesh_group_colour(mesh, mask, rank), qd_mesh_group_coord(mesh, mask, rank), name,
+                             &b->groups[mask]));
+    }
+    return QD_OK;
+}
+
+static qd_status allocate(qd_bound *b)
+{
+    const qd_program *p = b->program;
+    b->persistent = calloc((size_t)p->buffer_count, sizeof *b->persistent);
+    b->alive = calloc((size_t)p->buffer_count, sizeof *b->alive);
+    if (!b->persistent || !b->alive)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the table of %d buffers", p->buffer_count);
+    for (int i = 0; i < p->buffer_count; i++) {
+        if (!p->buffers[i].persistent)
+            continue;
+        b->alive[i] = true;
+        qd_status status = qd_device_alloc(b->device, p->buffers[i].bytes, &b->persistent[i]);
+        if (status != QD_OK)
+            return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
+    }
+    void *dynamic;
+    qd_status status = qd_device_alloc(b->device, p->dynamic_bytes, &dynamic);
+    if (status != QD_OK)
+        return qd_error_prefix(status, "rank %d, activations: ", qd_comm_rank(b->world));
+    b->dynamic = dynamic;
+    return QD_OK;
+}
+
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_bound **bound)
+{
+    qd_bound *b = calloc(1, sizeof *b);
+    if (!b)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to bind the program");
+    *b = (qd_bound){.program = program, .device = device, .world = world};
+    qd_status status = make_groups(b);
+    if (status == QD_OK)
+        status = allocate(b);
+    if (status != QD_OK) {
+        qd_bound_destroy(b);
+        return status;
+    }
+    *bound = b;
+    return QD_OK;
+}
+
+void qd_bound_destroy(qd_bound *b)
+{
+    if (!b)
+        return;
+    const qd_program *p = b->program;
+    for (int i = 0; b->persistent && i < p->buffer_count; i++)
+        if (b->persistent[i])
+            qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
+    if (b->dynamic)
+        qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
+    for (unsigned mask = 0; mask < (1u << QD_AXIS_COUNT); mask++)
+        qd_comm_destroy(b->groups[mask]);
+    free(b->persistent);
+    free(b->alive);
+    free(b);
+}
+
+qd_status qd_bound_buffer(const qd_bound *b, int buffer, void **address)
+{
+    const qd_program *p = b->program;
+    if (buffer < 0 || buffer >= p->buffer_count || !b->alive[buffer])
+        return QD_FAIL(QD_SYSTEM, "step program: buffer %d is used where it is not allocated", buffer);
+    *address = b->persistent[buffer] ? b->persistent[buffer] : b->dynamic + p->buffers[buffer].offset;
+    return QD_OK;
+}
+
+void *qd_bound_kind(const qd_bound *b, qd_buffer_kind kind)
+{
+    int buffer = b->program->persistent[kind];
+    return buffer >= 0 ? b->persistent[buffer] : NULL;
+}

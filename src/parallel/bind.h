@@ -1,0 +1,28 @@
+/* Binds a program to a device and a world: memory of the planned size, a communicator for each group the program names. */
+#ifndef QD_PARALLEL_BIND_H
+#define QD_PARALLEL_BIND_H
+
+#include "device/device.h"
+#include "spec/program.h"
+
+#include <quadrille/comm.h>
+
+typedef struct qd_bound {
+    const qd_program *program;
+    qd_device *device;
+    qd_comm *world;
+    qd_comm *groups[1 << QD_AXIS_COUNT]; /* by mask of axes; NULL where the program needs none */
+    void **persistent;                   /* per buffer of the program; NULL: dynamic */
+    char *dynamic;
+    bool *alive; /* per buffer: between ALLOC and FREE */
+} qd_bound;
+
+/* Collective over `world`. Allocates exactly program->persistent_bytes + program->dynamic_bytes. */
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_bound **bound);
+void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
+
+/* Address of a buffer; QD_SYSTEM when it is used outside its ALLOC and FREE. */
+qd_status qd_bound_buffer(const qd_bound *bound, int buffer, void **address);
+/* A persistent buffer by kind; NULL when the program has none. */
+void *qd_bound_kind(const qd_bound *bound, qd_buffer_kind kind);
+#endif
