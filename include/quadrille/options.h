@@ -49,6 +49,8 @@ typedef struct qd_options qd_options;
 
 /* Checks the tables (keys unique, defaults valid and in range). */
 qd_status qd_options_create(const qd_option_table *tables, int count, qd_options **options);
+/* A second object with the same tables, values and origins. */
+qd_status qd_options_copy(const qd_options *from, qd_options **options);
 void qd_options_destroy(qd_options *options); /* NULL is legal */
 
 /* ---- filling ---- */
@@ -60,8 +62,9 @@ qd_status qd_options_load(qd_options *options, const char *path);
 /* The same from memory; `name` stands for the file in messages. */
 qd_status qd_options_load_text(qd_options *options, const char *name, const char *text, size_t length);
 
-/* "key=value", as on the command line. */
+/* "parallel.tp=2" or, with the short form, "tp=2". Configuration keys only. */
 qd_status qd_options_assign(qd_options *options, const char *assignment);
+/* Counts as given on the command line; `key` is a key or a short form. */
 qd_status qd_options_set(qd_options *options, const char *key, const char *value);
 
 /* Reads command-line words (without the program and command names): `key=value`, `--flag value`, `--flag=value`,

@@ -1,0 +1,206 @@
+#include "base/json.h"
+#include "base/strbuf.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BYTES = 256 * 1024 * 1024 };
+
+struct qd_json {
+    json_t *root;
+    char *name;
+};
+
+static const char *const kind_words[] = {
+    [QD_JSON_NULL] = "null",       [QD_JSON_BOOL] = "true or false", [QD_JSON_INT] = "an integer",
+    [QD_JSON_REAL] = "a number",   [QD_JSON_STRING] = "a string",    [QD_JSON_LIST] = "a list",
+    [QD_JSON_OBJECT] = "an object",
+};
+
+/* qd_json_node is jansson's json_t under another name, so that its header stays in this file. */
+static const json_t *inner(const qd_json_node *node)
+{
+    return (const json_t *)node;
+}
+
+static const qd_json_node *outer(const json_t *value)
+{
+    return (const qd_json_node *)value;
+}
+
+qd_status qd_json_load_text(const char *name, const char *text, size_t length, qd_json **out)
+{
+    *out = NULL;
+    json_error_t error;
+    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    if (!root && json_error_code(&error) == json_error_out_of_memory)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
+    if (!root)
+        return QD_FAIL(QD_USAGE, "%s:%d:%d: not valid JSON: %s", name, error.line > 0 ? error.line : 1,
+                       error.column > 0 ? error.column : 1, error.text);
+    qd_json *document = calloc(1, sizeof *document);
+    if (document)
+        document->name = strdup(name);
+    if (!document || !document->name) {
+        free(document);
+        json_decref(root);
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
+    }
+    document->root = root;
+    *out = document;
+    return QD_OK;
+}
+
+qd_status qd_json_load(const char *path, qd_json **document)
+{
+    char *text = NULL;
+    size_t length = 0;
+    *document = NULL;
+    QD_TRY(qd_file_read(path, MOST_BYTES, &text, &length));
+    qd_status status = qd_json_load_text(path, text, length, document);
+    free(text);
+    return status;
+}
+
+void qd_json_destroy(qd_json *document)
+{
+    if (!document)
+        return;
+    json_decref(document->root);
+    free(document->name);
+    free(document);
+}
+
+const qd_json_node *qd_json_root(const qd_json *document)
+{
+    return outer(document->root);
+}
+
+const char *qd_json_name(const qd_json *document)
+{
+    return document->name;
+}
+
+qd_json_kind qd_json_kind_of(const qd_json_node *node)
+{
+    switch (json_typeof(inner(node))) {
+    case JSON_OBJECT:
+        return QD_JSON_OBJECT;
+    case JSON_ARRAY:
+        return QD_JSON_LIST;
+    case JSON_STRING:
+        return QD_JSON_STRING;
+    case JSON_INTEGER:
+        return QD_JSON_INT;
+    case JSON_REAL:
+        return QD_JSON_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return QD_JSON_BOOL;
+    case JSON_NULL:
+        break;
+    }
+    return QD_JSON_NULL;
+}
+
+const qd_json_node *qd_json_member(const qd_json_node *node, const char *key)
+{
+    return outer(json_object_get(inner(node), key));
+}
+
+size_t qd_json_count(const qd_json_node *node)
+{
+    return json_is_array(inner(node)) ? json_array_size(inner(node)) : json_object_size(inner(node));
+}
+
+const qd_json_node *qd_json_item(const qd_json_node *node, size_t index)
+{
+    return outer(json_array_get(inner(node), index));
+}
+
+qd_json_iterator qd_json_begin(const qd_json_node *object)
+{
+    return (qd_json_iterator){object, json_object_iter((json_t *)inner(object))};
+}
+
+bool qd_json_next(qd_json_iterator *iterator, const char **key, const qd_json_node **value)
+{
+    if (!iterator->at)
+        return false;
+    *key = json_object_iter_key(iterator->at);
+    *value = outer(json_object_iter_value(iterator->at));
+    iterator->at = json_object_iter_next((json_t *)inner(iterator->object), iterator->at);
+    return true;
+}
+
+bool qd_json_as_int(const qd_json_node *node, int64_t *value)
+{
+    if (!json_is_integer(inner(node)))
+        return false;
+    *value = json_integer_value(inner(node));
+    return true;
+}
+
+bool qd_json_as_double(const qd_json_node *node, double *value)
+{
+    if (!json_is_number(inner(node)))
+        return false;
+    *value = json_number_value(inner(node));
+    return true;
+}
+
+bool qd_json_as_bool(const qd_json_node *node, bool *value)
+{
+    if (!json_is_boolean(inner(node)))
+        return false;
+    *value = json_is_true(inner(node));
+    return true;
+}
+
+const char *qd_json_as_string(const qd_json_node *node)
+{
+    return json_string_value(inner(node));
+}
+
+/* The message for a member that is not there or not what it must be. */
+static qd_status wrong_member(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind)
+{
+    if (!qd_json_member(object, key))
+        return QD_FAIL(QD_USAGE, "%s: '%s' is missing; it must be %s", document->name, key, kind_words[kind]);
+    return QD_FAIL(QD_USAGE, "%s: '%s' must be %s", document->name, key, kind_words[kind]);
+}
+
+qd_status qd_json_get_int(const qd_json *document, const qd_json_node *object, const char *key, int64_t *value)
+{
+    return qd_json_as_int(qd_json_member(object, key), value) ? QD_OK
+                                                              : wrong_member(document, object, key, QD_JSON_INT);
+}
+
+qd_status qd_json_get_double(const qd_json *document, const qd_json_node *object, const char *key, double *value)
+{
+    return qd_json_as_double(qd_json_member(object, key), value) ? QD_OK
+                                                                 : wrong_member(document, object, key, QD_JSON_REAL);
+}
+
+qd_status qd_json_get_bool(const qd_json *document, const qd_json_node *object, const char *key, bool *value)
+{
+    return qd_json_as_bool(qd_json_member(object, key), value) ? QD_OK
+                                                               : wrong_member(document, object, key, QD_JSON_BOOL);
+}
+
+qd_status qd_json_get_string(const qd_json *document, const qd_json_node *object, const char *key, const char **value)
+{
+    *value = qd_json_as_string(qd_json_member(object, key));
+    return *value ? QD_OK : wrong_member(document, object, key, QD_JSON_STRING);
+}
+
+qd_status qd_json_get_node(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind,
+                           const qd_json_node **value)
+{
+    const qd_json_node *member = qd_json_member(object, key);
+    if (!member || qd_json_kind_of(member) != kind)
+        return wrong_member(document, object, key, kind);
+    *value = member;
+    return QD_OK;
+}
