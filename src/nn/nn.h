@@ -5,6 +5,12 @@
 #include "device/device.h"
 #include "spec/program.h"
 
+/* Where the time goes, by kind of op; filled when a frame carries one (devices that compute at once only). */
+typedef struct qd_op_profile {
+    double seconds[QD_OP_KIND_COUNT], flops[QD_OP_KIND_COUNT];
+    int64_t bytes[QD_OP_KIND_COUNT], calls[QD_OP_KIND_COUNT];
+} qd_op_profile;
+
 /* What one module action works on. */
 typedef struct qd_frame {
     qd_stream *stream;
@@ -20,6 +26,7 @@ typedef struct qd_frame {
     int64_t first_row;   /* index in the global batch of the micro-batch's first row */
     float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
     bool documents;      /* attention stays inside documents */
+    qd_op_profile *profile; /* NULL: not wanted */
 } qd_frame;
 
 /* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase. Gradients of parameters are accumulated,

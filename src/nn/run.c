@@ -1,5 +1,7 @@
 #include "nn/nn_impl.h"
 
+#include "base/clock.h"
+
 typedef qd_status (*op_runner)(const qd_op_call *call);
 
 static const op_runner runners[QD_OP_KIND_COUNT] = {
@@ -81,7 +83,14 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
                 return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s', which no buffer of the action provides",
                                qd_op_name(op->kind), module, slot->name);
         }
+        double begin = frame->profile ? qd_clock_now() : 0.0;
         qd_status status = runners[op->kind](&call);
+        if (frame->profile) {
+            frame->profile->seconds[op->kind] += qd_clock_now() - begin;
+            frame->profile->flops[op->kind] += op->flops;
+            frame->profile->bytes[op->kind] += op->bytes;
+            frame->profile->calls[op->kind]++;
+        }
         if (status != QD_OK)
             return qd_error_prefix(status, "%s of %s: ", qd_op_name(op->kind), module);
     }

@@ -1,0 +1,405 @@
+#include "train/interpret.h"
+
+#include "base/clock.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct qd_interpreter {
+    qd_bound *bound;
+    const qd_program *program;
+    const qd_kernels *kernels;
+    qd_stream *stream;
+    qd_work **work;         /* per action: in flight */
+    double *issued;         /* per action: when it was handed to the communication stream */
+    int32_t *input;         /* host: (3, rows) of one micro-batch */
+    double *squares;        /* host copy of SQUARES */
+    qd_param_range *ranges; /* per parameter that this rank updates */
+    int *range_first;       /* per module and one more */
+    /* of the step that runs */
+    const qd_step_input *in;
+    double loss[2]; /* sum, tokens */
+    double norm, grad_scale;
+};
+
+static int64_t micro_rows(const qd_program *p)
+{
+    return p->strategy.micro_batch * p->strategy.seq;
+}
+
+static int64_t square_rows(const qd_program *p)
+{
+    int buffer = p->persistent[QD_BUFFER_SQUARES];
+    return buffer >= 0 ? p->buffers[buffer].bytes / 8 : 0;
+}
+
+static void collect_ranges(qd_interpreter *it)
+{
+    const qd_program *p = it->program;
+    int count = 0;
+    for (int m = 0; m < p->ledger->module_count; m++) {
+        const qd_module *module = &p->ledger->modules[m];
+        it->range_first[m] = count;
+        for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+            const qd_param *param = &p->ledger->params[i];
+            if (param->tied_to < 0)
+                it->ranges[count++] = (qd_param_range){p->storage.offset[i], p->storage.count[i], param->decay};
+        }
+    }
+    it->range_first[p->ledger->module_count] = count;
+}
+
+qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
+{
+    const qd_program *p = bound->program;
+    qd_interpreter *it = calloc(1, sizeof *it);
+    if (!it)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    it->bound = bound;
+    it->program = p;
+    it->kernels = qd_device_kernels(bound->device);
+    it->stream = qd_device_compute_stream(bound->device);
+    it->work = calloc((size_t)p->action_count, sizeof *it->work);
+    it->issued = calloc((size_t)p->action_count, sizeof *it->issued);
+    it->input = malloc((size_t)(3 * micro_rows(p)) * sizeof *it->input);
+    it->squares = malloc(((size_t)square_rows(p) + 1) * sizeof *it->squares);
+    it->ranges = calloc((size_t)p->ledger->param_count, sizeof *it->ranges);
+    it->range_first = calloc((size_t)p->ledger->module_count + 1, sizeof *it->range_first);
+    if (!it->work || !it->issued || !it->input || !it->squares || !it->ranges || !it->range_first) {
+        qd_interpreter_destroy(it);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    }
+    collect_ranges(it);
+    *interpreter = it;
+    return QD_OK;
+}
+
+void qd_interpreter_destroy(qd_interpreter *it)
+{
+    if (!it)
+        return;
+    free(it->work);
+    free(it->issued);
+    free(it->input);
+    free(it->squares);
+    free(it->ranges);
+    free(it->range_first);
+    free(it);
+}
+
+/* ---- one function per kind of action ---- */
+
+static qd_status do_alloc(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    it->bound->alive[a->buffer] = true;
+    return QD_OK;
+}
+
+static qd_status do_free(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    it->bound->alive[a->buffer] = false;
+    return QD_OK;
+}
+
+/* First sequence, in the global batch, of a micro-batch of this rank: ranks of dp take consecutive shares. */
+static int64_t first_sequence(const qd_interpreter *it, int microbatch)
+{
+    const qd_program *p = it->program;
+    int coord = qd_mesh_group_coord(&p->ledger->mesh, QD_AXIS_BIT(QD_AXIS_DP), qd_comm_rank(it->bound->world));
+    return ((int64_t)coord * p->strategy.micro_batches + microbatch) * p->strategy.micro_batch;
+}
+
+static qd_status do_load(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    const qd_program *p = it->program;
+    int64_t rows = micro_rows(p);
+    void *to;
+    QD_TRY(qd_bound_buffer(it->bound, a->buffer, &to));
+    const qd_batch_source *source = it->in->source;
+    QD_TRY(source->fill(source->context, it->in->first_sample + first_sequence(it, a->microbatch), p->strategy.micro_batch,
+                        p->strategy.seq, it->input, it->input + rows, it->input + 2 * rows));
+    return qd_copy(it->stream, to, it->input, 3 * rows * (int64_t)sizeof *it->input);
+}
+
+static qd_status do_zero(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    void *to;
+    int64_t size = (int64_t)qd_dtype_size(a->dtype);
+    QD_TRY(qd_bound_buffer(it->bound, a->buffer, &to));
+    return qd_fill_zero(it->stream, (char *)to + a->first * size, a->count * size);
+}
+
+static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned phases)
+{
+    const qd_program *p = it->program;
+    const qd_bound *b = it->bound;
+    qd_frame frame = {
+        .stream = it->stream,
+        .kernels = it->kernels,
+        .program = p,
+        .module = a->module,
+        .param = qd_bound_kind(b, QD_BUFFER_PARAM),
+        .grad = qd_bound_kind(b, QD_BUFFER_GRAD),
+        .tied_grad = qd_bound_kind(b, QD_BUFFER_TIED_GRAD),
+        .scratch = qd_bound_kind(b, QD_BUFFER_SCRATCH),
+        .rope = qd_bound_kind(b, QD_BUFFER_TABLE),
+        .loss = qd_bound_kind(b, QD_BUFFER_LOSS),
+        .seed = it->in->seed,
+        .step = (uint64_t)it->in->step,
+        .first_row = first_sequence(it, a->microbatch) * p->strategy.seq,
+        .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
+        .documents = it->in->source->documents,
+        .profile = it->in->profile,
+    };
+    for (int u = 0; u < QD_USE_COUNT; u++) {
+        void *address = NULL;
+        if (a->use[u] >= 0)
+            QD_TRY(qd_bound_buffer(b, a->use[u], &address));
+        frame.use[u] = address;
+    }
+    return qd_nn_run(&frame, phases);
+}
+
+static qd_status do_forward(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return run_module(it, a, 1u << QD_PHASE_FORWARD);
+}
+
+static qd_status do_backward(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return run_module(it, a, 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT);
+}
+
+static qd_status do_backward_input(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return run_module(it, a, 1u << QD_PHASE_INPUT);
+}
+
+static qd_status do_backward_weight(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return run_module(it, a, 1u << QD_PHASE_WEIGHT);
+}
+
+static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    const qd_program *p = it->program;
+    const qd_module *module = &p->ledger->modules[a->module];
+    qd_dtype dtype = p->strategy.grad;
+    int64_t size = (int64_t)qd_dtype_size(dtype);
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+        int owner = p->ledger->params[i].tied_to;
+        if (owner < 0)
+            continue;
+        char *to = (char *)qd_bound_kind(it->bound, QD_BUFFER_GRAD) + p->storage.offset[owner] * size;
+        const char *from = (char *)qd_bound_kind(it->bound, QD_BUFFER_TIED_GRAD) + p->storage.offset[i] * size;
+        QD_TRY(it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = p->storage.count[i],
+                                                           .a_dtype = dtype, .b_dtype = dtype, .y_dtype = dtype}));
+    }
+    return QD_OK;
+}
+
+static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
+{
+    qd_comm *group = it->bound->groups[a->axes];
+    void *data;
+    QD_TRY(qd_bound_buffer(it->bound, a->buffer, &data));
+    data = (char *)data + a->first * (int64_t)qd_dtype_size(a->dtype);
+    if (!group)
+        return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
+    return qd_comm_all_reduce(group, data, data, a->count, a->dtype, QD_SUM,
+                              a->stream == QD_STREAM_COMM ? &it->work[index] : NULL);
+}
+
+static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    const qd_program *p = it->program;
+    const qd_module *module = &p->ledger->modules[a->module];
+    double *out = qd_bound_kind(it->bound, QD_BUFFER_SQUARES);
+    const char *grad = qd_bound_kind(it->bound, QD_BUFFER_GRAD);
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+        if (p->ledger->params[i].tied_to >= 0)
+            continue;
+        qd_atom atom = qd_ledger_atom(p->ledger, i, p->rank);
+        QD_TRY(it->kernels->row_squares(it->stream, &(qd_row_squares_args){
+            .x = grad + p->storage.offset[i] * (int64_t)qd_dtype_size(p->strategy.grad),
+            .out = out + p->square_row[i],
+            .rows = atom.length[0],
+            .cols = p->ledger->params[i].ndim > 1 ? atom.length[1] : 1,
+            .dtype = p->strategy.grad,
+        }));
+    }
+    return QD_OK;
+}
+
+/* The mean loss counts the tokens that had a target; gradients were scaled for all tokens of the batch. */
+static double token_correction(const qd_interpreter *it)
+{
+    double planned = (double)it->in->global_batch * (double)it->program->strategy.seq;
+    return it->loss[1] > 0.0 ? planned / it->loss[1] : 0.0;
+}
+
+static qd_status read_loss(qd_interpreter *it)
+{
+    QD_TRY(qd_copy(it->stream, it->loss, qd_bound_kind(it->bound, QD_BUFFER_LOSS), sizeof it->loss));
+    QD_TRY(qd_stream_wait(it->stream));
+    if (!isfinite(it->loss[0]))
+        return QD_FAIL(QD_NOT_FINITE, "step %lld: the loss is not a finite number; the weights are those of step %lld",
+                       (long long)it->in->step, (long long)(it->in->step - 1));
+    return QD_OK;
+}
+
+/* Rows in order, parameters in order: the same sum on every rank and in every bucketing. */
+static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)a;
+    (void)index;
+    const qd_program *p = it->program;
+    QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
+    QD_TRY(read_loss(it));
+    double total = 0.0;
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        if (p->ledger->params[i].tied_to >= 0)
+            continue;
+        double sum = 0.0;
+        int64_t rows = qd_ledger_atom(p->ledger, i, p->rank).length[0];
+        for (int64_t r = 0; r < rows; r++)
+            sum += it->squares[p->square_row[i] + r];
+        if (!isfinite(sum))
+            return QD_FAIL(QD_NOT_FINITE, "step %lld: the gradient of %s is not finite; the weights are those of step %lld",
+                           (long long)it->in->step, p->ledger->params[i].name, (long long)(it->in->step - 1));
+        total += sum;
+    }
+    double correction = token_correction(it);
+    it->norm = sqrt(total) * correction;
+    it->grad_scale = correction * qd_optim_clip_factor(it->in->optim, it->norm);
+    return QD_OK;
+}
+
+static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    const qd_bound *b = it->bound;
+    const qd_strategy *s = &it->program->strategy;
+    void *param = qd_bound_kind(b, QD_BUFFER_PARAM);
+    qd_optim_state state = {
+        .param = param,
+        .grad = qd_bound_kind(b, QD_BUFFER_GRAD),
+        .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
+        .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
+        .moment2 = qd_bound_kind(b, QD_BUFFER_MOMENT2),
+        .param_dtype = s->param,
+        .grad_dtype = s->grad,
+    };
+    int first = it->range_first[a->module], count = it->range_first[a->module + 1] - first;
+    return qd_optim_update(it->in->optim, it->kernels, it->stream, &state, it->ranges + first, count, it->in->step,
+                           it->grad_scale);
+}
+
+typedef qd_status (*action_fn)(qd_interpreter *it, const qd_action *a, int index);
+static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
+    [QD_ACTION_ALLOC] = do_alloc,
+    [QD_ACTION_FREE] = do_free,
+    [QD_ACTION_LOAD] = do_load,
+    [QD_ACTION_ZERO] = do_zero,
+    [QD_ACTION_FORWARD] = do_forward,
+    [QD_ACTION_BACKWARD] = do_backward,
+    [QD_ACTION_BACKWARD_INPUT] = do_backward_input,
+    [QD_ACTION_BACKWARD_WEIGHT] = do_backward_weight,
+    [QD_ACTION_ADD_TIED] = do_add_tied,
+    [QD_ACTION_REDUCE] = do_reduce,
+    [QD_ACTION_SQUARES] = do_squares,
+    [QD_ACTION_NORM] = do_norm,
+    [QD_ACTION_UPDATE] = do_update,
+};
+
+/* ---- the walk ---- */
+
+static qd_status wait_for(qd_interpreter *it, int index)
+{
+    qd_work *work = it->work[index];
+    if (!work)
+        return QD_OK;
+    it->work[index] = NULL;
+    qd_status status = qd_work_wait(work);
+    qd_trace_add(it->in->trace, it->in->step, index, it->issued[index], qd_clock_now());
+    return status;
+}
+
+static qd_status run_action(qd_interpreter *it, int index)
+{
+    const qd_action *a = &it->program->actions[index];
+    for (int d = 0; d < a->dep_count; d++)
+        QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
+    double begin = it->issued[index] = qd_clock_now();
+    QD_TRY(action_table[a->kind](it, a, index));
+    bool moves_memory_only = a->kind == QD_ACTION_ALLOC || a->kind == QD_ACTION_FREE;
+    if (!it->work[index] && !moves_memory_only)
+        qd_trace_add(it->in->trace, it->in->step, index, begin, qd_clock_now());
+    return QD_OK;
+}
+
+/* Where this rank is, for the messages of all ranks. */
+static void announce(qd_interpreter *it, int index)
+{
+    const qd_action *a = &it->program->actions[index];
+    if (a->kind == QD_ACTION_ALLOC || a->kind == QD_ACTION_FREE)
+        return;
+    char place[64];
+    const char *module = a->module >= 0 ? it->program->ledger->modules[a->module].name : "";
+    snprintf(place, sizeof place, "step %lld, %s%s%s", (long long)it->in->step, qd_action_name((qd_action_kind)a->kind),
+             module[0] ? " " : "", module);
+    qd_comm_at(it->bound->world, place);
+}
+
+/* Tells the other ranks, lets pending reductions end (they fail too), and keeps the first message. */
+static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
+{
+    char place[128], message[1024];
+    qd_action_describe(it->program, index, place, sizeof place);
+    qd_error_prefix(status, "rank %d, action %d (%s): ", qd_comm_rank(it->bound->world), index, place);
+    snprintf(message, sizeof message, "%s", qd_error_message());
+    qd_comm_abort(it->bound->world, message);
+    for (int i = 0; i < it->program->action_count; i++)
+        wait_for(it, i);
+    return QD_FAIL(status, "%s", message);
+}
+
+qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_output *output)
+{
+    it->in = input;
+    qd_status status = QD_OK;
+    int index = 0;
+    for (; index < it->program->action_count && status == QD_OK; index++) {
+        announce(it, index);
+        status = run_action(it, index);
+    }
+    if (status != QD_OK)
+        return fail_step(it, index - 1, status);
+    /* Reductions that no later action waited for. */
+    for (int i = 0; i < it->program->action_count; i++) {
+        status = wait_for(it, i);
+        if (status != QD_OK)
+            return fail_step(it, i, status);
+    }
+    if (!it->program->strategy.training)
+        QD_TRY(read_loss(it));
+    *output = (qd_step_output){
+        .loss = it->loss[1] > 0.0 ? it->loss[0] / it->loss[1] : 0.0,
+        .tokens = it->loss[1],
+        .grad_norm = it->norm,
+        .lr = qd_optim_lr(input->optim, input->step),
+    };
+    return QD_OK;
+}

@@ -1,0 +1,36 @@
+/* The interpreter: walks the step program and does what it says. There is no other loop over layers or micro-batches. */
+#ifndef QD_TRAIN_INTERPRET_H
+#define QD_TRAIN_INTERPRET_H
+
+#include "data/data.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "parallel/bind.h"
+#include "train/trace.h"
+
+typedef struct qd_interpreter qd_interpreter;
+
+typedef struct qd_step_input {
+    int64_t step;         /* from 1 */
+    int64_t first_sample; /* index in the run of the global batch's first sequence */
+    int64_t global_batch;
+    uint64_t seed;
+    const qd_batch_source *source;
+    const qd_optim *optim;
+    qd_trace *trace;        /* NULL: none */
+    qd_op_profile *profile; /* NULL: none */
+} qd_step_input;
+
+typedef struct qd_step_output {
+    double loss;      /* mean over the counted tokens of the global batch */
+    double tokens;    /* counted */
+    double grad_norm; /* before clipping */
+    double lr;
+} qd_step_output;
+
+qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
+void qd_interpreter_destroy(qd_interpreter *interpreter); /* NULL is legal */
+
+/* Collective over the bound world. When it fails, this rank's communicators are aborted and no work is left pending. */
+qd_status qd_interpret(qd_interpreter *interpreter, const qd_step_input *input, qd_step_output *output);
+#endif

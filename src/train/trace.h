@@ -1,0 +1,21 @@
+/* What ran when: one event per action, named by the program, so that measured and simulated timelines can be compared. */
+#ifndef QD_TRAIN_TRACE_H
+#define QD_TRAIN_TRACE_H
+
+#include "spec/program.h"
+
+#include <quadrille/comm.h>
+
+typedef struct qd_trace qd_trace;
+
+qd_status qd_trace_create(qd_trace **trace);
+void qd_trace_destroy(qd_trace *trace);
+
+/* Times as qd_clock_now(), which all processes of a machine share. Memory grows as needed; when it is out, later events
+ * are dropped and counted. A NULL trace is legal and does nothing. Thread-safe is not needed: one thread per rank. */
+void qd_trace_add(qd_trace *trace, int64_t step, int action, double begin, double end);
+
+/* Collective over `world`: rank 0 writes one Chrome/Perfetto JSON file with a process per rank and a track each for
+ * compute and communication. Events carry step, module, micro-batch, bytes and FLOPs. */
+qd_status qd_trace_write(const qd_trace *trace, const qd_program *program, qd_comm *world, const char *path);
+#endif

@@ -1,0 +1,230 @@
+#include "train/trainer.h"
+
+#include "base/rng.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct qd_trainer {
+    qd_config config;
+    qd_batch_source source;
+    qd_comm *world;
+    qd_arena *arena;
+    qd_program *program;
+    qd_device *device;
+    qd_bound *bound;
+    qd_interpreter *interpreter;
+    qd_trace *trace;
+    qd_op_profile *profile;
+    int64_t step; /* done */
+};
+
+static int threads_per_rank(const qd_config *config, int local_ranks)
+{
+    if (config->threads > 0)
+        return config->threads;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int share = (int)(cores / (local_ranks > 0 ? local_ranks : 1));
+    return share > 1 ? share : 1;
+}
+
+/* Copies fp32 values to where a parameter lives, and to its master copy. */
+static qd_status store_param(qd_trainer *t, int param, const float *values)
+{
+    const qd_program *p = t->program;
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    int64_t offset = p->storage.offset[param], count = p->storage.count[param];
+    float *master = qd_bound_kind(t->bound, p->strategy.param == QD_F32 ? QD_BUFFER_PARAM : QD_BUFFER_MASTER);
+    if (master) {
+        QD_TRY(qd_copy(stream, master + offset, values, count * 4));
+        QD_TRY(qd_stream_wait(stream));
+    }
+    if (p->strategy.param == QD_F32)
+        return QD_OK;
+    char *param_base = qd_bound_kind(t->bound, QD_BUFFER_PARAM);
+    return qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
+        .from = master + offset, .to = param_base + offset * (int64_t)qd_dtype_size(p->strategy.param), .n = count,
+        .from_dtype = QD_F32, .to_dtype = p->strategy.param,
+    });
+}
+
+/* Values depend on (seed, name, element) alone. */
+static qd_status init_params(qd_trainer *t)
+{
+    const qd_ledger *l = t->program->ledger;
+    int64_t largest = 0;
+    for (int i = 0; i < l->param_count; i++)
+        largest = t->program->storage.count[i] > largest ? t->program->storage.count[i] : largest;
+    float *values = malloc((size_t)largest * sizeof *values);
+    if (!values)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for initial weights");
+    qd_status status = QD_OK;
+    for (int i = 0; i < l->param_count && status == QD_OK; i++) {
+        const qd_param *param = &l->params[i];
+        int64_t count = t->program->storage.count[i];
+        if (param->tied_to >= 0)
+            continue;
+        if (param->init == QD_INIT_NORMAL)
+            qd_rng_normal(qd_rng_key(t->config.seed, param->name), 0, count, param->init_std, values);
+        else
+            for (int64_t e = 0; e < count; e++)
+                values[e] = param->init == QD_INIT_ONE ? 1.0f : 0.0f;
+        status = store_param(t, i, values);
+    }
+    free(values);
+    return status;
+}
+
+static qd_status init_rope(qd_trainer *t)
+{
+    const qd_model *m = &t->config.model;
+    int64_t seq = t->config.strategy.seq, bytes = seq * m->head_dim * 4;
+    if (m->position != QD_POSITION_ROPE)
+        return QD_OK;
+    float *table = malloc((size_t)bytes);
+    if (!table)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the rotary table");
+    qd_rope_table(m, seq, table);
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    qd_status status = qd_copy(stream, qd_bound_kind(t->bound, QD_BUFFER_TABLE), table, bytes);
+    if (status == QD_OK)
+        status = qd_stream_wait(stream);
+    free(table);
+    return status;
+}
+
+static qd_status build(qd_trainer *t, int local_ranks)
+{
+    qd_device_config device = qd_device_config_default();
+    device.threads = threads_per_rank(&t->config, local_ranks);
+    QD_TRY(qd_arena_create(&t->arena));
+    QD_TRY(qd_config_build(&t->config, qd_comm_rank(t->world), t->arena, &t->program));
+    QD_TRY(qd_device_create(t->config.device, &device, &t->device));
+    QD_TRY(qd_bind(t->program, t->device, t->world, &t->bound));
+    QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
+    QD_TRY(init_rope(t));
+    return init_params(t);
+}
+
+qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_ranks, const qd_batch_source *source,
+                            qd_trainer **trainer)
+{
+    qd_trainer *t = calloc(1, sizeof *t);
+    if (!t)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a trainer");
+    t->config = *config;
+    t->source = *source;
+    t->world = world;
+    qd_status status = build(t, local_ranks);
+    if (status != QD_OK) {
+        qd_trainer_destroy(t);
+        return status;
+    }
+    *trainer = t;
+    return QD_OK;
+}
+
+void qd_trainer_destroy(qd_trainer *t)
+{
+    if (!t)
+        return;
+    qd_interpreter_destroy(t->interpreter);
+    qd_bound_destroy(t->bound);
+    qd_device_destroy(t->device);
+    qd_arena_destroy(t->arena);
+    free(t);
+}
+
+qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
+{
+    const qd_step_input input = {
+        .step = t->step + 1,
+        .first_sample = t->step * t->config.global_batch,
+        .global_batch = t->config.global_batch,
+        .seed = t->config.seed,
+        .source = &t->source,
+        .optim = &t->config.optimizer,
+        .trace = t->trace,
+        .profile = t->profile,
+    };
+    QD_TRY(qd_interpret(t->interpreter, &input, output));
+    t->step++;
+    return QD_OK;
+}
+
+static qd_status find_param(const qd_trainer *t, const char *name, int64_t count, int *param)
+{
+    const qd_program *p = t->program;
+    *param = qd_ledger_find(p->ledger, name);
+    if (*param < 0 || p->ledger->params[*param].tied_to >= 0)
+        return QD_FAIL(QD_USAGE, "the model has no parameter '%s'", name);
+    if (p->storage.count[*param] != count)
+        return QD_FAIL(QD_USAGE, "parameter '%s' has %lld elements, not %lld", name, (long long)p->storage.count[*param],
+                       (long long)count);
+    return QD_OK;
+}
+
+qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, float *out, int64_t count)
+{
+    int param;
+    QD_TRY(find_param(t, name, count, &param));
+    const qd_strategy *s = &t->program->strategy;
+    bool value = kind == QD_TENSOR_VALUE;
+    bool master = value && s->param != QD_F32;
+    qd_dtype dtype = master ? QD_F32 : value ? s->param : s->grad;
+    const char *base = qd_bound_kind(t->bound, master ? QD_BUFFER_MASTER : value ? QD_BUFFER_PARAM : QD_BUFFER_GRAD);
+    const char *from = base + t->program->storage.offset[param] * (int64_t)qd_dtype_size(dtype);
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    if (dtype == QD_F32) {
+        QD_TRY(qd_copy(stream, out, from, count * 4));
+        return qd_stream_wait(stream);
+    }
+    void *widened;
+    QD_TRY(qd_device_alloc(t->device, count * 4, &widened));
+    qd_status status = qd_device_kernels(t->device)->cast(
+        stream, &(qd_cast_args){.from = from, .to = widened, .n = count, .from_dtype = dtype, .to_dtype = QD_F32});
+    if (status == QD_OK)
+        status = qd_copy(stream, out, widened, count * 4);
+    if (status == QD_OK)
+        status = qd_stream_wait(stream);
+    qd_device_free(t->device, widened, count * 4);
+    return status;
+}
+
+qd_status qd_trainer_write(qd_trainer *t, const char *name, const float *values, int64_t count)
+{
+    int param;
+    QD_TRY(find_param(t, name, count, &param));
+    return store_param(t, param, values);
+}
+
+const qd_program *qd_trainer_program(const qd_trainer *t)
+{
+    return t->program;
+}
+
+qd_program *qd_trainer_program_mutable(qd_trainer *t)
+{
+    return t->program;
+}
+
+qd_device *qd_trainer_device(const qd_trainer *t)
+{
+    return t->device;
+}
+
+int64_t qd_trainer_allocated(const qd_trainer *t)
+{
+    return qd_device_allocated(t->device);
+}
+
+void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)
+{
+    t->trace = trace;
+}
+
+void qd_trainer_set_profile(qd_trainer *t, qd_op_profile *profile)
+{
+    t->profile = profile;
+}

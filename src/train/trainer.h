@@ -1,0 +1,33 @@
+/* A trainer: one rank's model, bound to its device and world, with its optimizer state. */
+#ifndef QD_TRAIN_TRAINER_H
+#define QD_TRAIN_TRAINER_H
+
+#include "spec/config.h"
+#include "train/interpret.h"
+
+typedef struct qd_trainer qd_trainer;
+
+/* Collective over `world`. Draws the initial weights. `source` and `config` are copied; what source points to must
+ * outlive the trainer. local_ranks: how many ranks share this machine's cores. */
+qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_ranks, const qd_batch_source *source,
+                            qd_trainer **trainer);
+void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
+
+/* Collective. The next step, from step 1 on. */
+qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
+
+typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT } qd_tensor_kind;
+/* Collective. A logical parameter's value or gradient (as the last step left it, before clipping), whole, as fp32.
+ * `count` must be its number of elements. */
+qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind kind, float *out, int64_t count);
+/* Collective. Replaces a logical parameter's value on all ranks. */
+qd_status qd_trainer_write(qd_trainer *trainer, const char *name, const float *values, int64_t count);
+
+const qd_program *qd_trainer_program(const qd_trainer *trainer);
+qd_device *qd_trainer_device(const qd_trainer *trainer);
+int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take */
+void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
+void qd_trainer_set_profile(qd_trainer *trainer, qd_op_profile *profile);
+/* For tests: the program the trainer interprets, to be changed before the first step. */
+qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
+#endif
