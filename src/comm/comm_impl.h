@@ -1,6 +1,6 @@
 /* Inside src/comm: what the core and the backends (local/, mpi/) share.
  *
- * The core (comm.c, queue.c, progress.c, check.c) owns the public functions, argument checks, sequence numbers,
+ * The core (comm.c, calls.c, work.c, progress.c, op.c) owns the public functions, argument checks, sequence numbers,
  * queues, work handles, deadlines, messages and statistics. A backend moves bytes: it executes one operation at a
  * time per queue through start/poll/finish, never blocks in them, and never touches queues or handles.
  *
@@ -70,9 +70,17 @@ struct qd_op {
     _Alignas(64) unsigned char state[QD_OP_STATE_BYTES]; /* the backend's; not cleared before start() */
 };
 
+/* A rank's place (qd_comm_at), written by one thread and read by others at any time: words, so that a reader sees old
+ * or new words and never a data race. */
+typedef struct qd_place {
+    _Atomic uint64_t words[QD_COMM_PLACE_BYTES / 8];
+} qd_place;
+void qd_place_set(qd_place *place, const char *text); /* truncated */
+void qd_place_get(const qd_place *place, char text[QD_COMM_PLACE_BYTES]);
+
 /* ---- communicators and worlds, as this rank sees them ---- */
 
-typedef struct qd_queue qd_queue; /* queue.h */
+typedef struct qd_queue qd_queue; /* work.h */
 
 struct qd_comm {
     qd_world *world;
@@ -83,10 +91,9 @@ struct qd_comm {
     void *backend_data;  /* the backend's, per communicator */
     uint64_t sequence;   /* collectives called so far */
     uint64_t *sent, *received; /* (size) messages so far to and from each peer */
-    qd_queue *collectives, **sends, **receives; /* sends and receives: (size), made at first use */
+    qd_queue *queues; /* 1 + 2 * size: collectives, sends to each peer, receives from each peer */
     pthread_mutex_t stats_lock;
     qd_comm_stats stats;
-    qd_comm *next; /* in world->comms */
 };
 
 typedef struct qd_comm_backend_ops qd_comm_backend_ops;
@@ -97,9 +104,9 @@ struct qd_world {
     qd_comm_config config;
     int rank, size; /* world rank */
     int refs;       /* communicators alive on this rank */
-    int spin;       /* polls before yielding the core; 0 where ranks outnumber cores */
-    qd_comm *comms;
-    pthread_mutex_t lock;      /* comms, refs, progress thread state */
+    int spin;       /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
+    qd_place place; /* this rank's own */
+    pthread_mutex_t lock;      /* refs and the making of the progress thread */
     pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */
     struct qd_progress *progress; /* NULL until the first asynchronous call */
     _Atomic int failed;           /* qd_status of the first failure of this rank, or QD_OK */
@@ -170,6 +177,10 @@ int64_t qd_op_packed_count(const qd_op *op, int rank);
  * element `first`), or back. */
 void qd_op_pack(const qd_op *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
 void qd_op_unpack(const qd_op *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
+
+/* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
+ * it is in place already). For a group of one this is the whole operation; the core never calls a backend for those. */
+void qd_op_copy_own(const qd_op *op);
 
 /* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
  * kinds are expected to be each other's counterpart and roots are not compared. */

@@ -1,0 +1,265 @@
+/* Communicators: creation, splitting, destruction, and what is not an operation. */
+#include "comm/work.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+qd_comm_config qd_comm_config_default(void)
+{
+    return (qd_comm_config){.deadline_seconds = 300, .staging_bytes = 1 << 20};
+}
+
+int qd_comm_rank(const qd_comm *comm)
+{
+    return comm->rank;
+}
+
+int qd_comm_size(const qd_comm *comm)
+{
+    return comm->size;
+}
+
+int qd_comm_world_rank(const qd_comm *comm, int rank)
+{
+    return rank >= 0 && rank < comm->size ? comm->world_ranks[rank] : -1;
+}
+
+const char *qd_comm_backend(const qd_comm *comm)
+{
+    return comm->world->backend->name;
+}
+
+/* ---- making and dropping ---- */
+
+static void comm_free(qd_comm *comm)
+{
+    if (!comm) return;
+    if (comm->queues)
+        for (int i = 0; i < 1 + 2 * comm->size; i++) {
+            qd_progress_remove(comm->world, &comm->queues[i]);
+            qd_queue_destroy(&comm->queues[i]);
+        }
+    free(comm->queues);
+    free(comm->world_ranks);
+    free(comm->sent);
+    free(comm->received);
+    pthread_mutex_destroy(&comm->stats_lock);
+    free(comm);
+}
+
+static void world_free(qd_world *world)
+{
+    pthread_mutex_destroy(&world->lock);
+    pthread_mutex_destroy(&world->serialize);
+    free(world);
+}
+
+/* Everything but world_ranks' values and the backend's part. */
+static qd_comm *comm_new(qd_world *world, int rank, int size, const char *name, int64_t id)
+{
+    qd_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return NULL;
+    comm->world = world;
+    comm->rank = rank;
+    comm->size = size;
+    comm->id = id;
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    pthread_mutex_init(&comm->stats_lock, NULL);
+    comm->world_ranks = calloc((size_t)size, sizeof *comm->world_ranks);
+    comm->sent = calloc((size_t)size, sizeof *comm->sent);
+    comm->received = calloc((size_t)size, sizeof *comm->received);
+    comm->queues = calloc(1 + 2 * (size_t)size, sizeof *comm->queues);
+    if (comm->queues)
+        for (int i = 0; i < 1 + 2 * size; i++) qd_queue_init(&comm->queues[i], world);
+    if (comm->world_ranks && comm->sent && comm->received && comm->queues) return comm;
+    comm_free(comm);
+    return NULL;
+}
+
+/* Calls group_create and counts the communicator; frees it on failure. */
+static qd_status comm_join(qd_comm *comm)
+{
+    qd_world *world = comm->world;
+    qd_world_lock(world);
+    qd_status status = world->backend->group_create(comm);
+    qd_world_unlock(world);
+    if (status != QD_OK) {
+        comm_free(comm);
+        return status;
+    }
+    pthread_mutex_lock(&world->lock);
+    world->refs++;
+    pthread_mutex_unlock(&world->lock);
+    return QD_OK;
+}
+
+qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend_data, const qd_comm_config *config,
+                               int rank, int size, qd_comm **out)
+{
+    *out = NULL;
+    qd_world *world = calloc(1, sizeof *world);
+    if (!world) return QD_FAIL(QD_NO_MEMORY, "no memory for the world of rank %d", rank);
+    world->backend = backend;
+    world->backend_data = backend_data;
+    world->config = *config;
+    world->rank = rank;
+    world->size = size;
+    world->spin = 2000;
+    pthread_mutex_init(&world->lock, NULL);
+    pthread_mutex_init(&world->serialize, NULL);
+
+    qd_comm *comm = comm_new(world, rank, size, "world", 0);
+    qd_status status = comm ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the world of rank %d", rank);
+    if (comm) {
+        for (int i = 0; i < size; i++) comm->world_ranks[i] = i;
+        status = comm_join(comm);
+    }
+    if (status != QD_OK) {
+        qd_world_lock(world);
+        backend->world_destroy(world);
+        qd_world_unlock(world);
+        world_free(world);
+        return status;
+    }
+    *out = comm;
+    return QD_OK;
+}
+
+void qd_comm_destroy(qd_comm *comm)
+{
+    if (!comm) return;
+    qd_world *world = comm->world;
+    pthread_mutex_lock(&world->lock);
+    bool last = --world->refs == 0;
+    pthread_mutex_unlock(&world->lock);
+    if (last) qd_progress_destroy(world);
+    qd_world_lock(world);
+    world->backend->group_destroy(comm);
+    qd_world_unlock(world);
+    comm_free(comm);
+    if (last) {
+        qd_world_lock(world);
+        world->backend->world_destroy(world);
+        qd_world_unlock(world);
+        world_free(world);
+    }
+}
+
+/* ---- splitting ---- */
+
+typedef struct split_entry {
+    int64_t colour, key;
+} split_entry;
+
+/* Group ranks of `comm` with this rank's colour, ordered by (key, rank). */
+static int split_members(const qd_comm *comm, const split_entry *entries, int *members)
+{
+    int count = 0;
+    for (int r = 0; r < comm->size; r++) {
+        if (entries[r].colour != entries[comm->rank].colour) continue;
+        int at = count++;
+        for (; at > 0 && entries[members[at - 1]].key > entries[r].key; at--) members[at] = members[at - 1];
+        members[at] = r;
+    }
+    return count;
+}
+
+qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd_comm **group)
+{
+    qd_status status = QD_OK;
+    qd_world *world = comm->world;
+    *group = NULL;
+    split_entry *entries = calloc((size_t)comm->size, sizeof *entries);
+    int64_t *ids = calloc((size_t)comm->size, sizeof *ids);
+    int *members = calloc((size_t)comm->size, sizeof *members);
+    if (!entries || !ids || !members) {
+        status = QD_FAIL(QD_NO_MEMORY, "no memory to split group %s", comm->name);
+        goto done;
+    }
+    entries[comm->rank] = (split_entry){colour, key};
+    QD_TRY_DONE(qd_comm_all_gather(comm, &entries[comm->rank], entries, 2 * (int64_t)comm->size, QD_I64, NULL));
+
+    /* The first member of each group takes an id; -1 tells the others that there was none. */
+    int count = colour >= 0 ? split_members(comm, entries, members) : 0;
+    bool leads = count > 0 && members[0] == comm->rank;
+    qd_status reserve_status = QD_OK;
+    if (leads) {
+        qd_world_lock(world);
+        reserve_status = world->backend->reserve_id(comm, &ids[comm->rank]);
+        qd_world_unlock(world);
+        if (reserve_status != QD_OK) ids[comm->rank] = -1;
+    }
+    char reason[QD_COMM_REASON_BYTES] = "";
+    if (reserve_status != QD_OK) snprintf(reason, sizeof reason, "%s", qd_error_message());
+    status = qd_comm_all_gather(comm, &ids[comm->rank], ids, comm->size, QD_I64, NULL);
+    if (status != QD_OK) {
+        if (leads && ids[comm->rank] > 0) {
+            qd_world_lock(world);
+            world->backend->release_id(comm, ids[comm->rank]);
+            qd_world_unlock(world);
+        }
+        qd_error_frame(__FILE__, __LINE__, __func__);
+        goto done;
+    }
+    if (reserve_status != QD_OK) {
+        status = QD_FAIL(reserve_status, "%s", reason);
+        goto done;
+    }
+    if (count == 0) goto done;
+    if (ids[members[0]] < 0) {
+        status = QD_FAIL(QD_REMOTE, "rank %d could not make group %s", comm->world_ranks[members[0]], name);
+        goto done;
+    }
+    int rank = 0;
+    while (members[rank] != comm->rank) rank++;
+    qd_comm *made = comm_new(world, rank, count, name, ids[members[0]]);
+    if (!made) {
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for group %s", name);
+        goto done;
+    }
+    for (int i = 0; i < count; i++) made->world_ranks[i] = comm->world_ranks[members[i]];
+    QD_TRY_DONE(comm_join(made));
+    *group = made;
+done:
+    free(entries);
+    free(ids);
+    free(members);
+    return status;
+}
+
+/* ---- the rest ---- */
+
+void qd_comm_at(qd_comm *comm, const char *place)
+{
+    qd_world *world = comm->world;
+    qd_place_set(&world->place, place);
+    qd_world_lock(world);
+    world->backend->at(world, place);
+    qd_world_unlock(world);
+}
+
+void qd_comm_abort(qd_comm *comm, const char *reason)
+{
+    qd_world *world = comm->world;
+    qd_world_lock(world);
+    world->backend->abort(world, reason);
+    qd_world_unlock(world);
+    if (atomic_load(&world->failed) == QD_OK) qd_world_check(world);
+    qd_world_wake(world);
+}
+
+void qd_comm_get_stats(const qd_comm *comm, qd_comm_stats *stats)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->stats_lock;
+    pthread_mutex_lock(lock);
+    *stats = comm->stats;
+    pthread_mutex_unlock(lock);
+}
+
+void qd_comm_reset_stats(qd_comm *comm)
+{
+    pthread_mutex_lock(&comm->stats_lock);
+    comm->stats = (qd_comm_stats){0};
+    pthread_mutex_unlock(&comm->stats_lock);
+}

@@ -1,0 +1,388 @@
+/* Executing operations: queues, blocking calls, work handles, deadlines. */
+#include "comm/work.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WAIT_YIELDS 200    /* before a waiting caller sleeps */
+#define IDLE_CHECK 64      /* idle polls between looks at the abort record and the clock */
+#define SLEEP_SECONDS 0.02 /* a sleeper looks at the deadline this often */
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- failure of a world ---- */
+
+qd_status qd_world_check(qd_world *world)
+{
+    int failed = atomic_load_explicit(&world->failed, memory_order_acquire);
+    if (failed == QD_OK) {
+        int rank = -1;
+        char reason[QD_COMM_REASON_BYTES] = "";
+        qd_world_lock(world);
+        bool aborted = world->backend->aborted(world, &rank, reason, sizeof reason);
+        qd_world_unlock(world);
+        if (!aborted) return QD_OK;
+        if (rank == world->rank)
+            qd_world_fail(world, QD_FAIL(QD_REMOTE, "this rank (%d) has aborted the run: %s", rank, reason));
+        else
+            qd_world_fail(world, QD_FAIL(QD_REMOTE, "rank %d failed: %s", rank, reason));
+        while ((failed = atomic_load_explicit(&world->failed, memory_order_acquire)) == QD_OK) sched_yield();
+    }
+    return QD_FAIL((qd_status)failed, "%s", world->failure);
+}
+
+void qd_world_fail(qd_world *world, qd_status status)
+{
+    if (atomic_exchange(&world->failing, 1)) return;
+    snprintf(world->failure, sizeof world->failure, "%s", qd_error_message());
+    atomic_store_explicit(&world->failed, (int)status, memory_order_release);
+    if (status != QD_REMOTE) {
+        qd_world_lock(world);
+        world->backend->abort(world, world->failure);
+        qd_world_unlock(world);
+    }
+    qd_world_wake(world);
+}
+
+void qd_world_wake(qd_world *world)
+{
+    world->backend->wake(world);
+}
+
+/* ---- one operation ---- */
+
+/* Who is missing, after the deadline. */
+static qd_status deadline_passed(const qd_op *op)
+{
+    const qd_comm *comm = op->comm;
+    qd_world *world = comm->world;
+    char missing[384] = "", what[128];
+    size_t used = 0;
+    for (int peer = 0; peer < comm->size; peer++) {
+        qd_peer_report report = {0};
+        if (peer == comm->rank) continue;
+        qd_world_lock(world);
+        bool late = world->backend->late(op, peer, &report);
+        qd_world_unlock(world);
+        if (!late || used + 1 >= sizeof missing) continue;
+        int n = snprintf(missing + used, sizeof missing - used, "%srank %d (last in %llu%s%s%s)", used ? ", " : "",
+                         comm->world_ranks[peer], (unsigned long long)report.sequence, report.place[0] ? " at '" : "",
+                         report.place, report.place[0] ? "'" : "");
+        used += n > 0 ? (size_t)n : 0;
+    }
+    char place[QD_COMM_PLACE_BYTES];
+    qd_place_get(&world->place, place);
+    bool message = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
+    return QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s, %s %llu of group %s; rank %d waits%s%s%s",
+                   used ? missing : "a peer", world->config.deadline_seconds,
+                   qd_fingerprint_text(&op->fingerprint, what, sizeof what), message ? "message" : "operation",
+                   (unsigned long long)op->fingerprint.sequence, comm->name, world->rank, place[0] ? " at '" : "",
+                   place, place[0] ? "'" : "");
+}
+
+/* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when needed". */
+static qd_status op_step(qd_op *op, bool *done, bool *moved)
+{
+    qd_world *world = op->comm->world;
+    qd_status status = QD_OK;
+    qd_world_lock(world);
+    if (!op->started) {
+        op->started = true;
+        op->moved_at = 0;
+        status = world->backend->start(op);
+        *moved = true;
+    }
+    if (status == QD_OK) status = world->backend->poll(op, done, moved);
+    if (*moved) op->moved_at = 0;
+    qd_world_unlock(world);
+    return status;
+}
+
+/* Abort record and deadline, for an operation that has been idle for a while. */
+static qd_status op_check_idle(qd_op *op)
+{
+    QD_TRY(qd_world_check(op->comm->world));
+    double now = qd_clock_now();
+    if (op->moved_at == 0)
+        op->moved_at = now;
+    else if (now - op->moved_at > op->comm->world->config.deadline_seconds)
+        return deadline_passed(op);
+    return QD_OK;
+}
+
+/* After the last poll, good or bad. */
+static void op_end(qd_op *op, qd_status status)
+{
+    qd_comm *comm = op->comm;
+    if (status != QD_OK) qd_world_fail(comm->world, status);
+    if (op->started) {
+        qd_world_lock(comm->world);
+        comm->world->backend->finish(op);
+        qd_world_unlock(comm->world);
+    }
+    pthread_mutex_lock(&comm->stats_lock);
+    comm->stats.calls[op->request.kind]++;
+    comm->stats.bytes[op->request.kind] += op->bytes;
+    comm->stats.busy_seconds += op->busy_seconds;
+    pthread_mutex_unlock(&comm->stats_lock);
+}
+
+typedef struct blocking_wait {
+    qd_op *op;
+    qd_status status;
+    bool done;
+} blocking_wait;
+
+static bool blocking_again(void *context)
+{
+    blocking_wait *wait = context;
+    bool moved = false;
+    wait->status = op_step(wait->op, &wait->done, &moved);
+    if (wait->status == QD_OK && !wait->done && !moved) wait->status = op_check_idle(wait->op);
+    return wait->status != QD_OK || wait->done || moved;
+}
+
+static qd_status run_blocking(qd_op *op)
+{
+    blocking_wait wait = {.op = op};
+    qd_idle idle = {.spins = op->comm->world->spin, .yields = WAIT_YIELDS};
+    while (wait.status == QD_OK && !wait.done) {
+        bool moved = false;
+        wait.status = op_step(op, &wait.done, &moved);
+        if (wait.status != QD_OK || wait.done) break;
+        if (moved) {
+            idle.step = 0;
+            continue;
+        }
+        if (idle.step % IDLE_CHECK == IDLE_CHECK - 1 && (wait.status = op_check_idle(op)) != QD_OK) break;
+        qd_world_idle(op->comm->world, &idle, blocking_again, &wait);
+    }
+    op_end(op, wait.status);
+    return wait.status;
+}
+
+void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context)
+{
+    if (idle->step < idle->spins) {
+        idle->step++;
+        relax();
+    } else if (idle->step < idle->spins + idle->yields) {
+        idle->step++;
+        sched_yield();
+    } else { /* from here on: poll, and sleep again if nothing came of it */
+        uint32_t ticket = world->backend->sleep_prepare(world);
+        if (again(context)) {
+            world->backend->sleep_cancel(world);
+            idle->step = 0;
+        } else {
+            world->backend->sleep(world, ticket, SLEEP_SECONDS);
+        }
+    }
+}
+
+/* ---- queues ---- */
+
+void qd_queue_init(qd_queue *queue, qd_world *world)
+{
+    memset(queue, 0, sizeof *queue);
+    queue->world = world;
+    pthread_mutex_init(&queue->lock, NULL);
+}
+
+void qd_queue_destroy(qd_queue *queue)
+{
+    pthread_mutex_destroy(&queue->lock);
+}
+
+static void work_complete(qd_queue *queue, qd_work *work, qd_status status)
+{
+    work->status = status;
+    if (status != QD_OK) snprintf(work->message, sizeof work->message, "%s", qd_error_message());
+    op_end(&work->op, status);
+    pthread_mutex_lock(&queue->lock);
+    queue->head = work->next;
+    if (!queue->head) queue->tail = NULL;
+    pthread_mutex_unlock(&queue->lock);
+    atomic_fetch_sub_explicit(&queue->length, 1, memory_order_release);
+    qd_world *world = queue->world;
+    atomic_store_explicit(&work->done, 1, memory_order_release); /* the waiter may free it from here on */
+    qd_world_wake(world);
+}
+
+/* The caller holds the turn. */
+static void poll_head(qd_queue *queue, bool *moved)
+{
+    for (;;) {
+        pthread_mutex_lock(&queue->lock);
+        qd_work *work = queue->head;
+        pthread_mutex_unlock(&queue->lock);
+        if (!work) return;
+        bool done = false, stepped = false;
+        qd_status status = QD_OK;
+        if (atomic_load_explicit(&queue->world->failed, memory_order_acquire) != QD_OK)
+            status = qd_world_check(queue->world);
+        else
+            status = op_step(&work->op, &done, &stepped);
+        if (status == QD_OK && !done && !stepped) status = op_check_idle(&work->op);
+        if (stepped) *moved = true;
+        if (status == QD_OK && !done) return;
+        *moved = true;
+        work_complete(queue, work, status);
+    }
+}
+
+void qd_queue_poll(qd_queue *queue, bool *moved)
+{
+    if (atomic_load_explicit(&queue->length, memory_order_acquire) == 0) return;
+    if (atomic_exchange_explicit(&queue->turn, 1, memory_order_acquire)) return;
+    poll_head(queue, moved);
+    atomic_store_explicit(&queue->turn, 0, memory_order_release);
+}
+
+/* ---- submitting and waiting ---- */
+
+static qd_queue *queue_of(qd_comm *comm, const qd_coll_request *request)
+{
+    if (request->kind == QD_COLL_SEND) return &comm->queues[1 + request->root];
+    if (request->kind == QD_COLL_RECV) return &comm->queues[1 + comm->size + request->root];
+    return &comm->queues[0];
+}
+
+static void op_fill(qd_op *op, qd_comm *comm, const qd_coll_request *request, uint64_t shape)
+{
+    op->comm = comm;
+    op->request = *request;
+    op->bytes = 0;
+    op->busy_seconds = 0;
+    op->moved_at = 0;
+    op->started = false;
+    uint64_t sequence = request->kind == QD_COLL_SEND   ? ++comm->sent[request->root]
+                        : request->kind == QD_COLL_RECV ? ++comm->received[request->root]
+                                                        : ++comm->sequence;
+    op->fingerprint = (qd_fingerprint){.sequence = sequence,
+                                       .count = request->count,
+                                       .shape = shape,
+                                       .root = request->root,
+                                       .kind = (uint8_t)request->kind,
+                                       .dtype = (uint8_t)request->dtype,
+                                       .reduce = (uint8_t)request->reduce};
+}
+
+qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned, qd_work **work)
+{
+    qd_world *world = comm->world;
+    qd_queue *queue = queue_of(comm, request);
+    qd_status status = QD_OK;
+    if (atomic_load_explicit(&world->failed, memory_order_acquire) != QD_OK) {
+        free(owned);
+        return qd_world_check(world);
+    }
+    bool alone = comm->size == 1;
+    if (!work && (alone || atomic_load_explicit(&queue->length, memory_order_acquire) == 0)) {
+        qd_op op;
+        op_fill(&op, comm, request, shape);
+        if (alone) {
+            qd_op_copy_own(&op);
+            op_end(&op, QD_OK);
+        } else {
+            status = run_blocking(&op);
+        }
+        free(owned);
+        return status;
+    }
+    qd_work *item = aligned_alloc(64, (sizeof *item + 63) / 64 * 64);
+    if (!item) {
+        free(owned);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for an asynchronous %s of group %s",
+                       qd_coll_kind_name(request->kind), comm->name);
+    }
+    op_fill(&item->op, comm, request, shape);
+    item->next = NULL;
+    item->queue = queue;
+    atomic_init(&item->done, 0);
+    item->status = QD_OK;
+    item->message[0] = '\0';
+    item->owned = owned;
+    if (alone) {
+        qd_op_copy_own(&item->op);
+        op_end(&item->op, QD_OK);
+        atomic_store(&item->done, 1);
+    } else {
+        pthread_mutex_lock(&queue->lock);
+        if (queue->tail)
+            queue->tail->next = item;
+        else
+            queue->head = item;
+        queue->tail = item;
+        atomic_fetch_add_explicit(&queue->length, 1, memory_order_release);
+        pthread_mutex_unlock(&queue->lock);
+        /* The peers may already wait: start at once if nobody is at it, then leave it to the progress thread. */
+        if (work) {
+            bool moved = false;
+            qd_queue_poll(queue, &moved);
+            if (!atomic_load_explicit(&item->done, memory_order_acquire)) {
+                status = qd_progress_add(world, queue);
+                if (status != QD_OK) qd_world_fail(world, status); /* the work is completed with it by its waiter */
+            }
+        }
+    }
+    if (work) {
+        *work = item;
+        return QD_OK;
+    }
+    return qd_work_wait(item);
+}
+
+typedef struct work_waiter {
+    qd_work *work;
+    bool turn; /* this thread holds the queue's turn and polls instead of the progress thread */
+} work_waiter;
+
+static bool work_again(void *context)
+{
+    work_waiter *waiter = context;
+    bool moved = false;
+    if (atomic_load_explicit(&waiter->work->done, memory_order_acquire)) return true;
+    if (!waiter->turn) waiter->turn = !atomic_exchange_explicit(&waiter->work->queue->turn, 1, memory_order_acquire);
+    if (waiter->turn) poll_head(waiter->work->queue, &moved);
+    return moved || atomic_load_explicit(&waiter->work->done, memory_order_acquire);
+}
+
+qd_status qd_work_wait(qd_work *work)
+{
+    if (!work) return QD_FAIL(QD_USAGE, "qd_work_wait needs a work handle, not NULL");
+    work_waiter waiter = {.work = work};
+    qd_queue *queue = work->queue;
+    qd_idle idle = {.spins = queue->world->spin, .yields = WAIT_YIELDS};
+    while (!atomic_load_explicit(&work->done, memory_order_acquire)) {
+        if (work_again(&waiter))
+            idle.step = 0;
+        else
+            qd_world_idle(queue->world, &idle, work_again, &waiter);
+    }
+    if (waiter.turn) {
+        atomic_store_explicit(&queue->turn, 0, memory_order_release);
+        if (atomic_load_explicit(&queue->length, memory_order_acquire) > 0) qd_progress_nudge(queue->world);
+    }
+    qd_status status = work->status;
+    if (status != QD_OK) QD_FAIL(status, "%s", work->message);
+    free(work->owned);
+    free(work);
+    return status;
+}
+
+bool qd_work_done(const qd_work *work)
+{
+    return atomic_load_explicit(&work->done, memory_order_acquire) != 0;
+}

@@ -1,0 +1,66 @@
+/* Queues, work handles and waiting: what comm.c, calls.c, work.c and progress.c share. Backends do not need it. */
+#ifndef QD_COMM_WORK_H
+#define QD_COMM_WORK_H
+
+#include "comm/comm_impl.h"
+
+struct qd_work {
+    qd_op op;
+    qd_work *next;
+    qd_queue *queue;
+    _Atomic int done;
+    qd_status status;
+    char message[QD_COMM_REASON_BYTES];
+    void *owned; /* copies of lists and counts that the caller need not keep */
+};
+
+/* Works in the order of their calls. Only the thread that holds `turn` starts, polls and removes the head. */
+struct qd_queue {
+    qd_world *world;
+    pthread_mutex_t lock; /* head, tail */
+    qd_work *head, *tail;
+    _Atomic int length;
+    _Atomic int turn;
+    bool listed; /* in the progress thread's list; under its lock */
+    qd_queue *next;
+};
+
+void qd_queue_init(qd_queue *queue, qd_world *world);
+void qd_queue_destroy(qd_queue *queue);
+/* Polls the head, and following ones as long as they complete at once. *moved is set when anything happened. */
+void qd_queue_poll(qd_queue *queue, bool *moved);
+
+/* Runs or queues an operation whose request is filled. `owned` (may be NULL) is freed when it is done. */
+qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned, qd_work **work);
+
+/* The failure that this world is in, as a status with its message recorded; QD_OK if none (also asks the backend). */
+qd_status qd_world_check(qd_world *world);
+/* Records a failure of this rank (message of the calling thread) and tells the others, unless another rank was first. */
+void qd_world_fail(qd_world *world, qd_status status);
+
+/* Waiting. A thread spins, then yields, then sleeps; it sets `step` to 0 after progress. */
+typedef struct qd_idle {
+    int step, spins, yields;
+} qd_idle;
+/* One idle step. `again` is called once more between announcing the sleep and sleeping; true: do not sleep. */
+typedef bool (*qd_again)(void *context);
+void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context);
+void qd_world_wake(qd_world *world);
+
+/* progress.c */
+typedef struct qd_progress qd_progress;
+qd_status qd_progress_add(qd_world *world, qd_queue *queue); /* the queue has become non-empty */
+void qd_progress_remove(qd_world *world, qd_queue *queue);   /* the queue will be freed */
+void qd_progress_nudge(qd_world *world);                     /* a waiter has let go of a non-empty queue */
+void qd_progress_destroy(qd_world *world);
+
+static inline void qd_world_lock(qd_world *world)
+{
+    if (world->backend->serialized) pthread_mutex_lock(&world->serialize);
+}
+static inline void qd_world_unlock(qd_world *world)
+{
+    if (world->backend->serialized) pthread_mutex_unlock(&world->serialize);
+}
+
+#endif
