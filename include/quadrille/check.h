@@ -1,0 +1,41 @@
+/* Looking at a run before it starts: memory, communication and the program itself. Needs no device and no ranks. */
+#ifndef QUADRILLE_CHECK_H
+#define QUADRILLE_CHECK_H
+
+#include <quadrille/options.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qd_check_line {
+    const char *name; /* "parameters", "gradients", … */
+    int64_t bytes;    /* at the moment of the rank's peak */
+} qd_check_line;
+
+#define QD_CHECK_LINES 24
+typedef struct qd_check_report {
+    char model[64], layout[96]; /* "dp 4", "pp 2 × dp 2" */
+    int world;
+    int64_t parameters, tokens_per_step;
+    int64_t micro_batch, micro_batches, seq, global_batch;
+    double flops_per_step;     /* all ranks, as the program executes them */
+    int64_t comm_bytes;        /* sent by all ranks together in one step */
+    int64_t memory_bytes;      /* per rank: what the trainer will allocate */
+    qd_check_line lines[QD_CHECK_LINES];
+    int line_count;
+    int action_count;
+} qd_check_report;
+
+/* Builds the program of every rank, proves that their communication matches, and adds up memory. world 0: as in the
+ * configuration. QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs that do not match. */
+qd_status qd_check(const qd_options *options, int world, qd_check_report *report);
+
+/* Writes the program of one rank, a line per action. */
+qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,29 @@
+/* Runs two layouts of one configuration side by side and finds the first place where they differ. */
+#ifndef QUADRILLE_VERIFY_H
+#define QUADRILLE_VERIFY_H
+
+#include <quadrille/options.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qd_verify_report {
+    int64_t steps;             /* compared */
+    bool bit_equal;            /* losses, gradients and weights of all steps */
+    double worst_loss, worst_gradient, worst_weight; /* relative differences */
+    char worst_gradient_name[128], worst_weight_name[128];
+    /* the first step at which something is off by more than the tolerance; 0: none */
+    int64_t first_step;
+    char first_what[192]; /* "gradient of block.0.attn.q.weight: relative difference 3.2e-03" */
+} qd_verify_report;
+
+/* Ranks are threads of this process. Returns QD_DIFFERENT (with first_what as message) when a difference exceeds
+ * `tolerance`; other codes when a layout cannot run. */
+qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance,
+                    qd_verify_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
