@@ -1,0 +1,609 @@
+/* Collectives as an exchange over links, one per peer.
+ *
+ *   heads   every rank sends its fingerprint to the ranks it exchanges data with, and always to its right neighbour;
+ *           so ranks that disagree meet whatever each of them believes to be called
+ *   first   each rank sends every peer its part: summed by the receiver (all-reduce, reduce-scatter, reduce) or put in
+ *           its place (all others)
+ *   second  sliced all-reduce only: the owner of a slice hands out its sum
+ *
+ * Payloads are cut into chunks, so that sums, sends and receives of different chunks overlap and staging stays small.
+ * The chunk size depends on the operation and the group only: both ends of a link cut alike. */
+#include "base/clock.h"
+#include "comm/mpi/mpi_impl.h"
+#include "comm/sum.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Staging of a group: two received chunks and one packed chunk per peer. */
+enum { STAGE_PACK = 2, STAGES = 3 };
+#define STAGING_MOST ((int64_t)8 << 20)  /* per stage, all peers together */
+#define SUM_CHUNK_MOST ((int64_t)256 << 10)
+#define SUM_CHUNK_LEAST ((int64_t)16 << 10)
+#define TREE_CHUNK ((int64_t)512 << 10)  /* broadcast: what a rank forwards while it receives the next */
+#define LARGE ((int64_t)64 << 10)        /* from here on the time of copies and sums is worth two looks at the clock */
+
+typedef struct run {
+    qd_mpi_group *group;
+    const unsigned char *in; /* request.in, or a copy of it where the output would overwrite it too early */
+    unsigned char *copy;     /* that copy, or NULL */
+    unsigned char *out;
+    int64_t size;        /* of an element */
+    int64_t chunk;       /* elements */
+    int64_t stage_bytes; /* of one stage of one peer */
+    int64_t own;         /* elements of our part: what we sum, or what we send in a gather */
+    int64_t summed;      /* chunks */
+    int parent;          /* broadcast: the rank we receive from, or -1 at the root */
+    bool sums, second;   /* received parts are summed; the sum is handed out again */
+    bool sliced;         /* all-reduce: by qd_slice() */
+    bool in_place;       /* the direct sum overwrites what is being sent */
+    bool large;
+    bool ended;
+} run;
+_Static_assert(sizeof(run) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+
+static run *run_of(const qd_op *op)
+{
+    return (run *)(void *)op->state;
+}
+
+static int64_t chunks_of(int64_t count, int64_t chunk)
+{
+    return (count + chunk - 1) / chunk;
+}
+
+static int64_t chunk_length(const qd_mpi_flow *flow, int64_t chunk, int64_t index)
+{
+    int64_t rest = flow->count - index * chunk;
+    return rest < chunk ? rest : chunk;
+}
+
+static MPI_Request *request_of(const qd_mpi_group *group, int peer, int slot)
+{
+    return &group->requests[peer * QD_MPI_REQUESTS + slot];
+}
+
+static unsigned char *stage_of(const run *r, int peer, int stage)
+{
+    return r->stage_bytes ? r->group->staging + (peer * STAGES + stage) * r->stage_bytes : NULL;
+}
+
+/* The part of `rank` is one stretch of the full buffer. */
+static bool contiguous(const qd_op *op, int rank)
+{
+    return qd_op_segment_count(op, rank) <= 1;
+}
+
+static int64_t part_offset(const qd_op *op, int rank)
+{
+    return qd_op_segment_count(op, rank) > 0 ? qd_op_segment(op, rank, 0).offset : 0;
+}
+
+static int64_t slice_offset(const qd_op *op, int rank)
+{
+    int64_t offset, length;
+    qd_slice(op->request.count, op->comm->size, rank, &offset, &length);
+    return offset;
+}
+
+static int64_t slice_length(const qd_op *op, int rank)
+{
+    int64_t offset, length;
+    qd_slice(op->request.count, op->comm->size, rank, &offset, &length);
+    return length;
+}
+
+/* Where elements [first, first + count) of what `peer` gets in the first phase lie; packed into `scratch` if they are
+ * scattered. peer may be this rank: its own contribution to a sum. */
+static const void *first_source(const qd_op *op, int peer, int64_t first, int64_t count, void *scratch)
+{
+    const run *r = run_of(op);
+    int64_t at = first;
+    switch (op->request.kind) {
+    case QD_COLL_ALL_REDUCE:
+        if (r->sliced) at += slice_offset(op, peer);
+        break;
+    case QD_COLL_REDUCE_SCATTER:
+    case QD_COLL_SCATTER:
+        if (!contiguous(op, peer)) {
+            qd_op_pack(op, peer, first, count, r->in, scratch);
+            return scratch;
+        }
+        at += part_offset(op, peer);
+        break;
+    case QD_COLL_ALL_TO_ALL:
+        at += op->request.in_offsets[peer];
+        break;
+    case QD_COLL_BROADCAST:
+        return r->out + at * r->size;
+    default:
+        break;
+    }
+    return r->in + at * r->size;
+}
+
+/* Where element `first` of what comes from `peer` belongs; NULL if it must be unpacked. */
+static unsigned char *first_place(const qd_op *op, int peer, int64_t first)
+{
+    const run *r = run_of(op);
+    switch (op->request.kind) {
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_GATHER:
+        if (!contiguous(op, peer)) return NULL;
+        return r->out + (part_offset(op, peer) + first) * r->size;
+    case QD_COLL_ALL_TO_ALL:
+        return r->out + (op->request.out_offsets[peer] + first) * r->size;
+    default:
+        return r->out + first * r->size;
+    }
+}
+
+/* ---- planning ---- */
+
+static bool overlap(const unsigned char *a, int64_t a_bytes, const unsigned char *b, int64_t b_bytes)
+{
+    return a && b && a < b + b_bytes && b < a + a_bytes;
+}
+
+/* Elements from the start of the full buffer to the end of the last segment. */
+static int64_t extent(const qd_op *op)
+{
+    if (!op->request.lists) return op->request.count;
+    int64_t end = 0;
+    for (int p = 0; p < op->comm->size; p++)
+        for (int i = 0; i < qd_op_segment_count(op, p); i++) {
+            qd_segment s = qd_op_segment(op, p, i);
+            if (s.offset + s.count > end) end = s.offset + s.count;
+        }
+    return end;
+}
+
+/* In-place calls whose output would overwrite input that is still needed get a copy of the input. The common forms
+ * (own slice of the larger buffer) need none. */
+static qd_status protect_input(qd_op *op)
+{
+    run *r = run_of(op);
+    int rank = op->comm->rank;
+    int64_t bytes;
+    switch (op->request.kind) {
+    case QD_COLL_REDUCE_SCATTER:
+        bytes = extent(op) * r->size;
+        if (!overlap(r->in, bytes, r->out, r->own * r->size)) return QD_OK;
+        if (contiguous(op, rank) && r->out == r->in + part_offset(op, rank) * r->size) return QD_OK;
+        break;
+    case QD_COLL_ALL_GATHER: {
+        bytes = r->own * r->size;
+        bool in_own_place = contiguous(op, rank) && r->in == r->out + part_offset(op, rank) * r->size;
+        if (in_own_place || !overlap(r->in, bytes, r->out, extent(op) * r->size)) return QD_OK;
+        break;
+    }
+    default:
+        return QD_OK;
+    }
+    if (bytes == 0) return QD_OK;
+    r->copy = malloc((size_t)bytes);
+    if (!r->copy) return QD_FAIL(QD_NO_MEMORY, "no memory to copy the %lld bytes of an in-place call", (long long)bytes);
+    memcpy(r->copy, r->in, (size_t)bytes);
+    r->in = r->copy;
+    return QD_OK;
+}
+
+static int64_t sum_chunk_bytes(int ranks)
+{
+    int64_t bytes = SUM_CHUNK_MOST;
+    while (bytes > SUM_CHUNK_LEAST && bytes * ranks > STAGING_MOST) bytes /= 2;
+    return bytes;
+}
+
+/* Fills the flows of all links for the operation. */
+static void plan_flows(qd_op *op)
+{
+    run *r = run_of(op);
+    const qd_coll_request *q = &op->request;
+    int n = op->comm->size, rank = op->comm->rank;
+    /* Distance from the root, for the binomial tree of a broadcast: the parent of v is v without its lowest bit. */
+    int v = q->root >= 0 ? (rank - q->root + n) % n : 0;
+    r->parent = q->kind == QD_COLL_BROADCAST && v ? (q->root + (v & (v - 1))) % n : -1;
+    for (int p = 0; p < n; p++) {
+        qd_mpi_link *link = &r->group->links[p];
+        int64_t tx = 0, rx = 0, tx2 = 0, rx2 = 0;
+        bool root = rank == q->root, to_root = p == q->root;
+        switch (q->kind) {
+        case QD_COLL_ALL_REDUCE:
+            tx = r->sliced ? slice_length(op, p) : q->count;
+            rx = r->own;
+            tx2 = r->second ? r->own : 0;
+            rx2 = r->second ? slice_length(op, p) : 0;
+            break;
+        case QD_COLL_REDUCE_SCATTER:
+            tx = qd_op_packed_count(op, p);
+            rx = r->own;
+            break;
+        case QD_COLL_ALL_GATHER:
+            tx = r->own;
+            rx = qd_op_packed_count(op, p);
+            break;
+        case QD_COLL_ALL_TO_ALL:
+            tx = q->in_counts[p];
+            rx = q->out_counts[p];
+            break;
+        case QD_COLL_BROADCAST: {
+            int u = (p - q->root + n) % n;
+            tx = u && (u & (u - 1)) == v ? q->count : 0;
+            rx = p == r->parent ? q->count : 0;
+            break;
+        }
+        case QD_COLL_REDUCE:
+            tx = to_root ? q->count : 0;
+            rx = root ? q->count : 0;
+            break;
+        case QD_COLL_GATHER:
+            tx = to_root ? r->own : 0;
+            rx = root ? qd_op_packed_count(op, p) : 0;
+            break;
+        case QD_COLL_SCATTER:
+            tx = root ? qd_op_packed_count(op, p) : 0;
+            rx = to_root ? r->own : 0;
+            break;
+        default:
+            break;
+        }
+        if (p == rank) tx = rx = tx2 = rx2 = 0;
+        link->first_tx = (qd_mpi_flow){.count = tx, .chunks = chunks_of(tx, r->chunk)};
+        link->first_rx = (qd_mpi_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
+        link->second_tx = (qd_mpi_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
+        link->second_rx = (qd_mpi_flow){.count = rx2, .chunks = chunks_of(rx2, r->chunk)};
+        link->greeted = link->carried = link->full[0] = link->full[1] = false;
+    }
+}
+
+static qd_status grow_staging(run *r)
+{
+    qd_mpi_group *group = r->group;
+    int64_t need = r->stage_bytes * STAGES * group->comm->size;
+    if (need <= group->staging_bytes) return QD_OK;
+    free(group->staging);
+    group->staging_bytes = 0;
+    group->staging = malloc((size_t)need);
+    if (!group->staging)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld bytes of staging of group '%s'", (long long)need,
+                       group->comm->name);
+    group->staging_bytes = need;
+    return QD_OK;
+}
+
+/* Decides how this operation is done: who sums, chunk and staging sizes. */
+static qd_status plan(qd_op *op)
+{
+    run *r = run_of(op);
+    const qd_coll_request *q = &op->request;
+    int n = op->comm->size, rank = op->comm->rank;
+    r->size = (int64_t)qd_dtype_size(q->dtype);
+    int64_t elements = q->count;
+    for (int p = 0; q->kind == QD_COLL_ALL_TO_ALL && p < n; p++) elements += q->in_counts[p] + q->out_counts[p];
+    int64_t bytes = elements * r->size;
+    int64_t message = QD_MPI_MESSAGE_BYTES;
+    bool staged = false;
+    switch (q->kind) {
+    case QD_COLL_ALL_REDUCE:
+        r->sums = staged = true;
+        r->sliced = r->second = !qd_coll_direct(bytes, n);
+        r->own = r->sliced ? slice_length(op, rank) : q->count;
+        r->in_place = !r->sliced && q->in == q->out;
+        break;
+    case QD_COLL_REDUCE_SCATTER:
+        r->sums = staged = true;
+        r->own = qd_op_packed_count(op, rank);
+        break;
+    case QD_COLL_REDUCE:
+        r->sums = rank == q->root;
+        staged = true;
+        r->own = rank == q->root ? q->count : 0;
+        break;
+    case QD_COLL_ALL_GATHER:
+        staged = q->lists != NULL;
+        r->own = qd_op_packed_count(op, rank);
+        break;
+    case QD_COLL_GATHER:
+    case QD_COLL_SCATTER:
+        r->own = qd_op_packed_count(op, rank);
+        break;
+    case QD_COLL_BROADCAST:
+        message = TREE_CHUNK;
+        break;
+    default:
+        break;
+    }
+    if (staged) message = sum_chunk_bytes(n);
+    r->chunk = r->size ? message / r->size : 1;
+    r->large = bytes >= LARGE;
+    r->stage_bytes = 0;
+    if (staged && n > 1) {
+        /* The longest part may belong to any rank; short operations must not claim whole chunks. */
+        int64_t longest = q->count < r->chunk ? q->count : r->chunk;
+        r->stage_bytes = (longest * r->size + 63) / 64 * 64;
+        QD_TRY(grow_staging(r));
+    }
+    return protect_input(op);
+}
+
+/* ---- progress ---- */
+
+static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
+{
+    return flow->done > chunk || flow->done == flow->chunks;
+}
+
+/* Sums the next chunk of our part, if all its contributions are here. */
+static bool sum_next(qd_op *op)
+{
+    run *r = run_of(op);
+    qd_mpi_group *group = r->group;
+    int n = op->comm->size, rank = op->comm->rank;
+    int64_t c = r->summed;
+    if (c == chunks_of(r->own, r->chunk)) return false;
+    for (int p = 0; p < n; p++) {
+        if (p == rank) continue;
+        const qd_mpi_link *link = &group->links[p];
+        if (!link->carried && !link->full[c & 1]) return false;
+        if (r->in_place && !tx_done(&link->first_tx, c)) return false;
+    }
+    int64_t first = c * r->chunk;
+    int64_t count = r->own - first < r->chunk ? r->own - first : r->chunk;
+    for (int p = 0; p < n; p++) {
+        qd_mpi_link *link = &group->links[p];
+        if (p == rank)
+            group->sources[p] = first_source(op, p, first, count, stage_of(r, p, STAGE_PACK));
+        else
+            group->sources[p] = link->carried ? link->rx + sizeof(qd_mpi_head) : stage_of(r, p, (int)(c & 1));
+        link->full[c & 1] = false;
+    }
+    int64_t at = first + (r->sliced ? slice_offset(op, rank) : 0);
+    qd_sum_tree(r->out + at * r->size, group->sources, n, count, op->request.dtype, op->request.reduce);
+    r->summed++;
+    return true;
+}
+
+/* Gives MPI what can be sent to or received from `peer` now. */
+static qd_status post(qd_op *op, int peer)
+{
+    run *r = run_of(op);
+    qd_mpi_group *group = r->group;
+    qd_mpi_link *link = &group->links[peer];
+
+    qd_mpi_flow *flow = &link->first_rx;
+    int64_t depth = r->sums ? r->summed + 2 : flow->done + 1;
+    while (link->greeted && flow->posted < flow->chunks && flow->posted < depth) {
+        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
+        unsigned char *to = r->sums ? NULL : first_place(op, peer, c * r->chunk);
+        int slot = r->sums ? (int)(c & 1) : 0;
+        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_FIRST, to ? to : stage_of(r, peer, slot), count * r->size,
+                           request_of(group, peer, QD_MPI_FIRST_RX + slot)));
+        flow->posted++;
+    }
+
+    flow = &link->first_tx;
+    int64_t ready = flow->chunks;
+    if (r->parent >= 0 && !group->links[r->parent].carried) ready = group->links[r->parent].first_rx.done;
+    if (flow->posted == flow->done && flow->posted < flow->chunks && flow->posted < ready) {
+        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
+        const void *from = first_source(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_PACK));
+        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_FIRST, from, count * r->size,
+                           request_of(group, peer, QD_MPI_FIRST_TX)));
+        flow->posted++;
+    }
+
+    flow = &link->second_tx;
+    if (flow->posted == flow->done && flow->posted < flow->chunks && flow->posted < r->summed) {
+        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
+        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_SECOND,
+                           r->out + (slice_offset(op, op->comm->rank) + c * r->chunk) * r->size, count * r->size,
+                           request_of(group, peer, QD_MPI_SECOND_TX)));
+        flow->posted++;
+    }
+
+    /* In place, the sum of a chunk comes to where our contribution to it was: only after that has left. */
+    flow = &link->second_rx;
+    if (link->greeted && flow->posted == flow->done && flow->posted < flow->chunks &&
+        tx_done(&link->first_tx, flow->posted)) {
+        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
+        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_SECOND,
+                           r->out + (slice_offset(op, peer) + c * r->chunk) * r->size, count * r->size,
+                           request_of(group, peer, QD_MPI_SECOND_RX)));
+        flow->posted++;
+    }
+    return QD_OK;
+}
+
+static qd_status advance(qd_op *op)
+{
+    run *r = run_of(op);
+    int n = op->comm->size;
+    if (r->sums)
+        while (sum_next(op)) {
+        }
+    for (int i = 1; i < n; i++) QD_TRY(post(op, (op->comm->rank + i) % n));
+    return QD_OK;
+}
+
+/* The head of `peer` has come. */
+static qd_status greet(qd_op *op, int peer)
+{
+    run *r = run_of(op);
+    qd_mpi_link *link = &r->group->links[peer];
+    qd_mpi_head head;
+    memcpy(&head, link->rx, sizeof head);
+    head.place[sizeof head.place - 1] = '\0';
+    memcpy(link->place, head.place, sizeof head.place);
+    link->entered = head.fingerprint.sequence;
+    QD_TRY(qd_op_check(op, peer, &head.fingerprint, head.place));
+    int64_t expected = link->first_rx.count;
+    if (head.bytes != expected * r->size)
+        return qd_op_check_pair(op, peer, head.bytes / r->size, expected, head.place);
+    link->greeted = true;
+    if (head.carried == 0) return QD_OK;
+    link->carried = true;
+    link->first_rx.chunks = 0;
+    op->bytes += head.carried;
+    if (r->sums) return QD_OK;
+    unsigned char *to = first_place(op, peer, 0);
+    if (to)
+        memcpy(to, link->rx + sizeof head, (size_t)head.carried);
+    else
+        qd_op_unpack(op, peer, 0, expected, link->rx + sizeof head, r->out);
+    return QD_OK;
+}
+
+static void chunk_received(qd_op *op, int peer, qd_mpi_flow *flow, int slot)
+{
+    run *r = run_of(op);
+    /* Two chunks to be summed may be under way and end in any order: the slot tells them apart. */
+    int64_t c = flow->done;
+    if (r->sums && slot >= 0) c = flow->posted - 1 - (((flow->posted - 1) & 1) != slot);
+    int64_t count = chunk_length(flow, r->chunk, c);
+    op->bytes += count * r->size;
+    if (slot >= 0 && r->sums)
+        r->group->links[peer].full[slot] = true;
+    else if (slot >= 0 && !first_place(op, peer, 0))
+        qd_op_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, 0), r->out);
+    flow->done++;
+}
+
+static qd_status complete(qd_op *op, int index)
+{
+    run *r = run_of(op);
+    int peer = index / QD_MPI_REQUESTS, slot = index % QD_MPI_REQUESTS;
+    qd_mpi_link *link = &r->group->links[peer];
+    switch (slot) {
+    case QD_MPI_HEAD_RX:
+        return greet(op, peer);
+    case QD_MPI_FIRST_TX:
+        link->first_tx.done++;
+        break;
+    case QD_MPI_SECOND_TX:
+        link->second_tx.done++;
+        break;
+    case QD_MPI_FIRST_RX:
+    case QD_MPI_FIRST_RX1:
+        chunk_received(op, peer, &link->first_rx, slot - QD_MPI_FIRST_RX);
+        break;
+    case QD_MPI_SECOND_RX:
+        chunk_received(op, peer, &link->second_rx, -1);
+        break;
+    default:
+        break;
+    }
+    return QD_OK;
+}
+
+static bool link_busy(const qd_mpi_link *link)
+{
+    return (link->head_wanted && !link->greeted) || link->first_tx.done < link->first_tx.chunks ||
+           link->first_rx.done < link->first_rx.chunks || link->second_tx.done < link->second_tx.chunks ||
+           link->second_rx.done < link->second_rx.chunks;
+}
+
+/* ---- the backend's slots ---- */
+
+qd_status qd_mpi_coll_start(qd_op *op)
+{
+    run *r = run_of(op);
+    qd_mpi_group *group = op->comm->backend_data;
+    const qd_coll_request *q = &op->request;
+    int n = op->comm->size, rank = op->comm->rank;
+    *r = (run){.group = group, .in = q->in, .out = q->out, .parent = -1};
+    group->entered = op->fingerprint.sequence;
+    group->asked = false;
+    QD_TRY(plan(op));
+    plan_flows(op);
+    if (q->kind == QD_COLL_ALL_TO_ALL && q->in_counts[rank] != q->out_counts[rank])
+        return qd_op_check_pair(op, rank, q->in_counts[rank], q->out_counts[rank], "");
+    if (q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL ||
+        (q->kind == QD_COLL_GATHER && rank == q->root))
+        qd_op_copy_own(op); /* before anything is received */
+
+    bool rooted = q->root >= 0;
+    for (int i = 1; i < n; i++) {
+        int p = (rank + i) % n;
+        qd_mpi_link *link = &group->links[p];
+        bool sends = !rooted || i == 1 || link->first_tx.count > 0;
+        link->head_wanted = !rooted || i == n - 1 || link->first_rx.count > 0;
+        if (link->head_wanted)
+            QD_TRY(qd_mpi_recv(group, p, QD_MPI_TAG_HEAD, link->rx, QD_MPI_HEAD_BYTES,
+                               request_of(group, p, QD_MPI_HEAD_RX)));
+        if (!sends) continue;
+        int64_t bytes = link->first_tx.count * r->size;
+        /* A rank inside a broadcast tree has nothing yet that the head could carry. */
+        const void *payload = NULL;
+        if (bytes > 0 && bytes <= QD_MPI_CARRY_BYTES && r->parent < 0)
+            payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
+        int64_t length = qd_mpi_write_head(group->world, op, bytes, payload, link->tx);
+        if (length > (int64_t)sizeof(qd_mpi_head)) link->first_tx.chunks = 0;
+        QD_TRY(qd_mpi_send(group, p, QD_MPI_TAG_HEAD, link->tx, length, request_of(group, p, QD_MPI_HEAD_TX)));
+    }
+    return advance(op);
+}
+
+qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved)
+{
+    run *r = run_of(op);
+    qd_mpi_group *group = r->group;
+    int n = op->comm->size, completed = 0;
+    *moved = *done = false;
+    double before = r->large ? qd_clock_now() : 0;
+    QD_TRY(qd_mpi_check(MPI_Testsome(n * QD_MPI_REQUESTS, group->requests, &completed, group->indices,
+                                     MPI_STATUSES_IGNORE), "MPI_Testsome"));
+    bool idle = completed == MPI_UNDEFINED; /* no request is active */
+    if (completed > 0 && !idle) {
+        *moved = true;
+        for (int i = 0; i < completed; i++) QD_TRY(complete(op, group->indices[i]));
+        QD_TRY(advance(op));
+        if (r->large) op->busy_seconds += qd_clock_now() - before;
+        atomic_store_explicit(&group->world->naps, 0, memory_order_relaxed);
+    } else if (!idle) {
+        qd_mpi_ask(group, op, -1, &group->asked);
+        return QD_OK;
+    }
+    for (int p = 0; p < n; p++) {
+        if (p != op->comm->rank && link_busy(&group->links[p])) return QD_OK;
+        for (int s = 0; s < QD_MPI_REQUESTS; s++)
+            if (*request_of(group, p, s) != MPI_REQUEST_NULL) return QD_OK;
+    }
+    if (op->request.kind == QD_COLL_SCATTER) qd_op_copy_own(op); /* in place: after everything was sent */
+    r->ended = *done = *moved = true;
+    return QD_OK;
+}
+
+void qd_mpi_coll_finish(qd_op *op)
+{
+    run *r = run_of(op);
+    if (!r->ended) qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
+    if (!r->group->world->dirty) free(r->copy);
+    r->copy = NULL;
+}
+
+/* Direct: the operation cannot go on without something from `peer`. */
+static bool waits_for(const qd_op *op, int peer)
+{
+    return peer != op->comm->rank && link_busy(&run_of(op)->group->links[peer]);
+}
+
+/* A rank that answered and has entered the operation is itself waiting for another: it is not the late one. */
+static bool silent(const qd_op *op, int peer)
+{
+    const qd_mpi_link *link = &run_of(op)->group->links[peer];
+    if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer))) return false;
+    return !link->answered || link->entered < op->fingerprint.sequence;
+}
+
+bool qd_mpi_coll_late(const qd_op *op, int peer, qd_peer_report *report)
+{
+    const qd_mpi_group *group = run_of(op)->group;
+    bool known = false;
+    for (int p = 0; group->asked && p < op->comm->size; p++) known = known || silent(op, p);
+    if (known ? !silent(op, peer) : !waits_for(op, peer)) return false;
+    const qd_mpi_link *link = &group->links[peer];
+    report->sequence = link->entered;
+    memcpy(report->place, link->place, sizeof report->place);
+    return true;
+}
