@@ -1,0 +1,204 @@
+/* Cross-entropy and the sum of losses. ctest: processors 2 */
+#include "support/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+#define SCALE 0.125
+
+typedef struct loss_case {
+    int64_t rows, vocab, ld;
+    bool grad;
+    qd_dtype dtype;
+} loss_case;
+
+static const loss_case cases[] = {
+    {1, 1, 1, true, QD_F32},         {3, 7, 7, false, QD_F32},        {40, 7, 16, true, QD_F32},
+    {37, 1000, 1000, true, QD_F32},  {9, 4097, 4160, true, QD_F32},   {9, 4097, 4160, false, QD_F32},
+    {5, 50257, 50304, true, QD_F32}, {37, 1000, 1024, true, QD_BF16}, {9, 4097, 4097, false, QD_BF16},
+    {5, 50257, 50257, true, QD_BF16},
+};
+static const loss_case speed[] = {
+    {512, 50257, 50304, false, QD_F32},
+    {512, 50257, 50304, true, QD_F32},
+    {512, 50257, 50304, true, QD_BF16},
+};
+
+static void describe(const void *p, char *text, size_t size)
+{
+    const loss_case *c = p;
+    snprintf(text, size, "%lld rows, vocabulary %lld, stride %lld, %s%s", (long long)c->rows, (long long)c->vocab,
+             (long long)c->ld, qd_dtype_name(c->dtype), c->grad ? ", gradient" : "");
+}
+
+/* The logits' columns are given as ld, because the gradient clears what lies beyond the vocabulary. */
+enum { LOGITS, TARGETS, LOSSES, TENSORS };
+
+static int tensors(const void *p, ops_tensor *t)
+{
+    const loss_case *c = p;
+    t[LOGITS] = (ops_tensor){.name = "logits", .role = c->grad ? OPS_INOUT : OPS_IN, .dtype = c->dtype, .rows = c->rows,
+                             .cols = c->ld, .scale = 3, .floor = c->vocab == 1 ? 1 : 0};
+    t[TARGETS] = (ops_tensor){.name = "targets", .role = OPS_IN, .dtype = QD_I32, .cols = c->rows,
+                              .scale = (double)c->vocab};
+    t[LOSSES] = (ops_tensor){.name = "losses", .role = OPS_OUT, .dtype = QD_F32, .cols = c->rows,
+                             .floor = c->vocab == 1 ? 1 : 0};
+    return TENSORS;
+}
+
+/* Some targets are left out, and rows have very different sizes of logits. */
+static void derive(const void *p, double *const *v)
+{
+    const loss_case *c = p;
+    for (int64_t r = 0; r < c->rows; r++) {
+        if (r % 5 == 2)
+            v[TARGETS][r] = -1 - (double)(r % 100);
+        for (int64_t i = 0; i < c->vocab; i++)
+            v[LOGITS][r * c->ld + i] += r % 4 == 1 ? 300 : r % 4 == 2 ? -300 : 0;
+    }
+}
+
+static double row_loss(const loss_case *c, const double *x, int64_t target, double *top, double *sum)
+{
+    *top = -INFINITY;
+    *sum = 0;
+    for (int64_t i = 0; i < c->vocab; i++)
+        *top = fmax(*top, x[i]);
+    for (int64_t i = 0; i < c->vocab; i++)
+        *sum += exp(x[i] - *top);
+    return log(*sum) + *top - x[target];
+}
+
+static void reference(const void *p, double *const *v)
+{
+    const loss_case *c = p;
+    for (int64_t r = 0; r < c->rows; r++) {
+        double *x = v[LOGITS] + r * c->ld, top, sum;
+        int64_t target = (int64_t)v[TARGETS][r];
+        v[LOSSES][r] = target < 0 ? 0 : row_loss(c, x, target, &top, &sum);
+        for (int64_t i = 0; i < c->ld && c->grad; i++)
+            x[i] = target < 0 || i >= c->vocab ? 0 : (exp(x[i] - top) / sum - (i == target)) * SCALE;
+    }
+}
+
+static qd_status run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const loss_case *c = p;
+    return k->cross_entropy(stream, &(qd_cross_entropy_args){.logits = t[LOGITS], .targets = t[TARGETS],
+                                                             .losses = t[LOSSES], .rows = c->rows, .vocab = c->vocab,
+                                                             .ld = c->ld, .scale = (float)SCALE, .grad = c->grad,
+                                                             .dtype = c->dtype});
+}
+
+static double bytes(const void *p)
+{
+    const loss_case *c = p;
+    return (double)(c->rows * c->vocab) * (double)qd_dtype_size(c->dtype) * (c->grad ? 2 : 1);
+}
+
+/* The gradient in place of the logits is the numerical derivative of scale * sum of losses. */
+static void gradient_is_the_derivative(void **state)
+{
+    (void)state;
+    enum { ROWS = 4, VOCAB = 33 };
+    loss_case c = {ROWS, VOCAB, VOCAB, true, QD_F32};
+    float x[ROWS * VOCAB], losses[ROWS];
+    double exact[ROWS * VOCAB];
+    int32_t targets[ROWS] = {0, 32, -1, 7};
+    for (int i = 0; i < ROWS * VOCAB; i++)
+        exact[i] = x[i] = (float)(2 * ops_normal());
+    qd_device *device = ops_device(NULL, 2);
+    void *t[TENSORS] = {x, targets, losses};
+    ops_assert_ok(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t));
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < VOCAB; i++) {
+            double slope = 0, top, sum, *at = &exact[r * VOCAB + i];
+            if (targets[r] >= 0) {
+                *at += 1e-5;
+                double up = row_loss(&c, exact + r * VOCAB, targets[r], &top, &sum);
+                *at -= 2e-5;
+                slope = SCALE * (up - row_loss(&c, exact + r * VOCAB, targets[r], &top, &sum)) / 2e-5;
+                *at += 1e-5;
+            }
+            assert_true(fabs(slope - (double)x[r * VOCAB + i]) < 1e-7);
+        }
+}
+
+static void not_finite_stays_visible(void **state)
+{
+    (void)state;
+    enum { VOCAB = 70 };
+    static const float odd[] = {NAN, INFINITY};
+    qd_device *device = ops_device(NULL, 1);
+    loss_case c = {2, VOCAB, VOCAB, true, QD_F32};
+    for (int o = 0; o < COUNT(odd); o++)
+        for (int at = 0; at < VOCAB; at++) {
+            float x[2 * VOCAB] = {0}, losses[2];
+            x[at] = odd[o];
+            void *t[TENSORS] = {x, (int32_t[]){3, 3}, losses};
+            ops_assert_ok(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t));
+            assert_true(isnan(losses[0]) && isnan(x[0]) && isnan(x[3]) && isnan(x[VOCAB - 1]));
+            assert_true(fabsf(losses[1] - logf(VOCAB)) < 1e-5f && isfinite(x[VOCAB]));
+        }
+    /* minus infinity is a legal logit: probability 0 */
+    float x[2 * VOCAB] = {0}, losses[2];
+    x[1] = -INFINITY;
+    void *t[TENSORS] = {x, (int32_t[]){3, -1}, losses};
+    ops_assert_ok(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t));
+    assert_true(fabsf(losses[0] - logf(VOCAB - 1)) < 1e-5f && x[1] == 0);
+}
+
+static void target_out_of_range(void **state)
+{
+    (void)state;
+    float x[6] = {0}, losses[2];
+    qd_device *device = ops_device(NULL, 1);
+    loss_case c = {2, 3, 3, true, QD_F32};
+    void *t[TENSORS] = {x, (int32_t[]){2, 3}, losses};
+    ops_assert_fails(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t), QD_USAGE,
+                     "row 1 has target 3");
+    for (int i = 0; i < 6; i++)
+        assert_true(x[i] == 0); /* refused before anything is written */
+}
+
+/* The cut into calls changes no bit. */
+static void losses_are_summed_in_order(void **state)
+{
+    (void)state;
+    enum { ROWS = 1000 };
+    float losses[ROWS];
+    int32_t targets[ROWS];
+    double want = 7.5, left_out = 0;
+    for (int i = 0; i < ROWS; i++) {
+        targets[i] = i % 9 == 4 ? -1 : i;
+        losses[i] = targets[i] < 0 ? 0 : (float)fabs(ops_normal());
+        want += (double)losses[i];
+        left_out += targets[i] < 0;
+    }
+    qd_device *device = ops_device(NULL, 2);
+    for (int cut = 1; cut < ROWS; cut += 333) {
+        double total = 7.5, counted = 2;
+        qd_loss_sum_args a = {.losses = losses, .targets = targets, .rows = cut, .total = &total, .counted = &counted};
+        ops_assert_ok(qd_device_kernels(device)->loss_sum(qd_device_compute_stream(device), &a));
+        a.losses += cut;
+        a.targets += cut;
+        a.rows = ROWS - cut;
+        ops_assert_ok(qd_device_kernels(device)->loss_sum(qd_device_compute_stream(device), &a));
+        assert_true(total == want);
+        assert_true(counted == 2 + ROWS - left_out);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const ops_op ops[] = {
+        {.kernel = "cross_entropy", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
+         .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = tensors,
+         .derive = derive, .reference = reference, .run = run, .bytes = bytes},
+    };
+    const struct CMUnitTest more[] = {
+        cmocka_unit_test(gradient_is_the_derivative), cmocka_unit_test(not_finite_stays_visible),
+        cmocka_unit_test(target_out_of_range), cmocka_unit_test(losses_are_summed_in_order)};
+    return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
+}

@@ -1,0 +1,180 @@
+/* Sums over rows and sums of squares. ctest: processors 2 */
+#include "support/ops.h"
+
+#include "base/half.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+typedef struct reduce_case {
+    int64_t rows, cols;
+    qd_dtype dtype, grad_dtype;
+} reduce_case;
+
+static const reduce_case cases[] = {
+    {1, 1, QD_F32, QD_F32},       {3, 7, QD_F32, QD_F32},      {1000, 7, QD_F32, QD_F32},
+    {70, 1000, QD_F32, QD_F32},   {33, 4097, QD_F32, QD_F32},  {1, 40961, QD_F32, QD_F32},
+    {70, 1000, QD_BF16, QD_BF16}, {33, 4097, QD_BF16, QD_F32}, {33, 4097, QD_F32, QD_BF16},
+};
+static const reduce_case speed[] = {
+    {4096, 768, QD_F32, QD_F32},
+    {4096, 3072, QD_F32, QD_F32},
+    {4096, 3072, QD_BF16, QD_BF16},
+};
+
+static void describe(const void *p, char *text, size_t size)
+{
+    const reduce_case *c = p;
+    snprintf(text, size, "%lldx%lld %s, gradient %s", (long long)c->rows, (long long)c->cols, qd_dtype_name(c->dtype),
+             qd_dtype_name(c->grad_dtype));
+}
+
+static double bytes(const void *p)
+{
+    const reduce_case *c = p;
+    return (double)(c->rows * c->cols) * (double)qd_dtype_size(c->dtype);
+}
+
+static int bias_tensors(const void *p, ops_tensor *t)
+{
+    const reduce_case *c = p;
+    t[0] = (ops_tensor){.name = "dy", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[1] = (ops_tensor){.name = "grad", .role = OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
+    return 2;
+}
+
+static void bias_reference(const void *p, double *const *v)
+{
+    const reduce_case *c = p;
+    for (int64_t i = 0; i < c->rows * c->cols; i++)
+        v[1][i % c->cols] += v[0][i];
+}
+
+static qd_status bias_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const reduce_case *c = p;
+    return k->bias_grad(stream, &(qd_bias_grad_args){.dy = t[0], .grad = t[1], .rows = c->rows, .cols = c->cols,
+                                                     .dtype = c->dtype, .grad_dtype = c->grad_dtype});
+}
+
+static int squares_tensors(const void *p, ops_tensor *t)
+{
+    const reduce_case *c = p;
+    t[0] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[1] = (ops_tensor){.name = "out", .role = OPS_OUT, .dtype = QD_F64, .cols = c->rows};
+    return 2;
+}
+
+static void squares_reference(const void *p, double *const *v)
+{
+    const reduce_case *c = p;
+    for (int64_t r = 0; r < c->rows; r++) {
+        v[1][r] = 0;
+        for (int64_t i = 0; i < c->cols; i++)
+            v[1][r] += v[0][r * c->cols + i] * v[0][r * c->cols + i];
+    }
+}
+
+static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const reduce_case *c = p;
+    return k->row_squares(
+        stream, &(qd_row_squares_args){.x = t[0], .out = t[1], .rows = c->rows, .cols = c->cols, .dtype = c->dtype});
+}
+
+/* So many columns that the partial sums of all rows do not fit the workspace of one thread, but that of three. */
+static void several_rounds(void **state)
+{
+    (void)state;
+    enum { ROWS = 300, COLS = 131072 };
+    uint16_t *dy = malloc(sizeof *dy * ROWS * COLS);
+    double *want = calloc(COLS, sizeof *want);
+    uint16_t *grad[3];
+    assert_true(dy && want);
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COLS; c++) {
+            uint32_t hash = (uint32_t)(r * COLS + c) * 2654435761u;
+            dy[r * COLS + c] = qd_f32_to_bf16((float)(hash >> 8) * 0x1p-24f - 0.5f);
+            want[c] += qd_bf16_to_f32(dy[r * COLS + c]);
+        }
+    for (int threads = 1; threads <= 3; threads++) {
+        uint16_t *g = grad[threads - 1] = calloc(COLS, sizeof *g);
+        assert_non_null(g);
+        qd_device *device = ops_device(NULL, threads);
+        qd_bias_grad_args a = {.dy = dy, .grad = g, .rows = ROWS, .cols = COLS, .dtype = QD_BF16,
+                               .grad_dtype = QD_BF16};
+        ops_assert_ok(qd_device_kernels(device)->bias_grad(qd_device_compute_stream(device), &a));
+        assert_memory_equal(g, grad[0], COLS * sizeof *g);
+    }
+    for (int c = 0; c < COLS; c++)
+        assert_true(fabs(qd_bf16_to_f32(grad[0][c]) - want[c]) <= 0.004 * fabs(want[c]) + 1e-4);
+    for (int i = 0; i < 3; i++)
+        free(grad[i]);
+    free(want);
+    free(dy);
+}
+
+/* The norm's squares have the same bits on every instruction set; what overflows fp32 does not overflow double; a NaN
+ * or infinity in any place is seen. */
+static void squares_same_bits(void **state)
+{
+    (void)state;
+    static const char *const isas[] = {"avx512", "avx2", "neon", "generic"};
+    enum { N = 1037 };
+    float x[N];
+    for (int i = 0; i < N; i++)
+        x[i] = (float)(1e25 * ops_normal());
+    double first = 0;
+    for (int s = 0; s < COUNT(isas); s++) {
+        qd_device_config config = qd_device_config_default();
+        config.isa = isas[s];
+        qd_device *device;
+        if (qd_device_create("cpu", &config, &device) != QD_OK) {
+            qd_error_clear();
+            continue;
+        }
+        double out;
+        qd_row_squares_args a = {.x = x, .out = &out, .rows = 1, .cols = N, .dtype = QD_F32};
+        const qd_kernels *k = qd_device_kernels(device);
+        ops_assert_ok(k->row_squares(qd_device_compute_stream(device), &a));
+        assert_true(isfinite(out) && out > 1e52);
+        first = first == 0 ? out : first;
+        assert_memory_equal(&out, &first, sizeof out);
+        for (int at = 0; at < N; at += 17) {
+            float kept = x[at];
+            x[at] = at % 2 ? NAN : -INFINITY;
+            ops_assert_ok(k->row_squares(qd_device_compute_stream(device), &a));
+            assert_false(isfinite(out));
+            x[at] = kept;
+        }
+        qd_device_destroy(device);
+    }
+}
+
+static void too_wide(void **state)
+{
+    (void)state;
+    qd_device *device = ops_device(NULL, 1);
+    float x = 0;
+    qd_bias_grad_args a = {.dy = &x, .grad = &x, .rows = 0, .cols = 600000, .dtype = QD_F32, .grad_dtype = QD_F32};
+    ops_assert_fails(qd_device_kernels(device)->bias_grad(qd_device_compute_stream(device), &a), QD_UNSUPPORTED,
+                     "600000 columns");
+}
+
+int main(int argc, char **argv)
+{
+    const ops_op ops[] = {
+        {.kernel = "bias_grad", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
+         .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = bias_tensors,
+         .reference = bias_reference, .run = bias_run, .bytes = bytes},
+        {.kernel = "row_squares", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
+         .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = squares_tensors,
+         .reference = squares_reference, .run = squares_run, .bytes = bytes},
+    };
+    const struct CMUnitTest more[] = {cmocka_unit_test(several_rounds), cmocka_unit_test(squares_same_bits),
+                                      cmocka_unit_test(too_wide)};
+    return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
+}
