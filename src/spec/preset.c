@@ -1,0 +1,155 @@
+/* Model presets: data/models.json, kept inside the library so that nothing has to be found at run time. */
+#include "base/json.h"
+#include "spec/config.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+__asm__(".section .rodata\n"
+        ".global qd_models_json\n"
+        ".global qd_models_json_end\n"
+        "qd_models_json:\n"
+        ".incbin \"" QD_MODELS_JSON "\"\n"
+        "qd_models_json_end:\n"
+        ".byte 0\n"
+        ".previous\n");
+extern const char qd_models_json[], qd_models_json_end[];
+
+static qd_status load(qd_json **document)
+{
+    return qd_json_load_text("models.json", qd_models_json, (size_t)(qd_models_json_end - qd_models_json), document);
+}
+
+static bool is(const qd_json_node *preset, const char *key, const char *value)
+{
+    const char *text = qd_json_as_string(qd_json_member(preset, key));
+    return text && strcmp(text, value) == 0;
+}
+
+static qd_status read_size(const qd_json *d, const qd_json_node *preset, const char *key, int64_t *value)
+{
+    return qd_json_get_int(d, preset, key, value);
+}
+
+static qd_status read_small(const qd_json *d, const qd_json_node *preset, const char *key, int *value)
+{
+    int64_t wide;
+    QD_TRY(qd_json_get_int(d, preset, key, &wide));
+    *value = (int)wide;
+    return QD_OK;
+}
+
+static qd_status read_rope(const qd_json *d, const qd_json_node *preset, qd_rope *rope)
+{
+    QD_TRY(qd_json_get_double(d, preset, "rope_base", &rope->base));
+    const qd_json_node *scaling = qd_json_member(preset, "rope_scaling");
+    rope->scaled = scaling && qd_json_kind_of(scaling) == QD_JSON_OBJECT;
+    if (!rope->scaled)
+        return QD_OK;
+    QD_TRY(qd_json_get_double(d, scaling, "factor", &rope->factor));
+    QD_TRY(qd_json_get_double(d, scaling, "low_freq_factor", &rope->low_factor));
+    QD_TRY(qd_json_get_double(d, scaling, "high_freq_factor", &rope->high_factor));
+    return qd_json_get_int(d, scaling, "original_max_seq", &rope->original_seq);
+}
+
+static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const char *name, qd_model *m)
+{
+    bool supported = false;
+    qd_json_as_bool(qd_json_member(preset, "supported"), &supported);
+    if (!supported) {
+        const char *reason = qd_json_as_string(qd_json_member(preset, "unsupported"));
+        return QD_FAIL(QD_UNSUPPORTED, "model.preset: %s cannot be trained by this version%s%s", name, reason ? ": it needs " : "",
+                       reason ? reason : "");
+    }
+    *m = qd_model_default(is(preset, "arch", "gpt2") ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
+    snprintf(m->name, sizeof m->name, "%s", name);
+    QD_TRY(read_small(d, preset, "layers", &m->layers));
+    QD_TRY(read_small(d, preset, "heads", &m->heads));
+    QD_TRY(read_small(d, preset, "kv_heads", &m->kv_heads));
+    QD_TRY(read_small(d, preset, "head_dim", &m->head_dim));
+    QD_TRY(read_size(d, preset, "hidden", &m->hidden));
+    QD_TRY(read_size(d, preset, "ffn", &m->ffn));
+    QD_TRY(read_size(d, preset, "vocab", &m->vocab));
+    QD_TRY(read_size(d, preset, "max_seq", &m->max_seq));
+    QD_TRY(qd_json_get_double(d, preset, "norm_eps", &m->norm_eps));
+    QD_TRY(qd_json_get_bool(d, preset, "tied", &m->tied));
+    QD_TRY(qd_json_get_bool(d, preset, "qkv_bias", &m->qkv_bias));
+    QD_TRY(qd_json_get_bool(d, preset, "linear_bias", &m->linear_bias));
+    m->norm = is(preset, "norm", "layernorm") ? QD_NORM_LAYER : QD_NORM_RMS;
+    m->position = is(preset, "position", "learned") ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
+    m->activation = is(preset, "activation", "swiglu") ? QD_ACT_SWIGLU : is(preset, "activation", "gelu") ? QD_ACT_GELU : QD_ACT_GELU_TANH;
+    if (m->position == QD_POSITION_ROPE)
+        QD_TRY(read_rope(d, preset, &m->rope));
+    return QD_OK;
+}
+
+/* The known name that shares the longest beginning with `name`: presets are told apart at their ends. */
+static const char *nearest(const qd_json_node *presets, const char *name)
+{
+    const char *best = "llama-tiny";
+    size_t best_length = 0;
+    for (size_t i = 0; i < qd_json_count(presets); i++) {
+        const char *other = qd_json_as_string(qd_json_member(qd_json_item(presets, i), "name"));
+        size_t length = 0;
+        while (other && name[length] && name[length] == other[length])
+            length++;
+        if (length > best_length) {
+            best = other;
+            best_length = length;
+        }
+    }
+    return best;
+}
+
+qd_status qd_preset_find(const char *name, qd_model *model)
+{
+    qd_json *document = NULL;
+    QD_TRY(load(&document));
+    const qd_json_node *presets = qd_json_root(document), *found = NULL;
+    for (size_t i = 0; i < qd_json_count(presets) && !found; i++)
+        if (is(qd_json_item(presets, i), "name", name))
+            found = qd_json_item(presets, i);
+    qd_status status = found ? read_preset(document, found, name, model)
+                             : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? "
+                                                 "'quadrille help models' lists them", name, nearest(presets, name));
+    qd_json_destroy(document);
+    return status;
+}
+
+/* Two lists that live as long as the program, filled at the first call. */
+static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
+static const char **names_kept[2];
+
+static qd_status collect_names(bool supported_only, const char ***names)
+{
+    qd_json *document = NULL;
+    QD_TRY(load(&document));
+    const qd_json_node *presets = qd_json_root(document);
+    size_t count = 0, total = qd_json_count(presets);
+    const char **list = calloc(total + 1, sizeof *list);
+    for (size_t i = 0; list && i < total; i++) {
+        bool supported = false;
+        qd_json_as_bool(qd_json_member(qd_json_item(presets, i), "supported"), &supported);
+        const char *name = qd_json_as_string(qd_json_member(qd_json_item(presets, i), "name"));
+        if (name && (supported || !supported_only))
+            list[count++] = strdup(name);
+    }
+    qd_json_destroy(document);
+    if (!list)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the list of presets");
+    *names = list;
+    return QD_OK;
+}
+
+qd_status qd_config_presets(bool supported_only, const char *const **names)
+{
+    qd_status status = QD_OK;
+    pthread_mutex_lock(&names_lock);
+    if (!names_kept[supported_only])
+        status = collect_names(supported_only, &names_kept[supported_only]);
+    *names = names_kept[supported_only];
+    pthread_mutex_unlock(&names_lock);
+    return status;
+}
