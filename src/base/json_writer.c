@@ -1,5 +1,7 @@
 #include "base/json_writer.h"
 
+#include "base/strbuf.h"
+
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>

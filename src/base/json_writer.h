@@ -1,45 +1,4 @@
-/* Writes JSON piece by piece into a growing text, which may be drained and cleared at any time. Doubles get 17
- * significant digits, so that runs can be compared bit by bit; JSON has no NaN or infinity, they become null. Strings
- * are escaped, and bytes that are not UTF-8 become U+FFFD.
- *
- *   qd_json_writer writer = qd_json_writer_on(&buffer);
- *   qd_json_object_begin(&writer, NULL);
- *   qd_json_put_int(&writer, "step", 1);        // key NULL inside a list
- *   qd_json_list_begin(&writer, "losses");
- *   qd_json_put_double(&writer, NULL, 0.5);
- *   qd_json_end(&writer);
- *   qd_json_end(&writer);
- */
 #ifndef QD_BASE_JSON_WRITER_H
 #define QD_BASE_JSON_WRITER_H
-
-#include "base/strbuf.h"
-
-#include <stdint.h>
-
-enum { QD_JSON_MOST_DEPTH = 32 };
-
-typedef struct qd_json_writer {
-    qd_strbuf *out;
-    int depth;
-    bool started[QD_JSON_MOST_DEPTH + 1]; /* something stands at this depth, so a comma comes next */
-    char closing[QD_JSON_MOST_DEPTH + 1];
-} qd_json_writer;
-
-qd_json_writer qd_json_writer_on(qd_strbuf *out);
-
-/* key: NULL at the top and inside lists, required inside objects. */
-void qd_json_object_begin(qd_json_writer *writer, const char *key);
-void qd_json_list_begin(qd_json_writer *writer, const char *key);
-void qd_json_end(qd_json_writer *writer); /* of the innermost object or list */
-
-void qd_json_put_string(qd_json_writer *writer, const char *key, const char *value); /* NULL: null */
-void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
-void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
-void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);
-void qd_json_put_null(qd_json_writer *writer, const char *key);
-
-/* Ends a line of a JSON-lines file: the next value starts a new document. */
-void qd_json_newline(qd_json_writer *writer);
-
+#include <quadrille/json_writer.h>
 #endif

@@ -1,27 +1,8 @@
-/* A growing text. A failure to grow is remembered and reported once, by qd_strbuf_take, so that callers can append
- * without checking each time. */
+/* Text: the growing buffer of the public header, numbers, UTF-8 and whole files. */
 #ifndef QD_BASE_STRBUF_H
 #define QD_BASE_STRBUF_H
 
-#include <quadrille/status.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-typedef struct qd_strbuf {
-    char *data; /* NULL or ended by '\0' */
-    size_t length, capacity;
-    bool failed;
-} qd_strbuf;
-
-void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length);
-void qd_strbuf_puts(qd_strbuf *buffer, const char *text);
-void qd_strbuf_printf(qd_strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void qd_strbuf_pad(qd_strbuf *buffer, char character, int count);
-void qd_strbuf_clear(qd_strbuf *buffer); /* keeps the memory */
-void qd_strbuf_free(qd_strbuf *buffer);
-
-/* Hands the text over to the caller, who frees it with free(). The buffer is empty afterwards. */
-qd_status qd_strbuf_take(qd_strbuf *buffer, char **text);
+#include <quadrille/strbuf.h>
 
 /* Shortest decimal text that reads back to the same double, or 17 significant digits; '.' in any locale. `text` needs
  * QD_DOUBLE_TEXT bytes. */
