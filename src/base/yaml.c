@@ -32,12 +32,21 @@ typedef struct place {
     int line, column;
 } place;
 
-#define FAIL_AT(reader, where, ...) qd_error_prefix(QD_FAIL(QD_USAGE, __VA_ARGS__), "%s:%d:%d: ", (reader)->name, (where).line, (where).column)
+#define FAIL_AT(reader, where, ...)                                                                                    \
+    qd_error_prefix(QD_FAIL(QD_USAGE, __VA_ARGS__), "%s:%d:%d: ", (reader)->name, (where).line, (where).column)
 
 static place event_place(struct fy_event *event)
 {
     const struct fy_mark *mark = fy_event_start_mark(event);
-    return mark ? (place){mark->line + 1, mark->column + 1} : (place){1, 1};
+    if (!mark)
+        return (place){1, 1};
+    /* The mark of a quoted scalar stands behind its quote. */
+    bool quoted = false;
+    if (event->type == FYET_SCALAR && event->scalar.value) {
+        enum fy_scalar_style style = fy_token_scalar_style(event->scalar.value);
+        quoted = style == FYSS_SINGLE_QUOTED || style == FYSS_DOUBLE_QUOTED;
+    }
+    return (place){mark->line + 1, mark->column + (quoted && mark->column > 0 ? 0 : 1)};
 }
 
 /* Where byte `offset` is, for what is refused before it is parsed. */
@@ -166,7 +175,9 @@ static qd_status read_scalar(reader *self, struct fy_event *event, place where)
     qd_strbuf_clear(&self->value);
     append_token(&self->value, event->scalar.value);
     bool null = is_null(event->scalar.value, self->value.data ? self->value.data : "");
-    return deliver(self, null ? QD_YAML_NULL : QD_YAML_SCALAR, where);
+    if (null) /* nothing was written there: the key is the place */
+        return deliver(self, QD_YAML_NULL, (place){current->key_line, current->key_column});
+    return deliver(self, QD_YAML_SCALAR, where);
 }
 
 static qd_status open_level(reader *self, bool sequence, bool decorated, place where)

@@ -1,0 +1,123 @@
+/* bf16 and fp16 conversions, over all 16-bit patterns and against arithmetic in double. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/half.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* The value of an fp16 or bf16 pattern by its definition. */
+static double value_of(uint16_t half, int exponent_bits)
+{
+    int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    int exponent = half >> mantissa_bits & ((1 << exponent_bits) - 1);
+    double mantissa = half & ((1 << mantissa_bits) - 1), sign = half & 0x8000 ? -1.0 : 1.0;
+    if (exponent == (1 << exponent_bits) - 1)
+        return mantissa != 0 ? NAN : sign * INFINITY;
+    if (exponent == 0)
+        return sign * ldexp(mantissa, 1 - bias - mantissa_bits);
+    return sign * ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+}
+
+static void every_pattern(void **state)
+{
+    (void)state;
+    for (uint32_t pattern = 0; pattern < 0x10000; pattern++) {
+        uint16_t half = (uint16_t)pattern;
+        double bf16 = value_of(half, 8), f16 = value_of(half, 5);
+        if (isnan(bf16)) {
+            assert_true(isnan(qd_bf16_to_f32(half)));
+            assert_true(isnan(qd_bf16_to_f32(qd_f32_to_bf16(qd_bf16_to_f32(half)))));
+        } else {
+            assert_true(qd_bf16_to_f32(half) == bf16);
+            assert_int_equal(qd_f32_to_bf16(qd_bf16_to_f32(half)), half);
+        }
+        if (isnan(f16)) {
+            assert_true(isnan(qd_f16_to_f32(half)));
+            assert_true(isnan(qd_f16_to_f32(qd_f32_to_f16(qd_f16_to_f32(half)))));
+        } else {
+            assert_true(qd_f16_to_f32(half) == f16);
+            assert_int_equal(qd_f32_to_f16(qd_f16_to_f32(half)), half);
+        }
+    }
+}
+
+/* The rounded pattern must be the nearest of the neighbours, or the even one of two equally near. */
+static void check_nearest(float value, uint16_t got, int exponent_bits)
+{
+    double exact = value, chosen = value_of(got, exponent_bits);
+    int top = ((1 << exponent_bits) - 1) << (15 - exponent_bits); /* infinity */
+    if ((got & 0x7fff) == top) {
+        /* Infinity from half a step above the largest number on. */
+        double largest = value_of((uint16_t)(top - 1), exponent_bits), below = value_of((uint16_t)(top - 2), exponent_bits);
+        assert_true(fabs(exact) >= largest + (largest - below) / 2);
+        return;
+    }
+    double error = fabs(exact - chosen);
+    for (int step = -1; step <= 1; step += 2) {
+        uint16_t neighbour = (uint16_t)(got + step);
+        double other = value_of(neighbour, exponent_bits);
+        if ((neighbour & 0x7fff) == top || isnan(other) || ((neighbour ^ got) & 0x8000))
+            continue;
+        double other_error = fabs(exact - other);
+        assert_true(error < other_error || (error == other_error && (got & 1) == 0));
+    }
+}
+
+static void rounds_to_nearest_even(void **state)
+{
+    (void)state;
+    qd_philox_key key = qd_rng_key(1, "half");
+    for (uint64_t i = 0; i < 500000; i++) {
+        uint32_t words[4];
+        qd_philox4x32(key, i, 0, words);
+        float any = qd_f32_from_bits(words[0]);
+        /* The second is in fp16's range, subnormal numbers included; the third sits on ties. */
+        float fitting = qd_f32_from_bits((words[1] & 0x80ffffffu) % 0x80800000u + ((100 + words[2] % 45) << 23));
+        float tie = qd_f32_from_bits((words[3] & 0xffffe000u) | 0x1000u);
+        if (isfinite(any)) {
+            check_nearest(any, qd_f32_to_bf16(any), 8);
+            check_nearest(any, qd_f32_to_f16(any), 5);
+        }
+        if (isfinite(fitting))
+            check_nearest(fitting, qd_f32_to_f16(fitting), 5);
+        if (isfinite(tie))
+            check_nearest(tie, qd_f32_to_f16(tie), 5);
+        float bf16_tie = qd_f32_from_bits((words[3] & 0xffff0000u) | 0x8000u);
+        if (isfinite(bf16_tie))
+            check_nearest(bf16_tie, qd_f32_to_bf16(bf16_tie), 8);
+    }
+}
+
+static void special_values(void **state)
+{
+    (void)state;
+    assert_int_equal(qd_f32_to_f16(65519.996f), 0x7bff);
+    assert_int_equal(qd_f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(qd_f32_to_f16(-INFINITY), 0xfc00);
+    assert_int_equal(qd_f32_to_f16(-0.0f), 0x8000);
+    assert_int_equal(qd_f32_to_f16(0x1p-25f), 0x0000); /* a tie, to even */
+    assert_int_equal(qd_f32_to_f16(0x1.8p-25f), 0x0001);
+    assert_int_equal(qd_f32_to_bf16(INFINITY), 0x7f80);
+    assert_int_equal(qd_f32_to_bf16(3.3961775e38f), 0x7f80);
+    assert_int_equal(qd_f32_to_bf16(-0.0f), 0x8000);
+    /* A NaN whose payload lies in the bits that are cut stays a NaN, with its sign. */
+    assert_int_equal(qd_f32_to_bf16(qd_f32_from_bits(0xff800001)), 0xffc0);
+    assert_true(isnan(qd_f16_to_f32(qd_f32_to_f16(qd_f32_from_bits(0x7f800001)))));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pattern),
+        cmocka_unit_test(rounds_to_nearest_even),
+        cmocka_unit_test(special_values),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
