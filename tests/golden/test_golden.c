@@ -1,0 +1,136 @@
+/* Loss, gradients and 20 AdamW steps of small models against PyTorch's float64 values, on several layouts.
+ * ctest: timeout 300 */
+#include "support/layout.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha", "llama-gqa-scaled", "llama-tied",
+                                     "llama-packed", "llama-qkv-bias"};
+static const char *const layouts[] = {
+    "parallel.ranks=1",
+    "parallel.ranks=1 train.micro_batch=1",
+    "parallel.ranks=1 parallel.split_backward=true train.micro_batch=2",
+    "parallel.ranks=2 train.micro_batch=1 parallel.bucket_mb=0.01",
+    "parallel.ranks=4 parallel.overlap=false",
+};
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
+}
+
+/* Each parameter of the ledger against the fixture's tensor of that prefix. */
+static void compare_gradients(qd_team *team, qd_golden *g)
+{
+    const qd_ledger *ledger = qd_team_program(team)->ledger;
+    double rms = qd_golden_rms_norm(g, "grad.");
+    int compared = 0;
+    for (int i = 0; i < ledger->param_count; i++) {
+        const qd_param *param = &ledger->params[i];
+        const qd_golden_tensor *expected;
+        char name[160];
+        if (param->tied_to >= 0)
+            continue;
+        snprintf(name, sizeof name, "grad.%s", param->name);
+        ok(qd_golden_find(g, name, QD_F32, &expected));
+        float *gradient = malloc((size_t)expected->count * sizeof *gradient);
+        ok(qd_team_read(team, param->name, QD_TENSOR_GRADIENT, gradient, expected->count));
+        ok(qd_golden_compare(gradient, expected->count, expected, rms, 1e-5));
+        free(gradient);
+        compared++;
+    }
+    assert_true(compared > 5);
+}
+
+static void load_weights(qd_team *team, qd_golden *g)
+{
+    const qd_ledger *ledger = qd_team_program(team)->ledger;
+    for (int i = 0; i < ledger->param_count; i++) {
+        char name[160];
+        const qd_golden_tensor *t;
+        if (ledger->params[i].tied_to >= 0)
+            continue;
+        snprintf(name, sizeof name, "init.%s", ledger->params[i].name);
+        ok(qd_golden_find(g, name, QD_F32, &t));
+        ok(qd_team_write(team, ledger->params[i].name, t->data, t->count));
+    }
+}
+
+static void train(const char *model, const char *layout)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s.safetensors", QD_GOLDEN_DIR, model);
+    qd_golden *g;
+    qd_team *team;
+    ok(qd_golden_open(path, &g));
+    qd_config config = golden_layout(g, layout);
+    config.threads = 1;
+    qd_batch_source source = golden_source(g);
+    ok(qd_team_create(&config, &source, &team));
+    load_weights(team, g);
+    const qd_golden_tensor *losses, *norms;
+    ok(qd_golden_find(g, "losses", QD_F64, &losses));
+    ok(qd_golden_find(g, "grad_norms", QD_F64, &norms));
+    for (int64_t step = 0; step < config.steps; step++) {
+        qd_step_output out;
+        ok(qd_team_step(team, &out));
+        double expected = ((const double *)losses->data)[step], norm = ((const double *)norms->data)[step];
+        double tolerance = step == 0 ? 1e-5 : 1e-4;
+        if (!(out.loss - expected <= tolerance * expected && expected - out.loss <= tolerance * expected))
+            fail_msg("%s, %s, step %d: loss %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.loss, expected);
+        if (!(out.grad_norm - norm <= 1e-3 * norm && norm - out.grad_norm <= 1e-3 * norm))
+            fail_msg("%s, %s, step %d: gradient norm %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.grad_norm, norm);
+        if (step == 0)
+            compare_gradients(team, g);
+    }
+    qd_team_destroy(team);
+    qd_golden_close(g);
+}
+
+static void follows_pytorch(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++)
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++)
+            train(models[m], layouts[l]);
+}
+
+/* A test that cannot fail is a defect: a changed weight must be seen. */
+static void sees_a_changed_weight(void **state)
+{
+    (void)state;
+    qd_golden *g;
+    qd_team *team;
+    ok(qd_golden_open(QD_GOLDEN_DIR "/llama-mha.safetensors", &g));
+    qd_config config = golden_layout(g, "parallel.ranks=1");
+    qd_batch_source source = golden_source(g);
+    ok(qd_team_create(&config, &source, &team));
+    load_weights(team, g);
+    const qd_golden_tensor *t, *losses;
+    ok(qd_golden_find(g, "init.block.0.attn.q.weight", QD_F32, &t));
+    ok(qd_golden_find(g, "losses", QD_F64, &losses));
+    float *changed = malloc((size_t)t->count * sizeof *changed);
+    memcpy(changed, t->data, (size_t)t->count * sizeof *changed);
+    changed[3] += 1.0f;
+    ok(qd_team_write(team, "block.0.attn.q.weight", changed, t->count));
+    qd_step_output out;
+    ok(qd_team_step(team, &out));
+    double expected = *(const double *)losses->data;
+    assert_true(out.loss - expected > 1e-5 * expected || expected - out.loss > 1e-5 * expected);
+    free(changed);
+    qd_team_destroy(team);
+    qd_golden_close(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(follows_pytorch), cmocka_unit_test(sees_a_changed_weight)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,155 @@
+#include "support/layout.h"
+
+#include "base/rng.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void must(qd_status status, const char *what)
+{
+    if (status == QD_OK)
+        return;
+    fprintf(stderr, "%s: %s\n", what, qd_error_message());
+    exit(1);
+}
+
+qd_options *layout_options(const char *words)
+{
+    qd_options *options = NULL;
+    qd_option_table table = qd_config_table();
+    must(qd_options_create(&table, 1, &options), "options");
+    char *copy = strdup(words), *rest = copy;
+    for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;)
+        must(qd_options_assign(options, word), word);
+    free(copy);
+    return options;
+}
+
+qd_config layout_config(const char *words)
+{
+    qd_config config;
+    qd_options *options = layout_options(words);
+    must(qd_config_resolve(options, 0, &config), words);
+    static const char *const no_text = "";
+    config.data_path = config.run_dir = no_text;
+    config.device = "cpu";
+    config.backend = "local";
+    qd_options_destroy(options);
+    return config;
+}
+
+static qd_status fill_random(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
+                             int32_t *doc_start)
+{
+    const layout_random *r = context;
+    qd_philox_key key = qd_rng_key(r->seed, "test tokens");
+    for (int64_t i = 0; i < count * seq; i++) {
+        int64_t position = first * seq + i, t = i % seq;
+        tokens[i] = (int32_t)qd_rng_below(key, (uint64_t)position, (uint64_t)r->vocab);
+        targets[i] = (int32_t)qd_rng_below(key, (uint64_t)position + 1, (uint64_t)r->vocab);
+        if (r->ignored && position % r->ignored == 0)
+            targets[i] = -1;
+        int64_t length = r->documents ? (seq + r->documents - 1) / r->documents : seq;
+        doc_start[i] = (int32_t)(t / length * length);
+    }
+    return QD_OK;
+}
+
+qd_batch_source layout_random_source(layout_random *random)
+{
+    return (qd_batch_source){.fill = fill_random, .context = random, .documents = random->documents > 0};
+}
+
+static int64_t golden_int(const qd_golden *g, const char *key)
+{
+    int64_t value;
+    must(qd_golden_config_int(g, key, &value), key);
+    return value;
+}
+
+static double golden_double(const qd_golden *g, const char *key)
+{
+    double value;
+    must(qd_golden_config_double(g, key, &value), key);
+    return value;
+}
+
+static bool golden_bool(const qd_golden *g, const char *key)
+{
+    bool value;
+    must(qd_golden_config_bool(g, key, &value), key);
+    return value;
+}
+
+static bool golden_is(const qd_golden *g, const char *key, const char *expected)
+{
+    const char *value;
+    must(qd_golden_config_string(g, key, &value), key);
+    return strcmp(value, expected) == 0;
+}
+
+qd_config golden_layout(const qd_golden *g, const char *words)
+{
+    qd_config c = layout_config(words);
+    qd_model *m = &c.model;
+    *m = qd_model_default(golden_is(g, "family", "gpt2") ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
+    m->layers = (int)golden_int(g, "layers");
+    m->heads = (int)golden_int(g, "heads");
+    m->kv_heads = (int)golden_int(g, "kv_heads");
+    m->head_dim = (int)golden_int(g, "head_dim");
+    m->hidden = golden_int(g, "hidden");
+    m->ffn = golden_int(g, "ffn");
+    m->vocab = golden_int(g, "vocab");
+    m->max_seq = golden_int(g, "max_seq");
+    m->norm_eps = golden_double(g, "norm_eps");
+    m->tied = golden_bool(g, "tied");
+    m->qkv_bias = golden_bool(g, "qkv_bias");
+    m->linear_bias = golden_bool(g, "linear_bias");
+    m->activation = golden_is(g, "activation", "swiglu") ? QD_ACT_SWIGLU
+                    : golden_is(g, "activation", "gelu") ? QD_ACT_GELU
+                                                         : QD_ACT_GELU_TANH;
+    if (m->position == QD_POSITION_ROPE)
+        m->rope.base = golden_double(g, "rope_base");
+    m->rope.scaled = !qd_golden_config_null(g, "rope_scaling");
+    if (m->rope.scaled) {
+        m->rope.factor = golden_double(g, "rope_scaling.factor");
+        m->rope.low_factor = golden_double(g, "rope_scaling.low_freq_factor");
+        m->rope.high_factor = golden_double(g, "rope_scaling.high_freq_factor");
+        m->rope.original_seq = golden_int(g, "rope_scaling.original_max_seq");
+    }
+    c.strategy.seq = golden_int(g, "seq");
+    c.global_batch = golden_int(g, "batch");
+    c.steps = c.optimizer.steps = golden_int(g, "steps");
+    c.optimizer.schedule = QD_LR_CONSTANT;
+    c.optimizer.lr = golden_double(g, "optimizer.lr");
+    c.optimizer.beta1 = golden_double(g, "optimizer.beta1");
+    c.optimizer.beta2 = golden_double(g, "optimizer.beta2");
+    c.optimizer.eps = golden_double(g, "optimizer.eps");
+    c.optimizer.weight_decay = golden_double(g, "optimizer.weight_decay");
+    c.optimizer.clip = golden_double(g, "optimizer.clip");
+    return c;
+}
+
+static qd_status fill_golden(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
+                             int32_t *doc_start)
+{
+    const qd_golden *g = context;
+    const qd_golden_tensor *t;
+    size_t bytes = (size_t)(count * seq) * sizeof(int32_t);
+    QD_TRY(qd_golden_find(g, "tokens", QD_I32, &t));
+    memcpy(tokens, (const int32_t *)t->data + first * seq, bytes);
+    QD_TRY(qd_golden_find(g, "targets", QD_I32, &t));
+    memcpy(targets, (const int32_t *)t->data + first * seq, bytes);
+    memset(doc_start, 0, bytes);
+    if (!golden_bool(g, "packed"))
+        return QD_OK;
+    QD_TRY(qd_golden_find(g, "doc_start", QD_I32, &t));
+    memcpy(doc_start, (const int32_t *)t->data + first * seq, bytes);
+    return QD_OK;
+}
+
+qd_batch_source golden_source(qd_golden *golden)
+{
+    return (qd_batch_source){.fill = fill_golden, .context = golden, .documents = golden_bool(golden, "packed")};
+}

@@ -1,0 +1,249 @@
+/* The ledger, the step program, its memory plan and its checker. */
+#include "support/layout.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define SMALL "model.layers=3 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=97 data.seq=16 train.global_batch=8 "
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s", qd_error_message());
+}
+
+static qd_program *build(const char *words, qd_arena **arena)
+{
+    qd_config config = layout_config(words);
+    qd_program *program;
+    ok(qd_arena_create(arena));
+    ok(qd_config_build(&config, 0, *arena, &program));
+    return program;
+}
+
+static void refused(const char *words, const char *expected)
+{
+    qd_options *options = layout_options(words);
+    qd_config config;
+    qd_arena *arena;
+    qd_program *program;
+    ok(qd_arena_create(&arena));
+    qd_status status = qd_config_resolve(options, 0, &config);
+    if (status == QD_OK)
+        status = qd_config_build(&config, 0, arena, &program);
+    assert_true(status == QD_USAGE || status == QD_UNSUPPORTED);
+    if (!strstr(qd_error_message(), expected))
+        fail_msg("'%s' gave: %s", words, qd_error_message());
+    qd_arena_destroy(arena);
+    qd_options_destroy(options);
+}
+
+static void bad_layouts_are_refused(void **state)
+{
+    (void)state;
+    refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
+    refused(SMALL "parallel.ranks=4 parallel.dp=3", "but there are 4 ranks");
+    refused(SMALL "parallel.ranks=2 train.micro_batch=3", "train.micro_batch (3) does not divide");
+    refused(SMALL "parallel.ranks=2 parallel.tp=2", "this version lays models out over dp only");
+    refused(SMALL "parallel.dp=-1 parallel.tp=-1", "both -1");
+    refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
+    refused("model.hidden=30 model.heads=4", "set model.head_dim");
+    refused("model.preset=llama3-8", "did you mean 'llama3-8b'");
+    refused("model.preset=mixtral-8x7b", "cannot be trained by this version");
+    refused("model.preset=gpt2-124M data.seq=2048", "1024 learned positions");
+    refused("train.warmup=200", "longer than train.steps");
+    refused("run.trace=true", "run.trace needs run.dir");
+}
+
+static void presets_have_their_published_size(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t parameters;
+    } cases[] = {{"gpt2-124M", 124439808}, {"llama3-8b", 8030261248}, {"llama3.1-405b", 405853388800}};
+    for (size_t i = 0; i < 3; i++) {
+        qd_model model;
+        ok(qd_preset_find(cases[i].name, &model));
+        assert_int_equal(qd_model_parameters(&model), cases[i].parameters);
+    }
+    const char *const *names;
+    ok(qd_config_presets(true, &names));
+    qd_mesh mesh;
+    ok(qd_mesh_create(1, (const int[]){1, 1, 1, 1}, &mesh));
+    for (; *names; names++) { /* the ledger holds exactly the parameters of the formula */
+        qd_model model;
+        qd_arena *arena;
+        qd_ledger *ledger;
+        qd_storage storage;
+        ok(qd_preset_find(*names, &model));
+        if (model.position == QD_POSITION_LEARNED && model.max_seq == 0)
+            continue;
+        ok(qd_arena_create(&arena));
+        ok(qd_ledger_create(&model, &mesh, arena, &ledger));
+        ok(qd_ledger_storage(ledger, 0, arena, &storage));
+        assert_int_equal(storage.held, qd_model_parameters(&model));
+        qd_arena_destroy(arena);
+    }
+}
+
+/* No two buffers that are alive at once overlap, all lie inside the dynamic area, and the peak is reached. */
+static void check_plan(const char *words)
+{
+    qd_arena *arena;
+    qd_program *p = build(words, &arena);
+    bool *alive = calloc((size_t)p->buffer_count, sizeof *alive);
+    int64_t top = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        if (a->kind == QD_ACTION_FREE)
+            alive[a->buffer] = false;
+        if (a->kind != QD_ACTION_ALLOC)
+            continue;
+        const qd_buffer *b = &p->buffers[a->buffer];
+        assert_true(b->offset % 256 == 0 && b->offset >= 0 && b->offset + b->bytes <= p->dynamic_bytes);
+        for (int o = 0; o < p->buffer_count; o++) {
+            const qd_buffer *other = &p->buffers[o];
+            if (alive[o])
+                assert_true(b->offset + b->bytes <= other->offset || other->offset + other->bytes <= b->offset);
+        }
+        alive[a->buffer] = true;
+        top = b->offset + b->bytes > top ? b->offset + b->bytes : top;
+    }
+    assert_true(p->dynamic_bytes - top < 256);
+    qd_memory_report report;
+    ok(qd_memory_account(p, &report));
+    assert_int_equal(report.total, p->persistent_bytes + p->dynamic_bytes);
+    assert_true(report.live_peak <= report.total);
+    assert_true((double)report.live_peak >= 0.95 * (double)report.total); /* packing loses little */
+    free(alive);
+    qd_arena_destroy(arena);
+}
+
+static void memory_plan_is_sound(void **state)
+{
+    (void)state;
+    check_plan(SMALL);
+    check_plan(SMALL "train.micro_batch=2 parallel.split_backward=true");
+    check_plan(SMALL "parallel.ranks=4 train.micro_batch=1 model.dropout=0.1");
+    check_plan(SMALL "model.arch=gpt2 train.precision=bf16 model.dropout=0.1 parallel.split_backward=true");
+    check_plan("model.preset=gpt2-124M data.seq=1024 train.global_batch=8 train.micro_batch=4");
+}
+
+static int count_kind(const qd_program *p, qd_action_kind kind)
+{
+    int count = 0;
+    for (int i = 0; i < p->action_count; i++)
+        count += p->actions[i].kind == kind;
+    return count;
+}
+
+/* Buckets cover every gradient once, whatever their size. */
+static void buckets_cover_all_gradients(void **state)
+{
+    (void)state;
+    static const char *const sizes[] = {"0.0001", "0.01", "0.1", "1000"};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        char words[256];
+        snprintf(words, sizeof words, SMALL "parallel.ranks=2 train.micro_batch=1 parallel.bucket_mb=%s", sizes[s]);
+        qd_arena *arena;
+        qd_program *p = build(words, &arena);
+        int64_t next = p->storage.values;
+        for (int i = 0; i < p->action_count; i++) {
+            const qd_action *a = &p->actions[i];
+            if (a->kind != QD_ACTION_REDUCE || a->buffer != p->persistent[QD_BUFFER_GRAD])
+                continue;
+            assert_int_equal(a->first + a->count, next);
+            next = a->first;
+        }
+        assert_int_equal(next, 0);
+        assert_int_equal(count_kind(p, QD_ACTION_FORWARD), 4 * 5);
+        assert_int_equal(qd_program_comm_bytes(p), qd_coll_bytes(QD_COLL_ALL_REDUCE, 2, QD_F64, 2) + 2 * p->storage.values * 4);
+        qd_arena_destroy(arena);
+    }
+}
+
+static void bf16_takes_16_bytes_per_parameter(void **state)
+{
+    (void)state;
+    qd_arena *arena;
+    qd_program *p = build(SMALL "train.precision=bf16", &arena);
+    int64_t bytes = 0;
+    static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        bytes += p->buffers[p->persistent[kinds[i]]].bytes;
+    assert_int_equal(bytes, 16 * p->storage.values);
+    qd_arena_destroy(arena);
+}
+
+/* Programs that do not match are refused with both sides named. */
+static void checker_refuses_broken_programs(void **state)
+{
+    (void)state;
+    qd_arena *arena, *other_arena;
+    const char *words = SMALL "parallel.ranks=4 parallel.bucket_mb=0.02";
+    qd_program *good = build(words, &arena), *bad = build(words, &other_arena);
+    const qd_mesh *mesh = &good->ledger->mesh;
+    const qd_program *programs[4] = {good, good, bad, good};
+    ok(qd_check_programs(mesh, programs));
+    int reduces[64], count = 0;
+    for (int i = 0; i < bad->action_count && count < 64; i++)
+        if (bad->actions[i].kind == QD_ACTION_REDUCE)
+            reduces[count++] = i;
+    assert_true(count >= 3);
+    qd_action kept = bad->actions[reduces[1]];
+
+    bad->actions[reduces[1]].count--; /* resized */
+    assert_int_equal(qd_check_programs(mesh, programs), QD_MISMATCH);
+    assert_non_null(strstr(qd_error_message(), "rank 2"));
+    bad->actions[reduces[1]] = kept;
+
+    bad->actions[reduces[1]].kind = QD_ACTION_ZERO; /* missing */
+    assert_int_equal(qd_check_programs(mesh, programs), QD_MISMATCH);
+    bad->actions[reduces[1]] = kept;
+
+    bad->actions[reduces[1]].dtype = QD_BF16; /* other type */
+    assert_int_equal(qd_check_programs(mesh, programs), QD_MISMATCH);
+    bad->actions[reduces[1]] = kept;
+
+    bad->actions[reduces[count - 1]].kind = QD_ACTION_ZERO; /* ends its step early */
+    assert_int_equal(qd_check_programs(mesh, programs), QD_MISMATCH);
+    assert_non_null(strstr(qd_error_message(), "ended its step"));
+    qd_arena_destroy(arena);
+    qd_arena_destroy(other_arena);
+}
+
+/* The memory plan refuses programs that use what is not there. */
+static void plan_refuses_broken_programs(void **state)
+{
+    (void)state;
+    qd_arena *arena;
+    qd_program *p = build(SMALL "parallel.ranks=2", &arena);
+    for (int i = 0; i < p->action_count; i++) {
+        qd_action kept = p->actions[i];
+        if (kept.kind != QD_ACTION_ALLOC && kept.kind != QD_ACTION_FREE)
+            continue;
+        p->actions[i].kind = QD_ACTION_NORM; /* neither allocates nor frees */
+        p->actions[i].buffer = -1;
+        assert_int_equal(qd_memory_plan(p), QD_USAGE);
+        p->actions[i] = kept;
+    }
+    ok(qd_memory_plan(p));
+    qd_arena_destroy(arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(presets_have_their_published_size),
+        cmocka_unit_test(memory_plan_is_sound),           cmocka_unit_test(buckets_cover_all_gradients),
+        cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(checker_refuses_broken_programs),
+        cmocka_unit_test(plan_refuses_broken_programs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
