@@ -155,7 +155,7 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         .first_row = first_sequence(it, a->microbatch) * p->strategy.seq,
         .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
         .documents = it->in->source->documents,
-        .profile = it->in->profile,
+        .profile = it->in->profile ? &it->in->profile->ops : NULL,
     };
     for (int u = 0; u < QD_USE_COUNT; u++) {
         void *address = NULL;
@@ -340,10 +340,16 @@ static qd_status wait_for(qd_interpreter *it, int index)
 static qd_status run_action(qd_interpreter *it, int index)
 {
     const qd_action *a = &it->program->actions[index];
+    double arrived = qd_clock_now();
     for (int d = 0; d < a->dep_count; d++)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
     double begin = it->issued[index] = qd_clock_now();
     QD_TRY(action_table[a->kind](it, a, index));
+    if (it->in->profile) {
+        it->in->profile->wait_seconds += begin - arrived;
+        it->in->profile->action_seconds[a->kind] += qd_clock_now() - begin;
+        it->in->profile->action_calls[a->kind]++;
+    }
     bool moves_memory_only = a->kind == QD_ACTION_ALLOC || a->kind == QD_ACTION_FREE;
     if (!it->work[index] && !moves_memory_only)
         qd_trace_add(it->in->trace, it->in->step, index, begin, qd_clock_now());

@@ -10,6 +10,13 @@
 
 typedef struct qd_interpreter qd_interpreter;
 
+/* Where the time of the compute stream goes. Waiting for the communication stream is counted apart. */
+typedef struct qd_step_profile {
+    qd_op_profile ops;
+    double action_seconds[QD_ACTION_KIND_COUNT], wait_seconds;
+    int64_t action_calls[QD_ACTION_KIND_COUNT];
+} qd_step_profile;
+
 typedef struct qd_step_input {
     int64_t step;         /* from 1 */
     int64_t first_sample; /* index in the run of the global batch's first sequence */
@@ -17,8 +24,8 @@ typedef struct qd_step_input {
     uint64_t seed;
     const qd_batch_source *source;
     const qd_optim *optim;
-    qd_trace *trace;        /* NULL: none */
-    qd_op_profile *profile; /* NULL: none */
+    qd_trace *trace;          /* NULL: none */
+    qd_step_profile *profile; /* NULL: none */
 } qd_step_input;
 
 typedef struct qd_step_output {

@@ -16,7 +16,7 @@ struct qd_trainer {
     qd_bound *bound;
     qd_interpreter *interpreter;
     qd_trace *trace;
-    qd_op_profile *profile;
+    qd_step_profile *profile;
     int64_t step; /* done */
 };
 
@@ -209,6 +209,11 @@ qd_program *qd_trainer_program_mutable(qd_trainer *t)
     return t->program;
 }
 
+qd_comm *qd_trainer_group(const qd_trainer *t, unsigned axes)
+{
+    return t->bound->groups[axes];
+}
+
 qd_device *qd_trainer_device(const qd_trainer *t)
 {
     return t->device;
@@ -224,7 +229,7 @@ void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)
     t->trace = trace;
 }
 
-void qd_trainer_set_profile(qd_trainer *t, qd_op_profile *profile)
+void qd_trainer_set_profile(qd_trainer *t, qd_step_profile *profile)
 {
     t->profile = profile;
 }

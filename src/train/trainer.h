@@ -24,10 +24,11 @@ qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind 
 qd_status qd_trainer_write(qd_trainer *trainer, const char *name, const float *values, int64_t count);
 
 const qd_program *qd_trainer_program(const qd_trainer *trainer);
+qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: the program uses no such group */
 qd_device *qd_trainer_device(const qd_trainer *trainer);
 int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
-void qd_trainer_set_profile(qd_trainer *trainer, qd_op_profile *profile);
+void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
 /* For tests: the program the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
 #endif

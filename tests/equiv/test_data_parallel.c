@@ -1,0 +1,306 @@
+/* One rank against several, and everything that must not change a bit.
+ * ctest: timeout 400 */
+#include "support/layout.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define LLAMA "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=24 "
+#define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
+#define RUN "train.global_batch=8 train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 "
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
+}
+
+typedef struct result {
+    double losses[50], norms[50];
+    float *weights; /* all parameters one after another, in ledger order */
+    int64_t count;
+    int steps;
+} result;
+
+static void read_all(qd_team *team, qd_tensor_kind kind, float **out, int64_t *count)
+{
+    const qd_ledger *l = qd_team_program(team)->ledger;
+    int64_t total = 0;
+    for (int i = 0; i < l->param_count; i++)
+        total += l->params[i].tied_to < 0 ? l->params[i].shape[0] * l->params[i].shape[1] : 0;
+    *out = malloc((size_t)total * sizeof **out);
+    *count = total;
+    total = 0;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        ok(qd_team_read(team, l->params[i].name, kind, *out + total, n));
+        total += n;
+    }
+}
+
+static result run(const char *words, int steps, layout_random random)
+{
+    qd_config config = layout_config(words);
+    random.vocab = config.model.vocab;
+    qd_batch_source source = layout_random_source(&random);
+    qd_team *team;
+    result r = {.steps = steps};
+    ok(qd_team_create(&config, &source, &team));
+    for (int s = 0; s < steps; s++) {
+        qd_step_output out;
+        ok(qd_team_step(team, &out));
+        r.losses[s] = out.loss;
+        r.norms[s] = out.grad_norm;
+    }
+    read_all(team, QD_TENSOR_VALUE, &r.weights, &r.count);
+    qd_team_destroy(team);
+    return r;
+}
+
+static void expect_same_bits(const result *a, const result *b, const char *what)
+{
+    assert_int_equal(a->count, b->count);
+    for (int s = 0; s < a->steps; s++)
+        if (a->losses[s] != b->losses[s] || a->norms[s] != b->norms[s])
+            fail_msg("%s: step %d: loss %.17g against %.17g, norm %.17g against %.17g", what, s + 1, a->losses[s], b->losses[s],
+                     a->norms[s], b->norms[s]);
+    if (memcmp(a->weights, b->weights, (size_t)a->count * sizeof(float)) != 0)
+        fail_msg("%s: weights differ", what);
+}
+
+static void expect_close(const result *a, const result *b, double tolerance, const char *what)
+{
+    for (int s = 0; s < a->steps; s++)
+        if (!(fabs(a->losses[s] - b->losses[s]) <= tolerance * fabs(b->losses[s])))
+            fail_msg("%s: step %d: loss %.9g against %.9g", what, s + 1, a->losses[s], b->losses[s]);
+}
+
+static void more_ranks_same_loss(void **state)
+{
+    (void)state;
+    static const char *const models[] = {LLAMA, GPT2, LLAMA "model.tied=true ", GPT2 "model.dropout=0.1 "};
+    static const char *const layouts[] = {"parallel.ranks=2 ", "parallel.ranks=4 ", "parallel.ranks=4 train.micro_batch=1 ",
+                                          "parallel.ranks=8 ", "train.micro_batch=2 "};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        char words[512];
+        snprintf(words, sizeof words, "%s" RUN, models[m]);
+        /* ignored targets and packed documents travel along */
+        layout_random random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
+        result one = run(words, 50, random);
+        assert_true(one.losses[49] < one.losses[0]);
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            snprintf(words, sizeof words, "%s" RUN "%s", models[m], layouts[l]);
+            result many = run(words, 50, random);
+            expect_close(&many, &one, 1e-5, words);
+            free(many.weights);
+        }
+        free(one.weights);
+    }
+}
+
+/* The same mesh gives the same bits: again, with and without overlap, other buckets, split backward, other threads. */
+static void same_mesh_same_bits(void **state)
+{
+    (void)state;
+    static const char *const bases[] = {LLAMA RUN "parallel.ranks=4 train.micro_batch=1 ",
+                                        GPT2 RUN "parallel.ranks=3 train.global_batch=6 train.micro_batch=1 model.dropout=0.1 ",
+                                        GPT2 RUN "parallel.ranks=2 train.precision=bf16 ",
+                                        LLAMA RUN "parallel.ranks=2 train.precision=bf16 train.grad_dtype=fp32 "};
+    static const char *const variants[] = {"", "parallel.overlap=false", "parallel.bucket_mb=0.001", "parallel.bucket_mb=0.0301",
+                                           "parallel.split_backward=true", "run.threads=2"};
+    for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
+        result first = run(bases[b], 10, (layout_random){.seed = 3});
+        for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+            char words[512];
+            snprintf(words, sizeof words, "%s%s", bases[b], variants[v]);
+            result again = run(words, 10, (layout_random){.seed = 3});
+            expect_same_bits(&again, &first, words);
+            free(again.weights);
+        }
+        free(first.weights);
+    }
+}
+
+/* bf16 storage follows fp32. */
+static void bf16_follows_fp32(void **state)
+{
+    (void)state;
+    result exact = run(LLAMA RUN, 30, (layout_random){.seed = 5});
+    result half = run(LLAMA RUN "train.precision=bf16", 30, (layout_random){.seed = 5});
+    expect_close(&half, &exact, 0.01, "bf16");
+    assert_true(half.losses[0] != exact.losses[0]); /* it really rounds */
+    free(exact.weights);
+    free(half.weights);
+}
+
+typedef struct totals {
+    int64_t allocated, bytes, calls;
+} totals;
+
+static qd_status add_totals(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    int64_t mine[3] = {qd_trainer_allocated(trainer), 0, 0}, sum[3];
+    const qd_program *p = qd_trainer_program(trainer);
+    if (mine[0] != p->persistent_bytes + p->dynamic_bytes)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)(p->persistent_bytes + p->dynamic_bytes),
+                       (long long)mine[0]);
+    qd_comm *group = qd_trainer_group(trainer, QD_AXES_DATA);
+    if (group) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(group, &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
+            mine[1] += stats.bytes[k];
+            mine[2] += stats.calls[k];
+        }
+    }
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 3, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(totals *)argument = (totals){sum[0], sum[1], sum[2]};
+    return QD_OK;
+}
+
+/* What the program says and what the trainer does: the same bytes allocated and sent. */
+static void plan_equals_run(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=2 ", "parallel.ranks=4 parallel.bucket_mb=0.01 ",
+                                          "parallel.ranks=3 train.global_batch=6 parallel.overlap=false ",
+                                          "parallel.ranks=8 train.precision=bf16 "};
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[512];
+        snprintf(words, sizeof words, LLAMA RUN "%s", layouts[l]);
+        qd_config config = layout_config(words);
+        layout_random random = {.seed = 1, .vocab = config.model.vocab};
+        qd_batch_source source = layout_random_source(&random);
+        qd_team *team;
+        totals before, after;
+        qd_step_output out;
+        ok(qd_team_create(&config, &source, &team));
+        ok(qd_team_call(team, add_totals, &before));
+        ok(qd_team_step(team, &out));
+        ok(qd_team_call(team, add_totals, &after));
+        const qd_program *p = qd_team_program(team);
+        int reduces = 0;
+        for (int i = 0; i < p->action_count; i++)
+            reduces += p->actions[i].kind == QD_ACTION_REDUCE;
+        assert_int_equal(after.bytes - before.bytes, qd_program_comm_bytes(p));
+        assert_int_equal(after.calls - before.calls, (int64_t)reduces * qd_team_size(team));
+        qd_team_destroy(team);
+    }
+}
+
+typedef struct mutation {
+    int action;
+    int how;
+} mutation;
+
+static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    const mutation *m = argument;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    qd_action *a = &p->actions[m->action];
+    if (m->how == 0) { /* left out; what it would have allocated or waited for is missing */
+        a->kind = QD_ACTION_ZERO;
+        a->buffer = p->persistent[QD_BUFFER_LOSS];
+        a->count = 0;
+        a->dtype = QD_F64;
+    } else if (a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD) {
+        a->use[QD_USE_OUT] = a->use[QD_USE_IN];
+        a->use[QD_USE_GRAD_IN] = a->use[QD_USE_GRAD_OUT];
+    } else {
+        a->count /= 2;
+    }
+    return QD_OK;
+}
+
+/* The trainer interprets the list: every action that is changed changes the run or makes it fail. */
+static void mutated_actions_show(void **state)
+{
+    (void)state;
+    const char *words = GPT2 RUN "parallel.ranks=2 parallel.bucket_mb=0.02 run.deadline=20";
+    result good = run(words, 2, (layout_random){.seed = 9});
+    qd_config config = layout_config(words);
+    qd_arena *arena;
+    qd_program *p;
+    ok(qd_arena_create(&arena));
+    ok(qd_config_build(&config, 0, arena, &p));
+    int tried = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        bool first_zero = a->kind == QD_ACTION_ZERO; /* buffers start as zeros: shows in the second step */
+        for (int how = 0; how < 2; how++) {
+            if (a->kind == QD_ACTION_FREE && how == 0)
+                continue; /* memory stays planned: nothing but the accountant sees it, and it refuses such programs */
+            bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
+            if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
+                continue;
+            (void)first_zero;
+            layout_random random = {.seed = 9, .vocab = config.model.vocab};
+            qd_batch_source source = layout_random_source(&random);
+            qd_team *team;
+            mutation m = {i, how};
+            ok(qd_team_create(&config, &source, &team));
+            ok(qd_team_call(team, mutate, &m));
+            bool changed = false;
+            for (int s = 0; s < 2 && !changed; s++) {
+                qd_step_output out;
+                changed = qd_team_step(team, &out) != QD_OK || out.loss != good.losses[s] || out.grad_norm != good.norms[s];
+            }
+            if (!changed) {
+                float *weights;
+                int64_t count;
+                read_all(team, QD_TENSOR_VALUE, &weights, &count);
+                changed = memcmp(weights, good.weights, (size_t)count * sizeof *weights) != 0;
+                free(weights);
+            }
+            if (!changed) {
+                char text[160];
+                qd_action_describe(p, i, text, sizeof text);
+                fail_msg("action %d (%s) was changed (%d), and nothing happened", i, text, how);
+            }
+            qd_team_destroy(team);
+            tried++;
+        }
+    }
+    assert_true(tried > 40);
+    free(good.weights);
+    qd_arena_destroy(arena);
+}
+
+/* A gradient that is not finite never reaches the weights, and says where it arose. */
+static void not_a_number_stops(void **state)
+{
+    (void)state;
+    qd_config config = layout_config(LLAMA RUN "parallel.ranks=2");
+    layout_random random = {.seed = 2, .vocab = config.model.vocab};
+    qd_batch_source source = layout_random_source(&random);
+    qd_team *team;
+    qd_step_output out;
+    ok(qd_team_create(&config, &source, &team));
+    ok(qd_team_step(team, &out));
+    float bad[48];
+    for (int i = 0; i < 48; i++)
+        bad[i] = NAN;
+    ok(qd_team_write(team, "block.1.mlp_norm.weight", bad, 48));
+    assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
+    assert_non_null(strstr(qd_error_message(), "step 2"));
+    qd_team_destroy(team);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(more_ranks_same_loss), cmocka_unit_test(same_mesh_same_bits), cmocka_unit_test(bf16_follows_fp32),
+        cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
