@@ -1,0 +1,580 @@
+/* Collectives over a slot, as rounds.
+ *
+ * A rank's contribution is cut into rounds of at most `part` elements per destination. In each round a rank
+ *   produces   copies its parts into a buffer of its lane (nothing when the others read its memory directly)
+ *   combines   all-reduce only: sums its slice over all ranks and publishes the result in its own part of the buffer
+ *   consumes   takes what the others produced (or combined) into `out`
+ * and the three run as far ahead of each other as the ring of buffers allows. Small messages are one round in the
+ * lane's small buffer, written before the post. Small all-reduces (qd_coll_direct) need no second exchange: every rank
+ * sums everything.
+ *
+ * Layout of a buffer, by kind: "many" kinds hold a part for each rank (all-reduce, reduce-scatter, scatter,
+ * all-to-all); the part of the producer itself is empty, or its result in an all-reduce. "One" kinds hold one part that
+ * everybody reads (all-gather, gather, broadcast, reduce). */
+#include "comm/local/local_impl.h"
+#include "comm/sum.h"
+
+#include "base/clock.h"
+
+#include <assert.h>
+#include <sched.h>
+#include <string.h>
+
+#define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
+#define SUM_BLOCK 8192         /* bytes summed at a time where the sum is stored twice: the second store reads L1 */
+
+typedef struct state {
+    int64_t part, rounds; /* elements per part; rounds of this operation, the same on all ranks */
+    int64_t produced, combined, consumed;
+    uint64_t base; /* of counter values */
+    int entered;   /* peers 0 .. entered-1 have posted and agree */
+    bool direct;   /* all-reduce in one exchange */
+    bool pointers; /* ranks as threads, large message */
+    bool small;    /* one round in the lane's small buffer */
+    bool many, combines, large;
+    bool produces, consumes;
+} state;
+_Static_assert(sizeof(state) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+
+static state *state_of(const qd_op *op)
+{
+    return (state *)op->state;
+}
+
+static int64_t element_size(const qd_op *op)
+{
+    return (int64_t)qd_dtype_size(op->request.dtype);
+}
+
+static bool reduces(const qd_op *op)
+{
+    return op->request.kind == QD_COLL_REDUCE_SCATTER || op->request.kind == QD_COLL_REDUCE;
+}
+
+/* ---- who takes part in what ---- */
+
+/* True if `rank` puts data into its buffer for others; for whom is the consumer's question. */
+static bool is_producer(const qd_op *op, int rank)
+{
+    switch (op->request.kind) {
+    case QD_COLL_BROADCAST:
+    case QD_COLL_SCATTER: return rank == op->request.root;
+    case QD_COLL_GATHER:
+    case QD_COLL_REDUCE: return rank != op->request.root;
+    case QD_COLL_BARRIER: return false;
+    default: return true;
+    }
+}
+
+static bool is_consumer(const qd_op *op, int rank)
+{
+    switch (op->request.kind) {
+    case QD_COLL_BROADCAST:
+    case QD_COLL_SCATTER: return rank != op->request.root;
+    case QD_COLL_GATHER:
+    case QD_COLL_REDUCE: return rank == op->request.root;
+    case QD_COLL_BARRIER: return false;
+    default: return true;
+    }
+}
+
+/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
+static int64_t elements_for(const qd_op *op, int from, int to)
+{
+    switch (op->request.kind) {
+    case QD_COLL_ALL_REDUCE:
+    case QD_COLL_REDUCE_SCATTER:
+    case QD_COLL_SCATTER: return qd_op_packed_count(op, to);
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_GATHER: return qd_op_packed_count(op, from);
+    case QD_COLL_BROADCAST:
+    case QD_COLL_REDUCE: return op->request.count;
+    case QD_COLL_ALL_TO_ALL:
+        if (from == op->comm->rank) return op->request.in_counts[to];
+        return qd_local_group_of(op)->lanes[from]->parity[op->fingerprint.sequence & 1].counts[to];
+    default: return 0;
+    }
+}
+
+/* The range of round k within `elements`. */
+static void round_range(const state *s, int64_t k, int64_t elements, int64_t *first, int64_t *count)
+{
+    *first = k * s->part < elements ? k * s->part : elements;
+    *count = elements - *first < s->part ? elements - *first : s->part;
+}
+
+/* ---- addresses ---- */
+
+static qd_local_post *post_of(const qd_op *op, int rank)
+{
+    return &qd_local_group_of(op)->lanes[rank]->parity[op->fingerprint.sequence & 1].post;
+}
+
+/* Part `index` of the buffer of `rank` in round k. */
+static unsigned char *part_of(const qd_op *op, int rank, int64_t k, int index)
+{
+    const state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    unsigned char *buffer = s->small ? group->lanes[rank]->parity[op->fingerprint.sequence & 1].small
+                                     : qd_local_ring(group, rank, k);
+    return buffer + (s->many ? index : 0) * s->part * element_size(op);
+}
+
+/* ---- start ---- */
+
+/* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds come later). */
+static void plan(qd_op *op)
+{
+    state *s = state_of(op);
+    const qd_coll_request *r = &op->request;
+    qd_local_group *group = qd_local_group_of(op);
+    int n = op->comm->size;
+    int64_t size = element_size(op), most = 0;
+    s->many = r->kind == QD_COLL_ALL_REDUCE || r->kind == QD_COLL_REDUCE_SCATTER || r->kind == QD_COLL_SCATTER ||
+              r->kind == QD_COLL_ALL_TO_ALL;
+    s->combines = r->kind == QD_COLL_ALL_REDUCE;
+    s->large = r->count * size >= STREAM_BYTES;
+    if (r->kind == QD_COLL_ALL_REDUCE && qd_coll_direct(r->count * size, n)) {
+        assert(r->count * size <= QD_LOCAL_SMALL_BYTES);
+        s->direct = s->small = true;
+        return;
+    }
+    if (r->kind == QD_COLL_ALL_TO_ALL) {
+        /* Ranks know only their own counts now, so the buffer must not depend on them. */
+        s->part = group->header->ring_bytes / n / size;
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        int64_t elements = r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_REDUCE ? r->count : qd_op_packed_count(op, i);
+        if (elements > most) most = elements;
+    }
+    if (most == 0) return; /* no rounds */
+    int64_t line = 64 / size; /* parts begin on cache lines */
+    int64_t whole = (most + line - 1) / line * line;
+    if ((s->many ? n : 1) * whole * size <= QD_LOCAL_SMALL_BYTES) {
+        s->small = true;
+        s->part = whole;
+        s->rounds = 1;
+    } else if (group->threads) {
+        s->pointers = true;
+        s->part = most;
+        s->rounds = 1;
+    } else {
+        s->part = group->header->ring_bytes / (s->many ? n : 1) / size / line * line;
+        s->rounds = (most + s->part - 1) / s->part;
+    }
+}
+
+/* All peers have left the last operation that used this rank's ring. */
+static bool ring_is_free(const qd_op *op)
+{
+    qd_local_group *group = qd_local_group_of(op);
+    if (group->ring_used == 0) return true;
+    for (int r = 0; r < op->comm->size; r++)
+        if (r != op->comm->rank &&
+            atomic_load_explicit(&group->lanes[r]->finished, memory_order_acquire) < group->ring_used)
+            return false;
+    return true;
+}
+
+static void produce(qd_op *op);
+
+qd_status qd_local_collective_start(qd_op *op)
+{
+    state *s = state_of(op);
+    const qd_coll_request *r = &op->request;
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    uint64_t sequence = op->fingerprint.sequence;
+    memset(s, 0, sizeof *s);
+    s->base = sequence << QD_LOCAL_ROUND_BITS;
+    plan(op);
+    s->produces = is_producer(op, me) && !s->pointers && !s->direct;
+    s->consumes = is_consumer(op, me) && !s->direct;
+
+    qd_local_lane *lane = group->lanes[me];
+    qd_local_post *post = post_of(op, me);
+    post->fingerprint = op->fingerprint;
+    if (group->threads) {
+        post->in = r->in;
+        post->out = r->out;
+    }
+    if (s->direct) {
+        if (r->count > 0) memcpy(lane->parity[sequence & 1].small, r->in, (size_t)(r->count * element_size(op)));
+    } else if (r->kind == QD_COLL_ALL_TO_ALL) {
+        memcpy(lane->parity[sequence & 1].counts, r->in_counts, (size_t)n * sizeof(int64_t));
+        if (ring_is_free(op)) produce(op); /* harmless should there turn out to be no rounds */
+    } else if (s->produces && s->rounds > 0 && (s->small || ring_is_free(op))) {
+        produce(op);
+    }
+    atomic_store_explicit(&post->posted, sequence, memory_order_release);
+    qd_local_ring_all(op->comm);
+    if (!s->direct) qd_op_copy_own(op);
+    s->entered = 0;
+    return QD_OK;
+}
+
+/* ---- the three steps ---- */
+
+static void produce(qd_op *op)
+{
+    state *s = state_of(op);
+    const qd_coll_request *r = &op->request;
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = element_size(op), k = s->produced, first, count;
+    if (!s->small) qd_local_group_of(op)->ring_used = op->fingerprint.sequence;
+    if (!s->many) {
+        round_range(s, k, elements_for(op, me, me), &first, &count);
+        if (count > 0) memcpy(part_of(op, me, k, 0), (const char *)r->in + first * size, (size_t)(count * size));
+    } else {
+        for (int step = 1; step < n; step++) {
+            int to = (me + step) % n;
+            round_range(s, k, elements_for(op, me, to), &first, &count);
+            if (count == 0) continue;
+            if (r->kind == QD_COLL_ALL_TO_ALL)
+                memcpy(part_of(op, me, k, to), (const char *)r->in + (r->in_offsets[to] + first) * size,
+                       (size_t)(count * size));
+            else
+                qd_op_pack(op, to, first, count, r->in, part_of(op, me, k, to));
+        }
+    }
+    s->produced++;
+    atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->produced, s->base + (uint64_t)s->produced,
+                          memory_order_release);
+}
+
+/* Sums packed elements [first, first + count) of this rank's own segments, from every rank's input, into `packed`
+ * (this rank's packed buffer) or, if full, to their places in it; also into `copy` if not NULL. */
+static void sum_own(qd_op *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
+{
+    const qd_coll_request *r = &op->request;
+    const state *s = state_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = element_size(op), at = 0;
+    const void *sources[QD_LOCAL_MAX_RANKS];
+    for (int i = 0; i < qd_op_segment_count(op, me) && at < first + count; i++) {
+        qd_segment segment = qd_op_segment(op, me, i);
+        int64_t begin = first > at ? first : at;
+        int64_t end = first + count < at + segment.count ? first + count : at + segment.count;
+        int64_t block = copy ? SUM_BLOCK / size : end - begin;
+        for (int64_t b = begin; b < end; b += block) {
+            int64_t length = end - b < block ? end - b : block, in_full = segment.offset + b - at;
+            for (int p = 0; p < n; p++) {
+                if (p == me)
+                    sources[p] = (const char *)r->in + in_full * size;
+                else if (s->pointers)
+                    sources[p] = (const char *)post_of(op, p)->in + in_full * size;
+                else
+                    sources[p] = part_of(op, p, k, me) + (b - first) * size;
+            }
+            char *to = full ? full + in_full * size : packed + b * size;
+            if (copy && s->large) { /* the result is in the buffer first, then streamed out */
+                char *part = copy + (b - first) * size;
+                qd_sum_tree(part, sources, n, length, r->dtype, r->reduce);
+                qd_local_copy(to, part, length * size, true);
+            } else {
+                qd_sum_tree(to, sources, n, length, r->dtype, r->reduce);
+                if (copy) memcpy(copy + (b - first) * size, to, (size_t)(length * size));
+            }
+        }
+        at += segment.count;
+    }
+    op->bytes += count * size * (n - 1);
+}
+
+static void combine(qd_op *op)
+{
+    state *s = state_of(op);
+    int me = op->comm->rank;
+    int64_t k = s->combined, first, count;
+    round_range(s, k, qd_op_packed_count(op, me), &first, &count);
+    if (count > 0)
+        sum_own(op, k, first, count, NULL, op->request.out, s->pointers ? NULL : (char *)part_of(op, me, k, me));
+    s->combined++;
+    atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,
+                          memory_order_release);
+}
+
+/* Reduce: the root sums whole messages. */
+static void consume_reduce(qd_op *op, int64_t first, int64_t count)
+{
+    const qd_coll_request *r = &op->request;
+    const state *s = state_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = element_size(op);
+    const void *sources[QD_LOCAL_MAX_RANKS];
+    for (int p = 0; p < n; p++)
+        sources[p] = p == me ? (const char *)r->in + first * size
+                     : s->pointers ? (const char *)post_of(op, p)->in + first * size
+                                   : (const char *)part_of(op, p, s->consumed, 0);
+    qd_sum_tree((char *)r->out + first * size, sources, n, count, r->dtype, r->reduce);
+    op->bytes += count * size * (n - 1);
+}
+
+static void consume_from(qd_op *op, int from)
+{
+    const qd_coll_request *r = &op->request;
+    const state *s = state_of(op);
+    int me = op->comm->rank;
+    int64_t size = element_size(op), k = s->consumed, first, count;
+    round_range(s, k, r->kind == QD_COLL_ALL_REDUCE ? qd_op_packed_count(op, from) : elements_for(op, from, me), &first,
+                &count);
+    if (count == 0) return;
+    const char *in = s->pointers ? post_of(op, from)->in : NULL;
+    switch (r->kind) {
+    case QD_COLL_ALL_REDUCE: {
+        int64_t offset = (qd_op_segment(op, from, 0).offset + first) * size;
+        const char *result = s->pointers ? (const char *)post_of(op, from)->out + offset
+                                         : (const char *)part_of(op, from, k, from);
+        qd_local_copy((char *)r->out + offset, result, count * size, s->large);
+        break;
+    }
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_GATHER:
+        if (qd_op_segment_count(op, from) == 1) /* nothing to unpack: may stream */
+            qd_local_copy((char *)r->out + (qd_op_segment(op, from, 0).offset + first) * size,
+                          s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), count * size,
+                          s->large);
+        else
+            qd_op_unpack(op, from, first, count,
+                         s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), r->out);
+        break;
+    case QD_COLL_SCATTER:
+        if (s->pointers)
+            qd_op_pack(op, me, first, count, in, (char *)r->out + first * size);
+        else
+            qd_local_copy((char *)r->out + first * size, part_of(op, from, k, me), count * size, s->large);
+        break;
+    case QD_COLL_BROADCAST:
+        qd_local_copy((char *)r->out + first * size,
+                      s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), count * size, s->large);
+        break;
+    case QD_COLL_ALL_TO_ALL:
+        /* A sender's offsets are not known here, so all-to-all always goes through the buffers. */
+        qd_local_copy((char *)r->out + (r->out_offsets[from] + first) * size, part_of(op, from, k, me), count * size,
+                      false);
+        break;
+    default: assert(false);
+    }
+    op->bytes += count * size;
+}
+
+static void consume(qd_op *op)
+{
+    state *s = state_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t first, count;
+    if (reduces(op)) {
+        round_range(s, s->consumed, elements_for(op, me, me), &first, &count);
+        if (count > 0 && op->request.kind == QD_COLL_REDUCE)
+            consume_reduce(op, first, count);
+        else if (count > 0)
+            sum_own(op, s->consumed, first, count, op->request.out, NULL, NULL);
+    } else {
+        for (int step = 1; step < n; step++) {
+            int from = (me + step) % n;
+            if (is_producer(op, from)) consume_from(op, from);
+        }
+    }
+    s->consumed++;
+    atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->consumed, s->base + (uint64_t)s->consumed,
+                          memory_order_release);
+}
+
+/* ---- what may run now ---- */
+
+typedef bool (*role)(const qd_op *op, int rank);
+
+static bool everyone(const qd_op *op, int rank)
+{
+    (void)op;
+    (void)rank;
+    return true;
+}
+
+/* True if `counter` of all peers with the role has reached `value`. */
+#define ALL_REACHED(op, counter, has_role, value)                                                           \
+    all_reached((op), offsetof(qd_local_lane, counter), (has_role), (value))
+static bool all_reached(const qd_op *op, size_t counter, role has_role, uint64_t value)
+{
+    qd_local_group *group = qd_local_group_of(op);
+    for (int r = 0; r < op->comm->size; r++) {
+        if (r == op->comm->rank || !has_role(op, r)) continue;
+        _Atomic uint64_t *at = (_Atomic uint64_t *)((char *)group->lanes[r] + counter);
+        if (atomic_load_explicit(at, memory_order_acquire) < value) return false;
+    }
+    return true;
+}
+
+static bool can_produce(const qd_op *op)
+{
+    const state *s = state_of(op);
+    if (!s->produces || s->produced >= s->rounds) return false;
+    if (s->small) return true;
+    if (s->produced < QD_LOCAL_RING) return s->entered == op->comm->size || ring_is_free(op);
+    return ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1));
+}
+
+static bool inputs_ready(const qd_op *op, int64_t k)
+{
+    const state *s = state_of(op);
+    if (s->entered < op->comm->size) return false;
+    /* Small and direct data are there when the post is; a rank may produce round 0 after its post otherwise. */
+    return s->small || s->pointers || ALL_REACHED(op, produced, is_producer, s->base + (uint64_t)k + 1);
+}
+
+static bool can_combine(const qd_op *op)
+{
+    const state *s = state_of(op);
+    return s->combines && s->combined < s->rounds && inputs_ready(op, s->combined);
+}
+
+static bool can_consume(const qd_op *op)
+{
+    const state *s = state_of(op);
+    if (!s->consumes || s->consumed == s->rounds) return false;
+    if (!s->combines) return inputs_ready(op, s->consumed);
+    return s->combined > s->consumed && ALL_REACHED(op, combined, everyone, s->base + (uint64_t)s->consumed + 1);
+}
+
+/* ---- poll ---- */
+
+/* Everybody's call must agree before any data is used. */
+static qd_status enter(qd_op *op, bool *moved)
+{
+    state *s = state_of(op);
+    const qd_comm *comm = op->comm;
+    uint64_t sequence = op->fingerprint.sequence;
+    while (s->entered < comm->size) {
+        int peer = s->entered;
+        if (peer != comm->rank) {
+            const qd_local_post *post = post_of(op, peer);
+            if (atomic_load_explicit(&post->posted, memory_order_acquire) != sequence) return QD_OK;
+            qd_fingerprint theirs = post->fingerprint;
+            if (memcmp(&theirs, &op->fingerprint, sizeof theirs) != 0) {
+                char place[QD_COMM_PLACE_BYTES];
+                qd_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].place, place);
+                QD_TRY(qd_op_check(op, peer, &theirs, place));
+            }
+        }
+        s->entered++;
+        *moved = true;
+    }
+    if (op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
+    /* Now all counts are known: compare the pairs, and count the rounds. */
+    int64_t most = 0;
+    for (int from = 0; from < comm->size; from++)
+        for (int to = 0; to < comm->size; to++) {
+            if (from == to) continue;
+            int64_t elements = elements_for(op, from, to);
+            if (elements > most) most = elements;
+            if (to != comm->rank || elements == op->request.out_counts[from]) continue;
+            char place[QD_COMM_PLACE_BYTES];
+            qd_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].place, place);
+            QD_TRY(qd_op_check_pair(op, from, elements, op->request.out_counts[from], place));
+        }
+    s->rounds = (most + s->part - 1) / s->part;
+    return QD_OK;
+}
+
+static void sum_direct(qd_op *op)
+{
+    const qd_coll_request *r = &op->request;
+    qd_local_group *group = qd_local_group_of(op);
+    int n = op->comm->size;
+    const void *sources[QD_LOCAL_MAX_RANKS];
+    for (int p = 0; p < n; p++) sources[p] = group->lanes[p]->parity[op->fingerprint.sequence & 1].small;
+    if (r->count > 0) qd_sum_tree(r->out, sources, n, r->count, r->dtype, r->reduce);
+    op->bytes += r->count * element_size(op) * (n - 1);
+}
+
+/* One combine or consume through pointers into other threads' buffers; false when the world is aborted. */
+static bool guarded(qd_op *op, void (*step)(qd_op *))
+{
+    qd_local_group *group = qd_local_group_of(op);
+    if (!state_of(op)->pointers) {
+        step(op);
+        return true;
+    }
+    _Atomic uint32_t *reading = &group->lanes[op->comm->rank]->reading;
+    if (!qd_local_read_begin(group, reading)) return false;
+    step(op);
+    qd_local_read_end(reading);
+    return true;
+}
+
+static bool is_done(const qd_op *op)
+{
+    const state *s = state_of(op);
+    if (s->entered < op->comm->size) return false;
+    if ((s->consumes && s->consumed < s->rounds) || (s->combines && s->combined < s->rounds) ||
+        (s->produces && s->produced < s->rounds))
+        return false;
+    /* Others may still be reading this rank's own buffers. */
+    return !s->pointers || !is_producer(op, op->comm->rank) ||
+           ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)s->rounds);
+}
+
+qd_status qd_local_collective_poll(qd_op *op, bool *done, bool *moved)
+{
+    state *s = state_of(op);
+    if (s->entered < op->comm->size) QD_TRY(enter(op, moved));
+    if (s->direct) {
+        if (s->entered < op->comm->size) return QD_OK;
+        sum_direct(op);
+        *done = true;
+        return QD_OK;
+    }
+    bool timed = s->rounds > 1 || s->pointers;
+    double began = timed ? qd_clock_now() : 0;
+    bool worked = false;
+    if (can_consume(op) && guarded(op, consume)) worked = true;
+    if (can_combine(op) && guarded(op, combine)) worked = true;
+    if (can_produce(op)) {
+        produce(op);
+        worked = true;
+    }
+    *done = is_done(op);
+    if (worked) {
+        *moved = true;
+        /* The last thing a rank does in an operation of small messages is of no interest to anybody. */
+        if (!(*done && s->small)) qd_local_ring_all(op->comm);
+        if (timed) op->busy_seconds += qd_clock_now() - began;
+    }
+    return QD_OK;
+}
+
+void qd_local_collective_finish(qd_op *op)
+{
+    state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank;
+    atomic_store_explicit(&group->lanes[me]->finished, op->fingerprint.sequence, memory_order_release);
+    if (!s->pointers || is_done(op)) return;
+    /* Failed with our buffers still known to others: the world is aborted, so nobody begins to read any more; wait for
+     * those who are at it. */
+    for (int r = 0; r < op->comm->size; r++)
+        while (r != me && atomic_load_explicit(&group->lanes[r]->reading, memory_order_seq_cst)) sched_yield();
+}
+
+bool qd_local_collective_late(const qd_op *op, int peer, uint64_t *sequence)
+{
+    const state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    qd_local_lane *lane = group->lanes[peer];
+    uint64_t even = atomic_load(&lane->parity[0].post.posted), odd = atomic_load(&lane->parity[1].post.posted);
+    *sequence = even > odd ? even : odd;
+    if (*sequence < op->fingerprint.sequence) return true;
+    if (s->entered < op->comm->size) return false;
+    if (s->consumes && s->consumed < s->rounds) {
+        if (s->combines && s->combined > s->consumed)
+            return atomic_load(&lane->combined) < s->base + (uint64_t)s->consumed + 1;
+        if (is_producer(op, peer) && !s->small && !s->pointers &&
+            atomic_load(&lane->produced) < s->base + (uint64_t)s->consumed + 1)
+            return true;
+    }
+    if (!is_consumer(op, peer)) return false;
+    if (s->produces && s->produced < s->rounds)
+        return atomic_load(&lane->consumed) < s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1);
+    return s->pointers && is_producer(op, op->comm->rank) && atomic_load(&lane->consumed) < s->base + (uint64_t)s->rounds;
+}

@@ -1,0 +1,151 @@
+/* Inside src/comm/local: the shared segment and what its files share.
+ *
+ *   segment = header | rank lines (size) | slots (slot_count)
+ *   slot    = one page of marks | lanes (size) | channels (size * size, sender-major); one slot per living communicator
+ *   lane    = what one rank shows to its group: posts, counters, small data, staging ring
+ *   channel = the same for messages of one sender to one receiver
+ *
+ * The file is sparse: a slot costs memory only where it has been used. Every counter is written by one rank only and
+ * never goes back while its communicator lives:
+ *   a counter value is (operation number << 24) + rounds, so "peer has reached round k of operation s" is one compare.
+ * A rank posts operation s in post[s & 1] and leaves every operation only after all of the group have posted it, so
+ * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
+ * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
+ *
+ * Ranks as threads read each other's buffers through the pointers in the posts; ranks as processes go through the
+ * staging ring. Small messages are copied into the lane in both cases. */
+#ifndef QD_COMM_LOCAL_LOCAL_IMPL_H
+#define QD_COMM_LOCAL_LOCAL_IMPL_H
+
+#include "comm/comm_impl.h"
+
+#define QD_LOCAL_MAX_RANKS 64
+#define QD_LOCAL_SMALL_BYTES (64 * 1024) /* of one lane and parity; the largest direct all-reduce must fit */
+#define QD_LOCAL_MESSAGE_SMALL 4096      /* of one channel and parity: sends up to this size do not wait */
+#define QD_LOCAL_RING 4                  /* buffers in a staging ring */
+#define QD_LOCAL_MESSAGE_BUFFER (64 * 1024) /* bytes of one buffer in a channel's ring */
+#define QD_LOCAL_ROUND_BITS 24
+#define QD_LOCAL_LINE 128 /* two cache lines: the prefetcher fetches pairs */
+
+/* One call, as its rank shows it to the others. `posted` is stored last. */
+typedef struct qd_local_post {
+    _Atomic uint64_t posted; /* operation number */
+    qd_fingerprint fingerprint;
+    const void *in; /* ranks as threads only */
+    void *out;
+} qd_local_post;
+
+typedef struct qd_local_lane {
+    _Alignas(QD_LOCAL_LINE) _Atomic uint64_t produced; /* rounds that the staging ring has received */
+    _Atomic uint64_t combined; /* rounds of which this rank has published its sum */
+    _Atomic uint64_t consumed; /* rounds after which this rank needs the others' buffers no more */
+    _Atomic uint64_t finished; /* operation number */
+    _Atomic uint32_t reading;  /* ranks as threads: this rank is inside another's buffer */
+    struct {
+        _Alignas(QD_LOCAL_LINE) qd_local_post post;
+        _Alignas(64) unsigned char small[QD_LOCAL_SMALL_BYTES];
+        int64_t counts[QD_LOCAL_MAX_RANKS]; /* all-to-all: elements for each peer */
+    } parity[2];
+    /* followed by the staging ring: QD_LOCAL_RING buffers of header.ring_bytes */
+} qd_local_lane;
+
+typedef struct qd_local_channel {
+    _Alignas(QD_LOCAL_LINE) _Atomic uint64_t produced; /* sender */
+    struct {
+        _Alignas(64) qd_local_post post; /* sender */
+        _Alignas(64) unsigned char small[QD_LOCAL_MESSAGE_SMALL];
+    } parity[2];
+    _Alignas(QD_LOCAL_LINE) _Atomic uint64_t entered; /* receiver: message number */
+    _Atomic uint64_t consumed; /* receiver: rounds */
+    _Atomic uint64_t finished; /* receiver: message number */
+    _Atomic uint32_t reading;
+    _Alignas(QD_LOCAL_LINE) unsigned char ring[QD_LOCAL_RING][QD_LOCAL_MESSAGE_BUFFER];
+} qd_local_channel;
+
+/* First page of a slot. Even reading an untouched page of a shared file would make it real: the marks say which
+ * channels have ever been used. */
+typedef struct qd_local_marks {
+    _Atomic uint8_t channel[QD_LOCAL_MAX_RANKS * QD_LOCAL_MAX_RANKS]; /* as the channels */
+} qd_local_marks;
+
+/* What a rank shows to the whole world. */
+typedef struct qd_local_rank {
+    _Alignas(QD_LOCAL_LINE) _Atomic uint32_t doorbell; /* futex; changes when a sleeper must look again */
+    _Atomic uint32_t sleepers;
+    _Atomic uint32_t attached;
+    _Alignas(QD_LOCAL_LINE) qd_place place;
+} qd_local_rank;
+
+typedef struct qd_local_header {
+    uint64_t magic;
+    int32_t size, slot_count;
+    int64_t lane_bytes, slot_bytes, slots_at, total_bytes, ring_bytes;
+    double deadline_seconds;
+    int64_t staging_bytes;
+    _Alignas(QD_LOCAL_LINE) _Atomic uint32_t abort_state; /* 0 none, 1 being written, 2 readable */
+    int32_t abort_rank;
+    char abort_reason[QD_COMM_REASON_BYTES];
+    _Alignas(QD_LOCAL_LINE) _Atomic int32_t slot_members[]; /* (slot_count) members that still hold it; 0: free */
+} qd_local_header;
+
+/* This rank's view: world->backend_data. */
+typedef struct qd_local_rank_world {
+    qd_local_header *header;
+    qd_local_rank *ranks; /* (size) */
+    bool threads;         /* ranks are threads of this process */
+    bool owns_mapping;    /* processes: unmap with the last communicator */
+} qd_local_rank_world;
+
+/* This rank's view of a slot: comm->backend_data. */
+typedef struct qd_local_group {
+    qd_local_header *header;
+    qd_local_rank *ranks;
+    unsigned char *slot;
+    bool threads;
+    uint64_t ring_used; /* last operation that used this rank's ring */
+    qd_local_lane *lanes[]; /* (size) */
+} qd_local_group;
+
+static inline qd_local_group *qd_local_group_of(const qd_op *op)
+{
+    return op->comm->backend_data;
+}
+
+static inline unsigned char *qd_local_ring(const qd_local_group *group, int rank, int64_t round)
+{
+    return (unsigned char *)(group->lanes[rank] + 1) + (round % QD_LOCAL_RING) * group->header->ring_bytes;
+}
+
+qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to);
+
+static inline bool qd_local_is_aborted(const qd_local_header *header)
+{
+    return atomic_load_explicit(&header->abort_state, memory_order_acquire) == 2;
+}
+
+/* Wakes sleeping threads of one rank of the group, or of all but this one. Call after the store that they wait for. */
+void qd_local_ring_rank(const qd_comm *comm, int rank);
+void qd_local_ring_all(const qd_comm *comm);
+
+/* Ranks as threads: brackets access to another rank's buffers through `reading`. begin is false when the world has
+ * been aborted (the other rank may be gone); then the buffers must not be touched. */
+bool qd_local_read_begin(qd_local_group *group, _Atomic uint32_t *reading);
+static inline void qd_local_read_end(_Atomic uint32_t *reading)
+{
+    atomic_store_explicit(reading, 0, memory_order_release);
+}
+
+/* Copies past the caches when `large`: for results of huge messages, which are not read again soon. */
+void qd_local_copy(void *to, const void *from, int64_t bytes, bool large);
+
+/* collective.c, message.c: the backend's op functions for their kinds. */
+qd_status qd_local_collective_start(qd_op *op);
+qd_status qd_local_collective_poll(qd_op *op, bool *done, bool *moved);
+void qd_local_collective_finish(qd_op *op);
+bool qd_local_collective_late(const qd_op *op, int peer, uint64_t *sequence);
+qd_status qd_local_message_start(qd_op *op);
+qd_status qd_local_message_poll(qd_op *op, bool *done, bool *moved);
+void qd_local_message_finish(qd_op *op);
+bool qd_local_message_late(const qd_op *op, int peer, uint64_t *sequence);
+
+#endif

@@ -1,0 +1,442 @@
+/* The segment's life, doorbells, the abort record, and groups as slots. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* memfd_create, sched_getaffinity */
+#endif
+#include "comm/local/local_impl.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x716475616472696cu
+#define MOST_SLOTS 512
+#define MARKS_BYTES ((int64_t)sizeof(qd_local_marks))
+#define MOST_VIRTUAL_BYTES ((int64_t)64 << 30) /* address space for all slots */
+
+struct qd_local_world {
+    int fd;
+    qd_local_header *header;
+};
+
+static const qd_comm_backend_ops local_backend;
+
+static int64_t round_up(int64_t value, int64_t to)
+{
+    return (value + to - 1) / to * to;
+}
+
+/* ---- the segment ---- */
+
+static qd_local_rank *rank_lines(qd_local_header *header)
+{
+    size_t at = sizeof *header + (size_t)header->slot_count * sizeof header->slot_members[0];
+    return (qd_local_rank *)((char *)header + round_up((int64_t)at, QD_LOCAL_LINE));
+}
+
+qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **out)
+{
+    *out = NULL;
+    if (size < 1 || size > QD_LOCAL_MAX_RANKS)
+        return QD_FAIL(QD_USAGE, "a local world of %d ranks is not possible; 1 to %d are", size, QD_LOCAL_MAX_RANKS);
+    if (!(config->deadline_seconds > 0))
+        return QD_FAIL(QD_USAGE, "a deadline of %g seconds is not possible; it must be above 0", config->deadline_seconds);
+    /* Every peer must get at least one page of a ring buffer. */
+    int64_t least = (int64_t)QD_LOCAL_RING * size * 4096;
+    if (config->staging_bytes < least)
+        return QD_FAIL(QD_USAGE, "%lld staging bytes are too few for %d ranks; at least %lld are needed",
+                       (long long)config->staging_bytes, size, (long long)least);
+    qd_local_header plan = {.magic = MAGIC,
+                            .size = size,
+                            .deadline_seconds = config->deadline_seconds,
+                            .staging_bytes = config->staging_bytes};
+    plan.ring_bytes = config->staging_bytes / QD_LOCAL_RING / 4096 * 4096;
+    plan.lane_bytes = round_up((int64_t)sizeof(qd_local_lane) + QD_LOCAL_RING * plan.ring_bytes, 4096);
+    plan.slot_bytes = MARKS_BYTES + size * plan.lane_bytes +
+                      round_up((int64_t)size * size * (int64_t)sizeof(qd_local_channel), 4096);
+    int64_t slots = MOST_VIRTUAL_BYTES / plan.slot_bytes;
+    plan.slot_count = (int32_t)(slots < 16 ? 16 : slots > MOST_SLOTS ? MOST_SLOTS : slots);
+    plan.slots_at = round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
+                                 QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
+                             4096);
+    plan.total_bytes = plan.slots_at + plan.slot_count * plan.slot_bytes;
+
+    qd_local_world *world = calloc(1, sizeof *world);
+    if (!world) return QD_FAIL(QD_NO_MEMORY, "no memory for a local world");
+    world->fd = memfd_create("quadrille", MFD_CLOEXEC);
+    world->header = MAP_FAILED;
+    qd_status status = QD_OK;
+    if (world->fd < 0 || ftruncate(world->fd, plan.total_bytes) != 0) {
+        status = QD_FAIL(QD_SYSTEM, "cannot create the shared segment of %lld bytes: %s", (long long)plan.total_bytes,
+                         strerror(errno));
+        goto done;
+    }
+    world->header = mmap(NULL, (size_t)plan.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
+    if (world->header == MAP_FAILED) {
+        status = QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
+        goto done;
+    }
+    memcpy(world->header, &plan, sizeof plan);
+    atomic_store(&world->header->slot_members[0], size); /* the world's own slot is never handed out */
+    *out = world;
+done:
+    if (status != QD_OK) qd_local_world_destroy(world);
+    return status;
+}
+
+int qd_local_world_fd(const qd_local_world *world)
+{
+    return world->fd;
+}
+
+void qd_local_world_destroy(qd_local_world *world)
+{
+    if (!world) return;
+    if (world->header != MAP_FAILED) munmap(world->header, (size_t)world->header->total_bytes);
+    if (world->fd >= 0) close(world->fd);
+    free(world);
+}
+
+/* ---- joining ---- */
+
+static int usable_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm **comm)
+{
+    qd_local_rank_world *view = calloc(1, sizeof *view);
+    if (!view) {
+        if (!threads) munmap(header, (size_t)header->total_bytes);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for rank %d", rank);
+    }
+    view->header = header;
+    view->ranks = rank_lines(header);
+    view->threads = threads;
+    view->owns_mapping = !threads;
+    qd_comm_config config = {.deadline_seconds = header->deadline_seconds, .staging_bytes = header->staging_bytes};
+    int size = header->size;
+    if (atomic_exchange(&view->ranks[rank].attached, 1)) {
+        if (!threads) munmap(header, (size_t)header->total_bytes);
+        free(view);
+        return QD_FAIL(QD_USAGE, "rank %d has already joined this world", rank);
+    }
+    QD_TRY(qd_comm_create_world(&local_backend, view, &config, rank, size, comm));
+    /* A spinning rank would take the core that the awaited one needs. */
+    if (size > usable_cores()) (*comm)->world->spin = 0;
+    return QD_OK;
+}
+
+static qd_status check_rank(int rank, int size)
+{
+    if (rank >= 0 && rank < size) return QD_OK;
+    return QD_FAIL(QD_USAGE, "rank %d does not exist in a local world of %d ranks", rank, size);
+}
+
+qd_status qd_local_comm_attach(qd_local_world *world, int rank, qd_comm **comm)
+{
+    *comm = NULL;
+    QD_TRY(check_rank(rank, world->header->size));
+    return join(world->header, rank, true, comm);
+}
+
+qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm)
+{
+    *comm = NULL;
+    qd_local_header found;
+    struct stat info;
+    if (pread(fd, &found, sizeof found, 0) != (ssize_t)sizeof found || found.magic != MAGIC || fstat(fd, &info) != 0 ||
+        info.st_size != found.total_bytes)
+        return QD_FAIL(QD_USAGE, "file descriptor %d is not the segment of a local world", fd);
+    QD_TRY(check_rank(rank, found.size));
+    void *header = mmap(NULL, (size_t)found.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (header == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
+    return join(header, rank, false, comm);
+}
+
+static void world_destroy(qd_world *world)
+{
+    qd_local_rank_world *view = world->backend_data;
+    if (view->owns_mapping) munmap(view->header, (size_t)view->header->total_bytes);
+    free(view);
+}
+
+/* ---- sleeping and waking ----
+ * A sleeper counts itself in `sleepers`, looks once more, and sleeps on the doorbell. A waker stores its news, and then
+ * reads `sleepers`; with a full fence between the two on both sides, one of them sees the other. */
+
+static void ring_line(qd_local_rank *line)
+{
+    if (atomic_load_explicit(&line->sleepers, memory_order_relaxed) == 0) return;
+    atomic_fetch_add_explicit(&line->doorbell, 1, memory_order_seq_cst);
+    syscall(SYS_futex, &line->doorbell, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
+static inline void full_fence(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    /* The sanitizer knows no fences. On the machines it runs on, a locked instruction is one. */
+    _Atomic int word = 0;
+    atomic_fetch_add_explicit(&word, 1, memory_order_seq_cst);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+void qd_local_ring_rank(const qd_comm *comm, int rank)
+{
+    qd_local_group *group = comm->backend_data;
+    full_fence();
+    ring_line(&group->ranks[comm->world_ranks[rank]]);
+}
+
+void qd_local_ring_all(const qd_comm *comm)
+{
+    qd_local_group *group = comm->backend_data;
+    full_fence();
+    for (int r = 0; r < comm->size; r++)
+        if (r != comm->rank) ring_line(&group->ranks[comm->world_ranks[r]]);
+}
+
+static qd_local_rank *own_line(qd_world *world)
+{
+    qd_local_rank_world *view = world->backend_data;
+    return &view->ranks[world->rank];
+}
+
+static uint32_t sleep_prepare(qd_world *world)
+{
+    qd_local_rank *line = own_line(world);
+    uint32_t ticket = atomic_load_explicit(&line->doorbell, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&line->sleepers, 1, memory_order_seq_cst);
+    return ticket;
+}
+
+static void sleep_cancel(qd_world *world)
+{
+    atomic_fetch_sub_explicit(&own_line(world)->sleepers, 1, memory_order_seq_cst);
+}
+
+static void sleep_on(qd_world *world, uint32_t ticket, double seconds)
+{
+    struct timespec limit = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    syscall(SYS_futex, &own_line(world)->doorbell, FUTEX_WAIT, ticket, &limit, NULL, 0);
+    sleep_cancel(world);
+}
+
+static void wake(qd_world *world)
+{
+    full_fence();
+    ring_line(own_line(world));
+}
+
+/* ---- failure ---- */
+
+static void publish_abort(qd_local_header *header, int rank, const char *reason)
+{
+    uint32_t none = 0;
+    if (!atomic_compare_exchange_strong(&header->abort_state, &none, 1)) return;
+    header->abort_rank = rank;
+    snprintf(header->abort_reason, sizeof header->abort_reason, "%s", reason);
+    atomic_store_explicit(&header->abort_state, 2, memory_order_seq_cst);
+    full_fence();
+    qd_local_rank *lines = rank_lines(header);
+    for (int r = 0; r < header->size; r++) ring_line(&lines[r]);
+}
+
+void qd_local_world_mark_dead(qd_local_world *world, int rank, const char *how)
+{
+    char reason[128];
+    snprintf(reason, sizeof reason, "its process is gone (%s)", how);
+    publish_abort(world->header, rank, reason);
+}
+
+static void abort_world(qd_world *world, const char *reason)
+{
+    qd_local_rank_world *view = world->backend_data;
+    publish_abort(view->header, world->rank, reason);
+}
+
+static bool aborted(qd_world *world, int *rank, char *reason, size_t reason_bytes)
+{
+    qd_local_rank_world *view = world->backend_data;
+    if (!qd_local_is_aborted(view->header)) return false;
+    *rank = view->header->abort_rank;
+    snprintf(reason, reason_bytes, "%s", view->header->abort_reason);
+    return true;
+}
+
+static void at(qd_world *world, const char *place)
+{
+    qd_place_set(&own_line(world)->place, place);
+}
+
+bool qd_local_read_begin(qd_local_group *group, _Atomic uint32_t *reading)
+{
+    atomic_store_explicit(reading, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0) return true;
+    qd_local_read_end(reading);
+    return false;
+}
+
+/* ---- groups ---- */
+
+static unsigned char *slot_at(const qd_local_header *header, int64_t id)
+{
+    return (unsigned char *)header + header->slots_at + id * header->slot_bytes;
+}
+
+static qd_local_lane *lane_at(const qd_local_header *header, int64_t id, int rank)
+{
+    return (qd_local_lane *)(slot_at(header, id) + MARKS_BYTES + rank * header->lane_bytes);
+}
+
+static qd_local_channel *channels_at(const qd_local_header *header, unsigned char *slot)
+{
+    return (qd_local_channel *)(slot + MARKS_BYTES + header->size * header->lane_bytes);
+}
+
+/* Clears the counters of the slot's last life. Data needs no clearing, and untouched pages stay untouched. */
+static void reset_slot(qd_local_header *header, int64_t id)
+{
+    for (int r = 0; r < header->size; r++) {
+        qd_local_lane *lane = lane_at(header, id, r);
+        atomic_store(&lane->produced, 0);
+        atomic_store(&lane->combined, 0);
+        atomic_store(&lane->consumed, 0);
+        atomic_store(&lane->finished, 0);
+        for (int i = 0; i < 2; i++) atomic_store(&lane->parity[i].post.posted, 0);
+    }
+    qd_local_marks *marks = (qd_local_marks *)slot_at(header, id);
+    qd_local_channel *channels = channels_at(header, slot_at(header, id));
+    for (int c = 0; c < header->size * header->size; c++) {
+        if (!atomic_load(&marks->channel[c])) continue;
+        atomic_store(&marks->channel[c], 0);
+        atomic_store(&channels[c].produced, 0);
+        atomic_store(&channels[c].consumed, 0);
+        atomic_store(&channels[c].finished, 0);
+        atomic_store(&channels[c].entered, 0);
+        for (int i = 0; i < 2; i++) atomic_store(&channels[c].parity[i].post.posted, 0);
+    }
+}
+
+/* A slot's id is its index. Being reserved counts as one member until group_create of the members is done. */
+static qd_status reserve_id(qd_comm *parent, int64_t *id)
+{
+    qd_local_rank_world *view = parent->world->backend_data;
+    for (int i = 1; i < view->header->slot_count; i++) {
+        int32_t none = 0;
+        if (!atomic_compare_exchange_strong(&view->header->slot_members[i], &none, -1)) continue;
+        reset_slot(view->header, i);
+        *id = i;
+        return QD_OK;
+    }
+    return QD_FAIL(QD_NO_MEMORY, "more than %d groups at a time are not possible on %d local ranks",
+                   view->header->slot_count - 1, view->header->size);
+}
+
+static void release_id(qd_comm *parent, int64_t id)
+{
+    qd_local_rank_world *view = parent->world->backend_data;
+    atomic_store(&view->header->slot_members[id], 0);
+}
+
+static qd_status group_create(qd_comm *comm)
+{
+    qd_local_rank_world *view = comm->world->backend_data;
+    qd_local_group *group = calloc(1, sizeof *group + (size_t)comm->size * sizeof group->lanes[0]);
+    if (!group) return QD_FAIL(QD_NO_MEMORY, "no memory for group %s", comm->name);
+    group->header = view->header;
+    group->ranks = view->ranks;
+    group->threads = view->threads;
+    group->slot = slot_at(view->header, comm->id);
+    for (int r = 0; r < comm->size; r++)
+        group->lanes[r] = lane_at(view->header, comm->id, r);
+    /* The first to arrive replaces the reservation by the number of members. */
+    if (comm->id > 0) {
+        int32_t reserved = -1;
+        atomic_compare_exchange_strong(&view->header->slot_members[comm->id], &reserved, comm->size);
+    }
+    comm->backend_data = group;
+    return QD_OK;
+}
+
+static void group_destroy(qd_comm *comm)
+{
+    qd_local_group *group = comm->backend_data;
+    if (comm->id > 0) atomic_fetch_sub(&group->header->slot_members[comm->id], 1);
+    free(group);
+    comm->backend_data = NULL;
+}
+
+qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to)
+{
+    qd_local_group *group = comm->backend_data;
+    int64_t index = (int64_t)from * group->header->size + to;
+    _Atomic uint8_t *mark = &((qd_local_marks *)group->slot)->channel[index];
+    if (!atomic_load_explicit(mark, memory_order_relaxed)) atomic_store_explicit(mark, 1, memory_order_relaxed);
+    return &channels_at(group->header, group->slot)[index];
+}
+
+/* ---- the table ---- */
+
+static bool is_message(const qd_op *op)
+{
+    return op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
+}
+
+static qd_status start(qd_op *op)
+{
+    return is_message(op) ? qd_local_message_start(op) : qd_local_collective_start(op);
+}
+
+static qd_status poll_op(qd_op *op, bool *done, bool *moved)
+{
+    return is_message(op) ? qd_local_message_poll(op, done, moved) : qd_local_collective_poll(op, done, moved);
+}
+
+static void finish(qd_op *op)
+{
+    if (is_message(op))
+        qd_local_message_finish(op);
+    else
+        qd_local_collective_finish(op);
+}
+
+static bool late(const qd_op *op, int peer, qd_peer_report *report)
+{
+    qd_local_group *group = qd_local_group_of(op);
+    bool is_late = is_message(op) ? qd_local_message_late(op, peer, &report->sequence)
+                                  : qd_local_collective_late(op, peer, &report->sequence);
+    if (is_late) qd_place_get(&group->ranks[op->comm->world_ranks[peer]].place, report->place);
+    return is_late;
+}
+
+static const qd_comm_backend_ops local_backend = {
+    .name = "local",
+    .start = start,
+    .poll = poll_op,
+    .finish = finish,
+    .late = late,
+    .sleep_prepare = sleep_prepare,
+    .sleep_cancel = sleep_cancel,
+    .sleep = sleep_on,
+    .wake = wake,
+    .abort = abort_world,
+    .aborted = aborted,
+    .at = at,
+    .reserve_id = reserve_id,
+    .release_id = release_id,
+    .group_create = group_create,
+    .group_destroy = group_destroy,
+    .world_destroy = world_destroy,
+};
