@@ -27,6 +27,15 @@ void qd_data_close(qd_data *data);
 qd_batch_source qd_data_source(qd_data *data);
 int64_t qd_data_windows(const qd_data *data); /* samples of one epoch */
 
+/* Random tokens, a pure function of (seed, sample): for benchmarks and tests. Every `ignored`-th target is -1 (0: none);
+ * documents > 0 cuts each sequence into that many documents. */
+typedef struct qd_random_tokens {
+    uint64_t seed;
+    int64_t vocab;
+    int ignored, documents;
+} qd_random_tokens;
+qd_batch_source qd_random_source(qd_random_tokens *random);
+
 /* Image of `index` under permutation number `epoch` of [0, size): a Feistel network, cycled until it falls inside. */
 int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size);
 #endif

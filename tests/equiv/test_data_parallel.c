@@ -46,11 +46,11 @@ static void read_all(qd_team *team, qd_tensor_kind kind, float **out, int64_t *c
     }
 }
 
-static result run(const char *words, int steps, layout_random random)
+static result run(const char *words, int steps, qd_random_tokens random)
 {
     qd_config config = layout_config(words);
     random.vocab = config.model.vocab;
-    qd_batch_source source = layout_random_source(&random);
+    qd_batch_source source = qd_random_source(&random);
     qd_team *team;
     result r = {.steps = steps};
     ok(qd_team_create(&config, &source, &team));
@@ -93,7 +93,7 @@ static void more_ranks_same_loss(void **state)
         char words[512];
         snprintf(words, sizeof words, "%s" RUN, models[m]);
         /* ignored targets and packed documents travel along */
-        layout_random random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
+        qd_random_tokens random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
         result one = run(words, 50, random);
         assert_true(one.losses[49] < one.losses[0]);
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -117,11 +117,11 @@ static void same_mesh_same_bits(void **state)
     static const char *const variants[] = {"", "parallel.overlap=false", "parallel.bucket_mb=0.001", "parallel.bucket_mb=0.0301",
                                            "parallel.split_backward=true", "run.threads=2"};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
-        result first = run(bases[b], 10, (layout_random){.seed = 3});
+        result first = run(bases[b], 10, (qd_random_tokens){.seed = 3});
         for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
             char words[512];
             snprintf(words, sizeof words, "%s%s", bases[b], variants[v]);
-            result again = run(words, 10, (layout_random){.seed = 3});
+            result again = run(words, 10, (qd_random_tokens){.seed = 3});
             expect_same_bits(&again, &first, words);
             free(again.weights);
         }
@@ -133,8 +133,8 @@ static void same_mesh_same_bits(void **state)
 static void bf16_follows_fp32(void **state)
 {
     (void)state;
-    result exact = run(LLAMA RUN, 30, (layout_random){.seed = 5});
-    result half = run(LLAMA RUN "train.precision=bf16", 30, (layout_random){.seed = 5});
+    result exact = run(LLAMA RUN, 30, (qd_random_tokens){.seed = 5});
+    result half = run(LLAMA RUN "train.precision=bf16", 30, (qd_random_tokens){.seed = 5});
     expect_close(&half, &exact, 0.01, "bf16");
     assert_true(half.losses[0] != exact.losses[0]); /* it really rounds */
     free(exact.weights);
@@ -178,8 +178,8 @@ static void plan_equals_run(void **state)
         char words[512];
         snprintf(words, sizeof words, LLAMA RUN "%s", layouts[l]);
         qd_config config = layout_config(words);
-        layout_random random = {.seed = 1, .vocab = config.model.vocab};
-        qd_batch_source source = layout_random_source(&random);
+        qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
         qd_team *team;
         totals before, after;
         qd_step_output out;
@@ -227,7 +227,8 @@ static void mutated_actions_show(void **state)
 {
     (void)state;
     const char *words = GPT2 RUN "parallel.ranks=2 parallel.bucket_mb=0.02 run.deadline=20";
-    result good = run(words, 2, (layout_random){.seed = 9});
+    /* two steps: buffers start as zeros, so a missing ZERO shows in the second */
+    result good = run(words, 2, (qd_random_tokens){.seed = 9});
     qd_config config = layout_config(words);
     qd_arena *arena;
     qd_program *p;
@@ -236,16 +237,14 @@ static void mutated_actions_show(void **state)
     int tried = 0;
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
-        bool first_zero = a->kind == QD_ACTION_ZERO; /* buffers start as zeros: shows in the second step */
         for (int how = 0; how < 2; how++) {
             if (a->kind == QD_ACTION_FREE && how == 0)
                 continue; /* memory stays planned: nothing but the accountant sees it, and it refuses such programs */
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
                 continue;
-            (void)first_zero;
-            layout_random random = {.seed = 9, .vocab = config.model.vocab};
-            qd_batch_source source = layout_random_source(&random);
+            qd_random_tokens random = {.seed = 9, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
             qd_team *team;
             mutation m = {i, how};
             ok(qd_team_create(&config, &source, &team));
@@ -281,8 +280,8 @@ static void not_a_number_stops(void **state)
 {
     (void)state;
     qd_config config = layout_config(LLAMA RUN "parallel.ranks=2");
-    layout_random random = {.seed = 2, .vocab = config.model.vocab};
-    qd_batch_source source = layout_random_source(&random);
+    qd_random_tokens random = {.seed = 2, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
     qd_team *team;
     qd_step_output out;
     ok(qd_team_create(&config, &source, &team));

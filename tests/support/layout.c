@@ -1,7 +1,5 @@
 #include "support/layout.h"
 
-#include "base/rng.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,28 +35,6 @@ qd_config layout_config(const char *words)
     config.backend = "local";
     qd_options_destroy(options);
     return config;
-}
-
-static qd_status fill_random(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
-                             int32_t *doc_start)
-{
-    const layout_random *r = context;
-    qd_philox_key key = qd_rng_key(r->seed, "test tokens");
-    for (int64_t i = 0; i < count * seq; i++) {
-        int64_t position = first * seq + i, t = i % seq;
-        tokens[i] = (int32_t)qd_rng_below(key, (uint64_t)position, (uint64_t)r->vocab);
-        targets[i] = (int32_t)qd_rng_below(key, (uint64_t)position + 1, (uint64_t)r->vocab);
-        if (r->ignored && position % r->ignored == 0)
-            targets[i] = -1;
-        int64_t length = r->documents ? (seq + r->documents - 1) / r->documents : seq;
-        doc_start[i] = (int32_t)(t / length * length);
-    }
-    return QD_OK;
-}
-
-qd_batch_source layout_random_source(layout_random *random)
-{
-    return (qd_batch_source){.fill = fill_random, .context = random, .documents = random->documents > 0};
 }
 
 static int64_t golden_int(const qd_golden *g, const char *key)

@@ -11,15 +11,6 @@ qd_config layout_config(const char *words);
 /* The same as options, for public functions; destroy with qd_options_destroy. */
 qd_options *layout_options(const char *words);
 
-/* A source of random tokens: sample g holds seq draws keyed by (seed, g). Every `ignored`-th target is -1 (0: none).
- * documents > 0: each row is cut into that many documents. */
-typedef struct layout_random {
-    uint64_t seed;
-    int64_t vocab;
-    int ignored, documents;
-} layout_random;
-qd_batch_source layout_random_source(layout_random *random);
-
 /* The configuration and the batches of a golden fixture; samples follow each other, step after step. */
 qd_config golden_layout(const qd_golden *golden, const char *words);
 qd_batch_source golden_source(qd_golden *golden);
