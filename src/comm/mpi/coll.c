@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Staging of a group: two received chunks and one packed chunk per peer. */
-enum { STAGE_PACK = 2, STAGES = 3 };
+/* Staging of a group, per peer: received chunks, and chunks packed for sending. */
+enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
 #define STAGING_MOST ((int64_t)8 << 20)  /* per stage, all peers together */
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
@@ -253,7 +253,7 @@ static void plan_flows(qd_op *op)
         link->first_rx = (qd_mpi_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
         link->second_tx = (qd_mpi_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
         link->second_rx = (qd_mpi_flow){.count = rx2, .chunks = chunks_of(rx2, r->chunk)};
-        link->greeted = link->carried = link->full[0] = link->full[1] = false;
+        link->greeted = link->carried = false;
     }
 }
 
@@ -339,29 +339,34 @@ static bool sum_next(qd_op *op)
 {
     run *r = run_of(op);
     qd_mpi_group *group = r->group;
-    int n = op->comm->size, rank = op->comm->rank;
+    int n = op->comm->size, rank = op->comm->rank, slot = (int)(r->summed % QD_MPI_DEPTH);
     int64_t c = r->summed;
     if (c == chunks_of(r->own, r->chunk)) return false;
     for (int p = 0; p < n; p++) {
         if (p == rank) continue;
         const qd_mpi_link *link = &group->links[p];
-        if (!link->carried && !link->full[c & 1]) return false;
+        if (!link->carried && link->first_rx.done <= c) return false;
         if (r->in_place && !tx_done(&link->first_tx, c)) return false;
     }
     int64_t first = c * r->chunk;
     int64_t count = r->own - first < r->chunk ? r->own - first : r->chunk;
     for (int p = 0; p < n; p++) {
-        qd_mpi_link *link = &group->links[p];
+        const qd_mpi_link *link = &group->links[p];
         if (p == rank)
             group->sources[p] = first_source(op, p, first, count, stage_of(r, p, STAGE_PACK));
         else
-            group->sources[p] = link->carried ? link->rx + sizeof(qd_mpi_head) : stage_of(r, p, (int)(c & 1));
-        link->full[c & 1] = false;
+            group->sources[p] = link->carried ? link->rx + sizeof(qd_mpi_head) : stage_of(r, p, STAGE_RX + slot);
     }
     int64_t at = first + (r->sliced ? slice_offset(op, rank) : 0);
     qd_sum_tree(r->out + at * r->size, group->sources, n, count, op->request.dtype, op->request.reduce);
     r->summed++;
     return true;
+}
+
+/* Chunks of `flow` that may be posted now, given that the first `ready` are ready. */
+static bool may_post(const qd_mpi_flow *flow, int64_t ready)
+{
+    return flow->posted < flow->chunks && flow->posted < ready && flow->posted < flow->done + QD_MPI_DEPTH;
 }
 
 /* Gives MPI what can be sent to or received from `peer` now. */
@@ -371,46 +376,44 @@ static qd_status post(qd_op *op, int peer)
     qd_mpi_group *group = r->group;
     qd_mpi_link *link = &group->links[peer];
 
+    /* What is to be summed waits in its stage until it is. */
     qd_mpi_flow *flow = &link->first_rx;
-    int64_t depth = r->sums ? r->summed + 2 : flow->done + 1;
-    while (link->greeted && flow->posted < flow->chunks && flow->posted < depth) {
+    int64_t ready = !link->greeted ? 0 : r->sums ? r->summed + QD_MPI_DEPTH : flow->chunks;
+    for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
+        int slot = (int)(c % QD_MPI_DEPTH);
         unsigned char *to = r->sums ? NULL : first_place(op, peer, c * r->chunk);
-        int slot = r->sums ? (int)(c & 1) : 0;
-        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_FIRST, to ? to : stage_of(r, peer, slot), count * r->size,
+        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_FIRST, to ? to : stage_of(r, peer, STAGE_RX + slot), count * r->size,
                            request_of(group, peer, QD_MPI_FIRST_RX + slot)));
-        flow->posted++;
     }
 
     flow = &link->first_tx;
-    int64_t ready = flow->chunks;
+    ready = flow->chunks;
     if (r->parent >= 0 && !group->links[r->parent].carried) ready = group->links[r->parent].first_rx.done;
-    if (flow->posted == flow->done && flow->posted < flow->chunks && flow->posted < ready) {
+    for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        const void *from = first_source(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_PACK));
+        int slot = (int)(c % QD_MPI_DEPTH);
+        const void *from = first_source(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_PACK + slot));
         QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_FIRST, from, count * r->size,
-                           request_of(group, peer, QD_MPI_FIRST_TX)));
-        flow->posted++;
+                           request_of(group, peer, QD_MPI_FIRST_TX + slot)));
     }
 
     flow = &link->second_tx;
-    if (flow->posted == flow->done && flow->posted < flow->chunks && flow->posted < r->summed) {
+    for (; may_post(flow, r->summed); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
         QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_SECOND,
                            r->out + (slice_offset(op, op->comm->rank) + c * r->chunk) * r->size, count * r->size,
-                           request_of(group, peer, QD_MPI_SECOND_TX)));
-        flow->posted++;
+                           request_of(group, peer, QD_MPI_SECOND_TX + (int)(c % QD_MPI_DEPTH))));
     }
 
     /* In place, the sum of a chunk comes to where our contribution to it was: only after that has left. */
     flow = &link->second_rx;
-    if (link->greeted && flow->posted == flow->done && flow->posted < flow->chunks &&
-        tx_done(&link->first_tx, flow->posted)) {
+    ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
+    for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
         QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_SECOND,
                            r->out + (slice_offset(op, peer) + c * r->chunk) * r->size, count * r->size,
-                           request_of(group, peer, QD_MPI_SECOND_RX)));
-        flow->posted++;
+                           request_of(group, peer, QD_MPI_SECOND_RX + (int)(c % QD_MPI_DEPTH))));
     }
     return QD_OK;
 }
@@ -454,19 +457,14 @@ static qd_status greet(qd_op *op, int peer)
     return QD_OK;
 }
 
-static void chunk_received(qd_op *op, int peer, qd_mpi_flow *flow, int slot)
+/* The message in `slot` of `flow` has completed. Two may end in any order. Returns its chunk. */
+static int64_t end_chunk(qd_mpi_flow *flow, int slot)
 {
-    run *r = run_of(op);
-    /* Two chunks to be summed may be under way and end in any order: the slot tells them apart. */
     int64_t c = flow->done;
-    if (r->sums && slot >= 0) c = flow->posted - 1 - (((flow->posted - 1) & 1) != slot);
-    int64_t count = chunk_length(flow, r->chunk, c);
-    op->bytes += count * r->size;
-    if (slot >= 0 && r->sums)
-        r->group->links[peer].full[slot] = true;
-    else if (slot >= 0 && !first_place(op, peer, 0))
-        qd_op_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, 0), r->out);
-    flow->done++;
+    while (c % QD_MPI_DEPTH != slot) c++;
+    flow->ended[slot] = true;
+    while (flow->ended[flow->done % QD_MPI_DEPTH]) flow->ended[flow->done++ % QD_MPI_DEPTH] = false;
+    return c;
 }
 
 static qd_status complete(qd_op *op, int index)
@@ -474,24 +472,21 @@ static qd_status complete(qd_op *op, int index)
     run *r = run_of(op);
     int peer = index / QD_MPI_REQUESTS, slot = index % QD_MPI_REQUESTS;
     qd_mpi_link *link = &r->group->links[peer];
-    switch (slot) {
-    case QD_MPI_HEAD_RX:
-        return greet(op, peer);
-    case QD_MPI_FIRST_TX:
-        link->first_tx.done++;
-        break;
-    case QD_MPI_SECOND_TX:
-        link->second_tx.done++;
-        break;
-    case QD_MPI_FIRST_RX:
-    case QD_MPI_FIRST_RX1:
-        chunk_received(op, peer, &link->first_rx, slot - QD_MPI_FIRST_RX);
-        break;
-    case QD_MPI_SECOND_RX:
-        chunk_received(op, peer, &link->second_rx, -1);
-        break;
-    default:
-        break;
+    if (slot == QD_MPI_HEAD_TX) return QD_OK;
+    if (slot == QD_MPI_HEAD_RX) return greet(op, peer);
+    if (slot < QD_MPI_FIRST_RX) {
+        end_chunk(&link->first_tx, slot - QD_MPI_FIRST_TX);
+    } else if (slot < QD_MPI_SECOND_TX) {
+        slot -= QD_MPI_FIRST_RX;
+        int64_t c = end_chunk(&link->first_rx, slot), count = chunk_length(&link->first_rx, r->chunk, c);
+        op->bytes += count * r->size;
+        if (!r->sums && !first_place(op, peer, 0))
+            qd_op_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_RX + slot), r->out);
+    } else if (slot < QD_MPI_SECOND_RX) {
+        end_chunk(&link->second_tx, slot - QD_MPI_SECOND_TX);
+    } else {
+        int64_t c = end_chunk(&link->second_rx, slot - QD_MPI_SECOND_RX);
+        op->bytes += chunk_length(&link->second_rx, r->chunk, c) * r->size;
     }
     return QD_OK;
 }

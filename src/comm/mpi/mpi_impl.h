@@ -31,21 +31,25 @@ typedef struct qd_mpi_head {
 /* Tags of a group: id * QD_MPI_CHANNELS + channel. */
 enum { QD_MPI_TAG_HEAD, QD_MPI_TAG_FIRST, QD_MPI_TAG_SECOND, QD_MPI_TAG_P2P_HEAD, QD_MPI_TAG_P2P, QD_MPI_CHANNELS = 8 };
 
-/* Requests of a link: each slot holds at most one. */
+/* A flow has at most this many messages under way: while one is copied or summed, the next is on its way. */
+#define QD_MPI_DEPTH 2
+
+/* Requests of a link; chunk c of a flow uses the flow's slot c % QD_MPI_DEPTH. */
 enum {
     QD_MPI_HEAD_TX,
     QD_MPI_HEAD_RX,
     QD_MPI_FIRST_TX,
-    QD_MPI_FIRST_RX,  /* chunks with an even number */
-    QD_MPI_FIRST_RX1, /* and with an odd one, while the even one is being summed */
-    QD_MPI_SECOND_TX,
-    QD_MPI_SECOND_RX,
-    QD_MPI_REQUESTS
+    QD_MPI_FIRST_RX = QD_MPI_FIRST_TX + QD_MPI_DEPTH,
+    QD_MPI_SECOND_TX = QD_MPI_FIRST_RX + QD_MPI_DEPTH,
+    QD_MPI_SECOND_RX = QD_MPI_SECOND_TX + QD_MPI_DEPTH,
+    QD_MPI_REQUESTS = QD_MPI_SECOND_RX + QD_MPI_DEPTH
 };
 
-/* `count` elements in `chunks` messages, of which `posted` were given to MPI and `done` have been completed. */
+/* `count` elements in `chunks` messages, of which `posted` were given to MPI and the first `done` have completed;
+ * ended: the later one has completed before the earlier one. */
 typedef struct qd_mpi_flow {
     int64_t count, chunks, posted, done;
+    bool ended[QD_MPI_DEPTH];
 } qd_mpi_flow;
 
 /* What one group rank exchanges with another in the collective that runs. */
@@ -53,7 +57,6 @@ typedef struct qd_mpi_link {
     qd_mpi_flow first_tx, first_rx, second_tx, second_rx;
     bool head_wanted, greeted; /* a head is expected; it has come and agrees */
     bool carried;              /* the payload came with the head */
-    bool full[2];              /* first_rx chunk in slot 0, 1 is complete and not yet summed */
     unsigned char *tx, *rx;          /* (QD_MPI_HEAD_BYTES) of collectives */
     unsigned char *p2p_tx, *p2p_rx;  /* (QD_MPI_HEAD_BYTES) of sends and receives, made at first use */
     uint64_t received;               /* p2p heads so far */
@@ -72,7 +75,7 @@ typedef struct qd_mpi_group {
     MPI_Request *requests; /* (size * QD_MPI_REQUESTS) of the collective that runs */
     int *indices;          /* (size * QD_MPI_REQUESTS) */
     const void **sources;  /* (size) of a sum */
-    unsigned char *staging; /* (size, QD_MPI_STAGES, stage_bytes) */
+    unsigned char *staging; /* (size, stages, stage bytes) */
     int64_t staging_bytes;
     bool asked; /* the peers were asked where they are, for the operation `entered` */
     struct qd_mpi_group *next;

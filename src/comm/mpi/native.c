@@ -38,7 +38,7 @@ const char *qd_mpi_native_version(char *buffer, size_t bytes)
 /* Of comparisons: the counts then live on the stack, and MPI's time holds nothing of ours. */
 enum { RANKS_MOST = 256 };
 
-qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count)
+qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count, int root)
 {
     MPI_Comm world = MPI_COMM_WORLD;
     int rank, size, code = MPI_SUCCESS, counts[RANKS_MOST], offsets[RANKS_MOST];
@@ -71,47 +71,32 @@ qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int
         code = MPI_Alltoall(in, n, MPI_FLOAT, out, n, MPI_FLOAT, world);
         break;
     case QD_COLL_BROADCAST:
-        code = MPI_Bcast(out, n, MPI_FLOAT, 0, world);
+        code = MPI_Bcast(out, n, MPI_FLOAT, root, world);
         break;
     case QD_COLL_REDUCE:
-        code = MPI_Reduce(in, out, n, MPI_FLOAT, MPI_SUM, 0, world);
+        code = MPI_Reduce(in, out, n, MPI_FLOAT, MPI_SUM, root, world);
         break;
     case QD_COLL_GATHER:
-        code = even ? MPI_Gather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, 0, world)
-                    : MPI_Gatherv(in, counts[rank], MPI_FLOAT, out, counts, offsets, MPI_FLOAT, 0, world);
+        code = even ? MPI_Gather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, root, world)
+                    : MPI_Gatherv(in, counts[rank], MPI_FLOAT, out, counts, offsets, MPI_FLOAT, root, world);
         break;
     case QD_COLL_SCATTER:
-        code = even ? MPI_Scatter(in, part, MPI_FLOAT, out, part, MPI_FLOAT, 0, world)
-                    : MPI_Scatterv(in, counts, offsets, MPI_FLOAT, out, counts[rank], MPI_FLOAT, 0, world);
+        code = even ? MPI_Scatter(in, part, MPI_FLOAT, out, part, MPI_FLOAT, root, world)
+                    : MPI_Scatterv(in, counts, offsets, MPI_FLOAT, out, counts[rank], MPI_FLOAT, root, world);
         break;
     case QD_COLL_BARRIER:
         code = MPI_Barrier(world);
         break;
-    case QD_COLL_SEND: /* one message around the ring: everybody sends to the right and receives from the left */
+    case QD_COLL_SEND:
+        code = MPI_Send(in, n, MPI_FLOAT, root, 0, world);
+        break;
     case QD_COLL_RECV:
-        code = MPI_Sendrecv(in, n, MPI_FLOAT, (rank + 1) % size, 0, out, n, MPI_FLOAT, (rank + size - 1) % size, 0,
-                            world, MPI_STATUS_IGNORE);
+        code = MPI_Recv(out, n, MPI_FLOAT, root, 0, world, MPI_STATUS_IGNORE);
         break;
     case QD_COLL_KIND_COUNT:
         break;
     }
     return qd_mpi_check(code, qd_coll_kind_name(kind));
-}
-
-qd_status qd_mpi_native_broadcast(void *data, int bytes)
-{
-    return qd_mpi_check(MPI_Bcast(data, bytes, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
-}
-
-qd_status qd_mpi_native_barrier(void)
-{
-    return qd_mpi_check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
-}
-
-qd_status qd_mpi_native_max(double *values, int count)
-{
-    return qd_mpi_check(MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
-                        "MPI_Allreduce");
 }
 
 void qd_mpi_end(int code)

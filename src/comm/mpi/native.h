@@ -10,17 +10,13 @@
 qd_status qd_mpi_native_open(int *rank, int *size);
 void qd_mpi_native_close(void);
 
-/* The library's name and version, as it says itself. */
+/* The library's name and version, as it says itself; may be asked before qd_mpi_native_open(). */
 const char *qd_mpi_native_version(char *buffer, size_t bytes);
 
-/* One call of MPI's own collective on fp32, blocking, with the meaning of `count` of qd_coll_bytes() (all-to-all: the
- * elements for one peer). Root 0. `in` and `out` must hold what the kind needs. Collective. */
-qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count);
-
-/* Collective: bytes of rank 0 to all; a barrier; the largest of the ranks' values to all. */
-qd_status qd_mpi_native_broadcast(void *data, int bytes);
-qd_status qd_mpi_native_barrier(void);
-qd_status qd_mpi_native_max(double *values, int count);
+/* One call of MPI's own collective on fp32 (sums), blocking, with the meaning of `count` of qd_coll_bytes() (all-to-all:
+ * the elements for one peer). `in` and `out` must hold what the kind needs. Send and receive: `root` is the peer.
+ * Collective, except for these two. */
+qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count, int root);
 
 /* Ends every process of the MPI job that this process belongs to, with `code` as the exit status: for a program that
  * leaves after an error, when its peers may never come to MPI_Finalize. Does nothing outside a running MPI job. */

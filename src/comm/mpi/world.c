@@ -1,9 +1,5 @@
-/* CPU_COUNT needs it. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-
 /* The MPI world of this process: start and end, groups, control messages, sleeping. */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "base/clock.h"
 #include "comm/mpi/mpi_impl.h"
 

@@ -1,0 +1,57 @@
+/* Measurements that a program can make of this machine and print as it likes. */
+#ifndef QUADRILLE_BENCH_H
+#define QUADRILLE_BENCH_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- collectives ---- */
+
+typedef struct qd_bench_collectives_config {
+    int ranks;                            /* processes on this machine */
+    bool against_mpi;                     /* also time the MPI library's own calls and our mpi backend, in one run */
+    int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
+    double seconds;                       /* time to spend on each size and operation, about, all sides together */
+    /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments appended to it. */
+    const char *const *rank_command;
+} qd_bench_collectives_config;
+qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
+
+/* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes(); all-to-all: of what a
+ * rank sends, its own block included. The root of broadcast, reduce, gather and scatter moves on by one rank from call
+ * to call, so that no call can run ahead of its receivers. send: all ranks send to their right and receive from their
+ * left neighbour. Bus bandwidth is that of NCCL's tests: bytes that each rank must move, per second. */
+typedef struct qd_bench_collectives_row {
+    qd_coll_kind kind;
+    int ranks;
+    int64_t bytes;
+    double local_seconds;       /* ours, backend local */
+    double mpi_backend_seconds; /* ours, backend mpi; 0 without MPI */
+    double mpi_seconds;         /* the MPI library's own call; 0 without MPI */
+    double ratio;               /* mpi_seconds / local_seconds: above 1, ours is faster; 0 without MPI */
+    double local_bandwidth, mpi_backend_bandwidth, mpi_bandwidth; /* bytes per second; 0 for a barrier */
+} qd_bench_collectives_row;
+
+typedef struct qd_bench_collectives_result {
+    char mpi_version[128]; /* "Open MPI v4.1.4"; "" without */
+    qd_bench_collectives_row *rows;
+    int count;
+} qd_bench_collectives_result;
+
+/* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi and this build has
+ * no MPI. Prints nothing; what mpirun itself has to say goes to standard error. */
+qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result);
+void qd_bench_collectives_free(qd_bench_collectives_result *result);
+
+/* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure in an MPI job this
+ * does not return: it ends the job. */
+qd_status qd_bench_collectives_rank(int count, char *const *arguments);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,262 @@
+/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes. */
+#include "train/bench_collectives.h"
+
+#include "base/clock.h"
+#include "comm/mpi/native.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <quadrille/comm.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef enum side { LOCAL, MPI_BACKEND, MPI_OWN, SIDES } side;
+
+enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
+/* A sample is long against the clock and against one turn of the scheduler's queue. */
+#define SAMPLE_SECONDS 1e-3
+
+typedef struct bench {
+    qd_bench_rank_arguments arguments;
+    int rank, ranks, sides;
+    qd_comm *comms[2]; /* LOCAL, MPI_BACKEND */
+    float *in, *out;
+    qd_bench_board *board;
+} bench;
+
+static const qd_coll_kind kinds[] = {
+    QD_COLL_ALL_REDUCE, QD_COLL_REDUCE_SCATTER, QD_COLL_ALL_GATHER, QD_COLL_ALL_TO_ALL, QD_COLL_BROADCAST,
+    QD_COLL_REDUCE,     QD_COLL_GATHER,         QD_COLL_SCATTER,    QD_COLL_SEND,       QD_COLL_BARRIER,
+};
+
+static qd_status ours(qd_comm *comm, qd_coll_kind kind, const float *in, float *out, int64_t count, int root)
+{
+    switch (kind) {
+    case QD_COLL_ALL_REDUCE:
+        return qd_comm_all_reduce(comm, in, out, count, QD_F32, QD_SUM, NULL);
+    case QD_COLL_REDUCE_SCATTER:
+        return qd_comm_reduce_scatter(comm, in, out, count, QD_F32, QD_SUM, NULL);
+    case QD_COLL_ALL_GATHER:
+        return qd_comm_all_gather(comm, in, out, count, QD_F32, NULL);
+    case QD_COLL_ALL_TO_ALL:
+        return qd_comm_all_to_all(comm, in, out, count, QD_F32, NULL);
+    case QD_COLL_BROADCAST:
+        return qd_comm_broadcast(comm, out, count, QD_F32, root, NULL);
+    case QD_COLL_REDUCE:
+        return qd_comm_reduce(comm, in, out, count, QD_F32, QD_SUM, root, NULL);
+    case QD_COLL_GATHER:
+        return qd_comm_gather(comm, in, out, count, QD_F32, root, NULL);
+    case QD_COLL_SCATTER:
+        return qd_comm_scatter(comm, in, out, count, QD_F32, root, NULL);
+    case QD_COLL_SEND:
+        return qd_comm_send(comm, in, count, QD_F32, root, NULL);
+    case QD_COLL_RECV:
+        return qd_comm_recv(comm, out, count, QD_F32, root, NULL);
+    case QD_COLL_BARRIER:
+    case QD_COLL_KIND_COUNT:
+        break;
+    }
+    return qd_comm_barrier(comm, NULL);
+}
+
+static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, int root)
+{
+    if (s == MPI_OWN) return qd_mpi_native_call(kind, b->in, b->out, count, root);
+    return ours(b->comms[s], kind, b->in, b->out, count, root);
+}
+
+/* `rounds` calls, one after another. Seconds of one on this rank. */
+static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count, int64_t rounds, double *seconds)
+{
+    int right = (b->rank + 1) % b->ranks, left = (b->rank + b->ranks - 1) % b->ranks;
+    QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
+    double begin = qd_clock_now();
+    for (int64_t i = 0; i < rounds; i++) {
+        if (kind != QD_COLL_SEND) {
+            QD_TRY(call(b, s, kind, count, (int)(i % b->ranks)));
+            continue;
+        }
+        /* Even ranks send first, so that a send that waits for its receiver is met by one. */
+        for (int turn = 0; turn < 2; turn++) {
+            bool sends = (b->rank + turn) % 2 == 0;
+            QD_TRY(call(b, s, sends ? QD_COLL_SEND : QD_COLL_RECV, count, sends ? right : left));
+        }
+    }
+    *seconds = (qd_clock_now() - begin) / (double)rounds;
+    return QD_OK;
+}
+
+/* The slowest rank's value of each. */
+static qd_status slowest(const bench *b, double *values, int count)
+{
+    return qd_comm_all_reduce(b->comms[LOCAL], values, values, count, QD_F64, QD_MAX, NULL);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double bus_bytes(qd_coll_kind kind, int64_t bytes, int ranks)
+{
+    double part = (double)(ranks - 1) / ranks;
+    switch (kind) {
+    case QD_COLL_ALL_REDUCE:
+        return 2 * part * (double)bytes;
+    case QD_COLL_BROADCAST:
+    case QD_COLL_REDUCE:
+    case QD_COLL_SEND:
+        return ranks > 1 ? (double)bytes : 0;
+    case QD_COLL_BARRIER:
+        return 0;
+    default:
+        return part * (double)bytes;
+    }
+}
+
+static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
+{
+    /* Count as the call takes it, and what that makes in bytes. */
+    int64_t count = bytes / 4;
+    if (kind == QD_COLL_ALL_TO_ALL) {
+        count = count / b->ranks > 0 ? count / b->ranks : 1;
+        bytes = count * 4 * b->ranks;
+    }
+    /* Warm up, and see how long it takes; the slowest side decides how much fits into the time. */
+    double estimate[SIDES] = {0}, slow = 0;
+    for (int turn = 0; turn < 2; turn++)
+        for (int s = 0; s < b->sides; s++) QD_TRY(sample(b, (side)s, kind, count, 1 + 2 * turn, &estimate[s]));
+    QD_TRY(slowest(b, estimate, b->sides));
+    int64_t rounds[SIDES];
+    for (int s = 0; s < b->sides; s++) {
+        double fit = SAMPLE_SECONDS / (estimate[s] > 1e-9 ? estimate[s] : 1e-9);
+        rounds[s] = fit < 1 ? 1 : fit > ROUNDS_MOST ? ROUNDS_MOST : (int64_t)fit;
+        /* Every rank is the root equally often. */
+        rounds[s] = (rounds[s] + b->ranks - 1) / b->ranks * b->ranks;
+        slow += estimate[s] * (double)rounds[s];
+    }
+    int samples = (int)(b->arguments.seconds / (slow > 1e-6 ? slow : 1e-6));
+    if (samples > SAMPLES_MOST) samples = SAMPLES_MOST;
+    if (samples < SAMPLES_LEAST) samples = SAMPLES_LEAST;
+
+    double times[SIDES][SAMPLES_MOST], median[SIDES] = {0};
+    for (int i = 0; i < samples; i++)
+        for (int s = 0; s < b->sides; s++) QD_TRY(sample(b, (side)s, kind, count, rounds[s], &times[s][i]));
+    for (int s = 0; s < b->sides; s++) {
+        QD_TRY(slowest(b, times[s], samples));
+        qsort(times[s], (size_t)samples, sizeof times[s][0], by_value);
+        median[s] = times[s][samples / 2];
+    }
+    if (b->rank != 0 || b->board->count == QD_BENCH_ROWS_MOST) return QD_OK;
+    double moved = bus_bytes(kind, bytes, b->ranks);
+    bool mpi = b->sides == SIDES;
+    b->board->rows[b->board->count++] = (qd_bench_collectives_row){
+        .kind = kind,
+        .ranks = b->ranks,
+        .bytes = kind == QD_COLL_BARRIER ? 0 : bytes,
+        .local_seconds = median[LOCAL],
+        .mpi_backend_seconds = median[MPI_BACKEND],
+        .mpi_seconds = median[MPI_OWN],
+        .ratio = mpi ? median[MPI_OWN] / median[LOCAL] : 0,
+        .local_bandwidth = moved / median[LOCAL],
+        .mpi_backend_bandwidth = mpi ? moved / median[MPI_BACKEND] : 0,
+        .mpi_bandwidth = mpi ? moved / median[MPI_OWN] : 0,
+    };
+    return QD_OK;
+}
+
+static qd_status parse(int count, char *const *arguments, qd_bench_rank_arguments *out)
+{
+    if (count != QD_BENCH_RANK_ARGUMENTS)
+        return QD_FAIL(QD_USAGE, "a rank of bench collectives is started by it, not by hand (%d arguments, not %d)",
+                       count, QD_BENCH_RANK_ARGUMENTS);
+    *out = (qd_bench_rank_arguments){
+        .rank = atoi(arguments[0]),
+        .ranks = atoi(arguments[1]),
+        .smallest_bytes = atoll(arguments[2]),
+        .largest_bytes = atoll(arguments[3]),
+        .seconds = atof(arguments[4]),
+        .world_path = arguments[5],
+        .board_path = arguments[6],
+    };
+    return QD_OK;
+}
+
+static qd_status open_board(bench *b)
+{
+    int fd = open(b->arguments.board_path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.board_path, strerror(errno));
+    void *at = mmap(NULL, sizeof *b->board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (at == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map %s: %s", b->arguments.board_path, strerror(errno));
+    b->board = at;
+    return QD_OK;
+}
+
+static qd_status open_worlds(bench *b)
+{
+    bool mpi = b->arguments.rank < 0;
+    b->rank = b->arguments.rank;
+    b->ranks = b->arguments.ranks;
+    b->sides = mpi ? SIDES : 1;
+    if (mpi) {
+        QD_TRY(qd_mpi_native_open(&b->rank, &b->ranks));
+        if (b->ranks != b->arguments.ranks)
+            return QD_FAIL(QD_SYSTEM, "mpirun made a world of %d ranks, not %d; is it of the same MPI library?",
+                           b->ranks, b->arguments.ranks);
+    }
+    int fd = open(b->arguments.world_path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.world_path, strerror(errno));
+    qd_status status = qd_local_comm_open(fd, b->rank, &b->comms[LOCAL]);
+    close(fd);
+    QD_TRY(status);
+    if (mpi) QD_TRY(qd_mpi_comm_create(NULL, &b->comms[MPI_BACKEND]));
+    return QD_OK;
+}
+
+static qd_status measure_all(bench *b)
+{
+    size_t bytes = (size_t)b->arguments.largest_bytes + 64 * (size_t)b->ranks;
+    b->in = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    b->out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (!b->in || !b->out) return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
+    for (size_t i = 0; i < bytes / 4; i++) b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (int64_t size = b->arguments.smallest_bytes; size <= b->arguments.largest_bytes; size *= 4) {
+            if (kinds[k] == QD_COLL_SEND && b->ranks == 1) break;
+            QD_TRY(measure(b, kinds[k], size));
+            if (kinds[k] == QD_COLL_BARRIER) break; /* no size */
+        }
+    return QD_OK;
+}
+
+qd_status qd_bench_collectives_rank(int count, char *const *arguments)
+{
+    bench b = {0};
+    qd_status status;
+    QD_TRY_DONE(parse(count, arguments, &b.arguments));
+    QD_TRY_DONE(open_board(&b));
+    QD_TRY_DONE(open_worlds(&b));
+    QD_TRY_DONE(measure_all(&b));
+
+done:
+    if (status != QD_OK) {
+        /* A rank that was told of another's failure has nothing to add. */
+        if (b.board && status != QD_REMOTE && !atomic_exchange(&b.board->failed, 1)) {
+            b.board->status = (int)status;
+            snprintf(b.board->message, sizeof b.board->message, "rank %d: %s", b.rank, qd_error_message());
+        }
+        if (b.comms[LOCAL]) qd_comm_abort(b.comms[LOCAL], qd_error_message());
+        qd_mpi_end(1);
+    }
+    for (int i = 1; i >= 0; i--) qd_comm_destroy(b.comms[i]);
+    if (b.arguments.rank < 0) qd_mpi_native_close();
+    if (b.board) munmap(b.board, sizeof *b.board);
+    free(b.in);
+    free(b.out);
+    return status;
+}
