@@ -3,10 +3,10 @@
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
-pkg_check_modules(FYAML REQUIRED IMPORTED_TARGET libfyaml)
+pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
-set(QD_BASE_LIBRARIES PkgConfig::FYAML PkgConfig::JANSSON PkgConfig::XXHASH Threads::Threads m)
+set(QD_BASE_LIBRARIES PkgConfig::YAML PkgConfig::JANSSON PkgConfig::XXHASH Threads::Threads m)
 
 # One product library per build.
 set(QD_BLAS_FOUND none)

@@ -3,7 +3,7 @@
 # are present. Elsewhere it only says what is needed, when something is missing.
 set -u
 
-packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libfyaml-dev libjansson-dev
+packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libyaml-dev libjansson-dev
 libxxhash-dev libhwloc-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
@@ -11,7 +11,7 @@ if ! command -v dpkg-query >/dev/null 2>&1; then
     for tool in cc cmake ninja pkg-config python3; do
         command -v "$tool" >/dev/null 2>&1 || lacking="$lacking $tool"
     done
-    for module in libfyaml jansson libxxhash cmocka; do
+    for module in yaml-0.1 jansson libxxhash cmocka; do
         pkg-config --exists "$module" 2>/dev/null || lacking="$lacking $module"
     done
     [ -z "$lacking" ] && exit 0

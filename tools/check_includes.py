@@ -29,7 +29,7 @@ CONTAINED = [
     (re.compile(r"^mpi\.h$"), ("src/comm/mpi/",)),
     (re.compile(r"^(cuda|cublas|cudnn|nccl|nvml)"), ("src/device/cuda/", "src/comm/nccl/")),
     (re.compile(r"^(dnnl|oneapi/dnnl|cblas|openblas)"), ("src/device/cpu/",)),
-    (re.compile(r"^libfyaml"), ("src/base/",)),
+    (re.compile(r"^yaml\.h$"), ("src/base/",)),
     (re.compile(r"^jansson"), ("src/base/", "tests/")),
 ]
 

@@ -1,10 +1,10 @@
 #include "base/yaml.h"
 #include "base/strbuf.h"
 
-#include <libfyaml.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <yaml.h>
 
 /* One open mapping or sequence. */
 typedef struct level {
@@ -18,8 +18,6 @@ typedef struct reader {
     const char *name;
     qd_yaml_visit visit;
     void *context;
-    struct fy_parser *parser;
-    struct fy_diag *diag;
     level levels[QD_YAML_MOST_DEPTH];
     int depth;
     int documents;
@@ -35,18 +33,9 @@ typedef struct place {
 #define FAIL_AT(reader, where, ...)                                                                                    \
     qd_error_prefix(QD_FAIL(QD_USAGE, __VA_ARGS__), "%s:%d:%d: ", (reader)->name, (where).line, (where).column)
 
-static place event_place(struct fy_event *event)
+static place mark_place(yaml_mark_t mark)
 {
-    const struct fy_mark *mark = fy_event_start_mark(event);
-    if (!mark)
-        return (place){1, 1};
-    /* The mark of a quoted scalar stands behind its quote. */
-    bool quoted = false;
-    if (event->type == FYET_SCALAR && event->scalar.value) {
-        enum fy_scalar_style style = fy_token_scalar_style(event->scalar.value);
-        quoted = style == FYSS_SINGLE_QUOTED || style == FYSS_DOUBLE_QUOTED;
-    }
-    return (place){mark->line + 1, mark->column + (quoted && mark->column > 0 ? 0 : 1)};
+    return (place){(int)mark.line + 1, (int)mark.column + 1};
 }
 
 /* Where byte `offset` is, for what is refused before it is parsed. */
@@ -78,20 +67,16 @@ static qd_status check_text(reader *self, const char *text, size_t length)
     return QD_OK;
 }
 
-/* Appends the text of a scalar token. */
-static void append_token(qd_strbuf *buffer, struct fy_token *token)
+static void append_scalar(qd_strbuf *buffer, const yaml_event_t *event)
 {
-    size_t length = 0;
-    const char *text = token ? fy_token_get_text(token, &length) : NULL;
-    if (text)
-        qd_strbuf_append(buffer, text, length);
+    qd_strbuf_append(buffer, (const char *)event->data.scalar.value, event->data.scalar.length);
 }
 
-static bool is_null(struct fy_token *token, const char *text)
+static bool is_null(const yaml_event_t *event)
 {
-    if (token && fy_token_scalar_style(token) != FYSS_PLAIN)
-        return false;
-    return text[0] == '\0' || strcmp(text, "~") == 0 || strcmp(text, "null") == 0;
+    const char *text = (const char *)event->data.scalar.value;
+    return event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
+           (text[0] == '\0' || strcmp(text, "~") == 0 || strcmp(text, "null") == 0);
 }
 
 static void truncate_key(reader *self, size_t length)
@@ -130,13 +115,13 @@ static qd_status deliver(reader *self, int kind, place where)
     return QD_OK;
 }
 
-static qd_status read_key(reader *self, struct fy_event *event, place where)
+static qd_status read_key(reader *self, const yaml_event_t *event, place where)
 {
     level *current = &self->levels[self->depth - 1];
     if (self->key.length > 0)
         qd_strbuf_puts(&self->key, ".");
     size_t start = self->key.length;
-    append_token(&self->key, event->scalar.value);
+    append_scalar(&self->key, event);
     if (self->key.length == start)
         return FAIL_AT(self, where, "a key is empty; write 'key: value'");
     if (self->key.length > QD_YAML_MOST_KEY)
@@ -147,15 +132,15 @@ static qd_status read_key(reader *self, struct fy_event *event, place where)
     return QD_OK;
 }
 
-static qd_status read_scalar(reader *self, struct fy_event *event, place where)
+static qd_status read_scalar(reader *self, const yaml_event_t *event, place where)
 {
-    if (event->scalar.anchor || event->scalar.tag)
+    if (event->data.scalar.anchor || event->data.scalar.tag)
         return FAIL_AT(self, where, "anchors (&name) and tags (!name) are not used in a configuration; write the value");
+    if (memchr(event->data.scalar.value, '\0', event->data.scalar.length))
+        return FAIL_AT(self, where, "a zero byte (\"\\0\"); a configuration is plain text");
     if (self->depth == 0) {
-        qd_strbuf_clear(&self->value);
-        append_token(&self->value, event->scalar.value);
-        if (is_null(event->scalar.value, self->value.data ? self->value.data : ""))
-            return QD_OK; /* an empty file sets nothing */
+        if (is_null(event))
+            return QD_OK; /* an empty document sets nothing */
         return FAIL_AT(self, where, "a configuration is a mapping; write 'key: value'");
     }
     level *current = &self->levels[self->depth - 1];
@@ -165,7 +150,7 @@ static qd_status read_scalar(reader *self, struct fy_event *event, place where)
             qd_strbuf_puts(&self->value, ",");
             start++;
         }
-        append_token(&self->value, event->scalar.value);
+        append_scalar(&self->value, event);
         if (!self->value.failed && (self->value.length <= start || strchr(self->value.data + start, ',')))
             return FAIL_AT(self, where, "%s: an item of a list must be one value without commas", self->key.data);
         return QD_OK;
@@ -173,9 +158,8 @@ static qd_status read_scalar(reader *self, struct fy_event *event, place where)
     if (!current->value_next)
         return read_key(self, event, where);
     qd_strbuf_clear(&self->value);
-    append_token(&self->value, event->scalar.value);
-    bool null = is_null(event->scalar.value, self->value.data ? self->value.data : "");
-    if (null) /* nothing was written there: the key is the place */
+    append_scalar(&self->value, event);
+    if (is_null(event)) /* nothing was written there: the key is the place */
         return deliver(self, QD_YAML_NULL, (place){current->key_line, current->key_column});
     return deliver(self, QD_YAML_SCALAR, where);
 }
@@ -213,83 +197,64 @@ static qd_status close_level(reader *self)
     return QD_OK;
 }
 
-static qd_status read_event(reader *self, struct fy_event *event)
+static qd_status read_event(reader *self, const yaml_event_t *event)
 {
-    place where = event_place(event);
+    place where = mark_place(event->start_mark);
     switch (event->type) {
-    case FYET_DOCUMENT_START:
+    case YAML_DOCUMENT_START_EVENT:
         if (self->documents++ > 0)
             return FAIL_AT(self, where, "a second document starts here; a configuration is one document");
         return QD_OK;
-    case FYET_SCALAR:
+    case YAML_SCALAR_EVENT:
         return read_scalar(self, event, where);
-    case FYET_MAPPING_START:
-        return open_level(self, false, event->mapping_start.anchor || event->mapping_start.tag, where);
-    case FYET_SEQUENCE_START:
-        return open_level(self, true, event->sequence_start.anchor || event->sequence_start.tag, where);
-    case FYET_MAPPING_END:
-    case FYET_SEQUENCE_END:
+    case YAML_MAPPING_START_EVENT:
+        return open_level(self, false, event->data.mapping_start.anchor || event->data.mapping_start.tag, where);
+    case YAML_SEQUENCE_START_EVENT:
+        return open_level(self, true, event->data.sequence_start.anchor || event->data.sequence_start.tag, where);
+    case YAML_MAPPING_END_EVENT:
+    case YAML_SEQUENCE_END_EVENT:
         return close_level(self);
-    case FYET_ALIAS:
+    case YAML_ALIAS_EVENT:
         return FAIL_AT(self, where, "aliases (*name) are not used in a configuration; write the value");
-    case FYET_NONE:
-    case FYET_STREAM_START:
-    case FYET_STREAM_END:
-    case FYET_DOCUMENT_END:
+    case YAML_NO_EVENT:
+    case YAML_STREAM_START_EVENT:
+    case YAML_STREAM_END_EVENT:
+    case YAML_DOCUMENT_END_EVENT:
         break;
     }
     return QD_OK;
 }
 
-/* The parser stopped: its own first message, with its place. */
-static qd_status parser_failed(reader *self)
+/* The parser stopped: its own message, with its place. */
+static qd_status parser_failed(const reader *self, const yaml_parser_t *parser)
 {
-    void *iterator = NULL;
-    struct fy_diag_error *error = fy_diag_errors_iterate(self->diag, &iterator);
-    if (!error || !error->msg)
-        return QD_FAIL(QD_USAGE, "%s: is not valid YAML", self->name);
-    return QD_FAIL(QD_USAGE, "%s:%d:%d: not valid YAML: %.*s", self->name, error->line > 0 ? error->line : 1,
-                   error->column > 0 ? error->column : 1, (int)strcspn(error->msg, "\n"), error->msg);
+    if (parser->error == YAML_MEMORY_ERROR)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name);
+    const char *problem = parser->problem ? parser->problem : "it cannot be read";
+    return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: %s%s%s", parser->context ? parser->context : "",
+                   parser->context ? ", " : "", problem);
 }
 
 qd_status qd_yaml_read(const char *name, const char *text, size_t length, qd_yaml_visit visit, void *context)
 {
     reader self = {.name = name, .visit = visit, .context = context};
+    yaml_parser_t parser;
     qd_status status = QD_OK;
     QD_TRY(check_text(&self, text, length));
-
-    struct fy_diag_cfg diag_config;
-    fy_diag_cfg_default(&diag_config);
-    diag_config.fp = NULL;
-    diag_config.colorize = false;
-    self.diag = fy_diag_create(&diag_config);
-    if (!self.diag) {
-        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
-        goto done;
-    }
-    fy_diag_set_collect_errors(self.diag, true);
-    struct fy_parse_cfg config = {.flags = FYPCF_QUIET | FYPCF_COLLECT_DIAG | FYPCF_DISABLE_MMAP_OPT, .diag = self.diag};
-    self.parser = fy_parser_create(&config);
-    if (!self.parser || fy_parser_set_string(self.parser, text, length) != 0) {
-        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
-        goto done;
-    }
-    bool ended = false;
-    struct fy_event *event;
-    while ((event = fy_parser_parse(self.parser)) != NULL) {
-        ended = event->type == FYET_STREAM_END;
-        status = read_event(&self, event);
-        fy_parser_event_free(self.parser, event);
-        if (status != QD_OK || ended)
+    if (!yaml_parser_initialize(&parser))
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, length);
+    for (bool ended = false; status == QD_OK && !ended;) {
+        yaml_event_t event;
+        if (!yaml_parser_parse(&parser, &event)) {
+            status = parser_failed(&self, &parser);
             break;
+        }
+        ended = event.type == YAML_STREAM_END_EVENT;
+        status = read_event(&self, &event);
+        yaml_event_delete(&event);
     }
-    if (status == QD_OK && (!ended || fy_parser_get_stream_error(self.parser)))
-        status = parser_failed(&self);
-done:
-    if (self.parser)
-        fy_parser_destroy(self.parser);
-    if (self.diag)
-        fy_diag_destroy(self.diag);
+    yaml_parser_delete(&parser);
     qd_strbuf_free(&self.key);
     qd_strbuf_free(&self.value);
     return status;
