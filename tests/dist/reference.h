@@ -1,0 +1,94 @@
+/* What the collectives must give, computed serially and independently of src/comm: inputs from a hash, sums by a plain
+ * recursion over the ranks. Shared by the tests of this tier. */
+#ifndef QD_TEST_DIST_REFERENCE_H
+#define QD_TEST_DIST_REFERENCE_H
+
+#include "base/half.h"
+
+#include <quadrille/comm.h>
+#include <string.h>
+
+static inline uint64_t ref_hash(uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t h = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u) * 0xbf58476d1ce4e5b9u ^ (c + 1) * 0x94d049bb133111ebu;
+    h ^= h >> 31;
+    h *= 0xd6e8feb86659fd93u;
+    return h ^ h >> 32;
+}
+
+/* Element i of rank's input: values of mixed size, so that another order of summation shows. */
+static inline void ref_input(void *to, qd_dtype dtype, uint64_t salt, int rank, int64_t i)
+{
+    uint64_t h = ref_hash(salt, (uint64_t)rank, (uint64_t)i);
+    double value = ((double)(h >> 40) / (double)(1 << 23) - 1.0) * (double)(1 << (h & 7));
+    switch (dtype) {
+    case QD_F32: *(float *)to = (float)value; break;
+    case QD_BF16: *(uint16_t *)to = qd_f32_to_bf16((float)value); break;
+    case QD_F16: *(uint16_t *)to = qd_f32_to_f16((float)value); break;
+    case QD_F64: *(double *)to = value; break;
+    case QD_I32: *(int32_t *)to = (int32_t)h; break;
+    case QD_I64: *(int64_t *)to = (int64_t)(h * 0x9e3779b97f4a7c15u); break;
+    default: *(uint8_t *)to = (uint8_t)h; break;
+    }
+}
+
+typedef union ref_value {
+    float f;
+    double d;
+    uint32_t u;
+    uint64_t w;
+} ref_value;
+
+static inline ref_value ref_load(const void *from, qd_dtype dtype)
+{
+    ref_value v = {.w = 0};
+    uint16_t half;
+    memcpy(&half, from, 2);
+    switch (dtype) {
+    case QD_BF16: v.f = qd_bf16_to_f32(half); break;
+    case QD_F16: v.f = qd_f16_to_f32(half); break;
+    default: memcpy(&v, from, qd_dtype_size(dtype)); break;
+    }
+    return v;
+}
+
+/* One node of the tree over ranks [first, first + n). */
+static inline ref_value ref_tree(qd_dtype dtype, qd_reduce_op op, uint64_t salt, int first, int n, int64_t i)
+{
+    if (n == 1) {
+        uint64_t room[1];
+        ref_input(room, dtype, salt, first, i);
+        return ref_load(room, dtype);
+    }
+    int left = 1;
+    while (left * 2 < n) left *= 2;
+    ref_value a = ref_tree(dtype, op, salt, first, left, i), b = ref_tree(dtype, op, salt, first + left, n - left, i), r;
+    r.w = 0;
+    switch (dtype) {
+    case QD_F64: r.d = op == QD_MAX ? (a.d > b.d ? a.d : b.d) : a.d + b.d; break;
+    case QD_I32: r.u = op == QD_MAX ? ((int32_t)a.u > (int32_t)b.u ? a.u : b.u) : a.u + b.u; break;
+    case QD_I64: r.w = op == QD_MAX ? ((int64_t)a.w > (int64_t)b.w ? a.w : b.w) : a.w + b.w; break;
+    default: r.f = op == QD_MAX ? (a.f > b.f ? a.f : b.f) : a.f + b.f; break;
+    }
+    return r;
+}
+
+/* The reduced element i over n ranks, stored as dtype. */
+static inline void ref_reduced(void *to, qd_dtype dtype, qd_reduce_op op, uint64_t salt, int n, int64_t i)
+{
+    ref_value v = ref_tree(dtype, op, salt, 0, n, i);
+    if (op == QD_AVG) switch (dtype) {
+        case QD_F64: v.d *= 1.0 / n; break;
+        case QD_I32: v.u = (uint32_t)((int32_t)v.u / n); break;
+        case QD_I64: v.w = (uint64_t)((int64_t)v.w / n); break;
+        default: v.f *= 1.0f / (float)n; break;
+        }
+    uint16_t half;
+    switch (dtype) {
+    case QD_BF16: half = qd_f32_to_bf16(v.f); memcpy(to, &half, 2); break;
+    case QD_F16: half = qd_f32_to_f16(v.f); memcpy(to, &half, 2); break;
+    default: memcpy(to, &v, qd_dtype_size(dtype)); break;
+    }
+}
+
+#endif

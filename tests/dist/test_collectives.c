@@ -1,0 +1,556 @@
+/* Every operation, type and count pattern against a serial reference, on threads, processes and MPI; and that the three
+ * give the same bits.
+ * ctest: timeout 180
+ * ctest: processors 2 */
+#include "dist/reference.h"
+#include "support/ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+/* Buffers of a body: `in` and `out` with a guard behind, and a running hash of all results of this rank. */
+typedef struct bench {
+    qd_comm *comm;
+    int rank, size;
+    uint64_t salt, hash;
+    unsigned char *in, *out;
+    int64_t room; /* bytes of in and out */
+} bench;
+
+#define GUARD 64
+#define MOST_ELEMENTS 300007
+
+static qd_status bench_open(bench *b, qd_comm *comm)
+{
+    *b = (bench){.comm = comm, .rank = qd_comm_rank(comm), .size = qd_comm_size(comm), .salt = 1};
+    b->room = (MOST_ELEMENTS + 16) * 8;
+    b->in = malloc((size_t)b->room + GUARD);
+    b->out = malloc((size_t)b->room + GUARD);
+    return b->in && b->out ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory");
+}
+
+static void bench_close(bench *b)
+{
+    free(b->in);
+    free(b->out);
+}
+
+static unsigned char *element(unsigned char *base, qd_dtype dtype, int64_t i)
+{
+    return base + i * (int64_t)qd_dtype_size(dtype);
+}
+
+static void fill(bench *b, unsigned char *to, qd_dtype dtype, int rank, int64_t first, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) ref_input(element(to, dtype, i), dtype, b->salt, rank, first + i);
+}
+
+static void clear(bench *b)
+{
+    memset(b->out, 0xa5, (size_t)b->room + GUARD);
+}
+
+/* Compares one element with what it must be, and hashes it. */
+static qd_status expect(bench *b, const char *what, qd_dtype dtype, int64_t i, const void *got, const void *want)
+{
+    size_t size = qd_dtype_size(dtype);
+    uint64_t word = 0;
+    memcpy(&word, got, size);
+    b->hash = ref_hash(b->hash, word, (uint64_t)i);
+    if (memcmp(got, want, size) == 0) return QD_OK;
+    uint64_t wanted = 0;
+    memcpy(&wanted, want, size);
+    return QD_FAIL(QD_DIFFERENT, "%s of %s on %d ranks, rank %d: element %lld is %llx, not %llx", what, qd_dtype_name(dtype),
+                   b->size, b->rank, (long long)i, (unsigned long long)word, (unsigned long long)wanted);
+}
+
+static qd_status expect_input(bench *b, const char *what, qd_dtype dtype, int rank, int64_t first, int64_t count,
+                              unsigned char *got)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t want[1];
+        ref_input(want, dtype, b->salt, rank, first + i);
+        QD_TRY(expect(b, what, dtype, first + i, element(got, dtype, i), want));
+    }
+    return QD_OK;
+}
+
+static qd_status expect_reduced(bench *b, const char *what, qd_dtype dtype, qd_reduce_op op, int64_t first, int64_t count,
+                                unsigned char *got)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t want[1];
+        ref_reduced(want, dtype, op, b->salt, b->size, first + i);
+        QD_TRY(expect(b, what, dtype, first + i, element(got, dtype, i), want));
+    }
+    return QD_OK;
+}
+
+/* Nothing behind the result may have been written. */
+static qd_status expect_guard(bench *b, const char *what, const unsigned char *end)
+{
+    for (int i = 0; i < GUARD; i++)
+        if (end[i] != 0xa5) return QD_FAIL(QD_DIFFERENT, "%s wrote behind its result on rank %d", what, b->rank);
+    return QD_OK;
+}
+
+static qd_status try_all_reduce(bench *b, int64_t count, qd_dtype dtype, qd_reduce_op op, bool in_place)
+{
+    clear(b);
+    fill(b, in_place ? b->out : b->in, dtype, b->rank, 0, count);
+    QD_TRY(qd_comm_all_reduce(b->comm, in_place ? b->out : b->in, b->out, count, dtype, op, NULL));
+    QD_TRY(expect_reduced(b, "all-reduce", dtype, op, 0, count, b->out));
+    return expect_guard(b, "all-reduce", element(b->out, dtype, count));
+}
+
+static qd_status try_reduce(bench *b, int64_t count, qd_dtype dtype, qd_reduce_op op, int root, bool in_place)
+{
+    clear(b);
+    fill(b, in_place ? b->out : b->in, dtype, b->rank, 0, count);
+    bool here = b->rank == root;
+    QD_TRY(qd_comm_reduce(b->comm, in_place ? b->out : b->in, here ? b->out : NULL, count, dtype, op, root, NULL));
+    if (!here) return QD_OK;
+    QD_TRY(expect_reduced(b, "reduce", dtype, op, 0, count, b->out));
+    return expect_guard(b, "reduce", element(b->out, dtype, count));
+}
+
+static qd_status try_reduce_scatter(bench *b, int64_t count, qd_dtype dtype, qd_reduce_op op, bool in_place)
+{
+    int64_t offset, length;
+    qd_slice(count, b->size, b->rank, &offset, &length);
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, count);
+    unsigned char *out = in_place ? element(b->in, dtype, offset) : b->out;
+    QD_TRY(qd_comm_reduce_scatter(b->comm, b->in, out, count, dtype, op, NULL));
+    QD_TRY(expect_reduced(b, "reduce-scatter", dtype, op, offset, length, out));
+    return in_place ? QD_OK : expect_guard(b, "reduce-scatter", element(b->out, dtype, length));
+}
+
+static qd_status try_all_gather(bench *b, int64_t count, qd_dtype dtype, bool in_place)
+{
+    int64_t offset, length;
+    qd_slice(count, b->size, b->rank, &offset, &length);
+    clear(b);
+    unsigned char *in = in_place ? element(b->out, dtype, offset) : b->in;
+    fill(b, in, dtype, b->rank, offset, length);
+    QD_TRY(qd_comm_all_gather(b->comm, in, b->out, count, dtype, NULL));
+    for (int r = 0; r < b->size; r++) {
+        qd_slice(count, b->size, r, &offset, &length);
+        QD_TRY(expect_input(b, "all-gather", dtype, r, offset, length, element(b->out, dtype, offset)));
+    }
+    return expect_guard(b, "all-gather", element(b->out, dtype, count));
+}
+
+static qd_status try_broadcast(bench *b, int64_t count, qd_dtype dtype, int root)
+{
+    clear(b);
+    if (b->rank == root) fill(b, b->out, dtype, root, 0, count);
+    QD_TRY(qd_comm_broadcast(b->comm, b->out, count, dtype, root, NULL));
+    QD_TRY(expect_input(b, "broadcast", dtype, root, 0, count, b->out));
+    return expect_guard(b, "broadcast", element(b->out, dtype, count));
+}
+
+static qd_status try_gather_scatter(bench *b, int64_t count, qd_dtype dtype, int root)
+{
+    int64_t offset, length;
+    qd_slice(count, b->size, b->rank, &offset, &length);
+    clear(b);
+    fill(b, b->in, dtype, b->rank, offset, length);
+    bool here = b->rank == root;
+    QD_TRY(qd_comm_gather(b->comm, b->in, here ? b->out : NULL, count, dtype, root, NULL));
+    for (int r = 0; here && r < b->size; r++) {
+        int64_t at, n;
+        qd_slice(count, b->size, r, &at, &n);
+        QD_TRY(expect_input(b, "gather", dtype, r, at, n, element(b->out, dtype, at)));
+    }
+    if (here) QD_TRY(expect_guard(b, "gather", element(b->out, dtype, count)));
+    b->salt++;
+    clear(b);
+    if (here) fill(b, b->in, dtype, root, 0, count);
+    QD_TRY(qd_comm_scatter(b->comm, here ? b->in : NULL, b->out, count, dtype, root, NULL));
+    QD_TRY(expect_input(b, "scatter", dtype, root, offset, length, b->out));
+    return expect_guard(b, "scatter", element(b->out, dtype, length));
+}
+
+/* Segments dealt out in an order that is not the ranks': piece j of the buffer belongs to rank (j * 3 + 1) % size, some
+ * pieces are empty, and some ranks may have none. */
+enum { PIECES = 11 };
+typedef struct deal {
+    qd_segment segments[64][PIECES];
+    qd_segment_list lists[64];
+    int64_t total;
+} deal;
+
+static void deal_pieces(deal *d, int size, int64_t unit, bool skip_last_rank)
+{
+    memset(d, 0, sizeof *d);
+    for (int r = 0; r < size; r++) d->lists[r].segments = d->segments[r];
+    for (int j = 0; j < PIECES; j++) {
+        int owner = (j * 3 + 1) % size;
+        if (skip_last_rank && owner == size - 1) owner = 0;
+        int64_t count = j % 4 == 2 ? 0 : unit * (1 + j % 3) + j;
+        d->segments[owner][d->lists[owner].count++] = (qd_segment){d->total, count};
+        d->total += count;
+    }
+}
+
+static int64_t dealt(const deal *d, int rank)
+{
+    int64_t count = 0;
+    for (int i = 0; i < d->lists[rank].count; i++) count += d->segments[rank][i].count;
+    return count;
+}
+
+static qd_status try_vectored(bench *b, int64_t unit, bool skip, qd_dtype dtype, qd_reduce_op op)
+{
+    deal *d = malloc(sizeof *d);
+    if (!d) return QD_FAIL(QD_NO_MEMORY, "no memory");
+    qd_status status = QD_OK;
+    deal_pieces(d, b->size, unit, skip);
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, d->total);
+    QD_TRY_DONE(qd_comm_reduce_scatter_v(b->comm, b->in, b->out, d->lists, dtype, op, NULL));
+    int64_t at = 0;
+    for (int i = 0; i < d->lists[b->rank].count; i++) {
+        qd_segment s = d->segments[b->rank][i];
+        QD_TRY_DONE(expect_reduced(b, "vectored reduce-scatter", dtype, op, s.offset, s.count, element(b->out, dtype, at)));
+        at += s.count;
+    }
+    QD_TRY_DONE(expect_guard(b, "vectored reduce-scatter", element(b->out, dtype, at)));
+
+    b->salt++;
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, dealt(d, b->rank));
+    QD_TRY_DONE(qd_comm_all_gather_v(b->comm, b->in, b->out, d->lists, dtype, NULL));
+    for (int r = 0; r < b->size; r++) {
+        at = 0;
+        for (int i = 0; i < d->lists[r].count; i++) {
+            qd_segment s = d->segments[r][i];
+            QD_TRY_DONE(expect_input(b, "vectored all-gather", dtype, r, at, s.count, element(b->out, dtype, s.offset)));
+            at += s.count;
+        }
+    }
+    QD_TRY_DONE(expect_guard(b, "vectored all-gather", element(b->out, dtype, d->total)));
+done:
+    free(d);
+    return status;
+}
+
+static qd_status try_all_to_all(bench *b, int64_t count, qd_dtype dtype)
+{
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, count * b->size);
+    QD_TRY(qd_comm_all_to_all(b->comm, b->in, b->out, count, dtype, NULL));
+    for (int r = 0; r < b->size; r++)
+        QD_TRY(expect_input(b, "all-to-all", dtype, r, count * b->rank, count, element(b->out, dtype, count * r)));
+    return expect_guard(b, "all-to-all", element(b->out, dtype, count * b->size));
+}
+
+/* Elements from one rank to another; many pairs have none. */
+static int64_t pair_count(int64_t unit, int from, int to)
+{
+    return (from + 2 * to) % 3 == 0 ? 0 : unit * ((from * 5 + to * 3) % 4) + from + 1;
+}
+
+static qd_status try_all_to_all_v(bench *b, int64_t unit, qd_dtype dtype)
+{
+    int64_t in_counts[64], in_offsets[64], out_counts[64], out_offsets[64], sent = 0, received = 0;
+    for (int r = 0; r < b->size; r++) {
+        in_counts[r] = pair_count(unit, b->rank, r);
+        out_counts[r] = pair_count(unit, r, b->rank);
+        in_offsets[r] = sent;
+        out_offsets[b->size - 1 - r] = 0;
+        sent += in_counts[r];
+    }
+    for (int r = b->size - 1; r >= 0; r--) { /* another order than the ranks' on the receiving side */
+        out_offsets[r] = received;
+        received += out_counts[r];
+    }
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, sent);
+    QD_TRY(qd_comm_all_to_all_v(b->comm, b->in, in_counts, in_offsets, b->out, out_counts, out_offsets, dtype, NULL));
+    for (int r = 0; r < b->size; r++) {
+        int64_t before = 0; /* where r's block for this rank begins in r's input */
+        for (int q = 0; q < b->rank; q++) before += pair_count(unit, r, q);
+        QD_TRY(expect_input(b, "uneven all-to-all", dtype, r, before, out_counts[r], element(b->out, dtype, out_offsets[r])));
+    }
+    return expect_guard(b, "uneven all-to-all", element(b->out, dtype, received));
+}
+
+/* Everybody passes data around a ring, large and small, blocking on one side. */
+static qd_status try_messages(bench *b, int64_t count, qd_dtype dtype)
+{
+    if (b->size == 1) return QD_OK;
+    int next = (b->rank + 1) % b->size, previous = (b->rank + b->size - 1) % b->size;
+    clear(b);
+    fill(b, b->in, dtype, b->rank, 0, count);
+    qd_work *work = NULL;
+    QD_TRY(qd_comm_send(b->comm, b->in, count, dtype, next, &work));
+    QD_TRY(qd_comm_recv(b->comm, b->out, count, dtype, previous, NULL));
+    QD_TRY(qd_work_wait(work));
+    QD_TRY(expect_input(b, "message", dtype, previous, 0, count, b->out));
+    return expect_guard(b, "message", element(b->out, dtype, count));
+}
+
+static const qd_dtype reduced_types[] = {QD_F32, QD_BF16, QD_F16, QD_I32, QD_I64, QD_F64};
+static const int64_t counts[] = {0, 1, 3, 7, 64, 1000, 4097};
+
+static qd_status every_pattern(bench *b)
+{
+    for (size_t t = 0; t < sizeof reduced_types / sizeof *reduced_types; t++) {
+        qd_dtype dtype = reduced_types[t];
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            int64_t count = counts[c];
+            int root = (int)((c + t) % (size_t)b->size);
+            bool in_place = (c + t) % 2;
+            for (int op = QD_SUM; op <= QD_AVG; op++) {
+                b->salt++;
+                QD_TRY(try_all_reduce(b, count, dtype, (qd_reduce_op)op, in_place));
+                QD_TRY(try_reduce_scatter(b, count, dtype, (qd_reduce_op)op, !in_place));
+                QD_TRY(try_reduce(b, count, dtype, (qd_reduce_op)op, root, in_place));
+            }
+            QD_TRY(try_all_gather(b, count, dtype, in_place));
+            QD_TRY(try_broadcast(b, count, dtype, root));
+            QD_TRY(try_gather_scatter(b, count, dtype, root));
+            QD_TRY(try_vectored(b, count, c % 2, dtype, (qd_reduce_op)(c % 3)));
+            QD_TRY(try_all_to_all(b, count, dtype));
+            QD_TRY(try_all_to_all_v(b, count, dtype));
+            QD_TRY(try_messages(b, count, dtype));
+            QD_TRY(qd_comm_barrier(b->comm, NULL));
+        }
+    }
+    QD_TRY(try_all_gather(b, 1001, QD_U8, false));
+    QD_TRY(try_broadcast(b, 1001, QD_U8, b->size - 1));
+    return QD_OK;
+}
+
+/* Larger than every buffer on the way, and divisible by nothing. */
+static qd_status large_messages(bench *b)
+{
+    const int64_t count = MOST_ELEMENTS;
+    static const struct {
+        qd_dtype dtype;
+        qd_reduce_op op;
+    } cases[] = {{QD_F32, QD_SUM}, {QD_BF16, QD_AVG}, {QD_F64, QD_MAX}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_dtype dtype = cases[i].dtype;
+        b->salt++;
+        QD_TRY(try_all_reduce(b, count, dtype, cases[i].op, i % 2));
+        QD_TRY(try_all_reduce(b, count, dtype, cases[i].op, i % 2 == 0));
+        QD_TRY(try_reduce_scatter(b, count, dtype, cases[i].op, i % 2));
+        QD_TRY(try_reduce(b, count, dtype, cases[i].op, b->size - 1, i % 2));
+        QD_TRY(try_all_gather(b, count, dtype, i % 2));
+        QD_TRY(try_broadcast(b, count, dtype, 0));
+        QD_TRY(try_gather_scatter(b, count, dtype, b->size / 2));
+        QD_TRY(try_vectored(b, 12345, i % 2, dtype, cases[i].op));
+        QD_TRY(try_all_to_all(b, count / b->size, dtype));
+        QD_TRY(try_all_to_all_v(b, count / 4 / b->size, dtype));
+        QD_TRY(try_messages(b, count, dtype));
+    }
+    return QD_OK;
+}
+
+static qd_status body_every(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    bench b;
+    QD_TRY(bench_open(&b, world));
+    qd_status status = every_pattern(&b);
+    if (status == QD_OK) status = large_messages(&b);
+    call->value = b.hash;
+    bench_close(&b);
+    return status;
+}
+
+/* ---- groups ---- */
+
+static qd_status body_groups(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    int rank = qd_comm_rank(world), size = qd_comm_size(world);
+    uint64_t hash = 0;
+    /* More groups over the life of a world than it has room for at a time. */
+    for (int i = 0; i < 40; i++) {
+        qd_comm *odd = NULL, *back = NULL, *inner = NULL;
+        QD_TRY(qd_comm_split(world, i % 3 == 2 && rank == 0 ? -1 : rank % 2, rank, "parity", &odd));
+        QD_TRY(qd_comm_split(world, 0, -rank, "back", &back));
+        if (i % 3 == 2 && rank == 0) {
+            if (odd) return QD_FAIL(QD_DIFFERENT, "a negative colour gave a group");
+        } else {
+            for (int r = 0; r < qd_comm_size(odd); r++)
+                if (qd_comm_world_rank(odd, r) % 2 != rank % 2) return QD_FAIL(QD_DIFFERENT, "a stranger in the group");
+            QD_TRY(qd_comm_split(odd, 0, 0, "inner", &inner));
+            bench b;
+            QD_TRY(bench_open(&b, inner));
+            b.salt = (uint64_t)i;
+            qd_status status = try_all_reduce(&b, 17 + i * 700, QD_F32, QD_SUM, false);
+            if (status == QD_OK) status = try_all_gather(&b, 4097, QD_I32, false);
+            if (status == QD_OK) status = try_messages(&b, 3000 + i, QD_F32);
+            hash = ref_hash(hash, b.hash, 0);
+            bench_close(&b);
+            QD_TRY(status);
+        }
+        if (qd_comm_rank(back) != size - 1 - rank) return QD_FAIL(QD_DIFFERENT, "keys do not order the group");
+        int32_t number = rank, sum = 0;
+        QD_TRY(qd_comm_all_reduce(back, &number, &sum, 1, QD_I32, QD_SUM, NULL));
+        if (sum != size * (size - 1) / 2) return QD_FAIL(QD_DIFFERENT, "sum over the group is %d", sum);
+        qd_comm_destroy(inner);
+        qd_comm_destroy(odd);
+        qd_comm_destroy(back);
+    }
+    call->value = hash;
+    return QD_OK;
+}
+
+/* ---- asynchronous ---- */
+
+enum { FLIGHTS = 12, GROUPS = 3 };
+
+/* Many operations in flight on several communicators, started and waited for in an order that differs by rank. */
+static qd_status body_async(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    int rank = qd_comm_rank(world), size = qd_comm_size(world);
+    qd_comm *groups[GROUPS] = {world};
+    for (int g = 1; g < GROUPS; g++) QD_TRY(qd_comm_split(world, 0, rank, "copy", &groups[g]));
+    static const int64_t sizes[] = {5, 1000, 70001, 0, 20000, 3};
+    float *in[GROUPS][FLIGHTS], *out[GROUPS][FLIGHTS];
+    qd_work *work[GROUPS][FLIGHTS];
+    uint64_t hash = 0;
+    for (int g = 0; g < GROUPS; g++)
+        for (int f = 0; f < FLIGHTS; f++) {
+            int64_t n = sizes[(f + g) % 6];
+            in[g][f] = malloc((size_t)n * 4 + 4);
+            out[g][f] = calloc((size_t)n + 1, 4);
+            for (int64_t i = 0; i < n; i++) ref_input(&in[g][f][i], QD_F32, (uint64_t)(g * 100 + f), rank, i);
+        }
+    for (int round = 0; round < 3; round++) {
+        /* A receive that waits for long must hold back nothing: it is posted first and sent last. */
+        float late_in[2000] = {0}, late_out[2000];
+        qd_work *late = NULL;
+        int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+        for (int i = 0; i < 2000; i++) late_out[i] = (float)(rank * 10000 + i);
+        if (size > 1) QD_TRY(qd_comm_recv(groups[1], late_in, 2000, QD_F32, previous, &late));
+        for (int k = 0; k < GROUPS; k++) {
+            int g = (k + rank) % GROUPS;
+            for (int f = 0; f < FLIGHTS; f++)
+                QD_TRY(qd_comm_all_reduce(groups[g], in[g][f], out[g][f], sizes[(f + g) % 6], QD_F32, QD_SUM, &work[g][f]));
+        }
+        /* A blocking call comes after the queued ones of its communicator. */
+        int32_t one = 1, sum = 0;
+        QD_TRY(qd_comm_all_reduce(groups[2], &one, &sum, 1, QD_I32, QD_SUM, NULL));
+        if (sum != size) return QD_FAIL(QD_DIFFERENT, "blocking sum is %d", sum);
+        for (int f = 0; f < FLIGHTS; f++)
+            if (!qd_work_done(work[2][f])) return QD_FAIL(QD_DIFFERENT, "a blocking call overtook a queued one");
+        for (int k = 0; k < GROUPS; k++) {
+            int g = (k + 2 * rank) % GROUPS;
+            for (int f = 0; f < FLIGHTS; f++) {
+                int at = rank % 2 ? FLIGHTS - 1 - f : f;
+                QD_TRY(qd_work_wait(work[g][at]));
+            }
+        }
+        if (size > 1) {
+            if (qd_work_done(late)) return QD_FAIL(QD_DIFFERENT, "a receive was done before its send");
+            QD_TRY(qd_comm_barrier(world, NULL));
+            QD_TRY(qd_comm_send(groups[1], late_out, 2000, QD_F32, next, NULL));
+            QD_TRY(qd_work_wait(late));
+            for (int i = 0; i < 2000; i++)
+                if (late_in[i] != (float)(previous * 10000 + i)) return QD_FAIL(QD_DIFFERENT, "late message is wrong");
+        }
+    }
+    for (int g = 0; g < GROUPS; g++)
+        for (int f = 0; f < FLIGHTS; f++) {
+            for (int64_t i = 0; i < sizes[(f + g) % 6]; i++) {
+                float want;
+                ref_reduced(&want, QD_F32, QD_SUM, (uint64_t)(g * 100 + f), size, i);
+                if (memcmp(&want, &out[g][f][i], 4) != 0)
+                    return QD_FAIL(QD_DIFFERENT, "asynchronous sum %d of group %d differs at %lld", f, g, (long long)i);
+                uint32_t bits;
+                memcpy(&bits, &want, 4);
+                hash = ref_hash(hash, bits, 0);
+            }
+            free(in[g][f]);
+            free(out[g][f]);
+        }
+    for (int g = 1; g < GROUPS; g++) qd_comm_destroy(groups[g]);
+    call->value = hash;
+    return QD_OK;
+}
+
+/* ---- arguments ---- */
+
+static qd_status want_usage(qd_status got, const char *what)
+{
+    if (got == QD_USAGE) return QD_OK;
+    return QD_FAIL(QD_DIFFERENT, "%s gave '%s' instead of a usage error", what, qd_status_text(got));
+}
+
+static qd_status body_arguments(qd_comm *world, void *arg)
+{
+    (void)arg;
+    float x[4] = {0};
+    uint8_t bytes[4] = {0};
+    QD_TRY(want_usage(qd_comm_all_reduce(world, x, x, -1, QD_F32, QD_SUM, NULL), "a negative count"));
+    QD_TRY(want_usage(qd_comm_all_reduce(world, NULL, x, 4, QD_F32, QD_SUM, NULL), "a NULL input"));
+    QD_TRY(want_usage(qd_comm_all_reduce(world, bytes, bytes, 4, QD_U8, QD_SUM, NULL), "a sum of bytes"));
+    QD_TRY(want_usage(qd_comm_broadcast(world, x, 4, QD_F32, qd_comm_size(world), NULL), "a root that does not exist"));
+    QD_TRY(want_usage(qd_comm_send(world, x, 4, QD_F32, qd_comm_rank(world), NULL), "a message to itself"));
+    QD_TRY(want_usage(qd_comm_all_reduce(world, x, x, 4, (qd_dtype)99, QD_SUM, NULL), "a type that does not exist"));
+    return qd_comm_barrier(world, NULL); /* refused calls do not count as operations */
+}
+
+static const qd_ranks_entry bodies[] = {
+    {"every", body_every}, {"groups", body_groups}, {"async", body_async}, {"arguments", body_arguments}};
+
+/* Runs a body everywhere; the values of each size must not depend on the mode. */
+static void run_everywhere(const char *body, const int *sizes, int count)
+{
+    for (int i = 0; i < count; i++) {
+        qd_ranks_result results[QD_RANKS_MODE_COUNT][64];
+        for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
+            if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
+            if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], NULL, results[mode]) != QD_OK)
+                fail_msg("%s", qd_error_message());
+            for (int r = 0; r < sizes[i]; r++)
+                if (results[mode][r].value != results[0][r].value)
+                    fail_msg("%s: rank %d of %d has other bits with %s than with %s", body, r, sizes[i],
+                             qd_ranks_mode_name((qd_ranks_mode)mode), qd_ranks_mode_name(QD_RANKS_THREADS));
+        }
+    }
+}
+
+static void test_every(void **unused)
+{
+    (void)unused;
+    run_everywhere("every", (const int[]){1, 2, 3, 4, 8}, 5);
+}
+
+static void test_groups(void **unused)
+{
+    (void)unused;
+    run_everywhere("groups", (const int[]){1, 2, 3, 8}, 4);
+}
+
+static void test_async(void **unused)
+{
+    (void)unused;
+    run_everywhere("async", (const int[]){1, 2, 3, 4, 8}, 5);
+}
+
+static void test_arguments(void **unused)
+{
+    (void)unused;
+    run_everywhere("arguments", (const int[]){1, 2}, 2);
+}
+
+int main(int argc, char **argv)
+{
+    qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_groups),
+                                       cmocka_unit_test(test_async), cmocka_unit_test(test_arguments)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
