@@ -95,7 +95,6 @@ static void more_ranks_same_loss(void **state)
         /* ignored targets and packed documents travel along */
         qd_random_tokens random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
         result one = run(words, 50, random);
-        assert_true(one.losses[49] < one.losses[0]);
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             snprintf(words, sizeof words, "%s" RUN "%s", models[m], layouts[l]);
             result many = run(words, 50, random);
