@@ -1,0 +1,154 @@
+/* The same run on threads, processes and MPI gives the same bits, and takes the memory that was planned.
+ * ctest: timeout 300
+ * ctest: not under address: shadow memory and red zones are resident too
+ * ctest: not under thread: as above */
+#include "support/layout.h"
+#include "support/ranks.h"
+#include "train/footprint.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s", qd_error_message());
+}
+
+/* Trains 10 steps and hashes losses, norms and weights. */
+static qd_status train(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    qd_config config = layout_config(call->text);
+    config.world = qd_comm_size(world);
+    qd_random_tokens random = {.seed = 4, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_trainer *trainer = NULL;
+    float *values = NULL;
+    qd_status status = QD_OK;
+    uint64_t hash = 0;
+    QD_TRY_DONE(qd_trainer_create(&config, world, config.world, &source, &trainer));
+    for (int s = 0; s < 10; s++) {
+        qd_step_output out;
+        QD_TRY_DONE(qd_trainer_step(trainer, &out));
+        double seen[2] = {out.loss, out.grad_norm};
+        hash = XXH3_64bits_withSeed(seen, sizeof seen, hash);
+    }
+    const qd_ledger *l = qd_trainer_program(trainer)->ledger;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        float *larger = realloc(values, (size_t)n * sizeof *values);
+        if (!larger) {
+            status = QD_FAIL(QD_NO_MEMORY, "no memory");
+            goto done;
+        }
+        values = larger;
+        QD_TRY_DONE(qd_trainer_read(trainer, l->params[i].name, QD_TENSOR_VALUE, values, n));
+        hash = XXH3_64bits_withSeed(values, (size_t)n * sizeof *values, hash);
+    }
+    call->value = hash;
+done:
+    free(values);
+    qd_trainer_destroy(trainer);
+    return status;
+}
+
+static void backends_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const runs[] = {
+        "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=20 train.global_batch=12 train.micro_batch=1 "
+        "run.threads=1 parallel.bucket_mb=0.05",
+        "model.arch=gpt2 model.layers=1 model.hidden=64 model.heads=4 model.vocab=300 data.seq=16 train.global_batch=12 "
+        "run.threads=1 train.precision=bf16 model.dropout=0.1 parallel.bucket_mb=0.3",
+    };
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+        for (int size = 1; size <= 4; size++) {
+            uint64_t expected = 0;
+            for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
+                qd_ranks_result results[4];
+                if (!qd_ranks_mode_available((qd_ranks_mode)mode))
+                    continue;
+                ok(qd_ranks_run_ok("train", (qd_ranks_mode)mode, size, &(qd_ranks_options){.text = runs[r]}, results));
+                if (mode == 0)
+                    expected = results[0].value;
+                for (int rank = 0; rank < size; rank++)
+                    if (results[rank].value != expected)
+                        fail_msg("%s, %d ranks: rank %d as %s has other bits than rank 0 of threads", runs[r], size, rank,
+                                 qd_ranks_mode_name((qd_ranks_mode)mode));
+            }
+        }
+    }
+}
+
+/* Resident peak over the baseline against the plan, item by item; what is left must be below 5 %. */
+static qd_status measure(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    qd_config config = layout_config(call->text);
+    config.world = qd_comm_size(world);
+    qd_random_tokens random = {.seed = 4, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_trainer *trainer = NULL;
+    qd_footprint before, after;
+    qd_status status = QD_OK;
+    qd_footprint_reset_peak();
+    QD_TRY(qd_footprint_read(&before));
+    QD_TRY_DONE(qd_trainer_create(&config, world, config.world, &source, &trainer));
+    for (int s = 0; s < 3; s++) {
+        qd_step_output out;
+        QD_TRY_DONE(qd_trainer_step(trainer, &out));
+    }
+    QD_TRY_DONE(qd_footprint_read(&after));
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes;
+    int64_t workspace = qd_device_get_caps(qd_trainer_device(trainer))->workspace_bytes;
+    int64_t staging = after.shared - before.shared, files = after.file - before.file;
+    int64_t grown = after.peak - before.resident;
+    int64_t rest = grown - planned - workspace - staging - files;
+    fprintf(stderr, "rank %d: resident peak over baseline %.1f MiB = planned %.1f + workspace %.2f + staging %.2f + "
+                    "libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
+            qd_comm_rank(world), (double)grown / 1048576, (double)planned / 1048576, (double)workspace / 1048576,
+            (double)staging / 1048576, (double)files / 1048576, (double)rest / 1048576, 100.0 * (double)rest / (double)planned);
+    if (qd_trainer_allocated(trainer) != planned)
+        status = QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned,
+                         (long long)qd_trainer_allocated(trainer));
+    else if (llabs(rest) > planned / 20)
+        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes are resident that no item explains, of %lld planned",
+                         qd_comm_rank(world), (long long)rest, (long long)planned);
+done:
+    qd_trainer_destroy(trainer);
+    return status;
+}
+
+static void resident_memory_is_the_plan(void **state)
+{
+    (void)state;
+    static const char *const runs[] = {
+        "model.layers=4 model.hidden=256 model.heads=4 model.vocab=4000 data.seq=128 train.global_batch=8 run.threads=1",
+        "model.arch=gpt2 model.layers=3 model.hidden=256 model.heads=4 model.vocab=5000 data.seq=256 train.global_batch=8 "
+        "train.micro_batch=2 run.threads=2 train.precision=bf16",
+    };
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++)
+        for (int size = 1; size <= 2; size++) {
+            qd_ranks_result results[2];
+            ok(qd_ranks_run_ok("measure", QD_RANKS_PROCESSES, size, &(qd_ranks_options){.text = runs[r]}, results));
+        }
+}
+
+int main(int argc, char **argv)
+{
+    static const qd_ranks_entry bodies[] = {{"train", train}, {"measure", measure}};
+    qd_ranks_main(argc, argv, bodies, 2);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits),
+                                       cmocka_unit_test(resident_memory_is_the_plan)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
