@@ -61,6 +61,7 @@ static const qd_option options_table[] = {
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
     {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl and trace.json; empty: nothing is written", "dir"},
+    {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu", "where the model is computed", "device"},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi", "auto: mpi when started by mpirun or srun, else local", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
@@ -182,7 +183,7 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
     if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
         return QD_FAIL(QD_USAGE, "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together",
                        (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
-    if (c->kind == QD_OPTIM_ADAMW && qd_options_is_set(o, "train.momentum"))
+    if (c->kind == QD_OPTIM_ADAMW && c->momentum != 0.0)
         return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1");
     return QD_OK;
 }

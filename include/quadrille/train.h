@@ -1,0 +1,64 @@
+/* A training run, from options to the last step: starts the ranks, or joins the world that mpirun or srun made.
+ *
+ * A program that calls qd_train() with local ranks as processes is started again once per rank, with the same
+ * arguments, and must come to the same call: there it becomes a rank. So call it early, before threads exist, from a
+ * program whose arguments say what to do. Only one process speaks to the user: the observer is called there and
+ * nowhere else, and a failure that another process tells comes back with qd_train_report() == false. */
+#ifndef QUADRILLE_TRAIN_H
+#define QUADRILLE_TRAIN_H
+
+#include <quadrille/check.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Known before the first step. */
+typedef struct qd_train_summary {
+    qd_check_report plan; /* model, layout, memory, communication */
+    const char *backend;  /* "local" or "mpi" */
+    const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
+    int64_t steps;
+    int64_t samples;   /* sequences in the data: one epoch */
+    double peak_flops; /* of the machines the run uses, measured; 0: unknown */
+} qd_train_summary;
+
+/* A line of metrics.jsonl. */
+typedef struct qd_train_step {
+    int64_t step, steps;
+    double loss, grad_norm, lr, tokens;
+    double step_seconds, tokens_per_second;
+    double mfu; /* model FLOP/s over the peak; 0: unknown */
+    int64_t memory_peak_bytes; /* what the program's buffers take on rank 0 */
+} qd_train_step;
+
+typedef struct qd_train_end {
+    int64_t steps; /* done */
+    double loss;   /* of the last step */
+    double tokens, seconds;
+    int64_t allocated_bytes; /* largest of the ranks */
+    int64_t resident_bytes;  /* resident peak of the largest process, from its start */
+    bool interrupted;
+} qd_train_end;
+
+/* Each may be NULL. Called from one thread at a time. */
+typedef struct qd_train_observer {
+    void *context;
+    void (*on_start)(void *context, const qd_train_summary *summary);
+    void (*on_step)(void *context, const qd_train_step *step);
+    void (*on_end)(void *context, const qd_train_end *end); /* also after an interruption, not after a failure */
+} qd_train_observer;
+
+/* argv: of this process, ended by NULL; the ranks get the same. SIGINT and SIGTERM end the run after the step that
+ * runs: QD_INTERRUPTED. A second one ends it at once. Returns when no rank is left; the failure is that of the rank
+ * that failed first. */
+qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
+
+/* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
+ * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */
+bool qd_train_report(qd_status status);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,241 @@
+/* How a process finds its part in a run. The only file of the library that reads the environment. */
+#define _GNU_SOURCE
+#include "train/launch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+/* ---- what the environment says ---- */
+
+typedef enum role { ROLE_FIRST, ROLE_LOCAL_RANK, ROLE_MPI_RANK } role;
+
+typedef struct place {
+    role role;
+    int rank;        /* -1: not known before MPI is asked */
+    int size;        /* 0: not known */
+    int local_ranks; /* on this machine; 0: not known */
+    int world_fd, report_fd;
+    pid_t launcher;
+} place;
+
+/* A whole number of at least `least`; `otherwise` when the variable is missing or something else. */
+static int env_int(const char *name, int least, int otherwise)
+{
+    const char *text = getenv(name);
+    char *end;
+    errno = 0;
+    long value = text ? strtol(text, &end, 10) : 0;
+    if (!text || end == text || *end != '\0' || errno != 0 || value < least || value > INT_MAX)
+        return otherwise;
+    return (int)value;
+}
+
+/* The first of several names that is set. */
+static int env_first(const char *const *names, int least, int otherwise)
+{
+    for (; *names; names++)
+        if (getenv(*names))
+            return env_int(*names, least, otherwise);
+    return otherwise;
+}
+
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. Slurm sets SLURM_PROCID in batch scripts too; only a step of
+ * several tasks is a world. */
+static bool under_mpi(void)
+{
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK") ||
+           env_int("SLURM_STEP_NUM_TASKS", 1, 1) > 1;
+}
+
+static void find_mpi_place(place *p)
+{
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL};
+    static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", NULL};
+    p->role = ROLE_MPI_RANK;
+    p->rank = env_first(ranks, 0, -1);
+    p->size = env_first(sizes, 1, 0);
+    p->local_ranks = env_first(locals, 1, 0);
+    /* "4(x2),3": the first figure is that of most nodes. */
+    const char *tasks = getenv("SLURM_STEP_TASKS_PER_NODE");
+    if (p->local_ranks == 0 && tasks)
+        p->local_ranks = atoi(tasks);
+}
+
+static place find_place(void)
+{
+    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1};
+    if (getenv(QD_ENV_RANK)) {
+        p.role = ROLE_LOCAL_RANK;
+        p.rank = env_int(QD_ENV_RANK, 0, -1);
+        p.world_fd = env_int(QD_ENV_WORLD_FD, 0, -1);
+        p.report_fd = env_int(QD_ENV_REPORT_FD, 0, -1);
+        p.launcher = (pid_t)env_int(QD_ENV_LAUNCHER, 1, 0);
+    } else if (under_mpi()) {
+        find_mpi_place(&p);
+    }
+    return p;
+}
+
+/* ---- SIGINT and SIGTERM ---- */
+
+static atomic_int stop_asked;
+/* From here on a failing MPI rank speaks for itself: before, all ranks see the same bad configuration. */
+static atomic_int world_joined;
+
+static void on_stop_signal(int number)
+{
+    atomic_store(&stop_asked, number);
+}
+
+static const int stop_signals[] = {SIGINT, SIGTERM};
+enum { STOP_SIGNALS = 2 };
+
+/* The second signal finds the default action and ends the process. What was ignored stays ignored. */
+static void catch_stop(struct sigaction before[STOP_SIGNALS])
+{
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART | SA_RESETHAND};
+        sigemptyset(&action.sa_mask);
+        sigaction(stop_signals[i], NULL, &before[i]);
+        if (before[i].sa_handler != SIG_IGN)
+            sigaction(stop_signals[i], &action, NULL);
+    }
+}
+
+static void restore_stop(const struct sigaction before[STOP_SIGNALS])
+{
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &before[i], NULL);
+}
+
+/* ---- a rank that the launcher started ---- */
+
+static void send_step(void *context, const qd_train_step *step)
+{
+    const place *p = context;
+    qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_STEP, .rank = p->rank, .step = *step});
+}
+
+static void send_end(void *context, const qd_train_end *end)
+{
+    const place *p = context;
+    qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_END, .rank = p->rank, .end = *end});
+}
+
+static qd_status run_local_rank(place *p, qd_run *run)
+{
+    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->launcher == 0)
+        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
+    /* This rank ends with its launcher, however that ends. It may have ended before the line below. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != p->launcher)
+        return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
+    qd_comm *world = NULL;
+    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end};
+    QD_TRY(qd_local_comm_open(p->world_fd, p->rank, &world));
+    run->observer = &observer;
+    run->local_ranks = qd_comm_size(world);
+    qd_status status = qd_config_resolve(run->options, run->local_ranks, &run->config);
+    if (status == QD_OK)
+        status = qd_run_rank(run, world);
+    qd_comm_destroy(world);
+    return status;
+}
+
+/* ---- a rank of an MPI world ---- */
+
+static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    /* Most mistakes show before the world is joined; what needs its size comes after. */
+    if (p->size > 0)
+        QD_TRY(qd_run_prepare(run->options, p->size, &run->config, summary));
+    else
+        QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    qd_comm_config comm_config = qd_comm_config_default();
+    comm_config.deadline_seconds = run->config.deadline;
+    qd_comm *world = NULL;
+    qd_status status = QD_OK;
+    QD_TRY(qd_mpi_comm_create(&comm_config, &world));
+    int size = qd_comm_size(world);
+    atomic_store(&world_joined, 1);
+    if (p->size > 1 && size == 1)
+        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%d processes were started, but MPI sees one: start them with the mpirun of the MPI "
+                                      "library that quadrille was built with (Slurm: srun --mpi=pmix)", p->size));
+    QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
+    run->local_ranks = p->local_ranks > 0 ? p->local_ranks : size;
+    run->observer = observer;
+    if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
+        QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+        summary->backend = qd_comm_backend(world);
+        summary->ranks_as = "processes";
+        observer->on_start(observer->context, summary);
+    }
+    status = qd_run_rank(run, world);
+done:
+    if (status != QD_OK && status != QD_REMOTE && qd_error_message()[0] != '\0')
+        qd_comm_abort(world, qd_error_message());
+    qd_comm_destroy(world);
+    return status;
+}
+
+/* ---- the process the user started ---- */
+
+static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    QD_TRY(qd_run_prepare(run->options, 0, &run->config, summary));
+    const qd_config *c = &run->config;
+    bool one = c->world == 1;
+    run->local_ranks = c->world;
+    run->observer = observer;
+    summary->backend = "local";
+    summary->ranks_as = one ? "this process" : c->ranks_as_threads ? "threads" : "processes";
+    if (observer && observer->on_start)
+        observer->on_start(observer->context, summary);
+    return one || c->ranks_as_threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
+}
+
+qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer)
+{
+    struct sigaction before[STOP_SIGNALS];
+    place p = find_place();
+    const char *backend = qd_options_string(options, "run.backend");
+    qd_run run = {.options = options, .stop = &stop_asked};
+    qd_train_summary summary = {0};
+    qd_status status;
+    bool mpi = p.role != ROLE_LOCAL_RANK &&
+               (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "auto") == 0));
+    atomic_store(&stop_asked, 0);
+    catch_stop(before);
+    if (p.role == ROLE_LOCAL_RANK)
+        status = run_local_rank(&p, &run);
+    else if (mpi)
+        status = run_mpi_rank(&p, &run, &summary, observer);
+    else
+        status = run_first(&run, argv, &summary, observer);
+    restore_stop(before);
+    return status;
+}
+
+bool qd_train_report(qd_status status)
+{
+    place p = find_place();
+    const char *message = qd_error_message();
+    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) {
+        qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p.rank, .failure = {.status = status}};
+        snprintf(report.failure.message, sizeof report.failure.message, "%s", message);
+        qd_report_send(p.report_fd, &report);
+        return false;
+    }
+    if (message[0] == '\0')
+        return false;
+    if (p.role == ROLE_MPI_RANK)
+        return atomic_load(&world_joined) ? status != QD_REMOTE : p.rank <= 0;
+    return true;
+}

@@ -1,0 +1,76 @@
+#include "train/metrics.h"
+
+#include "base/json_writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct qd_metrics {
+    int fd;
+    char *path;
+    qd_strbuf line;
+};
+
+qd_status qd_metrics_create(const char *path, qd_metrics **metrics)
+{
+    qd_metrics *m = calloc(1, sizeof *m);
+    if (!m || !(m->path = strdup(path))) {
+        free(m);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
+    }
+    m->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    if (m->fd < 0) {
+        qd_status status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+        qd_metrics_destroy(m);
+        return status;
+    }
+    *metrics = m;
+    return QD_OK;
+}
+
+qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s)
+{
+    qd_strbuf_clear(&m->line);
+    qd_json_writer w = qd_json_writer_on(&m->line);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_int(&w, "step", s->step);
+    qd_json_put_double(&w, "loss", s->loss);
+    qd_json_put_double(&w, "grad_norm", s->grad_norm);
+    qd_json_put_double(&w, "lr", s->lr);
+    qd_json_put_int(&w, "tokens", (int64_t)s->tokens);
+    qd_json_put_double(&w, "step_seconds", s->step_seconds);
+    qd_json_put_double(&w, "tokens_per_second", s->tokens_per_second);
+    if (s->mfu > 0.0)
+        qd_json_put_double(&w, "mfu", s->mfu);
+    else
+        qd_json_put_null(&w, "mfu");
+    qd_json_put_int(&w, "memory_peak_bytes", s->memory_peak_bytes);
+    qd_json_end(&w);
+    qd_json_newline(&w);
+    if (m->line.failed)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", m->path);
+    /* One write per line, so that a reader and a killed run see whole lines. */
+    for (size_t at = 0; at < m->line.length;) {
+        ssize_t n = write(m->fd, m->line.data + at, m->line.length - at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return QD_FAIL(QD_IO, "%s: cannot be written: %s", m->path, strerror(n < 0 ? errno : ENOSPC));
+        at += (size_t)n;
+    }
+    return QD_OK;
+}
+
+void qd_metrics_destroy(qd_metrics *m)
+{
+    if (!m)
+        return;
+    if (m->fd >= 0)
+        close(m->fd);
+    qd_strbuf_free(&m->line);
+    free(m->path);
+    free(m);
+}

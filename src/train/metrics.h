@@ -1,0 +1,14 @@
+/* metrics.jsonl: one line per step, written when the step has ended. */
+#ifndef QD_TRAIN_METRICS_H
+#define QD_TRAIN_METRICS_H
+
+#include <quadrille/train.h>
+
+typedef struct qd_metrics qd_metrics;
+
+/* Starts an empty file. */
+qd_status qd_metrics_create(const char *path, qd_metrics **metrics);
+/* The line is in the file when this returns. */
+qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step);
+void qd_metrics_destroy(qd_metrics *metrics); /* NULL is legal */
+#endif

@@ -1,0 +1,255 @@
+#include "train/run.h"
+
+#include "base/clock.h"
+#include "base/strbuf.h"
+#include "data/data.h"
+#include "train/metrics.h"
+#include "train/trainer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef char file_path[PATH_MAX];
+
+/* What one rank holds while it runs. */
+typedef struct rank_state {
+    const qd_run *run;
+    qd_comm *world;
+    qd_comm *control; /* for agreements, apart from the program's traffic and its counters */
+    qd_data *data;
+    qd_trainer *trainer;
+    qd_trace *trace;
+    qd_metrics *metrics; /* rank 0 with a run folder */
+    qd_train_end end;
+    bool agreed; /* all ranks know of the failure and return: no alarm is needed */
+} rank_state;
+
+/* ---- the run folder ---- */
+
+static qd_status path_in(const qd_config *c, const char *name, file_path path)
+{
+    int n = snprintf(path, sizeof(file_path), "%s/%s", c->run_dir, name);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", c->run_dir);
+}
+
+/* Looks, writes nothing. */
+static qd_status check_folder(const qd_options *options, const qd_config *c)
+{
+    file_path path;
+    struct stat info;
+    if (c->run_dir[0] == '\0')
+        return QD_OK;
+    QD_TRY(path_in(c, "metrics.jsonl", path));
+    if (stat(c->run_dir, &info) == 0 && !S_ISDIR(info.st_mode))
+        return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", c->run_dir);
+    if (stat(path, &info) == 0 && !qd_options_bool(options, "run.overwrite"))
+        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, or replace that run with --overwrite",
+                       c->run_dir);
+    return QD_OK;
+}
+
+/* Like mkdir -p. */
+static qd_status make_folder(const char *folder)
+{
+    file_path path;
+    snprintf(path, sizeof path, "%s", folder);
+    for (char *at = path + 1;; at++) {
+        char end = *at;
+        if (end != '/' && end != '\0')
+            continue;
+        *at = '\0';
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            return QD_FAIL(QD_USAGE, "run.dir: cannot make the folder %s: %s", path, strerror(errno));
+        if (end == '\0')
+            return QD_OK;
+        *at = end;
+    }
+}
+
+/* Rank 0, once everything else stands: the folder appears with its first files. */
+static qd_status open_folder(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    file_path path;
+    if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(check_folder(s->run->options, c));
+    QD_TRY(make_folder(c->run_dir));
+    QD_TRY(path_in(c, "trace.json", path));
+    if (unlink(path) != 0 && errno != ENOENT)
+        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+    QD_TRY(path_in(c, "config.yaml", path));
+    QD_TRY(qd_run_save_config(s->run->options, c, qd_trainer_program(s->trainer), path));
+    QD_TRY(path_in(c, "metrics.jsonl", path));
+    return qd_metrics_create(path, &s->metrics);
+}
+
+/* ---- before the ranks exist ---- */
+
+static qd_status open_data(const qd_config *c, qd_data **data)
+{
+    if (c->model.vocab < 256)
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld, but the tokens are bytes: it must be at least 256",
+                       (long long)c->model.vocab);
+    return qd_data_open_bytes(c->data_path, c->strategy.seq, c->seed, data);
+}
+
+qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary)
+{
+    qd_data *data = NULL;
+    *summary = (qd_train_summary){0};
+    QD_TRY(qd_config_resolve(options, world, config));
+    QD_TRY(qd_check(options, world, &summary->plan));
+    QD_TRY(open_data(config, &data));
+    summary->samples = qd_data_windows(data);
+    summary->steps = config->steps;
+    qd_data_close(data);
+    return check_folder(options, config);
+}
+
+/* ---- one rank ---- */
+
+/* Collective. The lowest rank that failed keeps its failure, the others take over its status without the message, so
+ * that it is told once and all processes end with the same exit status. */
+static qd_status agree(rank_state *s, qd_status mine)
+{
+    int rank = qd_comm_rank(s->control), size = qd_comm_size(s->control);
+    int64_t vote = mine == QD_OK ? 0 : ((int64_t)(size - rank) << 8) | (int64_t)mine;
+    int64_t worst = 0;
+    QD_TRY(qd_comm_all_reduce(s->control, &vote, &worst, 1, QD_I64, QD_MAX, NULL));
+    s->agreed = worst != 0;
+    if (worst == 0 || worst == vote)
+        return mine;
+    qd_error_clear();
+    return (qd_status)(worst & 0xff);
+}
+
+/* Collective: true on all ranks when one has been asked to stop. */
+static qd_status asked_to_stop(rank_state *s, bool *stop)
+{
+    int32_t asked = atomic_load(s->run->stop) != 0;
+    QD_TRY(qd_comm_all_reduce(s->control, &asked, &asked, 1, QD_I32, QD_MAX, NULL));
+    *stop = asked != 0;
+    return QD_OK;
+}
+
+static qd_status start(rank_state *s)
+{
+    const qd_run *run = s->run;
+    QD_TRY(agree(s, open_data(&run->config, &s->data)));
+    qd_batch_source source = qd_data_source(s->data);
+    QD_TRY(qd_trainer_create(&run->config, s->world, run->local_ranks, &source, &s->trainer));
+    if (run->config.trace) {
+        QD_TRY(qd_trace_create(&s->trace));
+        qd_trainer_set_trace(s->trainer, s->trace);
+    }
+    return agree(s, open_folder(s));
+}
+
+static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *output, double seconds)
+{
+    const qd_run *run = s->run;
+    double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
+    double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
+    qd_train_step line = {
+        .step = step,
+        .steps = run->config.steps,
+        .loss = output->loss,
+        .grad_norm = output->grad_norm,
+        .lr = output->lr,
+        .tokens = output->tokens,
+        .step_seconds = seconds,
+        .tokens_per_second = rate,
+        .mfu = run->peak_flops > 0.0 ? flops / run->peak_flops : 0.0,
+        .memory_peak_bytes = qd_trainer_allocated(s->trainer),
+    };
+    if (s->metrics)
+        QD_TRY(qd_metrics_write(s->metrics, &line));
+    if (run->observer && run->observer->on_step)
+        run->observer->on_step(run->observer->context, &line);
+    return QD_OK;
+}
+
+static qd_status run_steps(rank_state *s)
+{
+    const qd_run *run = s->run;
+    double begin = qd_clock_now();
+    for (int64_t step = 1; step <= run->config.steps && !s->end.interrupted; step++) {
+        qd_step_output output;
+        double from = qd_clock_now();
+        QD_TRY(qd_trainer_step(s->trainer, &output));
+        if (qd_comm_rank(s->world) == 0)
+            QD_TRY(report_step(s, step, &output, qd_clock_now() - from));
+        s->end.steps = step;
+        s->end.loss = output.loss;
+        s->end.tokens += output.tokens;
+        QD_TRY(asked_to_stop(s, &s->end.interrupted));
+    }
+    s->end.seconds = qd_clock_now() - begin;
+    s->end.interrupted = s->end.interrupted && s->end.steps < run->config.steps;
+    return QD_OK;
+}
+
+/* Resident peak of this process. Not getrusage(): its figure starts with that of the process that called exec. */
+static int64_t resident_peak(void)
+{
+    char line[128];
+    long long kib = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return (int64_t)kib * 1024;
+}
+
+static qd_status finish(rank_state *s)
+{
+    const qd_run *run = s->run;
+    int64_t memory[2] = {qd_trainer_allocated(s->trainer), resident_peak()};
+    QD_TRY(qd_comm_all_reduce(s->control, memory, memory, 2, QD_I64, QD_MAX, NULL));
+    s->end.allocated_bytes = memory[0];
+    s->end.resident_bytes = memory[1];
+    if (s->trace) {
+        file_path path;
+        QD_TRY(path_in(&run->config, "trace.json", path));
+        QD_TRY(qd_trace_write(s->trace, qd_trainer_program(s->trainer), s->control, path));
+    }
+    if (qd_comm_rank(s->world) == 0 && run->observer && run->observer->on_end)
+        run->observer->on_end(run->observer->context, &s->end);
+    if (s->end.interrupted) {
+        s->agreed = true;
+        if (qd_comm_rank(s->world) == 0)
+            return QD_FAIL(QD_INTERRUPTED, "interrupted after step %lld of %lld", (long long)s->end.steps,
+                           (long long)run->config.steps);
+        qd_error_clear();
+        return QD_INTERRUPTED;
+    }
+    return QD_OK;
+}
+
+qd_status qd_run_rank(const qd_run *run, qd_comm *world)
+{
+    rank_state s = {.run = run, .world = world};
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
+    QD_TRY_DONE(start(&s));
+    QD_TRY_DONE(run_steps(&s));
+    QD_TRY_DONE(finish(&s));
+done:
+    if (status != QD_OK && status != QD_REMOTE && !s.agreed)
+        qd_comm_abort(world, qd_error_message());
+    qd_metrics_destroy(s.metrics);
+    qd_trainer_destroy(s.trainer);
+    qd_trace_destroy(s.trace);
+    qd_data_close(s.data);
+    qd_comm_destroy(s.control);
+    return status;
+}

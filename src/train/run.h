@@ -1,0 +1,32 @@
+/* One rank of a training run. */
+#ifndef QD_TRAIN_RUN_H
+#define QD_TRAIN_RUN_H
+
+#include "spec/config.h"
+
+#include <quadrille/comm.h>
+#include <quadrille/train.h>
+#include <stdatomic.h>
+
+typedef struct qd_run {
+    const qd_options *options;
+    qd_config config;
+    int local_ranks;   /* ranks that share this machine's cores */
+    double peak_flops; /* 0: unknown */
+    const qd_train_observer *observer; /* of rank 0: on_step and on_end */
+    const atomic_int *stop;            /* not 0: end after this step */
+} qd_run;
+
+/* Everything that can be wrong with a run before it starts: configuration, layout, data, run folder. Needs no ranks and
+ * writes nothing. world: as in qd_config_resolve(). Fills `config` and what the summary knows of the plan. */
+qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary);
+
+/* Collective over `world`. When one rank fails, all return: the one with its failure, the others with QD_REMOTE or,
+ * where they could agree on it, with its status and an empty message. */
+qd_status qd_run_rank(const qd_run *run, qd_comm *world);
+
+/* Writes the configuration with everything that was left open filled in, so that it describes the same run when it is
+ * read back, on its own. */
+qd_status qd_run_save_config(const qd_options *options, const qd_config *config, const qd_program *program,
+                             const char *path);
+#endif

@@ -1,0 +1,200 @@
+#include "train/trace.h"
+
+#include "base/json_writer.h"
+#include "base/strbuf.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct event {
+    int64_t step;
+    double begin, end; /* qd_clock_now() */
+    int action;
+} event;
+
+struct qd_trace {
+    event *events;
+    size_t count, capacity;
+    int64_t dropped;
+};
+
+qd_status qd_trace_create(qd_trace **trace)
+{
+    *trace = calloc(1, sizeof **trace);
+    return *trace ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the trace");
+}
+
+void qd_trace_destroy(qd_trace *trace)
+{
+    if (!trace)
+        return;
+    free(trace->events);
+    free(trace);
+}
+
+void qd_trace_add(qd_trace *t, int64_t step, int action, double begin, double end)
+{
+    if (!t)
+        return;
+    if (t->count == t->capacity) {
+        size_t capacity = t->capacity ? t->capacity * 2 : 1024;
+        event *grown = realloc(t->events, capacity * sizeof *grown);
+        if (!grown) {
+            t->dropped++;
+            return;
+        }
+        t->events = grown;
+        t->capacity = capacity;
+    }
+    t->events[t->count++] = (event){.step = step, .begin = begin, .end = end, .action = action};
+}
+
+/* The names of processes and tracks. */
+static void put_name(qd_json_writer *w, const char *what, int rank, int track, const char *name)
+{
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "M");
+    qd_json_put_string(w, "name", what);
+    qd_json_put_int(w, "pid", rank);
+    qd_json_put_int(w, "tid", track);
+    qd_json_object_begin(w, "args");
+    qd_json_put_string(w, "name", name);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
+/* "forward block.3"; an action without a module is named after its buffer: "reduce gradients". */
+static void event_name(const qd_program *p, const qd_action *a, char *text, size_t size)
+{
+    const char *of = a->module >= 0   ? p->ledger->modules[a->module].name
+                     : a->buffer >= 0 ? qd_buffer_kind_name(p->buffers[a->buffer].kind)
+                                      : "";
+    snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
+}
+
+static void put_event(qd_json_writer *w, const qd_program *p, int rank, const event *e, double origin)
+{
+    const qd_action *a = &p->actions[e->action];
+    char name[128], axes[32];
+    event_name(p, a, name, sizeof name);
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "X");
+    qd_json_put_string(w, "name", name);
+    qd_json_put_string(w, "cat", qd_action_name((qd_action_kind)a->kind));
+    qd_json_put_int(w, "pid", rank);
+    qd_json_put_int(w, "tid", a->kind == QD_ACTION_REDUCE ? QD_STREAM_COMM : (int)a->stream);
+    /* Microseconds, to the nanosecond. */
+    qd_json_put_double(w, "ts", round((e->begin - origin) * 1e9) / 1e3);
+    qd_json_put_double(w, "dur", round((e->end - e->begin) * 1e9) / 1e3);
+    qd_json_object_begin(w, "args");
+    qd_json_put_int(w, "step", e->step);
+    qd_json_put_int(w, "action", e->action);
+    if (a->microbatch >= 0)
+        qd_json_put_int(w, "microbatch", a->microbatch);
+    if (a->kind == QD_ACTION_REDUCE) {
+        qd_mesh_mask_name(a->axes, axes, sizeof axes);
+        qd_json_put_string(w, "axes", axes);
+        qd_json_put_int(w, "elements", a->count);
+    }
+    if (a->bytes > 0)
+        qd_json_put_int(w, "bytes", a->bytes);
+    if (a->flops > 0)
+        qd_json_put_double(w, "flops", a->flops);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
+/* This rank's events as the items of a JSON list, without the brackets. */
+static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
+{
+    static const char *const tracks[QD_STREAM_COUNT] = {[QD_STREAM_COMPUTE] = "compute", [QD_STREAM_COMM] = "communication"};
+    char name[32];
+    qd_json_writer w = qd_json_writer_on(out);
+    qd_json_list_begin(&w, NULL);
+    snprintf(name, sizeof name, "rank %d", rank);
+    put_name(&w, "process_name", rank, 0, name);
+    for (int track = 0; track < QD_STREAM_COUNT; track++)
+        put_name(&w, "thread_name", rank, track, tracks[track]);
+    for (size_t i = 0; i < t->count; i++)
+        put_event(&w, p, rank, &t->events[i], origin);
+    if (t->dropped > 0) {
+        snprintf(name, sizeof name, "%lld dropped", (long long)t->dropped);
+        put_name(&w, "process_labels", rank, 0, name);
+    }
+    qd_json_end(&w);
+    return out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory to write the trace of %zu events", t->count) : QD_OK;
+}
+
+/* The clock of the earliest event of all ranks. */
+static qd_status find_origin(const qd_trace *t, qd_comm *world, double *origin)
+{
+    int64_t earliest = INT64_MIN; /* negated nanoseconds: the largest is the earliest */
+    for (size_t i = 0; i < t->count; i++) {
+        int64_t begin = -(int64_t)(t->events[i].begin * 1e9);
+        earliest = begin > earliest ? begin : earliest;
+    }
+    QD_TRY(qd_comm_all_reduce(world, &earliest, &earliest, 1, QD_I64, QD_MAX, NULL));
+    *origin = earliest == INT64_MIN ? 0.0 : (double)-earliest * 1e-9;
+    return QD_OK;
+}
+
+static void append_items(qd_strbuf *file, const char *list, size_t length)
+{
+    if (file->length > 0 && file->data[file->length - 1] == '}')
+        qd_strbuf_puts(file, ",\n");
+    qd_strbuf_append(file, list + 1, length - 2); /* without the brackets */
+}
+
+/* Rank 0: the other ranks' lists, one after another. */
+static qd_status receive_lists(qd_comm *world, qd_strbuf *file)
+{
+    for (int rank = 1; rank < qd_comm_size(world); rank++) {
+        int64_t length;
+        QD_TRY(qd_comm_recv(world, &length, 1, QD_I64, rank, NULL));
+        char *list = malloc((size_t)length);
+        if (!list)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the trace of rank %d (%lld bytes)", rank, (long long)length);
+        qd_status status = qd_comm_recv(world, list, length, QD_U8, rank, NULL);
+        if (status == QD_OK)
+            append_items(file, list, (size_t)length);
+        free(list);
+        QD_TRY(status);
+    }
+    return QD_OK;
+}
+
+static qd_status write_file(qd_comm *world, const qd_strbuf *own, const char *path)
+{
+    qd_strbuf file = {0};
+    qd_strbuf_puts(&file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    append_items(&file, own->data, own->length);
+    qd_status status = receive_lists(world, &file);
+    qd_strbuf_puts(&file, "\n]}\n");
+    if (status == QD_OK && file.failed)
+        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path);
+    if (status == QD_OK)
+        status = qd_file_replace(path, file.data, file.length);
+    qd_strbuf_free(&file);
+    return status;
+}
+
+qd_status qd_trace_write(const qd_trace *t, const qd_program *program, qd_comm *world, const char *path)
+{
+    int rank = qd_comm_rank(world);
+    qd_strbuf own = {0};
+    double origin;
+    qd_status status = QD_OK;
+    QD_TRY_DONE(find_origin(t, world, &origin));
+    QD_TRY_DONE(format_events(t, program, rank, origin, &own));
+    if (rank == 0) {
+        QD_TRY_DONE(write_file(world, &own, path));
+    } else {
+        int64_t length = (int64_t)own.length;
+        QD_TRY_DONE(qd_comm_send(world, &length, 1, QD_I64, 0, NULL));
+        QD_TRY_DONE(qd_comm_send(world, own.data, length, QD_U8, 0, NULL));
+    }
+done:
+    qd_strbuf_free(&own);
+    return status;
+}
