@@ -13,6 +13,8 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN "
 set(QD_PC_PRIVATE "")
 if(QD_BLAS_FOUND STREQUAL "onednn")
   string(APPEND QD_PC_PRIVATE " -ldnnl")
+else()
+  string(APPEND QD_PC_PRIVATE " -lopenblas")
 endif()
 if(QD_MPI_FOUND)
   foreach(library ${MPI_C_LIBRARIES})
