@@ -10,8 +10,10 @@
 
 enum { GUARD = 256, SAMPLES = 10, THREAD_MOST = 3 };
 
-static const char *const isas[] = {"avx512", "avx2", "neon", "generic"};
+/* "best": no name given to the device, which then takes the best and its library for products. */
+static const char *const isas[] = {"best", "avx512", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
+static qd_device *kept[ISA_COUNT][THREAD_MOST + 1];
 
 static uint64_t run_seed, random_state;
 
@@ -40,8 +42,7 @@ double ops_normal(void)
 
 qd_device *ops_device(const char *isa, int threads)
 {
-    static qd_device *kept[ISA_COUNT + 1][THREAD_MOST + 1];
-    int row = ISA_COUNT;
+    int row = 0;
     for (int i = 0; isa && i < ISA_COUNT; i++)
         if (strcmp(isa, isas[i]) == 0)
             row = i;
@@ -50,7 +51,7 @@ qd_device *ops_device(const char *isa, int threads)
     qd_device **device = &kept[row][threads];
     if (!*device) {
         qd_device_config config = qd_device_config_default();
-        config.isa = isa;
+        config.isa = row ? isa : NULL;
         config.threads = threads;
         ops_assert_ok(qd_device_create("cpu", &config, device));
     }
@@ -60,7 +61,7 @@ qd_device *ops_device(const char *isa, int threads)
 static bool isa_available(const char *isa)
 {
     qd_device_config config = qd_device_config_default();
-    config.isa = isa;
+    config.isa = strcmp(isa, "best") == 0 ? NULL : isa;
     qd_device *device;
     bool available = qd_device_create("cpu", &config, &device) == QD_OK;
     qd_device_destroy(device);
@@ -310,12 +311,12 @@ static void check_gradient(const instance *in, int pair, const char *const *payl
         int64_t j = (int64_t)(ops_uniform() * (double)n);
         if (!inside(g, j))
             continue;
-        double *x = &in->v[of][j], kept = *x, h = 1e-5 * fmax(1, fabs(kept));
-        *x = kept + h;
+        double *x = &in->v[of][j], middle = *x, h = 1e-5 * fmax(1, fabs(middle));
+        *x = middle + h;
         double up = in->op->loss(in->c, in->v);
-        *x = kept - h;
+        *x = middle - h;
         double down = in->op->loss(in->c, in->v);
-        *x = kept;
+        *x = middle;
         double slope = (up - down) / (2 * h);
         double before = g->role == OPS_INOUT && !g->shares ? in->v[grad][j] : 0;
         square += slope * slope;
@@ -491,5 +492,7 @@ int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struc
     free(tests);
     free(jobs);
     free(names);
+    for (int i = 0; i < ISA_COUNT * (THREAD_MOST + 1); i++)
+        qd_device_destroy(kept[i / (THREAD_MOST + 1)][i % (THREAD_MOST + 1)]);
     return failed != 0;
 }

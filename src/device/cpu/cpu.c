@@ -18,16 +18,17 @@ static const qd_kernels kernels = {
 #undef KERNEL
 };
 
-/* What `name`'s code was compiled with, see the compile flags of *_isa.c. */
+/* The features that matter of what the *_isa.c files are compiled for (haswell, skylake-avx512). */
 static bool machine_has(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
     if (isa == QD_CPU_avx512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+               __builtin_cpu_supports("avx512cd") && machine_has(QD_CPU_avx2);
     if (isa == QD_CPU_avx2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+               __builtin_cpu_supports("bmi2");
 #endif
     (void)isa;
     return true;
@@ -152,7 +153,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
 {
     qd_status status;
     qd_cpu *cpu = NULL;
-    qd_cpu_isa isa;
+    qd_cpu_isa isa = QD_CPU_generic;
     if (config->threads < 1)
         return QD_FAIL(QD_USAGE, "cpu device: %d compute threads; at least 1 is needed", config->threads);
     QD_TRY(choose_isa(config->isa, &isa));
@@ -160,6 +161,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     if (!cpu)
         return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
     cpu->isa = isa;
+    cpu->blas = config->isa ? NULL : qd_cpu_blas_find();
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;
     cpu->base.kernels = &kernels;

@@ -6,6 +6,8 @@
 #ifndef QD_DEVICE_CPU_SIMD_IMPL_H
 #define QD_DEVICE_CPU_SIMD_IMPL_H
 
+#include "base/half.h"
+
 #include <quadrille/types.h>
 #include <string.h>
 
@@ -31,7 +33,7 @@ typedef double vd __attribute__((vector_size(QD_VF * 8)));
 
 QD_INLINE vf vf_set(float x)
 {
-    return (vf){0} + x;
+    return x - (vf){0}; /* minus, because -0 + 0 is not -0 and would cost an addition */
 }
 
 QD_INLINE vf vf_load(const float *p)
@@ -132,30 +134,15 @@ QD_INLINE vh vf_to_bf16(vf v)
 {
     vu bits = (vu)v;
     vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+#if defined(__AVX512F__)
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    __m512i chosen = _mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
+    return (vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+#else
     vu nan = (vu)(v != v);
     bits = (rounded & ~nan) | ((bits | 0x400000u) & nan);
-#if defined(__AVX512F__)
-    return (vh)_mm512_cvtepi32_epi16((__m512i)(bits >> 16));
-#else
     return __builtin_convertvector(bits >> 16, vh);
 #endif
-}
-
-QD_INLINE float bf16_to_float(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-QD_INLINE uint16_t bf16_from_float(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if (x != x)
-        return (uint16_t)((bits | 0x400000u) >> 16);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 /* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an always_inline
@@ -200,7 +187,7 @@ QD_INLINE void vf_store_n_as(void *p, int64_t i, vf v, int n, qd_dtype dtype)
 
 QD_INLINE float load_as(const void *p, int64_t i, qd_dtype dtype)
 {
-    return dtype == QD_F32 ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+    return dtype == QD_F32 ? ((const float *)p)[i] : qd_bf16_to_f32(((const uint16_t *)p)[i]);
 }
 
 QD_INLINE void store_as(void *p, int64_t i, float x, qd_dtype dtype)
@@ -208,34 +195,36 @@ QD_INLINE void store_as(void *p, int64_t i, float x, qd_dtype dtype)
     if (dtype == QD_F32)
         ((float *)p)[i] = x;
     else
-        ((uint16_t *)p)[i] = bf16_from_float(x);
+        ((uint16_t *)p)[i] = qd_f32_to_bf16(x);
 }
 
-/* e^x to about 1 unit in the last place. 0 below -87.33 (the result would be subnormal), infinity above 88.72, NaN for
- * NaN. Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a polynomial in r of degree 7 by Taylor's coefficients. */
+/* e^x, relative error below 1e-7. 0 below -87.33 (the result would be subnormal), infinity above 88.72, NaN for NaN.
+ * Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a minimax polynomial in r. */
 QD_INLINE vf vf_exp(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    vf low = vf_set(-87.33654f), high = vf_set(88.72283f);
-    vf clamped = vf_min(vf_max(x, low), high);
-    vf t = clamped * 1.44269504f + magic;
-    vf n = t - magic;
-    vf r = clamped - n * 0.693145752f; /* ln 2 in two parts: the first has few bits, so n times it is exact */
+    vf low = vf_set(-87.33654f);
+    vf t = vf_min(vf_set(88.8f), vf_max(low, x)); /* x second: minimum and maximum give it back if it is NaN */
+    vf shifted = t * 1.44269504f + magic;
+    vf n = shifted - magic;
+    vf r = t - n * 0.693145752f; /* ln 2 in two parts: the first has few bits, so n times it is exact */
     r = r - n * 1.42860677e-6f;
-    vf p = vf_set(1.9841270e-4f);
-    p = p * r + 1.3888889e-3f;
-    p = p * r + 8.3333333e-3f;
-    p = p * r + 4.1666667e-2f;
-    p = p * r + 1.6666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    vf p = vf_set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+    __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
+#else
     /* 2^n in two factors, because n may be 128 */
-    vi whole = (vi)t - 0x4b400000, first = whole >> 1, second = whole - first;
+    vi whole = (vi)shifted - 0x4b400000, first = whole >> 1, second = whole - first;
     vf y = p * (vf)((first + 127) << 23) * (vf)((second + 127) << 23);
-    y = vf_select(x < low, (vf){0}, y);
-    y = vf_select(x > high, vf_set(__builtin_inff()), y);
-    return vf_select(x != x, x, y);
+    return (vf)((vi)y & ~(x < low));
+#endif
 }
 
 #endif
