@@ -2,37 +2,65 @@
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
-#define BLOCKS 32            /* Philox blocks computed side by side */
-#define DRAWS (4 * BLOCKS)
+#include <math.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
-/* factor[4 * b + w] = keep if word w of block (first + b, high) makes a draw of at least p, else 0. Philox4x32-10 as
- * qd_philox4x32, which the test compares, with one array per word so that the loops become vector code. */
-static void draw(float factor[DRAWS], qd_philox_key key, uint64_t first, uint64_t high, float p, float keep)
+/* 64-bit lanes: a Philox word lies in the lower half, and what is in the upper half does not matter. */
+typedef uint64_t vq __attribute__((vector_size(QD_VF * 4)));
+enum { LANES = QD_VF / 2, BLOCKS = 32, DRAWS = 4 * BLOCKS };
+
+/* The 64-bit products of the lower halves with m. */
+QD_INLINE vq multiply(vq a, uint32_t m)
 {
-    uint32_t c0[BLOCKS], c1[BLOCKS], c2[BLOCKS], c3[BLOCKS];
-    for (int b = 0; b < BLOCKS; b++) {
-        c0[b] = (uint32_t)(first + (uint64_t)b);
-        c1[b] = (uint32_t)((first + (uint64_t)b) >> 32);
-        c2[b] = (uint32_t)high;
-        c3[b] = (uint32_t)(high >> 32);
+#if defined(__AVX512F__)
+    return (vq)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(m));
+#elif defined(__AVX2__)
+    return (vq)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(m));
+#elif defined(__SSE2__)
+    return (vq)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(m));
+#else
+    return (a & 0xffffffffu) * m;
+#endif
+}
+
+typedef struct round_keys {
+    uint64_t k[10][2]; /* 64 bits wide, to be loaded into all lanes at once */
+} round_keys;
+
+static round_keys expand(qd_philox_key key)
+{
+    round_keys keys;
+    for (uint32_t round = 0; round < 10; round++) {
+        keys.k[round][0] = key.k[0] + round * 0x9E3779B9u;
+        keys.k[round][1] = key.k[1] + round * 0xBB67AE85u;
     }
-    uint32_t k0 = key.k[0], k1 = key.k[1];
-    for (int round = 0; round < 10; round++) {
-        for (int b = 0; b < BLOCKS; b++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0[b], p1 = (uint64_t)0xCD9E8D57u * c2[b];
-            c0[b] = (uint32_t)(p1 >> 32) ^ c1[b] ^ k0;
-            c1[b] = (uint32_t)p1;
-            c2[b] = (uint32_t)(p0 >> 32) ^ c3[b] ^ k1;
-            c3[b] = (uint32_t)p0;
+    return keys;
+}
+
+/* words[4 * b + w] = word w of block (first + b, high): Philox4x32-10 as qd_philox4x32, LANES blocks side by side. */
+static void draw(uint32_t words[DRAWS], const round_keys *keys, uint64_t first, uint64_t high)
+{
+    for (int base = 0; base < BLOCKS; base += LANES) {
+        vq c0 = (vq){0} + (first + (uint64_t)base), c2 = (vq){0} + high;
+        for (int lane = 0; lane < LANES; lane++)
+            c0[lane] += (uint64_t)lane;
+        vq c1 = c0 >> 32, c3 = c2 >> 32;
+        for (int round = 0; round < 10; round++) {
+            vq p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
+            c0 = (p1 >> 32) ^ c1 ^ keys->k[round][0];
+            c1 = p1;
+            c2 = (p0 >> 32) ^ c3 ^ keys->k[round][1];
+            c3 = p0;
         }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    for (int b = 0; b < BLOCKS; b++) {
-        factor[4 * b] = qd_rng_to_uniform(c0[b]) >= p ? keep : 0.0f;
-        factor[4 * b + 1] = qd_rng_to_uniform(c1[b]) >= p ? keep : 0.0f;
-        factor[4 * b + 2] = qd_rng_to_uniform(c2[b]) >= p ? keep : 0.0f;
-        factor[4 * b + 3] = qd_rng_to_uniform(c3[b]) >= p ? keep : 0.0f;
+        vq even = (c0 & 0xffffffffu) | c1 << 32, odd = (c2 & 0xffffffffu) | c3 << 32;
+        uint64_t pairs[2 * LANES];
+        for (int lane = 0; lane < LANES; lane++) {
+            pairs[2 * lane] = even[lane];
+            pairs[2 * lane + 1] = odd[lane];
+        }
+        memcpy(words + 4 * base, pairs, sizeof pairs);
     }
 }
 
@@ -42,18 +70,24 @@ static void apply(void *context, int64_t begin, int64_t end, int thread)
     const qd_cpu_dropout_job *job = context;
     const qd_dropout_args *a = job->args;
     uint64_t first = (uint64_t)a->first_row * (uint64_t)a->cols; /* index of element 0 */
-    float keep = 1.0f / (1.0f - a->p);
+    round_keys keys = expand(job->key);
+    vf keep = vf_set(1.0f / (1.0f - a->p));
+    /* uniform >= p, said with the 24 bits that make the uniform number */
+    int32_t least = (int32_t)ceilf(a->p * 0x1p24f);
     for (int64_t at = begin; at < end;) {
-        float factors[DRAWS];
+        uint32_t words[DRAWS + QD_VF]; /* with room for a whole vector at the last draw */
         uint64_t index = first + (uint64_t)at;
-        draw(factors, job->key, index / 4, a->step, a->p, keep);
-        const float *factor = factors + index % 4;
+        draw(words, &keys, index / 4, a->step);
+        const uint32_t *word = words + index % 4;
         int64_t count = DRAWS - (int64_t)(index % 4);
         count = count < end - at ? count : end - at;
         const void *x = qd_cpu_at(a->x, at, a->dtype);
         void *y = qd_cpu_at_mut(a->y, at, a->dtype);
         QD_FOR_VECTORS(i, n, count, {
-            vec_store(y, i, vec_load(x, i, n, a->dtype) * vec_load(factor, i, n, QD_F32), n, a->dtype);
+            vu bits;
+            memcpy(&bits, word + i, sizeof bits);
+            vf factor = (vf)((vi)keep & ((vi)(bits >> 8) >= least));
+            vec_store(y, i, vec_load(x, i, n, a->dtype) * factor, n, a->dtype);
         });
         at += count;
     }
