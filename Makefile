@@ -46,8 +46,8 @@ bench: build
 	@$(BUILD)/bin/quadrille bench collectives
 	@$(BUILD)/bin/quadrille bench step
 
-install: build
-	@cmake -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(BUILD) >/dev/null
+install:
+	@$(MAKE) --no-print-directory build CMAKE_ARGS='$(CMAKE_ARGS) -DCMAKE_INSTALL_PREFIX=$(PREFIX)'
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD)
 
 clean:
