@@ -22,7 +22,8 @@ typedef struct qd_bench_collectives_config {
 qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
 
 /* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes(); all-to-all: of what a
- * rank sends, its own block included. The root of broadcast, reduce, gather and scatter moves on by one rank from call
+ * rank sends, its own block included. Messages that are cut in parts are rounded so that all parts are equal and none
+ * is empty. The root of broadcast, reduce, gather and scatter moves on by one rank from call
  * to call, so that no call can run ahead of its receivers. send: all ranks send to their right and receive from their
  * left neighbour. Bus bandwidth is that of NCCL's tests: bytes that each rank must move, per second. */
 typedef struct qd_bench_collectives_row {

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -117,24 +118,24 @@ static qd_status start(launch *l, const qd_bench_collectives_config *config)
     return error ? QD_FAIL(QD_SYSTEM, "cannot start '%s': %s", l->words[0], strerror(error)) : QD_OK;
 }
 
-/* Waits for all children. The local ranks of a child that dies are told to the others, so that none waits for it. */
+/* Waits for all children, and for no other child of this process. The local rank of a child that dies is told to the
+ * others, so that none waits for it. */
 static bool wait_all(launch *l, bool under_mpi)
 {
     bool good = true;
-    for (int left = l->started; left > 0; left--) {
-        int status = 0, rank = 0;
-        pid_t pid;
-        do pid = waitpid(l->started == 1 ? l->children[0] : -1, &status, 0);
-        while (pid < 0 && errno == EINTR);
-        if (pid < 0) return false;
-        while (rank < l->started && l->children[rank] != pid) rank++;
-        if (rank == l->started) {
-            left++; /* somebody else's child */
-            continue;
+    for (int left = l->started; left > 0;) {
+        for (int i = 0; i < l->started; i++) {
+            int status = 0;
+            if (l->children[i] == 0) continue;
+            pid_t pid = waitpid(l->children[i], &status, WNOHANG);
+            if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
+            bool died = pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+            if (died && !under_mpi) qd_local_world_mark_dead(l->world, i, "its process ended before the measurement");
+            good = good && !died;
+            l->children[i] = 0;
+            left--;
         }
-        bool died = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
-        good = good && !died;
-        if (died && !under_mpi) qd_local_world_mark_dead(l->world, rank, "the process ended before the measurement did");
+        if (left > 0) nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
     return good;
 }

@@ -118,14 +118,16 @@ static double bus_bytes(qd_coll_kind kind, int64_t bytes, int ranks)
     }
 }
 
+/* Operations whose message is cut into one part per rank. */
+static bool in_parts(qd_coll_kind kind)
+{
+    return kind == QD_COLL_REDUCE_SCATTER || kind == QD_COLL_ALL_GATHER || kind == QD_COLL_ALL_TO_ALL ||
+           kind == QD_COLL_GATHER || kind == QD_COLL_SCATTER;
+}
+
 static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
 {
-    /* Count as the call takes it, and what that makes in bytes. */
-    int64_t count = bytes / 4;
-    if (kind == QD_COLL_ALL_TO_ALL) {
-        count = count / b->ranks > 0 ? count / b->ranks : 1;
-        bytes = count * 4 * b->ranks;
-    }
+    int64_t count = kind == QD_COLL_ALL_TO_ALL ? bytes / 4 / b->ranks : bytes / 4;
     /* Warm up, and see how long it takes; the slowest side decides how much fits into the time. */
     double estimate[SIDES] = {0}, slow = 0;
     for (int turn = 0; turn < 2; turn++)
@@ -226,9 +228,14 @@ static qd_status measure_all(bench *b)
     if (!b->in || !b->out) return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
     for (size_t i = 0; i < bytes / 4; i++) b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
-        for (int64_t size = b->arguments.smallest_bytes; size <= b->arguments.largest_bytes; size *= 4) {
+        for (int64_t size = b->arguments.smallest_bytes, last = 0; size <= b->arguments.largest_bytes; size *= 4) {
+            int64_t bytes_here = size / 4 * 4, whole = 4 * (int64_t)b->ranks;
             if (kinds[k] == QD_COLL_SEND && b->ranks == 1) break;
-            QD_TRY(measure(b, kinds[k], size));
+            /* Every rank has the same part, and at least one element of it. */
+            if (in_parts(kinds[k])) bytes_here = size < whole ? whole : size / whole * whole;
+            if (bytes_here == last) continue;
+            last = bytes_here;
+            QD_TRY(measure(b, kinds[k], bytes_here));
             if (kinds[k] == QD_COLL_BARRIER) break; /* no size */
         }
     return QD_OK;
