@@ -105,7 +105,7 @@ qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend
     world->config = *config;
     world->rank = rank;
     world->size = size;
-    world->spin = 2000;
+    world->spin = 100;
     pthread_mutex_init(&world->lock, NULL);
     pthread_mutex_init(&world->serialize, NULL);
 

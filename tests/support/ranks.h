@@ -31,6 +31,7 @@ void qd_ranks_main(int argc, char **argv, const qd_ranks_entry *bodies, int coun
 typedef struct qd_ranks_options {
     const char *text;
     double deadline_seconds; /* of the world; 0: 20 */
+    int64_t staging_bytes;   /* of the world; 0: 256 KiB, so that middling messages already go round the ring */
     double limit_seconds;    /* then everything is killed; 0: 60 */
     bool tell_deaths;        /* processes: the parent tells the others of a rank's death, as the launcher does */
 } qd_ranks_options;

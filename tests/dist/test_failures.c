@@ -1,0 +1,269 @@
+/* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them within the deadline, and
+ * everyone exits.
+ * ctest: timeout 180
+ * ctest: processors 2 */
+#include "support/ranks.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, CULPRIT = 1, ELEMENTS = 100, LARGE = 500000 };
+static const double deadline = 1.5;
+
+static bool is(const void *arg, const char *scenario)
+{
+    return strcmp(((const qd_ranks_call *)arg)->text, scenario) == 0;
+}
+
+static void stop_now(int signal_number)
+{
+    (void)signal_number;
+    raise(SIGSTOP);
+}
+
+/* Large messages all the time; the culprit stops by a timer, most likely in the middle of one. */
+static qd_status stop_in_the_middle(qd_comm *world, float *data, bool culprit)
+{
+    if (culprit) {
+        signal(SIGALRM, stop_now);
+        struct itimerval timer = {.it_value = {.tv_usec = 100000}};
+        setitimer(ITIMER_REAL, &timer, NULL);
+    }
+    for (int i = 0; i < 100000; i++) QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_AVG, NULL));
+    return QD_FAIL(QD_DIFFERENT, "the culprit never stopped");
+}
+
+/* Work in flight on two communicators when the culprit does not come. */
+static qd_status pending_work(qd_comm *world, float *data, bool culprit)
+{
+    qd_comm *group = NULL;
+    qd_work *works[4];
+    QD_TRY(qd_comm_split(world, 0, 0, "pending", &group));
+    if (culprit) {
+        qd_comm_destroy(group);
+        return QD_OK;
+    }
+    float *other = calloc(LARGE, sizeof *other);
+    QD_TRY(qd_comm_all_reduce(world, data, data, 10, QD_F32, QD_SUM, &works[0]));
+    QD_TRY(qd_comm_all_gather(world, data + 50, data + 50, 12, QD_F32, &works[1]));
+    QD_TRY(qd_comm_all_reduce(group, other, other, LARGE, QD_F32, QD_SUM, &works[2]));
+    QD_TRY(qd_comm_recv(group, data + 80, 4, QD_F32, CULPRIT, &works[3]));
+    qd_status first = QD_OK;
+    char message[512] = "";
+    for (int i = 0; i < 4; i++) {
+        qd_status status = qd_work_wait(works[i]);
+        if (status == QD_OK) return QD_FAIL(QD_DIFFERENT, "work %d succeeded without rank %d", i, CULPRIT);
+        if (first == QD_OK) {
+            first = status;
+            snprintf(message, sizeof message, "%s", qd_error_message());
+        }
+    }
+    qd_comm_destroy(group);
+    free(other);
+    return QD_FAIL(first, "%s", message);
+}
+
+static qd_status misbehave(qd_comm *world, const void *arg, float *data)
+{
+    bool culprit = qd_comm_rank(world) == CULPRIT;
+    const int64_t n = ELEMENTS;
+    if (is(arg, "kind"))
+        return culprit ? qd_comm_all_gather(world, data, data, n, QD_F32, NULL)
+                       : qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
+    if (is(arg, "count")) return qd_comm_all_reduce(world, data, data, culprit ? 50 : n, QD_F32, QD_SUM, NULL);
+    if (is(arg, "large count")) return qd_comm_all_reduce(world, data, data, culprit ? LARGE : n, QD_F32, QD_SUM, NULL);
+    if (is(arg, "type")) return qd_comm_all_reduce(world, data, data, n, culprit ? QD_I32 : QD_F32, QD_SUM, NULL);
+    if (is(arg, "reduction"))
+        return qd_comm_all_reduce(world, data, data, n, QD_F32, culprit ? QD_MAX : QD_SUM, NULL);
+    if (is(arg, "root")) return qd_comm_broadcast(world, data, n, QD_F32, culprit ? 1 : 0, NULL);
+    if (is(arg, "segments")) {
+        qd_segment parts[2][RANKS] = {{{0, 10}, {10, 10}, {20, 10}}, {{0, 10}, {20, 10}, {10, 10}}};
+        qd_segment_list lists[RANKS];
+        for (int r = 0; r < RANKS; r++) lists[r] = (qd_segment_list){&parts[culprit][r], 1};
+        return qd_comm_all_gather_v(world, data + 60, data, lists, QD_F32, NULL);
+    }
+    if (is(arg, "pair")) {
+        int64_t in[RANKS] = {2, 2, 2}, out[RANKS] = {2, 2, 2}, at[RANKS] = {0, 10, 20};
+        if (culprit) in[2] = 5;
+        QD_TRY(qd_comm_all_to_all_v(world, data, in, at, data + 50, out, at, QD_F32, NULL));
+        return qd_comm_barrier(world, NULL); /* rank 0 and the culprit may see nothing wrong before */
+    }
+    if (is(arg, "order")) {
+        if (culprit) {
+            QD_TRY(qd_comm_barrier(world, NULL));
+            return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
+        }
+        QD_TRY(qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL));
+        return qd_comm_barrier(world, NULL);
+    }
+    if (is(arg, "message")) { /* the receiver expects less than the culprit sends */
+        if (culprit) QD_TRY(qd_comm_send(world, data, LARGE, QD_F32, 0, NULL));
+        if (qd_comm_rank(world) == 0) QD_TRY(qd_comm_recv(world, data, 7, QD_F32, CULPRIT, NULL));
+        return qd_comm_barrier(world, NULL);
+    }
+    if (is(arg, "abort")) {
+        if (culprit) {
+            qd_comm_abort(world, "the disk is full");
+            qd_status after = qd_comm_barrier(world, NULL);
+            return after == QD_REMOTE ? QD_OK : QD_FAIL(QD_DIFFERENT, "an aborted world still works");
+        }
+        QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_SUM, NULL));
+        return qd_comm_barrier(world, NULL);
+    }
+    if (is(arg, "missing")) return culprit ? QD_OK : qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
+    if (is(arg, "missing large"))
+        return culprit ? QD_OK : qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_SUM, NULL);
+    if (is(arg, "missing send"))
+        return culprit ? QD_OK : qd_comm_recv(world, data, n, QD_F32, CULPRIT, NULL);
+    if (is(arg, "pending")) return pending_work(world, data, culprit);
+    if (is(arg, "split")) {
+        qd_comm *group = NULL;
+        return culprit ? QD_OK : qd_comm_split(world, 0, 0, "never", &group);
+    }
+    if (is(arg, "stop") || is(arg, "kill")) {
+        if (culprit) raise(is(arg, "stop") ? SIGSTOP : SIGKILL);
+        return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
+    }
+    if (is(arg, "stop in the middle")) return stop_in_the_middle(world, data, culprit);
+    return QD_FAIL(QD_USAGE, "no such scenario");
+}
+
+static qd_status body(qd_comm *world, void *arg)
+{
+    float *data = calloc(LARGE, sizeof *data);
+    if (!data) return QD_FAIL(QD_NO_MEMORY, "no memory");
+    /* Operations 1 and 2 are good, so that messages must say 3. */
+    qd_status status = QD_OK;
+    for (int i = 0; i < 2 && status == QD_OK; i++) status = qd_comm_barrier(world, NULL);
+    qd_comm_at(world, qd_comm_rank(world) == CULPRIT ? "step 3, block.1" : "step 3, block.0");
+    if (status == QD_OK) status = misbehave(world, arg, data);
+    free(data);
+    return status;
+}
+
+static const qd_ranks_entry bodies[] = {{"misbehave", body}};
+
+typedef struct scenario {
+    const char *name;
+    qd_status status;       /* what at least one of the others must get; they may get QD_REMOTE instead */
+    const char *text;       /* in every message besides the culprit's name */
+    bool culprit_fails;     /* and with what: mismatch or remote */
+    bool processes_only;
+} scenario;
+
+static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
+{
+    qd_ranks_result results[RANKS];
+    qd_ranks_options options = {
+        .text = s->name, .deadline_seconds = deadline, .limit_seconds = 30, .tell_deaths = tell};
+    if (qd_ranks_run("misbehave", mode, RANKS, &options, results) != QD_OK)
+        fail_msg("%s, %s: %s", s->name, qd_ranks_mode_name(mode), qd_error_message());
+    bool seen = false;
+    for (int r = 0; r < RANKS; r++) {
+        const qd_ranks_result *got = &results[r];
+        if (r == CULPRIT) {
+            bool died = strcmp(s->name, "kill") == 0 || strncmp(s->name, "stop", 4) == 0;
+            if (got->returned == died) fail_msg("%s, %s: the culprit %s", s->name, qd_ranks_mode_name(mode),
+                                                died ? "lives" : "did not return");
+            if (!died && (got->status != QD_OK) != s->culprit_fails)
+                fail_msg("%s, %s: the culprit got '%s'", s->name, qd_ranks_mode_name(mode), got->message);
+            continue;
+        }
+        if (!got->returned) fail_msg("%s, %s: rank %d did not return", s->name, qd_ranks_mode_name(mode), r);
+        if (got->status != s->status && got->status != QD_REMOTE)
+            fail_msg("%s, %s: rank %d got status %d: %s", s->name, qd_ranks_mode_name(mode), r, (int)got->status,
+                     got->message);
+        if (got->status == s->status) seen = true;
+        if (!strstr(got->message, "rank 1") || !strstr(got->message, s->text))
+            fail_msg("%s, %s: rank %d: '%s' does not say 'rank 1' and '%s'", s->name, qd_ranks_mode_name(mode), r,
+                     got->message, s->text);
+        if (mode != QD_RANKS_MPI && got->seconds > deadline + 5) /* generous: the machine may be busy */
+            fail_msg("%s, %s: rank %d took %.1f s", s->name, qd_ranks_mode_name(mode), r, got->seconds);
+    }
+    /* A mismatch may be found by the culprit first; then all others hear of it. */
+    if (!seen && s->status != QD_MISMATCH) fail_msg("%s, %s: nobody got '%s'", s->name, qd_ranks_mode_name(mode),
+                                                    qd_status_text(s->status));
+}
+
+static void run_scenarios(const scenario *scenarios, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
+            if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
+            if (scenarios[i].processes_only && mode != QD_RANKS_PROCESSES) continue;
+            run_scenario(&scenarios[i], (qd_ranks_mode)mode, false);
+        }
+}
+
+static void test_mismatch(void **unused)
+{
+    (void)unused;
+    static const scenario scenarios[] = {
+        {"kind", QD_MISMATCH, "all-gather of 100 fp32", true, false},
+        {"count", QD_MISMATCH, "all-reduce of 50 fp32 (sum)", true, false},
+        {"large count", QD_MISMATCH, "as operation 3 of group world", true, false},
+        {"type", QD_MISMATCH, "all-reduce of 100 int32 (sum)", true, false},
+        {"reduction", QD_MISMATCH, "all-reduce of 100 fp32 (max)", true, false},
+        {"root", QD_MISMATCH, "(root 1)", true, false},
+        {"segments", QD_MISMATCH, "segment", true, false},
+        {"pair", QD_MISMATCH, "sends 5 elements to rank 2, which expects 2", true, false},
+        {"order", QD_MISMATCH, "'step 3, block.1'", true, false},
+        {"message", QD_MISMATCH, "500000 fp32", true, false},
+    };
+    run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
+}
+
+static void test_missing(void **unused)
+{
+    (void)unused;
+    static const scenario scenarios[] = {
+        {"missing", QD_TIMEOUT, "'step 3, block.1'", false, false},
+        {"missing large", QD_TIMEOUT, "operation 3 of group world", false, false},
+        {"missing send", QD_TIMEOUT, "recv of 100 fp32", false, false},
+        {"pending", QD_TIMEOUT, "did not arrive", false, false},
+        {"split", QD_TIMEOUT, "all-gather", false, false},
+    };
+    run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
+}
+
+static void test_abort(void **unused)
+{
+    (void)unused;
+    static const scenario scenarios[] = {{"abort", QD_REMOTE, "the disk is full", false, false}};
+    run_scenarios(scenarios, 1);
+}
+
+static void test_stopped(void **unused)
+{
+    (void)unused;
+    static const scenario scenarios[] = {
+        {"stop", QD_TIMEOUT, "did not arrive", false, true},
+        {"stop in the middle", QD_TIMEOUT, "did not arrive", false, true},
+    };
+    run_scenarios(scenarios, 2);
+}
+
+static void test_killed(void **unused)
+{
+    (void)unused;
+    static const scenario silent = {"kill", QD_TIMEOUT, "did not arrive", false, true};
+    run_scenario(&silent, QD_RANKS_PROCESSES, false);
+    static const scenario told = {"kill", QD_REMOTE, "killed by signal 9", false, true};
+    run_scenario(&told, QD_RANKS_PROCESSES, true);
+}
+
+int main(int argc, char **argv)
+{
+    qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_mismatch), cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_abort), cmocka_unit_test(test_stopped),
+                                       cmocka_unit_test(test_killed)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
