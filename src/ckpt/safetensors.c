@@ -1,0 +1,370 @@
+#include "ckpt/safetensors.h"
+
+#include "base/json.h"
+
+#include <quadrille/json_writer.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+/* X(our type, name in the format) */
+static const struct {
+    qd_dtype dtype;
+    const char *name;
+} type_names[] = {{QD_F32, "F32"}, {QD_BF16, "BF16"}, {QD_F16, "F16"}, {QD_I32, "I32"},
+                  {QD_I64, "I64"}, {QD_F64, "F64"},   {QD_U8, "U8"}};
+enum { TYPES = sizeof type_names / sizeof *type_names };
+
+static const char *type_name(qd_dtype dtype)
+{
+    for (int i = 0; i < TYPES; i++)
+        if (type_names[i].dtype == dtype)
+            return type_names[i].name;
+    return NULL;
+}
+
+/* ---- writing ---- */
+
+typedef struct declared {
+    char *name;
+    qd_dtype dtype;
+    int dims;
+    int64_t shape[QD_SAFETENSORS_DIMS], bytes;
+} declared;
+
+struct qd_safetensors_writer {
+    char *path;
+    int fd;
+    declared *tensors;
+    int count, capacity, written;
+};
+
+static qd_status write_all(const qd_safetensors_writer *w, const void *data, size_t bytes)
+{
+    const char *from = data;
+    while (bytes > 0) {
+        size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+        ssize_t n = write(w->fd, from, most);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return QD_FAIL(QD_IO, "%s: cannot write: %s", w->path, strerror(n < 0 ? errno : ENOSPC));
+        from += n;
+        bytes -= (size_t)n;
+    }
+    return QD_OK;
+}
+
+qd_status qd_safetensors_create(const char *path, qd_safetensors_writer **writer)
+{
+    qd_safetensors_writer *w = calloc(1, sizeof *w);
+    if (w)
+        w->path = strdup(path);
+    if (!w || !w->path) {
+        free(w);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
+    }
+    w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (w->fd < 0) {
+        qd_status status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+        free(w->path);
+        free(w);
+        return status;
+    }
+    *writer = w;
+    return QD_OK;
+}
+
+qd_status qd_safetensors_declare(qd_safetensors_writer *w, const char *name, qd_dtype dtype, int dims, const int64_t *shape)
+{
+    if (w->count == w->capacity) {
+        int capacity = w->capacity ? 2 * w->capacity : 64;
+        declared *larger = realloc(w->tensors, (size_t)capacity * sizeof *larger);
+        if (!larger)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the header of %s", w->path);
+        w->tensors = larger;
+        w->capacity = capacity;
+    }
+    declared *t = &w->tensors[w->count];
+    *t = (declared){.name = strdup(name), .dtype = dtype, .dims = dims, .bytes = (int64_t)qd_dtype_size(dtype)};
+    if (!t->name)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the header of %s", w->path);
+    for (int d = 0; d < dims; d++) {
+        t->shape[d] = shape[d];
+        t->bytes *= shape[d];
+    }
+    w->count++;
+    return QD_OK;
+}
+
+static qd_status write_header(qd_safetensors_writer *w)
+{
+    qd_strbuf text = {0};
+    qd_json_writer json = qd_json_writer_on(&text);
+    int64_t offset = 0;
+    qd_json_object_begin(&json, NULL);
+    for (int i = 0; i < w->count; i++) {
+        const declared *t = &w->tensors[i];
+        qd_json_object_begin(&json, t->name);
+        qd_json_put_string(&json, "dtype", type_name(t->dtype));
+        qd_json_list_begin(&json, "shape");
+        for (int d = 0; d < t->dims; d++)
+            qd_json_put_int(&json, NULL, t->shape[d]);
+        qd_json_end(&json);
+        qd_json_list_begin(&json, "data_offsets");
+        qd_json_put_int(&json, NULL, offset);
+        qd_json_put_int(&json, NULL, offset + t->bytes);
+        qd_json_end(&json);
+        qd_json_end(&json);
+        offset += t->bytes;
+    }
+    qd_json_end(&json);
+    while (text.length % 64 != 56) /* data starts at a multiple of 64 bytes */
+        qd_strbuf_append(&text, " ", 1);
+    char *header = NULL;
+    size_t length = text.length;
+    QD_TRY(qd_strbuf_take(&text, &header));
+    unsigned char prefix[8];
+    for (int i = 0; i < 8; i++)
+        prefix[i] = (unsigned char)(length >> (8 * i));
+    qd_status status = write_all(w, prefix, sizeof prefix);
+    if (status == QD_OK)
+        status = write_all(w, header, length);
+    free(header);
+    return status;
+}
+
+qd_status qd_safetensors_write(qd_safetensors_writer *w, const void *data, uint64_t *hash)
+{
+    if (w->written == 0)
+        QD_TRY(write_header(w));
+    if (w->written >= w->count)
+        return QD_FAIL(QD_USAGE, "%s: more tensors are written than were declared", w->path);
+    size_t bytes = (size_t)w->tensors[w->written].bytes;
+    *hash = XXH3_64bits(data, bytes);
+    QD_TRY(write_all(w, data, bytes));
+    w->written++;
+    return QD_OK;
+}
+
+static void free_writer(qd_safetensors_writer *w)
+{
+    for (int i = 0; i < w->count; i++)
+        free(w->tensors[i].name);
+    free(w->tensors);
+    free(w->path);
+    free(w);
+}
+
+qd_status qd_safetensors_finish(qd_safetensors_writer *w)
+{
+    qd_status status = QD_OK;
+    if (w->written != w->count)
+        status = QD_FAIL(QD_USAGE, "%s: %d tensors were declared, %d written", w->path, w->count, w->written);
+    else if (w->count == 0)
+        status = write_header(w);
+    if (status == QD_OK && fsync(w->fd) != 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", w->path, strerror(errno));
+    if (close(w->fd) != 0 && status == QD_OK)
+        status = QD_FAIL(QD_IO, "%s: cannot be closed: %s", w->path, strerror(errno));
+    free_writer(w);
+    return status;
+}
+
+void qd_safetensors_abandon(qd_safetensors_writer *w)
+{
+    if (!w)
+        return;
+    close(w->fd);
+    unlink(w->path);
+    free_writer(w);
+}
+
+/* ---- reading ---- */
+
+struct qd_safetensors {
+    char *path;
+    unsigned char *bytes;
+    size_t size;
+    qd_json *header;
+    qd_safetensors_entry *entries; /* by name */
+    int count;
+};
+
+static qd_status corrupt(const qd_safetensors *f, const char *what, const char *tensor)
+{
+    return QD_FAIL(QD_CORRUPT, "%s: %s%s%s%s", f->path, tensor ? "tensor '" : "", tensor ? tensor : "", tensor ? "': " : "", what);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const qd_safetensors_entry *)a)->name, ((const qd_safetensors_entry *)b)->name);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const char *x = ((const qd_safetensors_entry *)a)->data, *y = ((const qd_safetensors_entry *)b)->data;
+    return x < y ? -1 : x > y;
+}
+
+static qd_status read_shape(const qd_safetensors *f, const qd_json_node *shape, qd_safetensors_entry *e)
+{
+    if (qd_json_kind_of(shape) != QD_JSON_LIST || qd_json_count(shape) > QD_SAFETENSORS_DIMS)
+        return corrupt(f, "'shape' must be a list of at most 8 sizes", e->name);
+    e->dims = (int)qd_json_count(shape);
+    e->count = 1;
+    for (int d = 0; d < e->dims; d++) {
+        if (!qd_json_as_int(qd_json_item(shape, (size_t)d), &e->shape[d]) || e->shape[d] < 0 ||
+            __builtin_mul_overflow(e->count, e->shape[d], &e->count))
+            return corrupt(f, "'shape' holds a size that makes no sense", e->name);
+    }
+    return QD_OK;
+}
+
+static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_json_node *node, size_t data_at,
+                            qd_safetensors_entry *e)
+{
+    e->name = name;
+    const char *type = qd_json_as_string(qd_json_member(node, "dtype"));
+    int t = 0;
+    while (type && t < TYPES && strcmp(type_names[t].name, type) != 0)
+        t++;
+    if (!type || t == TYPES)
+        return corrupt(f, "'dtype' is missing or of a kind this program does not read", name);
+    e->dtype = type_names[t].dtype;
+    const qd_json_node *shape = qd_json_member(node, "shape"), *place = qd_json_member(node, "data_offsets");
+    if (!shape || !place)
+        return corrupt(f, "'shape' or 'data_offsets' is missing", name);
+    QD_TRY(read_shape(f, shape, e));
+    int64_t begin, end, bytes;
+    if (qd_json_count(place) != 2 || !qd_json_as_int(qd_json_item(place, 0), &begin) ||
+        !qd_json_as_int(qd_json_item(place, 1), &end) || begin < 0 || end < begin || (uint64_t)end > f->size - data_at)
+        return corrupt(f, "'data_offsets' lies outside the file: it is cut short or damaged", name);
+    if (__builtin_mul_overflow(e->count, (int64_t)qd_dtype_size(e->dtype), &bytes) || bytes != end - begin)
+        return corrupt(f, "'data_offsets' and 'shape' disagree about its size", name);
+    e->data = f->bytes + data_at + begin;
+    return QD_OK;
+}
+
+/* Tensors must fill the data exactly, one behind the other: a damaged header cannot point two names at one place. */
+static qd_status check_places(qd_safetensors *f, size_t data_at)
+{
+    qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_place);
+    const unsigned char *next = f->bytes + data_at;
+    for (int i = 0; i < f->count; i++) {
+        const qd_safetensors_entry *e = &f->entries[i];
+        if (e->data != next && e->count > 0)
+            return corrupt(f, "its data does not follow the tensor before it", e->name);
+        next += (size_t)e->count * qd_dtype_size(e->dtype);
+    }
+    if (next != f->bytes + f->size)
+        return corrupt(f, "the file is longer than its tensors", NULL);
+    qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_name);
+    return QD_OK;
+}
+
+static qd_status parse(qd_safetensors *f)
+{
+    if (f->size < 8)
+        return corrupt(f, "it is shorter than the 8 bytes every safetensors file starts with", NULL);
+    uint64_t length = 0;
+    for (int i = 0; i < 8; i++)
+        length |= (uint64_t)f->bytes[i] << (8 * i);
+    if (length > f->size - 8 || length > ((uint64_t)100 << 20))
+        return corrupt(f, "the header is longer than the file: it is cut short or no safetensors file", NULL);
+    qd_status status = qd_json_load_text(f->path, (const char *)f->bytes + 8, (size_t)length, &f->header);
+    if (status != QD_OK)
+        return status == QD_USAGE ? QD_FAIL(QD_CORRUPT, "%s", qd_error_message()) : status;
+    const qd_json_node *root = qd_json_root(f->header);
+    if (qd_json_kind_of(root) != QD_JSON_OBJECT)
+        return corrupt(f, "the header is not a JSON object", NULL);
+    f->entries = calloc(qd_json_count(root) + 1, sizeof *f->entries);
+    if (!f->entries)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the header of %s", f->path);
+    const char *name;
+    const qd_json_node *node;
+    for (qd_json_iterator it = qd_json_begin(root); qd_json_next(&it, &name, &node);) {
+        if (strcmp(name, "__metadata__") == 0)
+            continue;
+        QD_TRY(read_entry(f, name, node, 8 + (size_t)length, &f->entries[f->count]));
+        f->count++;
+    }
+    return check_places(f, 8 + (size_t)length);
+}
+
+static qd_status map_file(qd_safetensors *f)
+{
+    struct stat info;
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        qd_status status = QD_FAIL(QD_IO, "%s: cannot be opened: %s", f->path, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    qd_status status = QD_OK;
+    f->size = (size_t)info.st_size;
+    if (f->size > 0) {
+        void *bytes = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED)
+            status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", f->path, strerror(errno));
+        else
+            f->bytes = bytes;
+    }
+    close(fd);
+    return status;
+}
+
+qd_status qd_safetensors_open(const char *path, qd_safetensors **file)
+{
+    qd_safetensors *f = calloc(1, sizeof *f);
+    if (f)
+        f->path = strdup(path);
+    if (!f || !f->path) {
+        free(f);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to read %s", path);
+    }
+    qd_status status = map_file(f);
+    if (status == QD_OK)
+        status = parse(f);
+    if (status != QD_OK) {
+        qd_safetensors_close(f);
+        return status;
+    }
+    *file = f;
+    return QD_OK;
+}
+
+void qd_safetensors_close(qd_safetensors *f)
+{
+    if (!f)
+        return;
+    if (f->bytes)
+        munmap(f->bytes, f->size);
+    qd_json_destroy(f->header);
+    free(f->entries);
+    free(f->path);
+    free(f);
+}
+
+int qd_safetensors_count(const qd_safetensors *f)
+{
+    return f->count;
+}
+
+const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *f, int index)
+{
+    return &f->entries[index];
+}
+
+const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *f, const char *name)
+{
+    const qd_safetensors_entry key = {.name = name};
+    return bsearch(&key, f->entries, (size_t)f->count, sizeof key, by_name);
+}

@@ -1,0 +1,43 @@
+/* The safetensors format: 8 bytes (length of the header, little-endian), a JSON header that names each tensor's type,
+ * shape and place, then the raw data. */
+#ifndef QD_CKPT_SAFETENSORS_H
+#define QD_CKPT_SAFETENSORS_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+#define QD_SAFETENSORS_DIMS 8
+
+/* ---- writing: declare all tensors, then write their data in the same order ---- */
+
+typedef struct qd_safetensors_writer qd_safetensors_writer;
+
+qd_status qd_safetensors_create(const char *path, qd_safetensors_writer **writer);
+/* Before the first write. Names must differ. */
+qd_status qd_safetensors_declare(qd_safetensors_writer *writer, const char *name, qd_dtype dtype, int dims,
+                                 const int64_t *shape);
+/* The next tensor's data, whole. *hash: XXH3 of the bytes. */
+qd_status qd_safetensors_write(qd_safetensors_writer *writer, const void *data, uint64_t *hash);
+/* Flushes to the disk (fsync) and closes. QD_USAGE when declared tensors were not written. */
+qd_status qd_safetensors_finish(qd_safetensors_writer *writer);
+void qd_safetensors_abandon(qd_safetensors_writer *writer); /* closes and removes the file; NULL is legal */
+
+/* ---- reading ---- */
+
+typedef struct qd_safetensors qd_safetensors;
+typedef struct qd_safetensors_entry {
+    const char *name;
+    qd_dtype dtype;
+    int dims;
+    int64_t shape[QD_SAFETENSORS_DIMS];
+    int64_t count; /* elements */
+    const void *data; /* in the mapped file; may be unaligned */
+} qd_safetensors_entry;
+
+/* Maps a file and checks all of its header: QD_CORRUPT names the file, the tensor and what is wrong. */
+qd_status qd_safetensors_open(const char *path, qd_safetensors **file);
+void qd_safetensors_close(qd_safetensors *file);
+int qd_safetensors_count(const qd_safetensors *file);
+const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *file, int index);
+const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *file, const char *name); /* NULL: none */
+#endif
