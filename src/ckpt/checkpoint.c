@@ -1,5 +1,6 @@
 /* Reading checkpoints. Writing is in save.c. */
 #include "base/json.h"
+#include "base/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
 
@@ -8,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+
+enum { MOST_MANIFEST = 256 << 20 };
 
 typedef struct piece {
     int file;
@@ -52,9 +55,9 @@ static qd_status load_manifest(qd_checkpoint *c)
     size_t length = 0, hash_length = 0;
     qd_status status = path && hash_path ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", c->folder);
     if (status == QD_OK)
-        status = qd_ckpt_read_file(path, &text, &length);
+        status = qd_file_read(path, MOST_MANIFEST, &text, &length);
     if (status == QD_OK)
-        status = qd_ckpt_read_file(hash_path, &hash_text, &hash_length);
+        status = qd_file_read(hash_path, MOST_MANIFEST, &hash_text, &hash_length);
     if (status == QD_OK) {
         char expected[QD_CKPT_HASH_TEXT];
         qd_ckpt_hash_text(XXH3_64bits(text, length), expected);

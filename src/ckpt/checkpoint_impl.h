@@ -13,9 +13,6 @@ extern const char *const qd_ckpt_kind_names[QD_CKPT_KIND_COUNT];
 
 char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free it; NULL when memory is out */
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT]);
-qd_status qd_ckpt_read_file(const char *path, char **text, size_t *length);
-/* Writes a file and flushes it to the disk. */
-qd_status qd_ckpt_write_file(const char *path, const char *text, size_t length);
 qd_status qd_ckpt_sync_folder(const char *path);
 /* Removes a folder and the files in it; a folder that is not there is fine. */
 qd_status qd_ckpt_remove_folder(const char *path);

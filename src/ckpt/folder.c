@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 char *qd_ckpt_path(const char *folder, const char *name)
@@ -23,45 +22,6 @@ char *qd_ckpt_path(const char *folder, const char *name)
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT])
 {
     snprintf(text, QD_CKPT_HASH_TEXT, "%016" PRIx64, hash);
-}
-
-qd_status qd_ckpt_read_file(const char *path, char **text, size_t *length)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return QD_FAIL(errno == ENOENT ? QD_CORRUPT : QD_IO, "%s: cannot be opened: %s", path, strerror(errno));
-    qd_status status = QD_OK;
-    struct stat info;
-    char *data = NULL;
-    if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode))
-        status = QD_FAIL(QD_IO, "%s: is not a file", path);
-    else if (!(data = malloc((size_t)info.st_size + 1)))
-        status = QD_FAIL(QD_NO_MEMORY, "no memory to read %s", path);
-    else if (fread(data, 1, (size_t)info.st_size, file) != (size_t)info.st_size)
-        status = QD_FAIL(QD_IO, "%s: cannot be read to its end", path);
-    fclose(file);
-    if (status != QD_OK) {
-        free(data);
-        return status;
-    }
-    data[info.st_size] = '\0';
-    *text = data;
-    *length = (size_t)info.st_size;
-    return QD_OK;
-}
-
-qd_status qd_ckpt_write_file(const char *path, const char *text, size_t length)
-{
-    FILE *file = fopen(path, "wb");
-    if (!file)
-        return QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-    bool written = fwrite(text, 1, length, file) == length && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int error = errno;
-    if (fclose(file) != 0 && written) {
-        written = false;
-        error = errno;
-    }
-    return written ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(error));
 }
 
 qd_status qd_ckpt_sync_folder(const char *path)

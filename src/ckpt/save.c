@@ -1,4 +1,5 @@
 /* Writing checkpoints: aside, flushed, then renamed; and the store of one run's checkpoints. */
+#include "base/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
 
@@ -133,10 +134,10 @@ static qd_status write_manifest(const saver *s, const qd_ckpt_meta *meta)
     QD_TRY(qd_strbuf_take(&text, &manifest));
     qd_ckpt_hash_text(XXH3_64bits(manifest, length), hash);
     char *path = qd_ckpt_path(s->folder, QD_CKPT_MANIFEST), *hash_path = qd_ckpt_path(s->folder, QD_CKPT_MANIFEST_HASH);
-    qd_status status = path && hash_path ? qd_ckpt_write_file(path, manifest, length)
+    qd_status status = path && hash_path ? qd_file_replace(path, manifest, length)
                                          : QD_FAIL(QD_NO_MEMORY, "no memory to write %s", s->folder);
     if (status == QD_OK)
-        status = qd_ckpt_write_file(hash_path, hash, strlen(hash));
+        status = qd_file_replace(hash_path, hash, strlen(hash));
     free(path);
     free(hash_path);
     free(manifest);
