@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/strbuf.h"
 #include "data/data.h"
+#include "train/footprint.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
 
@@ -196,24 +197,12 @@ static qd_status run_steps(rank_state *s)
     return QD_OK;
 }
 
-/* Resident peak of this process. Not getrusage(): its figure starts with that of the process that called exec. */
-static int64_t resident_peak(void)
-{
-    char line[128];
-    long long kib = 0;
-    FILE *file = fopen("/proc/self/status", "re");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1)
-            break;
-    if (file)
-        fclose(file);
-    return (int64_t)kib * 1024;
-}
-
 static qd_status finish(rank_state *s)
 {
     const qd_run *run = s->run;
-    int64_t memory[2] = {qd_trainer_allocated(s->trainer), resident_peak()};
+    qd_footprint footprint;
+    QD_TRY(qd_footprint_read(&footprint));
+    int64_t memory[2] = {qd_trainer_allocated(s->trainer), footprint.peak};
     QD_TRY(qd_comm_all_reduce(s->control, memory, memory, 2, QD_I64, QD_MAX, NULL));
     s->end.allocated_bytes = memory[0];
     s->end.resident_bytes = memory[1];

@@ -1,0 +1,58 @@
+/* quadrille bench: measurements of this machine. */
+#include "bench.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The parts; `bench NAME` runs one. */
+static const bench_part *const parts[] = {&bench_collectives, &bench_collectives_rank, NULL};
+
+/* The ranks of a measurement are this program again, under any launcher: by its real name. */
+static char program_path[PATH_MAX];
+
+qd_status bench_program(const char **path)
+{
+    ssize_t length = readlink("/proc/self/exe", program_path, sizeof program_path - 1);
+    if (length < 0)
+        return QD_FAIL(QD_SYSTEM, "cannot find the program's own file: %s", strerror(errno));
+    program_path[length] = '\0';
+    *path = program_path;
+    return QD_OK;
+}
+
+static qd_status run(cli_call *call)
+{
+    const char *name = call->word_count > 0 ? call->words[0] : "";
+    char list[128] = "";
+    for (int i = 0; parts[i]; i++) {
+        if (strcmp(parts[i]->name, name) == 0)
+            return parts[i]->run(call);
+        if (parts[i]->shown)
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", list[0] ? ", " : "", parts[i]->name);
+    }
+    return QD_FAIL(QD_USAGE, name[0] ? "bench: there is nothing called '%s' to measure; there is: %s"
+                                     : "bench: %ssay what to measure: %s", name, list);
+}
+
+static const qd_option own[] = {
+    {"against", QD_OPTION_ENUM, "none", 0, 0, "none|mpi", "collectives: also times the MPI library's own calls, in the same run", NULL},
+    {"smallest", QD_OPTION_INT, "4", 4, 1e12, NULL, "collectives: bytes of the smallest message", NULL},
+    {"largest", QD_OPTION_INT, "67108864", 4, 1e12, NULL, "collectives: bytes of the largest message", NULL},
+    {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "time to spend on each measurement, about", NULL},
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+};
+
+const cli_command cli_bench = {
+    .name = "bench",
+    .arguments = "collectives|kernels|step [CONFIG] [key=value …] [--json]",
+    .summary = "Measures collectives, kernels or the training step on this machine",
+    .details = "  quadrille bench collectives --against mpi\n"
+               "  quadrille bench kernels\n"
+               "  quadrille bench step run.yaml",
+    CLI_OPTIONS(own),
+    .configuration = true,
+    .own_words = true,
+    .run = run,
+};

@@ -1,0 +1,17 @@
+/* Inside `quadrille bench`. */
+#ifndef CLI_BENCH_H
+#define CLI_BENCH_H
+
+#include "cli.h"
+
+typedef struct bench_part {
+    const char *name;
+    bool shown; /* false: for the program itself */
+    qd_status (*run)(cli_call *call); /* words[0] is the name */
+} bench_part;
+
+extern const bench_part bench_collectives, bench_collectives_rank;
+
+/* The program's own file, for starting it again. */
+qd_status bench_program(const char **path);
+#endif

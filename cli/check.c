@@ -1,0 +1,76 @@
+/* quadrille check: what a run will take, before it runs. */
+#include "plan.h"
+
+#include <string.h>
+
+static qd_status print_report_json(const qd_check_report *r)
+{
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "model", r->model);
+    qd_json_put_string(&w, "layout", r->layout);
+    qd_json_put_int(&w, "ranks", r->world);
+    qd_json_put_int(&w, "parameters", r->parameters);
+    qd_json_put_int(&w, "tokens_per_step", r->tokens_per_step);
+    qd_json_put_int(&w, "global_batch", r->global_batch);
+    qd_json_put_int(&w, "micro_batch", r->micro_batch);
+    qd_json_put_int(&w, "micro_batches", r->micro_batches);
+    qd_json_put_int(&w, "seq", r->seq);
+    qd_json_put_int(&w, "actions", r->action_count);
+    qd_json_put_double(&w, "flops_per_step", r->flops_per_step);
+    qd_json_put_int(&w, "communication_bytes_per_step", r->comm_bytes);
+    qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
+    qd_json_object_begin(&w, "memory");
+    for (int i = 0; i < r->line_count; i++)
+        qd_json_put_int(&w, r->lines[i].name, r->lines[i].bytes);
+    qd_json_end(&w);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+static void print_report(const qd_check_report *r)
+{
+    char amount[32], flops[32];
+    plan_print_head(r);
+    plan_print_memory(r);
+    qd_text_bytes(r->comm_bytes, amount, sizeof amount);
+    qd_text_count(r->flops_per_step, flops, sizeof flops);
+    printf("one step: %d actions per rank, %s FLOP and %s sent by all ranks together\n", r->action_count, flops, amount);
+    printf("the communication of all %d rank%s matches\n", r->world, r->world == 1 ? "" : "s");
+}
+
+static qd_status run(cli_call *call)
+{
+    qd_check_report report;
+    int64_t rank = qd_options_int(call->options, "print");
+    bool json = qd_options_bool(call->options, "json");
+    if (json && rank >= 0)
+        return QD_FAIL(QD_USAGE, "check: --print and --json do not go together");
+    QD_TRY(qd_check(call->options, 0, &report));
+    if (rank >= 0) {
+        if (rank >= report.world)
+            return QD_FAIL(QD_USAGE, "check: --print %lld: there are ranks 0 to %d", (long long)rank, report.world - 1);
+        return qd_check_print(call->options, 0, (int)rank, stdout);
+    }
+    if (json)
+        return print_report_json(&report);
+    print_report(&report);
+    return QD_OK;
+}
+
+static const qd_option own[] = {
+    {"print", QD_OPTION_INT, "-1", -1, 65535, NULL, "prints the step program of this rank, one line per action", NULL},
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+};
+
+const cli_command cli_check = {
+    .name = "check",
+    .arguments = "[CONFIG] [key=value …] [--print RANK | --json]",
+    .summary = "Shows memory and communication of a run, and proves that its ranks match",
+    .details = "Builds the step program of every rank, compares their communication and adds up the memory. Starts nothing\n"
+               "and needs no data.",
+    CLI_OPTIONS(own),
+    .configuration = true,
+    .run = run,
+};

@@ -1,0 +1,54 @@
+/* The program: one file per sub-command, over the public headers alone. */
+#ifndef CLI_H
+#define CLI_H
+
+#include <quadrille/json_writer.h>
+#include <quadrille/options.h>
+#include <quadrille/text.h>
+#include <stdio.h>
+
+typedef struct cli_call cli_call;
+
+typedef struct cli_command {
+    const char *name;
+    const char *arguments; /* what follows the name in the usage line */
+    const char *summary;   /* one line */
+    const char *details;   /* more, for `help NAME`; may be NULL */
+    const qd_option *options; /* its own, besides the configuration */
+    int option_count;
+    bool configuration; /* takes the keys of the configuration */
+    bool own_words;     /* reads its words itself; otherwise the only one is CONFIG, where it takes a configuration */
+    qd_status (*run)(cli_call *call);
+} cli_command;
+
+/* One call of a command, arguments read. */
+struct cli_call {
+    const cli_command *command;
+    char *const *argv;    /* of the process */
+    qd_options *options;  /* the command's own keys, and the configuration where it takes one */
+    const char **words;   /* arguments that are not options; a CONFIG that has been read is taken out */
+    int word_count;
+};
+
+extern const cli_command cli_train, cli_check, cli_verify, cli_bench, cli_doctor, cli_version, cli_help;
+/* NULL when there is none. */
+const cli_command *cli_find(const char *name);
+const cli_command *const *cli_commands(void); /* ended by NULL */
+
+#define CLI_OPTIONS(array) .options = (array), .option_count = (int)(sizeof(array) / sizeof((array)[0]))
+
+/* "--help" of a command, on standard output. */
+qd_status cli_print_help(const cli_command *command);
+
+/* No arguments are left over. */
+qd_status cli_no_words(const cli_call *call);
+
+/* Prints a finished JSON text and frees it. */
+qd_status cli_print_json(qd_strbuf *text);
+
+/* ---- what terminals can show ---- */
+
+bool cli_utf8(void);         /* the locale's characters are UTF-8 */
+int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal */
+
+#endif

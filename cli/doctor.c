@@ -1,0 +1,163 @@
+/* quadrille doctor: what this machine offers, and what would make it better. */
+#include "cli.h"
+
+#include <quadrille/machine.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ADVICE_MOST = 8, ADVICE_BYTES = 320 };
+
+typedef struct findings {
+    qd_machine machine;
+    char mpirun[256]; /* "": not found */
+    char advice[ADVICE_MOST][ADVICE_BYTES];
+    int count;
+} findings;
+
+__attribute__((format(printf, 2, 3))) static void advise(findings *f, const char *format, ...)
+{
+    va_list arguments;
+    if (f->count == ADVICE_MOST)
+        return;
+    va_start(arguments, format);
+    vsnprintf(f->advice[f->count++], ADVICE_BYTES, format, arguments);
+    va_end(arguments);
+}
+
+/* The first mpirun or mpiexec in PATH. */
+static void find_mpirun(char *found, size_t size)
+{
+    static const char *const names[] = {"mpirun", "mpiexec"};
+    const char *path = getenv("PATH");
+    found[0] = '\0';
+    for (const char *at = path ? path : ""; *at; at += strcspn(at, ":"), at += *at == ':') {
+        for (int i = 0; i < 2; i++) {
+            snprintf(found, size, "%.*s/%s", (int)strcspn(at, ":"), at, names[i]);
+            if (access(found, X_OK) == 0)
+                return;
+        }
+    }
+    found[0] = '\0';
+}
+
+/* A core reaches several times these; a library that does not know the CPU stays below them. */
+static double least_flops(const char *isa)
+{
+    return strcmp(isa, "avx512") == 0 ? 45e9 : strcmp(isa, "avx2") == 0 ? 22e9 : 5e9;
+}
+
+static bool products_slow(const qd_machine *m)
+{
+    return m->product_flops < least_flops(m->isa);
+}
+
+static void give_advice(findings *f)
+{
+    const qd_machine *m = &f->machine;
+    int64_t usable = m->memory_limit_bytes > 0 && m->memory_limit_bytes < m->memory_bytes ? m->memory_limit_bytes : m->memory_bytes;
+    if (products_slow(m))
+        advise(f, "matrix products reach only %.0f GFLOP/s on a core: %s. Build with oneDNN (Debian: libdnnl-dev)",
+               m->product_flops * 1e-9,
+               strstr(m->products, "OpenBLAS") ? "this OpenBLAS may not know the CPU and take its oldest kernels "
+                                                 "(OPENBLAS_CORETYPE=SKYLAKEX or HASWELL helps)"
+                                               : "the machine is busy, or the library does not know the CPU");
+    if (strcmp(m->isa, "generic") == 0)
+        advise(f, "no vector instructions that quadrille has kernels for (AVX-512, AVX2, NEON): it works, slowly");
+    if (m->cores_allowed < m->cores)
+        advise(f, "this process may use %d of %d cores (taskset, container or scheduler): start no more ranks than that",
+               m->cores_allowed, m->cores);
+    if (usable < (int64_t)2 << 30)
+        advise(f, "less than 2 GiB of memory: stay with small models (quadrille check shows what a run takes)");
+    else if (m->memory_available_bytes < usable / 10)
+        advise(f, "less than a tenth of the memory is free: other programs may push a run out");
+    if (strcmp(m->huge_pages, "never") == 0)
+        advise(f, "transparent huge pages are off; a few per cent faster: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    if (!m->mpi_built)
+        advise(f, "built without MPI: local ranks work, several machines do not. Install an MPI library (Debian: libopenmpi-dev) and build again");
+    else if (!f->mpirun[0])
+        advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun may do as well");
+    if (m->mpi_built && m->shared_bytes > 0 && m->shared_bytes < (int64_t)64 << 20)
+        advise(f, "/dev/shm is small, which MPI libraries use (containers: --shm-size=1g); local ranks do not need it");
+}
+
+static qd_status print_json(const findings *f)
+{
+    const qd_machine *m = &f->machine;
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "cpu", m->cpu);
+    qd_json_put_string(&w, "isa", m->isa);
+    qd_json_put_int(&w, "cores", m->cores);
+    qd_json_put_int(&w, "cores_allowed", m->cores_allowed);
+    qd_json_put_string(&w, "products", m->products);
+    qd_json_put_double(&w, "product_flops", m->product_flops);
+    qd_json_put_bool(&w, "products_slow", products_slow(m));
+    qd_json_put_int(&w, "memory_bytes", m->memory_bytes);
+    qd_json_put_int(&w, "memory_available_bytes", m->memory_available_bytes);
+    qd_json_put_int(&w, "memory_limit_bytes", m->memory_limit_bytes);
+    qd_json_put_string(&w, "huge_pages", m->huge_pages);
+    qd_json_put_int(&w, "shared_bytes", m->shared_bytes);
+    qd_json_put_int(&w, "shared_free_bytes", m->shared_free_bytes);
+    qd_json_put_bool(&w, "mpi_built", m->mpi_built);
+    qd_json_put_string(&w, "mpirun", f->mpirun[0] ? f->mpirun : NULL);
+    qd_json_list_begin(&w, "advice");
+    for (int i = 0; i < f->count; i++)
+        qd_json_put_string(&w, NULL, f->advice[i]);
+    qd_json_end(&w);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+static void print_text(const findings *f)
+{
+    const qd_machine *m = &f->machine;
+    char memory[32], available[32], limit[32], shared[32];
+    qd_text_bytes(m->memory_bytes, memory, sizeof memory);
+    qd_text_bytes(m->memory_available_bytes, available, sizeof available);
+    qd_text_bytes(m->memory_limit_bytes, limit, sizeof limit);
+    qd_text_bytes(m->shared_bytes, shared, sizeof shared);
+    printf("quadrille      %s\n", QD_VERSION);
+    printf("CPU            %s\n", m->cpu[0] ? m->cpu : "unknown");
+    printf("cores          %d, %d for this process\n", m->cores, m->cores_allowed);
+    printf("kernels        %s\n", m->isa);
+    printf("products       %s, %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
+           products_slow(m) ? " (slow)" : "");
+    printf("memory         %s, %s free%s%s\n", memory, available, m->memory_limit_bytes > 0 ? ", limited to " : "",
+           m->memory_limit_bytes > 0 ? limit : "");
+    printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");
+    printf("shared memory  %s in /dev/shm\n", m->shared_bytes > 0 ? shared : "none");
+    printf("MPI            %s; %s\n", m->mpi_built ? "built in" : "not built in", f->mpirun[0] ? f->mpirun : "no mpirun in PATH");
+    putchar('\n');
+    for (int i = 0; i < f->count; i++)
+        printf("- %s\n", f->advice[i]);
+    if (f->count == 0)
+        puts("All is well.");
+}
+
+static qd_status run(cli_call *call)
+{
+    findings f = {0};
+    QD_TRY(cli_no_words(call));
+    QD_TRY(qd_machine_look(&f.machine));
+    find_mpirun(f.mpirun, sizeof f.mpirun);
+    give_advice(&f);
+    if (qd_options_bool(call->options, "json"))
+        return print_json(&f);
+    print_text(&f);
+    return QD_OK;
+}
+
+static const qd_option own[] = {
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+};
+
+const cli_command cli_doctor = {
+    .name = "doctor",
+    .arguments = "[--json]",
+    .summary = "Looks at this machine and says what would make it faster",
+    CLI_OPTIONS(own),
+    .run = run,
+};

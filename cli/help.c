@@ -1,0 +1,86 @@
+#include "cli.h"
+
+#include <quadrille/config.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void print_usage(void)
+{
+    puts("Quadrille trains language models with data, tensor, pipeline and expert parallelism.\n");
+    for (int i = 0; cli_commands()[i]; i++) {
+        const cli_command *c = cli_commands()[i];
+        printf("  quadrille %-8s %s\n", c->name, c->summary);
+    }
+    puts("\nquadrille help COMMAND says more about one of them.");
+}
+
+static qd_status print_options(const qd_option_table *table, const char *title)
+{
+    char *text;
+    int columns = cli_columns(stdout);
+    QD_TRY(qd_options_help(table, 1, NULL, columns, &text));
+    printf("\n%s\n%s", title, text);
+    free(text);
+    return QD_OK;
+}
+
+qd_status cli_print_help(const cli_command *c)
+{
+    printf("quadrille %s %s\n\n%s.\n", c->name, c->arguments, c->summary);
+    if (c->details)
+        printf("\n%s\n", c->details);
+    if (c->option_count > 0)
+        QD_TRY(print_options(&(qd_option_table){c->options, c->option_count}, "Options of this command"));
+    if (c->configuration) {
+        qd_option_table table = qd_config_table();
+        QD_TRY(print_options(&table, "Configuration: keys of the file CONFIG, or key=value, or the short form --flag value"));
+    }
+    return QD_OK;
+}
+
+static qd_status run(cli_call *call)
+{
+    if (qd_options_bool(call->options, "markdown")) {
+        char *text;
+        qd_option_table table = qd_config_table();
+        QD_TRY(cli_no_words(call));
+        QD_TRY(qd_options_to_markdown(&table, 1, &text));
+        fputs(text, stdout);
+        free(text);
+        return QD_OK;
+    }
+    if (call->word_count == 0) {
+        print_usage();
+        return QD_OK;
+    }
+    const cli_command *command = cli_find(call->words[0]);
+    if (!command)
+        return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", call->words[0]);
+    return cli_print_help(command);
+}
+
+static const qd_option own[] = {
+    {"markdown", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the reference of all configuration keys as Markdown", NULL},
+};
+
+const cli_command cli_help = {
+    .name = "help",
+    .arguments = "[COMMAND]",
+    .summary = "Lists the commands, or explains one",
+    CLI_OPTIONS(own),
+    .run = run,
+};
+
+static qd_status run_version(cli_call *call)
+{
+    QD_TRY(cli_no_words(call));
+    puts("quadrille " QD_VERSION);
+    return QD_OK;
+}
+
+const cli_command cli_version = {
+    .name = "version",
+    .arguments = "",
+    .summary = "Prints the version",
+    .run = run_version,
+};

@@ -1,0 +1,155 @@
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <quadrille/config.h>
+#include <quadrille/train.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+static const cli_command *const commands[] = {
+    &cli_train, &cli_check, &cli_verify, &cli_bench, &cli_doctor, &cli_help, &cli_version, NULL,
+};
+
+const cli_command *const *cli_commands(void)
+{
+    return commands;
+}
+
+const cli_command *cli_find(const char *name)
+{
+    for (int i = 0; commands[i]; i++)
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    return NULL;
+}
+
+bool cli_utf8(void)
+{
+    return strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+}
+
+int cli_columns(FILE *file)
+{
+    struct winsize size;
+    if (!isatty(fileno(file)))
+        return 0;
+    return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+qd_status cli_print_json(qd_strbuf *text)
+{
+    char *taken;
+    QD_TRY(qd_strbuf_take(text, &taken));
+    puts(taken);
+    free(taken);
+    return QD_OK;
+}
+
+qd_status cli_no_words(const cli_call *call)
+{
+    return call->word_count == 0 ? QD_OK
+                                 : QD_FAIL(QD_USAGE, "%s: '%s' is one argument too many; the usage is: quadrille %s %s",
+                                           call->command->name, call->words[0], call->command->name,
+                                           call->command->arguments);
+}
+
+/* ---- one call ---- */
+
+static bool has_word(int argc, char *const *argv, const char *word)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], word) == 0)
+            return true;
+    return false;
+}
+
+/* Accepted by every command; main looks for them itself, so that they work whatever else is wrong. */
+static const qd_option common_options[] = {
+    {"help", QD_OPTION_BOOL, "false", 0, 0, NULL, "shows this text", NULL},
+    {"debug", QD_OPTION_BOOL, "false", 0, 0, NULL, "after an error, shows where in the program it happened", NULL},
+};
+
+static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
+{
+    const cli_command *command = call->command;
+    qd_option_table tables[3] = {QD_OPTION_TABLE(common_options)};
+    int count = 1;
+    if (command->option_count > 0)
+        tables[count++] = (qd_option_table){command->options, command->option_count};
+    if (command->configuration)
+        tables[count++] = qd_config_table();
+    call->words = calloc((size_t)argc + 1, sizeof *call->words);
+    if (!call->words)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the arguments");
+    QD_TRY(qd_options_create(tables, count, &call->options));
+    QD_TRY(qd_options_parse(call->options, argc, argv, call->words, &call->word_count));
+    if (!command->configuration || command->own_words || call->word_count == 0)
+        return QD_OK;
+    QD_TRY(qd_options_load(call->options, call->words[0]));
+    memmove(call->words, call->words + 1, (size_t)--call->word_count * sizeof *call->words);
+    return cli_no_words(call);
+}
+
+static qd_status run_command(const cli_command *command, int argc, char *const *argv, char *const *process_argv)
+{
+    cli_call call = {.command = command, .argv = process_argv};
+    qd_status status = has_word(argc, argv, "--help") || has_word(argc, argv, "-h") ? cli_print_help(command)
+                                                                                      : read_arguments(&call, argc, argv);
+    if (status == QD_OK && call.options)
+        status = command->run(&call);
+    qd_options_destroy(call.options);
+    free(call.words);
+    return status;
+}
+
+static qd_status dispatch(int argc, char *const *argv)
+{
+    if (argc < 2)
+        return QD_FAIL(QD_USAGE, "name a command, for example: quadrille train run.yaml (all of them: quadrille help)");
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        name = "help";
+    else if (strcmp(name, "--version") == 0)
+        name = "version";
+    const cli_command *command = cli_find(name);
+    if (!command)
+        return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", name);
+    return run_command(command, argc - 2, argv + 2, argv);
+}
+
+static int exit_status(qd_status status)
+{
+    return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED ? 2 : 1;
+}
+
+/* Descriptors 0 to 2 must be taken, or a file opened later would be written to by accident. */
+static void fill_standard_files(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    fill_standard_files();
+    setlocale(LC_CTYPE, "");
+    qd_status status = dispatch(argc, argv);
+    if (fflush(stdout) != 0 && status == QD_OK)
+        status = QD_FAIL(QD_IO, "standard output cannot be written: %s", strerror(errno));
+    if (status == QD_OK)
+        return 0;
+    if (qd_train_report(status))
+        fprintf(stderr, "quadrille: %s\n", qd_error_message());
+    if (has_word(argc, argv, "--debug"))
+        fprintf(stderr, "%s\n", qd_error_trace());
+    return exit_status(status);
+}

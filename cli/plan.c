@@ -1,0 +1,50 @@
+#include "plan.h"
+
+#include <string.h>
+
+void plan_bar(double share, int width, char *text)
+{
+    static const char *const eighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+    bool utf8 = cli_utf8();
+    int units = (int)((share < 0.0 ? 0.0 : share > 1.0 ? 1.0 : share) * width * 8 + 0.5);
+    int cells = 0;
+    text[0] = '\0';
+    for (; cells < units / 8; cells++)
+        strcat(text, utf8 ? "█" : "#");
+    if (utf8 && units % 8 != 0) {
+        strcat(text, eighths[units % 8]);
+        cells++;
+    }
+    for (; cells < width; cells++)
+        strcat(text, " ");
+}
+
+void plan_print_head(const qd_check_report *r)
+{
+    char parameters[32], tokens[32];
+    const char *times = cli_utf8() ? "×" : "x";
+    qd_text_count((double)r->parameters, parameters, sizeof parameters);
+    qd_text_count((double)r->tokens_per_step, tokens, sizeof tokens);
+    printf("model    %s, %s parameters\n", r->model, parameters);
+    if (r->world == 1)
+        puts("layout   1 rank");
+    else
+        printf("layout   %s: %d ranks\n", r->layout, r->world);
+    printf("batch    %lld %s %lld = %s tokens per step; a rank computes %lld sequence%s at a time, %lld time%s\n",
+           (long long)r->global_batch, times, (long long)r->seq, tokens, (long long)r->micro_batch,
+           r->micro_batch == 1 ? "" : "s", (long long)r->micro_batches, r->micro_batches == 1 ? "" : "s");
+}
+
+void plan_print_memory(const qd_check_report *r)
+{
+    enum { WIDTH = 24 };
+    char amount[32], bar[4 * WIDTH + 1];
+    qd_text_bytes(r->memory_bytes, amount, sizeof amount);
+    printf("memory   %s per rank\n", amount);
+    for (int i = 0; i < r->line_count; i++) {
+        double share = (double)r->lines[i].bytes / (double)(r->memory_bytes > 0 ? r->memory_bytes : 1);
+        qd_text_bytes(r->lines[i].bytes, amount, sizeof amount);
+        plan_bar(share, WIDTH, bar);
+        printf("  %-38s %10s  %s %5.1f %%\n", r->lines[i].name, amount, bar, 100.0 * share);
+    }
+}

@@ -1,0 +1,14 @@
+/* How a run looks before it starts, for check and train. */
+#ifndef CLI_PLAN_H
+#define CLI_PLAN_H
+
+#include "cli.h"
+
+#include <quadrille/check.h>
+
+void plan_print_head(const qd_check_report *report);   /* model, layout, batch */
+void plan_print_memory(const qd_check_report *report); /* per rank, by kind, with bars */
+
+/* A bar of `width` cells, filled to `share` (0 to 1), with eighths of a cell in UTF-8. `text` needs 4 * width + 1 bytes. */
+void plan_bar(double share, int width, char *text);
+#endif

@@ -1,0 +1,150 @@
+/* quadrille train: the run is the library's; here is what the user sees of it. */
+#include "curve.h"
+#include "plan.h"
+
+#include <quadrille/train.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct view {
+    const qd_options *options;
+    int columns; /* of the terminal; 0: none, lines are printed one below the other */
+    int64_t log_every;
+    bool line_open; /* the progress line waits to be rewritten */
+    double begin, shown; /* seconds: first step, last time the line was drawn */
+    double *losses;
+    int64_t count, capacity;
+} view;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void on_start(void *context, const qd_train_summary *s)
+{
+    view *v = context;
+    const char *dir = qd_options_string(v->options, "run.dir");
+    char samples[32];
+    qd_text_count((double)s->samples, samples, sizeof samples);
+    plan_print_head(&s->plan);
+    plan_print_memory(&s->plan);
+    printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
+    if (s->plan.world > 1)
+        printf("ranks    %s, backend %s\n", s->ranks_as, s->backend);
+    if (dir[0])
+        printf("folder   %s\n", dir);
+    putchar('\n');
+    fflush(stdout);
+    v->begin = now();
+}
+
+static void keep_loss(view *v, double loss)
+{
+    if (v->count == v->capacity) {
+        int64_t capacity = v->capacity ? v->capacity * 2 : 1024;
+        double *grown = realloc(v->losses, (size_t)capacity * sizeof *grown);
+        if (!grown)
+            return; /* the curve ends early */
+        v->losses = grown;
+        v->capacity = capacity;
+    }
+    v->losses[v->count++] = loss;
+}
+
+/* "step 12/200  loss 3.1234  norm 0.91  41.2 k tokens/s  MFU 31 %" */
+static void format_step(const qd_train_step *s, char *text, size_t size)
+{
+    char rate[32], mfu[32] = "";
+    qd_text_count(s->tokens_per_second, rate, sizeof rate);
+    if (s->mfu > 0.0)
+        snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * s->mfu);
+    snprintf(text, size, "step %*lld/%lld  loss %.4f  norm %.3g  %s tokens/s%s", snprintf(NULL, 0, "%lld", (long long)s->steps),
+             (long long)s->step, (long long)s->steps, s->loss, s->grad_norm, rate, mfu);
+}
+
+static void rewrite_line(view *v, const qd_train_step *s)
+{
+    enum { BAR = 16 };
+    char line[160], bar[4 * BAR + 1], left[32];
+    double at = now();
+    bool last = s->step == s->steps;
+    if (v->line_open && !last && at - v->shown < 0.1)
+        return;
+    format_step(s, line, sizeof line);
+    qd_text_seconds((at - v->begin) / (double)s->step * (double)(s->steps - s->step), left, sizeof left);
+    plan_bar((double)s->step / (double)s->steps, BAR, bar);
+    /* Never wider than the terminal: a wrapped line cannot be rewritten. */
+    if (v->columns > (int)strlen(line) + BAR + 2 + 24)
+        printf("\r[%s] %s  %s left\033[K", bar, line, left);
+    else
+        printf("\r%.*s\033[K", v->columns - 1, line);
+    fflush(stdout);
+    v->line_open = true;
+    v->shown = at;
+}
+
+static void on_step(void *context, const qd_train_step *s)
+{
+    view *v = context;
+    keep_loss(v, s->loss);
+    if (v->columns > 0) {
+        rewrite_line(v, s);
+    } else if (s->step % v->log_every == 0 || s->step == 1 || s->step == s->steps) {
+        char line[160];
+        format_step(s, line, sizeof line);
+        puts(line);
+        fflush(stdout);
+    }
+}
+
+static void close_line(view *v)
+{
+    if (v->line_open)
+        putchar('\n');
+    v->line_open = false;
+    fflush(stdout);
+}
+
+static void on_end(void *context, const qd_train_end *e)
+{
+    view *v = context;
+    char rate[32], seconds[32], allocated[32], resident[32];
+    close_line(v);
+    putchar('\n');
+    curve_draw(stdout, v->losses, v->count, 1, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
+    qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
+    qd_text_seconds(e->seconds, seconds, sizeof seconds);
+    qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
+    qd_text_bytes(e->resident_bytes, resident, sizeof resident);
+    printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);
+    printf("speed    %s tokens/s over %s\n", rate, seconds);
+    printf("memory   %s per rank as planned; resident peak of the largest process %s\n", allocated, resident);
+    fflush(stdout);
+}
+
+static qd_status run(cli_call *call)
+{
+    view v = {.options = call->options, .columns = cli_columns(stdout),
+              .log_every = qd_options_int(call->options, "run.log_every")};
+    qd_train_observer observer = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end};
+    qd_status status = qd_train(call->options, call->argv, &observer);
+    close_line(&v);
+    free(v.losses);
+    return status;
+}
+
+const cli_command cli_train = {
+    .name = "train",
+    .arguments = "[CONFIG] [key=value …] [--flag value …]",
+    .summary = "Trains a model, on local ranks or in the world that mpirun or srun made",
+    .details = "  quadrille train run.yaml --ranks 4 train.lr=1e-3\n"
+               "  mpirun -n 4 quadrille train run.yaml\n\n"
+               "CONFIG is a YAML file with the keys below; what is given on the command line wins. Ctrl-C ends the run after\n"
+               "the step that runs, a second one at once.",
+    .configuration = true,
+    .run = run,
+};

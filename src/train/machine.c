@@ -1,0 +1,130 @@
+#define _GNU_SOURCE /* CPU_COUNT */
+#include "base/clock.h"
+#include "device/device.h"
+
+#include <quadrille/comm.h>
+#include <quadrille/machine.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+/* First line of a small file of the kernel; "" when it cannot be read. */
+static void read_line(const char *path, char *text, size_t size)
+{
+    FILE *file = fopen(path, "re");
+    text[0] = '\0';
+    if (!file)
+        return;
+    if (!fgets(text, (int)size, file))
+        text[0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    fclose(file);
+}
+
+/* The value behind "name:" in a file of such lines. */
+static bool find_value(const char *path, const char *name, char *value, size_t size)
+{
+    char line[512];
+    bool found = false;
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof line, file)) {
+        size_t length = strlen(name);
+        char *colon = strchr(line, ':');
+        if (strncmp(line, name, length) != 0 || !colon)
+            continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        colon[strcspn(colon, "\n")] = '\0';
+        snprintf(value, size, "%s", colon);
+        found = true;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+static int64_t meminfo(const char *name)
+{
+    char text[64];
+    return find_value("/proc/meminfo", name, text, sizeof text) ? (int64_t)strtoll(text, NULL, 10) * 1024 : 0;
+}
+
+static void look_at_cores(qd_machine *m)
+{
+    cpu_set_t set;
+    /* arm64 kernels give no model name. */
+    if (!find_value("/proc/cpuinfo", "model name", m->cpu, sizeof m->cpu))
+        find_value("/proc/cpuinfo", "Processor", m->cpu, sizeof m->cpu);
+    m->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    m->cores_allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : m->cores;
+}
+
+static void look_at_memory(qd_machine *m)
+{
+    char text[64];
+    struct statvfs shm;
+    m->memory_bytes = meminfo("MemTotal");
+    m->memory_available_bytes = meminfo("MemAvailable");
+    read_line("/sys/fs/cgroup/memory.max", text, sizeof text); /* "max": none */
+    m->memory_limit_bytes = strtoll(text, NULL, 10);
+    if (statvfs("/dev/shm", &shm) == 0) {
+        m->shared_bytes = (int64_t)shm.f_blocks * (int64_t)shm.f_frsize;
+        m->shared_free_bytes = (int64_t)shm.f_bavail * (int64_t)shm.f_frsize;
+    }
+    /* "always [madvise] never" */
+    read_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text);
+    char *open = strchr(text, '['), *close = open ? strchr(open, ']') : NULL;
+    if (close)
+        snprintf(m->huge_pages, sizeof m->huge_pages, "%.*s", (int)(close - open - 1), open + 1);
+}
+
+/* The best of several products: what the library can do, not what the machine was busy with. */
+static qd_status time_products(qd_device *device, double *flops)
+{
+    enum { N = 768, LEAST = 3 };
+    const int64_t bytes = (int64_t)N * N * 4;
+    char *memory;
+    QD_TRY(qd_device_alloc(device, 3 * bytes, (void **)&memory));
+    qd_stream *stream = qd_device_compute_stream(device);
+    qd_matmul_args args = {
+        .a = memory, .b = memory + bytes, .c = memory + 2 * bytes, .m = N, .n = N, .k = N, .lda = N, .ldb = N, .ldc = N,
+        .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32,
+    };
+    qd_status status = QD_OK;
+    double best = 0.0, until = qd_clock_now() + 0.15;
+    for (int i = 0; status == QD_OK && (i < LEAST || qd_clock_now() < until); i++) {
+        double begin = qd_clock_now();
+        status = qd_device_kernels(device)->matmul(stream, &args);
+        if (status == QD_OK)
+            status = qd_stream_wait(stream);
+        double rate = 2.0 * N * N * N / (qd_clock_now() - begin);
+        best = i > 0 && rate > best ? rate : best; /* the first one prepares */
+    }
+    qd_device_free(device, memory, 3 * bytes);
+    *flops = best;
+    return status;
+}
+
+static qd_status look_at_kernels(qd_machine *m)
+{
+    qd_device_config config = qd_device_config_default();
+    qd_device *device = NULL;
+    config.threads = 1;
+    QD_TRY(qd_device_create("cpu", &config, &device));
+    const qd_device_caps *caps = qd_device_get_caps(device);
+    snprintf(m->isa, sizeof m->isa, "%s", caps->isa);
+    snprintf(m->products, sizeof m->products, "%s", caps->blas);
+    qd_status status = time_products(device, &m->product_flops);
+    qd_device_destroy(device);
+    return status;
+}
+
+qd_status qd_machine_look(qd_machine *m)
+{
+    *m = (qd_machine){.mpi_built = qd_mpi_built()};
+    look_at_cores(m);
+    look_at_memory(m);
+    return look_at_kernels(m);
+}
