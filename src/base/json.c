@@ -13,8 +13,8 @@ struct qd_json {
 };
 
 static const char *const kind_words[] = {
-    [QD_JSON_NULL] = "null",       [QD_JSON_BOOL] = "true or false", [QD_JSON_INT] = "an integer",
-    [QD_JSON_REAL] = "a number",   [QD_JSON_STRING] = "a string",    [QD_JSON_LIST] = "a list",
+    [QD_JSON_NULL] = "null",        [QD_JSON_BOOL] = "true or false", [QD_JSON_INT] = "an integer",
+    [QD_JSON_REAL] = "a number",    [QD_JSON_STRING] = "a string",    [QD_JSON_LIST] = "a list",
     [QD_JSON_OBJECT] = "an object",
 };
 

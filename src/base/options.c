@@ -107,9 +107,9 @@ static qd_status unknown_name(const qd_options *options, const char *written, bo
         if (first == i && key[length] == '.')
             qd_strbuf_printf(&sections, "%s%.*s", sections.length > 0 ? ", " : "", length, key);
     }
-    qd_status status = sections.length > 0 ? QD_FAIL(QD_USAGE, "unknown %s%s'; the sections are %s", what, written,
-                                                     sections.data)
-                                           : QD_FAIL(QD_USAGE, "unknown %s%s'", what, written);
+    qd_status status = sections.length > 0
+                           ? QD_FAIL(QD_USAGE, "unknown %s%s'; the sections are %s", what, written, sections.data)
+                           : QD_FAIL(QD_USAGE, "unknown %s%s'", what, written);
     qd_strbuf_free(&sections);
     return status;
 }
@@ -140,8 +140,8 @@ static qd_status add_option(qd_options *options, const qd_option *option)
     if (option->type == QD_OPTION_ENUM && !option->choices)
         return QD_FAIL(QD_USAGE, "option table: '%s' has no choices", option->key);
     options->table[options->count] = option;
-    qd_status status = qd_option_value_parse(option, option->fallback ? option->fallback : "",
-                                             &options->values[options->count]);
+    qd_status status =
+        qd_option_value_parse(option, option->fallback ? option->fallback : "", &options->values[options->count]);
     if (status != QD_OK)
         return qd_error_prefix(status, "option table: default of ");
     options->count++;

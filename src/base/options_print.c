@@ -12,7 +12,7 @@ static const char *const type_words[] = {
 };
 
 static const char *const placeholders[] = {
-    [QD_OPTION_INT] = "N",       [QD_OPTION_FLOAT] = "X",    [QD_OPTION_BOOL] = "",
+    [QD_OPTION_INT] = "N",       [QD_OPTION_FLOAT] = "X",   [QD_OPTION_BOOL] = "",
     [QD_OPTION_STRING] = "TEXT", [QD_OPTION_ENUM] = "WORD", [QD_OPTION_INT_LIST] = "N,N,…",
 };
 

@@ -188,11 +188,10 @@ static qd_status parse_choice(const qd_option *option, const char *text, int *ch
             nearest_distance = distance;
         }
     }
-    qd_status status =
-        nearest ? QD_FAIL(QD_USAGE, "%s: '%.*s' is not one of %s; did you mean '%.*s'?", option->key, shown(text), text,
-                          list.data ? list.data : "", nearest_length, nearest)
-                : QD_FAIL(QD_USAGE, "%s: '%.*s' is not one of %s", option->key, shown(text), text,
-                          list.data ? list.data : "");
+    qd_status status = nearest ? QD_FAIL(QD_USAGE, "%s: '%.*s' is not one of %s; did you mean '%.*s'?", option->key,
+                                         shown(text), text, list.data ? list.data : "", nearest_length, nearest)
+                               : QD_FAIL(QD_USAGE, "%s: '%.*s' is not one of %s", option->key, shown(text), text,
+                                         list.data ? list.data : "");
     qd_strbuf_free(&list);
     return status;
 }

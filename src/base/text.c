@@ -11,8 +11,12 @@ void qd_text_bytes(int64_t bytes, char *text, size_t size)
         value /= 1024.0;
         unit++;
     }
-    snprintf(text, size, unit == 0 ? "%.0f %s" : value < 10.0 ? "%.2f %s" : value < 100.0 ? "%.1f %s" : "%.0f %s", value,
-             units[unit]);
+    snprintf(text, size,
+             unit == 0       ? "%.0f %s"
+             : value < 10.0  ? "%.2f %s"
+             : value < 100.0 ? "%.1f %s"
+                             : "%.0f %s",
+             value, units[unit]);
 }
 
 void qd_text_seconds(double seconds, char *text, size_t size)
@@ -34,6 +38,10 @@ void qd_text_count(double count, char *text, size_t size)
         count /= 1000.0;
         unit++;
     }
-    snprintf(text, size, unit == 0 ? "%.0f%s" : count < 10.0 ? "%.2f%s" : count < 100.0 ? "%.1f%s" : "%.0f%s", count,
-             units[unit]);
+    snprintf(text, size,
+             unit == 0       ? "%.0f%s"
+             : count < 10.0  ? "%.2f%s"
+             : count < 100.0 ? "%.1f%s"
+                             : "%.0f%s",
+             count, units[unit]);
 }

@@ -36,7 +36,7 @@ typedef struct worker {
 
 struct qd_pool {
     alignas(CACHE_LINE) _Atomic uint64_t gate;
-    alignas(CACHE_LINE) _Atomic int64_t next; /* first item that nobody took */
+    alignas(CACHE_LINE) _Atomic int64_t next;      /* first item that nobody took */
     alignas(CACHE_LINE) _Atomic uint32_t job_word; /* futex: changes with each job */
     _Atomic int sleepers;
     _Atomic int stop;
@@ -198,8 +198,9 @@ static qd_status pin(pthread_t thread, int core)
         CPU_SET(core, &cores);
     int error = pthread_setaffinity_np(thread, sizeof cores, &cores);
     if (error != 0)
-        return QD_FAIL(QD_USAGE, "cannot pin a thread to core %d: %s; the core must exist and be allowed to this process",
-                       core, strerror(error));
+        return QD_FAIL(QD_USAGE,
+                       "cannot pin a thread to core %d: %s; the core must exist and be allowed to this process", core,
+                       strerror(error));
     return QD_OK;
 }
 

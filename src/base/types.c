@@ -11,11 +11,16 @@ static const struct {
 static const char *const reduce_ops[] = {[QD_SUM] = "sum", [QD_MAX] = "max", [QD_AVG] = "avg"};
 
 static const char *const coll_kinds[QD_COLL_KIND_COUNT] = {
-    [QD_COLL_ALL_REDUCE] = "all-reduce", [QD_COLL_REDUCE_SCATTER] = "reduce-scatter",
-    [QD_COLL_ALL_GATHER] = "all-gather", [QD_COLL_ALL_TO_ALL] = "all-to-all",
-    [QD_COLL_BROADCAST] = "broadcast",   [QD_COLL_REDUCE] = "reduce",
-    [QD_COLL_GATHER] = "gather",         [QD_COLL_SCATTER] = "scatter",
-    [QD_COLL_SEND] = "send",             [QD_COLL_RECV] = "recv",
+    [QD_COLL_ALL_REDUCE] = "all-reduce",
+    [QD_COLL_REDUCE_SCATTER] = "reduce-scatter",
+    [QD_COLL_ALL_GATHER] = "all-gather",
+    [QD_COLL_ALL_TO_ALL] = "all-to-all",
+    [QD_COLL_BROADCAST] = "broadcast",
+    [QD_COLL_REDUCE] = "reduce",
+    [QD_COLL_GATHER] = "gather",
+    [QD_COLL_SCATTER] = "scatter",
+    [QD_COLL_SEND] = "send",
+    [QD_COLL_RECV] = "recv",
     [QD_COLL_BARRIER] = "barrier",
 };
 

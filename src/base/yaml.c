@@ -135,7 +135,8 @@ static qd_status read_key(reader *self, const yaml_event_t *event, place where)
 static qd_status read_scalar(reader *self, const yaml_event_t *event, place where)
 {
     if (event->data.scalar.anchor || event->data.scalar.tag)
-        return FAIL_AT(self, where, "anchors (&name) and tags (!name) are not used in a configuration; write the value");
+        return FAIL_AT(self, where,
+                       "anchors (&name) and tags (!name) are not used in a configuration; write the value");
     if (memchr(event->data.scalar.value, '\0', event->data.scalar.length))
         return FAIL_AT(self, where, "a zero byte (\"\\0\"); a configuration is plain text");
     if (self->depth == 0) {
@@ -167,7 +168,8 @@ static qd_status read_scalar(reader *self, const yaml_event_t *event, place wher
 static qd_status open_level(reader *self, bool sequence, bool decorated, place where)
 {
     if (decorated)
-        return FAIL_AT(self, where, "anchors (&name) and tags (!name) are not used in a configuration; write the value");
+        return FAIL_AT(self, where,
+                       "anchors (&name) and tags (!name) are not used in a configuration; write the value");
     if (self->depth == QD_YAML_MOST_DEPTH)
         return FAIL_AT(self, where, "nested deeper than %d levels", QD_YAML_MOST_DEPTH);
     if (self->depth == 0 && sequence)
@@ -183,8 +185,8 @@ static qd_status open_level(reader *self, bool sequence, bool decorated, place w
         qd_strbuf_clear(&self->value);
         self->items = 0;
     }
-    self->levels[self->depth++] = (level){
-        .sequence = sequence, .key_length = self->key.length, .line = where.line, .column = where.column};
+    self->levels[self->depth++] =
+        (level){.sequence = sequence, .key_length = self->key.length, .line = where.line, .column = where.column};
     return QD_OK;
 }
 
@@ -231,8 +233,8 @@ static qd_status parser_failed(const reader *self, const yaml_parser_t *parser)
     if (parser->error == YAML_MEMORY_ERROR)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name);
     const char *problem = parser->problem ? parser->problem : "it cannot be read";
-    return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: %s%s%s", parser->context ? parser->context : "",
-                   parser->context ? ", " : "", problem);
+    return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: %s%s%s",
+                   parser->context ? parser->context : "", parser->context ? ", " : "", problem);
 }
 
 qd_status qd_yaml_read(const char *name, const char *text, size_t length, qd_yaml_visit visit, void *context)

@@ -55,7 +55,8 @@ static void check_nearest(float value, uint16_t got, int exponent_bits)
     int top = ((1 << exponent_bits) - 1) << (15 - exponent_bits); /* infinity */
     if ((got & 0x7fff) == top) {
         /* Infinity from half a step above the largest number on. */
-        double largest = value_of((uint16_t)(top - 1), exponent_bits), below = value_of((uint16_t)(top - 2), exponent_bits);
+        double largest = value_of((uint16_t)(top - 1), exponent_bits),
+               below = value_of((uint16_t)(top - 2), exponent_bits);
         assert_true(fabs(exact) >= largest + (largest - below) / 2);
         return;
     }

@@ -140,7 +140,8 @@ static void reads(void **state)
 static void refuses(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "{", "[1,]", "{\"a\":1,\"a\":2}", "nul", "{\"a\" 1}", "[1] x", "\"\xff\"", "[NaN]", "1"};
+    static const char *const bad[] = {"",         "{",     "[1,]", "{\"a\":1,\"a\":2}", "nul", "{\"a\" 1}", "[1] x",
+                                      "\"\xff\"", "[NaN]", "1"};
     qd_json *document;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_int_equal(qd_json_load_text("bad.json", bad[i], strlen(bad[i]), &document), QD_USAGE);

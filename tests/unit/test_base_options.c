@@ -16,17 +16,43 @@
 static const qd_option config[] = {
     {.key = "model.preset", .type = QD_OPTION_STRING, .help = "name of a known model"},
     {.key = "model.rope.base", .type = QD_OPTION_FLOAT, .fallback = "10000", .help = "base of the angles"},
-    {.key = "train.steps", .type = QD_OPTION_INT, .fallback = "100", .least = 1, .most = INFINITY,
-     .help = "optimizer steps", .flag = "steps"},
-    {.key = "train.lr", .type = QD_OPTION_FLOAT, .fallback = "3e-3", .least = 0, .most = 10, .help = "learning rate",
+    {.key = "train.steps",
+     .type = QD_OPTION_INT,
+     .fallback = "100",
+     .least = 1,
+     .most = INFINITY,
+     .help = "optimizer steps",
+     .flag = "steps"},
+    {.key = "train.lr",
+     .type = QD_OPTION_FLOAT,
+     .fallback = "3e-3",
+     .least = 0,
+     .most = 10,
+     .help = "learning rate",
      .flag = "lr"},
-    {.key = "parallel.tp", .type = QD_OPTION_INT, .fallback = "1", .least = 1, .most = 8192,
-     .help = "ranks that share each product", .flag = "tp"},
-    {.key = "parallel.dp", .type = QD_OPTION_INT, .fallback = "-1", .least = -1, .most = 8192,
-     .help = "replicas; -1 is the rest of the world", .flag = "dp"},
-    {.key = "parallel.sp", .type = QD_OPTION_BOOL, .fallback = "false", .help = "split the sequence beside tp",
+    {.key = "parallel.tp",
+     .type = QD_OPTION_INT,
+     .fallback = "1",
+     .least = 1,
+     .most = 8192,
+     .help = "ranks that share each product",
+     .flag = "tp"},
+    {.key = "parallel.dp",
+     .type = QD_OPTION_INT,
+     .fallback = "-1",
+     .least = -1,
+     .most = 8192,
+     .help = "replicas; -1 is the rest of the world",
+     .flag = "dp"},
+    {.key = "parallel.sp",
+     .type = QD_OPTION_BOOL,
+     .fallback = "false",
+     .help = "split the sequence beside tp",
      .flag = "sp"},
-    {.key = "parallel.recompute", .type = QD_OPTION_ENUM, .fallback = "none", .choices = "none|selective|full",
+    {.key = "parallel.recompute",
+     .type = QD_OPTION_ENUM,
+     .fallback = "none",
+     .choices = "none|selective|full",
      .help = "what is computed again in the backward pass"},
     {.key = "parallel.layers", .type = QD_OPTION_INT_LIST, .least = 1, .most = 1000, .help = "layers of each stage"},
     {.key = "model.layers", .type = QD_OPTION_INT, .fallback = "2", .least = 1, .most = 1000, .help = "blocks"},
@@ -85,7 +111,8 @@ static void reads_yaml(void **state)
                                    "  recompute: 'full'\n"
                                    "  layers: [1, 2k, 3]\n"),
                      QD_USAGE); /* 2k is out of range */
-    assert_string_equal(qd_error_message(), "run.yaml:10:11: parallel.layers: 1,2k,3 is out of range; it must be from 1 to 1000");
+    assert_string_equal(qd_error_message(),
+                        "run.yaml:10:11: parallel.layers: 1,2k,3 is out of range; it must be from 1 to 1000");
     assert_false(qd_options_is_set(options, "model.preset")); /* nothing of a refused file stays */
     assert_int_equal(qd_options_int(options, "train.steps"), 100);
     assert_int_equal(load(options, "model: {preset: llama-tiny, rope: {base: 5e5}}\n"
@@ -129,10 +156,26 @@ static void number_forms(void **state)
     static const struct {
         const char *text;
         int64_t value;
-    } good[] = {{"12", 12},       {"1_000", 1000},   {"4k", 4000},    {"4K", 4000},  {"1.5M", 1500000},
-                {"2G", 2000000000}, {"1e6", 1000000}, {" 7 ", 7},     {"+3", 3},     {"1_000k", 1000000}};
-    static const char *const bad[] = {"",   "x",    "1.5",  "1_",  "_1",  "1__0", "0x10", "1e400", "nan", "k", "12 3",
-                                      "--1", "+-1", "1kk", "9223372036854775807k", "99999999999999999999", "1.5e", "1,2"};
+    } good[] = {{"12", 12},         {"1_000", 1000},  {"4k", 4000}, {"4K", 4000}, {"1.5M", 1500000},
+                {"2G", 2000000000}, {"1e6", 1000000}, {" 7 ", 7},   {"+3", 3},    {"1_000k", 1000000}};
+    static const char *const bad[] = {"",
+                                      "x",
+                                      "1.5",
+                                      "1_",
+                                      "_1",
+                                      "1__0",
+                                      "0x10",
+                                      "1e400",
+                                      "nan",
+                                      "k",
+                                      "12 3",
+                                      "--1",
+                                      "+-1",
+                                      "1kk",
+                                      "9223372036854775807k",
+                                      "99999999999999999999",
+                                      "1.5e",
+                                      "1,2"};
     qd_options *options = fresh();
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         assert_int_equal(qd_options_set(options, "train.steps", good[i].text), QD_OK);
@@ -144,7 +187,8 @@ static void number_forms(void **state)
     }
     assert_int_equal(qd_options_set(options, "parallel.dp", "-1"), QD_OK);
     assert_int_equal(qd_options_int(options, "parallel.dp"), -1);
-    static const char *const bad_floats[] = {"inf", "nan", "0x1p3", "1e999", "", "1.2.3", "e5", ".", "-", "3k", "1e-3x"};
+    static const char *const bad_floats[] = {"inf", "nan", "0x1p3", "1e999", "",     "1.2.3",
+                                             "e5",  ".",   "-",     "3k",    "1e-3x"};
     for (size_t i = 0; i < sizeof bad_floats / sizeof bad_floats[0]; i++)
         assert_int_equal(qd_options_set(options, "train.lr", bad_floats[i]), QD_USAGE);
     assert_int_equal(qd_options_set(options, "train.lr", "1_0.5e-1"), QD_OK);
@@ -164,7 +208,8 @@ static void refusals(void **state)
         {"train: {stpes: 2}", "run.yaml:1:9: unknown key 'train.stpes'; did you mean 'train.steps'?"},
         {"zzzzzzzz: 2", "run.yaml:1:1: unknown key 'zzzzzzzz'; the sections are model, train, parallel"},
         {"train: 3", "run.yaml:1:1: 'train' is a section, not a key; set its keys, for example 'train.steps'"},
-        {"train:\n  steps: many\n", "run.yaml:2:10: train.steps: 'many' is not an integer (for example 2, 1_000 or 4k)"},
+        {"train:\n  steps: many\n",
+         "run.yaml:2:10: train.steps: 'many' is not an integer (for example 2, 1_000 or 4k)"},
         {"train: {steps: 0}", "run.yaml:1:16: train.steps: 0 is out of range; it must be at least 1"},
         {"parallel: {tp: 9999}", "run.yaml:1:16: parallel.tp: 9999 is out of range; it must be from 1 to 8192"},
         {"parallel: {sp: maybe}", "run.yaml:1:16: parallel.sp: 'maybe' is not a truth value; write true or false"},
@@ -177,9 +222,11 @@ static void refusals(void **state)
         {"json: true", "run.yaml:1:1: 'json' is an option of the command, not of the configuration; write --json"},
         {"- a\n- b", "run.yaml:1:1: a configuration is a mapping, not a list; write 'key: value'"},
         {"hello", "run.yaml:1:1: a configuration is a mapping; write 'key: value'"},
-        {"train: {steps: 1}\n---\ntrain: {lr: 1}", "run.yaml:2:1: a second document starts here; a configuration is one document"},
+        {"train: {steps: 1}\n---\ntrain: {lr: 1}",
+         "run.yaml:2:1: a second document starts here; a configuration is one document"},
         {"parallel: {layers: [[1]]}", "run.yaml:1:21: parallel.layers: a list holds plain values only"},
-        {"parallel: {layers: [\"1,2\"]}", "run.yaml:1:21: parallel.layers: an item of a list must be one value without commas"},
+        {"parallel: {layers: [\"1,2\"]}",
+         "run.yaml:1:21: parallel.layers: an item of a list must be one value without commas"},
     };
     qd_options *options = fresh();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -188,8 +235,9 @@ static void refusals(void **state)
         assert_null(strchr(qd_error_message(), '\n'));
     }
     /* The parser's own complaints carry the place too. */
-    static const char *const broken[] = {"a: [1", "a: {b", "a: b: c", "\ta: 1", "a: \"x", "a: 1\n b: 2", "%YAML 9.9\n---\na: 1",
-                                         "? {a: b}\n: c", "? [a]\n: c", "a: &x 1", "a: *x", "a: !!int 1", "a: &x {b: 1}", "*a : b"};
+    static const char *const broken[] = {
+        "a: [1",         "a: {b",      "a: b: c", "\ta: 1", "a: \"x",     "a: 1\n b: 2",  "%YAML 9.9\n---\na: 1",
+        "? {a: b}\n: c", "? [a]\n: c", "a: &x 1", "a: *x",  "a: !!int 1", "a: &x {b: 1}", "*a : b"};
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
         assert_int_equal(load(options, broken[i]), QD_USAGE);
         assert_memory_equal(qd_error_message(), "run.yaml:", 9);
@@ -202,8 +250,9 @@ static void command_line(void **state)
 {
     (void)state;
     qd_options *options = fresh();
-    char *const argv[] = {"run.yaml", "--tp", "2", "train.steps=5", "--dp=-1", "--sp", "--print", "0", "--json",
-                          "false", "--train.lr", "0.5", "./a=b.yaml", "-", "--", "--tp", "x=1"};
+    char *const argv[] = {"run.yaml",   "--tp", "2",      "train.steps=5", "--dp=-1",    "--sp",
+                          "--print",    "0",    "--json", "false",         "--train.lr", "0.5",
+                          "./a=b.yaml", "-",    "--",     "--tp",          "x=1"};
     const char *words[17];
     int count;
     assert_int_equal(qd_options_parse(options, 17, argv, words, &count), QD_OK);
@@ -277,8 +326,9 @@ static void resolve_and_copy(void **state)
 static void saves_and_reads_back(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"plain", "", "true", "null", "12", "a b", "say \"x\" \\ y", "two\nlines\n", "tab\there",
-                                        "#no", "a: b", "*x", "-", "grüße 漢字", " pad ", "~", "/a/b.txt", "{}", "no", "'"};
+    static const char *const texts[] = {"plain",        "",          "true",     "null", "12", "a b", "say \"x\" \\ y",
+                                        "two\nlines\n", "tab\there", "#no",      "a: b", "*x", "-",   "grüße 漢字",
+                                        " pad ",        "~",         "/a/b.txt", "{}",   "no", "'"};
     static const char *const rates[] = {"0.1", "3e-3", "1e-300", "0.30000000000000004", "5", "9.999999999999999"};
     char path[] = "/tmp/quadrille-options-XXXXXX";
     int fd = mkstemp(path);
@@ -348,7 +398,8 @@ static void help_and_documentation(void **state)
     assert_null(strstr(text, "train"));
     free(text);
     assert_int_equal(qd_options_to_markdown(tables, 2, &text), QD_OK);
-    assert_non_null(strstr(text, "| `parallel.tp` | `--tp` | integer, 1 to 8192 | `1` | ranks that share each product |\n"));
+    assert_non_null(
+        strstr(text, "| `parallel.tp` | `--tp` | integer, 1 to 8192 | `1` | ranks that share each product |\n"));
     assert_non_null(strstr(text, "one of: none, selective, full"));
     char *model = strstr(text, "## `model`");
     assert_non_null(model);
@@ -359,7 +410,8 @@ static void help_and_documentation(void **state)
 static void bad_tables(void **state)
 {
     (void)state;
-    const qd_option twice[] = {{.key = "a.b", .help = "x", .fallback = "1"}, {.key = "a.b", .help = "x", .fallback = "1"}};
+    const qd_option twice[] = {{.key = "a.b", .help = "x", .fallback = "1"},
+                               {.key = "a.b", .help = "x", .fallback = "1"}};
     const qd_option wrong[] = {{.key = "a.b", .help = "x", .fallback = "0", .least = 1, .most = 2}};
     const qd_option flags[] = {{.key = "a.b", .help = "x", .fallback = "1", .flag = "b"},
                                {.key = "a.c", .help = "x", .fallback = "1", .flag = "b"}};
@@ -375,11 +427,16 @@ static void bad_tables(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),      cmocka_unit_test(reads_yaml),
-        cmocka_unit_test(empty_files_set_nothing), cmocka_unit_test(number_forms),
-        cmocka_unit_test(refusals),      cmocka_unit_test(command_line),
-        cmocka_unit_test(resolve_and_copy), cmocka_unit_test(saves_and_reads_back),
-        cmocka_unit_test(help_and_documentation), cmocka_unit_test(bad_tables),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(reads_yaml),
+        cmocka_unit_test(empty_files_set_nothing),
+        cmocka_unit_test(number_forms),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(command_line),
+        cmocka_unit_test(resolve_and_copy),
+        cmocka_unit_test(saves_and_reads_back),
+        cmocka_unit_test(help_and_documentation),
+        cmocka_unit_test(bad_tables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

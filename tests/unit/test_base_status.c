@@ -121,8 +121,11 @@ static void texts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(message_and_trace), cmocka_unit_test(prefix_and_replace), cmocka_unit_test(overflow),
-        cmocka_unit_test(per_thread),        cmocka_unit_test(texts),
+        cmocka_unit_test(message_and_trace),
+        cmocka_unit_test(prefix_and_replace),
+        cmocka_unit_test(overflow),
+        cmocka_unit_test(per_thread),
+        cmocka_unit_test(texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,9 +76,9 @@ static void bytes_moved(void **state)
         int size;
         int64_t bytes;
     } rows[] = {
-        {QD_COLL_ALL_REDUCE, 10, QD_F32, 4, 4 * 3 * 40},                  /* direct: everyone reads everyone */
-        {QD_COLL_ALL_REDUCE, 1 << 20, QD_F32, 4, INT64_C(2) * 3 << 22},   /* sliced: there and back */
-        {QD_COLL_ALL_REDUCE, 1 << 20, QD_BF16, 1, 0},                     /* alone */
+        {QD_COLL_ALL_REDUCE, 10, QD_F32, 4, 4 * 3 * 40},                /* direct: everyone reads everyone */
+        {QD_COLL_ALL_REDUCE, 1 << 20, QD_F32, 4, INT64_C(2) * 3 << 22}, /* sliced: there and back */
+        {QD_COLL_ALL_REDUCE, 1 << 20, QD_BF16, 1, 0},                   /* alone */
         {QD_COLL_REDUCE_SCATTER, 1001, QD_F32, 3, 2 * 4004},
         {QD_COLL_ALL_GATHER, 1001, QD_BF16, 3, 2 * 2002},
         {QD_COLL_BROADCAST, 5, QD_I64, 8, 7 * 40},

@@ -120,7 +120,8 @@ static void binary(void **state)
     refuse("a: \xff");
     refuse("a: \xc0\xaf");
     refuse("a: \xed\xa0\x80");
-    refuse("\x7f" "ELF\x02\x01\x01");
+    refuse("\x7f"
+           "ELF\x02\x01\x01");
     refuse("PK\x03\x04");
     qd_philox_key key = qd_rng_key(1, "garbage");
     for (uint64_t i = 0; i < 2000; i++) {
@@ -135,10 +136,12 @@ static void binary(void **state)
 static void mutated(void **state)
 {
     (void)state;
-    static const char good[] = "model: {preset: llama-tiny, rope: {base: 5e5}}\ntrain:\n  steps: 1_000\n  lr: 1e-3  # c\n"
-                               "  text: |\n    two\n    lines\n  list:\n  - 1\n  - 2\n'quoted': \"a\\n\\x41\"\n";
-    static const char *const tokens[] = {"a",  ":",  " ",  "\n", "-",  "- ", "{", "}", "[", "]", ",",   "&a ", "*a", "!t ", "|",
-                                         ">-", "'",  "\"", "#",  "%",  "---", "...", "? ", ": ", "\n  ", "\t", "1", "\\", "é", "<<", "@", "`"};
+    static const char good[] =
+        "model: {preset: llama-tiny, rope: {base: 5e5}}\ntrain:\n  steps: 1_000\n  lr: 1e-3  # c\n"
+        "  text: |\n    two\n    lines\n  list:\n  - 1\n  - 2\n'quoted': \"a\\n\\x41\"\n";
+    static const char *const tokens[] = {"a",   ":",  " ",    "\n", "-",  "- ", "{",  "}",  "[", "]",   ",",
+                                         "&a ", "*a", "!t ",  "|",  ">-", "'",  "\"", "#",  "%", "---", "...",
+                                         "? ",  ": ", "\n  ", "\t", "1",  "\\", "é",  "<<", "@", "`"};
     enum { TOKENS = sizeof tokens / sizeof tokens[0] };
     qd_philox_key key = qd_rng_key(2, "mutations");
     char text[sizeof good + 64];
@@ -183,7 +186,10 @@ static void truncated(void **state)
     assert_int_equal(read_text(good, sizeof good - 1, &leaves), QD_OK);
     assert_int_equal(leaves, 3);
     /* A byte-order mark is fine. */
-    assert_int_equal(read_text("\xef\xbb\xbf" "a: 1\r\nb: 2\r\n", 15, &leaves), QD_OK);
+    assert_int_equal(read_text("\xef\xbb\xbf"
+                               "a: 1\r\nb: 2\r\n",
+                               15, &leaves),
+                     QD_OK);
     assert_int_equal(leaves, 2);
 }
 
