@@ -212,7 +212,7 @@ static qd_status write_tensor(qd_trainer *trainer, qd_comm *world, void *argumen
 {
     (void)world;
     const tensor_request *r = argument;
-    return qd_trainer_write(trainer, r->name, r->values, r->count);
+    return qd_trainer_write(trainer, r->name, QD_TENSOR_VALUE, r->values, r->count);
 }
 
 qd_status qd_team_write(qd_team *team, const char *name, const float *values, int64_t count)

@@ -17,7 +17,7 @@ struct qd_trainer {
     qd_interpreter *interpreter;
     qd_trace *trace;
     qd_step_profile *profile;
-    int64_t step; /* done */
+    qd_position position;
 };
 
 static int threads_per_rank(const qd_config *config, int local_ranks)
@@ -35,18 +35,25 @@ static qd_status store_param(qd_trainer *t, int param, const float *values)
     const qd_program *p = t->program;
     qd_stream *stream = qd_device_compute_stream(t->device);
     int64_t offset = p->storage.offset[param], count = p->storage.count[param];
-    float *master = qd_bound_kind(t->bound, p->strategy.param == QD_F32 ? QD_BUFFER_PARAM : QD_BUFFER_MASTER);
-    if (master) {
-        QD_TRY(qd_copy(stream, master + offset, values, count * 4));
-        QD_TRY(qd_stream_wait(stream));
+    char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
+    float *master = qd_bound_kind(t->bound, QD_BUFFER_MASTER);
+    if (p->strategy.param == QD_F32) {
+        QD_TRY(qd_copy(stream, to, values, count * 4));
+        return qd_stream_wait(stream);
     }
-    if (p->strategy.param == QD_F32)
-        return QD_OK;
-    char *param_base = qd_bound_kind(t->bound, QD_BUFFER_PARAM);
-    return qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
-        .from = master + offset, .to = param_base + offset * (int64_t)qd_dtype_size(p->strategy.param), .n = count,
-        .from_dtype = QD_F32, .to_dtype = p->strategy.param,
-    });
+    void *wide = master ? master + offset : NULL;
+    if (!master)
+        QD_TRY(qd_device_alloc(t->device, count * 4, &wide));
+    qd_status status = qd_copy(stream, wide, values, count * 4);
+    if (status == QD_OK)
+        status = qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
+            .from = wide, .to = to, .n = count, .from_dtype = QD_F32, .to_dtype = p->strategy.param,
+        });
+    if (status == QD_OK)
+        status = qd_stream_wait(stream);
+    if (!master)
+        qd_device_free(t->device, wide, count * 4);
+    return status;
 }
 
 /* Values depend on (seed, name, element) alone. */
@@ -139,8 +146,8 @@ void qd_trainer_destroy(qd_trainer *t)
 qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
 {
     const qd_step_input input = {
-        .step = t->step + 1,
-        .first_sample = t->step * t->config.global_batch,
+        .step = t->position.step + 1,
+        .first_sample = t->position.next_sample,
         .global_batch = t->config.global_batch,
         .seed = t->config.seed,
         .source = &t->source,
@@ -149,7 +156,8 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
         .profile = t->profile,
     };
     QD_TRY(qd_interpret(t->interpreter, &input, output));
-    t->step++;
+    t->position.step++;
+    t->position.next_sample += t->config.global_batch;
     return QD_OK;
 }
 
@@ -165,15 +173,37 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
     return QD_OK;
 }
 
+/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy. */
+static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dtype *dtype)
+{
+    const qd_strategy *s = &t->program->strategy;
+    *dtype = kind == QD_TENSOR_GRADIENT ? s->grad : QD_F32;
+    switch (kind) {
+    case QD_TENSOR_GRADIENT: return QD_BUFFER_GRAD;
+    case QD_TENSOR_MOMENT1: return QD_BUFFER_MOMENT1;
+    case QD_TENSOR_MOMENT2: return QD_BUFFER_MOMENT2;
+    case QD_TENSOR_VALUE: break;
+    }
+    if (s->training && s->param != QD_F32)
+        return QD_BUFFER_MASTER;
+    *dtype = s->param;
+    return QD_BUFFER_PARAM;
+}
+
+bool qd_trainer_holds(const qd_trainer *t, qd_tensor_kind kind)
+{
+    qd_dtype dtype;
+    return qd_bound_kind(t->bound, buffer_of(t, kind, &dtype)) != NULL;
+}
+
 qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, float *out, int64_t count)
 {
     int param;
+    qd_dtype dtype;
     QD_TRY(find_param(t, name, count, &param));
-    const qd_strategy *s = &t->program->strategy;
-    bool value = kind == QD_TENSOR_VALUE;
-    bool master = value && s->param != QD_F32;
-    qd_dtype dtype = master ? QD_F32 : value ? s->param : s->grad;
-    const char *base = qd_bound_kind(t->bound, master ? QD_BUFFER_MASTER : value ? QD_BUFFER_PARAM : QD_BUFFER_GRAD);
+    const char *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
+    if (!base)
+        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", name);
     const char *from = base + t->program->storage.offset[param] * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
     if (dtype == QD_F32) {
@@ -192,11 +222,29 @@ qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, 
     return status;
 }
 
-qd_status qd_trainer_write(qd_trainer *t, const char *name, const float *values, int64_t count)
+qd_status qd_trainer_write(qd_trainer *t, const char *name, qd_tensor_kind kind, const float *values, int64_t count)
 {
     int param;
+    qd_dtype dtype;
     QD_TRY(find_param(t, name, count, &param));
-    return store_param(t, param, values);
+    if (kind == QD_TENSOR_VALUE)
+        return store_param(t, param, values);
+    float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
+    if (!base || dtype != QD_F32)
+        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", name);
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    QD_TRY(qd_copy(stream, base + t->program->storage.offset[param], values, count * 4));
+    return qd_stream_wait(stream);
+}
+
+qd_position qd_trainer_position(const qd_trainer *t)
+{
+    return t->position;
+}
+
+void qd_trainer_set_position(qd_trainer *t, qd_position position)
+{
+    t->position = position;
 }
 
 const qd_program *qd_trainer_program(const qd_trainer *t)
@@ -222,6 +270,11 @@ qd_device *qd_trainer_device(const qd_trainer *t)
 int64_t qd_trainer_allocated(const qd_trainer *t)
 {
     return qd_device_allocated(t->device);
+}
+
+uint64_t qd_trainer_seed(const qd_trainer *t)
+{
+    return t->config.seed;
 }
 
 void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)

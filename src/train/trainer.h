@@ -16,12 +16,21 @@ void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 /* Collective. The next step, from step 1 on. */
 qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
 
-typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT } qd_tensor_kind;
-/* Collective. A logical parameter's value or gradient (as the last step left it, before clipping), whole, as fp32.
- * `count` must be its number of elements. */
+typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2 } qd_tensor_kind;
+/* Collective. A logical parameter's value, gradient (as the last step left it, before clipping) or optimizer state, whole,
+ * as fp32. `count` must be its number of elements. */
 qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind kind, float *out, int64_t count);
-/* Collective. Replaces a logical parameter's value on all ranks. */
-qd_status qd_trainer_write(qd_trainer *trainer, const char *name, const float *values, int64_t count);
+/* Collective. Replaces a logical parameter's value or optimizer state on all ranks. */
+qd_status qd_trainer_write(qd_trainer *trainer, const char *name, qd_tensor_kind kind, const float *values, int64_t count);
+/* Whether the optimizer keeps state of this kind. */
+bool qd_trainer_holds(const qd_trainer *trainer, qd_tensor_kind kind);
+
+/* Where the run stands: steps done, and the index of the next sample. */
+typedef struct qd_position {
+    int64_t step, next_sample;
+} qd_position;
+qd_position qd_trainer_position(const qd_trainer *trainer);
+void qd_trainer_set_position(qd_trainer *trainer, qd_position position); /* on all ranks alike */
 
 const qd_program *qd_trainer_program(const qd_trainer *trainer);
 qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: the program uses no such group */
@@ -29,6 +38,7 @@ qd_device *qd_trainer_device(const qd_trainer *trainer);
 int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
+uint64_t qd_trainer_seed(const qd_trainer *trainer);
 /* For tests: the program the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
 #endif

@@ -1,0 +1,14 @@
+/* A trainer's state to and from checkpoints. */
+#ifndef QD_TRAIN_STATE_H
+#define QD_TRAIN_STATE_H
+
+#include "ckpt/checkpoint.h"
+#include "train/trainer.h"
+
+/* Collective over the trainer's world. Writes <root>/step-…; keep: how many stay (0: all). config: YAML of the run. A
+ * failure on the writing rank is returned on all, and training can go on. */
+qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, const char *config, int keep);
+
+/* Collective. Weights, and unless weights_only optimizer state and position, from a checkpoint of any layout. */
+qd_status qd_state_load(qd_trainer *trainer, qd_checkpoint *checkpoint, bool weights_only);
+#endif
