@@ -13,7 +13,7 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN "
 set(QD_PC_PRIVATE "")
 if(QD_BLAS_FOUND STREQUAL "onednn")
   string(APPEND QD_PC_PRIVATE " -ldnnl")
-else()
+elseif(QD_BLAS_FOUND STREQUAL "openblas")
   string(APPEND QD_PC_PRIVATE " -lopenblas")
 endif()
 if(QD_MPI_FOUND)
