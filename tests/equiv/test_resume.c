@@ -1,0 +1,203 @@
+/* Stop, resume, on the same and on other layouts; damaged checkpoints are named and passed over. */
+#include "support/layout.h"
+#include "train/state.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define MODEL                                                                                               \
+    "model.layers=2 model.hidden=32 model.heads=4 model.vocab=61 data.seq=12 train.global_batch=8 train.steps=20 run.threads=1 "
+
+static char root[64];
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof root, "/tmp/quadrille-resume-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    return system(command);
+}
+
+static qd_team *start(const char *words, qd_random_tokens *random)
+{
+    qd_config config = layout_config(words);
+    *random = (qd_random_tokens){.seed = 11, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(random);
+    qd_team *team;
+    ok(qd_team_create(&config, &source, &team));
+    return team;
+}
+
+static void run_steps(qd_team *team, int count, double *losses)
+{
+    for (int i = 0; i < count; i++) {
+        qd_step_output out;
+        ok(qd_team_step(team, &out));
+        if (losses)
+            losses[i] = out.loss;
+    }
+}
+
+static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    return qd_state_save(trainer, world, root, "train: {steps: 20}\n", 3);
+}
+
+static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    qd_checkpoint *checkpoint;
+    QD_TRY(qd_store_open(root, &checkpoint, NULL));
+    qd_status status = qd_state_load(trainer, checkpoint, false);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+static void resume_is_exact(void **state)
+{
+    (void)state;
+    static const char *const bases[] = {MODEL "parallel.ranks=2 ", MODEL "parallel.ranks=2 train.precision=bf16 ",
+                                        MODEL "parallel.ranks=2 train.optimizer=sgd train.momentum=0.9 model.tied=true ",
+                                        MODEL "parallel.ranks=2 model.dropout=0.2 "};
+    for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
+        double whole[20], part[20];
+        qd_random_tokens random, other;
+        qd_team *team = start(bases[b], &random);
+        run_steps(team, 20, whole);
+        qd_team_destroy(team);
+
+        team = start(bases[b], &random);
+        run_steps(team, 7, part);
+        ok(qd_team_call(team, save, NULL));
+        qd_team_destroy(team);
+
+        team = start(bases[b], &random);
+        ok(qd_team_call(team, load, NULL));
+        run_steps(team, 13, part + 7);
+        qd_team_destroy(team);
+        for (int s = 0; s < 20; s++)
+            if (whole[s] != part[s])
+                fail_msg("%s: step %d: %.17g uninterrupted, %.17g resumed", bases[b], s + 1, whole[s], part[s]);
+
+        static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=4 train.micro_batch=1 ", "parallel.ranks=8 "};
+        bool exact = strstr(bases[b], "bf16") == NULL;
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            char words[512];
+            snprintf(words, sizeof words, "%s%s", bases[b], layouts[l]);
+            team = start(words, &other);
+            ok(qd_team_call(team, load, NULL));
+            run_steps(team, 13, part + 7);
+            qd_team_destroy(team);
+            for (int s = 7; s < 20; s++)
+                if (!(fabs(whole[s] - part[s]) <= (exact ? 1e-5 : 1e-2) * whole[s]))
+                    fail_msg("%s: step %d: %.9g against %.9g", words, s + 1, part[s], whole[s]);
+        }
+    }
+}
+
+/* Flips a bit of the newest checkpoint's file: it is named, and the one before it is used. */
+static void damage_falls_back(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"manifest.json", "manifest.xxh3", "model-00000.safetensors", "optimizer-00000.safetensors"};
+    qd_random_tokens random;
+    qd_team *team = start(MODEL "parallel.ranks=1", &random);
+    run_steps(team, 2, NULL);
+    ok(qd_team_call(team, save, NULL));
+    run_steps(team, 2, NULL);
+    for (size_t f = 0; f < sizeof files / sizeof *files; f++) {
+        for (int where = 0; where < 12; where++) {
+            ok(qd_team_call(team, save, NULL)); /* step 4 anew */
+            char path[256];
+            snprintf(path, sizeof path, "%s/step-000000000004/%s", root, files[f]);
+            FILE *file = fopen(path, "r+b");
+            assert_non_null(file);
+            fseek(file, 0, SEEK_END);
+            long size = ftell(file), at = (size - 1) * where / 11;
+            if (where % 4 == 3) {
+                assert_int_equal(ftruncate(fileno(file), at), 0);
+            } else {
+                fseek(file, at, SEEK_SET);
+                int byte = fgetc(file);
+                fseek(file, at, SEEK_SET);
+                fputc(byte ^ (1 << where % 8), file);
+            }
+            fclose(file);
+            qd_checkpoint *checkpoint;
+            char *why;
+            ok(qd_store_open(root, &checkpoint, &why));
+            assert_int_equal(qd_checkpoint_meta(checkpoint)->step, 2);
+            if (!why || !strstr(why, "step-000000000004"))
+                fail_msg("%s, damage %d: said '%s'", files[f], where, why ? why : "");
+            qd_checkpoint_close(checkpoint);
+            free(why);
+        }
+    }
+    qd_team_destroy(team);
+}
+
+static void old_ones_are_pruned(void **state)
+{
+    (void)state;
+    qd_random_tokens random;
+    qd_team *team = start(MODEL "parallel.ranks=1", &random);
+    for (int i = 0; i < 5; i++) {
+        run_steps(team, 1, NULL);
+        ok(qd_team_call(team, save, NULL));
+    }
+    struct stat info;
+    for (int step = 1; step <= 5; step++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/step-%012d", root, step);
+        assert_int_equal(stat(path, &info) == 0, step > 2);
+    }
+    qd_team_destroy(team);
+}
+
+static void another_model_is_refused(void **state)
+{
+    (void)state;
+    qd_random_tokens random;
+    qd_team *team = start(MODEL "parallel.ranks=1", &random);
+    run_steps(team, 1, NULL);
+    ok(qd_team_call(team, save, NULL));
+    qd_team_destroy(team);
+    team = start(MODEL "parallel.ranks=1 model.hidden=64", &random);
+    assert_int_equal(qd_team_call(team, load, NULL), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "61 x 32, the model's is 61 x 64"));
+    qd_team_destroy(team);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(resume_is_exact, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(damage_falls_back, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(old_ones_are_pruned, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(another_model_is_refused, make_root, remove_root),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
