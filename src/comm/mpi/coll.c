@@ -1,7 +1,8 @@
 /* Collectives as an exchange over links, one per peer.
  *
- *   heads   every rank sends its fingerprint to the ranks it exchanges data with, and always to its right neighbour;
- *           so ranks that disagree meet whatever each of them believes to be called
+ *   heads   every rank sends its fingerprint to all others, so that each sees a disagreement before it returns; in
+ *           rooted operations of large groups only to the ranks it exchanges data with and to its right neighbour: ranks
+ *           that disagree still meet, whatever each of them believes to be called, and the others hear of it
  *   first   each rank sends every peer its part: summed by the receiver (all-reduce, reduce-scatter, reduce) or put in
  *           its place (all others)
  *   second  sliced all-reduce only: the owner of a slice hands out its sum
@@ -21,6 +22,8 @@ enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
 #define TREE_CHUNK ((int64_t)512 << 10)  /* broadcast: what a rank forwards while it receives the next */
+/* Rooted operations of larger groups keep to their tree. */
+#define HEADS_TO_ALL_MOST 64
 #define LARGE ((int64_t)64 << 10)        /* from here on the time of copies and sums is worth two looks at the clock */
 
 typedef struct run {
@@ -517,12 +520,12 @@ qd_status qd_mpi_coll_start(qd_op *op)
         (q->kind == QD_COLL_GATHER && rank == q->root))
         qd_op_copy_own(op); /* before anything is received */
 
-    bool rooted = q->root >= 0;
+    bool everybody = q->root < 0 || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
         int p = (rank + i) % n;
         qd_mpi_link *link = &group->links[p];
-        bool sends = !rooted || i == 1 || link->first_tx.count > 0;
-        link->head_wanted = !rooted || i == n - 1 || link->first_rx.count > 0;
+        bool sends = everybody || i == 1 || link->first_tx.count > 0;
+        link->head_wanted = everybody || i == n - 1 || link->first_rx.count > 0;
         if (link->head_wanted)
             QD_TRY(qd_mpi_recv(group, p, QD_MPI_TAG_HEAD, link->rx, QD_MPI_HEAD_BYTES,
                                request_of(group, p, QD_MPI_HEAD_RX)));
