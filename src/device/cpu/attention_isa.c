@@ -1,0 +1,492 @@
+/* Causal attention on blocks of BLOCK queries x BLOCK keys, packed to fp32 in the workspace. Scores are kept in units of
+ * log 2 (queries are scaled by scale * log2 e when packed), so that exponentials are powers of two.
+ *
+ * In every block the row groups of a product leave out the keys that none of their rows sees. */
+#include "device/cpu/attention_impl.h"
+#include "device/cpu/transpose_impl.h"
+
+#include <math.h>
+
+#if QD_VF == 16
+enum { MR = 6, NV = 4 };
+#elif QD_VF == 8
+enum { MR = 6, NV = 2 };
+#elif defined(__aarch64__)
+enum { MR = 6, NV = 4 };
+#else
+enum { MR = 4, NV = 2 };
+#endif
+enum { BLOCK = QD_ATTENTION_BLOCK, HEAD = QD_ATTENTION_HEAD_MOST };
+_Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "blocks are whole register tiles");
+
+#define LOG2_E 1.44269504088896340736f
+#define LN_2 0.69314718055994530942f
+
+/* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
+typedef struct buffers {
+    float *q, *d_o;         /* (BLOCK, ld): queries, scaled; gradient of the output */
+    float *k_t, *v_t;       /* (head_dim, BLOCK) */
+    float *k, *v;           /* (BLOCK, ld) */
+    float *s, *dp;          /* (BLOCK, BLOCK): scores, then probabilities; gradient of them, then of the scores */
+    float *o, *dk, *dv;     /* (BLOCK, ld): results; o is also dq */
+    float *dq;              /* (group * seq, head_dim): dq in the making, where dq itself is not fp32 */
+    int64_t ld;
+    int vectors; /* ld / QD_VF */
+} buffers;
+
+static buffers carve(const qd_attention_args *a, void *workspace)
+{
+    enum { BY_HEAD = BLOCK * HEAD, SQUARE = BLOCK * BLOCK };
+    _Static_assert((9 * BY_HEAD + 2 * SQUARE + QD_ATTENTION_DQ_FLOATS) * 4 <= QD_CPU_WORKSPACE_BYTES,
+                   "the buffers must fit the workspace");
+    float *next = workspace;
+    buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
+    w.ld = w.vectors * QD_VF;
+    float **by_head[] = {&w.q, &w.d_o, &w.k_t, &w.v_t, &w.k, &w.v, &w.o, &w.dk, &w.dv};
+    for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
+        *by_head[i] = next;
+    w.s = next;
+    w.dp = next + SQUARE;
+    w.dq = next + 2 * SQUARE;
+    return w;
+}
+
+/* ---- products of packed blocks ---- */
+
+/* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. */
+QD_INLINE void micro(int rows, int nv, bool add, float *restrict c, int64_t ldc, const float *restrict a, int64_t row,
+                     int64_t step, const float *restrict b, int64_t ldb, int64_t count)
+{
+    vf sum[MR][NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            sum[i][j] = add ? vf_load(c + i * ldc + j * QD_VF) : (vf){0};
+#pragma GCC unroll 2
+    for (int64_t p = 0; p < count; p++) {
+        vf line[NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            line[j] = vf_load(b + p * ldb + j * QD_VF);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            vf x = vf_set(a[i * row + p * step]);
+#pragma GCC unroll 4
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = x * line[j] + sum[i][j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            vf_store(c + i * ldc + j * QD_VF, sum[i][j]);
+}
+
+/* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…) with row stride lda,
+ * otherwise (MR, count) . */
+QD_INLINE void stripes(bool transposed, bool add, float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
+                       int64_t ldb, int64_t count, int vectors)
+{
+    int64_t row = transposed ? 1 : lda, step = transposed ? lda : 1;
+    while (vectors > 0) {
+        /* 5 and 6 as 3 + 2 and 3 + 3: narrow stripes leave multipliers idle */
+        int nv = vectors >= NV && (NV < 4 || vectors == 4 || vectors > 6) ? NV : vectors < 3 || NV < 3 ? vectors : 3;
+        if (nv == NV)
+            micro(MR, NV, add, c, ldc, a, row, step, b, ldb, count);
+        else if (NV > 3 && nv == 3)
+            micro(MR, 3 < NV ? 3 : NV, add, c, ldc, a, row, step, b, ldb, count);
+        else if (NV > 2 && nv == 2)
+            micro(MR, 2 < NV ? 2 : NV, add, c, ldc, a, row, step, b, ldb, count);
+        else
+            micro(MR, 1, add, c, ldc, a, row, step, b, ldb, count);
+        c += nv * QD_VF;
+        b += nv * QD_VF;
+        vectors -= nv;
+    }
+}
+
+static void product_set(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
+                        int vectors)
+{
+    stripes(false, false, c, ldc, a, lda, b, ldb, count, vectors);
+}
+static void product_add(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
+                        int vectors)
+{
+    stripes(false, true, c, ldc, a, lda, b, ldb, count, vectors);
+}
+static void product_add_transposed(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
+                                   int64_t count, int vectors)
+{
+    stripes(true, true, c, ldc, a, lda, b, ldb, count, vectors);
+}
+
+/* ---- packing ---- */
+
+/* to (BLOCK, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`; the rest is 0. */
+QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                            float factor, qd_dtype dtype)
+{
+    for (int r = 0; r < rows; r++, to += ld) {
+        int64_t at = first + r * stride;
+        int i = 0;
+        for (; i + QD_VF <= head_dim; i += QD_VF)
+            vf_store(to + i, vf_load_as(x, at + i, dtype) * factor);
+        if (i < head_dim)
+            vf_store(to + i, vf_load_n_as(x, at + i, head_dim - i, dtype) * factor);
+    }
+    memset(to, 0, (size_t)((BLOCK - rows) * ld) * sizeof(float));
+}
+
+static void pack_rows(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                      float factor, qd_dtype dtype)
+{
+    if (dtype == QD_F32)
+        pack_rows_as(to, ld, x, first, stride, rows, head_dim, factor, QD_F32);
+    else
+        pack_rows_as(to, ld, x, first, stride, rows, head_dim, factor, QD_BF16);
+}
+
+/* to (head_dim, BLOCK) = transpose of rows of x; columns beyond `rows` are 0. */
+static void pack_transposed(float *to, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                            qd_dtype dtype)
+{
+    if (rows < BLOCK)
+        memset(to, 0, (size_t)(head_dim * BLOCK) * sizeof(float));
+    if (dtype == QD_F32)
+        transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, QD_F32);
+    else
+        transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, QD_BF16);
+}
+
+/* Rows of x = factor * from (rows, ld). */
+static void unpack_rows(void *x, int64_t first, int64_t stride, const float *from, int64_t ld, int rows, int head_dim,
+                        float factor, qd_dtype dtype)
+{
+    for (int r = 0; r < rows; r++, from += ld) {
+        for (int i = 0; i < head_dim; i += QD_VF) {
+            int here = head_dim - i < QD_VF ? head_dim - i : QD_VF;
+            vf_store_n_as(x, first + r * stride + i, vf_load(from + i) * factor, here, dtype);
+        }
+    }
+}
+
+/* ---- masks ---- */
+
+static int64_t batch_row(const qd_attention_args *a, int64_t batch, int64_t t)
+{
+    return batch * a->seq + t;
+}
+
+static int64_t smaller(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+static int64_t larger(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
+
+/* Row t of a sequence sees keys first_key(t) .. t, itself at least. */
+static int64_t first_key(const qd_attention_args *a, int64_t batch, int64_t t)
+{
+    int64_t start = a->doc_start ? a->doc_start[batch_row(a, batch, t)] : 0;
+    return smaller(larger(start, 0), t);
+}
+
+/* The first key that some row of t .. t + rows - 1 sees. */
+static int64_t first_key_of(const qd_attention_args *a, int64_t batch, int64_t t, int rows)
+{
+    int64_t least = first_key(a, batch, t);
+    for (int r = 1; a->doc_start && r < rows; r++)
+        least = smaller(least, first_key(a, batch, t + r));
+    return least;
+}
+
+/* Keys of the block at `k0` that some row of the group of MR rows from t on sees: the count from k0 on. */
+static int64_t group_keys(int64_t t, int64_t k0, int64_t keys)
+{
+    return smaller(larger(t + MR - k0, 0), keys);
+}
+
+static int key_vectors(int64_t keys)
+{
+    return (int)((keys + QD_VF - 1) / QD_VF);
+}
+
+/* 2^x for x <= 0, 0 below -126. */
+QD_INLINE vf exp2_negative(vf x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    vf low = vf_set(-126.0f);
+    vf clamped = vf_max(x, low);
+    vf t = clamped + magic;
+    vf r = clamped - (t - magic);
+    vf p = vf_set(1.5403530e-4f); /* ln(2)^n / n!, n = 6 .. 1 */
+    p = p * r + 1.3333558e-3f;
+    p = p * r + 9.6181291e-3f;
+    p = p * r + 5.5504109e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314718e-1f;
+    p = p * r + 1.0f;
+    vf y = (vf)((vi)p + ((vi)t << 23));
+    return vf_select(x < low, (vf){0}, y);
+}
+
+/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. */
+static void mask_row(float *s, int vectors, int64_t low, int64_t high, float value)
+{
+    for (int64_t i = 0; i < low; i++)
+        s[i] = value;
+    for (int64_t i = high; i < vectors * QD_VF; i++)
+        s[i] = value;
+}
+
+/* ---- forward ---- */
+
+/* One row of scores becomes probabilities relative to the running maximum; the row of o is rescaled when that rises. */
+QD_INLINE void softmax_row(float *s, int vectors, float *o, int o_vectors, float *most, float *total)
+{
+    vf top = vf_load(s);
+    for (int v = 1; v < vectors; v++)
+        top = vf_max(top, vf_load(s + v * QD_VF));
+    float high = vf_max_lane(top);
+    if (high > *most) {
+        float shrink = exp2f(*most - high); /* 0 the first time, from minus infinity */
+        *most = high;
+        *total *= shrink;
+        for (int v = 0; v < o_vectors; v++)
+            vf_store(o + v * QD_VF, vf_load(o + v * QD_VF) * shrink);
+    }
+    vf sum = {0};
+    for (int v = 0; v < vectors; v++) {
+        vf p = exp2_negative(vf_load(s + v * QD_VF) - *most);
+        sum += p;
+        vf_store(s + v * QD_VF, p);
+    }
+    *total += vf_sum(sum);
+}
+
+static void forward(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace)
+{
+    buffers w = carve(a, workspace);
+    int64_t t0 = block * BLOCK, row0 = batch * a->seq;
+    int rows = (int)smaller(BLOCK, a->seq - t0), hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
+    float most[BLOCK], total[BLOCK];
+    for (int r = 0; r < BLOCK; r++) {
+        most[r] = -INFINITY;
+        total[r] = 0;
+    }
+    pack_rows(w.q, w.ld, a->q, (row0 + t0) * a->q_stride + head * hd, a->q_stride, rows, hd, a->scale * LOG2_E, a->dtype);
+    memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+    for (int64_t k0 = first_key_of(a, batch, t0, rows) / BLOCK * BLOCK; k0 < t0 + rows; k0 += BLOCK) {
+        int keys = (int)smaller(BLOCK, a->seq - k0);
+        pack_transposed(w.k_t, a->k, (row0 + k0) * a->k_stride + kv * hd, a->k_stride, keys, hd, a->dtype);
+        pack_rows(w.v, w.ld, a->v, (row0 + k0) * a->v_stride + kv * hd, a->v_stride, keys, hd, 1, a->dtype);
+        for (int g = 0; g < rows; g += MR) {
+            int64_t seen = group_keys(t0 + g, k0, keys);
+            if (seen == 0)
+                continue;
+            int vectors = key_vectors(seen);
+            product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
+            for (int r = g; r < g + MR; r++) {
+                float *s = w.s + (r - g) * BLOCK;
+                int64_t low = r < rows ? first_key(a, batch, t0 + r) - k0 : seen, high = smaller(t0 + r + 1 - k0, seen);
+                if (low >= high) { /* nothing of this block, or a row beyond the end */
+                    memset(s, 0, (size_t)vectors * sizeof(vf));
+                    continue;
+                }
+                if (low > 0 || high < vectors * QD_VF)
+                    mask_row(s, vectors, low, high, -INFINITY);
+                softmax_row(s, vectors, w.o + r * w.ld, w.vectors, &most[r], &total[r]);
+            }
+            product_add(w.o + g * w.ld, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+        }
+    }
+    float *lse = a->lse + (batch * a->heads + head) * a->seq + t0;
+    for (int r = 0; r < rows; r++) {
+        unpack_rows(a->o, (row0 + t0 + r) * a->o_stride + head * hd, 0, w.o + r * w.ld, w.ld, 1, hd, 1 / total[r],
+                    a->dtype);
+        lse[r] = (most[r] + log2f(total[r])) * LN_2;
+    }
+}
+
+/* ---- backward ---- */
+
+static void backward_delta(const qd_attention_args *a, int64_t batch, int head)
+{
+    float *delta = a->delta + (batch * a->heads + head) * a->seq;
+    for (int64_t t = 0; t < a->seq; t++) {
+        int64_t at = (batch * a->seq + t) * a->o_stride + head * a->head_dim;
+        vf sum = {0};
+        for (int i = 0; i < a->head_dim; i += QD_VF) {
+            int here = a->head_dim - i < QD_VF ? a->head_dim - i : QD_VF;
+            sum += vf_load_n_as(a->o, at + i, here, a->dtype) * vf_load_n_as(a->d_o, at + i, here, a->dtype);
+        }
+        delta[t] = vf_sum(sum);
+    }
+}
+
+/* A pair of blocks. */
+typedef struct pair {
+    int64_t batch, t0, k0; /* first query and key, within the sequence */
+    int head, rows, keys;
+} pair;
+
+static void pack_queries(const qd_attention_args *a, const buffers *w, const pair *b)
+{
+    int64_t row = batch_row(a, b->batch, b->t0);
+    pack_rows(w->q, w->ld, a->q, row * a->q_stride + b->head * a->head_dim, a->q_stride, b->rows, a->head_dim,
+              a->scale * LOG2_E, a->dtype);
+    pack_rows(w->d_o, w->ld, a->d_o, row * a->o_stride + b->head * a->head_dim, a->o_stride, b->rows, a->head_dim, 1,
+              a->dtype);
+}
+
+/* Keys are packed with the factor `scale`, which dq needs. */
+static void pack_keys(const qd_attention_args *a, const buffers *w, const pair *b, int kv)
+{
+    int64_t row = batch_row(a, b->batch, b->k0), k = row * a->k_stride + kv * a->head_dim,
+            v = row * a->v_stride + kv * a->head_dim;
+    pack_transposed(w->k_t, a->k, k, a->k_stride, b->keys, a->head_dim, a->dtype);
+    pack_transposed(w->v_t, a->v, v, a->v_stride, b->keys, a->head_dim, a->dtype);
+    pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->keys, a->head_dim, a->scale, a->dtype);
+}
+
+/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`. Zero where masked, up to
+ * the last vector that the row's group sees. */
+static void score_gradients(const qd_attention_args *a, const buffers *w, const pair *b)
+{
+    int64_t at = (b->batch * a->heads + b->head) * a->seq + b->t0;
+    for (int g = 0; g < b->rows; g += MR) {
+        int64_t seen = group_keys(b->t0 + g, b->k0, b->keys);
+        if (seen == 0)
+            continue;
+        int vectors = key_vectors(seen);
+        product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, vectors);
+        product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->ld, w->ld, w->v_t, BLOCK, a->head_dim, vectors);
+        for (int r = g; r < g + MR; r++) {
+            float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
+            int64_t low = r < b->rows ? first_key(a, b->batch, b->t0 + r) - b->k0 : seen;
+            int64_t high = smaller(b->t0 + r + 1 - b->k0, seen);
+            if (low >= high) {
+                memset(s, 0, (size_t)vectors * sizeof(vf));
+                memset(dp, 0, (size_t)vectors * sizeof(vf));
+                continue;
+            }
+            if (low > 0 || high < vectors * QD_VF)
+                mask_row(s, vectors, low, high, -INFINITY);
+            float shift = a->lse[at + r] * LOG2_E, delta = a->delta[at + r];
+            for (int v = 0; v < vectors; v++) {
+                /* a score may lie above its lse by rounding: the power of two must not see it */
+                vf p = exp2_negative(vf_min(vf_load(s + v * QD_VF) - shift, (vf){0}));
+                vf_store(s + v * QD_VF, p);
+                vf_store(dp + v * QD_VF, p * (vf_load(dp + v * QD_VF) - delta));
+            }
+        }
+    }
+}
+
+/* dv += s^T · d_o, dk += dp^T · q: for each group of keys, over the rows that see them. */
+static void add_key_gradients(const buffers *w, const pair *b)
+{
+    for (int g = 0; g < b->keys; g += MR) {
+        /* rows before the group's first key do not see it; their group of MR rows may not have been written either */
+        int64_t from = larger(b->k0 + g - b->t0, 0) / MR * MR;
+        if (from >= b->rows)
+            break;
+        int64_t count = b->rows - from;
+        product_add_transposed(w->dv + g * w->ld, w->ld, w->s + from * BLOCK + g, BLOCK, w->d_o + from * w->ld, w->ld,
+                               count, w->vectors);
+        product_add_transposed(w->dk + g * w->ld, w->ld, w->dp + from * BLOCK + g, BLOCK, w->q + from * w->ld, w->ld,
+                               count, w->vectors);
+    }
+}
+
+/* o [+]= dp · k */
+static void query_gradients(const buffers *w, const pair *b, bool add)
+{
+    for (int g = 0; g < b->rows; g += MR) {
+        int64_t seen = group_keys(b->t0 + g, b->k0, b->keys);
+        (add ? product_add : product_set)(w->o + g * w->ld, w->ld, w->dp + g * BLOCK, BLOCK, w->k, w->ld, seen,
+                                          w->vectors);
+    }
+}
+
+/* to (rows, head_dim; row stride `stride`) += from (rows, ld) */
+static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, int rows, int head_dim)
+{
+    for (int r = 0; r < rows; r++, to += stride, from += ld) {
+        int i = 0;
+        for (; i + QD_VF <= head_dim; i += QD_VF)
+            vf_store(to + i, vf_load(to + i) + vf_load(from + i));
+        if (i < head_dim)
+            vf_store_n(to + i, vf_load_n(to + i, head_dim - i) + vf_load(from + i), head_dim - i);
+    }
+}
+
+static void backward(const qd_attention_args *a, int64_t batch, int kv, bool with_dq, void *workspace)
+{
+    buffers w = carve(a, workspace);
+    int group = a->heads / a->kv_heads, hd = a->head_dim;
+    /* where dq is summed: in place if it is fp32 */
+    bool direct = a->dtype == QD_F32;
+    float *dq = direct ? (float *)a->dq + batch * a->seq * a->q_stride + kv * group * hd : w.dq;
+    int64_t dq_stride = direct ? a->q_stride : (int64_t)group * hd;
+    for (int64_t t = 0; with_dq && t < a->seq; t++)
+        memset(dq + t * dq_stride, 0, (size_t)(group * hd) * sizeof(float));
+    for (int64_t k0 = 0; k0 < a->seq; k0 += BLOCK) {
+        pair b = {.batch = batch, .k0 = k0, .keys = (int)smaller(BLOCK, a->seq - k0)};
+        pack_keys(a, &w, &b, kv);
+        memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+        memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+        for (int h = 0; h < group; h++) {
+            for (int64_t t0 = k0; t0 < a->seq; t0 += BLOCK) {
+                b.t0 = t0;
+                b.head = kv * group + h;
+                b.rows = (int)smaller(BLOCK, a->seq - t0);
+                if (first_key_of(a, batch, t0, b.rows) >= k0 + b.keys)
+                    continue;
+                pack_queries(a, &w, &b);
+                score_gradients(a, &w, &b);
+                add_key_gradients(&w, &b);
+                if (with_dq) {
+                    query_gradients(&w, &b, false);
+                    add_rows(dq + t0 * dq_stride + h * hd, dq_stride, w.o, w.ld, b.rows, hd);
+                }
+            }
+        }
+        int64_t row = batch_row(a, batch, k0);
+        unpack_rows(a->dk, row * a->k_stride + kv * hd, a->k_stride, w.dk, w.ld, b.keys, hd, LN_2, a->dtype);
+        unpack_rows(a->dv, row * a->v_stride + kv * hd, a->v_stride, w.dv, w.ld, b.keys, hd, 1, a->dtype);
+    }
+    for (int64_t t = 0; with_dq && !direct && t < a->seq; t++)
+        for (int i = 0; i < group * hd; i++)
+            store_as(a->dq, batch_row(a, batch, t) * a->q_stride + kv * group * hd + i, dq[t * dq_stride + i], a->dtype);
+}
+
+static void backward_dq(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace)
+{
+    buffers w = carve(a, workspace);
+    pair b = {.batch = batch, .head = head, .t0 = block * BLOCK};
+    b.rows = (int)smaller(BLOCK, a->seq - b.t0);
+    pack_queries(a, &w, &b);
+    memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+    for (b.k0 = first_key_of(a, batch, b.t0, b.rows) / BLOCK * BLOCK; b.k0 < b.t0 + b.rows; b.k0 += BLOCK) {
+        b.keys = (int)smaller(BLOCK, a->seq - b.k0);
+        pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
+        score_gradients(a, &w, &b);
+        query_gradients(&w, &b, true);
+    }
+    unpack_rows(a->dq, batch_row(a, batch, b.t0) * a->q_stride + head * a->head_dim, a->q_stride, w.o, w.ld, b.rows,
+                a->head_dim, 1, a->dtype);
+}
+
+const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {
+    .forward = forward,
+    .backward = backward,
+    .backward_dq = backward_dq,
+    .backward_delta = backward_delta,
+};

@@ -1,0 +1,318 @@
+/* Causal attention, forward and backward: multi-head and grouped-query, separate and fused q, k, v, documents, sequences
+ * around the edges of the blocks, every kind of head size. */
+#include "support/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct attention_case {
+    int64_t batch, seq;
+    int heads, kv_heads, head_dim;
+    qd_dtype dtype;
+    bool documents;
+    bool fused;     /* q, k, v are views of one buffer (rows, (heads + 2 * kv_heads) * head_dim) */
+    double spread;  /* of queries and keys: large values make the softmax sharp; 0 means 1 */
+} attention_case;
+
+/* Forward and backward share the layout; the forward pass leaves the last ones absent. With `fused` Q (DQ) holds all. */
+enum { Q, K, V, O, LSE, DOC, DO, DQ, DK, DV, DELTA, COUNT };
+
+static void describe(const void *p, char *text, size_t size)
+{
+    const attention_case *c = p;
+    snprintf(text, size, "B%lld T%lld H%d/%d D%d %s%s%s%s", (long long)c->batch, (long long)c->seq, c->heads, c->kv_heads,
+             c->head_dim, qd_dtype_name(c->dtype), c->documents ? " documents" : "", c->fused ? " fused" : "",
+             c->spread > 1 ? " sharp" : "");
+}
+
+typedef struct layout {
+    int64_t rows, q, kv, q_stride, kv_stride, k_at, v_at; /* widths, strides, offsets of k and v when fused */
+    float scale;
+} layout;
+
+static layout layout_of(const attention_case *c)
+{
+    layout l = {.rows = c->batch * c->seq, .q = c->heads * c->head_dim, .kv = c->kv_heads * c->head_dim};
+    l.q_stride = c->fused ? l.q + 2 * l.kv : l.q;
+    l.kv_stride = c->fused ? l.q_stride : l.kv;
+    l.k_at = c->fused ? l.q : 0;
+    l.v_at = c->fused ? l.q + l.kv : 0;
+    l.scale = (float)(1 / sqrt(c->head_dim));
+    return l;
+}
+
+static int list(const attention_case *c, ops_tensor *t, bool backward)
+{
+    layout l = layout_of(c);
+    ops_role apart = c->fused ? OPS_ABSENT : OPS_IN, given = backward ? OPS_IN : OPS_OUT;
+    ops_role gradient = backward ? OPS_OUT : OPS_ABSENT;
+    double spread = c->spread > 0 ? c->spread : 1, floor = c->dtype == QD_F32 ? 1e-3 : 1e-2;
+    t[Q] = (ops_tensor){"q", OPS_IN, c->dtype, l.rows, l.q_stride, 0, spread, 0, 0, false, 0, 0};
+    t[K] = (ops_tensor){"k", apart, c->dtype, l.rows, l.kv, 0, spread, 0, 0, false, 0, 0};
+    t[V] = (ops_tensor){"v", apart, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
+    t[O] = (ops_tensor){"o", given, c->dtype, l.rows, l.q, 0, 0, 0, 0, false, 0, 0};
+    t[LSE] = (ops_tensor){"lse", given, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0.1};
+    t[DOC] = (ops_tensor){"doc_start", c->documents ? OPS_IN : OPS_ABSENT, QD_I32, 1, l.rows, 0, 0, 0, 0, false, 0, 0};
+    t[DO] = (ops_tensor){"d_o", backward ? OPS_IN : OPS_ABSENT, c->dtype, l.rows, l.q, 0, 0, 0, 0, false, 0, 0};
+    t[DQ] = (ops_tensor){"dq", gradient, c->dtype, l.rows, l.q_stride, 0, 0, 0, 0, false, 0, floor};
+    t[DK] = (ops_tensor){"dk", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, floor};
+    t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
+    t[DELTA] = (ops_tensor){"delta", gradient, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0.1};
+    if (c->dtype == QD_BF16) { /* the kernel reads o as it was rounded */
+        t[DELTA].tol = 1e-2;
+        t[DQ].tol = t[DK].tol = 1e-2;
+    }
+    if (c->spread > 1) /* scores of some hundred, of which fp32 keeps 1e-5 */
+        t[O].tol = t[DQ].tol = t[DK].tol = t[DV].tol = 3e-5;
+    return COUNT;
+}
+
+static int tensors_forward(const void *p, ops_tensor *t)
+{
+    return list(p, t, false);
+}
+static int tensors_backward(const void *p, ops_tensor *t)
+{
+    return list(p, t, true);
+}
+
+static void view(const attention_case *c, double *const *v, const double **k, const double **values)
+{
+    layout l = layout_of(c);
+    *k = c->fused ? v[Q] + l.k_at : v[K];
+    *values = c->fused ? v[Q] + l.v_at : v[V];
+}
+
+/* o (rows, heads * head_dim), lse, and on the way p (seq) of one row for the caller's use. */
+static void attend_row(const attention_case *c, double *const *v, int64_t b, int h, int64_t t, double *p, double *o,
+                       double *lse)
+{
+    layout l = layout_of(c);
+    const double *k, *values;
+    view(c, v, &k, &values);
+    int kv = h / (c->heads / c->kv_heads), hd = c->head_dim;
+    const double *q = v[Q] + (b * c->seq + t) * l.q_stride + h * hd;
+    int64_t first = c->documents ? (int64_t)fmax(0, v[DOC][b * c->seq + t]) : 0;
+    double most = -INFINITY, total = 0;
+    for (int64_t j = 0; j < c->seq; j++) {
+        p[j] = -INFINITY;
+        if (j >= first && j <= t) {
+            double dot = 0;
+            for (int i = 0; i < hd; i++)
+                dot += q[i] * k[(b * c->seq + j) * l.kv_stride + kv * hd + i];
+            p[j] = dot * l.scale;
+            most = fmax(most, p[j]);
+        }
+    }
+    for (int64_t j = first; j <= t; j++)
+        total += exp(p[j] - most);
+    *lse = most + log(total);
+    for (int i = 0; i < hd; i++)
+        o[i] = 0;
+    for (int64_t j = 0; j < c->seq; j++) {
+        p[j] = exp(p[j] - *lse);
+        for (int i = 0; p[j] > 0 && i < hd; i++)
+            o[i] += p[j] * values[(b * c->seq + j) * l.kv_stride + kv * hd + i];
+    }
+}
+
+static void reference_forward(const void *case_, double *const *v)
+{
+    const attention_case *c = case_;
+    layout l = layout_of(c);
+    double *p = malloc((size_t)c->seq * sizeof *p);
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int h = 0; h < c->heads; h++)
+            for (int64_t t = 0; t < c->seq; t++)
+                attend_row(c, v, b, h, t, p, v[O] + (b * c->seq + t) * l.q + h * c->head_dim,
+                           &v[LSE][(b * c->heads + h) * c->seq + t]);
+    free(p);
+}
+
+static void derive_documents(const void *case_, double *const *v)
+{
+    const attention_case *c = case_;
+    for (int64_t b = 0; c->documents && b < c->batch; b++) {
+        int64_t start = 0;
+        for (int64_t t = 0; t < c->seq; t++) {
+            start = ops_uniform() < 0.04 ? t : start;
+            v[DOC][b * c->seq + t] = t < 5 && start == 0 ? -1 : (double)start; /* below 0 counts as 0 */
+        }
+    }
+}
+
+static void derive_backward(const void *case_, double *const *v)
+{
+    derive_documents(case_, v);
+    reference_forward(case_, v);
+}
+
+static void reference_backward(const void *case_, double *const *v)
+{
+    const attention_case *c = case_;
+    layout l = layout_of(c);
+    int hd = c->head_dim;
+    const double *k, *values;
+    view(c, v, &k, &values);
+    double *dk = c->fused ? v[DQ] + l.k_at : v[DK], *dv = c->fused ? v[DQ] + l.v_at : v[DV];
+    double *p = malloc((size_t)c->seq * sizeof *p), o[256], lse;
+    for (int64_t r = 0; r < l.rows; r++) {
+        for (int64_t i = 0; i < l.q_stride; i++)
+            v[DQ][r * l.q_stride + i] = 0;
+        for (int64_t i = 0; i < l.kv; i++)
+            dk[r * l.kv_stride + i] = dv[r * l.kv_stride + i] = 0;
+    }
+    for (int64_t b = 0; b < c->batch; b++) {
+        for (int h = 0; h < c->heads; h++) {
+            int kv = h / (c->heads / c->kv_heads);
+            for (int64_t t = 0; t < c->seq; t++) {
+                int64_t row = b * c->seq + t;
+                const double *q = v[Q] + row * l.q_stride + h * hd, *d_o = v[DO] + row * l.q + h * hd;
+                attend_row(c, v, b, h, t, p, o, &lse);
+                double delta = 0;
+                for (int i = 0; i < hd; i++)
+                    delta += d_o[i] * o[i];
+                v[DELTA][(b * c->heads + h) * c->seq + t] = delta;
+                for (int64_t j = 0; j <= t; j++) {
+                    int64_t at = (b * c->seq + j) * l.kv_stride + kv * hd;
+                    double dp = 0;
+                    for (int i = 0; i < hd; i++)
+                        dp += d_o[i] * values[at + i];
+                    double ds = p[j] * (dp - delta) * l.scale;
+                    for (int i = 0; p[j] > 0 && i < hd; i++) {
+                        dv[at + i] += p[j] * d_o[i];
+                        dk[at + i] += ds * q[i];
+                        v[DQ][row * l.q_stride + h * hd + i] += ds * k[at + i];
+                    }
+                }
+            }
+        }
+    }
+    free(p);
+}
+
+static double loss(const void *case_, double *const *v)
+{
+    const attention_case *c = case_;
+    layout l = layout_of(c);
+    double *p = malloc((size_t)c->seq * sizeof *p), o[256], lse, sum = 0;
+    for (int64_t b = 0; b < c->batch; b++) {
+        for (int h = 0; h < c->heads; h++) {
+            for (int64_t t = 0; t < c->seq; t++) {
+                attend_row(c, v, b, h, t, p, o, &lse);
+                for (int i = 0; i < c->head_dim; i++)
+                    sum += o[i] * v[DO][(b * c->seq + t) * l.q + h * c->head_dim + i];
+            }
+        }
+    }
+    free(p);
+    return sum;
+}
+
+static qd_attention_args arguments(const attention_case *c, void *const *p)
+{
+    layout l = layout_of(c);
+    size_t size = qd_dtype_size(c->dtype);
+    char *q = p[Q], *dq = p[DQ];
+    return (qd_attention_args){
+        .q = q, .k = c->fused ? q + (size_t)l.k_at * size : p[K], .v = c->fused ? q + (size_t)l.v_at * size : p[V],
+        .o = p[O], .lse = p[LSE], .doc_start = p[DOC],
+        .batch = c->batch, .seq = c->seq,
+        .q_stride = l.q_stride, .k_stride = l.kv_stride, .v_stride = l.kv_stride, .o_stride = l.q,
+        .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .scale = l.scale, .dtype = c->dtype,
+        .d_o = p[DO], .dq = dq, .dk = dq && c->fused ? dq + (size_t)l.k_at * size : p[DK],
+        .dv = dq && c->fused ? dq + (size_t)l.v_at * size : p[DV], .delta = p[DELTA],
+    };
+}
+
+static qd_status run_forward(const qd_kernels *k, qd_stream *stream, const void *c, void *const *p)
+{
+    qd_attention_args a = arguments(c, p);
+    return k->attention_forward(stream, &a);
+}
+static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void *c, void *const *p)
+{
+    qd_attention_args a = arguments(c, p);
+    return k->attention_backward(stream, &a);
+}
+
+/* Products over the lower triangle: two in the forward pass, five in the backward pass. */
+static double triangle(const void *p)
+{
+    const attention_case *c = p;
+    return 2.0 * (double)c->batch * c->heads * c->head_dim * (double)c->seq * (double)(c->seq + 1) / 2;
+}
+static double flops_forward(const void *p)
+{
+    return 2 * triangle(p);
+}
+static double flops_backward(const void *p)
+{
+    return 5 * triangle(p);
+}
+
+static const attention_case cases[] = {
+    {1, 1, 1, 1, 2, QD_F32, false, false, 0},
+    {2, 3, 2, 1, 6, QD_F32, false, false, 0},
+    {1, 17, 3, 3, 16, QD_F32, false, true, 0},
+    {2, 33, 4, 2, 18, QD_F32, true, false, 0},
+    {1, 96, 2, 2, 64, QD_F32, false, true, 0},
+    {1, 97, 2, 1, 64, QD_F32, true, true, 0},
+    {1, 203, 2, 2, 32, QD_F32, false, false, 6}, /* several blocks, sharp */
+    {1, 300, 2, 1, 20, QD_F32, true, false, 0},
+    {1, 50, 1, 1, 256, QD_F32, false, false, 0},
+    {1, 41, 2, 1, 130, QD_F32, false, false, 0},
+    {2, 40, 4, 1, 80, QD_F32, true, true, 0},
+    {1, 130, 2, 2, 64, QD_BF16, false, true, 0},
+    {1, 101, 4, 2, 22, QD_BF16, true, false, 0},
+};
+/* dq does not fit the workspace: bf16 in two passes. Without numerical gradients, which would take too long. */
+static const attention_case long_cases[] = {{1, 420, 20, 1, 64, QD_BF16, true, false, 0}};
+static const attention_case speed_cases[] = {
+    {4, 1024, 12, 12, 64, QD_F32, false, true, 0},
+    {4, 1024, 12, 12, 64, QD_BF16, false, true, 0},
+    {1, 2048, 16, 4, 128, QD_F32, false, true, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0},
+};
+
+static void refuses_bad_arguments(void **state)
+{
+    (void)state;
+    qd_device *device = ops_device(NULL, 1);
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    float x[64] = {0};
+    qd_attention_args a = {.q = x, .k = x, .v = x, .o = x + 32, .lse = x + 48, .batch = 1, .seq = 1, .heads = 2,
+                           .kv_heads = 1, .head_dim = 4, .q_stride = 8, .k_stride = 4, .v_stride = 4, .o_stride = 8};
+    ops_assert_ok(k->attention_forward(stream, &a));
+    a.head_dim = 3;
+    ops_assert_fails(k->attention_forward(stream, &a), QD_UNSUPPORTED, "head_dim 3");
+    a.head_dim = 258;
+    ops_assert_fails(k->attention_backward(stream, &a), QD_UNSUPPORTED, "even sizes from 2 to 256");
+    a.head_dim = 4;
+    a.kv_heads = 3;
+    ops_assert_fails(k->attention_forward(stream, &a), QD_USAGE, "multiple of kv_heads");
+    a.kv_heads = 1;
+    a.o_stride = 7;
+    ops_assert_fails(k->attention_forward(stream, &a), QD_USAGE, "strides");
+}
+
+#define COUNT_OF(x) (sizeof(x) / sizeof *(x))
+#define BACKWARD                                                                                            \
+    .kernel = "attention_backward", .case_size = sizeof *cases, .describe = describe, .tensors = tensors_backward,     \
+    .derive = derive_backward, .reference = reference_backward, .run = run_backward, .flops = flops_backward
+static const ops_op ops[] = {
+    {.kernel = "attention_forward", .cases = cases, .case_count = COUNT_OF(cases), .case_size = sizeof *cases,
+     .speed_cases = speed_cases, .speed_count = COUNT_OF(speed_cases), .describe = describe, .tensors = tensors_forward,
+     .derive = derive_documents, .reference = reference_forward, .run = run_forward, .flops = flops_forward},
+    {BACKWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases,
+     .speed_count = COUNT_OF(speed_cases), .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+};
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments)};
+    return ops_main(argc, argv, ops, COUNT_OF(ops), more, 1);
+}
