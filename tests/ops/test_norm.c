@@ -69,7 +69,8 @@ enum { F_X, F_ADD, F_GAMMA, F_BETA, F_SUM, F_Y, F_MEAN, F_RSTD, F_COUNT };
 static int forward_tensors(const void *p, ops_tensor *t)
 {
     const norm_case *c = p;
-    t[F_X] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols, .offset = 0.5};
+    t[F_X] = (ops_tensor){
+        .name = "x", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols, .offset = 0.5};
     t[F_ADD] = t[F_X];
     t[F_ADD].name = "add";
     t[F_ADD].role = c->add ? OPS_IN : OPS_ABSENT;

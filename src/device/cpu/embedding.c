@@ -59,7 +59,7 @@ static void scatter_range(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Stable radix sort by the upper halves of the keys, none of them above `most`. Gives the buffer that holds the result. */
+/* Stable radix sort by the upper halves of the keys, none of them above `most`. Returns the buffer with the result. */
 static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint64_t most)
 {
     for (int shift = 0; most >> shift; shift += DIGIT_BITS) {

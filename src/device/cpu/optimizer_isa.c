@@ -16,6 +16,12 @@ static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
                             .decay = ranges->decay};
 }
 
+/* Where the new value is rounded into, or NULL if the master is all there is. */
+static void *rounded_copy(void *param, const float *master, int64_t offset, qd_dtype dtype)
+{
+    return param && param != (const void *)master ? qd_cpu_at_mut(param, offset, dtype) : NULL;
+}
+
 static void adamw(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -29,7 +35,7 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)(a->lr * a->weight_decay) : 0.0f;
         void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
-        void *param = a->param && a->param != (void *)a->master ? qd_cpu_at_mut(a->param, part.offset, param_dtype) : NULL;
+        void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
         float *master = a->master + part.offset, *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
@@ -58,7 +64,7 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)a->weight_decay : 0.0f;
         void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
-        void *param = a->param && a->param != (void *)a->master ? qd_cpu_at_mut(a->param, part.offset, param_dtype) : NULL;
+        void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
         float *master = a->master + part.offset, *ms = a->m ? a->m + part.offset : NULL;
         QD_FOR_VECTORS(i, n, part.count, {
             vf d = vec_load(grad, i, n, grad_dtype) * scale;
