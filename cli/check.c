@@ -31,12 +31,12 @@ static qd_status print_report_json(const qd_check_report *r)
 
 static void print_report(const qd_check_report *r)
 {
-    char amount[32], flops[32];
+    char amount[32];
     plan_print_head(r);
     plan_print_memory(r);
     qd_text_bytes(r->comm_bytes, amount, sizeof amount);
-    qd_text_count(r->flops_per_step, flops, sizeof flops);
-    printf("one step: %d actions per rank, %s FLOP and %s sent by all ranks together\n", r->action_count, flops, amount);
+    printf("one step: %d actions per rank; all ranks together %.3g GFLOP and %s sent\n", r->action_count,
+           r->flops_per_step * 1e-9, amount);
     printf("the communication of all %d rank%s matches\n", r->world, r->world == 1 ? "" : "s");
 }
 

@@ -20,13 +20,16 @@ static void set_dot(canvas *c, int x, int y)
     c->dots[y / c->cell_height][x / c->cell_width] |= braille[y % c->cell_height][x % c->cell_width];
 }
 
-/* Mean of the values that fall into column x of `width`. */
-static double column_mean(const double *values, int64_t count, int x, int width)
+/* What column x of `width` shows: the mean of its values, or a point between two where they are fewer than columns. */
+static double column_value(const double *values, int64_t count, int x, int width)
 {
+    if (count < width) {
+        double at = (double)x * (double)(count - 1) / (width - 1);
+        int64_t left = (int64_t)at < count - 1 ? (int64_t)at : count - 2;
+        return values[left] + (values[left + 1] - values[left]) * (at - (double)left);
+    }
     int64_t from = count * x / width, to = count * (x + 1) / width;
     double sum = 0.0;
-    if (to <= from)
-        to = from + 1;
     for (int64_t i = from; i < to; i++)
         sum += values[i];
     return sum / (double)(to - from);
@@ -81,14 +84,14 @@ void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, i
     int width = c.columns * c.cell_width, height = c.rows * c.cell_height;
     double low = INFINITY, high = -INFINITY;
     for (int x = 0; x < width; x++) {
-        double mean = column_mean(values, count, x, width);
-        low = fmin(low, mean);
-        high = fmax(high, mean);
+        double value = column_value(values, count, x, width);
+        low = fmin(low, value);
+        high = fmax(high, value);
     }
     int before = -1;
     for (int x = 0; x < width; x++) {
-        double mean = column_mean(values, count, x, width);
-        int y = high > low ? (int)lround((high - mean) / (high - low) * (height - 1)) : height / 2;
+        double value = column_value(values, count, x, width);
+        int y = high > low ? (int)lround((high - value) / (high - low) * (height - 1)) : height / 2;
         int from = before < 0 || before == y ? y : before < y ? before + 1 : before - 1;
         for (int step = from <= y ? 1 : -1, at = from;; at += step) { /* a steep part is a line, not two dots */
             set_dot(&c, x, at);

@@ -39,6 +39,28 @@ static qd_status path_in(const qd_config *c, const char *name, file_path path)
     return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", c->run_dir);
 }
 
+/* The deepest part of the path that exists must be a folder in which something can be made. */
+static qd_status check_place(const char *folder)
+{
+    file_path path;
+    struct stat info;
+    snprintf(path, sizeof path, "%s", folder);
+    while (stat(path, &info) != 0) {
+        char *slash = strrchr(path, '/');
+        if (errno != ENOENT && errno != ENOTDIR)
+            return QD_FAIL(QD_USAGE, "run.dir: %s: %s", path, strerror(errno));
+        if (!slash || slash == path)
+            snprintf(path, sizeof path, "%s", slash ? "/" : ".");
+        else
+            *slash = '\0';
+    }
+    if (!S_ISDIR(info.st_mode))
+        return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", path);
+    if (access(path, W_OK | X_OK) != 0)
+        return QD_FAIL(QD_USAGE, "run.dir: nothing can be written in %s: %s", path, strerror(errno));
+    return QD_OK;
+}
+
 /* Looks, writes nothing. */
 static qd_status check_folder(const qd_options *options, const qd_config *c)
 {
@@ -47,8 +69,7 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
     if (c->run_dir[0] == '\0')
         return QD_OK;
     QD_TRY(path_in(c, "metrics.jsonl", path));
-    if (stat(c->run_dir, &info) == 0 && !S_ISDIR(info.st_mode))
-        return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", c->run_dir);
+    QD_TRY(check_place(c->run_dir));
     if (stat(path, &info) == 0 && !qd_options_bool(options, "run.overwrite"))
         return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, or replace that run with --overwrite",
                        c->run_dir);

@@ -1,0 +1,111 @@
+"""Bad input: exit status 2, exactly one line that names what is wrong, nothing written.
+ctest: timeout 240
+"""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+
+class Errors(program.ProgramTest):
+    def refuse(self, arguments, *parts, status=2):
+        result = self.run_program(*arguments)
+        self.one_line(result, status, *parts)
+        self.assertEqual(result.stdout, "")
+        self.assertEqual(sorted(os.listdir(self.folder)), self.before)
+        return result
+
+    def setUp(self):
+        super().setUp()
+        self.write("empty.txt", "")
+        self.write("short.txt", "abc")
+        self.write("unknown.yaml", "train:\n  lerning_rate: 1\n")
+        self.write("type.yaml", "train:\n  steps: many\n")
+        self.write("broken.yaml", "train: {steps: 3\n")
+        self.write("binary.yaml", "\x01\x02")
+        self.before = sorted(os.listdir(self.folder))
+
+    def test_command(self):
+        self.refuse([], "command")
+        self.refuse(["trian"], "trian")
+        self.refuse(["help", "trian"], "trian")
+        self.refuse(["bench", "nothing"], "nothing")
+        self.refuse(["bench"], "collectives")
+
+    def test_keys(self):
+        self.refuse(self.small("parallel.ransk=2"), "parallel.ransk", "parallel.ranks")
+        self.refuse(self.small("--rank", "2"), "--rank", "ranks")
+        self.refuse(["train", "unknown.yaml"], "unknown.yaml:2", "lerning_rate")
+        self.refuse(self.small("train.steps=many"), "train.steps", "many")
+        self.refuse(["train", "type.yaml"], "type.yaml:2", "train.steps", "many")
+        self.refuse(self.small("train.lr=-1"), "train.lr")
+        self.refuse(self.small("train.optimizer=adam"), "train.optimizer", "adamw")
+        self.refuse(self.small("--steps"), "steps")
+        self.refuse(["train", "a.yaml", "b.yaml"], "a.yaml")
+
+    def test_files(self):
+        self.refuse(["train", "missing.yaml"], "missing.yaml")
+        self.refuse(["train", "broken.yaml"], "broken.yaml")
+        self.refuse(["train", "binary.yaml"], "binary.yaml")
+        self.refuse(["train", *program.SMALL], "data.path")
+        self.refuse(["train", *program.SMALL, "data.path=nowhere.txt"], "nowhere.txt")
+        self.refuse(["train", *program.SMALL, "data.path=empty.txt"], "empty.txt", "33")
+        self.refuse(["train", *program.SMALL, "data.path=short.txt"], "short.txt", "33")
+        self.refuse(["train", *program.SMALL, "data.path=."], "not a file")
+
+    def test_sizes(self):
+        self.refuse(self.small("train.global_batch=9", "parallel.ranks=2"), "train.global_batch", "8", "10")
+        self.refuse(self.small("train.micro_batch=3"), "train.micro_batch")
+        self.refuse(self.small("parallel.ranks=3", "parallel.dp=2"), "3")
+        self.refuse(self.small("model.hidden=33"), "model.hidden")
+        self.refuse(self.small("model.vocab=100"), "model.vocab", "256")
+        self.refuse(self.small("--model", "llama-tinny"), "llama-tiny")
+        self.refuse(self.small("train.steps=0"), "train.steps")
+        self.refuse(self.small("run.trace=true"), "run.dir")
+
+    def test_the_same_with_local_ranks_is_told_once(self):
+        self.refuse(self.small("parallel.ranks=4", "train.global_batch=6"), "train.global_batch")
+        self.refuse(["train", *program.SMALL, "parallel.ranks=4", "data.path=nowhere.txt"], "nowhere.txt")
+
+    def test_run_folder(self):
+        self.refuse(self.small("run.dir=corpus.txt"), "corpus.txt")
+        self.refuse(self.small("run.dir=corpus.txt/run", "parallel.ranks=2"), "corpus.txt")
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=one")))
+        self.before = sorted(os.listdir(self.folder))
+        first = self.numbers("one")
+        self.refuse(self.small("train.steps=2", "run.dir=one"), "one", "--overwrite")
+        self.assertEqual(self.numbers("one"), first)
+        self.ok(self.run_program(*self.small("train.steps=2", "run.dir=one", "--overwrite")))
+        self.assertEqual(len(self.numbers("one")), 2)
+
+    def test_other_commands(self):
+        self.refuse(["check", *program.SMALL, "--print", "1"], "--print", "0 to 0")
+        self.refuse(["verify", f"data.path={self.corpus}", *program.SMALL], "--against")
+        self.refuse(["verify", f"data.path={self.corpus}", *program.SMALL, "--against", "rnks=1"], "rnks")
+        self.refuse(["doctor", "me"], "me")
+
+    def test_backend_without_its_launcher(self):
+        self.refuse(self.small("run.backend=mpi", "parallel.ranks=2"), "2")
+
+    def test_debug_shows_the_place(self):
+        result = self.run_program(*self.small("train.global_batch=9", "parallel.ranks=2", "--debug"))
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("config.c", result.stderr)
+
+    @unittest.skipUnless(program.MPIRUN, "needs mpirun")
+    def test_mpi_tells_once(self):
+        launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
+        for arguments, part in ((self.small("train.global_batch=7"), "train.global_batch"),
+                                (self.small("train.stps=1"), "train.stps"),
+                                (["train", *program.SMALL, "data.path=nowhere.txt"], "nowhere.txt")):
+            result = self.run_program(*arguments, launcher=launcher)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            ours = [line for line in result.stderr.splitlines() if line.startswith("quadrille: ")]
+            self.assertEqual(len(ours), 1, result.stderr)
+            self.assertIn(part, ours[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,158 @@
+"""What the commands print and write is what the documentation says.
+ctest: timeout 240
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "mfu", "memory_peak_bytes"]
+
+
+class Outputs(program.ProgramTest):
+    def json_of(self, *arguments):
+        result = self.ok(self.run_program(*arguments))
+        self.assertEqual(result.stderr, "")
+        return json.loads(result.stdout)
+
+    def test_help(self):
+        text = self.ok(self.run_program("help")).stdout
+        for command in ("train", "check", "verify", "bench", "doctor", "version"):
+            self.assertIn(f"quadrille {command}", text)
+            self.assertIn(f"quadrille {command}", self.ok(self.run_program("help", command)).stdout)
+            self.assertEqual(self.ok(self.run_program(command, "--help", "--nonsense")).stdout,
+                             self.ok(self.run_program("help", command)).stdout)
+        self.assertIn("train.global_batch", self.ok(self.run_program("train", "--help")).stdout)
+        markdown = self.ok(self.run_program("help", "--markdown")).stdout
+        self.assertIn("train.global_batch", markdown)
+        self.assertRegex(markdown, r"(?m)^\|")
+        self.assertRegex(self.ok(self.run_program("--version")).stdout, r"^quadrille \d+\.\d+\.\d+\n$")
+
+    def test_metrics(self):
+        result = self.ok(self.run_program(*self.small("train.steps=5", "parallel.ranks=2", "run.dir=a/b")))
+        self.assertEqual(result.stderr, "")
+        lines = self.metrics("a/b")
+        self.assertEqual([line["step"] for line in lines], [1, 2, 3, 4, 5])
+        for line in lines:
+            self.assertEqual(list(line), KEYS)
+            self.assertEqual(line["tokens"], 8 * 32)
+            self.assertGreater(line["loss"], 0)
+            self.assertGreater(line["step_seconds"], 0)
+        with open(self.path("a/b/metrics.jsonl"), encoding="utf-8") as file:
+            digits = file.readline().split('"loss":')[1].split(",")[0]
+        self.assertEqual(float(digits), float(f"{float(digits):.17g}"))
+        self.assertIn("step 5/5", result.stdout)
+        self.assertIn("resident", result.stdout)
+        self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["config.yaml", "metrics.jsonl"])
+
+    def test_memory_is_what_check_said(self):
+        plan = self.json_of("check", *program.SMALL, "parallel.ranks=2", "--json")
+        self.ok(self.run_program(*self.small("train.steps=1", "parallel.ranks=2", "run.dir=run")))
+        self.assertEqual(self.metrics("run")[0]["memory_peak_bytes"], plan["memory_bytes_per_rank"])
+        self.assertEqual(sum(plan["memory"].values()), plan["memory_bytes_per_rank"])
+        self.assertEqual(plan["ranks"], 2)
+
+    def test_check_prints_the_program(self):
+        text = self.ok(self.run_program("check", *program.SMALL, "parallel.ranks=2", "--print", "1")).stdout
+        for word in ("forward", "backward", "reduce", "update"):
+            self.assertIn(word, text)
+        table = self.ok(self.run_program("check", *program.SMALL, "parallel.ranks=2")).stdout
+        self.assertIn("gradients", table)
+        self.assertIn("2 ranks", table)
+
+    def test_saved_configuration_is_the_same_run(self):
+        for name, more in (("preset", ["--model", "llama-tiny", "parallel.ranks=2"]),
+                           ("plain", ["model.arch=gpt2", "train.optimizer=sgd", "train.momentum=0.9", "train.schedule=wsd"])):
+            arguments = ["train", f"data.path={self.corpus}", "data.seq=32", "train.global_batch=8", "train.steps=4", *more]
+            self.ok(self.run_program(*arguments, f"run.dir={name}"))
+            self.ok(self.run_program("train", f"{name}/config.yaml", f"run.dir={name}-again"))
+            self.assertEqual(self.numbers(name), self.numbers(f"{name}-again"))
+        with open(self.path("preset/config.yaml"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn("dp: 2", text)
+        self.assertNotIn("-1", text)
+
+    def test_trace(self):
+        self.ok(self.run_program(*self.small("train.steps=3", "train.micro_batch=2", "parallel.ranks=2", "run.dir=run", "--trace")))
+        with open(self.path("run/trace.json"), encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        names = {(event["pid"], event["args"]["name"]) for event in events if event["ph"] == "M"}
+        for rank in (0, 1):
+            self.assertIn((rank, f"rank {rank}"), names)
+            self.assertIn((rank, "compute"), names)
+            self.assertIn((rank, "communication"), names)
+            mine = [event for event in spans if event["pid"] == rank]
+            self.assertEqual({event["args"]["step"] for event in mine}, {1, 2, 3})
+            self.assertEqual({event["tid"] for event in mine}, {0, 1})
+            self.assertTrue(all(event["tid"] == 1 for event in mine if event["cat"] == "reduce"))
+            forward = [event for event in mine if event["name"] == "forward block.1"]
+            self.assertEqual(sorted((e["args"]["step"], e["args"]["microbatch"]) for e in forward),
+                             [(step, batch) for step in (1, 2, 3) for batch in (0, 1)])
+            self.assertTrue(all(event["args"]["flops"] > 0 for event in forward))
+        self.assertTrue(all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans))
+        self.assertTrue(any(event["args"].get("bytes", 0) > 0 for event in spans if event["cat"] == "reduce"))
+
+    def test_verify(self):
+        arguments = ["verify", f"data.path={self.corpus}", *program.SMALL, "parallel.ranks=2", "--json"]
+        report = self.json_of(*arguments, "--against", "ranks=1 dp=1", "--steps", "3")
+        self.assertEqual(report["steps"], 3)
+        self.assertTrue(report["equal_within_tolerance"])
+        self.assertFalse(report["bit_equal"])
+        self.assertTrue(self.json_of(*arguments, "--against", "parallel.overlap=false")["bit_equal"])
+        other = self.run_program(*arguments, "--against", "train.lr=0.1")
+        self.assertEqual(other.returncode, 1)
+        self.assertFalse(json.loads(other.stdout)["equal_within_tolerance"])
+        self.assertEqual(other.stderr.count("\n"), 1, other.stderr)
+
+    def test_doctor(self):
+        report = self.json_of("doctor", "--json")
+        self.assertGreaterEqual(report["cores"], report["cores_allowed"])
+        self.assertGreater(report["memory_bytes"], 0)
+        self.assertGreater(report["product_flops"], 0)
+        self.assertIsInstance(report["advice"], list)
+        self.assertIn("CPU", self.ok(self.run_program("doctor")).stdout)
+
+    def test_bench_collectives(self):
+        report = self.json_of("bench", "collectives", "--json", "--ranks", "2", "--smallest", "1024", "--largest", "4096",
+                              "--seconds", "0.01")
+        self.assertEqual({row["ranks"] for row in report["rows"]}, {2})
+        self.assertIn("all-reduce", {row["operation"] for row in report["rows"]})
+        self.assertTrue(all(row["seconds"] > 0 for row in report["rows"]))
+
+    def test_plain_characters(self):
+        arguments = self.small("train.steps=6", "run.log_every=2")
+        plain = self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout
+        self.assertTrue(plain.isascii())
+        self.assertEqual([line.split()[1] for line in plain.splitlines() if line.startswith("step ") and "loss" in line],
+                         ["1/6", "2/6", "4/6", "6/6"])
+        self.assertNotIn("\r", plain)
+        self.assertFalse(self.ok(self.run_program(*arguments, environment={"LC_ALL": "C.UTF-8"})).stdout.isascii())
+
+    def test_interruption(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            for name, ranks in (("one", "1"), ("three", "3")):
+                folder = f"{name}-{number}"
+                with subprocess.Popen([program.PROGRAM, *self.small("train.steps=1M", "train.global_batch=6", "parallel.ranks=" + ranks,
+                                                                    f"run.dir={folder}", "--trace")],
+                                      cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+                    for line in run.stdout:
+                        if line.startswith("step "):
+                            break
+                    run.send_signal(number)
+                    _, errors = run.communicate(timeout=60)
+                self.assertEqual(run.returncode, 1, errors)
+                self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 1000000\n$")
+                self.assertEqual(len(self.metrics(folder)), int(errors.split()[4]))
+                with open(self.path(f"{folder}/trace.json"), encoding="utf-8") as file:
+                    json.load(file)
+                self.assertEqual(program.processes(self.folder), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

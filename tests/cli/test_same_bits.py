@@ -1,0 +1,40 @@
+"""The same numbers, bit by bit, however the ranks are started.
+ctest: timeout 240
+ctest: processors 2
+"""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+
+class SameBits(program.ProgramTest):
+    def run_into(self, folder, *more, launcher=()):
+        arguments = self.small("train.steps=8", "train.global_batch=12", f"run.dir={folder}", *more)
+        self.ok(self.run_program(*arguments, launcher=launcher))
+        return self.numbers(folder)
+
+    def test_backends(self):
+        for ranks in (2, 3):
+            first = self.run_into(f"processes-{ranks}", f"parallel.ranks={ranks}")
+            self.assertEqual(len(first), 8)
+            self.assertNotEqual(first[0][1], first[7][1])
+            self.assertEqual(self.run_into(f"again-{ranks}", f"parallel.ranks={ranks}"), first)
+            self.assertEqual(self.run_into(f"threads-{ranks}", f"parallel.ranks={ranks}", "--ranks-as", "threads"), first)
+            self.assertEqual(self.run_into(f"bucket-{ranks}", f"parallel.ranks={ranks}", "parallel.bucket_mb=0.01"), first)
+            self.assertEqual(self.run_into(f"late-{ranks}", f"parallel.ranks={ranks}", "parallel.overlap=false"), first)
+            if program.MPIRUN:
+                launcher = [program.MPIRUN, "--oversubscribe", "-n", str(ranks)]
+                self.assertEqual(self.run_into(f"mpi-{ranks}", launcher=launcher), first)
+
+    def test_one_rank_is_close(self):
+        one = self.run_into("one")
+        four = self.run_into("four", "parallel.ranks=4")
+        for a, b in zip(one, four):
+            self.assertAlmostEqual(float(a[1]), float(b[1]), delta=1e-5 * float(a[1]))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,154 @@
+"""Ranks and launchers that are killed or stopped: everyone exits, the rank is named, nothing is left.
+ctest: timeout 240
+ctest: processors 2
+"""
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+RANKS = 4
+
+
+class Faults(program.ProgramTest):
+    def start(self, *more):
+        """A run that would take hours, some steps after its start."""
+        self.left_before = program.shared_files()
+        run = subprocess.Popen([program.PROGRAM, *self.small("train.steps=100M", f"parallel.ranks={RANKS}",
+                                                             f"run.dir={self.folder}/run", "--overwrite", *more)],
+                               cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, run)
+        for line in run.stdout:
+            if line.startswith("step "):
+                break
+        ranks = {program.rank_of(pid): pid for pid in program.processes(self.folder) if pid != run.pid}
+        self.assertEqual(sorted(ranks), list(range(RANKS)))
+        return run, ranks
+
+    def end(self, run):
+        if run.poll() is None:
+            run.kill()
+        run.communicate()
+
+    def finish(self, run, seconds):
+        _, errors = run.communicate(timeout=seconds)
+        return errors
+
+    def nothing_left(self, seconds=0):
+        left = program.wait_until(lambda: not program.processes(self.folder), seconds)
+        self.assertTrue(left, f"still there: {program.processes(self.folder)}")
+        self.assertEqual(program.shared_files(), self.left_before)
+
+    def test_killed_rank(self):
+        chance = random.Random(1)
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGKILL):
+            run, ranks = self.start()
+            victim = chance.randrange(RANKS)
+            time.sleep(chance.random() * 0.3)
+            begin = time.monotonic()
+            os.kill(ranks[victim], number)
+            errors = self.finish(run, 20)
+            self.assertLess(time.monotonic() - begin, 10)
+            self.assertEqual(run.returncode, 1)
+            self.assertEqual(errors.count("\n"), 1, errors)
+            self.assertRegex(errors, rf"^quadrille: .*rank {victim} was killed by signal {int(number)}\b")
+            self.nothing_left()
+
+    def test_several_killed_ranks(self):
+        run, ranks = self.start()
+        for victim in (1, 3):
+            os.kill(ranks[victim], signal.SIGKILL)
+        errors = self.finish(run, 20)
+        self.assertEqual(run.returncode, 1)
+        self.assertRegex(errors, r"^quadrille: .*rank [13] was killed by signal 9")
+        self.assertEqual(errors.count("\n"), 1, errors)
+        self.nothing_left()
+
+    def test_stopped_rank(self):
+        for victim in (0, 2):
+            run, ranks = self.start("run.deadline=2")
+            begin = time.monotonic()
+            os.kill(ranks[victim], signal.SIGSTOP)
+            errors = self.finish(run, 30)
+            self.assertLess(time.monotonic() - begin, 15)
+            self.assertEqual(run.returncode, 1)
+            self.assertEqual(errors.count("\n"), 1, errors)
+            self.assertRegex(errors, rf"\brank {victim}\b.*step \d+")
+            self.nothing_left()
+
+    def test_slow_rank_is_no_failure(self):
+        run, ranks = self.start("run.deadline=10")
+        os.kill(ranks[1], signal.SIGSTOP)
+        time.sleep(1)
+        os.kill(ranks[1], signal.SIGCONT)
+        time.sleep(0.5)
+        self.assertIsNone(run.poll())
+        run.send_signal(signal.SIGINT)
+        errors = self.finish(run, 20)
+        self.assertRegex(errors, r"^quadrille: interrupted after step")
+        self.nothing_left()
+
+    def test_killed_launcher(self):
+        for stopped in (False, True):
+            run, ranks = self.start()
+            if stopped:
+                os.kill(ranks[2], signal.SIGSTOP)
+            run.kill()
+            run.communicate()
+            self.nothing_left(seconds=5)
+
+    def test_second_interrupt_ends_at_once(self):
+        run, ranks = self.start("run.deadline=100")
+        os.kill(ranks[0], signal.SIGSTOP) # so that the first one cannot be obeyed
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        self.assertIsNone(run.poll())
+        run.send_signal(signal.SIGINT)
+        errors = self.finish(run, 5)
+        self.assertEqual((run.returncode, errors), (1, "quadrille: interrupted\n"))
+        self.nothing_left()
+
+    def test_full_disk(self):
+        """A rank that fails by itself is the one that is named, not those that hear of it."""
+        run, _ = self.start()
+        run.send_signal(signal.SIGINT)
+        self.finish(run, 20)
+        os.remove(self.path("run/metrics.jsonl"))
+        os.symlink("/dev/full", self.path("run/metrics.jsonl"))
+        for ranks_as in ("processes", "threads"):
+            result = self.run_program(*self.small("train.steps=100M", f"parallel.ranks={RANKS}", f"run.dir={self.folder}/run",
+                                                  "--overwrite", "--ranks-as", ranks_as))
+            self.one_line(result, 1, "metrics.jsonl", "No space left")
+            self.nothing_left()
+
+    def test_random_moments(self):
+        """Also while the ranks start and end."""
+        chance = random.Random(5)
+        for _ in range(12):
+            run = subprocess.Popen([program.PROGRAM, *self.small("train.steps=100M", f"parallel.ranks={RANKS}",
+                                                                 f"run.dir={self.folder}/run", "--overwrite", "run.deadline=5")],
+                                   cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(self.end, run)
+            self.left_before = program.shared_files()
+            ranks = program.wait_until(lambda r=run: [p for p in program.processes(self.folder) if p != r.pid], 20)
+            time.sleep(chance.random() * 0.2)
+            try:
+                os.kill(chance.choice(ranks), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            errors = self.finish(run, 30)
+            self.assertEqual(run.returncode, 1, errors)
+            self.assertTrue(re.match(r"quadrille: .*rank \d was killed by signal 9", errors), errors)
+            self.assertEqual(errors.count("\n"), 1, errors)
+            self.nothing_left()
+
+
+if __name__ == "__main__":
+    unittest.main()

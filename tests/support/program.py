@@ -1,0 +1,114 @@
+"""Runs the program in tests: small configurations, what it prints, what it leaves behind."""
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+
+PROGRAM = os.environ["QUADRILLE"]
+SOURCE = os.environ["QUADRILLE_SOURCE"]
+SANITIZED = os.environ.get("QUADRILLE_SANITIZE", "none") != "none"
+MPIRUN = shutil.which("mpirun")
+
+# A model that takes milliseconds per step.
+SMALL = ["model.layers=2", "model.hidden=32", "model.heads=2", "data.seq=32", "train.global_batch=8", "run.threads=1"]
+
+
+class ProgramTest(unittest.TestCase):
+    """A fresh folder per test, with a corpus."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="quadrille-test-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.corpus = self.path("corpus.txt")
+        words = random.Random(7)
+        with open(self.corpus, "w", encoding="ascii") as file:
+            file.write(" ".join(words.choice(["the", "quick", "brown", "fox", "jumps"]) for _ in range(4000)))
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        return self.path(name)
+
+    def run_program(self, *arguments, launcher=(), environment=None, timeout=100):
+        return subprocess.run([*launcher, PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True,
+                              timeout=timeout, env={**os.environ, **(environment or {})}, check=False)
+
+    def small(self, *more):
+        """Arguments of a small run."""
+        return ["train", f"data.path={self.corpus}", *SMALL, *more]
+
+    def ok(self, result):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def one_line(self, result, status, *parts):
+        """Exit status, and exactly one line of error that holds the parts."""
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertTrue(result.stderr.startswith("quadrille: "), result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+    def metrics(self, folder):
+        with open(os.path.join(self.folder, folder, "metrics.jsonl"), encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    def numbers(self, folder):
+        """What must not depend on how the run was carried out, as written: bit by bit."""
+        kept = ("step", "loss", "grad_norm", "lr", "tokens")
+        with open(os.path.join(self.folder, folder, "metrics.jsonl"), encoding="utf-8") as file:
+            return [[json.loads(line, parse_float=str)[key] for key in kept] for line in file]
+
+
+def processes(mark):
+    """Ids of living processes (zombies too) that have `mark` in their arguments, except this one."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                if mark.encode() in file.read():
+                    found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+
+def rank_of(pid):
+    """Rank of a local rank's process; None for a launcher or a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            for item in file.read().split(b"\0"):
+                if item.startswith(b"QUADRILLE_RANK="):
+                    return int(item.split(b"=")[1])
+    except OSError:
+        pass
+    return None
+
+
+def shared_files():
+    """Names in the places where shared memory and temporary files would be left."""
+    names = set()
+    for folder in ("/dev/shm", "/tmp", "/var/tmp"):
+        if os.path.isdir(folder):
+            names |= {os.path.join(folder, name) for name in os.listdir(folder) if "quadrille" in name.lower()
+                      and not name.startswith("quadrille-test-")}
+    return names
+
+
+def wait_until(condition, seconds):
+    """The first true value of condition(), or the last one when the time is over."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(0.02)
