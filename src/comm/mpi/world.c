@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* A poll is a call into MPI, not a look at a flag: a few hundred are some tens of microseconds. */
 enum { SPIN_POLLS = 200 };
@@ -453,21 +452,22 @@ static const qd_comm_backend_ops mpi_backend = {
     .world_destroy = world_destroy,
 };
 
-/* Polls before a waiting thread yields: none where the ranks of this machine outnumber the cores we may use. */
+/* Polls before a waiting thread yields: none where the ranks of this machine outnumber the cores they may use together
+ * (mpirun may have bound each to a core of its own). */
 static qd_status choose_spin(qd_mpi_world *world)
 {
     MPI_Comm machine;
+    cpu_set_t cores;
     int neighbours = 1;
+    CPU_ZERO(&cores);
+    sched_getaffinity(0, sizeof cores, &cores); /* on failure no core is known, and nobody spins */
     QD_TRY(qd_mpi_check(MPI_Comm_split_type(world->data, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
                         "MPI_Comm_split_type"));
     MPI_Comm_size(machine, &neighbours);
-    cpu_set_t cores;
-    int usable = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    /* mpirun may have bound each rank to a core of its own: what counts is the machine. */
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int cores_here = usable == 1 && online > 0 ? (int)online : usable;
+    int code = MPI_Allreduce(MPI_IN_PLACE, &cores, (int)sizeof cores, MPI_BYTE, MPI_BOR, machine);
     MPI_Comm_free(&machine);
-    world->spin = neighbours <= cores_here ? SPIN_POLLS : 0;
+    QD_TRY(qd_mpi_check(code, "MPI_Allreduce"));
+    world->spin = neighbours <= CPU_COUNT(&cores) ? SPIN_POLLS : 0;
     return QD_OK;
 }
 
