@@ -125,6 +125,18 @@ typedef struct qd_attention_args {
     float *delta; /* (batch, heads, seq) scratch */
 } qd_attention_args;
 
+/* Attention of new rows of one sequence against a cache of earlier ones, for generation. Row r of q, k, v stands at
+ * position past + r: its key and value are first stored in the caches, (context, kv_heads * head_dim) each, then it sees
+ * positions 0 .. past + r. past + rows must not exceed context. */
+typedef struct qd_attention_cached_args {
+    const void *q, *k, *v;
+    void *o, *k_cache, *v_cache;
+    int64_t rows, past, context, q_stride, k_stride, v_stride, o_stride;
+    int heads, kv_heads, head_dim;
+    float scale;
+    qd_dtype dtype;
+} qd_attention_cached_args;
+
 /* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) * up (rows, cols).
  * Backward: dx from dy and x; dx may equal x (gelu: also dy). */
 typedef struct qd_activation_args {
@@ -248,6 +260,7 @@ typedef struct qd_cast_args {
     X(rope, qd_rope_args)                                                                                   \
     X(attention_forward, qd_attention_args)                                                                 \
     X(attention_backward, qd_attention_args)                                                                \
+    X(attention_cached, qd_attention_cached_args)                                                           \
     X(activation_forward, qd_activation_args)                                                               \
     X(activation_backward, qd_activation_args)                                                              \
     X(add, qd_add_args)                                                                                     \

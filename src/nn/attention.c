@@ -3,12 +3,13 @@
 
 #include <math.h>
 
-static qd_status rope(const qd_op_call *c, bool inverse)
+static qd_status rope(const qd_op_call *c, const int32_t *positions, bool inverse)
 {
     const qd_model *m = call_model(c);
     return c->frame->kernels->rope(c->frame->stream, &(qd_rope_args){
         .x = c->at[0], /* queries and keys are adjacent: one call turns both */
         .table = c->at[1],
+        .positions = positions,
         .rows = c->op->m,
         .seq = c->frame->program->strategy.seq,
         .row_stride = c->slots[c->op->slot[0]].cols,
@@ -21,12 +22,12 @@ static qd_status rope(const qd_op_call *c, bool inverse)
 
 qd_status qd_run_rope(const qd_op_call *c)
 {
-    return rope(c, false);
+    return rope(c, c->at[2] ? input_positions(c, 2) : NULL, false);
 }
 
 qd_status qd_run_rope_inverse(const qd_op_call *c)
 {
-    return rope(c, true);
+    return rope(c, NULL, true);
 }
 
 /* What forward and backward share: views of qkv, shapes, mask. */
@@ -76,4 +77,35 @@ qd_status qd_run_attention_grad(const qd_op_call *c)
     args.dv = dqkv + (int64_t)(m->heads + m->kv_heads) * m->head_dim * size;
     args.delta = c->at[6];
     return c->frame->kernels->attention_backward(c->frame->stream, &args);
+}
+
+/* The cache of a block: all keys, then all values. */
+qd_status qd_run_attention_cached(const qd_op_call *c)
+{
+    const qd_model *m = call_model(c);
+    const qd_strategy *s = &c->frame->program->strategy;
+    qd_dtype dtype = call_dtype(c, 0);
+    int64_t stride = c->slots[c->op->slot[0]].cols, size = (int64_t)qd_dtype_size(dtype);
+    const char *qkv = c->at[0];
+    char *cache = c->at[1];
+    return c->frame->kernels->attention_cached(c->frame->stream, &(qd_attention_cached_args){
+        .q = qkv,
+        .k = qkv + (int64_t)m->heads * m->head_dim * size,
+        .v = qkv + (int64_t)(m->heads + m->kv_heads) * m->head_dim * size,
+        .o = c->at[2],
+        .k_cache = cache,
+        .v_cache = cache + s->context * m->kv_heads * m->head_dim * size,
+        .rows = c->op->m,
+        .past = c->frame->past,
+        .context = s->context,
+        .q_stride = stride,
+        .k_stride = stride,
+        .v_stride = stride,
+        .o_stride = c->slots[c->op->slot[2]].cols,
+        .heads = m->heads,
+        .kv_heads = m->kv_heads,
+        .head_dim = m->head_dim,
+        .scale = 1.0f / sqrtf((float)m->head_dim),
+        .dtype = dtype,
+    });
 }

@@ -5,6 +5,7 @@ qd_status qd_run_embed(const qd_op_call *c)
     const qd_model *model = call_model(c);
     return c->frame->kernels->embedding_forward(c->frame->stream, &(qd_embedding_forward_args){
         .tokens = input_tokens(c, 0),
+        .positions = input_positions(c, 0),
         .token_table = c->at[1],
         .position_table = c->at[2],
         .y = c->at[3],

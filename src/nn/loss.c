@@ -44,3 +44,16 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         .losses = losses, .targets = targets, .rows = rows, .total = c->at[5], .counted = (double *)c->at[5] + 1,
     });
 }
+
+/* logits (1, vocab) = the last row of x · W (vocab, hidden)ᵀ */
+qd_status qd_run_head_logits(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    qd_dtype dtype = call_dtype(c, 0);
+    int64_t last = (c->slots[op->slot[0]].rows - 1) * op->k;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = (const char *)c->at[0] + last * (int64_t)qd_dtype_size(dtype), .b = c->at[1], .c = c->at[2],
+        .m = 1, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n, .trans_b = true,
+        .a_dtype = dtype, .b_dtype = call_dtype(c, 1), .c_dtype = QD_F32,
+    });
+}

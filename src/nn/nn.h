@@ -21,6 +21,9 @@ typedef struct qd_frame {
     char *use[QD_USE_COUNT];        /* addresses of the action's buffers, NULL: none */
     char *scratch;
     const float *rope;
+    char *cache;   /* generation: keys and values of all blocks */
+    float *logits; /* generation: (vocab) */
+    int64_t past;  /* generation: tokens that are in the cache */
     double *loss;
     uint64_t seed, step; /* of the dropout masks */
     int64_t first_row;   /* index in the global batch of the micro-batch's first row */

@@ -36,6 +36,11 @@ static inline const int32_t *input_targets(const qd_op_call *c, int i)
 {
     return (const int32_t *)c->at[i] + call_rows(c);
 }
+/* In generation the second row holds positions; elsewhere they count from 0 in each sequence. */
+static inline const int32_t *input_positions(const qd_op_call *c, int i)
+{
+    return c->frame->program->strategy.context > 0 ? input_targets(c, i) : NULL;
+}
 static inline const int32_t *input_documents(const qd_op_call *c, int i)
 {
     return c->frame->documents ? (const int32_t *)c->at[i] + 2 * call_rows(c) : NULL;
@@ -51,11 +56,13 @@ qd_status qd_run_linear_dw(const qd_op_call *c);
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);
 qd_status qd_run_attention(const qd_op_call *c);
+qd_status qd_run_attention_cached(const qd_op_call *c);
 qd_status qd_run_attention_grad(const qd_op_call *c);
 qd_status qd_run_activation(const qd_op_call *c);
 qd_status qd_run_activation_grad(const qd_op_call *c);
 qd_status qd_run_add(const qd_op_call *c);
 qd_status qd_run_dropout(const qd_op_call *c);
 qd_status qd_run_head_loss(const qd_op_call *c);
+qd_status qd_run_head_logits(const qd_op_call *c);
 
 #endif

@@ -15,12 +15,14 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_ROPE] = qd_run_rope,
     [QD_OP_ROPE_INVERSE] = qd_run_rope_inverse,
     [QD_OP_ATTENTION] = qd_run_attention,
+    [QD_OP_ATTENTION_CACHED] = qd_run_attention_cached,
     [QD_OP_ATTENTION_GRAD] = qd_run_attention_grad,
     [QD_OP_ACTIVATION] = qd_run_activation,
     [QD_OP_ACTIVATION_GRAD] = qd_run_activation_grad,
     [QD_OP_ADD] = qd_run_add,
     [QD_OP_DROPOUT] = qd_run_dropout,
     [QD_OP_HEAD_LOSS] = qd_run_head_loss,
+    [QD_OP_HEAD_LOGITS] = qd_run_head_logits,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects
@@ -60,6 +62,8 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     case QD_SLOT_INPUT: return f->use[QD_USE_INPUT];
     case QD_SLOT_ROPE: return (void *)(uintptr_t)f->rope;
     case QD_SLOT_LOSS: return f->loss;
+    case QD_SLOT_CACHE: return f->cache ? f->cache + f->program->ledger->modules[f->module].layer * qd_slot_bytes(slot) : NULL;
+    case QD_SLOT_LOGITS: return f->logits;
     case QD_SLOT_LOCAL: return local_address(f, slot);
     }
     return NULL;

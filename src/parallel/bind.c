@@ -24,17 +24,28 @@ static qd_status make_groups(qd_bound *b)
     return QD_OK;
 }
 
-static qd_status allocate(qd_bound *b)
+static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
+{
+    int other = share->program->persistent[buffer->kind];
+    return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
+}
+
+static qd_status allocate(qd_bound *b, const qd_bound *share)
 {
     const qd_program *p = b->program;
     b->persistent = calloc((size_t)p->buffer_count, sizeof *b->persistent);
     b->alive = calloc((size_t)p->buffer_count, sizeof *b->alive);
-    if (!b->persistent || !b->alive)
+    b->borrowed = calloc((size_t)p->buffer_count, sizeof *b->borrowed);
+    if (!b->persistent || !b->alive || !b->borrowed)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the table of %d buffers", p->buffer_count);
     for (int i = 0; i < p->buffer_count; i++) {
         if (!p->buffers[i].persistent)
             continue;
         b->alive[i] = true;
+        b->persistent[i] = share ? shared_buffer(share, &p->buffers[i]) : NULL;
+        b->borrowed[i] = b->persistent[i] != NULL;
+        if (b->borrowed[i])
+            continue;
         qd_status status = qd_device_alloc(b->device, p->buffers[i].bytes, &b->persistent[i]);
         if (status != QD_OK)
             return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
@@ -47,7 +58,7 @@ static qd_status allocate(qd_bound *b)
     return QD_OK;
 }
 
-qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_bound **bound)
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, const qd_bound *share, qd_bound **bound)
 {
     qd_bound *b = calloc(1, sizeof *b);
     if (!b)
@@ -55,7 +66,7 @@ qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, 
     *b = (qd_bound){.program = program, .device = device, .world = world};
     qd_status status = make_groups(b);
     if (status == QD_OK)
-        status = allocate(b);
+        status = allocate(b, share);
     if (status != QD_OK) {
         qd_bound_destroy(b);
         return status;
@@ -70,7 +81,7 @@ void qd_bound_destroy(qd_bound *b)
         return;
     const qd_program *p = b->program;
     for (int i = 0; b->persistent && i < p->buffer_count; i++)
-        if (b->persistent[i])
+        if (b->persistent[i] && !b->borrowed[i])
             qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
     if (b->dynamic)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
@@ -78,6 +89,7 @@ void qd_bound_destroy(qd_bound *b)
         qd_comm_destroy(b->groups[mask]);
     free(b->persistent);
     free(b->alive);
+    free(b->borrowed);
     free(b);
 }
 

@@ -14,11 +14,13 @@ typedef struct qd_bound {
     qd_comm *groups[1 << QD_AXIS_COUNT]; /* by mask of axes; NULL where the program needs none */
     void **persistent;                   /* per buffer of the program; NULL: dynamic */
     char *dynamic;
-    bool *alive; /* per buffer: between ALLOC and FREE */
+    bool *alive;    /* per buffer: between ALLOC and FREE */
+    bool *borrowed; /* per buffer: another bound's */
 } qd_bound;
 
-/* Collective over `world`. Allocates exactly program->persistent_bytes + program->dynamic_bytes. */
-qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_bound **bound);
+/* Collective over `world`. Allocates exactly program->persistent_bytes + program->dynamic_bytes. With `share` (NULL: none),
+ * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
 
 /* Address of a buffer; QD_SYSTEM when it is used outside its ALLOC and FREE. */

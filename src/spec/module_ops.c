@@ -179,7 +179,7 @@ static void write_block(writer *w)
     int x = add_slot(w, "in", QD_SLOT_IN, w->config->activation, w->rows, m->hidden);
     int input = add_slot(w, "input", QD_SLOT_INPUT, QD_I32, 3, w->rows);
     int table = m->position == QD_POSITION_ROPE
-                    ? add_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, w->config->seq, m->head_dim)
+                    ? add_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(w->config->seq, w->config->context), m->head_dim)
                     : -1;
     norm_state n1 = norm_slots(w, "attn_norm.weight", "attn_norm.bias", "attn_mean", "attn_rstd");
     weight qkv_w = weights(w, "attn.q.weight", 3), qkv_b = weights(w, "attn.q.bias", 3);
@@ -205,8 +205,13 @@ static void write_block(writer *w)
     norm(w, x, -1, n1, -1, normed1);
     linear(w, normed1, qkv_w, qkv_b, qkv);
     if (table >= 0)
-        sizes(OP(w, ROPE, qkv, table), w->rows, q + kv, 0, 0.0);
-    sizes(OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, w->config->seq, attention_flops);
+        sizes(OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, 0, 0.0);
+    if (w->config->context > 0) {
+        int cache = add_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
+        sizes(OP(w, ATTENTION_CACHED, qkv, cache, o), w->rows, q, w->config->context, 0.0);
+    } else {
+        sizes(OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, w->config->seq, attention_flops);
+    }
     linear(w, o, out_w, out_b, branch1);
     branch1 = dropout(w, "attn_dropped", branch1, 1);
     norm(w, x, branch1, n2, middle, normed2);
@@ -244,10 +249,27 @@ static void write_block(writer *w)
     norm_grad(w, d_normed1, x, n1, d_middle, dx);
 }
 
+/* In generation: norm → logits of the last row. */
+static void write_logits_head(writer *w)
+{
+    const qd_model *m = w->model;
+    int x = add_slot(w, "in", QD_SLOT_IN, w->config->activation, w->rows, m->hidden);
+    norm_state n = norm_slots(w, "norm.weight", "norm.bias", "mean", "rstd");
+    weight matrix = weights(w, "weight", 1);
+    int normed = local(w, "normed", m->hidden);
+    int logits = add_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, m->vocab);
+    norm(w, x, -1, n, -1, normed);
+    sizes(OP(w, HEAD_LOGITS, normed, matrix.value, logits), 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
+}
+
 /* norm → logits in chunks → loss, and in the same pass the gradients of the normed rows and of the head's matrix. */
 static void write_head(writer *w)
 {
     const qd_model *m = w->model;
+    if (w->config->context > 0) {
+        write_logits_head(w);
+        return;
+    }
     int64_t chunk = qd_head_chunk_rows(m->vocab);
     if (chunk > w->rows)
         chunk = w->rows;

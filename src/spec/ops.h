@@ -24,15 +24,17 @@ typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PH
     X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                     \
     X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                         \
     X(LINEAR_DW, "linear.dw", "rraa")         /* dy, x, weight grad, bias grad */                          \
-    X(ROPE, "rope", "ar")                     /* qkv in place, table */                                    \
+    X(ROPE, "rope", "arr")                    /* qkv in place, table, input (for positions) */             \
     X(ROPE_INVERSE, "rope.grad", "ar")        /* dqkv in place, table */                                   \
     X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                     \
+    X(ATTENTION_CACHED, "attention.cached", "raw") /* qkv, cache, o */                                     \
     X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */               \
     X(ACTIVATION, "activation", "rw")         /* x, y */                                                   \
     X(ACTIVATION_GRAD, "activation.grad", "rrw") /* x, dy, dx */                                           \
     X(ADD, "add", "rrw")                      /* a, b, y */                                                \
     X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */ \
-    X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */
+    X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */ \
+    X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */
 
 typedef enum qd_op_kind {
 #define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,
@@ -63,8 +65,10 @@ typedef enum qd_slot_kind {
     QD_SLOT_OUT,      /* port to the module after */
     QD_SLOT_GRAD_OUT, /* gradient that arrives for OUT */
     QD_SLOT_GRAD_IN,  /* gradient that leaves for IN */
-    QD_SLOT_INPUT,    /* tokens, targets and document starts of the micro-batch: (3, rows) int32 */
+    QD_SLOT_INPUT,    /* tokens, targets (in generation: positions) and document starts: (3, rows) int32 */
     QD_SLOT_ROPE,     /* table of angles */
+    QD_SLOT_CACHE,    /* keys and values of this block: (2, context, kv_heads * head_dim) */
+    QD_SLOT_LOGITS,   /* (1, vocab), the last row's */
     QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, tokens counted */
     QD_SLOT_LOCAL
 } qd_slot_kind;
@@ -105,6 +109,7 @@ typedef struct qd_class_config {
     int64_t batch, seq; /* of a micro-batch on this rank */
     qd_dtype activation, param, grad;
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
+    int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
 } qd_class_config;
 
@@ -114,6 +119,12 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
 
 int64_t qd_slot_bytes(const qd_slot *slot);
 double qd_class_flops(const qd_module_class *class_, qd_phase phase);
+
+/* Positions that must be known: those of a sequence, or of the whole context in generation. */
+static inline int64_t qd_positions(int64_t seq, int64_t context)
+{
+    return context > 0 ? context : seq;
+}
 
 /* Rows of logits the head holds at a time: fixed by the vocabulary alone, so that no sum depends on the layout. */
 int64_t qd_head_chunk_rows(int64_t vocab);

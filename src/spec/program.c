@@ -301,6 +301,8 @@ static void finish_step(builder *b)
 
 static qd_status check_strategy(const qd_strategy *s)
 {
+    if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
+        return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
         return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
     return QD_OK;
@@ -332,7 +334,12 @@ static void add_persistent(builder *b)
         add_buffer(b, QD_BUFFER_SQUARES, -1, -1, rows * 8, true);
     }
     if (m->position == QD_POSITION_ROPE)
-        add_buffer(b, QD_BUFFER_TABLE, -1, -1, s->seq * m->head_dim * 4, true);
+        add_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
+    if (s->context > 0) {
+        int64_t kv = (int64_t)m->kv_heads * m->head_dim;
+        add_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
+        add_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
+    }
     add_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
     int64_t scratch = 0;
     for (int kind = 0; kind < 3; kind++)
@@ -371,6 +378,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .param = strategy->param,
         .grad = strategy->grad,
         .training = strategy->training,
+        .context = strategy->context,
         .split = strategy->split_backward,
     };
     for (int kind = 0; kind < 3; kind++)
@@ -391,7 +399,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     zero(&b, QD_BUFFER_TIED_GRAD, strategy->grad);
     for (int mb = 0; mb < strategy->micro_batches; mb++)
         micro_batch(&b, mb, mb == strategy->micro_batches - 1);
-    reduce_loss(&b);
+    if (strategy->context == 0)
+        reduce_loss(&b);
     if (strategy->training)
         finish_step(&b);
     p->actions = settle(&b, arena, p->actions, p->action_count, sizeof *p->actions);

@@ -19,6 +19,7 @@ typedef struct qd_strategy {
     bool split_backward;  /* backward_input and backward_weight are separate actions */
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
     bool training;        /* false: forward only (evaluation) */
+    int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
 } qd_strategy;
 
 typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;
@@ -63,6 +64,8 @@ typedef enum qd_action_kind {
     X(SCRATCH, "scratch")                                                                                   \
     X(TABLE, "rotary table")                                                                                \
     X(SQUARES, "sums for the gradient norm")                                                                \
+    X(CACHE, "keys and values of earlier tokens")                                                           \
+    X(LOGITS, "logits")                                                                                     \
     X(LOSS, "loss")
 
 typedef enum qd_buffer_kind {

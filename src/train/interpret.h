@@ -21,6 +21,7 @@ typedef struct qd_step_input {
     int64_t step;         /* from 1 */
     int64_t first_sample; /* index in the run of the global batch's first sequence */
     int64_t global_batch;
+    int64_t past; /* generation: tokens that are in the cache */
     uint64_t seed;
     const qd_batch_source *source;
     const qd_optim *optim;

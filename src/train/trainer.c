@@ -29,12 +29,12 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
     return share > 1 ? share : 1;
 }
 
-/* Copies fp32 values to where a parameter lives, and to its master copy. */
-static qd_status store_param(qd_trainer *t, int param, const float *values)
+/* Copies fp32 values to elements first .. first + count - 1 of a parameter, and to its master copy. */
+static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
     const qd_program *p = t->program;
     qd_stream *stream = qd_device_compute_stream(t->device);
-    int64_t offset = p->storage.offset[param], count = p->storage.count[param];
+    int64_t offset = p->storage.offset[param] + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
     float *master = qd_bound_kind(t->bound, QD_BUFFER_MASTER);
     if (p->strategy.param == QD_F32) {
@@ -56,31 +56,27 @@ static qd_status store_param(qd_trainer *t, int param, const float *values)
     return status;
 }
 
-/* Values depend on (seed, name, element) alone. */
+/* Values depend on (seed, name, element) alone. Drawn in short pieces, so that starting takes no more memory than running. */
 static qd_status init_params(qd_trainer *t)
 {
+    enum { PIECE = 1 << 14 };
     const qd_ledger *l = t->program->ledger;
-    int64_t largest = 0;
-    for (int i = 0; i < l->param_count; i++)
-        largest = t->program->storage.count[i] > largest ? t->program->storage.count[i] : largest;
-    float *values = malloc((size_t)largest * sizeof *values);
-    if (!values)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for initial weights");
-    qd_status status = QD_OK;
-    for (int i = 0; i < l->param_count && status == QD_OK; i++) {
+    float values[PIECE];
+    for (int i = 0; i < l->param_count; i++) {
         const qd_param *param = &l->params[i];
-        int64_t count = t->program->storage.count[i];
-        if (param->tied_to >= 0)
-            continue;
-        if (param->init == QD_INIT_NORMAL)
-            qd_rng_normal(qd_rng_key(t->config.seed, param->name), 0, count, param->init_std, values);
-        else
-            for (int64_t e = 0; e < count; e++)
-                values[e] = param->init == QD_INIT_ONE ? 1.0f : 0.0f;
-        status = store_param(t, i, values);
+        qd_philox_key key = qd_rng_key(t->config.seed, param->name);
+        int64_t total = param->tied_to < 0 ? t->program->storage.count[i] : 0;
+        for (int64_t first = 0; first < total; first += PIECE) {
+            int64_t count = total - first < PIECE ? total - first : PIECE;
+            if (param->init == QD_INIT_NORMAL)
+                qd_rng_normal(key, first, count, param->init_std, values);
+            else
+                for (int64_t e = 0; e < count; e++)
+                    values[e] = param->init == QD_INIT_ONE ? 1.0f : 0.0f;
+            QD_TRY(store_param(t, i, first, count, values));
+        }
     }
-    free(values);
-    return status;
+    return QD_OK;
 }
 
 static qd_status init_rope(qd_trainer *t)
@@ -108,7 +104,7 @@ static qd_status build(qd_trainer *t, int local_ranks)
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, qd_comm_rank(t->world), t->arena, &t->program));
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
-    QD_TRY(qd_bind(t->program, t->device, t->world, &t->bound));
+    QD_TRY(qd_bind(t->program, t->device, t->world, NULL, &t->bound));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));
     return init_params(t);
@@ -228,7 +224,7 @@ qd_status qd_trainer_write(qd_trainer *t, const char *name, qd_tensor_kind kind,
     qd_dtype dtype;
     QD_TRY(find_param(t, name, count, &param));
     if (kind == QD_TENSOR_VALUE)
-        return store_param(t, param, values);
+        return store_param(t, param, 0, count, values);
     float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
     if (!base || dtype != QD_F32)
         return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", name);

@@ -34,6 +34,12 @@ typedef struct qd_cpu_rope_ops {
 } qd_cpu_rope_ops;
 QD_CPU_TABLE(qd_cpu_rope_ops, qd_cpu_rope_ops)
 
+#define QD_CPU_CACHED_HEAD_DIM 256
+typedef struct qd_cpu_attention_cached_ops {
+    qd_pool_body rows; /* (row, head) pairs, heads fastest */
+} qd_cpu_attention_cached_ops;
+QD_CPU_TABLE(qd_cpu_attention_cached_ops, qd_cpu_attention_cached_ops)
+
 typedef struct qd_cpu_activation_ops {
     qd_pool_body forward, backward; /* rows */
 } qd_cpu_activation_ops;

@@ -1,0 +1,57 @@
+/* One query row and head at a time, online softmax over the cached keys: bound by reading the cache. */
+#include "device/cpu/kernels_impl.h"
+#include "device/cpu/vec_math.h"
+
+#include <math.h>
+
+#define BLOCK 64 /* keys whose scores are held at a time */
+
+static float dot(const float *q, const void *k, int64_t n, qd_dtype dtype)
+{
+    vf sum = vf_set(0.0f);
+    QD_FOR_VECTORS(i, width, n, { sum += vec_load(q, i, width, QD_F32) * vec_load(k, i, width, dtype); });
+    return vf_sum(sum);
+}
+
+static void one_row(const qd_attention_cached_args *a, int64_t row, int head)
+{
+    const int64_t d = a->head_dim, cols = a->kv_heads * d, from = (head / (a->heads / a->kv_heads)) * d;
+    const int64_t keys = a->past + row + 1;
+    float q[QD_CPU_CACHED_HEAD_DIM], o[QD_CPU_CACHED_HEAD_DIM] = {0}, scores[BLOCK];
+    const void *query = qd_cpu_at(a->q, row * a->q_stride + head * d, a->dtype);
+    QD_FOR_VECTORS(i, width, d, { vec_store(q, i, vec_load(query, i, width, a->dtype) * vf_set(a->scale), width, QD_F32); });
+    float most = -INFINITY, total = 0.0f;
+    for (int64_t first = 0; first < keys; first += BLOCK) {
+        int64_t count = keys - first < BLOCK ? keys - first : BLOCK;
+        float block_most = most;
+        for (int64_t j = 0; j < count; j++) {
+            scores[j] = dot(q, qd_cpu_at(a->k_cache, (first + j) * cols + from, a->dtype), d, a->dtype);
+            block_most = scores[j] > block_most ? scores[j] : block_most;
+        }
+        float shrink = expf(most - block_most); /* 0 for the first block */
+        total *= shrink;
+        for (int64_t i = 0; i < d; i++)
+            o[i] *= shrink;
+        for (int64_t j = 0; j < count; j++) {
+            float weight = expf(scores[j] - block_most);
+            const void *value = qd_cpu_at(a->v_cache, (first + j) * cols + from, a->dtype);
+            total += weight;
+            QD_FOR_VECTORS(i, width, d, {
+                vec_store(o, i, vec_load(o, i, width, QD_F32) + vec_load(value, i, width, a->dtype) * vf_set(weight), width, QD_F32);
+            });
+        }
+        most = block_most;
+    }
+    void *out = qd_cpu_at_mut(a->o, row * a->o_stride + head * d, a->dtype);
+    QD_FOR_VECTORS(i, width, d, { vec_store(out, i, vec_load(o, i, width, QD_F32) * vf_set(1.0f / total), width, a->dtype); });
+}
+
+static void rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_attention_cached_args *a = context;
+    for (int64_t i = begin; i < end; i++)
+        one_row(a, i / a->heads, (int)(i % a->heads));
+}
+
+const qd_cpu_attention_cached_ops QD_ISA_NAME(qd_cpu_attention_cached_ops) = {.rows = rows};
