@@ -1,116 +1,421 @@
-#include "data/data.h"
+#include "data/data_impl.h"
 
-#include "base/rng.h"
+#include "base/log.h"
+#include "base/strbuf.h"
+#include "data/files.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-struct qd_data {
-    const uint8_t *bytes;
-    int64_t count, seq, windows;
-    uint64_t seed;
-};
+/* ---- tokens of a source ---- */
 
-int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size)
+/* The part that holds the token at `position`, which is inside the source. */
+static int64_t part_of(const qd_token_source *s, int64_t position)
 {
-    int bits = 2; /* of the domain, even, so that both halves are equal */
-    while (bits < 62 && (INT64_C(1) << bits) < size)
-        bits += 2;
-    const int half = bits / 2;
-    const uint64_t mask = (UINT64_C(1) << half) - 1;
-    const qd_philox_key key = qd_rng_key(seed, "sample order");
-    uint64_t value = (uint64_t)index;
-    do {
-        uint64_t left = value >> half, right = value & mask;
-        for (uint64_t round = 0; round < 4; round++) {
-            uint32_t words[4];
-            qd_philox4x32(key, right, (uint64_t)epoch * 4 + round, words);
-            uint64_t next = left ^ ((((uint64_t)words[1] << 32) | words[0]) & mask);
-            left = right;
-            right = next;
-        }
-        value = (left << half) | right;
-    } while (value >= (uint64_t)size);
-    return (int64_t)value;
-}
-
-static qd_status check_file(const char *path, int fd, int64_t seq, int64_t *size)
-{
-    struct stat info;
-    if (fstat(fd, &info) != 0)
-        return QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return QD_FAIL(QD_USAGE, "data.path: %s is not a file", path);
-    if (info.st_size < seq + 1)
-        return QD_FAIL(QD_USAGE, "data.path: %s has %lld tokens, but one sample needs data.seq + 1 = %lld", path,
-                       (long long)info.st_size, (long long)(seq + 1));
-    *size = info.st_size;
-    return QD_OK;
-}
-
-qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data)
-{
-    if (!path || path[0] == '\0')
-        return QD_FAIL(QD_USAGE, "data.path is not set: name the file to train on, for example data.path=corpus.txt");
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return QD_FAIL(QD_USAGE, "data.path: cannot open %s: %s", path, strerror(errno));
-    qd_status status = QD_OK;
-    int64_t size = 0;
-    void *bytes = MAP_FAILED;
-    qd_data *d = calloc(1, sizeof *d);
-    if (!d)
-        status = QD_FAIL(QD_NO_MEMORY, "no memory to open %s", path);
-    if (status == QD_OK)
-        status = check_file(path, fd, seq, &size);
-    if (status == QD_OK && (bytes = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
-        status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", path, strerror(errno));
-    close(fd);
-    if (status != QD_OK) {
-        free(d);
-        return status;
+    int64_t low = 0, high = s->part_count;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (s->parts[middle].first <= position)
+            low = middle;
+        else
+            high = middle;
     }
-    *d = (qd_data){.bytes = bytes, .count = size, .seq = seq, .windows = (size - 1) / seq, .seed = seed};
-    *data = d;
+    return low;
+}
+
+static uint32_t widen(const qd_token_part *part, int64_t first, int64_t count, int32_t *out)
+{
+    uint32_t largest = 0;
+#define WIDEN(type)                                                                                                    \
+    do {                                                                                                               \
+        const type *from = (const type *)part->tokens + first;                                                         \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            out[i] = (int32_t)from[i];                                                                                 \
+            largest = from[i] > largest ? from[i] : largest;                                                           \
+        }                                                                                                              \
+    } while (0)
+    if (part->token_bytes == 1)
+        WIDEN(uint8_t);
+    else if (part->token_bytes == 2)
+        WIDEN(uint16_t);
+    else
+        WIDEN(uint32_t);
+#undef WIDEN
+    return largest;
+}
+
+qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t first, int64_t count, int32_t *out)
+{
+    for (int64_t p = part_of(s, first); count > 0; p++) {
+        const qd_token_part *part = &s->parts[p];
+        int64_t at = first - part->first, length = part->count - at;
+        length = count < length ? count : length;
+        /* Checked here too: the shards need not have been verified, and one such token would read beside the embedding. */
+        if ((int64_t)widen(part, at, length, out) >= vocab)
+            for (int64_t i = 0; i < length; i++)
+                if ((uint32_t)out[i] >= (uint64_t)vocab)
+                    return QD_FAIL(QD_CORRUPT, "%s: token %lld is %u, outside the vocabulary of %lld", part->path,
+                                   (long long)(at + i), (uint32_t)out[i], (long long)vocab);
+        first += length;
+        out += length;
+        count -= length;
+    }
     return QD_OK;
 }
 
-void qd_data_close(qd_data *data)
+int64_t qd_token_source_document(const qd_token_source *s, int64_t position)
 {
-    if (!data)
-        return;
-    munmap((void *)(uintptr_t)data->bytes, (size_t)data->count);
-    free(data);
+    if (position >= s->tokens)
+        return s->tokens;
+    for (int64_t p = part_of(s, position); p < s->part_count; p++) {
+        const qd_token_part *part = &s->parts[p];
+        int64_t low = 0, high = part->document_count; /* the first document at or after `position` is in [low, high] */
+        while (low < high) {
+            int64_t middle = low + (high - low) / 2;
+            if (part->first + (int64_t)part->documents[middle] < position)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low < part->document_count)
+            return part->first + (int64_t)part->documents[low];
+    }
+    return s->tokens;
 }
 
-int64_t qd_data_windows(const qd_data *data)
+/* ---- samples ---- */
+
+static qd_status fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets,
+                             int32_t *doc_start)
 {
-    return data->windows;
+    const qd_token_source *s = &d->sources[source];
+    const int64_t seq = d->seq, first = window * seq;
+    QD_TRY(qd_token_source_read(s, d->vocab, first, seq, tokens));
+    memcpy(targets, tokens + 1, (size_t)(seq - 1) * sizeof *targets);
+    QD_TRY(qd_token_source_read(s, d->vocab, first + seq, 1, targets + seq - 1));
+    memset(doc_start, 0, (size_t)seq * sizeof *doc_start);
+    if (!d->document_mask)
+        return QD_OK;
+    for (int64_t next = qd_token_source_document(s, first + 1); next <= first + seq;) {
+        int64_t begin = next - first;
+        targets[begin - 1] = -1;
+        next = begin < seq ? qd_token_source_document(s, next + 1) : first + seq + 1;
+        for (int64_t t = begin; t < seq && t < next - first; t++)
+            doc_start[t] = (int32_t)begin;
+    }
+    return QD_OK;
+}
+
+static qd_status check_seq(const qd_data *d, int64_t seq)
+{
+    return seq == d->seq ? QD_OK
+                         : QD_FAIL(QD_USAGE, "the data set was opened for sequences of %lld tokens, not %lld",
+                                   (long long)d->seq, (long long)seq);
 }
 
 static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start)
 {
     const qd_data *d = context;
+    QD_TRY(check_seq(d, seq));
     for (int64_t i = 0; i < count; i++) {
-        int64_t g = first + i;
-        int64_t window = qd_permute(d->seed, g / d->windows, g % d->windows, d->windows);
-        const uint8_t *text = d->bytes + window * d->seq;
-        for (int64_t t = 0; t < seq; t++) {
-            tokens[i * seq + t] = text[t];
-            targets[i * seq + t] = text[t + 1];
-            doc_start[i * seq + t] = 0;
-        }
+        qd_sample sample = qd_mixture_sample(&d->mixture, first + i);
+        QD_TRY(fill_window(d, sample.source, sample.window, tokens + i * seq, targets + i * seq, doc_start + i * seq));
+    }
+    return QD_OK;
+}
+
+static qd_status fill_validation(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens,
+                                 int32_t *targets, int32_t *doc_start)
+{
+    const qd_data *d = context;
+    QD_TRY(check_seq(d, seq));
+    if (d->validation_windows == 0)
+        return QD_FAIL(QD_USAGE, "nothing is held out for validation: set data.validation, for example to 0.02");
+    for (int64_t i = 0; i < count; i++) {
+        int64_t index = (first + i) % d->validation_windows;
+        int source = 0;
+        while (index >= d->sources[source].validation_windows)
+            index -= d->sources[source++].validation_windows;
+        QD_TRY(fill_window(d, source, d->sources[source].windows + index, tokens + i * seq, targets + i * seq,
+                           doc_start + i * seq));
     }
     return QD_OK;
 }
 
 qd_batch_source qd_data_source(qd_data *data)
 {
-    return (qd_batch_source){.fill = fill, .context = data};
+    return (qd_batch_source){.fill = fill, .context = data, .documents = data->document_mask};
+}
+
+qd_batch_source qd_data_validation_source(qd_data *data)
+{
+    return (qd_batch_source){.fill = fill_validation, .context = data, .documents = data->document_mask};
+}
+
+/* ---- asking ---- */
+
+int64_t qd_data_windows(const qd_data *data)
+{
+    return data->windows;
+}
+
+int64_t qd_data_validation_windows(const qd_data *data)
+{
+    return data->validation_windows;
+}
+
+int qd_data_source_count(const qd_data *data)
+{
+    return data->source_count;
+}
+
+qd_data_source_info qd_data_source_describe(const qd_data *data, int source)
+{
+    const qd_token_source *s = &data->sources[source];
+    return (qd_data_source_info){
+        .path = s->path,
+        .weight = s->weight,
+        .files = s->files,
+        .skipped = s->skipped,
+        .tokens = s->tokens,
+        .documents = s->documents,
+        .windows = s->windows,
+        .validation_windows = s->validation_windows,
+    };
+}
+
+qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens)
+{
+    if (source < 0 || source >= data->source_count)
+        return QD_FAIL(QD_USAGE, "the data set has %d sources; there is no number %d", data->source_count, source);
+    const qd_token_source *s = &data->sources[source];
+    if (first < 0 || count < 0 || first > s->tokens || count > s->tokens - first)
+        return QD_FAIL(QD_USAGE, "%s has %lld tokens; [%lld, %lld) is outside", s->path, (long long)s->tokens,
+                       (long long)first, (long long)(first + count));
+    return qd_token_source_read(s, data->vocab, first, count, tokens);
+}
+
+/* ---- opening ---- */
+
+typedef struct mixture_item {
+    char *path;
+    double weight; /* 0: not given */
+} mixture_item;
+
+static bool exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* "path:0.3" → weight 0.3 and the text cut at the colon; a file of that very name comes first. */
+static qd_status take_weight(mixture_item *item)
+{
+    char *colon = strrchr(item->path, ':'), *end;
+    if (!colon || exists(item->path))
+        return QD_OK;
+    double weight = qd_double_parse(colon + 1, &end);
+    if (end == colon + 1 || *end != '\0')
+        return QD_OK;
+    if (!(weight > 0) || !isfinite(weight))
+        return QD_FAIL(QD_USAGE, "data.path: the weight of '%s' must be a number above 0", item->path);
+    *colon = '\0';
+    item->weight = weight;
+    return QD_OK;
+}
+
+static void free_items(mixture_item *items, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(items[i].path);
+    free(items);
+}
+
+/* Cuts data.path at its commas. */
+static qd_status parse_items(const char *path, mixture_item **out, int *out_count)
+{
+    int count = 1;
+    if (!exists(path))
+        for (const char *at = path; (at = strchr(at, ',')); at++)
+            count++;
+    if (count > QD_MIXTURE_BLOCK)
+        return QD_FAIL(QD_USAGE, "data.path: a mixture of %d sources; at most %d are possible", count, QD_MIXTURE_BLOCK);
+    mixture_item *items = calloc((size_t)count, sizeof *items);
+    qd_status status = items ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for data.path");
+    const char *at = path;
+    int weighted = 0;
+    for (int i = 0; status == QD_OK && i < count; i++) {
+        size_t length = count == 1 ? strlen(at) : strcspn(at, ",");
+        items[i].path = strndup(at, length);
+        at += length + 1;
+        if (!items[i].path)
+            status = QD_FAIL(QD_NO_MEMORY, "no memory for data.path");
+        else if (length == 0)
+            status = QD_FAIL(QD_USAGE, "data.path: '%s' has an empty place between commas", path);
+        else
+            status = take_weight(&items[i]);
+        weighted += items[i].weight > 0;
+    }
+    if (status == QD_OK && weighted != 0 && weighted != count)
+        status = QD_FAIL(QD_USAGE, "data.path: %d of %d sources have weights: give all of them one, as in a:0.7,b:0.3, or none",
+                         weighted, count);
+    if (status != QD_OK) {
+        free_items(items, items ? count : 0);
+        return status;
+    }
+    *out = items;
+    *out_count = count;
+    return QD_OK;
+}
+
+/* Cuts a source into windows to train on and windows held out. */
+static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
+{
+    const int64_t all = (s->tokens - 1) / o->seq;
+    if (all < 1)
+        return QD_FAIL(QD_USAGE, "data.path: %s has %lld tokens, but one sample needs data.seq + 1 = %lld", s->path,
+                       (long long)s->tokens, (long long)(o->seq + 1));
+    if (o->validation > 0) {
+        if (all < 2)
+            return QD_FAIL(QD_USAGE, "data.path: %s has one window of data.seq = %lld tokens: nothing would be left "
+                                     "beside data.validation",
+                           s->path, (long long)o->seq);
+        int64_t held = (int64_t)floor((double)all * o->validation);
+        s->validation_windows = held < 1 ? 1 : held > all - 1 ? all - 1 : held;
+    }
+    s->windows = all - s->validation_windows;
+    return QD_OK;
+}
+
+static qd_status open_sources(const qd_data_options *o, const mixture_item *items, int count, qd_data *d)
+{
+    /* Without weights all items are one source, so that an epoch has each window exactly once. */
+    const bool weighted = items[0].weight > 0;
+    d->source_count = weighted ? count : 1;
+    d->sources = calloc((size_t)d->source_count, sizeof *d->sources);
+    if (!d->sources)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", d->source_count);
+    double sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += items[i].weight;
+    for (int s = 0; s < d->source_count; s++) {
+        qd_token_source *source = &d->sources[s];
+        source->path = strdup(weighted ? items[s].path : o->path);
+        source->weight = weighted ? items[s].weight / sum : 1;
+        if (!source->path)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", d->source_count);
+        for (int i = weighted ? s : 0; i < (weighted ? s + 1 : count); i++)
+            QD_TRY(qd_token_source_add(o, items[i].path, d, source));
+        QD_TRY(cut_windows(o, source));
+        d->windows += source->windows;
+        d->validation_windows += source->validation_windows;
+        qd_log(QD_LOG_INFO, "data", "%s: %lld tokens in %lld documents of %lld files (%lld not taken)", source->path,
+               (long long)source->tokens, (long long)source->documents, (long long)source->files,
+               (long long)source->skipped);
+    }
+    return QD_OK;
+}
+
+static qd_status make_mixture(const qd_data_options *o, qd_data *d)
+{
+    const size_t n = (size_t)d->source_count;
+    double *weights = calloc(n, sizeof *weights);
+    d->mixture_windows = calloc(n, sizeof *d->mixture_windows);
+    d->mixture_bounds = calloc(n + 1, sizeof *d->mixture_bounds);
+    if (!weights || !d->mixture_windows || !d->mixture_bounds) {
+        free(weights);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", d->source_count);
+    }
+    for (size_t s = 0; s < n; s++) {
+        weights[s] = d->sources[s].weight;
+        d->mixture_windows[s] = d->sources[s].windows;
+    }
+    qd_mixture_bounds(weights, d->source_count, d->mixture_bounds);
+    free(weights);
+    d->mixture = (qd_mixture){
+        .seed = o->seed, .sources = d->source_count, .windows = d->mixture_windows, .bounds = d->mixture_bounds};
+    return QD_OK;
+}
+
+qd_data_options qd_data_options_default(void)
+{
+    return (qd_data_options){.seq = 256, .vocab = 256, .verify = true, .documents = {.field = "text"}};
+}
+
+static qd_status check_options(const qd_data_options *o)
+{
+    if (!o->path || o->path[0] == '\0')
+        return QD_FAIL(QD_USAGE, "data.path is not set: name what to train on, for example data.path=corpus.txt");
+    if (o->seq < 1)
+        return QD_FAIL(QD_USAGE, "data.seq is %lld; at least 1 would be right", (long long)o->seq);
+    if (!(o->validation >= 0 && o->validation < 1))
+        return QD_FAIL(QD_USAGE, "data.validation is %g; a part from 0 to below 1 would be right", o->validation);
+    if (o->vocab < 1 || o->vocab > INT32_MAX)
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld; 1 to %d would be right", (long long)o->vocab, INT32_MAX);
+    if (o->encoder && o->encoder->vocab > o->vocab)
+        return QD_FAIL(QD_USAGE, "the tokenizer has %lld tokens, but model.vocab is %lld: raise it",
+                       (long long)o->encoder->vocab, (long long)o->vocab);
+    return QD_OK;
+}
+
+qd_status qd_data_open(const qd_data_options *options, qd_data **data)
+{
+    *data = NULL;
+    QD_TRY(check_options(options));
+    mixture_item *items = NULL;
+    int count = 0;
+    QD_TRY(parse_items(options->path, &items, &count));
+    qd_status status = QD_OK;
+    qd_data *d = calloc(1, sizeof *d);
+    if (!d) {
+        status = QD_FAIL(QD_NO_MEMORY, "no memory to open %s", options->path);
+    } else {
+        *d = (qd_data){.seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask};
+        status = open_sources(options, items, count, d);
+    }
+    if (status == QD_OK)
+        status = make_mixture(options, d);
+    free_items(items, count);
+    if (status != QD_OK) {
+        qd_data_close(d);
+        return status;
+    }
+    *data = d;
+    return QD_OK;
+}
+
+qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data)
+{
+    qd_data_options options = qd_data_options_default();
+    options.path = path;
+    options.seq = seq;
+    options.seed = seed;
+    return qd_data_open(&options, data);
+}
+
+void qd_data_close(qd_data *data)
+{
+    if (!data)
+        return;
+    for (int s = 0; s < (data->sources ? data->source_count : 0); s++) {
+        qd_token_source *source = &data->sources[s];
+        for (int64_t p = 0; p < source->part_count; p++) {
+            qd_token_part *part = &source->parts[p];
+            qd_shard_close(&part->shard);
+            qd_file_unmap(part->mapping, part->mapped);
+            free(part->memory[0]);
+            free(part->memory[1]);
+            free(part->path);
+        }
+        free(source->parts);
+        free(source->path);
+    }
+    free(data->sources);
+    free(data->mixture_windows);
+    free(data->mixture_bounds);
+    free(data->tokenizer_from);
+    free(data);
 }

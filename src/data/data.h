@@ -1,13 +1,16 @@
 /* Where tokens come from, and which sample belongs to which step.
  *
- * The sampler is a pure function of (seed, sample index): sample g of a run, g = step · global_batch + i, is window
- * permutation_e(g mod windows) of epoch e = g / windows. No state, no dependence on the layout: any rank can compute any
- * sample, and a run can go on anywhere. */
+ * The sampler is a pure function of (seed, sample index): sample g of a run, g = step · global_batch + i, is a window of
+ * a source, in an order permuted per epoch (data/sampler.h). No state, no dependence on the layout: any rank can compute
+ * any sample, and a run can go on anywhere. Windows cut the documents of a source, one after another, every seq tokens;
+ * each needs one token more, its last target. */
 #ifndef QD_DATA_DATA_H
 #define QD_DATA_DATA_H
 
-#include <quadrille/status.h>
+#include <quadrille/data.h>
 #include <quadrille/types.h>
+
+#include "data/sampler.h"
 
 /* Fills `count` samples that start at index `first` of the run: tokens, targets (the next token; -1: not counted) and
  * document starts, (count, seq) each. */
@@ -18,14 +21,14 @@ typedef struct qd_batch_source {
     bool documents; /* document starts differ from 0 */
 } qd_batch_source;
 
-typedef struct qd_data qd_data;
-
-/* Maps a file whose bytes are the tokens. QD_USAGE when it is missing, empty or too short for one window of seq + 1. */
+/* A data set of one file whose bytes are the tokens. QD_USAGE when it is missing, empty or too short for one window of
+ * seq + 1. */
 qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data);
-void qd_data_close(qd_data *data);
 
+/* Training samples, without end: after one epoch comes the next. `seq` of fill is the data set's. */
 qd_batch_source qd_data_source(qd_data *data);
-int64_t qd_data_windows(const qd_data *data); /* samples of one epoch */
+/* The held-out windows in their order, source after source; index qd_data_validation_windows() is the first again. */
+qd_batch_source qd_data_validation_source(qd_data *data);
 
 /* Random tokens, a pure function of (seed, sample): for benchmarks and tests. Every `ignored`-th target is -1 (0: none);
  * documents > 0 cuts each sequence into that many documents. */
@@ -36,6 +39,4 @@ typedef struct qd_random_tokens {
 } qd_random_tokens;
 qd_batch_source qd_random_source(qd_random_tokens *random);
 
-/* Image of `index` under permutation number `epoch` of [0, size): a Feistel network, cycled until it falls inside. */
-int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size);
 #endif

@@ -1,0 +1,38 @@
+#include "data/encode.h"
+
+#include <stdlib.h>
+
+static qd_status encode_bytes(void *context, int thread, const char *text, size_t length, qd_tokens *out)
+{
+    (void)context;
+    (void)thread;
+    if (out->capacity - out->count < length) {
+        size_t capacity = (out->count + length) * 2;
+        int32_t *ids = realloc(out->ids, capacity * sizeof *ids);
+        if (!ids)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %zu tokens", capacity);
+        out->ids = ids;
+        out->capacity = capacity;
+    }
+    for (size_t i = 0; i < length; i++)
+        out->ids[out->count + i] = (unsigned char)text[i];
+    out->count += length;
+    return QD_OK;
+}
+
+qd_text_encoder qd_text_encoder_bytes(void)
+{
+    /* The hash stands for "bytes256". */
+    return (qd_text_encoder){
+        .encode = encode_bytes, .vocab = 256, .hash = UINT64_C(0x6279746573323536), .document_end = -1};
+}
+
+qd_status qd_text_encoder_check(const qd_text_encoder *e)
+{
+    if (!e || !e->encode)
+        return QD_FAIL(QD_USAGE, "text needs a tokenizer: none is given");
+    if (e->vocab < 1 || e->vocab > INT32_MAX || e->hash == 0 || e->document_end >= e->vocab)
+        return QD_FAIL(QD_USAGE, "a tokenizer with a vocabulary of %lld, hash %016llx, end of documents %d cannot be used",
+                       (long long)e->vocab, (unsigned long long)e->hash, e->document_end);
+    return QD_OK;
+}

@@ -1,0 +1,309 @@
+#include "data/files.h"
+
+#include "base/strbuf.h"
+#include "data/shard.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { DEEPEST = 64, LOOK_BYTES = 64 * 1024 };
+
+static const char *const text_extensions[] = {
+    "txt", "text", "md",  "markdown", "rst", "org", "tex", "html", "htm", "xml", "json", "jsonl", "csv", "tsv", "yaml", "yml",
+    "toml", "ini", "c",   "h",  "cc",  "cpp", "hpp", "cu",  "py",  "rs",   "go",  "java", "js", "ts", "sh", "pl", "rb", "lisp",
+};
+
+/* ---- paths ---- */
+
+static char *concatenate(const char *a, const char *b, const char *c)
+{
+    size_t size = strlen(a) + strlen(b) + strlen(c) + 1;
+    char *text = malloc(size);
+    if (text)
+        snprintf(text, size, "%s%s%s", a, b, c);
+    return text;
+}
+
+char *qd_path_with(const char *path, const char *suffix)
+{
+    return concatenate(path, suffix, "");
+}
+
+char *qd_path_join(const char *folder, const char *name)
+{
+    size_t length = strlen(folder);
+    return concatenate(folder, length > 0 && folder[length - 1] == '/' ? "" : "/", name);
+}
+
+static const char *extension_of(const char *path)
+{
+    const char *name = strrchr(path, '/');
+    const char *dot = strrchr(name ? name : path, '.');
+    return dot ? dot + 1 : "";
+}
+
+static bool is_shard_name(const char *path)
+{
+    return strcmp(extension_of(path), &QD_SHARD_SUFFIX[1]) == 0;
+}
+
+/* ---- what a file is ---- */
+
+static qd_status look_like_text(const char *path, bool *text)
+{
+    for (size_t i = 0; i < sizeof text_extensions / sizeof text_extensions[0]; i++)
+        if (strcasecmp(extension_of(path), text_extensions[i]) == 0) {
+            *text = true;
+            return QD_OK;
+        }
+    *text = false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return QD_FAIL(QD_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
+    char *bytes = malloc(LOOK_BYTES);
+    if (!bytes) {
+        close(fd);
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to look into it", path);
+    }
+    ssize_t length = read(fd, bytes, LOOK_BYTES);
+    qd_status status = QD_OK;
+    if (length < 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be read: %s", path, strerror(errno));
+    else {
+        /* The last character may be cut by the end of what we looked at. */
+        size_t valid = qd_utf8_valid(bytes, (size_t)length);
+        *text = (size_t)length - valid < (length == LOOK_BYTES ? 4u : 1u) && !memchr(bytes, '\0', (size_t)length);
+    }
+    free(bytes);
+    close(fd);
+    return status;
+}
+
+static qd_status push(qd_file_list *list, const char *path, int64_t bytes, qd_file_kind kind)
+{
+    if (list->count == list->capacity) {
+        int64_t capacity = list->capacity ? list->capacity * 2 : 16;
+        qd_file *items = realloc(list->items, (size_t)capacity * sizeof *items);
+        if (!items)
+            return QD_FAIL(QD_NO_MEMORY, "%s: no memory for the list of files", path);
+        list->items = items;
+        list->capacity = capacity;
+    }
+    char *copy = strdup(path);
+    if (!copy)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for the list of files", path);
+    list->items[list->count++] = (qd_file){.path = copy, .bytes = bytes, .kind = kind};
+    list->bytes += bytes;
+    return QD_OK;
+}
+
+static qd_file_kind text_kind(const char *path)
+{
+    return strcasecmp(extension_of(path), "jsonl") == 0 ? QD_FILE_LINES : QD_FILE_TEXT;
+}
+
+/* ---- folders ---- */
+
+static qd_status walk(qd_file_list *found, const char *folder, int depth);
+
+static qd_status visit(qd_file_list *found, const char *path, bool link_to_folder_is_fine, int depth)
+{
+    struct stat info, own;
+    if (lstat(path, &own) != 0 || stat(path, &info) != 0) {
+        /* A link that leads nowhere, or a file that went away meanwhile. */
+        found->skipped++;
+        return QD_OK;
+    }
+    if (S_ISDIR(info.st_mode))
+        return S_ISLNK(own.st_mode) && !link_to_folder_is_fine ? QD_OK : walk(found, path, depth + 1);
+    if (!S_ISREG(info.st_mode))
+        return QD_OK;
+    if (is_shard_name(path))
+        return push(found, path, info.st_size, QD_FILE_SHARD);
+    bool text = false;
+    if (info.st_size > 0)
+        QD_TRY(look_like_text(path, &text));
+    if (text)
+        return push(found, path, info.st_size, text_kind(path));
+    found->skipped++;
+    return QD_OK;
+}
+
+static qd_status walk(qd_file_list *found, const char *folder, int depth)
+{
+    if (depth > DEEPEST)
+        return QD_FAIL(QD_USAGE, "%s: folders nested more than %d deep", folder, DEEPEST);
+    DIR *dir = opendir(folder);
+    if (!dir)
+        return QD_FAIL(QD_USAGE, "%s: the folder cannot be read: %s", folder, strerror(errno));
+    qd_status status = QD_OK;
+    for (struct dirent *entry; status == QD_OK && (entry = readdir(dir));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        char *path = qd_path_join(folder, entry->d_name);
+        status = path ? visit(found, path, false, depth) : QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", folder);
+        free(path);
+    }
+    closedir(dir);
+    return status;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const qd_file *)a)->path, ((const qd_file *)b)->path);
+}
+
+/* Moves the files of one folder into the list. Beside shards, text is left out: it is what they were made from. */
+static qd_status take_found(qd_file_list *list, const char *folder, qd_file_list *found)
+{
+    int64_t shards = 0;
+    for (int64_t i = 0; i < found->count; i++)
+        shards += found->items[i].kind == QD_FILE_SHARD;
+    if (found->count == 0)
+        return QD_FAIL(QD_USAGE, "%s: a folder without text: none of its %lld files is text or a shard", folder,
+                       (long long)found->skipped);
+    qsort(found->items, (size_t)found->count, sizeof found->items[0], by_path);
+    list->skipped += found->skipped;
+    for (int64_t i = 0; i < found->count; i++) {
+        const qd_file *file = &found->items[i];
+        if (shards > 0 && file->kind != QD_FILE_SHARD)
+            list->skipped++;
+        else
+            QD_TRY(push(list, file->path, file->bytes, file->kind));
+    }
+    return QD_OK;
+}
+
+qd_status qd_file_list_add(qd_file_list *list, const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return QD_FAIL(QD_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
+    if (S_ISDIR(info.st_mode)) {
+        qd_file_list found = {0};
+        qd_status status = visit(&found, path, true, 0);
+        if (status == QD_OK)
+            status = take_found(list, path, &found);
+        qd_file_list_free(&found);
+        return status;
+    }
+    if (!S_ISREG(info.st_mode))
+        return QD_FAIL(QD_USAGE, "%s: neither a file nor a folder", path);
+    if (info.st_size == 0)
+        return QD_FAIL(QD_USAGE, "%s: the file is empty", path);
+    bool shard = is_shard_name(path) || qd_shard_recognise(path);
+    return push(list, path, info.st_size, shard ? QD_FILE_SHARD : text_kind(path));
+}
+
+void qd_file_list_free(qd_file_list *list)
+{
+    for (int64_t i = 0; i < list->count; i++)
+        free(list->items[i].path);
+    free(list->items);
+    *list = (qd_file_list){0};
+}
+
+qd_status qd_file_map(const char *path, const void **bytes, size_t *size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return QD_FAIL(QD_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
+    qd_status status = QD_OK;
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        status = QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = QD_FAIL(QD_USAGE, "%s: not a file", path);
+    else if (info.st_size == 0)
+        status = QD_FAIL(QD_USAGE, "%s: the file is empty", path);
+    if (status == QD_OK) {
+        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (map == MAP_FAILED)
+            status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+        *bytes = map;
+        *size = (size_t)info.st_size;
+    }
+    close(fd);
+    return status;
+}
+
+void qd_file_unmap(const void *bytes, size_t size)
+{
+    if (bytes)
+        munmap((void *)(uintptr_t)bytes, size);
+}
+
+/* ---- writing ---- */
+
+qd_status qd_write_all(const char *path, int fd, const void *bytes, size_t length)
+{
+    const char *from = bytes;
+    while (length > 0) {
+        ssize_t written = write(fd, from, length);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written < 0)
+            return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(errno));
+        from += written;
+        length -= (size_t)written;
+    }
+    return QD_OK;
+}
+
+qd_status qd_folder_sync_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    if (!folder)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory", path);
+    qd_status status = QD_OK;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* Some file systems cannot flush a folder and say EINVAL. */
+    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL))
+        status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", folder, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    free(folder);
+    return status;
+}
+
+qd_status qd_folder_make(const char *path)
+{
+    char *partial = strdup(path);
+    if (!partial)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory", path);
+    qd_status status = QD_OK;
+    for (char *at = partial + 1; status == QD_OK; at++) {
+        char end = *at;
+        if (end != '/' && end != '\0')
+            continue;
+        *at = '\0';
+        struct stat info;
+        if (mkdir(partial, 0755) != 0 && (errno != EEXIST || stat(partial, &info) != 0 || !S_ISDIR(info.st_mode)))
+            status = QD_FAIL(QD_USAGE, "%s: the folder cannot be made: %s", partial, strerror(errno));
+        *at = end;
+        if (end == '\0')
+            break;
+    }
+    free(partial);
+    return status;
+}
+
+void qd_folder_empty(const char *path)
+{
+    DIR *dir = opendir(path);
+    if (!dir)
+        return;
+    for (struct dirent *entry; (entry = readdir(dir));)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    closedir(dir);
+}

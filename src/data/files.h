@@ -1,0 +1,49 @@
+/* Files and folders: what a path holds, and how files are written so that they are whole. */
+#ifndef QD_DATA_FILES_H
+#define QD_DATA_FILES_H
+
+#include <quadrille/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum qd_file_kind { QD_FILE_TEXT, QD_FILE_LINES, QD_FILE_SHARD } qd_file_kind; /* LINES: .jsonl */
+
+typedef struct qd_file {
+    char *path;
+    int64_t bytes;
+    qd_file_kind kind;
+} qd_file;
+
+typedef struct qd_file_list {
+    qd_file *items;
+    int64_t count, capacity;
+    int64_t bytes;   /* of all */
+    int64_t skipped; /* regular files of folders that were not taken */
+} qd_file_list;
+
+/* Adds what `path` names. A file is taken as it is. A folder gives its regular files, those of its folders too, sorted
+ * by path: its shards if it has any, else its text: names with an extension of text, or contents that are UTF-8 without
+ * NUL. Hidden names, empty files and links to folders are left out. QD_USAGE: it does not exist, is empty, or is a
+ * folder without text. */
+qd_status qd_file_list_add(qd_file_list *list, const char *path);
+void qd_file_list_free(qd_file_list *list);
+
+/* Maps a file for reading. QD_USAGE: it does not exist, is no file, or is empty. */
+qd_status qd_file_map(const char *path, const void **bytes, size_t *size);
+void qd_file_unmap(const void *bytes, size_t size); /* NULL is legal */
+
+/* path + suffix; NULL when memory is out. */
+char *qd_path_with(const char *path, const char *suffix);
+/* folder/name; NULL when memory is out. */
+char *qd_path_join(const char *folder, const char *name);
+
+qd_status qd_write_all(const char *path, int fd, const void *bytes, size_t length);
+/* Flushes the folder that holds `path`, so that a rename inside it survives a power failure. */
+qd_status qd_folder_sync_of(const char *path);
+/* Makes a folder and those above it that are missing. */
+qd_status qd_folder_make(const char *path);
+/* Removes the files in a folder, as far as that works; not the folders in it. */
+void qd_folder_empty(const char *path);
+
+#endif

@@ -1,0 +1,60 @@
+/* Token shards: a file of tokens with the documents they belong to and checksums of everything. The layout is in
+ * docs/formats.md and, as C, in shard_impl.h.
+ *
+ * Written as a stream under another name, flushed and renamed: a shard under its final name is whole. Read by mapping. */
+#ifndef QD_DATA_SHARD_H
+#define QD_DATA_SHARD_H
+
+#include <quadrille/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define QD_SHARD_SUFFIX ".tokens"
+
+/* ---- reading ---- */
+
+typedef struct qd_shard {
+    const char *path; /* for messages; owned */
+    int token_bytes;  /* 2 or 4 */
+    int64_t vocab, token_count, document_count;
+    uint64_t tokenizer_hash;
+    const void *tokens;        /* (token_count), of token_bytes each */
+    const uint64_t *documents; /* (document_count): index of each document's first token, increasing */
+    const void *mapping;
+    size_t size;
+} qd_shard;
+
+/* Maps a shard. The header and the list of documents are always checked; `verify` checks all checksums and that each
+ * token is inside the vocabulary, with `threads` threads. QD_USAGE: no such file, or no shard; QD_CORRUPT: damaged; the
+ * message names the file and the position. */
+qd_status qd_shard_open(const char *path, bool verify, int threads, qd_shard *shard);
+void qd_shard_close(qd_shard *shard); /* a zeroed one is legal */
+
+/* The same over bytes in memory, aligned to 8, that stay with the caller and must outlive the shard. */
+qd_status qd_shard_view(const char *name, const void *bytes, size_t size, bool verify, int threads, qd_shard *shard);
+
+/* True when the file begins as a shard does. */
+bool qd_shard_recognise(const char *path);
+
+/* ---- writing ---- */
+
+typedef struct qd_shard_writer qd_shard_writer;
+
+/* Makes "<path>.partial". token_bytes: qd_shard_token_bytes(vocab). */
+qd_status qd_shard_writer_create(const char *path, int64_t vocab, uint64_t tokenizer_hash, qd_shard_writer **writer);
+/* The next token begins a document. */
+qd_status qd_shard_writer_document(qd_shard_writer *writer);
+/* A token outside the vocabulary is QD_USAGE and writes nothing. */
+qd_status qd_shard_writer_append(qd_shard_writer *writer, const int32_t *tokens, int64_t count);
+int64_t qd_shard_writer_tokens(const qd_shard_writer *writer);
+/* Flushes, renames and frees. On failure, and with qd_shard_writer_abandon, nothing is left behind. */
+qd_status qd_shard_writer_finish(qd_shard_writer *writer, int64_t *bytes);
+void qd_shard_writer_abandon(qd_shard_writer *writer); /* NULL is legal */
+
+static inline int qd_shard_token_bytes(int64_t vocab)
+{
+    return vocab <= 65536 ? 2 : 4;
+}
+
+#endif

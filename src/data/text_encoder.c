@@ -1,0 +1,89 @@
+#include "data/encode.h"
+
+#include <stdlib.h>
+#include <xxhash.h>
+
+typedef struct encoder_state {
+    const qd_tokenizer *tokenizer;
+    qd_encode_options options;
+    qd_encoder **encoders; /* (threads): each thread keeps the words it has seen */
+    int threads;
+} encoder_state;
+
+static qd_status encode(void *context, int thread, const char *text, size_t length, qd_tokens *out)
+{
+    encoder_state *state = context;
+    return qd_encoder_encode(state->encoders[thread], text, length, &state->options, out);
+}
+
+static qd_status prepare(void *context, int threads)
+{
+    encoder_state *state = context;
+    if (threads <= state->threads)
+        return QD_OK;
+    qd_encoder **encoders = realloc(state->encoders, (size_t)threads * sizeof(qd_encoder *));
+    if (!encoders)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the tokenizer in %d threads", threads);
+    state->encoders = encoders;
+    for (; state->threads < threads; state->threads++)
+        QD_TRY(qd_encoder_create(state->tokenizer, &encoders[state->threads]));
+    return QD_OK;
+}
+
+static size_t cut(void *context, const char *text, size_t length)
+{
+    const encoder_state *state = context;
+    /* The tokenizer looks at the character after the cut. */
+    return length > 1 ? qd_tokenizer_cut(state->tokenizer, text, length - 1) : 0;
+}
+
+static qd_status find_document_end(const qd_tokenizer *tokenizer, const char *wanted, int32_t *token)
+{
+    static const char *const usual[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
+    *token = -1;
+    if (wanted && wanted[0] != '\0') {
+        *token = qd_tokenizer_special(tokenizer, wanted);
+        return *token >= 0 ? QD_OK : QD_FAIL(QD_USAGE, "the tokenizer has no special token %s to end documents", wanted);
+    }
+    for (size_t i = 0; !wanted && *token < 0 && i < sizeof usual / sizeof usual[0]; i++)
+        *token = qd_tokenizer_special(tokenizer, usual[i]);
+    return QD_OK;
+}
+
+qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder)
+{
+    *encoder = (qd_text_encoder){0};
+    int32_t end;
+    QD_TRY(find_document_end(tokenizer, document_end, &end));
+    qd_strbuf text = {0};
+    qd_status status = qd_tokenizer_save_text(tokenizer, &text);
+    uint64_t hash = status == QD_OK ? XXH3_64bits(text.data, text.length) : 0;
+    qd_strbuf_free(&text);
+    if (status != QD_OK)
+        return status;
+    encoder_state *state = calloc(1, sizeof *state);
+    if (!state)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the tokenizer");
+    *state = (encoder_state){.tokenizer = tokenizer, .options = qd_encode_options_default()};
+    *encoder = (qd_text_encoder){
+        .context = state,
+        .encode = encode,
+        .prepare = prepare,
+        .cut = cut,
+        .vocab = qd_tokenizer_size(tokenizer),
+        .hash = hash ? hash : 1,
+        .document_end = end,
+    };
+    return QD_OK;
+}
+
+void qd_text_encoder_destroy(qd_text_encoder *encoder)
+{
+    encoder_state *state = encoder->context;
+    for (int i = 0; state && i < state->threads; i++)
+        qd_encoder_destroy(state->encoders[i]);
+    if (state)
+        free(state->encoders);
+    free(state);
+    *encoder = (qd_text_encoder){0};
+}
