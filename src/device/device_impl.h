@@ -14,6 +14,7 @@ typedef struct qd_device_ops {
     qd_status (*wait)(qd_stream *stream);
     qd_status (*copy)(qd_stream *stream, void *to, const void *from, int64_t bytes);
     qd_status (*fill_zero)(qd_stream *stream, void *to, int64_t bytes);
+    qd_status (*run_fma)(qd_stream *stream, double *flops); /* keeps every multiply-add unit busy; says with how much */
 } qd_device_ops;
 
 struct qd_stream {

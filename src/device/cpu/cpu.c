@@ -147,6 +147,7 @@ static const qd_device_ops ops = {
     .wait = cpu_wait,
     .copy = cpu_copy,
     .fill_zero = cpu_fill_zero,
+    .run_fma = qd_cpu_run_fma,
 };
 
 qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device)

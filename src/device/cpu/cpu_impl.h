@@ -96,6 +96,9 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 QD_KERNEL_TABLE(QD_CPU_KERNEL)
 #undef QD_CPU_KERNEL
 
+/* qd_device_ops.run_fma (ceiling.c). */
+qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
+
 /* What computes fp32 matrix products, for qd_device_caps (matmul.c). */
 const char *qd_cpu_blas_name(const qd_cpu *cpu);
 

@@ -1,0 +1,33 @@
+#include "device/ceiling.h"
+
+#include "base/clock.h"
+#include "device/device_impl.h"
+
+enum { COPY_BYTES = 128 << 20 };
+
+qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling)
+{
+    qd_status status;
+    qd_stream *stream = qd_device_compute_stream(device);
+    void *from = NULL, *to = NULL;
+    *ceiling = (qd_ceiling){0};
+    QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &from));
+    QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &to));
+    double begin = qd_clock_now();
+    do {
+        double flops = 0, start = qd_clock_now();
+        QD_TRY_DONE(device->ops->run_fma(stream, &flops));
+        QD_TRY_DONE(qd_stream_wait(stream));
+        double rate = flops / (qd_clock_now() - start);
+        ceiling->fma_flops = rate > ceiling->fma_flops ? rate : ceiling->fma_flops;
+        start = qd_clock_now();
+        QD_TRY_DONE(qd_copy(stream, to, from, COPY_BYTES));
+        QD_TRY_DONE(qd_stream_wait(stream));
+        rate = 2.0 * COPY_BYTES / (qd_clock_now() - start);
+        ceiling->copy_bytes = rate > ceiling->copy_bytes ? rate : ceiling->copy_bytes;
+    } while (qd_clock_now() - begin < seconds);
+done:
+    qd_device_free(device, from, COPY_BYTES);
+    qd_device_free(device, to, COPY_BYTES);
+    return status;
+}

@@ -1,0 +1,15 @@
+/* What the machine can do at most, measured: the yardstick of `bench`. */
+#ifndef QD_DEVICE_CEILING_H
+#define QD_DEVICE_CEILING_H
+
+#include "device/device.h"
+
+typedef struct qd_ceiling {
+    double fma_flops;  /* fp32 FLOP/s of multiply-adds that stay in registers, all compute threads at once */
+    double copy_bytes; /* bytes/s read and written by a copy between buffers far larger than the caches */
+} qd_ceiling;
+
+/* Takes about `seconds`; best of several runs. Allocates two buffers on the device for the time it runs. */
+qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling);
+
+#endif

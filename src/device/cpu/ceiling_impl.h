@@ -1,0 +1,12 @@
+#ifndef QD_DEVICE_CPU_CEILING_IMPL_H
+#define QD_DEVICE_CPU_CEILING_IMPL_H
+
+#include "device/cpu/cpu_impl.h"
+
+typedef struct qd_cpu_ceiling {
+    int flops_per_step;
+    float (*fma)(int64_t steps); /* independent chains of multiply-adds in registers; returns their sum */
+} qd_cpu_ceiling;
+QD_CPU_TABLE(qd_cpu_ceiling, qd_cpu_ceiling)
+
+#endif

@@ -1,0 +1,255 @@
+#include "train/bench_kernels.h"
+
+#include "base/clock.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights. */
+enum { X, Y, Z, W, GRADIENT, STATISTICS, MOMENT1, MOMENT2, TOKENS, BUFFERS };
+
+typedef struct context {
+    qd_device *device;
+    qd_stream *stream;
+    const qd_kernels *kernels;
+    const qd_kernel_bench_config *config;
+    qd_kernel_bench *bench;
+    int64_t rows;
+    void *buffer[BUFFERS];
+    int64_t bytes[BUFFERS];
+} context;
+
+qd_kernel_bench_config qd_kernel_bench_config_default(void)
+{
+    return (qd_kernel_bench_config){.batch = 1, .seq = 1024, .channels = 768, .hidden = 3072, .vocab = 50257,
+                                    .heads = 12, .kv_heads = 12, .dtype = QD_F32, .seconds = 0.2};
+}
+
+/* One kernel and its argument struct, called through the slot's own type. */
+typedef struct call {
+    enum {
+#define CALL_KIND(slot, args) CALL_##slot,
+        QD_KERNEL_TABLE(CALL_KIND)
+#undef CALL_KIND
+    } kind;
+    const void *args;
+} call;
+
+static qd_status run_call(const context *c, call what)
+{
+    switch (what.kind) {
+#define CALL_RUN(slot, args_type)                                                                           \
+    case CALL_##slot:                                                                                       \
+        return c->kernels->slot(c->stream, (const args_type *)what.args);
+        QD_KERNEL_TABLE(CALL_RUN)
+#undef CALL_RUN
+    }
+    return QD_FAIL(QD_USAGE, "bench: no kernel of kind %d", (int)what.kind);
+}
+
+/* Times the call and adds a row. Either flops or bytes of one run is given, the other is 0. */
+static qd_status measure(context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
+{
+    if (c->bench->count == QD_KERNEL_BENCH_ROWS)
+        return QD_FAIL(QD_USAGE, "bench: more than %d rows", QD_KERNEL_BENCH_ROWS);
+    double best = INFINITY, begin = qd_clock_now();
+    do {
+        double start = qd_clock_now();
+        QD_TRY(run_call(c, what));
+        QD_TRY(qd_stream_wait(c->stream));
+        best = fmin(best, qd_clock_now() - start);
+    } while (qd_clock_now() - begin < c->config->seconds);
+    qd_kernel_bench_row *row = &c->bench->rows[c->bench->count++];
+    *row = (qd_kernel_bench_row){.seconds = best, .flops = flops / best, .bytes = bytes / best};
+    row->share = flops > 0 ? row->flops / c->bench->ceiling.fma_flops : row->bytes / c->bench->ceiling.copy_bytes;
+    snprintf(row->kernel, sizeof row->kernel, "%s", kernel);
+    snprintf(row->shape, sizeof row->shape, "%s", shape);
+    return QD_OK;
+}
+
+/* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
+static qd_status measure_linear(context *c, const char *name, int64_t out, int64_t in)
+{
+    qd_dtype d = c->config->dtype;
+    char shape[64];
+    snprintf(shape, sizeof shape, "%s %lld x %lld x %lld", name, (long long)c->rows, (long long)out, (long long)in);
+    double flops = 2.0 * (double)c->rows * (double)out * (double)in;
+    qd_matmul_args forward = {
+        .a = c->buffer[X], .b = c->buffer[W], .bias = c->buffer[STATISTICS], .c = c->buffer[Y],
+        .m = c->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .trans_b = true,
+        .a_dtype = d, .b_dtype = d, .c_dtype = d,
+    };
+    QD_TRY(measure(c, "linear forward", shape, (call){CALL_matmul, &forward}, flops, 0));
+    qd_matmul_args input = {
+        .a = c->buffer[Y], .b = c->buffer[W], .c = c->buffer[X],
+        .m = c->rows, .n = in, .k = out, .lda = out, .ldb = in, .ldc = in,
+        .a_dtype = d, .b_dtype = d, .c_dtype = d,
+    };
+    QD_TRY(measure(c, "linear input gradient", shape, (call){CALL_matmul, &input}, flops, 0));
+    qd_matmul_args weight = {
+        .a = c->buffer[Y], .b = c->buffer[X], .c = c->buffer[GRADIENT],
+        .m = out, .n = in, .k = c->rows, .lda = out, .ldb = in, .ldc = in, .trans_a = true, .accumulate = true,
+        .a_dtype = d, .b_dtype = d, .c_dtype = d,
+    };
+    return measure(c, "linear weight gradient", shape, (call){CALL_matmul, &weight}, flops, 0);
+}
+
+static qd_status measure_attention(context *c)
+{
+    const qd_kernel_bench_config *f = c->config;
+    int head_dim = (int)(f->channels / f->heads);
+    int64_t kv = (int64_t)f->kv_heads * head_dim, stride = f->channels + 2 * kv;
+    size_t size = qd_dtype_size(f->dtype);
+    char *x = c->buffer[X], *y = c->buffer[Y], *z = c->buffer[Z];
+    float *lse = c->buffer[STATISTICS];
+    char shape[64];
+    snprintf(shape, sizeof shape, "%lld x %lld, %d/%d heads of %d", (long long)f->batch, (long long)f->seq, f->heads,
+             f->kv_heads, head_dim);
+    qd_attention_args a = {
+        .q = x, .k = x + (size_t)f->channels * size, .v = x + (size_t)(f->channels + kv) * size, .o = y, .lse = lse,
+        .batch = f->batch, .seq = f->seq, .q_stride = stride, .k_stride = stride, .v_stride = stride,
+        .o_stride = f->channels, .heads = f->heads, .kv_heads = f->kv_heads, .head_dim = head_dim,
+        .scale = 1 / sqrtf((float)head_dim), .dtype = f->dtype, .d_o = y,
+        .dq = z, .dk = z + (size_t)f->channels * size, .dv = z + (size_t)(f->channels + kv) * size,
+        .delta = lse + f->batch * f->heads * f->seq,
+    };
+    /* what the triangle needs: two products forward, five backward */
+    double triangle = (double)f->batch * f->heads * head_dim * (double)f->seq * (double)(f->seq + 1);
+    QD_TRY(measure(c, "attention forward", shape, (call){CALL_attention_forward, &a}, 2 * triangle, 0));
+    return measure(c, "attention backward", shape, (call){CALL_attention_backward, &a}, 5 * triangle, 0);
+}
+
+static qd_status measure_memory_bound(context *c)
+{
+    const qd_kernel_bench_config *f = c->config;
+    qd_dtype d = f->dtype;
+    double size = (double)qd_dtype_size(d), narrow = (double)(c->rows * f->channels) * size,
+           wide = (double)(c->rows * f->hidden) * size, logits = (double)(c->rows * f->vocab) * size;
+    float *mean = c->buffer[STATISTICS];
+    char shape[64], wide_shape[64], logit_shape[64], weight_shape[64];
+    snprintf(shape, sizeof shape, "%lld x %lld", (long long)c->rows, (long long)f->channels);
+    snprintf(wide_shape, sizeof wide_shape, "%lld x %lld", (long long)c->rows, (long long)f->hidden);
+    snprintf(logit_shape, sizeof logit_shape, "%lld x %lld", (long long)c->rows, (long long)f->vocab);
+    qd_norm_forward_args norm = {
+        .x = c->buffer[X], .gamma = c->buffer[W], .beta = c->buffer[W], .y = c->buffer[Y], .mean = mean,
+        .rstd = mean + c->rows, .rows = c->rows, .cols = f->channels, .eps = 1e-5f, .dtype = d, .param_dtype = d,
+    };
+    QD_TRY(measure(c, "LayerNorm forward", shape, (call){CALL_norm_forward, &norm}, 0, 2 * narrow));
+    qd_norm_backward_args norm_back = {
+        .dy = c->buffer[Y], .x = c->buffer[X], .gamma = c->buffer[W], .mean = mean, .rstd = mean + c->rows,
+        .dx = c->buffer[Z], .dgamma = c->buffer[GRADIENT], .dbeta = c->buffer[GRADIENT], .rows = c->rows,
+        .cols = f->channels, .dtype = d, .param_dtype = d, .grad_dtype = d,
+    };
+    QD_TRY(measure(c, "LayerNorm backward", shape, (call){CALL_norm_backward, &norm_back}, 0, 3 * narrow));
+    qd_activation_args gelu = {
+        .kind = QD_ACT_GELU_TANH, .x = c->buffer[X], .dy = c->buffer[Y], .y = c->buffer[Y], .dx = c->buffer[Z],
+        .rows = c->rows, .cols = f->hidden, .dtype = d,
+    };
+    QD_TRY(measure(c, "GELU forward", wide_shape, (call){CALL_activation_forward, &gelu}, 0, 2 * wide));
+    QD_TRY(measure(c, "GELU backward", wide_shape, (call){CALL_activation_backward, &gelu}, 0, 3 * wide));
+    qd_add_args add = {.a = c->buffer[X], .b = c->buffer[Y], .y = c->buffer[Z], .n = c->rows * f->channels,
+                       .a_dtype = d, .b_dtype = d, .y_dtype = d};
+    QD_TRY(measure(c, "add", shape, (call){CALL_add, &add}, 0, 3 * narrow));
+    qd_bias_grad_args bias = {.dy = c->buffer[X], .grad = c->buffer[GRADIENT], .rows = c->rows, .cols = f->hidden,
+                              .dtype = d, .grad_dtype = d};
+    QD_TRY(measure(c, "bias gradient", wide_shape, (call){CALL_bias_grad, &bias}, 0, wide));
+    qd_cross_entropy_args loss = {
+        .logits = c->buffer[Y], .targets = c->buffer[TOKENS], .losses = mean, .rows = c->rows, .vocab = f->vocab,
+        .ld = f->vocab, .scale = 1, .grad = true, .dtype = d,
+    };
+    QD_TRY(measure(c, "cross-entropy", logit_shape, (call){CALL_cross_entropy, &loss}, 0, 2 * logits));
+    qd_param_range range = {.count = f->hidden * f->channels, .decay = true};
+    snprintf(weight_shape, sizeof weight_shape, "%lld parameters", (long long)range.count);
+    /* fp32: parameter, gradient and two moments read, three written; a bf16 parameter has its own fp32 master */
+    qd_adamw_args adamw = {
+        .param = c->buffer[W], .grad = c->buffer[GRADIENT], .master = c->buffer[d == QD_F32 ? W : Z],
+        .m = c->buffer[MOMENT1], .v = c->buffer[MOMENT2], .ranges = &range, .range_count = 1, .lr = 1e-4f,
+        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .bias_correction1 = 0.1f,
+        .bias_correction2 = 0.05f, .grad_scale = 1, .param_dtype = d, .grad_dtype = d,
+    };
+    return measure(c, "AdamW", weight_shape, (call){CALL_adamw, &adamw}, 0,
+                   (double)range.count * (24 + size + (d == QD_F32 ? 0 : size)));
+}
+
+static int64_t largest(const int64_t *sizes, int count)
+{
+    int64_t most = 0;
+    for (int i = 0; i < count; i++)
+        most = sizes[i] > most ? sizes[i] : most;
+    return most;
+}
+
+static qd_status fill_random(context *c, int buffer)
+{
+    int64_t count = c->bytes[buffer] / (int64_t)qd_dtype_size(c->config->dtype);
+    char *host = malloc((size_t)c->bytes[buffer]);
+    if (!host)
+        return QD_FAIL(QD_NO_MEMORY, "bench: no memory for %lld bytes of input", (long long)c->bytes[buffer]);
+    uint32_t state = 1;
+    for (int64_t i = 0; i < count; i++) { /* about uniform in (-1, 1): zeros would be faster than real numbers */
+        state = state * 1664525u + 1013904223u;
+        float x = (float)(int32_t)state * 0x1p-31f;
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        uint16_t half = (uint16_t)(bits >> 16);
+        if (c->config->dtype == QD_F32)
+            memcpy(host + i * 4, &x, 4);
+        else
+            memcpy(host + i * 2, &half, 2);
+    }
+    qd_status status = qd_copy(c->stream, c->buffer[buffer], host, c->bytes[buffer]);
+    if (status == QD_OK)
+        status = qd_stream_wait(c->stream);
+    free(host);
+    return status;
+}
+
+static qd_status take_buffers(context *c)
+{
+    const qd_kernel_bench_config *f = c->config;
+    int64_t size = (int64_t)qd_dtype_size(f->dtype), rows = c->rows, channels = f->channels, kv = channels / f->heads * f->kv_heads;
+    int64_t activation = largest((int64_t[]){rows * f->hidden, rows * (channels + 2 * kv), rows * channels}, 3) * size;
+    int64_t weight = largest((int64_t[]){f->vocab, f->hidden, channels + 2 * kv}, 3) * channels * size;
+    int64_t master = f->hidden * channels * 4;
+    int64_t statistics = largest((int64_t[]){2 * rows * f->heads, 4 * rows, f->vocab, f->hidden}, 4) * 4;
+    int64_t bytes[BUFFERS] = {
+        [X] = activation, [Y] = largest((int64_t[]){activation, rows * f->vocab * size}, 2),
+        [Z] = largest((int64_t[]){activation, master}, 2), [W] = weight, [GRADIENT] = weight,
+        [STATISTICS] = statistics, [MOMENT1] = master, [MOMENT2] = master, [TOKENS] = rows * 4,
+    };
+    for (int i = 0; i < BUFFERS; i++) {
+        QD_TRY(qd_device_alloc(c->device, bytes[i], &c->buffer[i]));
+        c->bytes[i] = bytes[i];
+    }
+    QD_TRY(fill_random(c, X));
+    QD_TRY(fill_random(c, Y));
+    return fill_random(c, W);
+}
+
+qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *config, qd_kernel_bench *bench)
+{
+    qd_status status;
+    memset(bench, 0, sizeof *bench);
+    if (config->heads < 1 || config->kv_heads < 1 || config->channels % config->heads || config->batch < 1 ||
+        config->seq < 1)
+        return QD_FAIL(QD_USAGE, "bench kernels: %lld channels in %d heads; channels must be a multiple of heads",
+                       (long long)config->channels, config->heads);
+    context c = {.device = device, .stream = qd_device_compute_stream(device), .kernels = qd_device_kernels(device),
+                 .config = config, .bench = bench, .rows = config->batch * config->seq};
+    int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
+    QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
+    QD_TRY_DONE(take_buffers(&c));
+    QD_TRY_DONE(measure_linear(&c, "qkv", qkv, config->channels));
+    QD_TRY_DONE(measure_linear(&c, "attention out", config->channels, config->channels));
+    QD_TRY_DONE(measure_linear(&c, "MLP up", config->hidden, config->channels));
+    QD_TRY_DONE(measure_linear(&c, "MLP down", config->channels, config->hidden));
+    QD_TRY_DONE(measure_linear(&c, "head", config->vocab, config->channels));
+    QD_TRY_DONE(measure_attention(&c));
+    QD_TRY_DONE(measure_memory_bound(&c));
+done:
+    for (int i = 0; i < BUFFERS; i++)
+        qd_device_free(device, c.buffer[i], c.bytes[i]);
+    return status;
+}
