@@ -12,19 +12,16 @@ fi
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || say() { printf '\n%s\n' "$*"; }
 
-say "1. What the run will take: quadrille check examples/demo.yaml"
-"$quadrille" check examples/demo.yaml
-
-say "2. The training: quadrille train examples/demo.yaml --trace"
+say "The training, on four ranks of this machine: quadrille train examples/demo.yaml --trace"
 "$quadrille" train examples/demo.yaml --trace "$@"
 
-say "3. What to try next"
+say "What to try next"
 cat <<'TEXT'
   runs/demo/metrics.jsonl      every step, as JSON
   runs/demo/trace.json         who did what when: open it at https://ui.perfetto.dev
   quadrille train examples/demo.yaml --ranks 2 --dir runs/two        another number of ranks: the same losses, to rounding
   quadrille verify examples/demo.yaml --against "ranks=1 dp=1"        ... and the proof
-  quadrille check examples/demo.yaml --print 0                       the step program of rank 0
+  quadrille check examples/demo.yaml --print 0                       the step program of rank 0, action by action
   mpirun -n 4 quadrille train examples/demo.yaml                     the same under MPI
   quadrille help train                                               all settings
 TEXT
