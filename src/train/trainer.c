@@ -82,7 +82,7 @@ static qd_status init_params(qd_trainer *t)
 static qd_status init_rope(qd_trainer *t)
 {
     const qd_model *m = &t->config.model;
-    int64_t seq = t->config.strategy.seq, bytes = seq * m->head_dim * 4;
+    int64_t seq = qd_positions(t->config.strategy.seq, t->config.strategy.context), bytes = seq * m->head_dim * 4;
     if (m->position != QD_POSITION_ROPE)
         return QD_OK;
     float *table = malloc((size_t)bytes);
@@ -266,6 +266,11 @@ qd_device *qd_trainer_device(const qd_trainer *t)
 int64_t qd_trainer_allocated(const qd_trainer *t)
 {
     return qd_device_allocated(t->device);
+}
+
+qd_bound *qd_trainer_bound(qd_trainer *t)
+{
+    return t->bound;
 }
 
 uint64_t qd_trainer_seed(const qd_trainer *t)

@@ -1,0 +1,31 @@
+/* Continues a sequence of tokens with a trained model. Keys and values of earlier tokens are cached. */
+#ifndef QD_TRAIN_GENERATE_H
+#define QD_TRAIN_GENERATE_H
+
+#include <quadrille/status.h>
+#include <quadrille/types.h>
+
+typedef struct qd_sampling {
+    double temperature; /* 0: always the likeliest token */
+    int top_k;          /* 0: all */
+    double top_p;       /* 1: all */
+    uint64_t seed;
+} qd_sampling;
+
+typedef struct qd_generator qd_generator;
+
+/* context: most tokens of prompt and continuation together; 0: the longest the model was trained for. */
+qd_status qd_generator_create(const char *model, int64_t context, int threads, qd_generator **generator);
+void qd_generator_destroy(qd_generator *generator); /* NULL is legal */
+
+int64_t qd_generator_vocab(const qd_generator *generator);
+int64_t qd_generator_room(const qd_generator *generator); /* tokens that still fit the context */
+const char *qd_generator_config(const qd_generator *generator); /* YAML the model was trained with */
+
+/* Appends tokens to the sequence. */
+qd_status qd_generator_feed(qd_generator *generator, const int32_t *tokens, int64_t count);
+/* Logits (vocab) after the last token that was fed; valid until the next call. */
+const float *qd_generator_logits(const qd_generator *generator);
+/* Draws a token for the next position from the logits; does not feed it. */
+int32_t qd_generator_sample(qd_generator *generator, const qd_sampling *sampling);
+#endif

@@ -1,0 +1,22 @@
+/* A trained model in this process, without optimizer: what evaluation and generation stand on. */
+#ifndef QD_TRAIN_MODEL_RUN_H
+#define QD_TRAIN_MODEL_RUN_H
+
+#include "ckpt/checkpoint.h"
+#include "train/trainer.h"
+
+typedef struct qd_model_run {
+    qd_checkpoint *checkpoint;
+    qd_options *options; /* the configuration the model was trained with */
+    qd_config config;
+    qd_local_world *local;
+    qd_comm *world; /* of one rank */
+    qd_trainer *trainer;
+} qd_model_run;
+
+/* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration; no trainer yet. */
+qd_status qd_model_run_open(const char *path, qd_model_run *run);
+/* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the weights. */
+qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);
+void qd_model_run_close(qd_model_run *run); /* also of a half-built one */
+#endif
