@@ -3,7 +3,10 @@
 #include "base/clock.h"
 #include "device/device_impl.h"
 
-enum { COPY_BYTES = 128 << 20 };
+#include <math.h>
+
+/* Enough runs that some go undisturbed on a busy machine. */
+enum { COPY_BYTES = 128 << 20, RUNS_LEAST = 5, FMA_RUNS = 20 };
 
 qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling)
 {
@@ -14,18 +17,18 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
     QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &from));
     QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &to));
     double begin = qd_clock_now();
-    do {
-        double flops = 0, start = qd_clock_now();
-        QD_TRY_DONE(device->ops->run_fma(stream, &flops));
-        QD_TRY_DONE(qd_stream_wait(stream));
-        double rate = flops / (qd_clock_now() - start);
-        ceiling->fma_flops = rate > ceiling->fma_flops ? rate : ceiling->fma_flops;
-        start = qd_clock_now();
+    for (int run = 0; run < RUNS_LEAST || qd_clock_now() - begin < seconds; run++) {
+        for (int i = 0; i < FMA_RUNS; i++) {
+            double flops = 0, start = qd_clock_now();
+            QD_TRY_DONE(device->ops->run_fma(stream, &flops));
+            QD_TRY_DONE(qd_stream_wait(stream));
+            ceiling->fma_flops = fmax(ceiling->fma_flops, flops / (qd_clock_now() - start));
+        }
+        double start = qd_clock_now();
         QD_TRY_DONE(qd_copy(stream, to, from, COPY_BYTES));
         QD_TRY_DONE(qd_stream_wait(stream));
-        rate = 2.0 * COPY_BYTES / (qd_clock_now() - start);
-        ceiling->copy_bytes = rate > ceiling->copy_bytes ? rate : ceiling->copy_bytes;
-    } while (qd_clock_now() - begin < seconds);
+        ceiling->copy_bytes = fmax(ceiling->copy_bytes, 2.0 * COPY_BYTES / (qd_clock_now() - start));
+    }
 done:
     qd_device_free(device, from, COPY_BYTES);
     qd_device_free(device, to, COPY_BYTES);
