@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 /* The parts; `bench NAME` runs one. */
-static const bench_part *const parts[] = {&bench_collectives, &bench_collectives_rank, NULL};
+static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_collectives_rank, NULL};
 
 /* The ranks of a measurement are this program again, under any launcher: by its real name. */
 static char program_path[PATH_MAX];
@@ -41,6 +41,8 @@ static const qd_option own[] = {
     {"smallest", QD_OPTION_INT, "4", 4, 1e12, NULL, "collectives: bytes of the smallest message", NULL},
     {"largest", QD_OPTION_INT, "67108864", 4, 1e12, NULL, "collectives: bytes of the largest message", NULL},
     {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "time to spend on each measurement, about", NULL},
+    {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step: steps before the clock starts", NULL},
+    {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step: steps that are timed", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
 };
 

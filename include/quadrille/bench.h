@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_BENCH_H
 #define QUADRILLE_BENCH_H
 
+#include <quadrille/options.h>
 #include <quadrille/status.h>
 #include <quadrille/types.h>
 
@@ -12,10 +13,10 @@ extern "C" {
 /* ---- collectives ---- */
 
 typedef struct qd_bench_collectives_config {
-    int ranks;                            /* processes on this machine */
-    bool against_mpi;                     /* also time the MPI library's own calls and our mpi backend, in one run */
+    int ranks;                             /* processes on this machine */
+    bool against_mpi;                      /* also time the MPI library's own calls and our mpi backend, in one run */
     int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
-    double seconds;                       /* time to spend on each size and operation, about, all sides together */
+    double seconds;                        /* time to spend on each size and operation, about, all sides together */
     /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
@@ -51,6 +52,39 @@ void qd_bench_collectives_free(qd_bench_collectives_result *result);
 /* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure in an MPI job this
  * does not return: it ends the job. */
 qd_status qd_bench_collectives_rank(int count, char *const *arguments);
+
+/* ---- kernels and the training step ---- */
+
+/* One line of a table of where time goes. */
+typedef struct qd_bench_row {
+    char name[40], shape[64];
+    double seconds;       /* kernels: best run; step: per step */
+    double share;         /* step: of the step's time; kernels: 0 */
+    double flops, bytes;  /* per second; 0 where it does not apply */
+    double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable */
+} qd_bench_row;
+
+enum { QD_BENCH_ROWS = 64 };
+typedef struct qd_bench_table {
+    char device[96];              /* instruction set, product library, threads */
+    double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second */
+    qd_bench_row rows[QD_BENCH_ROWS];
+    int count;
+} qd_bench_table;
+
+/* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with run.threads threads. */
+qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
+
+typedef struct qd_bench_step_result {
+    qd_bench_table table;
+    int ranks, threads;                     /* threads per rank */
+    double step_seconds, tokens_per_second; /* median */
+    double flops;                           /* executed per second, all ranks */
+    double ceiling_share;                   /* of the FMA rate of all cores the ranks use */
+} qd_bench_step_result;
+
+/* Steps of the configured run on random tokens, ranks as threads of this process. */
+qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result);
 
 #ifdef __cplusplus
 }

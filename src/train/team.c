@@ -226,6 +226,11 @@ const qd_program *qd_team_program(const qd_team *team)
     return qd_trainer_program(team->members[0].trainer);
 }
 
+qd_device *qd_team_device(const qd_team *team)
+{
+    return qd_trainer_device(team->members[0].trainer);
+}
+
 int qd_team_size(const qd_team *team)
 {
     return team->size;

@@ -23,5 +23,6 @@ qd_status qd_team_write(qd_team *team, const char *name, const float *values, in
 
 /* Rank 0's program; the ledger names the parameters. */
 const qd_program *qd_team_program(const qd_team *team);
+qd_device *qd_team_device(const qd_team *team); /* rank 0's */
 int qd_team_size(const qd_team *team);
 #endif

@@ -1,0 +1,105 @@
+/* quadrille bench kernels and bench step: where time goes, against measured ceilings. */
+#include "bench.h"
+
+#include <quadrille/bench.h>
+#include <string.h>
+
+static void put_rows(qd_json_writer *w, const qd_bench_table *t)
+{
+    qd_json_put_string(w, "device", t->device);
+    qd_json_put_double(w, "fma_flops", t->fma_flops);
+    qd_json_put_double(w, "copy_bytes_per_second", t->copy_bytes);
+    qd_json_list_begin(w, "rows");
+    for (int i = 0; i < t->count; i++) {
+        const qd_bench_row *r = &t->rows[i];
+        qd_json_object_begin(w, NULL);
+        qd_json_put_string(w, "name", r->name);
+        qd_json_put_string(w, "shape", r->shape);
+        qd_json_put_double(w, "seconds", r->seconds);
+        qd_json_put_double(w, "share", r->share);
+        qd_json_put_double(w, "flops", r->flops);
+        qd_json_put_double(w, "bytes_per_second", r->bytes);
+        qd_json_put_double(w, "ceiling_share", r->ceiling_share);
+        qd_json_end(w);
+    }
+    qd_json_end(w);
+}
+
+static void print_rows(const qd_bench_table *t, bool shares)
+{
+    printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n\n", t->device, t->fma_flops * 1e-9,
+           t->copy_bytes * 1e-9);
+    printf("%-26s %-34s %11s %7s %14s %9s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling");
+    for (int i = 0; i < t->count; i++) {
+        const qd_bench_row *r = &t->rows[i];
+        char share[16] = "", rate[32] = "", ceiling[16] = "";
+        if (shares)
+            snprintf(share, sizeof share, "%.1f %%", 100.0 * r->share);
+        if (r->flops > 0.0)
+            snprintf(rate, sizeof rate, "%.1f GFLOP/s", r->flops * 1e-9);
+        else if (r->bytes > 0.0)
+            snprintf(rate, sizeof rate, "%.1f GB/s", r->bytes * 1e-9);
+        if (r->ceiling_share > 0.0)
+            snprintf(ceiling, sizeof ceiling, "%.0f %%", 100.0 * r->ceiling_share);
+        printf("%-26s %-34s %8.3f ms %7s %14s %9s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling);
+    }
+}
+
+/* `bench NAME [CONFIG]` */
+static qd_status read_config(cli_call *call)
+{
+    if (call->word_count > 2)
+        return QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", call->words[0], call->words[2]);
+    return call->word_count == 2 ? qd_options_load(call->options, call->words[1]) : QD_OK;
+}
+
+static qd_status run_kernels(cli_call *call)
+{
+    qd_bench_table table;
+    QD_TRY(read_config(call));
+    QD_TRY(qd_bench_kernels(call->options, qd_options_float(call->options, "seconds"), &table));
+    if (!qd_options_bool(call->options, "json")) {
+        print_rows(&table, false);
+        return QD_OK;
+    }
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    put_rows(&w, &table);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+static qd_status print_step_json(const qd_bench_step_result *r)
+{
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_int(&w, "ranks", r->ranks);
+    qd_json_put_int(&w, "threads", r->threads);
+    qd_json_put_double(&w, "step_seconds", r->step_seconds);
+    qd_json_put_double(&w, "tokens_per_second", r->tokens_per_second);
+    qd_json_put_double(&w, "flops", r->flops);
+    qd_json_put_double(&w, "ceiling_share", r->ceiling_share);
+    put_rows(&w, &r->table);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+static qd_status run_step(cli_call *call)
+{
+    qd_bench_step_result r;
+    QD_TRY(read_config(call));
+    QD_TRY(qd_bench_step(call->options, (int)qd_options_int(call->options, "warm-up"),
+                         (int)qd_options_int(call->options, "repeat"), &r));
+    if (qd_options_bool(call->options, "json"))
+        return print_step_json(&r);
+    print_rows(&r.table, true);
+    printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the FMA ceiling\n", r.ranks,
+           r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
+           100.0 * r.ceiling_share);
+    return QD_OK;
+}
+
+const bench_part bench_kernels = {.name = "kernels", .shown = true, .run = run_kernels};
+const bench_part bench_step = {.name = "step", .shown = true, .run = run_step};

@@ -1,0 +1,176 @@
+/* Where the time of a training step goes, against what the machine can do. */
+#include <quadrille/bench.h>
+
+#include "base/clock.h"
+#include "device/ceiling.h"
+#include "train/bench_kernels.h"
+#include "train/team.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void describe_device(const qd_device *device, char *text, size_t size)
+{
+    const qd_device_caps *caps = qd_device_get_caps(device);
+    snprintf(text, size, "%s %s, %s, %d thread%s", caps->name, caps->isa, caps->blas, caps->threads, caps->threads == 1 ? "" : "s");
+}
+
+qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table)
+{
+    memset(table, 0, sizeof *table);
+    qd_config c;
+    QD_TRY(qd_config_resolve(options, 0, &c));
+    qd_device_config config = qd_device_config_default();
+    config.threads = c.threads > 0 ? c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    qd_device *device = NULL;
+    qd_kernel_bench bench;
+    qd_kernel_bench_config kernels = qd_kernel_bench_config_default();
+    if (qd_options_is_set(options, "model.preset") || qd_options_is_set(options, "model.hidden")) {
+        kernels.channels = c.model.hidden;
+        kernels.hidden = c.model.ffn;
+        kernels.vocab = c.model.vocab;
+        kernels.heads = c.model.heads;
+        kernels.kv_heads = c.model.kv_heads;
+    }
+    if (qd_options_is_set(options, "data.seq"))
+        kernels.seq = c.strategy.seq;
+    if (c.strategy.micro_batch > 0)
+        kernels.batch = c.strategy.micro_batch;
+    kernels.dtype = c.strategy.activation;
+    kernels.seconds = seconds;
+    QD_TRY(qd_device_create(c.device, &config, &device));
+    describe_device(device, table->device, sizeof table->device);
+    qd_status status = qd_kernel_bench_run(device, &kernels, &bench);
+    qd_device_destroy(device);
+    if (status != QD_OK)
+        return status;
+    table->fma_flops = bench.ceiling.fma_flops;
+    table->copy_bytes = bench.ceiling.copy_bytes;
+    for (int i = 0; i < bench.count && i < QD_BENCH_ROWS; i++) {
+        const qd_kernel_bench_row *from = &bench.rows[i];
+        qd_bench_row *to = &table->rows[table->count++];
+        *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes, .ceiling_share = from->share};
+        snprintf(to->name, sizeof to->name, "%s", from->kernel);
+        snprintf(to->shape, sizeof to->shape, "%s", from->shape);
+    }
+    return QD_OK;
+}
+
+static qd_status set_profile(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    if (qd_comm_rank(world) == 0)
+        qd_trainer_set_profile(trainer, argument);
+    return QD_OK;
+}
+
+/* Rank 0 measures with all ranks' threads at work: they share the machine, so their ceiling is that of all together. */
+static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    qd_ceiling mine, *sum = argument;
+    QD_TRY(qd_comm_barrier(world, NULL));
+    QD_TRY(qd_device_measure_ceiling(qd_trainer_device(trainer), 0.5, &mine));
+    double both[2] = {mine.fma_flops, mine.copy_bytes};
+    QD_TRY(qd_comm_all_reduce(world, both, both, 2, QD_F64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *sum = (qd_ceiling){both[0], both[1]};
+    return QD_OK;
+}
+
+static void add_row(qd_bench_step_result *r, const char *name, double seconds, double flops, double bytes)
+{
+    if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
+        return;
+    qd_bench_row *row = &r->table.rows[r->table.count++];
+    *row = (qd_bench_row){.seconds = seconds, .share = seconds / r->step_seconds};
+    snprintf(row->name, sizeof row->name, "%s", name);
+    if (flops > 0.0) {
+        row->flops = flops / seconds;
+        row->ceiling_share = row->flops / (r->table.fma_flops / r->ranks);
+    } else if (bytes > 0.0) {
+        row->bytes = bytes / seconds;
+        row->ceiling_share = row->bytes / (r->table.copy_bytes / r->ranks);
+    }
+}
+
+/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains. */
+static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int steps)
+{
+    double explained = 0.0, per = 1.0 / steps;
+    for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
+        add_row(r, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
+                (double)p->ops.bytes[kind] * per);
+        explained += p->ops.seconds[kind] * per;
+    }
+    for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {
+        if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
+            kind == QD_ACTION_BACKWARD_WEIGHT)
+            continue;
+        add_row(r, qd_action_name((qd_action_kind)kind), p->action_seconds[kind] * per, 0.0, 0.0);
+        explained += p->action_seconds[kind] * per;
+    }
+    add_row(r, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
+    add_row(r, "interpreter and the rest", r->step_seconds - explained - p->wait_seconds * per, 0.0, 0.0);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static qd_status run_steps(qd_team *team, int warm_up, int steps, qd_step_profile *profile, double *median)
+{
+    qd_step_output out;
+    double *times = calloc((size_t)steps, sizeof *times);
+    if (!times)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
+    qd_status status = QD_OK;
+    for (int i = 0; i < warm_up && status == QD_OK; i++)
+        status = qd_team_step(team, &out);
+    memset(profile, 0, sizeof *profile);
+    for (int i = 0; i < steps && status == QD_OK; i++) {
+        double begin = qd_clock_now();
+        status = qd_team_step(team, &out);
+        times[i] = qd_clock_now() - begin;
+    }
+    qsort(times, (size_t)steps, sizeof *times, by_time);
+    *median = times[steps / 2];
+    free(times);
+    return status;
+}
+
+qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result)
+{
+    memset(result, 0, sizeof *result);
+    qd_config config;
+    qd_team *team = NULL;
+    qd_step_profile *profile = calloc(1, sizeof *profile);
+    qd_ceiling ceiling;
+    qd_status status = profile ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a profile");
+    if (status != QD_OK)
+        return status;
+    QD_TRY_DONE(qd_config_resolve(options, 0, &config));
+    qd_random_tokens random = {.seed = config.seed, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    QD_TRY_DONE(qd_team_create(&config, &source, &team));
+    QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
+    QD_TRY_DONE(qd_team_call(team, set_profile, profile));
+    QD_TRY_DONE(run_steps(team, warm_up, steps, profile, &result->step_seconds));
+    const qd_program *program = qd_team_program(team);
+    result->ranks = config.world;
+    result->table.fma_flops = ceiling.fma_flops;
+    result->table.copy_bytes = ceiling.copy_bytes;
+    qd_device *device = qd_team_device(team);
+    result->threads = qd_device_get_caps(device)->threads;
+    describe_device(device, result->table.device, sizeof result->table.device);
+    result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
+    result->flops = qd_program_flops(program) * config.world / result->step_seconds;
+    result->ceiling_share = result->flops / ceiling.fma_flops;
+    fill_rows(result, profile, steps);
+done:
+    qd_team_destroy(team);
+    free(profile);
+    return status;
+}
