@@ -26,7 +26,7 @@ typedef struct launch {
     qd_local_world *world;
     int board_fd;
     qd_bench_board *board;
-    const char **words;  /* command line, ended by NULL */
+    const char **words;    /* command line, ended by NULL */
     const char **extended; /* environment, ended by NULL */
     char numbers[QD_BENCH_RANK_ARGUMENTS][NUMBER_BYTES];
     char launcher_ranks[NUMBER_BYTES];
@@ -47,7 +47,8 @@ static qd_status check_config(const qd_bench_collectives_config *config)
     if (config->smallest_bytes < 4 || config->largest_bytes < config->smallest_bytes)
         return QD_FAIL(QD_USAGE, "bench collectives: sizes %lld to %lld B; from 4 B up is right",
                        (long long)config->smallest_bytes, (long long)config->largest_bytes);
-    if (!(config->seconds > 0)) return QD_FAIL(QD_USAGE, "bench collectives: seconds must be above 0");
+    if (!(config->seconds > 0))
+        return QD_FAIL(QD_USAGE, "bench collectives: seconds must be above 0");
     if (!config->rank_command || !config->rank_command[0])
         return QD_FAIL(QD_USAGE, "bench collectives: no command for the ranks");
     if (config->against_mpi && !qd_mpi_built())
@@ -62,7 +63,8 @@ static qd_status make_board(launch *l)
     if (l->board_fd < 0 || ftruncate(l->board_fd, sizeof *l->board) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot make %zu bytes of shared memory: %s", sizeof *l->board, strerror(errno));
     void *at = mmap(NULL, sizeof *l->board, PROT_READ | PROT_WRITE, MAP_SHARED, l->board_fd, 0);
-    if (at == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map shared memory: %s", strerror(errno));
+    if (at == MAP_FAILED)
+        return QD_FAIL(QD_SYSTEM, "cannot map shared memory: %s", strerror(errno));
     l->board = at;
     return QD_OK;
 }
@@ -71,8 +73,10 @@ static qd_status make_board(launch *l)
 static qd_status make_words(launch *l, const qd_bench_collectives_config *config, bool open_mpi)
 {
     int command = 0, variables = 0, w = 0;
-    while (config->rank_command[command]) command++;
-    while (environ[variables]) variables++;
+    while (config->rank_command[command])
+        command++;
+    while (environ[variables])
+        variables++;
     l->words = calloc((size_t)(LAUNCHER_WORDS + command + QD_BENCH_RANK_ARGUMENTS + 1), sizeof *l->words);
     l->extended = calloc((size_t)(variables + AS_ROOT + 1), sizeof *l->extended);
     l->children = calloc((size_t)config->ranks, sizeof *l->children);
@@ -81,11 +85,13 @@ static qd_status make_words(launch *l, const qd_bench_collectives_config *config
     if (config->against_mpi) {
         snprintf(l->launcher_ranks, NUMBER_BYTES, "%d", config->ranks);
         l->words[w++] = "mpirun";
-        if (open_mpi) l->words[w++] = "--oversubscribe";
+        if (open_mpi)
+            l->words[w++] = "--oversubscribe";
         l->words[w++] = "-n";
         l->words[w++] = l->launcher_ranks;
     }
-    for (int i = 0; i < command; i++) l->words[w++] = config->rank_command[i];
+    for (int i = 0; i < command; i++)
+        l->words[w++] = config->rank_command[i];
     int pid = (int)getpid();
     snprintf(l->numbers[0], NUMBER_BYTES, "%d", -1);
     snprintf(l->numbers[1], NUMBER_BYTES, "%d", config->ranks);
@@ -94,10 +100,13 @@ static qd_status make_words(launch *l, const qd_bench_collectives_config *config
     snprintf(l->numbers[4], NUMBER_BYTES, "%.17g", config->seconds);
     snprintf(l->numbers[5], NUMBER_BYTES, "/proc/%d/fd/%d", pid, qd_local_world_fd(l->world));
     snprintf(l->numbers[6], NUMBER_BYTES, "/proc/%d/fd/%d", pid, l->board_fd);
-    for (int i = 0; i < QD_BENCH_RANK_ARGUMENTS; i++) l->words[w++] = l->numbers[i];
+    for (int i = 0; i < QD_BENCH_RANK_ARGUMENTS; i++)
+        l->words[w++] = l->numbers[i];
     int e = 0;
-    for (int i = 0; i < variables; i++) l->extended[e++] = environ[i];
-    for (int i = 0; open_mpi && i < AS_ROOT; i++) l->extended[e++] = open_mpi_as_root[i];
+    for (int i = 0; i < variables; i++)
+        l->extended[e++] = environ[i];
+    for (int i = 0; open_mpi && i < AS_ROOT; i++)
+        l->extended[e++] = open_mpi_as_root[i];
     return QD_OK;
 }
 
@@ -105,14 +114,17 @@ static qd_status make_words(launch *l, const qd_bench_collectives_config *config
 static qd_status start(launch *l, const qd_bench_collectives_config *config)
 {
     posix_spawn_file_actions_t actions;
-    if (posix_spawn_file_actions_init(&actions) != 0) return QD_FAIL(QD_NO_MEMORY, "no memory to start processes");
+    if (posix_spawn_file_actions_init(&actions) != 0)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to start processes");
     int error = posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     int processes = config->against_mpi ? 1 : config->ranks;
     for (int i = 0; !error && i < processes; i++) {
-        if (!config->against_mpi) snprintf(l->numbers[0], NUMBER_BYTES, "%d", i);
+        if (!config->against_mpi)
+            snprintf(l->numbers[0], NUMBER_BYTES, "%d", i);
         error = posix_spawnp(&l->children[i], l->words[0], &actions, NULL, (char *const *)(uintptr_t)l->words,
                              (char *const *)(uintptr_t)l->extended);
-        if (!error) l->started++;
+        if (!error)
+            l->started++;
     }
     posix_spawn_file_actions_destroy(&actions);
     return error ? QD_FAIL(QD_SYSTEM, "cannot start '%s': %s", l->words[0], strerror(error)) : QD_OK;
@@ -126,16 +138,20 @@ static bool wait_all(launch *l, bool under_mpi)
     for (int left = l->started; left > 0;) {
         for (int i = 0; i < l->started; i++) {
             int status = 0;
-            if (l->children[i] == 0) continue;
+            if (l->children[i] == 0)
+                continue;
             pid_t pid = waitpid(l->children[i], &status, WNOHANG);
-            if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
+            if (pid == 0 || (pid < 0 && errno == EINTR))
+                continue;
             bool died = pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0;
-            if (died && !under_mpi) qd_local_world_mark_dead(l->world, i, "its process ended before the measurement");
+            if (died && !under_mpi)
+                qd_local_world_mark_dead(l->world, i, "its process ended before the measurement");
             good = good && !died;
             l->children[i] = 0;
             left--;
         }
-        if (left > 0) nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        if (left > 0)
+            nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
     return good;
 }
@@ -143,10 +159,13 @@ static bool wait_all(launch *l, bool under_mpi)
 static qd_status collect(const launch *l, bool good, qd_bench_collectives_result *result)
 {
     const qd_bench_board *board = l->board;
-    if (atomic_load(&l->board->failed)) return QD_FAIL((qd_status)board->status, "%s", board->message);
-    if (!good) return QD_FAIL(QD_REMOTE, "a process of the measurement ('%s') failed", l->words[0]);
+    if (atomic_load(&l->board->failed))
+        return QD_FAIL((qd_status)board->status, "%s", board->message);
+    if (!good)
+        return QD_FAIL(QD_REMOTE, "a process of the measurement ('%s') failed", l->words[0]);
     result->rows = calloc((size_t)board->count + 1, sizeof *result->rows);
-    if (!result->rows) return QD_FAIL(QD_NO_MEMORY, "no memory for %d rows", board->count);
+    if (!result->rows)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d rows", board->count);
     memcpy(result->rows, board->rows, (size_t)board->count * sizeof *result->rows);
     result->count = board->count;
     return QD_OK;
@@ -172,11 +191,14 @@ qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_ben
         for (int rank = l.started; rank < config->ranks; rank++)
             qd_local_world_mark_dead(l.world, rank, "it could not be started");
     good = wait_all(&l, config->against_mpi);
-    if (status == QD_OK) status = collect(&l, good, result);
+    if (status == QD_OK)
+        status = collect(&l, good, result);
 
 done:
-    if (l.board) munmap(l.board, sizeof *l.board);
-    if (l.board_fd >= 0) close(l.board_fd);
+    if (l.board)
+        munmap(l.board, sizeof *l.board);
+    if (l.board_fd >= 0)
+        close(l.board_fd);
     qd_local_world_destroy(l.world);
     free(l.words);
     free(l.extended);

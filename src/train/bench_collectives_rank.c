@@ -64,7 +64,8 @@ static qd_status ours(qd_comm *comm, qd_coll_kind kind, const float *in, float *
 
 static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, int root)
 {
-    if (s == MPI_OWN) return qd_mpi_native_call(kind, b->in, b->out, count, root);
+    if (s == MPI_OWN)
+        return qd_mpi_native_call(kind, b->in, b->out, count, root);
     return ours(b->comms[s], kind, b->in, b->out, count, root);
 }
 
@@ -131,7 +132,8 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
     /* Warm up, and see how long it takes; the slowest side decides how much fits into the time. */
     double estimate[SIDES] = {0}, slow = 0;
     for (int turn = 0; turn < 2; turn++)
-        for (int s = 0; s < b->sides; s++) QD_TRY(sample(b, (side)s, kind, count, 1 + 2 * turn, &estimate[s]));
+        for (int s = 0; s < b->sides; s++)
+            QD_TRY(sample(b, (side)s, kind, count, 1 + 2 * turn, &estimate[s]));
     QD_TRY(slowest(b, estimate, b->sides));
     int64_t rounds[SIDES];
     for (int s = 0; s < b->sides; s++) {
@@ -142,18 +144,22 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
         slow += estimate[s] * (double)rounds[s];
     }
     int samples = (int)(b->arguments.seconds / (slow > 1e-6 ? slow : 1e-6));
-    if (samples > SAMPLES_MOST) samples = SAMPLES_MOST;
-    if (samples < SAMPLES_LEAST) samples = SAMPLES_LEAST;
+    if (samples > SAMPLES_MOST)
+        samples = SAMPLES_MOST;
+    if (samples < SAMPLES_LEAST)
+        samples = SAMPLES_LEAST;
 
     double times[SIDES][SAMPLES_MOST], median[SIDES] = {0};
     for (int i = 0; i < samples; i++)
-        for (int s = 0; s < b->sides; s++) QD_TRY(sample(b, (side)s, kind, count, rounds[s], &times[s][i]));
+        for (int s = 0; s < b->sides; s++)
+            QD_TRY(sample(b, (side)s, kind, count, rounds[s], &times[s][i]));
     for (int s = 0; s < b->sides; s++) {
         QD_TRY(slowest(b, times[s], samples));
         qsort(times[s], (size_t)samples, sizeof times[s][0], by_value);
         median[s] = times[s][samples / 2];
     }
-    if (b->rank != 0 || b->board->count == QD_BENCH_ROWS_MOST) return QD_OK;
+    if (b->rank != 0 || b->board->count == QD_BENCH_ROWS_MOST)
+        return QD_OK;
     double moved = bus_bytes(kind, bytes, b->ranks);
     bool mpi = b->sides == SIDES;
     b->board->rows[b->board->count++] = (qd_bench_collectives_row){
@@ -191,10 +197,12 @@ static qd_status parse(int count, char *const *arguments, qd_bench_rank_argument
 static qd_status open_board(bench *b)
 {
     int fd = open(b->arguments.board_path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.board_path, strerror(errno));
+    if (fd < 0)
+        return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.board_path, strerror(errno));
     void *at = mmap(NULL, sizeof *b->board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
-    if (at == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map %s: %s", b->arguments.board_path, strerror(errno));
+    if (at == MAP_FAILED)
+        return QD_FAIL(QD_SYSTEM, "cannot map %s: %s", b->arguments.board_path, strerror(errno));
     b->board = at;
     return QD_OK;
 }
@@ -212,11 +220,13 @@ static qd_status open_worlds(bench *b)
                            b->ranks, b->arguments.ranks);
     }
     int fd = open(b->arguments.world_path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.world_path, strerror(errno));
+    if (fd < 0)
+        return QD_FAIL(QD_IO, "cannot open %s: %s", b->arguments.world_path, strerror(errno));
     qd_status status = qd_local_comm_open(fd, b->rank, &b->comms[LOCAL]);
     close(fd);
     QD_TRY(status);
-    if (mpi) QD_TRY(qd_mpi_comm_create(NULL, &b->comms[MPI_BACKEND]));
+    if (mpi)
+        QD_TRY(qd_mpi_comm_create(NULL, &b->comms[MPI_BACKEND]));
     return QD_OK;
 }
 
@@ -225,18 +235,24 @@ static qd_status measure_all(bench *b)
     size_t bytes = (size_t)b->arguments.largest_bytes + 64 * (size_t)b->ranks;
     b->in = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     b->out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    if (!b->in || !b->out) return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
-    for (size_t i = 0; i < bytes / 4; i++) b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
+    if (!b->in || !b->out)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
+    for (size_t i = 0; i < bytes / 4; i++)
+        b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         for (int64_t size = b->arguments.smallest_bytes, last = 0; size <= b->arguments.largest_bytes; size *= 4) {
             int64_t bytes_here = size / 4 * 4, whole = 4 * (int64_t)b->ranks;
-            if (kinds[k] == QD_COLL_SEND && b->ranks == 1) break;
+            if (kinds[k] == QD_COLL_SEND && b->ranks == 1)
+                break;
             /* Every rank has the same part, and at least one element of it. */
-            if (in_parts(kinds[k])) bytes_here = size < whole ? whole : size / whole * whole;
-            if (bytes_here == last) continue;
+            if (in_parts(kinds[k]))
+                bytes_here = size < whole ? whole : size / whole * whole;
+            if (bytes_here == last)
+                continue;
             last = bytes_here;
             QD_TRY(measure(b, kinds[k], bytes_here));
-            if (kinds[k] == QD_COLL_BARRIER) break; /* no size */
+            if (kinds[k] == QD_COLL_BARRIER)
+                break; /* no size */
         }
     return QD_OK;
 }
@@ -257,12 +273,16 @@ done:
             b.board->status = (int)status;
             snprintf(b.board->message, sizeof b.board->message, "rank %d: %s", b.rank, qd_error_message());
         }
-        if (b.comms[LOCAL]) qd_comm_abort(b.comms[LOCAL], qd_error_message());
+        if (b.comms[LOCAL])
+            qd_comm_abort(b.comms[LOCAL], qd_error_message());
         qd_mpi_end(1);
     }
-    for (int i = 1; i >= 0; i--) qd_comm_destroy(b.comms[i]);
-    if (b.arguments.rank < 0) qd_mpi_native_close();
-    if (b.board) munmap(b.board, sizeof *b.board);
+    for (int i = 1; i >= 0; i--)
+        qd_comm_destroy(b.comms[i]);
+    if (b.arguments.rank < 0)
+        qd_mpi_native_close();
+    if (b.board)
+        munmap(b.board, sizeof *b.board);
     free(b.in);
     free(b.out);
     return status;

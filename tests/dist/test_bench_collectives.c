@@ -68,13 +68,15 @@ static void expect_rows(const qd_bench_collectives_result *result, int ranks, bo
         } else {
             assert_true(row->mpi_seconds == 0 && row->mpi_backend_seconds == 0 && row->ratio == 0);
         }
-        if (row->kind == QD_COLL_BARRIER) continue;
+        if (row->kind == QD_COLL_BARRIER)
+            continue;
         assert_true(first || row->bytes > last);
         /* Nobody moves terabytes per second; nobody who moves anything moves nothing. */
         assert_true(row->local_bandwidth > 1 && row->local_bandwidth < 1e12);
         last = row->bytes;
     }
-    for (int k = 0; k < QD_COLL_KIND_COUNT; k++) assert_int_equal(seen[k], sizes_of((qd_coll_kind)k, ranks));
+    for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
+        assert_int_equal(seen[k], sizes_of((qd_coll_kind)k, ranks));
 }
 
 static void test_ours_alone(void **state)
@@ -83,7 +85,8 @@ static void test_ours_alone(void **state)
     qd_bench_collectives_config config = small(2);
     qd_bench_collectives_result result;
     qd_status status = qd_bench_collectives(&config, &result);
-    if (status != QD_OK) fail_msg("%s", qd_error_message());
+    if (status != QD_OK)
+        fail_msg("%s", qd_error_message());
     assert_string_equal(result.mpi_version, "");
     expect_rows(&result, 2, false);
     qd_bench_collectives_free(&result);
@@ -93,13 +96,15 @@ static void test_ours_alone(void **state)
 static void test_beside_mpi(void **state)
 {
     (void)state;
-    if (!mpi_here()) skip();
+    if (!mpi_here())
+        skip();
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         qd_bench_collectives_config config = small(ranks);
         qd_bench_collectives_result result;
         config.against_mpi = true;
         qd_status status = qd_bench_collectives(&config, &result);
-        if (status != QD_OK) fail_msg("%s", qd_error_message());
+        if (status != QD_OK)
+            fail_msg("%s", qd_error_message());
         assert_true(strlen(result.mpi_version) > 3);
         expect_rows(&result, ranks, true);
         qd_bench_collectives_free(&result);
@@ -121,7 +126,8 @@ static void test_bad_settings(void **state)
     assert_int_equal(qd_bench_collectives(&config, &result), QD_USAGE);
     config = small(2);
     config.against_mpi = true;
-    if (!qd_mpi_built()) assert_int_equal(qd_bench_collectives(&config, &result), QD_UNSUPPORTED);
+    if (!qd_mpi_built())
+        assert_int_equal(qd_bench_collectives(&config, &result), QD_UNSUPPORTED);
 }
 
 static void test_ranks_that_fail(void **state)
@@ -144,7 +150,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], RANK_WORD) == 0)
         return qd_bench_collectives_rank(argc - 2, argv + 2) == QD_OK ? 0 : 1;
-    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return 1;
+    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0)
+        return 1;
     /* For the ranks: Open MPI leaks at exit and takes locks of its own in two orders. Ours are checked elsewhere. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
     setenv("TSAN_OPTIONS", "detect_deadlocks=0", 1);

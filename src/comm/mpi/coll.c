@@ -1,8 +1,8 @@
 /* Collectives as an exchange over links, one per peer.
  *
  *   heads   every rank sends its fingerprint to all others, so that each sees a disagreement before it returns; in
- *           rooted operations of large groups only to the ranks it exchanges data with and to its right neighbour: ranks
- *           that disagree still meet, whatever each of them believes to be called, and the others hear of it
+ *           rooted operations of large groups only to the ranks it exchanges data with and to its right neighbour:
+ *           ranks that disagree still meet, whatever each believes to be called, and the others hear of it
  *   first   each rank sends every peer its part: summed by the receiver (all-reduce, reduce-scatter, reduce) or put in
  *           its place (all others)
  *   second  sliced all-reduce only: the owner of a slice hands out its sum
@@ -18,13 +18,13 @@
 
 /* Staging of a group, per peer: received chunks, and chunks packed for sending. */
 enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
-#define STAGING_MOST ((int64_t)8 << 20)  /* per stage, all peers together */
+#define STAGING_MOST ((int64_t)8 << 20) /* per stage, all peers together */
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
-#define TREE_CHUNK ((int64_t)512 << 10)  /* broadcast: what a rank forwards while it receives the next */
+#define TREE_CHUNK ((int64_t)512 << 10) /* broadcast: what a rank forwards while it receives the next */
 /* Rooted operations of larger groups keep to their tree. */
 #define HEADS_TO_ALL_MOST 64
-#define LARGE ((int64_t)64 << 10)        /* from here on the time of copies and sums is worth two looks at the clock */
+#define LARGE ((int64_t)64 << 10) /* from here on the time of copies and sums is worth two looks at the clock */
 
 typedef struct run {
     qd_mpi_group *group;
@@ -104,7 +104,8 @@ static const void *first_source(const qd_op *op, int peer, int64_t first, int64_
     int64_t at = first;
     switch (op->request.kind) {
     case QD_COLL_ALL_REDUCE:
-        if (r->sliced) at += slice_offset(op, peer);
+        if (r->sliced)
+            at += slice_offset(op, peer);
         break;
     case QD_COLL_REDUCE_SCATTER:
     case QD_COLL_SCATTER:
@@ -132,7 +133,8 @@ static unsigned char *first_place(const qd_op *op, int peer, int64_t first)
     switch (op->request.kind) {
     case QD_COLL_ALL_GATHER:
     case QD_COLL_GATHER:
-        if (!contiguous(op, peer)) return NULL;
+        if (!contiguous(op, peer))
+            return NULL;
         return r->out + (part_offset(op, peer) + first) * r->size;
     case QD_COLL_ALL_TO_ALL:
         return r->out + (op->request.out_offsets[peer] + first) * r->size;
@@ -151,12 +153,14 @@ static bool overlap(const unsigned char *a, int64_t a_bytes, const unsigned char
 /* Elements from the start of the full buffer to the end of the last segment. */
 static int64_t extent(const qd_op *op)
 {
-    if (!op->request.lists) return op->request.count;
+    if (!op->request.lists)
+        return op->request.count;
     int64_t end = 0;
     for (int p = 0; p < op->comm->size; p++)
         for (int i = 0; i < qd_op_segment_count(op, p); i++) {
             qd_segment s = qd_op_segment(op, p, i);
-            if (s.offset + s.count > end) end = s.offset + s.count;
+            if (s.offset + s.count > end)
+                end = s.offset + s.count;
         }
     return end;
 }
@@ -171,21 +175,26 @@ static qd_status protect_input(qd_op *op)
     switch (op->request.kind) {
     case QD_COLL_REDUCE_SCATTER:
         bytes = extent(op) * r->size;
-        if (!overlap(r->in, bytes, r->out, r->own * r->size)) return QD_OK;
-        if (contiguous(op, rank) && r->out == r->in + part_offset(op, rank) * r->size) return QD_OK;
+        if (!overlap(r->in, bytes, r->out, r->own * r->size))
+            return QD_OK;
+        if (contiguous(op, rank) && r->out == r->in + part_offset(op, rank) * r->size)
+            return QD_OK;
         break;
     case QD_COLL_ALL_GATHER: {
         bytes = r->own * r->size;
         bool in_own_place = contiguous(op, rank) && r->in == r->out + part_offset(op, rank) * r->size;
-        if (in_own_place || !overlap(r->in, bytes, r->out, extent(op) * r->size)) return QD_OK;
+        if (in_own_place || !overlap(r->in, bytes, r->out, extent(op) * r->size))
+            return QD_OK;
         break;
     }
     default:
         return QD_OK;
     }
-    if (bytes == 0) return QD_OK;
+    if (bytes == 0)
+        return QD_OK;
     r->copy = malloc((size_t)bytes);
-    if (!r->copy) return QD_FAIL(QD_NO_MEMORY, "no memory to copy the %lld bytes of an in-place call", (long long)bytes);
+    if (!r->copy)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to copy the %lld bytes of an in-place call", (long long)bytes);
     memcpy(r->copy, r->in, (size_t)bytes);
     r->in = r->copy;
     return QD_OK;
@@ -194,7 +203,8 @@ static qd_status protect_input(qd_op *op)
 static int64_t sum_chunk_bytes(int ranks)
 {
     int64_t bytes = SUM_CHUNK_MOST;
-    while (bytes > SUM_CHUNK_LEAST && bytes * ranks > STAGING_MOST) bytes /= 2;
+    while (bytes > SUM_CHUNK_LEAST && bytes * ranks > STAGING_MOST)
+        bytes /= 2;
     return bytes;
 }
 
@@ -251,7 +261,8 @@ static void plan_flows(qd_op *op)
         default:
             break;
         }
-        if (p == rank) tx = rx = tx2 = rx2 = 0;
+        if (p == rank)
+            tx = rx = tx2 = rx2 = 0;
         link->first_tx = (qd_mpi_flow){.count = tx, .chunks = chunks_of(tx, r->chunk)};
         link->first_rx = (qd_mpi_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
         link->second_tx = (qd_mpi_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
@@ -264,7 +275,8 @@ static qd_status grow_staging(run *r)
 {
     qd_mpi_group *group = r->group;
     int64_t need = r->stage_bytes * STAGES * group->comm->size;
-    if (need <= group->staging_bytes) return QD_OK;
+    if (need <= group->staging_bytes)
+        return QD_OK;
     free(group->staging);
     group->staging_bytes = 0;
     group->staging = malloc((size_t)need);
@@ -283,7 +295,8 @@ static qd_status plan(qd_op *op)
     int n = op->comm->size, rank = op->comm->rank;
     r->size = (int64_t)qd_dtype_size(q->dtype);
     int64_t elements = q->count;
-    for (int p = 0; q->kind == QD_COLL_ALL_TO_ALL && p < n; p++) elements += q->in_counts[p] + q->out_counts[p];
+    for (int p = 0; q->kind == QD_COLL_ALL_TO_ALL && p < n; p++)
+        elements += q->in_counts[p] + q->out_counts[p];
     int64_t bytes = elements * r->size;
     int64_t message = QD_MPI_MESSAGE_BYTES;
     bool staged = false;
@@ -317,7 +330,8 @@ static qd_status plan(qd_op *op)
     default:
         break;
     }
-    if (staged) message = sum_chunk_bytes(n);
+    if (staged)
+        message = sum_chunk_bytes(n);
     r->chunk = r->size ? message / r->size : 1;
     r->large = bytes >= LARGE;
     r->stage_bytes = 0;
@@ -344,12 +358,16 @@ static bool sum_next(qd_op *op)
     qd_mpi_group *group = r->group;
     int n = op->comm->size, rank = op->comm->rank, slot = (int)(r->summed % QD_MPI_DEPTH);
     int64_t c = r->summed;
-    if (c == chunks_of(r->own, r->chunk)) return false;
+    if (c == chunks_of(r->own, r->chunk))
+        return false;
     for (int p = 0; p < n; p++) {
-        if (p == rank) continue;
+        if (p == rank)
+            continue;
         const qd_mpi_link *link = &group->links[p];
-        if (!link->carried && link->first_rx.done <= c) return false;
-        if (r->in_place && !tx_done(&link->first_tx, c)) return false;
+        if (!link->carried && link->first_rx.done <= c)
+            return false;
+        if (r->in_place && !tx_done(&link->first_tx, c))
+            return false;
     }
     int64_t first = c * r->chunk;
     int64_t count = r->own - first < r->chunk ? r->own - first : r->chunk;
@@ -392,7 +410,8 @@ static qd_status post(qd_op *op, int peer)
 
     flow = &link->first_tx;
     ready = flow->chunks;
-    if (r->parent >= 0 && !group->links[r->parent].carried) ready = group->links[r->parent].first_rx.done;
+    if (r->parent >= 0 && !group->links[r->parent].carried)
+        ready = group->links[r->parent].first_rx.done;
     for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
         int slot = (int)(c % QD_MPI_DEPTH);
@@ -414,9 +433,8 @@ static qd_status post(qd_op *op, int peer)
     ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
     for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_SECOND,
-                           r->out + (slice_offset(op, peer) + c * r->chunk) * r->size, count * r->size,
-                           request_of(group, peer, QD_MPI_SECOND_RX + (int)(c % QD_MPI_DEPTH))));
+        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_SECOND, r->out + (slice_offset(op, peer) + c * r->chunk) * r->size,
+                           count * r->size, request_of(group, peer, QD_MPI_SECOND_RX + (int)(c % QD_MPI_DEPTH))));
     }
     return QD_OK;
 }
@@ -428,7 +446,8 @@ static qd_status advance(qd_op *op)
     if (r->sums)
         while (sum_next(op)) {
         }
-    for (int i = 1; i < n; i++) QD_TRY(post(op, (op->comm->rank + i) % n));
+    for (int i = 1; i < n; i++)
+        QD_TRY(post(op, (op->comm->rank + i) % n));
     return QD_OK;
 }
 
@@ -447,11 +466,13 @@ static qd_status greet(qd_op *op, int peer)
     if (head.bytes != expected * r->size)
         return qd_op_check_pair(op, peer, head.bytes / r->size, expected, head.place);
     link->greeted = true;
-    if (head.carried == 0) return QD_OK;
+    if (head.carried == 0)
+        return QD_OK;
     link->carried = true;
     link->first_rx.chunks = 0;
     op->bytes += head.carried;
-    if (r->sums) return QD_OK;
+    if (r->sums)
+        return QD_OK;
     unsigned char *to = first_place(op, peer, 0);
     if (to)
         memcpy(to, link->rx + sizeof head, (size_t)head.carried);
@@ -464,9 +485,11 @@ static qd_status greet(qd_op *op, int peer)
 static int64_t end_chunk(qd_mpi_flow *flow, int slot)
 {
     int64_t c = flow->done;
-    while (c % QD_MPI_DEPTH != slot) c++;
+    while (c % QD_MPI_DEPTH != slot)
+        c++;
     flow->ended[slot] = true;
-    while (flow->ended[flow->done % QD_MPI_DEPTH]) flow->ended[flow->done++ % QD_MPI_DEPTH] = false;
+    while (flow->ended[flow->done % QD_MPI_DEPTH])
+        flow->ended[flow->done++ % QD_MPI_DEPTH] = false;
     return c;
 }
 
@@ -475,8 +498,10 @@ static qd_status complete(qd_op *op, int index)
     run *r = run_of(op);
     int peer = index / QD_MPI_REQUESTS, slot = index % QD_MPI_REQUESTS;
     qd_mpi_link *link = &r->group->links[peer];
-    if (slot == QD_MPI_HEAD_TX) return QD_OK;
-    if (slot == QD_MPI_HEAD_RX) return greet(op, peer);
+    if (slot == QD_MPI_HEAD_TX)
+        return QD_OK;
+    if (slot == QD_MPI_HEAD_RX)
+        return greet(op, peer);
     if (slot < QD_MPI_FIRST_RX) {
         end_chunk(&link->first_tx, slot - QD_MPI_FIRST_TX);
     } else if (slot < QD_MPI_SECOND_TX) {
@@ -529,14 +554,16 @@ qd_status qd_mpi_coll_start(qd_op *op)
         if (link->head_wanted)
             QD_TRY(qd_mpi_recv(group, p, QD_MPI_TAG_HEAD, link->rx, QD_MPI_HEAD_BYTES,
                                request_of(group, p, QD_MPI_HEAD_RX)));
-        if (!sends) continue;
+        if (!sends)
+            continue;
         int64_t bytes = link->first_tx.count * r->size;
         /* A rank inside a broadcast tree has nothing yet that the head could carry. */
         const void *payload = NULL;
         if (bytes > 0 && bytes <= QD_MPI_CARRY_BYTES && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
         int64_t length = qd_mpi_write_head(group->world, op, bytes, payload, link->tx);
-        if (length > (int64_t)sizeof(qd_mpi_head)) link->first_tx.chunks = 0;
+        if (length > (int64_t)sizeof(qd_mpi_head))
+            link->first_tx.chunks = 0;
         QD_TRY(qd_mpi_send(group, p, QD_MPI_TAG_HEAD, link->tx, length, request_of(group, p, QD_MPI_HEAD_TX)));
     }
     return advance(op);
@@ -549,25 +576,31 @@ qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved)
     int n = op->comm->size, completed = 0;
     *moved = *done = false;
     double before = r->large ? qd_clock_now() : 0;
-    QD_TRY(qd_mpi_check(MPI_Testsome(n * QD_MPI_REQUESTS, group->requests, &completed, group->indices,
-                                     MPI_STATUSES_IGNORE), "MPI_Testsome"));
+    QD_TRY(qd_mpi_check(
+        MPI_Testsome(n * QD_MPI_REQUESTS, group->requests, &completed, group->indices, MPI_STATUSES_IGNORE),
+        "MPI_Testsome"));
     bool idle = completed == MPI_UNDEFINED; /* no request is active */
     if (completed > 0 && !idle) {
         *moved = true;
-        for (int i = 0; i < completed; i++) QD_TRY(complete(op, group->indices[i]));
+        for (int i = 0; i < completed; i++)
+            QD_TRY(complete(op, group->indices[i]));
         QD_TRY(advance(op));
-        if (r->large) op->busy_seconds += qd_clock_now() - before;
+        if (r->large)
+            op->busy_seconds += qd_clock_now() - before;
         atomic_store_explicit(&group->world->naps, 0, memory_order_relaxed);
     } else if (!idle) {
         qd_mpi_ask(group, op, -1, &group->asked);
         return QD_OK;
     }
     for (int p = 0; p < n; p++) {
-        if (p != op->comm->rank && link_busy(&group->links[p])) return QD_OK;
+        if (p != op->comm->rank && link_busy(&group->links[p]))
+            return QD_OK;
         for (int s = 0; s < QD_MPI_REQUESTS; s++)
-            if (*request_of(group, p, s) != MPI_REQUEST_NULL) return QD_OK;
+            if (*request_of(group, p, s) != MPI_REQUEST_NULL)
+                return QD_OK;
     }
-    if (op->request.kind == QD_COLL_SCATTER) qd_op_copy_own(op); /* in place: after everything was sent */
+    if (op->request.kind == QD_COLL_SCATTER)
+        qd_op_copy_own(op); /* in place: after everything was sent */
     r->ended = *done = *moved = true;
     return QD_OK;
 }
@@ -575,8 +608,10 @@ qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved)
 void qd_mpi_coll_finish(qd_op *op)
 {
     run *r = run_of(op);
-    if (!r->ended) qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
-    if (!r->group->world->dirty) free(r->copy);
+    if (!r->ended)
+        qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
+    if (!r->group->world->dirty)
+        free(r->copy);
     r->copy = NULL;
 }
 
@@ -590,7 +625,8 @@ static bool waits_for(const qd_op *op, int peer)
 static bool silent(const qd_op *op, int peer)
 {
     const qd_mpi_link *link = &run_of(op)->group->links[peer];
-    if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer))) return false;
+    if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer)))
+        return false;
     return !link->answered || link->entered < op->fingerprint.sequence;
 }
 
@@ -598,8 +634,10 @@ bool qd_mpi_coll_late(const qd_op *op, int peer, qd_peer_report *report)
 {
     const qd_mpi_group *group = run_of(op)->group;
     bool known = false;
-    for (int p = 0; group->asked && p < op->comm->size; p++) known = known || silent(op, p);
-    if (known ? !silent(op, peer) : !waits_for(op, peer)) return false;
+    for (int p = 0; group->asked && p < op->comm->size; p++)
+        known = known || silent(op, p);
+    if (known ? !silent(op, peer) : !waits_for(op, peer))
+        return false;
     const qd_mpi_link *link = &group->links[peer];
     report->sequence = link->entered;
     memcpy(report->place, link->place, sizeof report->place);

@@ -55,8 +55,8 @@ typedef struct qd_mpi_flow {
 /* What one group rank exchanges with another in the collective that runs. */
 typedef struct qd_mpi_link {
     qd_mpi_flow first_tx, first_rx, second_tx, second_rx;
-    bool head_wanted, greeted; /* a head is expected; it has come and agrees */
-    bool carried;              /* the payload came with the head */
+    bool head_wanted, greeted;       /* a head is expected; it has come and agrees */
+    bool carried;                    /* the payload came with the head */
     unsigned char *tx, *rx;          /* (QD_MPI_HEAD_BYTES) of collectives */
     unsigned char *p2p_tx, *p2p_rx;  /* (QD_MPI_HEAD_BYTES) of sends and receives, made at first use */
     uint64_t received;               /* p2p heads so far */
@@ -70,11 +70,11 @@ typedef struct qd_mpi_world qd_mpi_world;
 typedef struct qd_mpi_group {
     qd_comm *comm;
     qd_mpi_world *world;
-    uint64_t entered;      /* collectives started on this rank */
-    qd_mpi_link *links;    /* (size) */
-    MPI_Request *requests; /* (size * QD_MPI_REQUESTS) of the collective that runs */
-    int *indices;          /* (size * QD_MPI_REQUESTS) */
-    const void **sources;  /* (size) of a sum */
+    uint64_t entered;       /* collectives started on this rank */
+    qd_mpi_link *links;     /* (size) */
+    MPI_Request *requests;  /* (size * QD_MPI_REQUESTS) of the collective that runs */
+    int *indices;           /* (size * QD_MPI_REQUESTS) */
+    const void **sources;   /* (size) of a sum */
     unsigned char *staging; /* (size, stages, stage bytes) */
     int64_t staging_bytes;
     bool asked; /* the peers were asked where they are, for the operation `entered` */
@@ -109,12 +109,12 @@ struct qd_mpi_world {
     qd_mpi_control incoming;
     MPI_Request incoming_request;
     qd_mpi_control_send *sends;
-    int aborted_by;   /* world rank, or -1 */
+    int aborted_by; /* world rank, or -1 */
     char reason[QD_COMM_REASON_BYTES];
     /* sleeping */
     pthread_mutex_t sleep_lock;
     pthread_cond_t sleep_wake;
-    uint32_t wakes;      /* under sleep_lock */
+    uint32_t wakes;        /* under sleep_lock */
     _Atomic unsigned naps; /* since something moved */
 };
 
@@ -128,7 +128,8 @@ int qd_mpi_tag(const qd_mpi_group *group, int channel);
 #define QD_MPI_MESSAGE_BYTES ((int64_t)1 << 28)
 
 /* Bytes to or from a group rank. */
-qd_status qd_mpi_send(qd_mpi_group *group, int peer, int channel, const void *data, int64_t bytes, MPI_Request *request);
+qd_status qd_mpi_send(qd_mpi_group *group, int peer, int channel, const void *data, int64_t bytes,
+                      MPI_Request *request);
 qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, int64_t bytes, MPI_Request *request);
 
 /* Writes the head of `op` into `buffer` (QD_MPI_HEAD_BYTES) and, if it fits and `payload` is given, `bytes` bytes

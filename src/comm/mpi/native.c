@@ -10,7 +10,8 @@ qd_status qd_mpi_native_open(int *rank, int *size)
 {
     int initialized = 0, provided = 0;
     MPI_Initialized(&initialized);
-    if (initialized) return QD_FAIL(QD_USAGE, "MPI is already running in this process");
+    if (initialized)
+        return QD_FAIL(QD_USAGE, "MPI is already running in this process");
     QD_TRY(qd_mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread"));
     MPI_Comm_rank(MPI_COMM_WORLD, rank);
     MPI_Comm_size(MPI_COMM_WORLD, size);
@@ -21,7 +22,8 @@ void qd_mpi_native_close(void)
 {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (!finalized) MPI_Finalize();
+    if (!finalized)
+        MPI_Finalize();
 }
 
 const char *qd_mpi_native_version(char *buffer, size_t bytes)
@@ -42,13 +44,15 @@ qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int
 {
     MPI_Comm world = MPI_COMM_WORLD;
     int rank, size, code = MPI_SUCCESS, counts[RANKS_MOST], offsets[RANKS_MOST];
-    if (count > INT_MAX) return QD_FAIL(QD_USAGE, "MPI counts end at %d elements", INT_MAX);
+    if (count > INT_MAX)
+        return QD_FAIL(QD_USAGE, "MPI counts end at %d elements", INT_MAX);
     int n = (int)count;
     MPI_Comm_rank(world, &rank);
     MPI_Comm_size(world, &size);
     bool even = count % size == 0;
     int part = n / size;
-    if (size > RANKS_MOST) return QD_FAIL(QD_USAGE, "comparisons with MPI end at %d ranks", RANKS_MOST);
+    if (size > RANKS_MOST)
+        return QD_FAIL(QD_USAGE, "comparisons with MPI end at %d ranks", RANKS_MOST);
     for (int p = 0; !even && p < size; p++) {
         int64_t offset, length;
         qd_slice(count, size, p, &offset, &length);
@@ -104,5 +108,6 @@ void qd_mpi_end(int code)
     int initialized = 0, finalized = 0;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
-    if (initialized && !finalized) MPI_Abort(MPI_COMM_WORLD, code);
+    if (initialized && !finalized)
+        MPI_Abort(MPI_COMM_WORLD, code);
 }

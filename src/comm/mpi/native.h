@@ -13,8 +13,8 @@ void qd_mpi_native_close(void);
 /* The library's name and version, as it says itself; may be asked before qd_mpi_native_open(). */
 const char *qd_mpi_native_version(char *buffer, size_t bytes);
 
-/* One call of MPI's own collective on fp32 (sums), blocking, with the meaning of `count` of qd_coll_bytes() (all-to-all:
- * the elements for one peer). `in` and `out` must hold what the kind needs. Send and receive: `root` is the peer.
+/* One call of MPI's own collective on fp32 (sums), blocking; `count` as in qd_coll_bytes() (all-to-all: the elements
+ * for one peer). `in` and `out` must hold what the kind needs. Send and receive: `root` is the peer.
  * Collective, except for these two. */
 qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count, int root);
 

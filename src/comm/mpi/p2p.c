@@ -8,7 +8,7 @@ typedef struct p2p_state {
     qd_mpi_group *group;
     qd_mpi_link *link;
     MPI_Request head, data;
-    unsigned char *bytes; /* the caller's buffer */
+    unsigned char *bytes;         /* the caller's buffer */
     int64_t total, posted, chunk; /* bytes; posted includes what the head carried; chunk: the message under way */
     bool sending, greeted, asked;
 } p2p_state;
@@ -24,8 +24,10 @@ static qd_status post_next(qd_op *op)
 {
     p2p_state *s = state_of(op);
     int64_t bytes = s->total - s->posted;
-    if (bytes == 0) return QD_OK;
-    if (bytes > QD_MPI_MESSAGE_BYTES) bytes = QD_MPI_MESSAGE_BYTES;
+    if (bytes == 0)
+        return QD_OK;
+    if (bytes > QD_MPI_MESSAGE_BYTES)
+        bytes = QD_MPI_MESSAGE_BYTES;
     unsigned char *at = s->bytes + s->posted;
     QD_TRY((s->sending ? qd_mpi_send(s->group, op->request.root, QD_MPI_TAG_P2P, at, bytes, &s->data)
                        : qd_mpi_recv(s->group, op->request.root, QD_MPI_TAG_P2P, at, bytes, &s->data)));
@@ -50,9 +52,12 @@ qd_status qd_mpi_p2p_start(qd_op *op)
     /* Sends only read; one pointer serves both directions. */
     s->bytes = s->sending ? (unsigned char *)(uintptr_t)r->in : r->out;
     unsigned char **bounce = s->sending ? &s->link->p2p_tx : &s->link->p2p_rx;
-    if (!*bounce) *bounce = malloc(QD_MPI_HEAD_BYTES);
-    if (!*bounce) return QD_FAIL(QD_NO_MEMORY, "no memory for %d bytes of message buffer", QD_MPI_HEAD_BYTES);
-    if (!s->sending) return qd_mpi_recv(group, r->root, QD_MPI_TAG_P2P_HEAD, *bounce, QD_MPI_HEAD_BYTES, &s->head);
+    if (!*bounce)
+        *bounce = malloc(QD_MPI_HEAD_BYTES);
+    if (!*bounce)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d bytes of message buffer", QD_MPI_HEAD_BYTES);
+    if (!s->sending)
+        return qd_mpi_recv(group, r->root, QD_MPI_TAG_P2P_HEAD, *bounce, QD_MPI_HEAD_BYTES, &s->head);
 
     int64_t length = qd_mpi_write_head(group->world, op, s->total, s->bytes, *bounce);
     s->posted = length - (int64_t)sizeof(qd_mpi_head);
@@ -74,7 +79,8 @@ static qd_status greet(qd_op *op)
     if (head.carried > 0) {
         memcpy(s->bytes, s->link->p2p_rx + sizeof head, (size_t)head.carried);
         s->posted = head.carried;
-        if (op->request.root != op->comm->rank) op->bytes += head.carried;
+        if (op->request.root != op->comm->rank)
+            op->bytes += head.carried;
     }
     return QD_OK;
 }
@@ -98,7 +104,8 @@ qd_status qd_mpi_p2p_poll(qd_op *op, bool *done, bool *moved)
         QD_TRY(qd_mpi_check(MPI_Test(&s->data, &flag, MPI_STATUS_IGNORE), "MPI_Test"));
         if (flag) {
             *moved = true;
-            if (!s->sending && op->request.root != op->comm->rank) op->bytes += s->chunk;
+            if (!s->sending && op->request.root != op->comm->rank)
+                op->bytes += s->chunk;
             QD_TRY(post_next(op));
         }
     }
@@ -121,7 +128,8 @@ void qd_mpi_p2p_finish(qd_op *op)
 bool qd_mpi_p2p_late(const qd_op *op, int peer, qd_peer_report *report)
 {
     const p2p_state *s = state_of(op);
-    if (peer != op->request.root) return false;
+    if (peer != op->request.root)
+        return false;
     report->sequence = s->sending || !s->greeted ? op->fingerprint.sequence - 1 : op->fingerprint.sequence;
     memcpy(report->place, s->link->place, sizeof report->place);
     return true;

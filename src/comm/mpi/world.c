@@ -17,7 +17,8 @@ enum { SPIN_POLLS = 200 };
 
 qd_status qd_mpi_check(int code, const char *call)
 {
-    if (code == MPI_SUCCESS) return QD_OK;
+    if (code == MPI_SUCCESS)
+        return QD_OK;
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(code, text, &length);
@@ -31,15 +32,15 @@ int qd_mpi_tag(const qd_mpi_group *group, int channel)
 
 qd_status qd_mpi_send(qd_mpi_group *group, int peer, int channel, const void *data, int64_t bytes, MPI_Request *request)
 {
-    return qd_mpi_check(MPI_Isend(data, (int)bytes, MPI_BYTE, group->comm->world_ranks[peer], qd_mpi_tag(group, channel),
-                                  group->world->data, request),
+    return qd_mpi_check(MPI_Isend(data, (int)bytes, MPI_BYTE, group->comm->world_ranks[peer],
+                                  qd_mpi_tag(group, channel), group->world->data, request),
                         "MPI_Isend");
 }
 
 qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, int64_t bytes, MPI_Request *request)
 {
-    return qd_mpi_check(MPI_Irecv(data, (int)bytes, MPI_BYTE, group->comm->world_ranks[peer], qd_mpi_tag(group, channel),
-                                  group->world->data, request),
+    return qd_mpi_check(MPI_Irecv(data, (int)bytes, MPI_BYTE, group->comm->world_ranks[peer],
+                                  qd_mpi_tag(group, channel), group->world->data, request),
                         "MPI_Irecv");
 }
 
@@ -63,8 +64,10 @@ static bool turn_until_done(MPI_Request *requests, int count, double seconds)
 {
     for (double end = qd_clock_now() + seconds;;) {
         int flag = 0;
-        if (MPI_Testall(count, requests, &flag, MPI_STATUSES_IGNORE) != MPI_SUCCESS || flag) return flag;
-        if (qd_clock_now() > end) return false;
+        if (MPI_Testall(count, requests, &flag, MPI_STATUSES_IGNORE) != MPI_SUCCESS || flag)
+            return flag;
+        if (qd_clock_now() > end)
+            return false;
         sched_yield();
     }
 }
@@ -73,15 +76,18 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
 {
     bool any = false;
     for (int i = 0; i < count; i++) {
-        if (requests[i] == MPI_REQUEST_NULL) continue;
+        if (requests[i] == MPI_REQUEST_NULL)
+            continue;
         any = true;
         /* Harmless for sends: the library may refuse, and the request then ends or stays as it would have. */
         MPI_Cancel(&requests[i]);
     }
-    if (!any || turn_until_done(requests, count, 0.1)) return;
+    if (!any || turn_until_done(requests, count, 0.1))
+        return;
     world->dirty = true;
     for (int i = 0; i < count; i++)
-        if (requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&requests[i]);
+        if (requests[i] != MPI_REQUEST_NULL)
+            MPI_Request_free(&requests[i]);
 }
 
 /* ---- control messages ---- */
@@ -104,7 +110,8 @@ static void control_reap(qd_mpi_world *world)
 static void control_send(qd_mpi_world *world, int to, const qd_mpi_control *message)
 {
     qd_mpi_control_send *send = malloc(sizeof *send);
-    if (!send) return;
+    if (!send)
+        return;
     send->message = *message;
     if (MPI_Isend(&send->message, (int)sizeof send->message, MPI_BYTE, to, 0, world->control, &send->request) !=
         MPI_SUCCESS) {
@@ -125,7 +132,8 @@ static qd_status control_listen(qd_mpi_world *world)
 static qd_mpi_group *find_group(const qd_mpi_world *world, int64_t id)
 {
     qd_mpi_group *group = world->groups;
-    while (group && group->comm->id != id) group = group->next;
+    while (group && group->comm->id != id)
+        group = group->next;
     return group;
 }
 
@@ -135,7 +143,8 @@ static void control_handle(qd_mpi_world *world, qd_mpi_control *message)
     message->text[sizeof message->text - 1] = '\0';
     switch (message->kind) {
     case QD_MPI_ABORT:
-        if (world->aborted_by >= 0) break;
+        if (world->aborted_by >= 0)
+            break;
         world->aborted_by = message->from;
         memcpy(world->reason, message->text, sizeof world->reason);
         break;
@@ -148,10 +157,12 @@ static void control_handle(qd_mpi_world *world, qd_mpi_control *message)
     }
     case QD_MPI_ANSWER:
         for (int p = 0; group && p < group->comm->size; p++) {
-            if (group->comm->world_ranks[p] != message->from) continue;
+            if (group->comm->world_ranks[p] != message->from)
+                continue;
             qd_mpi_link *link = &group->links[p];
             link->answered = true;
-            if (message->sequence > link->entered) link->entered = message->sequence;
+            if (message->sequence > link->entered)
+                link->entered = message->sequence;
             memcpy(link->place, message->text, sizeof link->place);
             link->place[sizeof link->place - 1] = '\0';
         }
@@ -165,21 +176,26 @@ static void control_poll(qd_mpi_world *world)
 {
     int flag = 1;
     while (world->incoming_request != MPI_REQUEST_NULL) {
-        if (MPI_Test(&world->incoming_request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || !flag) break;
+        if (MPI_Test(&world->incoming_request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || !flag)
+            break;
         control_handle(world, &world->incoming);
-        if (control_listen(world) != QD_OK) break;
+        if (control_listen(world) != QD_OK)
+            break;
     }
-    if (world->sends) control_reap(world);
+    if (world->sends)
+        control_reap(world);
 }
 
 void qd_mpi_ask(qd_mpi_group *group, const qd_op *op, int peer, bool *asked)
 {
     qd_mpi_world *world = group->world;
-    if (*asked || op->moved_at == 0 || qd_clock_now() - op->moved_at < 0.5 * world->deadline) return;
+    if (*asked || op->moved_at == 0 || qd_clock_now() - op->moved_at < 0.5 * world->deadline)
+        return;
     *asked = true;
     qd_mpi_control ask = {.kind = QD_MPI_ASK, .from = world->rank, .group = group->comm->id};
     for (int p = 0; p < group->comm->size; p++) {
-        if (p == group->comm->rank || (peer >= 0 && p != peer)) continue;
+        if (p == group->comm->rank || (peer >= 0 && p != peer))
+            continue;
         group->links[p].answered = false;
         control_send(world, group->comm->world_ranks[p], &ask);
     }
@@ -191,9 +207,11 @@ static void world_abort(qd_world *w, const char *reason)
     qd_mpi_control message = {.kind = QD_MPI_ABORT, .from = world->rank};
     snprintf(message.text, sizeof message.text, "%s", reason);
     for (int p = 0; p < world->size; p++)
-        if (p != world->rank) control_send(world, p, &message);
+        if (p != world->rank)
+            control_send(world, p, &message);
     /* Short messages leave at once; a stopped receiver must not hold us back. */
-    for (double end = qd_clock_now() + 0.1; world->sends && qd_clock_now() < end; sched_yield()) control_reap(world);
+    for (double end = qd_clock_now() + 0.1; world->sends && qd_clock_now() < end; sched_yield())
+        control_reap(world);
     if (world->aborted_by < 0) {
         world->aborted_by = world->rank;
         memcpy(world->reason, message.text, sizeof world->reason);
@@ -203,8 +221,10 @@ static void world_abort(qd_world *w, const char *reason)
 static bool world_aborted(qd_world *w, int *rank, char *reason, size_t reason_bytes)
 {
     qd_mpi_world *world = w->backend_data;
-    if (world->aborted_by < 0) control_poll(world);
-    if (world->aborted_by < 0) return false;
+    if (world->aborted_by < 0)
+        control_poll(world);
+    if (world->aborted_by < 0)
+        return false;
     *rank = world->aborted_by;
     snprintf(reason, reason_bytes, "%s", world->reason);
     return true;
@@ -244,7 +264,8 @@ static void sleep_nap(qd_world *w, uint32_t ticket, double seconds)
     }
     unsigned doublings = (naps - YIELDS) / NAPS_PER_LENGTH;
     double nap = 1e-9 * NAP_SHORTEST_NS * (double)(1u << (doublings < NAP_DOUBLINGS ? doublings : NAP_DOUBLINGS));
-    if (nap > seconds) nap = seconds;
+    if (nap > seconds)
+        nap = seconds;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(nap * 1e9);
@@ -254,7 +275,8 @@ static void sleep_nap(qd_world *w, uint32_t ticket, double seconds)
     }
     pthread_mutex_lock(&world->sleep_lock);
     while (world->wakes == ticket)
-        if (pthread_cond_timedwait(&world->sleep_wake, &world->sleep_lock, &until) == ETIMEDOUT) break;
+        if (pthread_cond_timedwait(&world->sleep_wake, &world->sleep_lock, &until) == ETIMEDOUT)
+            break;
     pthread_mutex_unlock(&world->sleep_lock);
 }
 
@@ -285,20 +307,23 @@ static qd_status reserve_id(qd_comm *parent, int64_t *id)
 static void release_id(qd_comm *parent, int64_t id)
 {
     qd_mpi_world *world = parent->world->backend_data;
-    if (id == 1 + (world->next_id - 1) * world->size + world->rank) world->next_id--;
+    if (id == 1 + (world->next_id - 1) * world->size + world->rank)
+        world->next_id--;
 }
 
 static void group_free(qd_mpi_group *group)
 {
     for (int p = 0; group->links && p < group->comm->size; p++) {
         qd_mpi_link *link = &group->links[p];
-        if (group->world->dirty) break; /* MPI may still write there */
+        if (group->world->dirty)
+            break; /* MPI may still write there */
         free(link->tx);
         free(link->rx);
         free(link->p2p_tx);
         free(link->p2p_rx);
     }
-    if (!group->world->dirty) free(group->staging);
+    if (!group->world->dirty)
+        free(group->staging);
     free(group->links);
     free(group->requests);
     free(group->indices);
@@ -319,16 +344,19 @@ static qd_status group_create(qd_comm *comm)
         group->indices = calloc(n * QD_MPI_REQUESTS, sizeof *group->indices);
         group->sources = calloc(n, sizeof *group->sources);
         complete = group->links && group->requests && group->indices && group->sources;
-        for (size_t i = 0; complete && i < n * QD_MPI_REQUESTS; i++) group->requests[i] = MPI_REQUEST_NULL;
+        for (size_t i = 0; complete && i < n * QD_MPI_REQUESTS; i++)
+            group->requests[i] = MPI_REQUEST_NULL;
         for (size_t p = 0; complete && p < n; p++) {
-            if ((int)p == comm->rank) continue;
+            if ((int)p == comm->rank)
+                continue;
             group->links[p].tx = malloc(QD_MPI_HEAD_BYTES);
             group->links[p].rx = malloc(QD_MPI_HEAD_BYTES);
             complete = group->links[p].tx && group->links[p].rx;
         }
     }
     if (!complete) {
-        if (group) group_free(group);
+        if (group)
+            group_free(group);
         return QD_FAIL(QD_NO_MEMORY, "no memory for group '%s' of %d ranks", comm->name, comm->size);
     }
     group->next = world->groups;
@@ -358,19 +386,23 @@ static void group_destroy(qd_comm *comm)
 static bool meet_at_end(qd_mpi_world *world)
 {
     MPI_Request all = MPI_REQUEST_NULL;
-    if (MPI_Ibarrier(world->control, &all) != MPI_SUCCESS) return false;
+    if (MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
+        return false;
     bool failed = world->aborted_by >= 0;
     double end = qd_clock_now() + (failed ? FAILED_GRACE_SECONDS : world->deadline);
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
-        if (MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-        if (flag) return true;
+        if (MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            return false;
+        if (flag)
+            return true;
         control_poll(world);
         if (!failed && world->aborted_by >= 0) {
             failed = true;
             end = qd_clock_now() + FAILED_GRACE_SECONDS;
         }
-        if (qd_clock_now() > end) return false;
+        if (qd_clock_now() > end)
+            return false;
         if (turn < YIELDS)
             sched_yield();
         else
@@ -383,7 +415,8 @@ static void world_free(qd_mpi_world *world)
     pthread_mutex_destroy(&world->sleep_lock);
     pthread_cond_destroy(&world->sleep_wake);
     /* Messages that MPI still holds stay where they are. */
-    if (!world->sends && world->incoming_request == MPI_REQUEST_NULL) free(world);
+    if (!world->sends && world->incoming_request == MPI_REQUEST_NULL)
+        free(world);
 }
 
 static void world_destroy(qd_world *w)
@@ -401,7 +434,8 @@ static void world_destroy(qd_world *w)
         MPI_Comm_free(&world->control);
         MPI_Comm_free(&world->data);
     }
-    if (met && world->finalize) MPI_Finalize();
+    if (met && world->finalize)
+        MPI_Finalize();
     world_free(world);
 }
 
@@ -499,8 +533,10 @@ static qd_status mpi_begin(bool *ours)
         MPI_Query_thread(&provided);
     else
         QD_TRY(qd_mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread"));
-    if (provided >= MPI_THREAD_SERIALIZED) return QD_OK;
-    if (*ours) MPI_Finalize();
+    if (provided >= MPI_THREAD_SERIALIZED)
+        return QD_OK;
+    if (*ours)
+        MPI_Finalize();
     return QD_FAIL(QD_UNSUPPORTED, "this MPI library offers thread level %d only; MPI_THREAD_SERIALIZED (%d) is needed",
                    provided, MPI_THREAD_SERIALIZED);
 }
@@ -515,7 +551,8 @@ qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm)
     *comm = NULL;
     qd_comm_config chosen = config ? *config : qd_comm_config_default();
     qd_mpi_world *world = calloc(1, sizeof *world);
-    if (!world) return QD_FAIL(QD_NO_MEMORY, "no memory for the MPI world");
+    if (!world)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the MPI world");
     world->deadline = chosen.deadline_seconds;
     world->aborted_by = -1;
     world->incoming_request = MPI_REQUEST_NULL;
@@ -526,7 +563,8 @@ qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm)
     pthread_cond_init(&world->sleep_wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     qd_status status = mpi_begin(&world->finalize);
-    if (status == QD_OK) status = world_open(world);
+    if (status == QD_OK)
+        status = world_open(world);
     if (status != QD_OK) {
         qd_error_frame(__FILE__, __LINE__, __func__);
         world_free(world);
