@@ -29,11 +29,11 @@ typedef struct job {
     bool with_dq;
 } job;
 
-static job make_job(qd_stream *stream, const qd_attention_args *a)
+static job make_job(qd_stream *stream, const qd_attention_args *a, int64_t rows)
 {
     const qd_cpu *cpu = qd_cpu_of(stream);
     return (job){.cpu = cpu, .args = a, .kernel = qd_cpu_attention_for(cpu),
-                 .blocks = (a->seq + QD_ATTENTION_BLOCK - 1) / QD_ATTENTION_BLOCK};
+                 .blocks = (a->seq + rows - 1) / rows};
 }
 
 /* Item i of (blocks, batch, heads). The last blocks see the most keys and come first, so that the threads end together. */
@@ -78,7 +78,7 @@ static void backward_range(void *context, int64_t begin, int64_t end, int thread
 qd_status qd_cpu_attention_forward(qd_stream *stream, const qd_attention_args *a)
 {
     QD_TRY(check("attention_forward", a));
-    job j = make_job(stream, a);
+    job j = make_job(stream, a, QD_ATTENTION_FORWARD_ROWS);
     qd_pool_for(j.cpu->pool, a->batch * a->heads * j.blocks, 1, forward_range, &j);
     return QD_OK;
 }
@@ -86,7 +86,7 @@ qd_status qd_cpu_attention_forward(qd_stream *stream, const qd_attention_args *a
 qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *a)
 {
     QD_TRY(check("attention_backward", a));
-    job j = make_job(stream, a);
+    job j = make_job(stream, a, QD_ATTENTION_BLOCK);
     /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two otherwise. */
     int64_t group = a->heads / a->kv_heads;
     j.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_DQ_FLOATS;

@@ -16,7 +16,7 @@ enum { MR = 6, NV = 4 };
 #else
 enum { MR = 4, NV = 2 };
 #endif
-enum { BLOCK = QD_ATTENTION_BLOCK, HEAD = QD_ATTENTION_HEAD_MOST };
+enum { BLOCK = QD_ATTENTION_BLOCK, FORWARD = QD_ATTENTION_FORWARD_ROWS, HEAD = QD_ATTENTION_HEAD_MOST };
 _Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "blocks are whole register tiles");
 
 #define LOG2_E 1.44269504088896340736f
@@ -24,11 +24,11 @@ _Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "bloc
 
 /* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
 typedef struct buffers {
-    float *q, *d_o;         /* (BLOCK, ld): queries, scaled; gradient of the output */
+    float *q, *d_o;         /* (BLOCK, ld): queries, scaled; gradient of the output. Forward: q has room for FORWARD rows */
     float *k_t, *v_t;       /* (head_dim, BLOCK) */
     float *k, *v;           /* (BLOCK, ld) */
     float *s, *dp;          /* (BLOCK, BLOCK): scores, then probabilities; gradient of them, then of the scores */
-    float *o, *dk, *dv;     /* (BLOCK, ld): results; o is also dq */
+    float *o, *dk, *dv;     /* (BLOCK, ld): results; o is also dq. Forward: o has room for FORWARD rows */
     float *dq;              /* (group * seq, head_dim): dq in the making, where dq itself is not fp32 */
     int64_t ld;
     int vectors; /* ld / QD_VF */
@@ -42,6 +42,8 @@ static buffers carve(const qd_attention_args *a, void *workspace)
     float *next = workspace;
     buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
     w.ld = w.vectors * QD_VF;
+    /* d_o follows q and dk follows o: the forward pass, which needs neither, has twice the room for q and o */
+    _Static_assert(FORWARD <= 2 * BLOCK, "queries of the forward pass must fit two buffers");
     float **by_head[] = {&w.q, &w.d_o, &w.k_t, &w.v_t, &w.k, &w.v, &w.o, &w.dk, &w.dv};
     for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
         *by_head[i] = next;
@@ -125,7 +127,8 @@ static void product_add_transposed(float *c, int64_t ldc, const float *a, int64_
 
 /* ---- packing ---- */
 
-/* to (BLOCK, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`; the rest is 0. */
+/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`, zero in between; the
+ * rows up to a whole register tile are 0. */
 QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
                             float factor, qd_dtype dtype)
 {
@@ -137,7 +140,7 @@ QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first,
         if (i < head_dim)
             vf_store(to + i, vf_load_n_as(x, at + i, head_dim - i, dtype) * factor);
     }
-    memset(to, 0, (size_t)((BLOCK - rows) * ld) * sizeof(float));
+    memset(to, 0, (size_t)((MR - rows % MR) % MR * ld) * sizeof(float));
 }
 
 static void pack_rows(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
@@ -273,15 +276,15 @@ QD_INLINE void softmax_row(float *s, int vectors, float *o, int o_vectors, float
 static void forward(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace)
 {
     buffers w = carve(a, workspace);
-    int64_t t0 = block * BLOCK, row0 = batch * a->seq;
-    int rows = (int)smaller(BLOCK, a->seq - t0), hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
-    float most[BLOCK], total[BLOCK];
-    for (int r = 0; r < BLOCK; r++) {
+    int64_t t0 = block * FORWARD, row0 = batch * a->seq;
+    int rows = (int)smaller(FORWARD, a->seq - t0), hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
+    float most[FORWARD], total[FORWARD];
+    for (int r = 0; r < FORWARD; r++) {
         most[r] = -INFINITY;
         total[r] = 0;
     }
     pack_rows(w.q, w.ld, a->q, (row0 + t0) * a->q_stride + head * hd, a->q_stride, rows, hd, a->scale * LOG2_E, a->dtype);
-    memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+    memset(w.o, 0, (size_t)(FORWARD * w.ld) * sizeof(float));
     for (int64_t k0 = first_key_of(a, batch, t0, rows) / BLOCK * BLOCK; k0 < t0 + rows; k0 += BLOCK) {
         int keys = (int)smaller(BLOCK, a->seq - k0);
         pack_transposed(w.k_t, a->k, (row0 + k0) * a->k_stride + kv * hd, a->k_stride, keys, hd, a->dtype);
