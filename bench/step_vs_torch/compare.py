@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Quadrille's training step beside PyTorch's on this machine's cores: same models, same batch, one run.
+
+  python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3 [--quadrille build/release/bin/quadrille]
+
+VENV is a virtual environment with PyTorch from the Python index. Each case runs ours, theirs (eager and compiled) and ours
+again; medians of the timed steps, the better of PyTorch's two counts.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+CASES = [  # name, preset, vocabulary, seq, global batch
+    ("GPT-2 124M", "gpt2-124M", 50257, 256, 4),
+    ("small Llama", "llama-small", 8192, 256, 8),
+]
+LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads of each
+
+
+def ours(o, case, ranks, threads, folder, text):
+    run = tempfile.mkdtemp(dir=folder)
+    name, preset, vocab, seq, batch = case
+    subprocess.run([o.quadrille, "train", f"model.preset={preset}", f"model.vocab={vocab}", f"data.path={text}", f"data.seq={seq}",
+                    f"train.global_batch={batch}", f"train.steps={o.warm_up + o.steps}", f"parallel.ranks={ranks}",
+                    f"run.threads={threads}", f"run.dir={run}"], check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
+    return statistics.median(line["step_seconds"] for line in lines[o.warm_up:])
+
+
+def theirs(o, case, ranks, threads, compiled, port):
+    name, preset, vocab, seq, batch = case
+    command = [o.torch, os.path.join(ROOT, "bench", "step_vs_torch", "torch_step.py"), "--models",
+               os.path.join(ROOT, "data", "models.json"), "--model", preset, "--vocab", str(vocab), "--seq", str(seq), "--batch",
+               str(batch // ranks), "--steps", str(o.steps), "--warm-up", str(o.warm_up), "--threads", str(threads), "--ranks",
+               str(ranks), "--port", str(port)] + (["--compile"] if compiled else [])
+    env = dict(os.environ, OMP_NUM_THREADS=str(threads))
+    procs = [subprocess.Popen(command + ["--rank", str(r)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+             for r in range(ranks)]
+    outputs = [p.communicate()[0] for p in procs]
+    if any(p.returncode for p in procs):
+        return None
+    return statistics.median(json.loads(outputs[0])["seconds"])
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--torch", required=True, help="python3 of a virtual environment with PyTorch")
+    a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
+    a.add_argument("--steps", type=int, default=5)
+    a.add_argument("--warm-up", type=int, default=2)
+    a.add_argument("--json", action="store_true")
+    o = a.parse_args()
+    rows, port = [], random.randint(20000, 40000)
+    with tempfile.TemporaryDirectory() as folder:
+        text = os.path.join(folder, "text")
+        with open(text, "wb") as f:
+            f.write(random.Random(1).randbytes(1 << 20))
+        for case in CASES:
+            for ranks, threads in LAYOUTS:
+                before = ours(o, case, ranks, threads, folder, text)
+                peers = {}
+                for kind in ("eager", "compiled"):
+                    port += 1
+                    peers[kind] = theirs(o, case, ranks, threads, kind == "compiled", port)
+                after = ours(o, case, ranks, threads, folder, text)
+                tokens = case[3] * case[4]
+                best = min(t for t in peers.values() if t)
+                row = {"model": case[0], "ranks": ranks, "threads": threads, "tokens": tokens,
+                       "quadrille_tokens_per_second": tokens / min(before, after), "torch_tokens_per_second": tokens / best,
+                       "torch": {k: t and tokens / t for k, t in peers.items()}, "ratio": best / min(before, after),
+                       "quadrille_seconds": [before, after]}
+                rows.append(row)
+                print(f"{case[0]:12} {ranks} x {threads}: quadrille {row['quadrille_tokens_per_second']:8.1f} tokens/s, PyTorch "
+                      f"{row['torch_tokens_per_second']:8.1f} ({', '.join(f'{k} {t:.1f}' for k, t in row['torch'].items() if t)}), "
+                      f"ratio {row['ratio']:.2f}", file=sys.stderr, flush=True)
+    if o.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

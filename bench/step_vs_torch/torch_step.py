@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""A training step in PyTorch on CPU cores: the peer that compare.py sets beside Quadrille's.
+
+One process is one rank. With --ranks above 1 it joins the others through DistributedDataParallel over gloo. The model is
+written the way the PyTorch documentation recommends for speed: fused attention, AdamW's fused implementation, one
+backward pass. Prints one JSON object (rank 0): seconds of each timed step and the loss of the last.
+"""
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Block(nn.Module):
+    def __init__(self, m):
+        super().__init__()
+        self.m, llama = m, m["arch"] == "llama"
+        q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
+        make_norm = (lambda: RMSNorm(m["hidden"], m["norm_eps"])) if llama else (lambda: nn.LayerNorm(m["hidden"], m["norm_eps"]))
+        self.norm1, self.norm2 = make_norm(), make_norm()
+        self.qkv = nn.Linear(m["hidden"], q + 2 * kv, bias=m["qkv_bias"])
+        self.out = nn.Linear(q, m["hidden"], bias=m["linear_bias"])
+        self.up = nn.Linear(m["hidden"], (2 if llama else 1) * m["ffn"], bias=m["linear_bias"])
+        self.down = nn.Linear(m["ffn"], m["hidden"], bias=m["linear_bias"])
+
+    def forward(self, x, cos, sin):
+        m = self.m
+        b, t, _ = x.shape
+        h, kv, d = m["heads"], m["kv_heads"], m["head_dim"]
+        q, k, v = self.qkv(self.norm1(x)).split([h * d, kv * d, kv * d], dim=-1)
+        q, k, v = (z.view(b, t, -1, d).transpose(1, 2) for z in (q, k, v))
+        if m["arch"] == "llama":
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=h != kv)
+        x = x + self.out(o.transpose(1, 2).reshape(b, t, h * d))
+        y = self.up(self.norm2(x))
+        if m["arch"] == "llama":
+            gate, y = y.chunk(2, dim=-1)
+            y = F.silu(gate) * y
+        else:
+            y = F.gelu(y, approximate="tanh")
+        return x + self.down(y)
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Model(nn.Module):
+    def __init__(self, m, seq):
+        super().__init__()
+        self.m = m
+        self.tokens = nn.Embedding(m["vocab"], m["hidden"])
+        self.positions = nn.Embedding(m["max_seq"], m["hidden"]) if m["position"] == "learned" else None
+        self.blocks = nn.ModuleList(Block(m) for _ in range(m["layers"]))
+        self.norm = RMSNorm(m["hidden"], m["norm_eps"]) if m["arch"] == "llama" else nn.LayerNorm(m["hidden"], m["norm_eps"])
+        self.head = nn.Linear(m["hidden"], m["vocab"], bias=False)
+        if m["tied"]:
+            self.head.weight = self.tokens.weight
+        half = m["head_dim"] // 2
+        angle = torch.arange(seq)[:, None] * (m["rope_base"] or 1e4) ** (-torch.arange(half) / half)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--models", required=True, help="data/models.json")
+    a.add_argument("--model", required=True)
+    a.add_argument("--vocab", type=int, default=0)
+    a.add_argument("--seq", type=int, required=True)
+    a.add_argument("--batch", type=int, required=True, help="sequences of this rank")
+    a.add_argument("--steps", type=int, default=5)
+    a.add_argument("--warm-up", type=int, default=2)
+    a.add_argument("--threads", type=int, default=1)
+    a.add_argument("--rank", type=int, default=0)
+    a.add_argument("--ranks", type=int, default=1)
+    a.add_argument("--port", type=int, default=29555)
+    a.add_argument("--compile", action="store_true")
+    o = a.parse_args()
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(1)
+    m = next(x for x in json.load(open(o.models)) if x["name"] == o.model)
+    if o.vocab:
+        m["vocab"] = o.vocab
+    model = Model(m, o.seq)
+    if o.compile:
+        model = torch.compile(model)
+    if o.ranks > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(o.port), GLOO_SOCKET_IFNAME="lo")
+        torch.distributed.init_process_group("gloo", rank=o.rank, world_size=o.ranks)
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-3,
+                                  betas=(0.9, 0.95), fused=True)
+    seconds = []
+    for step in range(o.warm_up + o.steps):
+        text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
+        begin = time.perf_counter()
+        loss = model(text[:, :-1], text[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step >= o.warm_up:
+            seconds.append(time.perf_counter() - begin)
+    if o.rank == 0:
+        print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__}))
+    if o.ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
