@@ -145,6 +145,13 @@ static void norm_grad(writer *w, int dy, int x, norm_state s, int add, int dx)
           w->model->hidden, 0, 0.0);
 }
 
+/* A lookup reads one row per token, not the table. */
+static int64_t looked_up_bytes(const writer *w, weight tokens, weight positions)
+{
+    const qd_slot *table = &w->slots[tokens.value];
+    return (positions.value >= 0 ? 2 : 1) * w->rows * table->cols * (int64_t)qd_dtype_size(table->dtype);
+}
+
 static void write_embed(writer *w)
 {
     const qd_model *m = w->model;
@@ -154,7 +161,9 @@ static void write_embed(writer *w)
     w->phase = QD_PHASE_FORWARD;
     bool drops = m->dropout > 0.0 && w->config->training;
     int y = drops ? local(w, "embedded", m->hidden) : out;
-    sizes(OP(w, EMBED, input, tokens.value, positions.value, y), w->rows, m->hidden, 0, 0.0);
+    qd_op *embed = OP(w, EMBED, input, tokens.value, positions.value, y);
+    sizes(embed, w->rows, m->hidden, 0, 0.0);
+    embed->bytes = looked_up_bytes(w, tokens, positions) + qd_slot_bytes(&w->slots[y]);
     if (drops)
         sizes(OP(w, DROPOUT, y, out), w->rows, m->hidden, 0, 0.0);
     if (!w->config->training)
@@ -163,7 +172,9 @@ static void write_embed(writer *w)
     w->phase = QD_PHASE_INPUT;
     dy = dropout(w, "d_embedded", dy, 0);
     w->phase = QD_PHASE_WEIGHT;
-    sizes(OP(w, EMBED_GRAD, input, dy, tokens.grad, positions.grad), w->rows, m->hidden, 0, 0.0);
+    qd_op *grad = OP(w, EMBED_GRAD, input, dy, tokens.grad, positions.grad);
+    sizes(grad, w->rows, m->hidden, 0, 0.0);
+    grad->bytes = 2 * looked_up_bytes(w, tokens, positions) + qd_slot_bytes(&w->slots[dy]);
 }
 
 /* x → norm → qkv → rope → attention → out → + x → norm → up (gate) → activation → down → + . */
