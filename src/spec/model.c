@@ -124,3 +124,18 @@ void qd_rope_table(const qd_model *m, int64_t seq, float *table)
         }
     }
 }
+
+static bool rope_equal(const qd_rope *a, const qd_rope *b)
+{
+    return a->base == b->base && a->scaled == b->scaled && a->factor == b->factor && a->low_factor == b->low_factor &&
+           a->high_factor == b->high_factor && a->original_seq == b->original_seq;
+}
+
+bool qd_model_equal(const qd_model *a, const qd_model *b)
+{
+    return a->arch == b->arch && a->layers == b->layers && a->heads == b->heads && a->kv_heads == b->kv_heads &&
+           a->head_dim == b->head_dim && a->hidden == b->hidden && a->ffn == b->ffn && a->vocab == b->vocab &&
+           a->max_seq == b->max_seq && a->norm == b->norm && a->norm_eps == b->norm_eps && a->position == b->position &&
+           rope_equal(&a->rope, &b->rope) && a->activation == b->activation && a->qkv_bias == b->qkv_bias &&
+           a->linear_bias == b->linear_bias && a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std;
+}

@@ -52,5 +52,8 @@ double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 /* Angles: table (seq, head_dim/2, 2) = cosine, sine. */
 void qd_rope_table(const qd_model *model, int64_t seq, float *table);
 
+/* Field by field; the name does not count. */
+bool qd_model_equal(const qd_model *a, const qd_model *b);
+
 const char *qd_arch_name(qd_arch arch);
 #endif

@@ -41,7 +41,7 @@ static void close_side(side *s)
 /* The two must be the same run in all that the layout does not decide. */
 static qd_status check_same_run(const qd_config *a, const qd_config *b)
 {
-    if (memcmp(&a->model, &b->model, sizeof a->model) != 0)
+    if (!qd_model_equal(&a->model, &b->model))
         return QD_FAIL(QD_USAGE, "verify: the two configurations have different models; only the layout may differ");
     if (a->global_batch != b->global_batch || a->strategy.seq != b->strategy.seq || a->seed != b->seed)
         return QD_FAIL(QD_USAGE, "verify: train.global_batch, data.seq and train.seed must be the same in both layouts");
