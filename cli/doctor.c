@@ -42,15 +42,10 @@ static void find_mpirun(char *found, size_t size)
     found[0] = '\0';
 }
 
-/* A core reaches several times these; a library that does not know the CPU stays below them. */
-static double least_flops(const char *isa)
-{
-    return strcmp(isa, "avx512") == 0 ? 45e9 : strcmp(isa, "avx2") == 0 ? 22e9 : 5e9;
-}
-
+/* A library that knows the CPU reaches 85 % and more. */
 static bool products_slow(const qd_machine *m)
 {
-    return m->product_flops < least_flops(m->isa);
+    return m->product_flops < 0.5 * m->fma_flops;
 }
 
 static void give_advice(findings *f)
@@ -58,8 +53,8 @@ static void give_advice(findings *f)
     const qd_machine *m = &f->machine;
     int64_t usable = m->memory_limit_bytes > 0 && m->memory_limit_bytes < m->memory_bytes ? m->memory_limit_bytes : m->memory_bytes;
     if (products_slow(m))
-        advise(f, "matrix products reach only %.0f GFLOP/s on a core: %s. Build with oneDNN (Debian: libdnnl-dev)",
-               m->product_flops * 1e-9,
+        advise(f, "matrix products reach only %.0f of %.0f GFLOP/s on a core: %s. Build with oneDNN (Debian: libdnnl-dev)",
+               m->product_flops * 1e-9, m->fma_flops * 1e-9,
                strstr(m->products, "OpenBLAS") ? "this OpenBLAS may not know the CPU and take its oldest kernels "
                                                  "(OPENBLAS_CORETYPE=SKYLAKEX or HASWELL helps)"
                                                : "the machine is busy, or the library does not know the CPU");
@@ -93,6 +88,7 @@ static qd_status print_json(const findings *f)
     qd_json_put_int(&w, "cores", m->cores);
     qd_json_put_int(&w, "cores_allowed", m->cores_allowed);
     qd_json_put_string(&w, "products", m->products);
+    qd_json_put_double(&w, "fma_flops", m->fma_flops);
     qd_json_put_double(&w, "product_flops", m->product_flops);
     qd_json_put_bool(&w, "products_slow", products_slow(m));
     qd_json_put_int(&w, "memory_bytes", m->memory_bytes);
@@ -123,8 +119,8 @@ static void print_text(const findings *f)
     printf("CPU            %s\n", m->cpu[0] ? m->cpu : "unknown");
     printf("cores          %d, %d for this process\n", m->cores, m->cores_allowed);
     printf("kernels        %s\n", m->isa);
-    printf("products       %s, %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
-           products_slow(m) ? " (slow)" : "");
+    printf("products       %s, %.0f of %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
+           m->fma_flops * 1e-9, products_slow(m) ? " (slow)" : "");
     printf("memory         %s, %s free%s%s\n", memory, available, m->memory_limit_bytes > 0 ? ", limited to " : "",
            m->memory_limit_bytes > 0 ? limit : "");
     printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");

@@ -20,11 +20,16 @@ typedef struct qd_machine {
     int64_t shared_bytes, shared_free_bytes; /* /dev/shm; 0: none */
     char huge_pages[32];       /* transparent: "always", "madvise", "never"; "" when unknown */
     bool mpi_built;
+    double fma_flops;          /* per second: fp32 multiply-adds of one core, measured */
     double product_flops;      /* per second: fp32 products of 768 x 768 x 768 on one core, measured */
 } qd_machine;
 
 /* Takes about 0.2 s. */
 qd_status qd_machine_look(qd_machine *machine);
+
+/* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may not use all cores,
+ * scaled to all. */
+qd_status qd_machine_peak(double *flops);
 
 #ifdef __cplusplus
 }

@@ -19,8 +19,7 @@ typedef struct qd_train_summary {
     const char *backend;  /* "local" or "mpi" */
     const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
     int64_t steps;
-    int64_t samples;   /* sequences in the data: one epoch */
-    double peak_flops; /* of the machines the run uses, measured; 0: unknown */
+    int64_t samples; /* sequences in the data: one epoch */
 } qd_train_summary;
 
 /* A line of metrics.jsonl. */
@@ -28,7 +27,7 @@ typedef struct qd_train_step {
     int64_t step, steps;
     double loss, grad_norm, lr, tokens;
     double step_seconds, tokens_per_second;
-    double mfu; /* model FLOP/s over the peak; 0: unknown */
+    double mfu; /* model FLOP/s over the measured multiply-add rate of all cores of the run's machines; 0: unknown */
     int64_t memory_peak_bytes; /* what the program's buffers take on rank 0 */
 } qd_train_step;
 

@@ -8,6 +8,19 @@
 /* Enough runs that some go undisturbed on a busy machine. */
 enum { COPY_BYTES = 128 << 20, RUNS_LEAST = 5, FMA_RUNS = 20 };
 
+qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
+{
+    qd_stream *stream = qd_device_compute_stream(device);
+    *fma_flops = 0.0;
+    for (int i = 0; i < runs; i++) {
+        double flops = 0, start = qd_clock_now();
+        QD_TRY(device->ops->run_fma(stream, &flops));
+        QD_TRY(qd_stream_wait(stream));
+        *fma_flops = fmax(*fma_flops, flops / (qd_clock_now() - start));
+    }
+    return QD_OK;
+}
+
 qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling)
 {
     qd_status status;
@@ -18,12 +31,9 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
     QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &to));
     double begin = qd_clock_now();
     for (int run = 0; run < RUNS_LEAST || qd_clock_now() - begin < seconds; run++) {
-        for (int i = 0; i < FMA_RUNS; i++) {
-            double flops = 0, start = qd_clock_now();
-            QD_TRY_DONE(device->ops->run_fma(stream, &flops));
-            QD_TRY_DONE(qd_stream_wait(stream));
-            ceiling->fma_flops = fmax(ceiling->fma_flops, flops / (qd_clock_now() - start));
-        }
+        double flops;
+        QD_TRY_DONE(qd_device_measure_fma(device, FMA_RUNS, &flops));
+        ceiling->fma_flops = fmax(ceiling->fma_flops, flops);
         double start = qd_clock_now();
         QD_TRY_DONE(qd_copy(stream, to, from, COPY_BYTES));
         QD_TRY_DONE(qd_stream_wait(stream));

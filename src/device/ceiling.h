@@ -12,4 +12,7 @@ typedef struct qd_ceiling {
 /* Takes about `seconds`; best of several runs. Allocates two buffers on the device for the time it runs. */
 qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling);
 
+/* fma_flops alone, from `runs` runs of about a millisecond. Allocates nothing. */
+qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops);
+
 #endif

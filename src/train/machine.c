@@ -1,6 +1,6 @@
 #define _GNU_SOURCE /* CPU_COUNT */
 #include "base/clock.h"
-#include "device/device.h"
+#include "device/ceiling.h"
 
 #include <quadrille/comm.h>
 #include <quadrille/machine.h>
@@ -107,6 +107,8 @@ static qd_status time_products(qd_device *device, double *flops)
     return status;
 }
 
+enum { FMA_RUNS = 20 };
+
 static qd_status look_at_kernels(qd_machine *m)
 {
     qd_device_config config = qd_device_config_default();
@@ -116,7 +118,9 @@ static qd_status look_at_kernels(qd_machine *m)
     const qd_device_caps *caps = qd_device_get_caps(device);
     snprintf(m->isa, sizeof m->isa, "%s", caps->isa);
     snprintf(m->products, sizeof m->products, "%s", caps->blas);
-    qd_status status = time_products(device, &m->product_flops);
+    qd_status status = qd_device_measure_fma(device, FMA_RUNS, &m->fma_flops);
+    if (status == QD_OK)
+        status = time_products(device, &m->product_flops);
     qd_device_destroy(device);
     return status;
 }
@@ -127,4 +131,18 @@ qd_status qd_machine_look(qd_machine *m)
     look_at_cores(m);
     look_at_memory(m);
     return look_at_kernels(m);
+}
+
+qd_status qd_machine_peak(double *flops)
+{
+    qd_machine m = {0};
+    qd_device_config config = qd_device_config_default();
+    qd_device *device = NULL;
+    look_at_cores(&m);
+    config.threads = m.cores_allowed;
+    QD_TRY(qd_device_create("cpu", &config, &device));
+    qd_status status = qd_device_measure_fma(device, FMA_RUNS, flops);
+    *flops *= (double)m.cores / m.cores_allowed;
+    qd_device_destroy(device);
+    return status;
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <quadrille/machine.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ typedef struct rank_state {
     qd_trace *trace;
     qd_metrics *metrics; /* rank 0 with a run folder */
     qd_train_end end;
+    double peak_flops; /* rank 0: of all machines of the run, measured */
     bool agreed; /* all ranks know of the failure and return: no alarm is needed */
 } rank_state;
 
@@ -161,10 +163,21 @@ static qd_status asked_to_stop(rank_state *s, bool *stop)
     return QD_OK;
 }
 
+/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. */
+static qd_status measure_peak(rank_state *s)
+{
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_machine_peak(&s->peak_flops));
+    s->peak_flops *= (double)qd_comm_size(s->world) / s->run->local_ranks;
+    return QD_OK;
+}
+
 static qd_status start(rank_state *s)
 {
     const qd_run *run = s->run;
     QD_TRY(agree(s, open_data(&run->config, &s->data)));
+    QD_TRY(agree(s, measure_peak(s)));
     qd_batch_source source = qd_data_source(s->data);
     QD_TRY(qd_trainer_create(&run->config, s->world, run->local_ranks, &source, &s->trainer));
     if (run->config.trace) {
@@ -188,7 +201,7 @@ static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *
         .tokens = output->tokens,
         .step_seconds = seconds,
         .tokens_per_second = rate,
-        .mfu = run->peak_flops > 0.0 ? flops / run->peak_flops : 0.0,
+        .mfu = s->peak_flops > 0.0 ? flops / s->peak_flops : 0.0,
         .memory_peak_bytes = qd_trainer_allocated(s->trainer),
     };
     if (s->metrics)
