@@ -13,7 +13,9 @@
  * Blocking and asynchronous: the last argument `work` is NULL for a blocking call. Otherwise the call returns at once
  * and *work must be passed to qd_work_wait() exactly once; buffers must stay untouched until then. Operations of one
  * communicator run in the order of their calls; operations of different communicators do not hold each other back.
- * In-place operation (in == out, or the rank's own slice of the larger buffer) is allowed everywhere. */
+ * In-place operation is allowed everywhere: in == out where both have the same size, else the smaller buffer may be the
+ * rank's own slice (or its only segment) of the larger one. Calls on one communicator must not be made by two threads at
+ * the same time. */
 #ifndef QUADRILLE_COMM_H
 #define QUADRILLE_COMM_H
 
@@ -29,7 +31,8 @@ typedef struct qd_work qd_work;
 
 typedef struct qd_comm_config {
     double deadline_seconds; /* how long a rank may be missing from an operation */
-    int64_t staging_bytes;   /* shared staging memory per rank (local processes only) */
+    int64_t staging_bytes;   /* shared staging memory per rank and communicator, used as needed (local processes only) */
+    bool no_remote_reads;    /* local processes: never read each other's memory by system call; everything is staged */
 } qd_comm_config;
 qd_comm_config qd_comm_config_default(void);
 

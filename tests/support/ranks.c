@@ -31,7 +31,7 @@ static int table_count;
 
 const char *qd_ranks_mode_name(qd_ranks_mode mode)
 {
-    static const char *const names[] = {"threads", "processes", "mpi"};
+    static const char *const names[] = {"threads", "processes", "staged processes", "mpi"};
     return names[mode];
 }
 
@@ -339,12 +339,14 @@ qd_status qd_ranks_run(const char *body, qd_ranks_mode mode, int size, const qd_
     qd_comm_config config = qd_comm_config_default();
     config.deadline_seconds = options->deadline_seconds > 0 ? options->deadline_seconds : 20;
     config.staging_bytes = options->staging_bytes > 0 ? options->staging_bytes : 256 * 1024;
+    config.no_remote_reads = mode == QD_RANKS_STAGED;
     double limit = options->limit_seconds > 0 ? options->limit_seconds : 60;
     memset(results, 0, (size_t)size * sizeof *results);
     if (size < 1 || size > MOST_RANKS || !find_body(body)) return QD_FAIL(QD_USAGE, "cannot run %s on %d ranks", body, size);
     switch (mode) {
     case QD_RANKS_THREADS: return run_threads(body, size, options, &config, limit, results);
-    case QD_RANKS_PROCESSES: return run_processes(body, size, options, &config, limit, results);
+    case QD_RANKS_PROCESSES:
+    case QD_RANKS_STAGED: return run_processes(body, size, options, &config, limit, results);
     default: return run_mpi(body, size, options, &config, limit, results);
     }
 }

@@ -7,7 +7,13 @@
 
 #include <quadrille/comm.h>
 
-typedef enum qd_ranks_mode { QD_RANKS_THREADS, QD_RANKS_PROCESSES, QD_RANKS_MPI, QD_RANKS_MODE_COUNT } qd_ranks_mode;
+typedef enum qd_ranks_mode {
+    QD_RANKS_THREADS,
+    QD_RANKS_PROCESSES,
+    QD_RANKS_STAGED, /* processes that do not read each other's memory (qd_comm_config.no_remote_reads) */
+    QD_RANKS_MPI,
+    QD_RANKS_MODE_COUNT
+} qd_ranks_mode;
 const char *qd_ranks_mode_name(qd_ranks_mode mode);
 /* False for MPI in builds without it, or where mpirun is missing. */
 bool qd_ranks_mode_available(qd_ranks_mode mode);

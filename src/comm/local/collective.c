@@ -21,6 +21,8 @@
 #include <string.h>
 
 #define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
+#define REMOTE_BYTES (2 << 20) /* larger messages go through the ring: fewer pages to pin, and copies overlap */
+#define REMOTE_BLOCK 65536     /* bytes read at a time from another process before they are summed: fits L2 */
 #define SUM_BLOCK 8192         /* bytes summed at a time where the sum is stored twice: the second store reads L1 */
 
 typedef struct state {
@@ -29,7 +31,9 @@ typedef struct state {
     uint64_t base; /* of counter values */
     int entered;   /* peers 0 .. entered-1 have posted and agree */
     bool direct;   /* all-reduce in one exchange */
-    bool pointers; /* ranks as threads, large message */
+    bool pointers; /* buffers of other ranks are read in place */
+    bool remote;   /* and they are in other processes */
+    bool all_can_read;
     bool small;    /* one round in the lane's small buffer */
     bool many, combines, large;
     bool produces, consumes;
@@ -155,8 +159,10 @@ static void plan(qd_op *op)
         s->small = true;
         s->part = whole;
         s->rounds = 1;
-    } else if (group->threads) {
+    } else if (group->threads ||
+               (atomic_load_explicit(&group->remote, memory_order_relaxed) && !r->lists && r->count * size <= REMOTE_BYTES)) {
         s->pointers = true;
+        s->remote = !group->threads;
         s->part = most;
         s->rounds = 1;
     } else {
@@ -195,10 +201,10 @@ qd_status qd_local_collective_start(qd_op *op)
     qd_local_lane *lane = group->lanes[me];
     qd_local_post *post = post_of(op, me);
     post->fingerprint = op->fingerprint;
-    if (group->threads) {
-        post->in = r->in;
-        post->out = r->out;
-    }
+    post->in = r->in;
+    post->out = r->out;
+    post->can_read = group->can_read;
+    s->all_can_read = group->can_read;
     if (s->direct) {
         if (r->count > 0) memcpy(lane->parity[sequence & 1].small, r->in, (size_t)(r->count * element_size(op)));
     } else if (r->kind == QD_COLL_ALL_TO_ALL) {
@@ -243,75 +249,114 @@ static void produce(qd_op *op)
                           memory_order_release);
 }
 
-/* Sums packed elements [first, first + count) of this rank's own segments, from every rank's input, into `packed`
- * (this rank's packed buffer) or, if full, to their places in it; also into `copy` if not NULL. */
-static void sum_own(qd_op *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
+/* Bytes of another rank's buffer, in place or in its process. False: it could not be read, or the rank may have been
+ * gone already when it was (then the world is aborted). */
+static bool take(const qd_op *op, int from, void *to, const void *address, int64_t bytes, bool large)
 {
-    const qd_coll_request *r = &op->request;
     const state *s = state_of(op);
-    int me = op->comm->rank, n = op->comm->size;
-    int64_t size = element_size(op), at = 0;
-    const void *sources[QD_LOCAL_MAX_RANKS];
-    for (int i = 0; i < qd_op_segment_count(op, me) && at < first + count; i++) {
-        qd_segment segment = qd_op_segment(op, me, i);
-        int64_t begin = first > at ? first : at;
-        int64_t end = first + count < at + segment.count ? first + count : at + segment.count;
-        int64_t block = copy ? SUM_BLOCK / size : end - begin;
-        for (int64_t b = begin; b < end; b += block) {
-            int64_t length = end - b < block ? end - b : block, in_full = segment.offset + b - at;
-            for (int p = 0; p < n; p++) {
-                if (p == me)
-                    sources[p] = (const char *)r->in + in_full * size;
-                else if (s->pointers)
-                    sources[p] = (const char *)post_of(op, p)->in + in_full * size;
-                else
-                    sources[p] = part_of(op, p, k, me) + (b - first) * size;
-            }
-            char *to = full ? full + in_full * size : packed + b * size;
-            if (copy && s->large) { /* the result is in the buffer first, then streamed out */
-                char *part = copy + (b - first) * size;
-                qd_sum_tree(part, sources, n, length, r->dtype, r->reduce);
-                qd_local_copy(to, part, length * size, true);
-            } else {
-                qd_sum_tree(to, sources, n, length, r->dtype, r->reduce);
-                if (copy) memcpy(copy + (b - first) * size, to, (size_t)(length * size));
-            }
-        }
-        at += segment.count;
+    if (!s->remote) {
+        qd_local_copy(to, address, bytes, large);
+        return true;
     }
-    op->bytes += count * size * (n - 1);
+    return qd_local_read_remote(op->comm, from, to, address, bytes) &&
+           atomic_load_explicit(&qd_local_group_of(op)->header->abort_state, memory_order_seq_cst) == 0;
 }
 
-static void combine(qd_op *op)
-{
-    state *s = state_of(op);
-    int me = op->comm->rank;
-    int64_t k = s->combined, first, count;
-    round_range(s, k, qd_op_packed_count(op, me), &first, &count);
-    if (count > 0)
-        sum_own(op, k, first, count, NULL, op->request.out, s->pointers ? NULL : (char *)part_of(op, me, k, me));
-    s->combined++;
-    atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,
-                          memory_order_release);
-}
-
-/* Reduce: the root sums whole messages. */
-static void consume_reduce(qd_op *op, int64_t first, int64_t count)
+/* `length` elements of this rank's own segments, summed over every rank's input. in_full: where they are in the full
+ * buffer; in_part: where in a part of round k. Reads from other processes go through this rank's idle ring. */
+static bool sum_block(qd_op *op, int64_t k, void *to, int64_t in_full, int64_t in_part, int64_t length)
 {
     const qd_coll_request *r = &op->request;
     const state *s = state_of(op);
     int me = op->comm->rank, n = op->comm->size;
     int64_t size = element_size(op);
     const void *sources[QD_LOCAL_MAX_RANKS];
-    for (int p = 0; p < n; p++)
-        sources[p] = p == me ? (const char *)r->in + first * size
-                     : s->pointers ? (const char *)post_of(op, p)->in + first * size
-                                   : (const char *)part_of(op, p, s->consumed, 0);
-    qd_sum_tree((char *)r->out + first * size, sources, n, count, r->dtype, r->reduce);
-    op->bytes += count * size * (n - 1);
+    unsigned char *room = qd_local_ring(qd_local_group_of(op), me, 0);
+    for (int p = 0; p < n; p++) {
+        if (p == me) {
+            sources[p] = (const char *)r->in + in_full * size;
+        } else if (s->pointers) {
+            sources[p] = (const char *)post_of(op, p)->in + in_full * size;
+            if (s->remote) {
+                if (!take(op, p, room, sources[p], length * size, false)) return false;
+                sources[p] = room;
+                room += length * size;
+            }
+        } else {
+            sources[p] = part_of(op, p, k, s->many ? me : 0) + in_part * size;
+        }
+    }
+    qd_sum_tree(to, sources, n, length, r->dtype, r->reduce);
+    op->bytes += length * size * (n - 1);
+    return true;
 }
 
-static void consume_from(qd_op *op, int from)
+/* Bytes of each source that are summed at a time. */
+static int64_t sum_block_bytes(const qd_op *op, bool copy)
+{
+    if (!state_of(op)->remote) return copy ? SUM_BLOCK : INT64_MAX;
+    /* All sources of a block must fit into the ring. */
+    int64_t room = QD_LOCAL_RING * qd_local_group_of(op)->header->ring_bytes / op->comm->size / 64 * 64;
+    return room < REMOTE_BLOCK ? room : REMOTE_BLOCK;
+}
+
+/* Sums packed elements [first, first + count) of this rank's own segments into `packed` (this rank's packed buffer) or,
+ * if full, to their places in it; also into `copy` if not NULL. */
+static bool sum_own(qd_op *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
+{
+    const state *s = state_of(op);
+    int me = op->comm->rank;
+    int64_t size = element_size(op), at = 0, block = sum_block_bytes(op, copy != NULL) / size;
+    for (int i = 0; i < qd_op_segment_count(op, me) && at < first + count; i++) {
+        qd_segment segment = qd_op_segment(op, me, i);
+        int64_t begin = first > at ? first : at;
+        int64_t end = first + count < at + segment.count ? first + count : at + segment.count;
+        for (int64_t b = begin; b < end; b += block) {
+            int64_t length = end - b < block ? end - b : block, in_full = segment.offset + b - at;
+            char *to = full ? full + in_full * size : packed + b * size;
+            char *part = copy ? copy + (b - first) * size : NULL;
+            /* A large result goes to the buffer first and is then streamed out. */
+            if (!sum_block(op, k, part && s->large ? part : to, in_full, b - first, length)) return false;
+            if (part && s->large)
+                qd_local_copy(to, part, length * size, true);
+            else if (part)
+                memcpy(part, to, (size_t)(length * size));
+            if (block >= end - b) break;
+        }
+        at += segment.count;
+    }
+    return true;
+}
+
+static bool combine(qd_op *op)
+{
+    state *s = state_of(op);
+    int me = op->comm->rank;
+    int64_t k = s->combined, first, count;
+    round_range(s, k, qd_op_packed_count(op, me), &first, &count);
+    if (count > 0 &&
+        !sum_own(op, k, first, count, NULL, op->request.out, s->pointers ? NULL : (char *)part_of(op, me, k, me)))
+        return false;
+    s->combined++;
+    atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,
+                          memory_order_release);
+    return true;
+}
+
+/* Reduce: the root sums whole messages. */
+static bool consume_reduce(qd_op *op, int64_t first, int64_t count)
+{
+    const qd_coll_request *r = &op->request;
+    int64_t size = element_size(op), block = sum_block_bytes(op, false) / size;
+    for (int64_t b = 0; b < count; b += block) {
+        int64_t length = count - b < block ? count - b : block;
+        if (!sum_block(op, state_of(op)->consumed, (char *)r->out + (first + b) * size, first + b, b, length)) return false;
+        if (block >= count - b) break;
+    }
+    return true;
+}
+
+static bool consume_from(qd_op *op, int from)
 {
     const qd_coll_request *r = &op->request;
     const state *s = state_of(op);
@@ -319,66 +364,62 @@ static void consume_from(qd_op *op, int from)
     int64_t size = element_size(op), k = s->consumed, first, count;
     round_range(s, k, r->kind == QD_COLL_ALL_REDUCE ? qd_op_packed_count(op, from) : elements_for(op, from, me), &first,
                 &count);
-    if (count == 0) return;
+    if (count == 0) return true;
+    /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is in one piece. */
     const char *in = s->pointers ? post_of(op, from)->in : NULL;
+    const char *source = s->pointers ? in + first * size : (const char *)part_of(op, from, k, me);
+    char *to = (char *)r->out + first * size;
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE: {
         int64_t offset = (qd_op_segment(op, from, 0).offset + first) * size;
-        const char *result = s->pointers ? (const char *)post_of(op, from)->out + offset
-                                         : (const char *)part_of(op, from, k, from);
-        qd_local_copy((char *)r->out + offset, result, count * size, s->large);
+        source = s->pointers ? (const char *)post_of(op, from)->out + offset : (const char *)part_of(op, from, k, from);
+        to = (char *)r->out + offset;
         break;
     }
     case QD_COLL_ALL_GATHER:
     case QD_COLL_GATHER:
-        if (qd_op_segment_count(op, from) == 1) /* nothing to unpack: may stream */
-            qd_local_copy((char *)r->out + (qd_op_segment(op, from, 0).offset + first) * size,
-                          s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), count * size,
-                          s->large);
-        else
-            qd_op_unpack(op, from, first, count,
-                         s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), r->out);
+        to = qd_op_segment_count(op, from) == 1
+                 ? (char *)r->out + (qd_op_segment(op, from, 0).offset + first) * size
+                 : NULL;
         break;
     case QD_COLL_SCATTER:
-        if (s->pointers)
-            qd_op_pack(op, me, first, count, in, (char *)r->out + first * size);
-        else
-            qd_local_copy((char *)r->out + first * size, part_of(op, from, k, me), count * size, s->large);
+        if (s->pointers) source = in + (qd_op_segment(op, me, 0).offset + first) * size;
         break;
-    case QD_COLL_BROADCAST:
-        qd_local_copy((char *)r->out + first * size,
-                      s->pointers ? in + first * size : (const char *)part_of(op, from, k, 0), count * size, s->large);
-        break;
-    case QD_COLL_ALL_TO_ALL:
-        /* A sender's offsets are not known here, so all-to-all always goes through the buffers. */
-        qd_local_copy((char *)r->out + (r->out_offsets[from] + first) * size, part_of(op, from, k, me), count * size,
-                      false);
+    case QD_COLL_BROADCAST: break;
+    case QD_COLL_ALL_TO_ALL: /* a sender's offsets are not known here: it always goes through the buffers */
+        to = (char *)r->out + (r->out_offsets[from] + first) * size;
         break;
     default: assert(false);
     }
+    if (!to)
+        qd_op_unpack(op, from, first, count, source, r->out);
+    else if (!take(op, from, to, source, count * size, s->large))
+        return false;
     op->bytes += count * size;
+    return true;
 }
 
-static void consume(qd_op *op)
+static bool consume(qd_op *op)
 {
     state *s = state_of(op);
     int me = op->comm->rank, n = op->comm->size;
     int64_t first, count;
     if (reduces(op)) {
         round_range(s, s->consumed, elements_for(op, me, me), &first, &count);
-        if (count > 0 && op->request.kind == QD_COLL_REDUCE)
-            consume_reduce(op, first, count);
-        else if (count > 0)
-            sum_own(op, s->consumed, first, count, op->request.out, NULL, NULL);
+        bool good = op->request.kind == QD_COLL_REDUCE
+                        ? consume_reduce(op, first, count)
+                        : sum_own(op, s->consumed, first, count, op->request.out, NULL, NULL);
+        if (!good) return false;
     } else {
         for (int step = 1; step < n; step++) {
             int from = (me + step) % n;
-            if (is_producer(op, from)) consume_from(op, from);
+            if (is_producer(op, from) && !consume_from(op, from)) return false;
         }
     }
     s->consumed++;
     atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->consumed, s->base + (uint64_t)s->consumed,
                           memory_order_release);
+    return true;
 }
 
 /* ---- what may run now ---- */
@@ -439,6 +480,21 @@ static bool can_consume(const qd_op *op)
 
 /* ---- poll ---- */
 
+/* See the top of local_impl.h: the answer of this operation is used from the next one on. */
+static void agree_on_reading(qd_op *op)
+{
+    qd_local_group *group = qd_local_group_of(op);
+    if (group->threads) return;
+    if (!group->probed) {
+        group->probed = true;
+        group->can_read = qd_local_probe(op->comm);
+    }
+    bool now = state_of(op)->all_can_read;
+    if (now == atomic_load_explicit(&group->remote, memory_order_relaxed)) return;
+    atomic_store_explicit(&group->remote, now, memory_order_relaxed);
+    if (op->comm->id == 0) atomic_store_explicit(&group->view->remote, now, memory_order_relaxed);
+}
+
 /* Everybody's call must agree before any data is used. */
 static qd_status enter(qd_op *op, bool *moved)
 {
@@ -456,10 +512,12 @@ static qd_status enter(qd_op *op, bool *moved)
                 qd_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].place, place);
                 QD_TRY(qd_op_check(op, peer, &theirs, place));
             }
+            s->all_can_read = s->all_can_read && post->can_read;
         }
         s->entered++;
         *moved = true;
     }
+    agree_on_reading(op);
     if (op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
     /* Now all counts are known: compare the pairs, and count the rounds. */
     int64_t most = 0;
@@ -488,19 +546,16 @@ static void sum_direct(qd_op *op)
     op->bytes += r->count * element_size(op) * (n - 1);
 }
 
-/* One combine or consume through pointers into other threads' buffers; false when the world is aborted. */
-static bool guarded(qd_op *op, void (*step)(qd_op *))
+/* One combine or consume, which may go into other threads' buffers; false when the world is aborted. */
+static bool guarded(qd_op *op, bool (*step)(qd_op *))
 {
     qd_local_group *group = qd_local_group_of(op);
-    if (!state_of(op)->pointers) {
-        step(op);
-        return true;
-    }
+    if (!state_of(op)->pointers || state_of(op)->remote) return step(op);
     _Atomic uint32_t *reading = &group->lanes[op->comm->rank]->reading;
     if (!qd_local_read_begin(group, reading)) return false;
-    step(op);
+    bool good = step(op);
     qd_local_read_end(reading);
-    return true;
+    return good;
 }
 
 static bool is_done(const qd_op *op)
@@ -550,7 +605,7 @@ void qd_local_collective_finish(qd_op *op)
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank;
     atomic_store_explicit(&group->lanes[me]->finished, op->fingerprint.sequence, memory_order_release);
-    if (!s->pointers || is_done(op)) return;
+    if (!s->pointers || s->remote || is_done(op)) return;
     /* Failed with our buffers still known to others: the world is aborted, so nobody begins to read any more; wait for
      * those who are at it. */
     for (int r = 0; r < op->comm->size; r++)

@@ -12,8 +12,10 @@
  * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
  * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
  *
- * Ranks as threads read each other's buffers through the pointers in the posts; ranks as processes go through the
- * staging ring. Small messages are copied into the lane in both cases. */
+ * Ranks as threads read each other's buffers through the pointers in the posts. Ranks as processes do the same with
+ * process_vm_readv() where the system lets them (middling messages), and go through the staging ring otherwise. Small
+ * messages are copied into the lane in all cases. Which way is taken must be the same on all ranks: each post says
+ * whether its rank can read the memory of all others, and operation s + 1 goes by what all have seen in operation s. */
 #ifndef QD_COMM_LOCAL_LOCAL_IMPL_H
 #define QD_COMM_LOCAL_LOCAL_IMPL_H
 
@@ -31,8 +33,10 @@
 typedef struct qd_local_post {
     _Atomic uint64_t posted; /* operation number */
     qd_fingerprint fingerprint;
-    const void *in; /* ranks as threads only */
+    const void *in; /* addresses in the rank's process */
     void *out;
+    uint32_t can_read; /* this rank has read a word of every other's memory */
+    uint32_t remote;   /* messages: to be read from the sender's memory */
 } qd_local_post;
 
 typedef struct qd_local_lane {
@@ -73,6 +77,8 @@ typedef struct qd_local_rank {
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t doorbell; /* futex; changes when a sleeper must look again */
     _Atomic uint32_t sleepers;
     _Atomic uint32_t attached;
+    int32_t pid;
+    _Atomic uint64_t probe; /* address of a word with the value of probe_value() in the rank's process */
     _Alignas(QD_LOCAL_LINE) qd_place place;
 } qd_local_rank;
 
@@ -82,6 +88,8 @@ typedef struct qd_local_header {
     int64_t lane_bytes, slot_bytes, slots_at, total_bytes, ring_bytes;
     double deadline_seconds;
     int64_t staging_bytes;
+    uint64_t nonce; /* tells this world from others */
+    int32_t no_remote_reads;
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t abort_state; /* 0 none, 1 being written, 2 readable */
     int32_t abort_rank;
     char abort_reason[QD_COMM_REASON_BYTES];
@@ -94,6 +102,8 @@ typedef struct qd_local_rank_world {
     qd_local_rank *ranks; /* (size) */
     bool threads;         /* ranks are threads of this process */
     bool owns_mapping;    /* processes: unmap with the last communicator */
+    _Atomic int remote;   /* ranks are processes and all can read each other's memory; new groups begin with it */
+    uint64_t probe;       /* what the others try to read */
 } qd_local_rank_world;
 
 /* This rank's view of a slot: comm->backend_data. */
@@ -102,6 +112,9 @@ typedef struct qd_local_group {
     qd_local_rank *ranks;
     unsigned char *slot;
     bool threads;
+    qd_local_rank_world *view;
+    _Atomic int remote;  /* agreed: large messages are read from memory of the other process */
+    bool probed, can_read;
     uint64_t ring_used; /* last operation that used this rank's ring */
     qd_local_lane *lanes[]; /* (size) */
 } qd_local_group;
@@ -134,6 +147,11 @@ static inline void qd_local_read_end(_Atomic uint32_t *reading)
 {
     atomic_store_explicit(reading, 0, memory_order_release);
 }
+
+/* Reads from another process; false if that is not possible (any more). */
+bool qd_local_read_remote(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);
+/* True if this process can read the memory of every rank of the group, all of which have joined. */
+bool qd_local_probe(const qd_comm *comm);
 
 /* Copies past the caches when `large`: for results of huge messages, which are not read again soon. */
 void qd_local_copy(void *to, const void *from, int64_t bytes, bool large);

@@ -12,6 +12,7 @@ typedef struct state {
     int64_t bytes, rounds, moved; /* rounds sent or received so far */
     uint64_t base;
     bool sends, small, pointers;
+    bool remote; /* pointers into another process; the sender decides */
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
 } state;
 _Static_assert(sizeof(state) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
@@ -19,6 +20,14 @@ _Static_assert(sizeof(state) <= QD_OP_STATE_BYTES, "the state must fit into the 
 static state *state_of(const qd_op *op)
 {
     return (state *)op->state;
+}
+
+/* How a message travels: known to a sender at once and to a receiver with the sender's post. */
+static void choose(state *s, bool threads, bool remote)
+{
+    s->remote = !s->small && !threads && remote;
+    s->pointers = !s->small && (threads || remote);
+    s->rounds = s->small || s->pointers ? 1 : (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER;
 }
 
 qd_status qd_local_message_start(qd_op *op)
@@ -33,8 +42,8 @@ qd_status qd_local_message_start(qd_op *op)
     s->bytes = r->count * (int64_t)qd_dtype_size(r->dtype);
     s->base = op->fingerprint.sequence << QD_LOCAL_ROUND_BITS;
     s->small = s->bytes <= QD_LOCAL_MESSAGE_SMALL;
-    s->pointers = !s->small && group->threads;
-    s->rounds = s->small || s->pointers ? 1 : (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER;
+    if (s->sends)
+        choose(s, group->threads, atomic_load_explicit(&group->remote, memory_order_relaxed));
     if (!s->sends) {
         atomic_store_explicit(&s->channel->entered, op->fingerprint.sequence, memory_order_release);
         /* The sender does not wait for this; it only tells who is late. */
@@ -57,6 +66,7 @@ static qd_status poll_send(qd_op *op, bool *done, bool *moved)
         qd_local_post *post = &s->channel->parity[sequence & 1].post;
         post->fingerprint = op->fingerprint;
         post->in = r->in;
+        post->remote = s->remote;
         if (s->small && s->bytes > 0) memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
         atomic_store_explicit(&post->posted, sequence, memory_order_release);
         qd_local_ring_rank(op->comm, r->root);
@@ -95,6 +105,13 @@ static bool take(qd_op *op, int64_t first, int64_t bytes, const void *from)
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
     if (bytes == 0) return true;
+    if (s->remote) { /* a sender that is gone has aborted the world before its buffer went */
+        if (!qd_local_read_remote(op->comm, op->request.root, (char *)op->request.out + first, from, bytes) ||
+            atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) != 0)
+            return false;
+        op->bytes += bytes;
+        return true;
+    }
     if (s->pointers && !qd_local_read_begin(group, &s->channel->reading)) return false;
     memcpy((char *)op->request.out + first, from, (size_t)bytes);
     if (s->pointers) qd_local_read_end(&s->channel->reading);
@@ -114,6 +131,7 @@ static qd_status poll_recv(qd_op *op, bool *done, bool *moved)
         qd_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].place, place);
         qd_fingerprint theirs = post->fingerprint;
         QD_TRY(qd_op_check(op, from, &theirs, place));
+        choose(s, qd_local_group_of(op)->threads, post->remote);
         s->posted = *moved = true;
     }
     while (s->moved < s->rounds) {
@@ -149,14 +167,14 @@ void qd_local_message_finish(qd_op *op)
 {
     state *s = state_of(op);
     if (!s->sends) {
-        if (s->moved == s->rounds) {
+        if (s->posted && s->moved == s->rounds) {
             atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
             qd_local_ring_rank(op->comm, op->request.root);
         }
         return;
     }
     /* A failed send: the world is aborted and nobody begins to read any more; wait for a reader that is at it. */
-    if (s->pointers && s->posted && received(s) < op->fingerprint.sequence)
+    if (s->pointers && !s->remote && s->posted && received(s) < op->fingerprint.sequence)
         while (atomic_load_explicit(&s->channel->reading, memory_order_seq_cst)) sched_yield();
 }
 
