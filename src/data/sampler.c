@@ -28,32 +28,27 @@ int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size)
     return (int64_t)value;
 }
 
-static double share(const double *weights, int sources, int source)
-{
-    double sum = 0;
-    for (int s = 0; s < sources; s++)
-        sum += weights[s];
-    return weights[source] / sum * QD_MIXTURE_BLOCK;
-}
-
 void qd_mixture_bounds(const double *weights, int sources, int64_t *bounds)
 {
     assert(sources >= 1 && sources <= QD_MIXTURE_BLOCK);
     int64_t *counts = bounds + 1, total = 0;
+    double sum = 0;
+    for (int s = 0; s < sources; s++)
+        sum += weights[s];
     bounds[0] = 0;
     for (int s = 0; s < sources; s++) {
-        counts[s] = (int64_t)floor(share(weights, sources, s));
+        counts[s] = (int64_t)floor(weights[s] / sum * QD_MIXTURE_BLOCK);
         counts[s] = counts[s] > 0 ? counts[s] : 1;
         total += counts[s];
     }
     /* Too few: one more where the share exceeds the count most. Too many (tiny sources got their 1): one less where the
      * count exceeds the share most among those that can give. Equal ones: the first. */
-    for (; total != QD_MIXTURE_BLOCK;) {
+    while (total != QD_MIXTURE_BLOCK) {
         const int64_t step = total < QD_MIXTURE_BLOCK ? 1 : -1;
         int best = -1;
         double most = 0;
         for (int s = 0; s < sources; s++) {
-            double gap = (double)step * (share(weights, sources, s) - (double)counts[s]);
+            double gap = (double)step * (weights[s] / sum * QD_MIXTURE_BLOCK - (double)counts[s]);
             if ((step > 0 || counts[s] > 1) && (best < 0 || gap > most)) {
                 best = s;
                 most = gap;

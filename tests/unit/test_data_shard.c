@@ -1,0 +1,294 @@
+/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "data/shard.h"
+#include "data/shard_impl.h"
+#include "support/scratch.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum { THREADS = 2 };
+
+static void write_shard(const char *path, int64_t vocab, const int32_t *tokens, int64_t count, const int64_t *documents,
+                        int64_t document_count)
+{
+    qd_shard_writer *writer;
+    int64_t at = 0, bytes;
+    assert_int_equal(qd_shard_writer_create(path, vocab, 77, &writer), QD_OK);
+    for (int64_t d = 0; d < document_count; d++) {
+        assert_int_equal(qd_shard_writer_append(writer, tokens + at, documents[d] - at), QD_OK);
+        assert_int_equal(qd_shard_writer_document(writer), QD_OK);
+        at = documents[d];
+    }
+    assert_int_equal(qd_shard_writer_append(writer, tokens + at, count - at), QD_OK);
+    assert_int_equal(access(path, F_OK), -1); /* nothing under the final name yet */
+    assert_int_equal(qd_shard_writer_finish(writer, &bytes), QD_OK);
+}
+
+static int32_t *random_tokens(int64_t count, int64_t vocab)
+{
+    int32_t *tokens = malloc((size_t)count * sizeof *tokens);
+    for (int64_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)qd_rng_below(qd_rng_key(5, "shard"), (uint64_t)i, (uint64_t)vocab);
+    return tokens;
+}
+
+static int32_t token_at(const qd_shard *s, int64_t i)
+{
+    return s->token_bytes == 2 ? ((const uint16_t *)s->tokens)[i] : (int32_t)((const uint32_t *)s->tokens)[i];
+}
+
+/* Both widths, sizes around the chunk and the padding, documents that begin at 0 or later. */
+static void round_trip(void **state)
+{
+    static const struct {
+        int64_t vocab, count, documents[3], document_count;
+    } rows[] = {
+        {65536, 1, {0}, 1},          {65536, 5, {0, 2, 4}, 3},         {65537, 7, {3}, 1},
+        {200000, 600000, {0, 9}, 2}, {256, 524288, {100, 524287}, 2}, {256, 524287, {0}, 0},
+        {1, 3, {0}, 1},
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        const char *path = scratch_path(state, "a.tokens");
+        int32_t *tokens = random_tokens(rows[r].count, rows[r].vocab);
+        write_shard(path, rows[r].vocab, tokens, rows[r].count, rows[r].documents, rows[r].document_count);
+        qd_shard shard;
+        assert_int_equal(qd_shard_open(path, true, THREADS, &shard), QD_OK);
+        assert_int_equal(shard.token_bytes, rows[r].vocab <= 65536 ? 2 : 4);
+        assert_int_equal(shard.vocab, rows[r].vocab);
+        assert_int_equal(shard.tokenizer_hash, 77);
+        assert_int_equal(shard.token_count, rows[r].count);
+        assert_int_equal(shard.document_count, rows[r].document_count);
+        for (int64_t i = 0; i < rows[r].count; i++)
+            if (token_at(&shard, i) != tokens[i])
+                fail_msg("token %lld differs", (long long)i);
+        for (int64_t d = 0; d < rows[r].document_count; d++)
+            assert_int_equal(shard.documents[d], rows[r].documents[d]);
+        qd_shard_close(&shard);
+        unlink(path);
+        free(tokens);
+    }
+}
+
+static void empty_documents_leave_no_trace(void **state)
+{
+    const char *path = scratch_path(state, "a.tokens");
+    const int32_t tokens[] = {1, 2, 3};
+    const int64_t documents[] = {0, 0, 2, 2, 3}; /* the last has no token at all */
+    write_shard(path, 10, tokens, 3, documents, 5);
+    qd_shard shard;
+    assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
+    assert_int_equal(shard.document_count, 2);
+    assert_int_equal(shard.documents[1], 2);
+    qd_shard_close(&shard);
+}
+
+static void writer_refuses(void **state)
+{
+    const char *path = scratch_path(state, "refused.tokens");
+    qd_shard_writer *writer;
+    int64_t bytes;
+    const int32_t tokens[] = {1, 9, 10};
+    assert_int_equal(qd_shard_writer_create(path, 10, 1, &writer), QD_OK);
+    assert_int_equal(qd_shard_writer_append(writer, tokens, 2), QD_OK);
+    assert_int_equal(qd_shard_writer_append(writer, tokens + 2, 1), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "token 2 would be 10"));
+    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), 0);
+    qd_shard_writer_abandon(writer);
+    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), -1);
+    assert_int_equal(access(path, F_OK), -1);
+
+    assert_int_equal(qd_shard_writer_create(path, 10, 1, &writer), QD_OK);
+    assert_int_equal(qd_shard_writer_finish(writer, &bytes), QD_USAGE);
+    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), -1);
+    assert_int_equal(qd_shard_writer_create(scratch_path(state, "no/a.tokens"), 10, 1, &writer), QD_IO);
+}
+
+/* A shard in memory, aligned, with some documents and three chunks. */
+static unsigned char *some_shard(void **state, int64_t vocab, size_t *size)
+{
+    const char *path = scratch_path(state, "some.tokens");
+    const int64_t count = vocab > 65536 ? 550000 : 1100000, documents[] = {0, 5, 70000};
+    int32_t *tokens = random_tokens(count, vocab);
+    write_shard(path, vocab, tokens, count, documents, 3);
+    free(tokens);
+    unsigned char *bytes = scratch_read(path, size);
+    unlink(path);
+    return bytes;
+}
+
+static void every_damaged_header_byte_is_found(void **state)
+{
+    size_t size;
+    unsigned char *bytes = some_shard(state, 1000, &size);
+    qd_shard shard;
+    for (int bit = 0; bit < SHARD_HEADER_BYTES * 8; bit++) {
+        bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, 1, &shard), QD_CORRUPT);
+        assert_non_null(strstr(qd_error_message(), "x.tokens"));
+        bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    }
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_OK);
+    free(bytes);
+}
+
+static void damaged_bodies_are_found(void **state)
+{
+    size_t size;
+    unsigned char *bytes = some_shard(state, 1000, &size);
+    qd_shard shard;
+    for (uint64_t i = 0; i < 300; i++) {
+        size_t at = SHARD_HEADER_BYTES + qd_rng_below(qd_rng_key(1, "damage"), i, size - SHARD_HEADER_BYTES);
+        at = i == 0 ? SHARD_HEADER_BYTES : i == 1 ? size - 1 : i == 2 ? 2200000 + SHARD_HEADER_BYTES : at;
+        bytes[at] ^= (unsigned char)(1 << i % 8);
+        assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+        assert_non_null(strstr(qd_error_message(), "checksum"));
+        bytes[at] ^= (unsigned char)(1 << i % 8);
+    }
+    /* The place is named. */
+    bytes[SHARD_HEADER_BYTES + SHARD_CHUNK_BYTES + 3] ^= 1;
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "bytes 1048704 to 2097279 is wrong (chunk 1 of 3)"));
+    /* Without verification it is not looked for. */
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, THREADS, &shard), QD_OK);
+    free(bytes);
+}
+
+static void every_cut_is_found(void **state)
+{
+    size_t size;
+    unsigned char *bytes = some_shard(state, 1000, &size);
+    qd_shard shard;
+    for (size_t length = 0; length < size; length += length < 200 || length > size - 100 ? 1 : 9973) {
+        /* A copy of that length, so that the sanitizer sees what is read beside it. */
+        unsigned char *cut = malloc(length ? length : 1);
+        memcpy(cut, bytes, length);
+        assert_int_equal(qd_shard_view("x.tokens", cut, length, true, 1, &shard), QD_CORRUPT);
+        free(cut);
+    }
+    unsigned char *longer = calloc(1, size + 8);
+    memcpy(longer, bytes, size);
+    assert_int_equal(qd_shard_view("x.tokens", longer, size + 8, true, 1, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "follows"));
+    free(longer);
+    free(bytes);
+}
+
+/* Makes all checksums right again after a change. */
+static void seal(unsigned char *bytes)
+{
+    shard_header *h = (shard_header *)bytes;
+    uint64_t *table = (uint64_t *)(bytes + h->table_offset);
+    for (uint64_t at = SHARD_HEADER_BYTES, i = 0; at < h->table_offset; at += h->chunk_bytes, i++) {
+        uint64_t left = h->table_offset - at;
+        table[i] = XXH3_64bits(bytes + at, left < h->chunk_bytes ? left : h->chunk_bytes);
+    }
+    h->table_hash = XXH3_64bits(table, h->file_bytes - h->table_offset);
+    h->header_hash = XXH3_64bits(h, offsetof(shard_header, header_hash));
+}
+
+static void refused_with(unsigned char *bytes, size_t size, const char *why)
+{
+    qd_shard shard;
+    shard_header *h = (shard_header *)bytes;
+    h->header_hash = XXH3_64bits(h, offsetof(shard_header, header_hash));
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_CORRUPT);
+    if (!strstr(qd_error_message(), why))
+        fail_msg("'%s' does not say '%s'", qd_error_message(), why);
+}
+
+static void right_checksums_do_not_excuse_nonsense(void **state)
+{
+    size_t size;
+    unsigned char *bytes = some_shard(state, 1000, &size);
+    const shard_header good = *(shard_header *)bytes;
+    shard_header *h = (shard_header *)bytes;
+#define LIE(field, value, why)                                                                                         \
+    do {                                                                                                               \
+        *h = good;                                                                                                     \
+        h->field = (value);                                                                                            \
+        refused_with(bytes, size, why);                                                                                \
+    } while (0)
+    LIE(version, 2, "version 2");
+    LIE(token_bytes, 3, "tokens of 3 bytes");
+    LIE(token_bytes, 4, "offsets");
+    LIE(vocab, 0, "vocabulary of 0");
+    LIE(vocab, 65537, "vocabulary of 65537");
+    LIE(vocab, UINT64_MAX, "vocabulary");
+    LIE(token_count, 0, "empty");
+    LIE(token_count, UINT64_MAX, "do not fit");
+    LIE(token_count, UINT64_C(1) << 63, "do not fit");
+    LIE(document_count, UINT64_MAX, "do not fit");
+    LIE(document_count, good.document_count + 1, "offsets");
+    LIE(chunk_bytes, 0, "chunks of 0");
+    LIE(chunk_bytes, UINT64_MAX, "chunks of");
+    LIE(chunk_bytes, UINT64_MAX - 7, "offsets");
+    LIE(documents_offset, good.documents_offset - 8, "offsets");
+    LIE(table_offset, UINT64_MAX, "offsets");
+    LIE(file_bytes, size + 8, "cut off");
+    LIE(reserved[0], 1, "reserved");
+#undef LIE
+    *h = good;
+    qd_shard shard;
+    uint64_t *documents = (uint64_t *)(bytes + h->documents_offset);
+    documents[1] = 70000;
+    seal(bytes);
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "document 2 does not begin after document 1"));
+    documents[1] = 5;
+    documents[2] = h->token_count;
+    seal(bytes);
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, 1, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "document 2 begins at token"));
+    documents[2] = 70000;
+    ((uint16_t *)(bytes + SHARD_HEADER_BYTES))[123456] = 1000;
+    seal(bytes);
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "token 123456 is 1000, outside the vocabulary of 1000"));
+    free(bytes);
+    bytes = some_shard(state, 100000, &size);
+    ((uint32_t *)(bytes + SHARD_HEADER_BYTES))[549999] = UINT32_MAX;
+    seal(bytes);
+    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "token 549999 is 4294967295"));
+    free(bytes);
+}
+
+static void files_that_are_no_shards(void **state)
+{
+    qd_shard shard;
+    assert_int_equal(qd_shard_open(scratch_path(state, "none"), true, 1, &shard), QD_USAGE);
+    assert_int_equal(qd_shard_open(*state, true, 1, &shard), QD_USAGE);
+    assert_int_equal(qd_shard_open(scratch_text(state, "empty", ""), true, 1, &shard), QD_USAGE);
+    const char *text = scratch_text(state, "text", "QDTOKENX and some more than a header has, which is one hundred and "
+                                                   "twenty-eight bytes, so that the magic is what is looked at first");
+    assert_int_equal(qd_shard_open(text, true, 1, &shard), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "not a token shard"));
+    assert_false(qd_shard_recognise(text));
+    assert_true(qd_shard_recognise(scratch_text(state, "other", "QDTOKENS")));
+    qd_shard_close(&shard);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(empty_documents_leave_no_trace),
+        cmocka_unit_test(writer_refuses),
+        cmocka_unit_test(every_damaged_header_byte_is_found),
+        cmocka_unit_test(damaged_bodies_are_found),
+        cmocka_unit_test(every_cut_is_found),
+        cmocka_unit_test(right_checksums_do_not_excuse_nonsense),
+        cmocka_unit_test(files_that_are_no_shards),
+    };
+    return cmocka_run_group_tests_name("shards", tests, scratch_setup, scratch_teardown);
+}
