@@ -28,8 +28,7 @@ enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
 
 typedef struct run {
     qd_mpi_group *group;
-    const unsigned char *in; /* request.in, or a copy of it where the output would overwrite it too early */
-    unsigned char *copy;     /* that copy, or NULL */
+    const unsigned char *in;
     unsigned char *out;
     int64_t size;        /* of an element */
     int64_t chunk;       /* elements */
@@ -144,61 +143,6 @@ static unsigned char *first_place(const qd_op *op, int peer, int64_t first)
 }
 
 /* ---- planning ---- */
-
-static bool overlap(const unsigned char *a, int64_t a_bytes, const unsigned char *b, int64_t b_bytes)
-{
-    return a && b && a < b + b_bytes && b < a + a_bytes;
-}
-
-/* Elements from the start of the full buffer to the end of the last segment. */
-static int64_t extent(const qd_op *op)
-{
-    if (!op->request.lists)
-        return op->request.count;
-    int64_t end = 0;
-    for (int p = 0; p < op->comm->size; p++)
-        for (int i = 0; i < qd_op_segment_count(op, p); i++) {
-            qd_segment s = qd_op_segment(op, p, i);
-            if (s.offset + s.count > end)
-                end = s.offset + s.count;
-        }
-    return end;
-}
-
-/* In-place calls whose output would overwrite input that is still needed get a copy of the input. The common forms
- * (own slice of the larger buffer) need none. */
-static qd_status protect_input(qd_op *op)
-{
-    run *r = run_of(op);
-    int rank = op->comm->rank;
-    int64_t bytes;
-    switch (op->request.kind) {
-    case QD_COLL_REDUCE_SCATTER:
-        bytes = extent(op) * r->size;
-        if (!overlap(r->in, bytes, r->out, r->own * r->size))
-            return QD_OK;
-        if (contiguous(op, rank) && r->out == r->in + part_offset(op, rank) * r->size)
-            return QD_OK;
-        break;
-    case QD_COLL_ALL_GATHER: {
-        bytes = r->own * r->size;
-        bool in_own_place = contiguous(op, rank) && r->in == r->out + part_offset(op, rank) * r->size;
-        if (in_own_place || !overlap(r->in, bytes, r->out, extent(op) * r->size))
-            return QD_OK;
-        break;
-    }
-    default:
-        return QD_OK;
-    }
-    if (bytes == 0)
-        return QD_OK;
-    r->copy = malloc((size_t)bytes);
-    if (!r->copy)
-        return QD_FAIL(QD_NO_MEMORY, "no memory to copy the %lld bytes of an in-place call", (long long)bytes);
-    memcpy(r->copy, r->in, (size_t)bytes);
-    r->in = r->copy;
-    return QD_OK;
-}
 
 static int64_t sum_chunk_bytes(int ranks)
 {
@@ -341,7 +285,7 @@ static qd_status plan(qd_op *op)
         r->stage_bytes = (longest * r->size + 63) / 64 * 64;
         QD_TRY(grow_staging(r));
     }
-    return protect_input(op);
+    return QD_OK;
 }
 
 /* ---- progress ---- */
@@ -610,9 +554,6 @@ void qd_mpi_coll_finish(qd_op *op)
     run *r = run_of(op);
     if (!r->ended)
         qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
-    if (!r->group->world->dirty)
-        free(r->copy);
-    r->copy = NULL;
 }
 
 /* Direct: the operation cannot go on without something from `peer`. */
