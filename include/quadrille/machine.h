@@ -21,7 +21,7 @@ typedef struct qd_machine {
     char huge_pages[32];       /* transparent: "always", "madvise", "never"; "" when unknown */
     bool mpi_built;
     double fma_flops;          /* per second: fp32 multiply-adds of one core, measured */
-    double product_flops;      /* per second: fp32 products of 768 x 768 x 768 on one core, measured */
+    double product_flops;      /* per second: fp32 matrix products on one core, measured */
 } qd_machine;
 
 /* Takes about 0.2 s. */
