@@ -1,0 +1,128 @@
+/* A tokenizer as the encoder of data sets: shards hold the tokens of the whole text, whatever the pieces and threads. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <quadrille/data.h>
+
+#include "base/rng.h"
+#include "support/scratch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const words[] = {"the",  "quadrille", "is",  "a ",  "dance", " of",  "four", "couples,", "in",
+                                    "\n",   "\n\n",      "\n ", "  ",  "42",    "don't", "Stra\xc3\x9f""e", "\xe6\xbc\xa2\xe5\xad\x97",
+                                    ";\n/", "x = y;\n",  "\t",  "end.\n", "<|endoftext|>"};
+
+/* Three MiB of words, white space and line ends in any order. */
+static char *mixed_text(size_t *length)
+{
+    enum { WORDS = 700000 };
+    char *text = malloc(WORDS * 16);
+    size_t at = 0;
+    for (uint64_t i = 0; i < WORDS; i++) {
+        const char *word = words[qd_rng_below(qd_rng_key(6, "words"), i, sizeof words / sizeof words[0])];
+        memcpy(text + at, word, strlen(word));
+        at += strlen(word);
+        if (i % 3 == 0)
+            text[at++] = ' ';
+    }
+    *length = at;
+    return text;
+}
+
+static qd_tokenizer *trained(const char *path, const char *pattern)
+{
+    static const char *const special[] = {"<|endoftext|>"};
+    qd_tokenizer_training training = qd_tokenizer_training_default();
+    training.paths = &path;
+    training.path_count = 1;
+    training.vocab = 400;
+    training.pattern = pattern;
+    training.special = special;
+    training.special_count = 1;
+    training.threads = 1;
+    qd_tokenizer *tokenizer;
+    if (qd_tokenizer_train(&training, &tokenizer) != QD_OK)
+        fail_msg("%s", qd_error_message());
+    return tokenizer;
+}
+
+static void shards_hold_the_tokens_of_the_whole(void **state)
+{
+    static const char *const patterns[] = {"gpt2", "cl100k", "o200k", "llama3"};
+    size_t length;
+    char *text = mixed_text(&length);
+    const char *path = scratch_write(state, "mixed.txt", text, length);
+    const char *sample = scratch_write(state, "sample.txt", text, 60000);
+    for (size_t p = 0; p < sizeof patterns / sizeof patterns[0]; p++) {
+        qd_tokenizer *tokenizer = trained(sample, patterns[p]);
+        qd_encoder *whole;
+        qd_tokens expected = {0};
+        assert_int_equal(qd_encoder_create(tokenizer, &whole), QD_OK);
+        assert_int_equal(qd_encoder_encode(whole, text, length, NULL, &expected), QD_OK);
+        qd_text_encoder encoder;
+        assert_int_equal(qd_text_encoder_create(tokenizer, NULL, &encoder), QD_OK);
+        assert_int_equal(encoder.document_end, qd_tokenizer_special(tokenizer, "<|endoftext|>"));
+        assert_true(encoder.document_end >= 0);
+        for (int threads = 1; threads <= 3; threads += 2) {
+            qd_data_options o = qd_data_options_default();
+            o.path = path;
+            o.vocab = 400;
+            o.encoder = &encoder;
+            o.threads = threads;
+            qd_data *data = NULL;
+            if (qd_data_open(&o, &data) != QD_OK)
+                fail_msg("%s", qd_error_message());
+            qd_data_source_info info = qd_data_source_describe(data, 0);
+            assert_int_equal(info.tokens, expected.count + 1);
+            int32_t *tokens = malloc((size_t)info.tokens * sizeof *tokens);
+            assert_int_equal(qd_data_read(data, 0, 0, info.tokens, tokens), QD_OK);
+            assert_memory_equal(tokens, expected.ids, expected.count * sizeof *tokens);
+            assert_int_equal(tokens[expected.count], encoder.document_end);
+            free(tokens);
+            qd_data_close(data);
+        }
+        qd_text_encoder_destroy(&encoder);
+        qd_tokens_free(&expected);
+        qd_encoder_destroy(whole);
+        qd_tokenizer_destroy(tokenizer);
+    }
+    free(text);
+}
+
+static void the_hash_tells_tokenizers_apart(void **state)
+{
+    size_t length;
+    char *text = mixed_text(&length);
+    const char *sample = scratch_write(state, "hash.txt", text, 30000);
+    uint64_t hashes[3];
+    static const char *const patterns[] = {"gpt2", "gpt2", "cl100k"};
+    for (int i = 0; i < 3; i++) {
+        qd_tokenizer *tokenizer = trained(sample, patterns[i]);
+        qd_text_encoder encoder;
+        assert_int_equal(qd_text_encoder_create(tokenizer, "", &encoder), QD_OK);
+        assert_int_equal(encoder.document_end, -1);
+        hashes[i] = encoder.hash;
+        qd_text_encoder_destroy(&encoder);
+        assert_int_equal(qd_text_encoder_create(tokenizer, "<|nobody|>", &encoder), QD_USAGE);
+        assert_non_null(strstr(qd_error_message(), "<|nobody|>"));
+        qd_text_encoder_destroy(&encoder);
+        qd_tokenizer_destroy(tokenizer);
+    }
+    assert_true(hashes[0] == hashes[1] && hashes[0] != hashes[2]);
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shards_hold_the_tokens_of_the_whole),
+        cmocka_unit_test(the_hash_tells_tokenizers_apart),
+    };
+    return cmocka_run_group_tests_name("tokenizer as an encoder", tests, scratch_setup, scratch_teardown);
+}
