@@ -25,6 +25,7 @@ class Errors(program.ProgramTest):
         self.write("type.yaml", "train:\n  steps: many\n")
         self.write("broken.yaml", "train: {steps: 3\n")
         self.write("binary.yaml", "\x01\x02")
+        os.mkdir(self.path("bare"))
         self.before = sorted(os.listdir(self.folder))
 
     def test_command(self):
@@ -51,9 +52,9 @@ class Errors(program.ProgramTest):
         self.refuse(["train", "binary.yaml"], "binary.yaml")
         self.refuse(["train", *program.SMALL], "data.path")
         self.refuse(["train", *program.SMALL, "data.path=nowhere.txt"], "nowhere.txt")
-        self.refuse(["train", *program.SMALL, "data.path=empty.txt"], "empty.txt", "33")
+        self.refuse(["train", *program.SMALL, "data.path=empty.txt"], "empty.txt", "empty")
         self.refuse(["train", *program.SMALL, "data.path=short.txt"], "short.txt", "33")
-        self.refuse(["train", *program.SMALL, "data.path=."], "not a file")
+        self.refuse(["train", *program.SMALL, "data.path=bare"], "bare")
 
     def test_sizes(self):
         self.refuse(self.small("train.global_batch=9", "parallel.ranks=2"), "train.global_batch", "8", "10")
