@@ -1,6 +1,6 @@
 /* Every operation, type and count pattern against a serial reference, on threads, processes and MPI; and that the three
  * give the same bits.
- * ctest: timeout 180
+ * ctest: timeout 400
  * ctest: processors 2 */
 #include "dist/reference.h"
 #include "support/ranks.h"

@@ -1,6 +1,6 @@
 /* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them within the deadline, and
  * everyone exits.
- * ctest: timeout 180
+ * ctest: timeout 240
  * ctest: processors 2 */
 #include "support/ranks.h"
 
