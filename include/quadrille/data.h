@@ -81,7 +81,7 @@ typedef struct qd_tokenize_report {
     int token_bytes; /* 2 or 4 */
 } qd_tokenize_report;
 
-/* Writes shard-00000.tokens, … into the folder. Memory stays at some MiB per thread, whatever the size of the text.
+/* Writes shard-00000.qds, … into the folder. Memory stays at some MiB per thread, whatever the size of the text.
  * The shards are the same for any number of threads. The folder appears when all of it is complete. */
 qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
 

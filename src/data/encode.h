@@ -32,7 +32,7 @@ int qd_threads_or_all(int threads); /* 0: the cores this process may use */
 
 /* ---- shards of one folder ---- */
 
-/* Encodes into `folder`/shard-%05d.tokens, of at most shard_tokens tokens each. The folder is made beside its place
+/* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The folder is made beside its place
  * and renamed when complete; it may exist if it is empty. */
 qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int64_t shard_tokens,
                               qd_tokenize_report *report);

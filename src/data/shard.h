@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QD_SHARD_SUFFIX ".tokens"
+#define QD_SHARD_SUFFIX ".qds"
 
 /* ---- reading ---- */
 

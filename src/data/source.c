@@ -231,6 +231,9 @@ static qd_status make_cached(const qd_encode_job *job, const char *folder)
 {
     qd_tokenize_report report;
     struct stat info;
+    /* It gets its name when it is complete. So a cache that cannot be written serves what it has. */
+    if (stat(folder, &info) == 0)
+        return QD_OK;
     char *lock_path = qd_path_with(folder, ".lock");
     if (!lock_path)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to make it", folder);

@@ -12,6 +12,7 @@
 #include "data/shard.h"
 #include "support/scratch.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -363,12 +364,12 @@ static const char *make_shard(void **state, const char *name, int64_t vocab, uin
 static void shards_must_fit(void **state)
 {
     char path[512];
-    const char *a = make_shard(state, "one.tokens", 300, 7, 1), *b = make_shard(state, "two.tokens", 256, 8, 1);
+    const char *a = make_shard(state, "one.qds", 300, 7, 1), *b = make_shard(state, "two.qds", 256, 8, 1);
     refused(options_for(a), QD_USAGE, "vocabulary of 300, but model.vocab is 256");
     qd_data_options o = options_for(path);
     o.vocab = 300;
     snprintf(path, sizeof path, "%s,%s", a, b);
-    refused(o, QD_USAGE, "two.tokens was made with another tokenizer");
+    refused(o, QD_USAGE, "two.qds was made with another tokenizer");
     qd_text_encoder encoder = marking_encoder();
     o.path = b;
     o.encoder = &encoder;
@@ -378,19 +379,19 @@ static void shards_must_fit(void **state)
     size_t size;
     unsigned char *bytes = scratch_read(b, &size);
     bytes[128 + 20 * 2 + 1] = 0x7f; /* token 20 */
-    const char *damaged = scratch_write(state, "damaged.tokens", bytes, size);
-    refused(options_for(damaged), QD_CORRUPT, "damaged.tokens: the checksum of bytes 128 to");
+    const char *damaged = scratch_write(state, "damaged.qds", bytes, size);
+    refused(options_for(damaged), QD_CORRUPT, "damaged.qds: the checksum of bytes 128 to");
     o = options_for(damaged);
     o.verify = false;
     qd_data *data = open_data(o);
     qd_batch_source source = qd_data_source(data);
     int32_t room[2 * 3 * SEQ];
     assert_int_equal(source.fill(source.context, 0, 2, SEQ, room, room + 2 * SEQ, room + 4 * SEQ), QD_CORRUPT);
-    assert_non_null(strstr(qd_error_message(), "damaged.tokens: token 20 is 32532, outside the vocabulary of 256"));
+    assert_non_null(strstr(qd_error_message(), "damaged.qds: token 20 is 32532, outside the vocabulary of 256"));
     qd_data_close(data);
     /* The magic destroyed: still a shard by its name, and refused as one. */
     bytes[0] = 'x';
-    refused(options_for(scratch_write(state, "magic.tokens", bytes, size)), QD_CORRUPT, "magic.tokens: not a token shard");
+    refused(options_for(scratch_write(state, "magic.qds", bytes, size)), QD_CORRUPT, "magic.qds: not a token shard");
     free(bytes);
 }
 
@@ -437,7 +438,7 @@ static void text_becomes_tokens_once(void **state)
     assert_int_equal(encoded_bytes, 30000);
     qd_data_close(open_data(o));
     assert_int_equal(encoded_bytes, 30000);
-    /* In memory: the same tokens. */
+    /* In memory, the same tokens. */
     qd_data_options plain = o;
     plain.cache = NULL;
     qd_data *data = open_data(plain);
@@ -453,6 +454,22 @@ static void text_becomes_tokens_once(void **state)
     encoder.hash = 43;
     qd_data_close(open_data(o));
     assert_int_equal(encoded_bytes, 120000);
+    /* A shard of the cache that was damaged is named, and what to do about it. */
+    DIR *dir = opendir(o.cache);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir));)
+        if (entry->d_name[0] != '.' && !strchr(entry->d_name, '.')) {
+            char name[512];
+            size_t size;
+            snprintf(name, sizeof name, "cache/below/%s/shard-00000.qds", entry->d_name);
+            unsigned char *bytes = scratch_read(scratch_path(state, name), &size);
+            bytes[size / 2] ^= 1;
+            scratch_write(state, name, bytes, size);
+            free(bytes);
+        }
+    closedir(dir);
+    refused(o, QD_CORRUPT, "to make them again): ");
+    assert_non_null(strstr(qd_error_message(), "shard-00000.qds: the checksum of bytes"));
     free(text);
 }
 

@@ -58,7 +58,7 @@ static void round_trip(void **state)
         {1, 3, {0}, 1},
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        const char *path = scratch_path(state, "a.tokens");
+        const char *path = scratch_path(state, "a.qds");
         int32_t *tokens = random_tokens(rows[r].count, rows[r].vocab);
         write_shard(path, rows[r].vocab, tokens, rows[r].count, rows[r].documents, rows[r].document_count);
         qd_shard shard;
@@ -81,7 +81,7 @@ static void round_trip(void **state)
 
 static void empty_documents_leave_no_trace(void **state)
 {
-    const char *path = scratch_path(state, "a.tokens");
+    const char *path = scratch_path(state, "a.qds");
     const int32_t tokens[] = {1, 2, 3};
     const int64_t documents[] = {0, 0, 2, 2, 3}; /* the last has no token at all */
     write_shard(path, 10, tokens, 3, documents, 5);
@@ -94,7 +94,7 @@ static void empty_documents_leave_no_trace(void **state)
 
 static void writer_refuses(void **state)
 {
-    const char *path = scratch_path(state, "refused.tokens");
+    const char *path = scratch_path(state, "refused.qds");
     qd_shard_writer *writer;
     int64_t bytes;
     const int32_t tokens[] = {1, 9, 10};
@@ -102,21 +102,21 @@ static void writer_refuses(void **state)
     assert_int_equal(qd_shard_writer_append(writer, tokens, 2), QD_OK);
     assert_int_equal(qd_shard_writer_append(writer, tokens + 2, 1), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "token 2 would be 10"));
-    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), 0);
+    assert_int_equal(access(scratch_path(state, "refused.qds.partial"), F_OK), 0);
     qd_shard_writer_abandon(writer);
-    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), -1);
+    assert_int_equal(access(scratch_path(state, "refused.qds.partial"), F_OK), -1);
     assert_int_equal(access(path, F_OK), -1);
 
     assert_int_equal(qd_shard_writer_create(path, 10, 1, &writer), QD_OK);
     assert_int_equal(qd_shard_writer_finish(writer, &bytes), QD_USAGE);
-    assert_int_equal(access(scratch_path(state, "refused.tokens.partial"), F_OK), -1);
-    assert_int_equal(qd_shard_writer_create(scratch_path(state, "no/a.tokens"), 10, 1, &writer), QD_IO);
+    assert_int_equal(access(scratch_path(state, "refused.qds.partial"), F_OK), -1);
+    assert_int_equal(qd_shard_writer_create(scratch_path(state, "no/a.qds"), 10, 1, &writer), QD_IO);
 }
 
 /* A shard in memory, aligned, with some documents and three chunks. */
 static unsigned char *some_shard(void **state, int64_t vocab, size_t *size)
 {
-    const char *path = scratch_path(state, "some.tokens");
+    const char *path = scratch_path(state, "some.qds");
     const int64_t count = vocab > 65536 ? 550000 : 1100000, documents[] = {0, 5, 70000};
     int32_t *tokens = random_tokens(count, vocab);
     write_shard(path, vocab, tokens, count, documents, 3);
@@ -133,11 +133,11 @@ static void every_damaged_header_byte_is_found(void **state)
     qd_shard shard;
     for (int bit = 0; bit < SHARD_HEADER_BYTES * 8; bit++) {
         bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
-        assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, 1, &shard), QD_CORRUPT);
-        assert_non_null(strstr(qd_error_message(), "x.tokens"));
+        assert_int_equal(qd_shard_view("x.qds", bytes, size, false, 1, &shard), QD_CORRUPT);
+        assert_non_null(strstr(qd_error_message(), "x.qds"));
         bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
     }
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_OK);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, 1, &shard), QD_OK);
     free(bytes);
 }
 
@@ -150,16 +150,16 @@ static void damaged_bodies_are_found(void **state)
         size_t at = SHARD_HEADER_BYTES + qd_rng_below(qd_rng_key(1, "damage"), i, size - SHARD_HEADER_BYTES);
         at = i == 0 ? SHARD_HEADER_BYTES : i == 1 ? size - 1 : i == 2 ? 2200000 + SHARD_HEADER_BYTES : at;
         bytes[at] ^= (unsigned char)(1 << i % 8);
-        assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+        assert_int_equal(qd_shard_view("x.qds", bytes, size, true, THREADS, &shard), QD_CORRUPT);
         assert_non_null(strstr(qd_error_message(), "checksum"));
         bytes[at] ^= (unsigned char)(1 << i % 8);
     }
     /* The place is named. */
     bytes[SHARD_HEADER_BYTES + SHARD_CHUNK_BYTES + 3] ^= 1;
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, THREADS, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "bytes 1048704 to 2097279 is wrong (chunk 1 of 3)"));
     /* Without verification it is not looked for. */
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, THREADS, &shard), QD_OK);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, false, THREADS, &shard), QD_OK);
     free(bytes);
 }
 
@@ -172,12 +172,12 @@ static void every_cut_is_found(void **state)
         /* A copy of that length, so that the sanitizer sees what is read beside it. */
         unsigned char *cut = malloc(length ? length : 1);
         memcpy(cut, bytes, length);
-        assert_int_equal(qd_shard_view("x.tokens", cut, length, true, 1, &shard), QD_CORRUPT);
+        assert_int_equal(qd_shard_view("x.qds", cut, length, true, 1, &shard), QD_CORRUPT);
         free(cut);
     }
     unsigned char *longer = calloc(1, size + 8);
     memcpy(longer, bytes, size);
-    assert_int_equal(qd_shard_view("x.tokens", longer, size + 8, true, 1, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", longer, size + 8, true, 1, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "follows"));
     free(longer);
     free(bytes);
@@ -201,7 +201,7 @@ static void refused_with(unsigned char *bytes, size_t size, const char *why)
     qd_shard shard;
     shard_header *h = (shard_header *)bytes;
     h->header_hash = XXH3_64bits(h, offsetof(shard_header, header_hash));
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, 1, &shard), QD_CORRUPT);
     if (!strstr(qd_error_message(), why))
         fail_msg("'%s' does not say '%s'", qd_error_message(), why);
 }
@@ -242,23 +242,23 @@ static void right_checksums_do_not_excuse_nonsense(void **state)
     uint64_t *documents = (uint64_t *)(bytes + h->documents_offset);
     documents[1] = 70000;
     seal(bytes);
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, 1, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, 1, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "document 2 does not begin after document 1"));
     documents[1] = 5;
     documents[2] = h->token_count;
     seal(bytes);
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, false, 1, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, false, 1, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "document 2 begins at token"));
     documents[2] = 70000;
     ((uint16_t *)(bytes + SHARD_HEADER_BYTES))[123456] = 1000;
     seal(bytes);
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, THREADS, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "token 123456 is 1000, outside the vocabulary of 1000"));
     free(bytes);
     bytes = some_shard(state, 100000, &size);
     ((uint32_t *)(bytes + SHARD_HEADER_BYTES))[549999] = UINT32_MAX;
     seal(bytes);
-    assert_int_equal(qd_shard_view("x.tokens", bytes, size, true, THREADS, &shard), QD_CORRUPT);
+    assert_int_equal(qd_shard_view("x.qds", bytes, size, true, THREADS, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "token 549999 is 4294967295"));
     free(bytes);
 }

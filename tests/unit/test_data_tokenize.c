@@ -85,7 +85,7 @@ static int32_t *read_folder(const char *folder, int64_t shards, int64_t *count)
     *count = 0;
     for (int64_t s = 0; s < shards; s++) {
         char path[512];
-        snprintf(path, sizeof path, "%s/shard-%05lld.tokens", folder, (long long)s);
+        snprintf(path, sizeof path, "%s/shard-%05lld.qds", folder, (long long)s);
         qd_shard shard;
         assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
         tokens = realloc(tokens, (size_t)(*count + shard.token_count) * sizeof *tokens);
@@ -267,13 +267,13 @@ static void whole_or_not_at_all(void **state)
     assert_int_equal(qd_tokenize_files(&o, &report), QD_INTERRUPTED);
     assert_int_equal(access(o.output, F_OK), -1);
     /* What a killed process left is no obstacle and does not get in. */
-    scratch_text(state, "w-out.partial/shard-00007.tokens", "rest");
+    scratch_text(state, "w-out.partial/shard-00007.qds", "rest");
     o.progress = NULL;
     o.output = scratch_path(state, "w-out/"); /* with a slash at its end, as people type it */
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
     assert_int_equal(report.shards, 1);
-    assert_int_equal(access(scratch_path(state, "w-out/shard-00000.tokens"), F_OK), 0);
-    assert_int_equal(access(scratch_path(state, "w-out/shard-00007.tokens"), F_OK), -1);
+    assert_int_equal(access(scratch_path(state, "w-out/shard-00000.qds"), F_OK), 0);
+    assert_int_equal(access(scratch_path(state, "w-out/shard-00007.qds"), F_OK), -1);
     /* Never into a folder that holds something. */
     assert_int_equal(qd_tokenize_files(&o, &report), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "not empty"));
