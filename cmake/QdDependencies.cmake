@@ -6,6 +6,7 @@ find_package(Threads REQUIRED)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 set(QD_BASE_LIBRARIES PkgConfig::YAML PkgConfig::JANSSON PkgConfig::XXHASH Threads::Threads m)
 
 # At most one product library per build.

@@ -4,14 +4,14 @@
 set -u
 
 packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libyaml-dev libjansson-dev
-libxxhash-dev libhwloc-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
+libxxhash-dev libpcre2-dev libhwloc-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     lacking=""
     for tool in cc cmake ninja pkg-config python3; do
         command -v "$tool" >/dev/null 2>&1 || lacking="$lacking $tool"
     done
-    for module in yaml-0.1 jansson libxxhash cmocka; do
+    for module in yaml-0.1 jansson libxxhash libpcre2-8 cmocka; do
         pkg-config --exists "$module" 2>/dev/null || lacking="$lacking $module"
     done
     [ -z "$lacking" ] && exit 0

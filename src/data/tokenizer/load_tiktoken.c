@@ -1,0 +1,303 @@
+/* tiktoken files: one token per line, base64, a space, its rank, which is its id too. */
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/tokenizer_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct special {
+    const char *content;
+    uint32_t id;
+} special;
+
+typedef struct encoding {
+    const char *name;
+    uint32_t ranks; /* of the published file, to know it by; 0: another name of one above */
+    qd_pattern pattern;
+    special specials[5];
+    /* "<|reserved_special_token_N|>" for the rest of a block of this many ids */
+    uint32_t reserved;
+} encoding;
+
+static const encoding encodings[] = {
+    {"gpt2", 50256, QD_PATTERN_GPT2, {{"<|endoftext|>", 50256}}, 0},
+    {"r50k_base", 0, QD_PATTERN_GPT2, {{"<|endoftext|>", 50256}}, 0},
+    {"cl100k_base",
+     100256,
+     QD_PATTERN_CL100K,
+     {{"<|endoftext|>", 100257},
+      {"<|fim_prefix|>", 100258},
+      {"<|fim_middle|>", 100259},
+      {"<|fim_suffix|>", 100260},
+      {"<|endofprompt|>", 100276}},
+     0},
+    {"o200k_base", 199998, QD_PATTERN_O200K, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}, 0},
+    {"llama3", 128000, QD_PATTERN_LLAMA3, {{NULL, 0}}, 256},
+};
+enum { ENCODINGS = sizeof encodings / sizeof *encodings, LONGEST = 1 << 16 };
+
+typedef struct rank_file {
+    const char *name, *at, *end;
+    int line;
+} rank_file;
+
+#define FAIL(...) fail(file, __VA_ARGS__)
+static qd_status __attribute__((format(printf, 2, 3))) fail(const rank_file *file, const char *format, ...)
+{
+    char message[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    return QD_FAIL(QD_USAGE, "%s:%d: %s", file->name, file->line, message);
+}
+
+static int base64_value(char c)
+{
+    if (c >= 'A' && c <= 'Z')
+        return c - 'A';
+    if (c >= 'a' && c <= 'z')
+        return c - 'a' + 26;
+    if (c >= '0' && c <= '9')
+        return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Reads a word of base64 with its padding; false when it is none. */
+static bool read_base64(const char *text, size_t length, uint8_t *bytes, size_t *count)
+{
+    size_t padding = 0;
+    while (padding < 2 && padding < length && text[length - 1 - padding] == '=')
+        padding++;
+    if (length == 0 || length % 4 != 0)
+        return false;
+    uint32_t bits = 0;
+    int held = 0;
+    *count = 0;
+    for (size_t i = 0; i < length - padding; i++) {
+        int value = base64_value(text[i]);
+        if (value < 0)
+            return false;
+        bits = bits << 6 | (uint32_t)value;
+        held += 6;
+        if (held >= 8) {
+            held -= 8;
+            bytes[(*count)++] = (uint8_t)(bits >> held);
+        }
+    }
+    return (bits & ((1u << held) - 1)) == 0;
+}
+
+/* The next line that holds something; *length 0 at the end of the file. */
+static qd_status next_entry(rank_file *file, const char **word, size_t *length, uint32_t *rank)
+{
+    *length = 0;
+    for (;;) {
+        if (file->at == file->end)
+            return QD_OK;
+        const char *stop = memchr(file->at, '\n', (size_t)(file->end - file->at));
+        const char *next = stop ? stop + 1 : file->end;
+        stop = stop ? stop : file->end;
+        if (stop > file->at && stop[-1] == '\r')
+            stop--;
+        const char *start = file->at;
+        file->at = next;
+        file->line++;
+        if (start == stop)
+            continue;
+        const char *space = memchr(start, ' ', (size_t)(stop - start));
+        if (!space || space == start || stop - space > 11 || stop - space < 2)
+            return FAIL("expected a token in base64, a space and its rank");
+        uint64_t number = 0;
+        for (const char *c = space + 1; c < stop; c++) {
+            if (*c < '0' || *c > '9')
+                return FAIL("the rank must be a number");
+            number = number * 10 + (uint64_t)(*c - '0');
+        }
+        if (number >= INT32_MAX)
+            return FAIL("rank %llu is too high", (unsigned long long)number);
+        *word = start;
+        *length = (size_t)(space - start);
+        *rank = (uint32_t)number;
+        return QD_OK;
+    }
+}
+
+static qd_status measure(rank_file *file, uint32_t *count, uint32_t *size, size_t *bytes)
+{
+    const rank_file start = *file;
+    uint64_t entries = 0;
+    uint32_t highest = 0;
+    *bytes = 0;
+    for (;;) {
+        const char *word;
+        size_t length;
+        uint32_t rank;
+        QD_TRY(next_entry(file, &word, &length, &rank));
+        if (length == 0)
+            break;
+        if (length > LONGEST)
+            return FAIL("a token of more than %d bytes", LONGEST / 4 * 3);
+        *bytes += length / 4 * 3;
+        highest = rank > highest ? rank : highest;
+        entries++;
+    }
+    if (highest > 2 * entries + 4096)
+        return FAIL("rank %u is too high for %llu tokens", highest, (unsigned long long)entries);
+    *count = (uint32_t)entries;
+    *size = highest + 1;
+    *file = start;
+    return QD_OK;
+}
+
+static qd_status read_ranks(rank_file *file, qd_vocab *vocab)
+{
+    uint32_t count = 0, size = 0;
+    size_t total = 0;
+    QD_TRY(measure(file, &count, &size, &total));
+    QD_TRY(qd_vocab_reserve(vocab, size, count, total));
+    uint8_t bytes[LONGEST / 4 * 3 + 3];
+    for (;;) {
+        const char *word;
+        size_t length, token;
+        uint32_t rank, old;
+        QD_TRY(next_entry(file, &word, &length, &rank));
+        if (length == 0)
+            return QD_OK;
+        if (!read_base64(word, length, bytes, &token) || token == 0)
+            return FAIL("the token is not base64");
+        QD_TRY(qd_vocab_add(vocab, rank, bytes, token, QD_TOKEN_BYTES, &old));
+        if (old != QD_NO_TOKEN)
+            return FAIL("%s", old == rank ? "the rank stands twice" : "the token stands twice");
+    }
+}
+
+/* tiktoken merges two tokens whenever their bytes together are a token. A token that merges of lower ranks reduce to
+ * two parts can only ever arise from these two: a merge across its border would never be undone, and inside all goes as
+ * if it were alone. When that holds for all tokens, one merge each says the same as all pairs. */
+static qd_status one_merge_each(qd_tokenizer *tokenizer, qd_bpe_work *work, bool *enough)
+{
+    qd_vocab *vocab = &tokenizer->vocab;
+    *enough = false;
+    QD_TRY(qd_vocab_reserve_merges(vocab, vocab->entries));
+    for (uint32_t id = 0; id < vocab->size; id++) {
+        size_t length, parts;
+        const uint32_t *ids;
+        if (qd_vocab_kind(vocab, id) == QD_TOKEN_NONE)
+            continue;
+        const uint8_t *bytes = qd_vocab_bytes(vocab, id, &length);
+        if (length == 1)
+            continue;
+        QD_TRY(qd_bpe(tokenizer, work, bytes, length, &ids, &parts));
+        if (parts != 2)
+            return QD_OK;
+        qd_vocab_add_merge(vocab, ids[0], ids[1], id, id);
+    }
+    *enough = true;
+    return QD_OK;
+}
+
+static qd_status all_pairs(qd_vocab *vocab)
+{
+    vocab->merge_count = 0;
+    memset(vocab->merges, 0xff, vocab->merge_slots * sizeof *vocab->merges);
+    for (uint32_t id = 0; id < vocab->size; id++) {
+        if (qd_vocab_kind(vocab, id) == QD_TOKEN_NONE)
+            continue;
+        size_t length;
+        const uint8_t *bytes = qd_vocab_bytes(vocab, id, &length);
+        for (size_t cut = 1; cut < length; cut++) {
+            uint32_t left = qd_vocab_find(vocab, bytes, cut, QD_TOKEN_BYTES);
+            uint32_t right = left == QD_NO_TOKEN ? left : qd_vocab_find(vocab, bytes + cut, length - cut, QD_TOKEN_BYTES);
+            if (right == QD_NO_TOKEN)
+                continue;
+            QD_TRY(qd_vocab_reserve_merges(vocab, vocab->merge_count + 1));
+            qd_vocab_add_merge(vocab, left, right, id, id);
+        }
+    }
+    return QD_OK;
+}
+
+static qd_status choose_encoding(const qd_tokenizer *tokenizer, const char *name, const encoding **chosen)
+{
+    for (int i = 0; i < ENCODINGS; i++)
+        if (name ? strcmp(name, encodings[i].name) == 0 : encodings[i].ranks == tokenizer->vocab.entries) {
+            *chosen = &encodings[i];
+            return QD_OK;
+        }
+    return QD_FAIL(QD_USAGE, "%s: %s%s; name the encoding of this tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base or "
+                             "llama3", tokenizer->name, name ? "no encoding is called " : "its number of ranks is none that "
+                             "was published", name ? name : "");
+}
+
+static qd_status add_special(qd_tokenizer *tokenizer, const char *content, uint32_t id)
+{
+    uint32_t old;
+    QD_TRY(qd_vocab_add(&tokenizer->vocab, id, content, strlen(content), QD_TOKEN_LITERAL, &old));
+    if (old != QD_NO_TOKEN)
+        return QD_FAIL(QD_USAGE, "%s: id %u of the special token %s is the rank of another token; is this another encoding?",
+                       tokenizer->name, id, content);
+    tokenizer->added[tokenizer->added_count++] = (qd_added){.id = id, .special = true};
+    return QD_OK;
+}
+
+static qd_status add_specials(qd_tokenizer *tokenizer, const encoding *chosen)
+{
+    static const struct {
+        uint32_t offset;
+        const char *content;
+    } llama[] = {{0, "<|begin_of_text|>"}, {1, "<|end_of_text|>"}, {4, "<|finetune_right_pad_id|>"},
+                 {6, "<|start_header_id|>"}, {7, "<|end_header_id|>"}, {8, "<|eom_id|>"}, {9, "<|eot_id|>"},
+                 {10, "<|python_tag|>"}};
+    const uint32_t most = chosen->reserved + sizeof chosen->specials / sizeof *chosen->specials;
+    tokenizer->added = calloc(most, sizeof *tokenizer->added);
+    if (!tokenizer->added)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its special tokens", tokenizer->name);
+    for (size_t i = 0; i < sizeof chosen->specials / sizeof *chosen->specials && chosen->specials[i].content; i++)
+        QD_TRY(add_special(tokenizer, chosen->specials[i].content, chosen->specials[i].id));
+    uint32_t number = 0, first = chosen->reserved ? tokenizer->vocab.size : 0;
+    for (uint32_t i = 0; i < chosen->reserved; i++) {
+        char name[64] = "";
+        for (size_t j = 0; j < sizeof llama / sizeof *llama; j++)
+            if (llama[j].offset == i)
+                snprintf(name, sizeof name, "%s", llama[j].content);
+        if (!name[0])
+            snprintf(name, sizeof name, "<|reserved_special_token_%u|>", number++);
+        QD_TRY(add_special(tokenizer, name, first + i));
+    }
+    if (chosen->reserved) {
+        tokenizer->before[0] = first; /* Llama 3 starts with <|begin_of_text|> */
+        tokenizer->before_count = 1;
+    }
+    return QD_OK;
+}
+
+qd_status qd_tokenizer_read_tiktoken(qd_tokenizer *tokenizer, const char *text, size_t length, const char *name)
+{
+    const encoding *chosen = NULL;
+    qd_vocab *vocab = &tokenizer->vocab;
+    rank_file file = {tokenizer->name, text, text + length, 0};
+    QD_TRY(read_ranks(&file, vocab));
+    QD_TRY(choose_encoding(tokenizer, name, &chosen));
+    for (int byte = 0; byte < 256; byte++) {
+        uint8_t bytes[1] = {(uint8_t)byte};
+        tokenizer->byte_id[byte] = qd_vocab_find(vocab, bytes, 1, QD_TOKEN_BYTES);
+        if (tokenizer->byte_id[byte] == QD_NO_TOKEN)
+            return QD_FAIL(QD_USAGE, "%s: byte 0x%02x is no token, so text that holds it could not be encoded",
+                           tokenizer->name, byte);
+    }
+    tokenizer->tiktoken = tokenizer->whole_words = true;
+    qd_bpe_work work = {0};
+    bool enough = false;
+    qd_status status = one_merge_each(tokenizer, &work, &enough);
+    if (status == QD_OK && !enough)
+        status = all_pairs(vocab);
+    qd_bpe_work_free(&work);
+    QD_TRY(status);
+    tokenizer->shared_ranks = !enough;
+    const char *regex = qd_pattern_regex(chosen->pattern);
+    QD_TRY(qd_tokenizer_add_split(tokenizer, tokenizer->name, regex, strlen(regex)));
+    return add_specials(tokenizer, chosen);
+}

@@ -1,0 +1,27 @@
+/* A set of texts, found longest first at a place. */
+#ifndef QD_DATA_TOKENIZER_TRIE_H
+#define QD_DATA_TOKENIZER_TRIE_H
+
+#include <quadrille/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct qd_trie {
+    struct qd_trie_node {
+        uint32_t child, sibling; /* 0: none */
+        int32_t value;           /* -1: no text ends here */
+        uint8_t byte;
+    } *nodes;
+    uint32_t count, capacity;
+    uint32_t first[256]; /* node of a text's first byte; 0: none */
+    int only_first;      /* the one first byte of all texts, or -1 */
+} qd_trie;
+
+void qd_trie_free(qd_trie *trie);
+/* Adding a text again replaces its value. length > 0. */
+qd_status qd_trie_add(qd_trie *trie, const void *text, size_t length, int32_t value);
+/* Leftmost, then longest text in [at, end): its place, *length and *value; NULL when there is none. */
+const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_t *end, size_t *length, int32_t *value);
+
+#endif
