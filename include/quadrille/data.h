@@ -91,9 +91,9 @@ typedef struct qd_data qd_data;
 
 typedef struct qd_data_options {
     const char *path;
-    int64_t seq;               /* tokens of a sample; it needs one more, the last target */
-    int64_t vocab;             /* of the model */
-    uint64_t seed;             /* of the order */
+    int64_t seq;                    /* tokens of a sample; it needs one more, the last target */
+    int64_t vocab;                  /* of the model */
+    uint64_t seed;                  /* of the order */
     const qd_text_encoder *encoder; /* NULL: text is bytes, and vocab must be 256 */
     qd_document_rule documents;
     const char *cache;  /* folder that keeps the tokens of text, so that they are made once; NULL or "": in memory */

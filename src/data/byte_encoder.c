@@ -32,7 +32,8 @@ qd_status qd_text_encoder_check(const qd_text_encoder *e)
     if (!e || !e->encode)
         return QD_FAIL(QD_USAGE, "text needs a tokenizer: none is given");
     if (e->vocab < 1 || e->vocab > INT32_MAX || e->hash == 0 || e->document_end >= e->vocab)
-        return QD_FAIL(QD_USAGE, "a tokenizer with a vocabulary of %lld, hash %016llx, end of documents %d cannot be used",
+        return QD_FAIL(QD_USAGE,
+                       "a tokenizer with a vocabulary of %lld, hash %016llx, end of documents %d cannot be used",
                        (long long)e->vocab, (unsigned long long)e->hash, e->document_end);
     return QD_OK;
 }

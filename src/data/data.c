@@ -52,7 +52,7 @@ qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t 
         const qd_token_part *part = &s->parts[p];
         int64_t at = first - part->first, length = part->count - at;
         length = count < length ? count : length;
-        /* Checked here too: the shards need not have been verified, and one such token would read beside the embedding. */
+        /* Checked here too: the shards need not have been verified, and such a token would read beside the embedding. */
         if ((int64_t)widen(part, at, length, out) >= vocab)
             for (int64_t i = 0; i < length; i++)
                 if ((uint32_t)out[i] >= (uint64_t)vocab)
@@ -242,7 +242,8 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
         for (const char *at = path; (at = strchr(at, ',')); at++)
             count++;
     if (count > QD_MIXTURE_BLOCK)
-        return QD_FAIL(QD_USAGE, "data.path: a mixture of %d sources; at most %d are possible", count, QD_MIXTURE_BLOCK);
+        return QD_FAIL(QD_USAGE, "data.path: a mixture of %d sources; at most %d are possible", count,
+                       QD_MIXTURE_BLOCK);
     mixture_item *items = calloc((size_t)count, sizeof *items);
     qd_status status = items ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for data.path");
     const char *at = path;
@@ -260,7 +261,8 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
         weighted += items[i].weight > 0;
     }
     if (status == QD_OK && weighted != 0 && weighted != count)
-        status = QD_FAIL(QD_USAGE, "data.path: %d of %d sources have weights: give all of them one, as in a:0.7,b:0.3, or none",
+        status = QD_FAIL(QD_USAGE,
+                         "data.path: %d of %d sources have weights: give all of them one, as in a:0.7,b:0.3, or none",
                          weighted, count);
     if (status != QD_OK) {
         free_items(items, items ? count : 0);
@@ -280,8 +282,9 @@ static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
                        (long long)s->tokens, (long long)(o->seq + 1));
     if (o->validation > 0) {
         if (all < 2)
-            return QD_FAIL(QD_USAGE, "data.path: %s has one window of data.seq = %lld tokens: nothing would be left "
-                                     "beside data.validation",
+            return QD_FAIL(QD_USAGE,
+                           "data.path: %s has one window of data.seq = %lld tokens: nothing would be left "
+                           "beside data.validation",
                            s->path, (long long)o->seq);
         int64_t held = (int64_t)floor((double)all * o->validation);
         s->validation_windows = held < 1 ? 1 : held > all - 1 ? all - 1 : held;

@@ -1,9 +1,9 @@
 /* Where tokens come from, and which sample belongs to which step.
  *
- * The sampler is a pure function of (seed, sample index): sample g of a run, g = step · global_batch + i, is a window of
- * a source, in an order permuted per epoch (data/sampler.h). No state, no dependence on the layout: any rank can compute
- * any sample, and a run can go on anywhere. Windows cut the documents of a source, one after another, every seq tokens;
- * each needs one token more, its last target. */
+ * The sampler is a pure function of (seed, sample index): sample g of a run, g = step · global_batch + i, is a window
+ * of a source, in an order permuted per epoch (data/sampler.h). No state, no dependence on the layout: any rank can
+ * compute any sample, and a run can go on anywhere. Windows cut the documents of a source, one after another, every
+ * seq tokens; each needs one token more, its last target. */
 #ifndef QD_DATA_DATA_H
 #define QD_DATA_DATA_H
 
@@ -30,8 +30,8 @@ qd_batch_source qd_data_source(qd_data *data);
 /* The held-out windows in their order, source after source; index qd_data_validation_windows() is the first again. */
 qd_batch_source qd_data_validation_source(qd_data *data);
 
-/* Random tokens, a pure function of (seed, sample): for benchmarks and tests. Every `ignored`-th target is -1 (0: none);
- * documents > 0 cuts each sequence into that many documents. */
+/* Random tokens, a pure function of (seed, sample): for benchmarks and tests. Every `ignored`-th target is -1 (0:
+ * none); documents > 0 cuts each sequence into that many documents. */
 typedef struct qd_random_tokens {
     uint64_t seed;
     int64_t vocab;

@@ -42,7 +42,8 @@ struct qd_data {
 };
 
 /* Tokens [first, first + count) of a source, checked against the vocabulary. */
-qd_status qd_token_source_read(const qd_token_source *source, int64_t vocab, int64_t first, int64_t count, int32_t *out);
+qd_status qd_token_source_read(const qd_token_source *source, int64_t vocab, int64_t first, int64_t count,
+                               int32_t *out);
 
 /* The first document of the source that begins at or after `position`; source->tokens: none. */
 int64_t qd_token_source_document(const qd_token_source *source, int64_t position);

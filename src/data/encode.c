@@ -290,7 +290,8 @@ static qd_status work_on_text(const encode_state *s, piece *p, int thread)
     return encode_part(s, p, thread, p->text + from, p->length - from);
 }
 
-static qd_status work_on_line(const encode_state *s, piece *p, int thread, int64_t number, const char *text, size_t length)
+static qd_status work_on_line(const encode_state *s, piece *p, int thread, int64_t number, const char *text,
+                              size_t length)
 {
     char name[PATH_MAX + 32];
     snprintf(name, sizeof name, "%s (line %lld)", p->file->path, (long long)number);

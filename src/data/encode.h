@@ -17,7 +17,7 @@ typedef struct qd_encode_job {
     const qd_file_list *files; /* no shards */
     const qd_text_encoder *encoder;
     qd_document_rule documents;
-    int threads; /* 0: all cores */
+    int threads;                                                           /* 0: all cores */
     bool (*progress)(void *context, const qd_tokenize_progress *progress); /* NULL is legal */
     void *progress_context;
 } qd_encode_job;

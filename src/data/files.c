@@ -17,8 +17,9 @@
 enum { DEEPEST = 64, LOOK_BYTES = 64 * 1024 };
 
 static const char *const text_extensions[] = {
-    "txt", "text", "md",  "markdown", "rst", "org", "tex", "html", "htm", "xml", "json", "jsonl", "csv", "tsv", "yaml", "yml",
-    "toml", "ini", "c",   "h",  "cc",  "cpp", "hpp", "cu",  "py",  "rs",   "go",  "java", "js", "ts", "sh", "pl", "rb", "lisp",
+    "txt", "text", "md",   "markdown", "rst",  "org", "tex", "html", "htm", "xml",  "json", "jsonl",
+    "csv", "tsv",  "yaml", "yml",      "toml", "ini", "c",   "h",    "cc",  "cpp",  "hpp",  "cu",
+    "py",  "rs",   "go",   "java",     "js",   "ts",  "sh",  "pl",   "rb",  "lisp",
 };
 
 /* ---- paths ---- */

@@ -189,7 +189,8 @@ static qd_status table_alloc(context_table *t, int64_t contexts, int64_t entries
     return QD_OK;
 }
 
-/* Fills entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an entry, its length the count. */
+/* Fills entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an entry, its length the
+ * count. */
 static void table_fill(context_table *t, const uint64_t *keys, int64_t count)
 {
     int64_t entry = -1, context = -1;

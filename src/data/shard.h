@@ -1,7 +1,8 @@
 /* Token shards: a file of tokens with the documents they belong to and checksums of everything. The layout is in
  * docs/formats.md and, as C, in shard_impl.h.
  *
- * Written as a stream under another name, flushed and renamed: a shard under its final name is whole. Read by mapping. */
+ * Written as a stream under another name, flushed and renamed: a shard under its final name is whole. Read by
+ * mapping. */
 #ifndef QD_DATA_SHARD_H
 #define QD_DATA_SHARD_H
 

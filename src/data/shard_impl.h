@@ -10,7 +10,7 @@
 #define SHARD_MAGIC "QDTOKENS"
 enum { SHARD_VERSION = 1, SHARD_HEADER_BYTES = 128, SHARD_CHUNK_BYTES = 1 << 20 };
 
-/* At offset 0. After it: tokens, zeros up to a multiple of 8, documents (u64 each), the checksum table (u64 each), end. */
+/* At offset 0. After it: tokens, zeros up to a multiple of 8, documents and the checksum table (u64 each), end. */
 typedef struct shard_header {
     char magic[8];
     uint32_t version, token_bytes;
@@ -19,7 +19,7 @@ typedef struct shard_header {
     uint64_t documents_offset; /* in the file, as the following */
     uint64_t table_offset;
     uint64_t file_bytes;
-    uint64_t table_hash; /* XXH3-64 of the table */
+    uint64_t table_hash;  /* XXH3-64 of the table */
     uint64_t reserved[4]; /* 0 */
     uint64_t header_hash; /* XXH3-64 of the 120 bytes before it */
 } shard_header;

@@ -58,7 +58,8 @@ static qd_status check_header_sense(const char *path, const shard_header *h, siz
                        (unsigned long long)h->token_count, (unsigned long long)h->document_count, size);
     uint64_t documents = SHARD_HEADER_BYTES + (h->token_count * h->token_bytes + 7) / 8 * 8;
     uint64_t table = documents + h->document_count * 8;
-    uint64_t chunks = (table - SHARD_HEADER_BYTES) / h->chunk_bytes + ((table - SHARD_HEADER_BYTES) % h->chunk_bytes != 0);
+    uint64_t chunks =
+        (table - SHARD_HEADER_BYTES) / h->chunk_bytes + ((table - SHARD_HEADER_BYTES) % h->chunk_bytes != 0);
     if (h->documents_offset != documents || h->table_offset != table || h->file_bytes != table + chunks * 8)
         return QD_FAIL(QD_CORRUPT, "%s: the counts in the header do not give its offsets or its size", path);
     return QD_OK;
@@ -154,7 +155,8 @@ static qd_status verify_all(const qd_shard *s, const shard_header *h, int thread
         qd_pool_for(pool, s->token_count, 1 << 20, verify_tokens, &job);
         if (job.first_bad != INT64_MAX) {
             int64_t at = job.first_bad;
-            uint32_t token = s->token_bytes == 2 ? ((const uint16_t *)s->tokens)[at] : ((const uint32_t *)s->tokens)[at];
+            uint32_t token =
+                s->token_bytes == 2 ? ((const uint16_t *)s->tokens)[at] : ((const uint32_t *)s->tokens)[at];
             status = QD_FAIL(QD_CORRUPT, "%s: token %lld is %u, outside the vocabulary of %lld", s->path, (long long)at,
                              token, (long long)s->vocab);
         }

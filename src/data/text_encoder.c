@@ -43,7 +43,8 @@ static qd_status find_document_end(const qd_tokenizer *tokenizer, const char *wa
     *token = -1;
     if (wanted && wanted[0] != '\0') {
         *token = qd_tokenizer_special(tokenizer, wanted);
-        return *token >= 0 ? QD_OK : QD_FAIL(QD_USAGE, "the tokenizer has no special token %s to end documents", wanted);
+        return *token >= 0 ? QD_OK
+                           : QD_FAIL(QD_USAGE, "the tokenizer has no special token %s to end documents", wanted);
     }
     for (size_t i = 0; !wanted && *token < 0 && i < sizeof usual / sizeof usual[0]; i++)
         *token = qd_tokenizer_special(tokenizer, usual[i]);

@@ -79,7 +79,8 @@ static qd_status check_output(const char *folder)
 {
     DIR *dir = opendir(folder);
     if (!dir)
-        return errno == ENOENT ? QD_OK : QD_FAIL(QD_USAGE, "%s: cannot be the folder to write: %s", folder, strerror(errno));
+        return errno == ENOENT ? QD_OK
+                               : QD_FAIL(QD_USAGE, "%s: cannot be the folder to write: %s", folder, strerror(errno));
     bool empty = true;
     for (struct dirent *entry; (entry = readdir(dir));)
         empty = empty && (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0);

@@ -45,8 +45,8 @@ static void try_both(const void *bytes, size_t size)
     }
 }
 
-/* Makes the fixed fields and the checksums right, as far as the counts allow; the counts and offsets stay wild, or, when
- * the input asks for it, become those that fit its size. */
+/* Makes the fixed fields and the checksums right, as far as the counts allow; the counts and offsets stay wild, or,
+ * when the input asks for it, become those that fit its size. */
 static void repair(unsigned char *bytes, size_t size)
 {
     shard_header *h = (shard_header *)bytes;

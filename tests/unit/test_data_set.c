@@ -1,4 +1,4 @@
-/* Data sets: files, folders, shards and mixtures as samples; documents, held-out windows, the cache, and what is refused. */
+/* Data sets: files, folders, shards and mixtures as samples; documents, held-out windows, the cache, refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -277,7 +277,8 @@ static void documents_do_not_see_each_other(void **state)
 static void mixtures(void **state)
 {
     char *text = numbered_text(4000), path[512];
-    const char *a = scratch_write(state, "mix/a.txt", text, 1500), *b = scratch_write(state, "mix/b.txt", text + 1500, 900);
+    const char *a = scratch_write(state, "mix/a.txt", text, 1500),
+               *b = scratch_write(state, "mix/b.txt", text + 1500, 900);
     snprintf(path, sizeof path, "%s:3,%s:1", a, b);
     qd_data *data = open_data(options_for(path));
     assert_int_equal(qd_data_source_count(data), 2);
@@ -327,7 +328,8 @@ static void refusals(void **state)
     refused(options_for(NULL), QD_USAGE, "data.path is not set");
     refused(options_for(scratch_path(state, "missing.txt")), QD_USAGE, "missing.txt");
     refused(options_for(scratch_text(state, "nothing.txt", "")), QD_USAGE, "nothing.txt: the file is empty");
-    refused(options_for(scratch_text(state, "short.txt", "0123456789abcdef")), QD_USAGE, "has 16 tokens, but one sample needs data.seq + 1 = 17");
+    refused(options_for(scratch_text(state, "short.txt", "0123456789abcdef")), QD_USAGE,
+            "has 16 tokens, but one sample needs data.seq + 1 = 17");
     refused(options_for("/dev/null"), QD_USAGE, "neither a file nor a folder");
     scratch_write(state, "pictures/a.png", "\x89PNG\r\n\x1a\n\0", 9);
     refused(options_for(scratch_path(state, "pictures")), QD_USAGE, "pictures: a folder without text");
@@ -478,7 +480,9 @@ static void trigram_loss(void **state)
 {
     char text[3001];
     for (int i = 0; i < 3000; i++)
-        text[i] = (char)('a' + (i % 3 == 2 ? text[i - 1] + text[i - 2] : (int)qd_rng_below(qd_rng_key(1, "t"), (uint64_t)i, 5)) % 26);
+        text[i] = (char)('a' + (i % 3 == 2 ? text[i - 1] + text[i - 2]
+                                           : (int)qd_rng_below(qd_rng_key(1, "t"), (uint64_t)i, 5)) %
+                                   26);
     text[3000] = '\0';
     qd_data_options o = options_for(scratch_text(state, "trigram.txt", text));
     o.validation = 0.2;

@@ -53,8 +53,12 @@ static void round_trip(void **state)
     static const struct {
         int64_t vocab, count, documents[3], document_count;
     } rows[] = {
-        {65536, 1, {0}, 1},          {65536, 5, {0, 2, 4}, 3},         {65537, 7, {3}, 1},
-        {200000, 600000, {0, 9}, 2}, {256, 524288, {100, 524287}, 2}, {256, 524287, {0}, 0},
+        {65536, 1, {0}, 1},
+        {65536, 5, {0, 2, 4}, 3},
+        {65537, 7, {3}, 1},
+        {200000, 600000, {0, 9}, 2},
+        {256, 524288, {100, 524287}, 2},
+        {256, 524287, {0}, 0},
         {1, 3, {0}, 1},
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
@@ -269,8 +273,9 @@ static void files_that_are_no_shards(void **state)
     assert_int_equal(qd_shard_open(scratch_path(state, "none"), true, 1, &shard), QD_USAGE);
     assert_int_equal(qd_shard_open(*state, true, 1, &shard), QD_USAGE);
     assert_int_equal(qd_shard_open(scratch_text(state, "empty", ""), true, 1, &shard), QD_USAGE);
-    const char *text = scratch_text(state, "text", "QDTOKENX and some more than a header has, which is one hundred and "
-                                                   "twenty-eight bytes, so that the magic is what is looked at first");
+    const char *text = scratch_text(state, "text",
+                                    "QDTOKENX and some more than a header has, which is one hundred and "
+                                    "twenty-eight bytes, so that the magic is what is looked at first");
     assert_int_equal(qd_shard_open(text, true, 1, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "not a token shard"));
     assert_false(qd_shard_recognise(text));

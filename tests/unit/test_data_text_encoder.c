@@ -1,4 +1,4 @@
-/* A tokenizer as the encoder of data sets: shards hold the tokens of the whole text, whatever the pieces and threads. */
+/* A tokenizer as the encoder of data sets: the tokens are those of the whole text, whatever the pieces and threads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,9 +14,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const words[] = {"the",  "quadrille", "is",  "a ",  "dance", " of",  "four", "couples,", "in",
-                                    "\n",   "\n\n",      "\n ", "  ",  "42",    "don't", "Stra\xc3\x9f""e", "\xe6\xbc\xa2\xe5\xad\x97",
-                                    ";\n/", "x = y;\n",  "\t",  "end.\n", "<|endoftext|>"};
+static const char *const words[] = {"the",
+                                    "quadrille",
+                                    "is",
+                                    "a ",
+                                    "dance",
+                                    " of",
+                                    "four",
+                                    "couples,",
+                                    "in",
+                                    "\n",
+                                    "\n\n",
+                                    "\n ",
+                                    "  ",
+                                    "42",
+                                    "don't",
+                                    "Stra\xc3\x9f"
+                                    "e",
+                                    "\xe6\xbc\xa2\xe5\xad\x97",
+                                    ";\n/",
+                                    "x = y;\n",
+                                    "\t",
+                                    "end.\n",
+                                    "<|endoftext|>"};
 
 /* Three MiB of words, white space and line ends in any order. */
 static char *mixed_text(size_t *length)

@@ -188,8 +188,17 @@ static void separators(void **state)
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
     assert_int_equal(report.total.documents, 4);
     const int32_t expected[] = {
-        line_token("one\n") + VOCAB, line_token("two\n"), END, line_token("three\n") + VOCAB, line_token(" ===\n"),
-        line_token("=== \n"), END, line_token("four\n") + VOCAB, END, line_token("five") + VOCAB, END,
+        line_token("one\n") + VOCAB,
+        line_token("two\n"),
+        END,
+        line_token("three\n") + VOCAB,
+        line_token(" ===\n"),
+        line_token("=== \n"),
+        END,
+        line_token("four\n") + VOCAB,
+        END,
+        line_token("five") + VOCAB,
+        END,
     };
     expect(o.output, report.shards, expected, sizeof expected / sizeof expected[0]);
 }
@@ -219,12 +228,14 @@ static void separators_on_the_border(void **state)
 
 static void lines_of_json(void **state)
 {
-    const char *inputs[] = {scratch_text(state, "j/a.jsonl", "{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
-                                                             "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}")};
+    const char *inputs[] = {scratch_text(state, "j/a.jsonl",
+                                         "{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
+                                         "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}")};
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "j-out"));
     qd_tokenize_report report;
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
-    const int32_t expected[] = {line_token("one\n") + VOCAB, line_token("two"), END, line_token("\xc3\xa4") + VOCAB, END};
+    const int32_t expected[] = {line_token("one\n") + VOCAB, line_token("two"), END, line_token("\xc3\xa4") + VOCAB,
+                                END};
     expect(o.output, report.shards, expected, 5);
 
     static const struct {
@@ -318,9 +329,9 @@ static void text_without_line_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_change_nothing), cmocka_unit_test(separators),
+        cmocka_unit_test(threads_change_nothing),   cmocka_unit_test(separators),
         cmocka_unit_test(separators_on_the_border), cmocka_unit_test(lines_of_json),
-        cmocka_unit_test(whole_or_not_at_all),    cmocka_unit_test(text_without_line_ends),
+        cmocka_unit_test(whole_or_not_at_all),      cmocka_unit_test(text_without_line_ends),
     };
     return cmocka_run_group_tests_name("tokenize", tests, scratch_setup, scratch_teardown);
 }
