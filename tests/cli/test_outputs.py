@@ -74,8 +74,8 @@ class Outputs(program.ProgramTest):
             self.assertEqual(self.numbers(name), self.numbers(f"{name}-again"))
         with open(self.path("preset/config.yaml"), encoding="utf-8") as file:
             text = file.read()
-        self.assertIn("dp: 2", text)
-        self.assertNotIn("-1", text)
+        self.assertIn("dp: 2\n", text)
+        self.assertNotIn(": -1\n", text)
 
     def test_trace(self):
         self.ok(self.run_program(*self.small("train.steps=3", "train.micro_batch=2", "parallel.ranks=2", "run.dir=run", "--trace")))
