@@ -128,6 +128,9 @@ qd_status qd_comm_recv(qd_comm *comm, void *data, int64_t count, qd_dtype dtype,
 
 /* Waits, frees the handle, returns the operation's status. */
 qd_status qd_work_wait(qd_work *work);
+/* The same, and when the operation began to run (its predecessors on the communicator were done) and when it was
+ * complete: seconds of the monotonic clock. Either may be NULL. */
+qd_status qd_work_wait_timed(qd_work *work, double *begin, double *end);
 /* True when qd_work_wait would not block. */
 bool qd_work_done(const qd_work *work);
 

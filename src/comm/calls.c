@@ -39,7 +39,7 @@ static qd_status submit(qd_comm *comm, const qd_coll_request *r, bool uses_in, b
 {
     if (work) *work = NULL;
     QD_TRY(check(comm, r, uses_in, uses_out));
-    return qd_op_submit(comm, r, 0, NULL, work);
+    return qd_transfer_submit(comm, r, 0, NULL, work);
 }
 
 qd_status qd_comm_barrier(qd_comm *comm, qd_work **work)
@@ -146,7 +146,7 @@ static qd_status submit_lists(qd_comm *comm, qd_coll_request *r, const qd_segmen
         if (!copy) return no_memory(comm, r->kind);
         r->lists = copy;
     }
-    return qd_op_submit(comm, r, shape, copy, work);
+    return qd_transfer_submit(comm, r, shape, copy, work);
 }
 
 qd_status qd_comm_reduce_scatter_v(qd_comm *comm, const void *full, void *packed, const qd_segment_list *lists,
@@ -180,7 +180,7 @@ qd_status qd_comm_all_to_all(qd_comm *comm, const void *in, void *out, int64_t c
     r.count = 0; /* pairs are compared instead */
     r.in_counts = r.out_counts = table;
     r.in_offsets = r.out_offsets = table + comm->size;
-    return qd_op_submit(comm, &r, 0, table, work);
+    return qd_transfer_submit(comm, &r, 0, table, work);
 }
 
 qd_status qd_comm_all_to_all_v(qd_comm *comm, const void *in, const int64_t *in_counts, const int64_t *in_offsets,
@@ -216,7 +216,7 @@ qd_status qd_comm_all_to_all_v(qd_comm *comm, const void *in, const int64_t *in_
         r.out_counts = memcpy(table + 2 * n, out_counts, n * sizeof *table);
         r.out_offsets = memcpy(table + 3 * n, out_offsets, n * sizeof *table);
     }
-    return qd_op_submit(comm, &r, 0, table, work);
+    return qd_transfer_submit(comm, &r, 0, table, work);
 }
 
 /* ---- rooted ---- */

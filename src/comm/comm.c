@@ -233,7 +233,7 @@ done:
 void qd_comm_at(qd_comm *comm, const char *place)
 {
     qd_world *world = comm->world;
-    qd_place_set(&world->place, place);
+    qd_comm_place_set(&world->place, place);
     qd_world_lock(world);
     world->backend->at(world, place);
     qd_world_unlock(world);

@@ -1,10 +1,10 @@
 /* Inside src/comm: what the core and the backends (local/, mpi/) share.
  *
- * The core (comm.c, calls.c, work.c, progress.c, op.c) owns the public functions, argument checks, sequence numbers,
- * queues, work handles, deadlines, messages and statistics. A backend moves bytes: it executes one operation at a
+ * The core (comm.c, calls.c, work.c, progress.c, transfer.c) owns the public functions, argument checks, sequence
+ * numbers, queues, work handles, deadlines, messages and statistics. A backend moves bytes: it executes one operation at a
  * time per queue through start/poll/finish, never blocks in them, and never touches queues or handles.
  *
- * An operation (qd_op) lives on the caller's stack for a blocking call and inside a qd_work otherwise.
+ * An operation (qd_transfer) lives on the caller's stack for a blocking call and inside a qd_work otherwise.
  *
  *   start(op)          once, when the op has become the head of its queue
  *   poll(op, ...)      again and again until it says done or fails; must return quickly when nothing can be done
@@ -25,10 +25,10 @@
 #define QD_COMM_NAME_BYTES 32
 #define QD_COMM_PLACE_BYTES 64
 #define QD_COMM_REASON_BYTES 512
-#define QD_OP_STATE_BYTES 512
+#define QD_TRANSFER_STATE_BYTES 512
 
 typedef struct qd_world qd_world;
-typedef struct qd_op qd_op;
+typedef struct qd_transfer qd_transfer;
 
 /* ---- what a rank asks for ---- */
 
@@ -41,7 +41,7 @@ typedef struct qd_coll_request {
     const void *in; /* broadcast: data at the root, also elsewhere; send: data; may be NULL when nothing is read */
     void *out;      /* broadcast: data; recv: data; may be NULL when nothing is written */
     /* Who owns which part of the full buffer (reduce-scatter, all-gather): NULL means qd_slice(). Read it through
-     * qd_op_segment(). */
+     * qd_transfer_segment(). */
     const qd_segment_list *lists;
     /* all-to-all only, `size` entries each; the core fills them for the even form too. */
     const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
@@ -59,7 +59,7 @@ typedef struct qd_fingerprint {
 
 /* ---- an operation ---- */
 
-struct qd_op {
+struct qd_transfer {
     qd_comm *comm;
     qd_coll_request request;
     qd_fingerprint fingerprint;
@@ -67,16 +67,16 @@ struct qd_op {
     double busy_seconds; /* the backend adds time spent in copy and sum loops of large messages */
     double moved_at;     /* core: time of the last progress, for the deadline */
     bool started;        /* core */
-    _Alignas(64) unsigned char state[QD_OP_STATE_BYTES]; /* the backend's; not cleared before start() */
+    _Alignas(64) unsigned char state[QD_TRANSFER_STATE_BYTES]; /* the backend's; not cleared before start() */
 };
 
 /* A rank's place (qd_comm_at), written by one thread and read by others at any time: words, so that a reader sees old
  * or new words and never a data race. */
-typedef struct qd_place {
+typedef struct qd_comm_place {
     _Atomic uint64_t words[QD_COMM_PLACE_BYTES / 8];
-} qd_place;
-void qd_place_set(qd_place *place, const char *text); /* truncated */
-void qd_place_get(const qd_place *place, char text[QD_COMM_PLACE_BYTES]);
+} qd_comm_place;
+void qd_comm_place_set(qd_comm_place *place, const char *text); /* truncated */
+void qd_comm_place_get(const qd_comm_place *place, char text[QD_COMM_PLACE_BYTES]);
 
 /* ---- communicators and worlds, as this rank sees them ---- */
 
@@ -105,7 +105,7 @@ struct qd_world {
     int rank, size; /* world rank */
     int refs;       /* communicators alive on this rank */
     int spin;       /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
-    qd_place place; /* this rank's own */
+    qd_comm_place place; /* this rank's own */
     pthread_mutex_t lock;      /* refs and the making of the progress thread */
     pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */
     struct qd_progress *progress; /* NULL until the first asynchronous call */
@@ -126,12 +126,12 @@ struct qd_comm_backend_ops {
     const char *name;
     bool serialized; /* see the top of this file */
 
-    qd_status (*start)(qd_op *op);                           /* [S] */
-    qd_status (*poll)(qd_op *op, bool *done, bool *moved);   /* [S] *moved: anything happened since the last poll */
-    void (*finish)(qd_op *op);                               /* [S] */
+    qd_status (*start)(qd_transfer *op);                         /* [S] */
+    qd_status (*poll)(qd_transfer *op, bool *done, bool *moved); /* [S] *moved: anything happened since the last poll */
+    void (*finish)(qd_transfer *op);                             /* [S] */
 
     /* True if `op` waits for group rank `peer`; then *report says what is known about it. [S] */
-    bool (*late)(const qd_op *op, int peer, qd_peer_report *report);
+    bool (*late)(const qd_transfer *op, int peer, qd_peer_report *report);
 
     /* Sleeping. prepare() announces that a thread of this rank is about to sleep; the core then polls once more, and
      * either cancels or sleeps. sleep() returns when a peer has moved, wake() was called on this rank since prepare(),
@@ -167,26 +167,27 @@ struct qd_comm_backend_ops {
 qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend_data, const qd_comm_config *config,
                                int rank, int size, qd_comm **comm);
 
-/* Segment i of the list of group rank `rank` (i < qd_op_segment_count), for reduce-scatter, all-gather, gather and
- * scatter; and the elements of its packed buffer. */
-int qd_op_segment_count(const qd_op *op, int rank);
-qd_segment qd_op_segment(const qd_op *op, int rank, int i);
-int64_t qd_op_packed_count(const qd_op *op, int rank);
+/* Segment i of the list of group rank `rank` (i < qd_transfer_segment_count), for reduce-scatter, all-gather, gather
+ * and scatter; and the elements of its packed buffer. */
+int qd_transfer_segment_count(const qd_transfer *op, int rank);
+qd_segment qd_transfer_segment(const qd_transfer *op, int rank, int i);
+int64_t qd_transfer_packed_count(const qd_transfer *op, int rank);
 
 /* Copies packed elements [first, first + count) of `rank`: from the full buffer into `packed` (which stands for
  * element `first`), or back. */
-void qd_op_pack(const qd_op *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
-void qd_op_unpack(const qd_op *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
+void qd_transfer_pack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
+void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
 
 /* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
  * it is in place already). For a group of one this is the whole operation; the core never calls a backend for those. */
-void qd_op_copy_own(const qd_op *op);
+void qd_transfer_copy_own(const qd_transfer *op);
 
 /* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
  * kinds are expected to be each other's counterpart and roots are not compared. */
-qd_status qd_op_check(const qd_op *op, int peer, const qd_fingerprint *theirs, const char *peer_place);
+qd_status qd_transfer_check(const qd_transfer *op, int peer, const qd_fingerprint *theirs, const char *peer_place);
 /* The same error for all-to-all pairs: the peer sends `sends` elements to us, we expected `expected`. */
-qd_status qd_op_check_pair(const qd_op *op, int peer, int64_t sends, int64_t expected, const char *peer_place);
+qd_status qd_transfer_check_pair(const qd_transfer *op, int peer, int64_t sends, int64_t expected,
+                                 const char *peer_place);
 
 /* "all-reduce of 100 fp32 (sum)": buffer is returned. */
 const char *qd_fingerprint_text(const qd_fingerprint *fingerprint, char *buffer, size_t bytes);

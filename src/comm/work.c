@@ -63,7 +63,7 @@ void qd_world_wake(qd_world *world)
 /* ---- one operation ---- */
 
 /* Who is missing, after the deadline. */
-static qd_status deadline_passed(const qd_op *op)
+static qd_status deadline_passed(const qd_transfer *op)
 {
     const qd_comm *comm = op->comm;
     qd_world *world = comm->world;
@@ -82,7 +82,7 @@ static qd_status deadline_passed(const qd_op *op)
         used += n > 0 ? (size_t)n : 0;
     }
     char place[QD_COMM_PLACE_BYTES];
-    qd_place_get(&world->place, place);
+    qd_comm_place_get(&world->place, place);
     bool message = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s, %s %llu of group %s; rank %d waits%s%s%s",
                    used ? missing : "a peer", world->config.deadline_seconds,
@@ -92,7 +92,7 @@ static qd_status deadline_passed(const qd_op *op)
 }
 
 /* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when needed". */
-static qd_status op_step(qd_op *op, bool *done, bool *moved)
+static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
 {
     qd_world *world = op->comm->world;
     qd_status status = QD_OK;
@@ -110,7 +110,7 @@ static qd_status op_step(qd_op *op, bool *done, bool *moved)
 }
 
 /* Abort record and deadline, for an operation that has been idle for a while. */
-static qd_status op_check_idle(qd_op *op)
+static qd_status op_check_idle(qd_transfer *op)
 {
     QD_TRY(qd_world_check(op->comm->world));
     double now = qd_clock_now();
@@ -122,7 +122,7 @@ static qd_status op_check_idle(qd_op *op)
 }
 
 /* After the last poll, good or bad. */
-static void op_end(qd_op *op, qd_status status)
+static void op_end(qd_transfer *op, qd_status status)
 {
     qd_comm *comm = op->comm;
     if (status != QD_OK) qd_world_fail(comm->world, status);
@@ -139,7 +139,7 @@ static void op_end(qd_op *op, qd_status status)
 }
 
 typedef struct blocking_wait {
-    qd_op *op;
+    qd_transfer *op;
     qd_status status;
     bool done;
 } blocking_wait;
@@ -153,7 +153,7 @@ static bool blocking_again(void *context)
     return wait->status != QD_OK || wait->done || moved;
 }
 
-static qd_status run_blocking(qd_op *op)
+static qd_status run_blocking(qd_transfer *op)
 {
     blocking_wait wait = {.op = op};
     qd_idle idle = {.spins = op->comm->world->spin, .yields = WAIT_YIELDS};
@@ -208,6 +208,7 @@ void qd_queue_destroy(qd_queue *queue)
 static void work_complete(qd_queue *queue, qd_work *work, qd_status status)
 {
     work->status = status;
+    work->end = qd_clock_now();
     if (status != QD_OK) snprintf(work->message, sizeof work->message, "%s", qd_error_message());
     op_end(&work->op, status);
     pthread_mutex_lock(&queue->lock);
@@ -230,6 +231,7 @@ static void poll_head(qd_queue *queue, bool *moved)
         if (!work) return;
         bool done = false, stepped = false;
         qd_status status = QD_OK;
+        if (!work->op.started) work->begin = qd_clock_now();
         if (atomic_load_explicit(&queue->world->failed, memory_order_acquire) != QD_OK)
             status = qd_world_check(queue->world);
         else
@@ -259,7 +261,7 @@ static qd_queue *queue_of(qd_comm *comm, const qd_coll_request *request)
     return &comm->queues[0];
 }
 
-static void op_fill(qd_op *op, qd_comm *comm, const qd_coll_request *request, uint64_t shape)
+static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *request, uint64_t shape)
 {
     op->comm = comm;
     op->request = *request;
@@ -279,7 +281,8 @@ static void op_fill(qd_op *op, qd_comm *comm, const qd_coll_request *request, ui
                                        .reduce = (uint8_t)request->reduce};
 }
 
-qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned, qd_work **work)
+qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned,
+                             qd_work **work)
 {
     qd_world *world = comm->world;
     qd_queue *queue = queue_of(comm, request);
@@ -290,10 +293,10 @@ qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t s
     }
     bool alone = comm->size == 1;
     if (!work && (alone || atomic_load_explicit(&queue->length, memory_order_acquire) == 0)) {
-        qd_op op;
+        qd_transfer op;
         op_fill(&op, comm, request, shape);
         if (alone) {
-            qd_op_copy_own(&op);
+            qd_transfer_copy_own(&op);
             op_end(&op, QD_OK);
         } else {
             status = run_blocking(&op);
@@ -310,13 +313,16 @@ qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t s
     op_fill(&item->op, comm, request, shape);
     item->next = NULL;
     item->queue = queue;
+    item->begin = item->end = 0;
     atomic_init(&item->done, 0);
     item->status = QD_OK;
     item->message[0] = '\0';
     item->owned = owned;
     if (alone) {
-        qd_op_copy_own(&item->op);
+        item->begin = qd_clock_now();
+        qd_transfer_copy_own(&item->op);
         op_end(&item->op, QD_OK);
+        item->end = qd_clock_now();
         atomic_store(&item->done, 1);
     } else {
         pthread_mutex_lock(&queue->lock);
@@ -361,6 +367,11 @@ static bool work_again(void *context)
 
 qd_status qd_work_wait(qd_work *work)
 {
+    return qd_work_wait_timed(work, NULL, NULL);
+}
+
+qd_status qd_work_wait_timed(qd_work *work, double *begin, double *end)
+{
     if (!work) return QD_FAIL(QD_USAGE, "qd_work_wait needs a work handle, not NULL");
     work_waiter waiter = {.work = work};
     qd_queue *queue = work->queue;
@@ -376,6 +387,8 @@ qd_status qd_work_wait(qd_work *work)
         if (atomic_load_explicit(&queue->length, memory_order_acquire) > 0) qd_progress_nudge(queue->world);
     }
     qd_status status = work->status;
+    if (begin) *begin = work->begin;
+    if (end) *end = work->end;
     if (status != QD_OK) QD_FAIL(status, "%s", work->message);
     free(work->owned);
     free(work);

@@ -5,9 +5,10 @@
 #include "comm/comm_impl.h"
 
 struct qd_work {
-    qd_op op;
+    qd_transfer op;
     qd_work *next;
     qd_queue *queue;
+    double begin, end; /* of its run, by qd_clock_now() */
     _Atomic int done;
     qd_status status;
     char message[QD_COMM_REASON_BYTES];
@@ -31,7 +32,8 @@ void qd_queue_destroy(qd_queue *queue);
 void qd_queue_poll(qd_queue *queue, bool *moved);
 
 /* Runs or queues an operation whose request is filled. `owned` (may be NULL) is freed when it is done. */
-qd_status qd_op_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned, qd_work **work);
+qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned,
+                             qd_work **work);
 
 /* The failure that this world is in, as a status with its message recorded; QD_OK if none (also asks the backend). */
 qd_status qd_world_check(qd_world *world);

@@ -13,7 +13,6 @@ struct qd_interpreter {
     const qd_kernels *kernels;
     qd_stream *stream;
     qd_work **work;         /* per action: in flight */
-    double *issued;         /* per action: when it was handed to the communication stream */
     int32_t *input;         /* host: (3, rows) of one micro-batch */
     double *squares;        /* host copy of SQUARES */
     qd_param_range *ranges; /* per parameter that this rank updates */
@@ -62,12 +61,11 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
     it->kernels = qd_device_kernels(bound->device);
     it->stream = qd_device_compute_stream(bound->device);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
-    it->issued = calloc((size_t)p->action_count, sizeof *it->issued);
     it->input = malloc((size_t)(3 * micro_rows(p)) * sizeof *it->input);
     it->squares = malloc(((size_t)square_rows(p) + 1) * sizeof *it->squares);
     it->ranges = calloc((size_t)p->ledger->param_count, sizeof *it->ranges);
     it->range_first = calloc((size_t)p->ledger->module_count + 1, sizeof *it->range_first);
-    if (!it->work || !it->issued || !it->input || !it->squares || !it->ranges || !it->range_first) {
+    if (!it->work || !it->input || !it->squares || !it->ranges || !it->range_first) {
         qd_interpreter_destroy(it);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
     }
@@ -81,7 +79,6 @@ void qd_interpreter_destroy(qd_interpreter *it)
     if (!it)
         return;
     free(it->work);
-    free(it->issued);
     free(it->input);
     free(it->squares);
     free(it->ranges);
@@ -335,8 +332,9 @@ static qd_status wait_for(qd_interpreter *it, int index)
     if (!work)
         return QD_OK;
     it->work[index] = NULL;
-    qd_status status = qd_work_wait(work);
-    qd_trace_add(it->in->trace, it->in->step, index, it->issued[index], qd_clock_now());
+    double begin = 0, end = 0;
+    qd_status status = qd_work_wait_timed(work, &begin, &end);
+    qd_trace_add(it->in->trace, it->in->step, index, begin, end);
     return status;
 }
 
@@ -346,7 +344,7 @@ static qd_status run_action(qd_interpreter *it, int index)
     double arrived = qd_clock_now();
     for (int d = 0; d < a->dep_count; d++)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
-    double begin = it->issued[index] = qd_clock_now();
+    double begin = qd_clock_now();
     QD_TRY(action_table[a->kind](it, a, index));
     if (it->in->profile) {
         it->in->profile->wait_seconds += begin - arrived;

@@ -38,19 +38,19 @@ typedef struct state {
     bool many, combines, large;
     bool produces, consumes;
 } state;
-_Static_assert(sizeof(state) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+_Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
-static state *state_of(const qd_op *op)
+static state *state_of(const qd_transfer *op)
 {
     return (state *)op->state;
 }
 
-static int64_t element_size(const qd_op *op)
+static int64_t element_size(const qd_transfer *op)
 {
     return (int64_t)qd_dtype_size(op->request.dtype);
 }
 
-static bool reduces(const qd_op *op)
+static bool reduces(const qd_transfer *op)
 {
     return op->request.kind == QD_COLL_REDUCE_SCATTER || op->request.kind == QD_COLL_REDUCE;
 }
@@ -58,7 +58,7 @@ static bool reduces(const qd_op *op)
 /* ---- who takes part in what ---- */
 
 /* True if `rank` puts data into its buffer for others; for whom is the consumer's question. */
-static bool is_producer(const qd_op *op, int rank)
+static bool is_producer(const qd_transfer *op, int rank)
 {
     switch (op->request.kind) {
     case QD_COLL_BROADCAST:
@@ -70,7 +70,7 @@ static bool is_producer(const qd_op *op, int rank)
     }
 }
 
-static bool is_consumer(const qd_op *op, int rank)
+static bool is_consumer(const qd_transfer *op, int rank)
 {
     switch (op->request.kind) {
     case QD_COLL_BROADCAST:
@@ -83,14 +83,14 @@ static bool is_consumer(const qd_op *op, int rank)
 }
 
 /* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
-static int64_t elements_for(const qd_op *op, int from, int to)
+static int64_t elements_for(const qd_transfer *op, int from, int to)
 {
     switch (op->request.kind) {
     case QD_COLL_ALL_REDUCE:
     case QD_COLL_REDUCE_SCATTER:
-    case QD_COLL_SCATTER: return qd_op_packed_count(op, to);
+    case QD_COLL_SCATTER: return qd_transfer_packed_count(op, to);
     case QD_COLL_ALL_GATHER:
-    case QD_COLL_GATHER: return qd_op_packed_count(op, from);
+    case QD_COLL_GATHER: return qd_transfer_packed_count(op, from);
     case QD_COLL_BROADCAST:
     case QD_COLL_REDUCE: return op->request.count;
     case QD_COLL_ALL_TO_ALL:
@@ -109,13 +109,13 @@ static void round_range(const state *s, int64_t k, int64_t elements, int64_t *fi
 
 /* ---- addresses ---- */
 
-static qd_local_post *post_of(const qd_op *op, int rank)
+static qd_local_post *post_of(const qd_transfer *op, int rank)
 {
     return &qd_local_group_of(op)->lanes[rank]->parity[op->fingerprint.sequence & 1].post;
 }
 
 /* Part `index` of the buffer of `rank` in round k. */
-static unsigned char *part_of(const qd_op *op, int rank, int64_t k, int index)
+static unsigned char *part_of(const qd_transfer *op, int rank, int64_t k, int index)
 {
     const state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
@@ -127,7 +127,7 @@ static unsigned char *part_of(const qd_op *op, int rank, int64_t k, int index)
 /* ---- start ---- */
 
 /* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds come later). */
-static void plan(qd_op *op)
+static void plan(qd_transfer *op)
 {
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -149,7 +149,7 @@ static void plan(qd_op *op)
         return;
     }
     for (int i = 0; i < n; i++) {
-        int64_t elements = r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_REDUCE ? r->count : qd_op_packed_count(op, i);
+        int64_t elements = r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_REDUCE ? r->count : qd_transfer_packed_count(op, i);
         if (elements > most) most = elements;
     }
     if (most == 0) return; /* no rounds */
@@ -172,7 +172,7 @@ static void plan(qd_op *op)
 }
 
 /* All peers have left the last operation that used this rank's ring. */
-static bool ring_is_free(const qd_op *op)
+static bool ring_is_free(const qd_transfer *op)
 {
     qd_local_group *group = qd_local_group_of(op);
     if (group->ring_used == 0) return true;
@@ -183,9 +183,9 @@ static bool ring_is_free(const qd_op *op)
     return true;
 }
 
-static void produce(qd_op *op);
+static void produce(qd_transfer *op);
 
-qd_status qd_local_collective_start(qd_op *op)
+qd_status qd_local_collective_start(qd_transfer *op)
 {
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -215,14 +215,14 @@ qd_status qd_local_collective_start(qd_op *op)
     }
     atomic_store_explicit(&post->posted, sequence, memory_order_release);
     qd_local_ring_all(op->comm);
-    if (!s->direct) qd_op_copy_own(op);
+    if (!s->direct) qd_transfer_copy_own(op);
     s->entered = 0;
     return QD_OK;
 }
 
 /* ---- the three steps ---- */
 
-static void produce(qd_op *op)
+static void produce(qd_transfer *op)
 {
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -241,7 +241,7 @@ static void produce(qd_op *op)
                 memcpy(part_of(op, me, k, to), (const char *)r->in + (r->in_offsets[to] + first) * size,
                        (size_t)(count * size));
             else
-                qd_op_pack(op, to, first, count, r->in, part_of(op, me, k, to));
+                qd_transfer_pack(op, to, first, count, r->in, part_of(op, me, k, to));
         }
     }
     s->produced++;
@@ -251,7 +251,7 @@ static void produce(qd_op *op)
 
 /* Bytes of another rank's buffer, in place or in its process. False: it could not be read, or the rank may have been
  * gone already when it was (then the world is aborted). */
-static bool take(const qd_op *op, int from, void *to, const void *address, int64_t bytes, bool large)
+static bool take(const qd_transfer *op, int from, void *to, const void *address, int64_t bytes, bool large)
 {
     const state *s = state_of(op);
     if (!s->remote) {
@@ -264,7 +264,7 @@ static bool take(const qd_op *op, int from, void *to, const void *address, int64
 
 /* `length` elements of this rank's own segments, summed over every rank's input. in_full: where they are in the full
  * buffer; in_part: where in a part of round k. Reads from other processes go through this rank's idle ring. */
-static bool sum_block(qd_op *op, int64_t k, void *to, int64_t in_full, int64_t in_part, int64_t length)
+static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int64_t in_part, int64_t length)
 {
     const qd_coll_request *r = &op->request;
     const state *s = state_of(op);
@@ -292,7 +292,7 @@ static bool sum_block(qd_op *op, int64_t k, void *to, int64_t in_full, int64_t i
 }
 
 /* Bytes of each source that are summed at a time. */
-static int64_t sum_block_bytes(const qd_op *op, bool copy)
+static int64_t sum_block_bytes(const qd_transfer *op, bool copy)
 {
     if (!state_of(op)->remote) return copy ? SUM_BLOCK : INT64_MAX;
     /* All sources of a block must fit into the ring. */
@@ -302,13 +302,13 @@ static int64_t sum_block_bytes(const qd_op *op, bool copy)
 
 /* Sums packed elements [first, first + count) of this rank's own segments into `packed` (this rank's packed buffer) or,
  * if full, to their places in it; also into `copy` if not NULL. */
-static bool sum_own(qd_op *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
+static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
 {
     const state *s = state_of(op);
     int me = op->comm->rank;
     int64_t size = element_size(op), at = 0, block = sum_block_bytes(op, copy != NULL) / size;
-    for (int i = 0; i < qd_op_segment_count(op, me) && at < first + count; i++) {
-        qd_segment segment = qd_op_segment(op, me, i);
+    for (int i = 0; i < qd_transfer_segment_count(op, me) && at < first + count; i++) {
+        qd_segment segment = qd_transfer_segment(op, me, i);
         int64_t begin = first > at ? first : at;
         int64_t end = first + count < at + segment.count ? first + count : at + segment.count;
         for (int64_t b = begin; b < end; b += block) {
@@ -328,12 +328,12 @@ static bool sum_own(qd_op *op, int64_t k, int64_t first, int64_t count, char *pa
     return true;
 }
 
-static bool combine(qd_op *op)
+static bool combine(qd_transfer *op)
 {
     state *s = state_of(op);
     int me = op->comm->rank;
     int64_t k = s->combined, first, count;
-    round_range(s, k, qd_op_packed_count(op, me), &first, &count);
+    round_range(s, k, qd_transfer_packed_count(op, me), &first, &count);
     if (count > 0 &&
         !sum_own(op, k, first, count, NULL, op->request.out, s->pointers ? NULL : (char *)part_of(op, me, k, me)))
         return false;
@@ -344,7 +344,7 @@ static bool combine(qd_op *op)
 }
 
 /* Reduce: the root sums whole messages. */
-static bool consume_reduce(qd_op *op, int64_t first, int64_t count)
+static bool consume_reduce(qd_transfer *op, int64_t first, int64_t count)
 {
     const qd_coll_request *r = &op->request;
     int64_t size = element_size(op), block = sum_block_bytes(op, false) / size;
@@ -356,13 +356,13 @@ static bool consume_reduce(qd_op *op, int64_t first, int64_t count)
     return true;
 }
 
-static bool consume_from(qd_op *op, int from)
+static bool consume_from(qd_transfer *op, int from)
 {
     const qd_coll_request *r = &op->request;
     const state *s = state_of(op);
     int me = op->comm->rank;
     int64_t size = element_size(op), k = s->consumed, first, count;
-    round_range(s, k, r->kind == QD_COLL_ALL_REDUCE ? qd_op_packed_count(op, from) : elements_for(op, from, me), &first,
+    round_range(s, k, r->kind == QD_COLL_ALL_REDUCE ? qd_transfer_packed_count(op, from) : elements_for(op, from, me), &first,
                 &count);
     if (count == 0) return true;
     /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is in one piece. */
@@ -371,19 +371,19 @@ static bool consume_from(qd_op *op, int from)
     char *to = (char *)r->out + first * size;
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE: {
-        int64_t offset = (qd_op_segment(op, from, 0).offset + first) * size;
+        int64_t offset = (qd_transfer_segment(op, from, 0).offset + first) * size;
         source = s->pointers ? (const char *)post_of(op, from)->out + offset : (const char *)part_of(op, from, k, from);
         to = (char *)r->out + offset;
         break;
     }
     case QD_COLL_ALL_GATHER:
     case QD_COLL_GATHER:
-        to = qd_op_segment_count(op, from) == 1
-                 ? (char *)r->out + (qd_op_segment(op, from, 0).offset + first) * size
+        to = qd_transfer_segment_count(op, from) == 1
+                 ? (char *)r->out + (qd_transfer_segment(op, from, 0).offset + first) * size
                  : NULL;
         break;
     case QD_COLL_SCATTER:
-        if (s->pointers) source = in + (qd_op_segment(op, me, 0).offset + first) * size;
+        if (s->pointers) source = in + (qd_transfer_segment(op, me, 0).offset + first) * size;
         break;
     case QD_COLL_BROADCAST: break;
     case QD_COLL_ALL_TO_ALL: /* a sender's offsets are not known here: it always goes through the buffers */
@@ -392,14 +392,14 @@ static bool consume_from(qd_op *op, int from)
     default: assert(false);
     }
     if (!to)
-        qd_op_unpack(op, from, first, count, source, r->out);
+        qd_transfer_unpack(op, from, first, count, source, r->out);
     else if (!take(op, from, to, source, count * size, s->large))
         return false;
     op->bytes += count * size;
     return true;
 }
 
-static bool consume(qd_op *op)
+static bool consume(qd_transfer *op)
 {
     state *s = state_of(op);
     int me = op->comm->rank, n = op->comm->size;
@@ -424,9 +424,9 @@ static bool consume(qd_op *op)
 
 /* ---- what may run now ---- */
 
-typedef bool (*role)(const qd_op *op, int rank);
+typedef bool (*role)(const qd_transfer *op, int rank);
 
-static bool everyone(const qd_op *op, int rank)
+static bool everyone(const qd_transfer *op, int rank)
 {
     (void)op;
     (void)rank;
@@ -436,7 +436,7 @@ static bool everyone(const qd_op *op, int rank)
 /* True if `counter` of all peers with the role has reached `value`. */
 #define ALL_REACHED(op, counter, has_role, value)                                                           \
     all_reached((op), offsetof(qd_local_lane, counter), (has_role), (value))
-static bool all_reached(const qd_op *op, size_t counter, role has_role, uint64_t value)
+static bool all_reached(const qd_transfer *op, size_t counter, role has_role, uint64_t value)
 {
     qd_local_group *group = qd_local_group_of(op);
     for (int r = 0; r < op->comm->size; r++) {
@@ -447,7 +447,7 @@ static bool all_reached(const qd_op *op, size_t counter, role has_role, uint64_t
     return true;
 }
 
-static bool can_produce(const qd_op *op)
+static bool can_produce(const qd_transfer *op)
 {
     const state *s = state_of(op);
     if (!s->produces || s->produced >= s->rounds) return false;
@@ -456,7 +456,7 @@ static bool can_produce(const qd_op *op)
     return ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1));
 }
 
-static bool inputs_ready(const qd_op *op, int64_t k)
+static bool inputs_ready(const qd_transfer *op, int64_t k)
 {
     const state *s = state_of(op);
     if (s->entered < op->comm->size) return false;
@@ -464,13 +464,13 @@ static bool inputs_ready(const qd_op *op, int64_t k)
     return s->small || s->pointers || ALL_REACHED(op, produced, is_producer, s->base + (uint64_t)k + 1);
 }
 
-static bool can_combine(const qd_op *op)
+static bool can_combine(const qd_transfer *op)
 {
     const state *s = state_of(op);
     return s->combines && s->combined < s->rounds && inputs_ready(op, s->combined);
 }
 
-static bool can_consume(const qd_op *op)
+static bool can_consume(const qd_transfer *op)
 {
     const state *s = state_of(op);
     if (!s->consumes || s->consumed == s->rounds) return false;
@@ -481,7 +481,7 @@ static bool can_consume(const qd_op *op)
 /* ---- poll ---- */
 
 /* See the top of local_impl.h: the answer of this operation is used from the next one on. */
-static void agree_on_reading(qd_op *op)
+static void agree_on_reading(qd_transfer *op)
 {
     qd_local_group *group = qd_local_group_of(op);
     if (group->threads) return;
@@ -496,7 +496,7 @@ static void agree_on_reading(qd_op *op)
 }
 
 /* Everybody's call must agree before any data is used. */
-static qd_status enter(qd_op *op, bool *moved)
+static qd_status enter(qd_transfer *op, bool *moved)
 {
     state *s = state_of(op);
     const qd_comm *comm = op->comm;
@@ -509,8 +509,8 @@ static qd_status enter(qd_op *op, bool *moved)
             qd_fingerprint theirs = post->fingerprint;
             if (memcmp(&theirs, &op->fingerprint, sizeof theirs) != 0) {
                 char place[QD_COMM_PLACE_BYTES];
-                qd_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].place, place);
-                QD_TRY(qd_op_check(op, peer, &theirs, place));
+                qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].place, place);
+                QD_TRY(qd_transfer_check(op, peer, &theirs, place));
             }
             s->all_can_read = s->all_can_read && post->can_read;
         }
@@ -528,14 +528,14 @@ static qd_status enter(qd_op *op, bool *moved)
             if (elements > most) most = elements;
             if (to != comm->rank || elements == op->request.out_counts[from]) continue;
             char place[QD_COMM_PLACE_BYTES];
-            qd_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].place, place);
-            QD_TRY(qd_op_check_pair(op, from, elements, op->request.out_counts[from], place));
+            qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].place, place);
+            QD_TRY(qd_transfer_check_pair(op, from, elements, op->request.out_counts[from], place));
         }
     s->rounds = (most + s->part - 1) / s->part;
     return QD_OK;
 }
 
-static void sum_direct(qd_op *op)
+static void sum_direct(qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;
     qd_local_group *group = qd_local_group_of(op);
@@ -547,7 +547,7 @@ static void sum_direct(qd_op *op)
 }
 
 /* One combine or consume, which may go into other threads' buffers; false when the world is aborted. */
-static bool guarded(qd_op *op, bool (*step)(qd_op *))
+static bool guarded(qd_transfer *op, bool (*step)(qd_transfer *))
 {
     qd_local_group *group = qd_local_group_of(op);
     if (!state_of(op)->pointers || state_of(op)->remote) return step(op);
@@ -558,7 +558,7 @@ static bool guarded(qd_op *op, bool (*step)(qd_op *))
     return good;
 }
 
-static bool is_done(const qd_op *op)
+static bool is_done(const qd_transfer *op)
 {
     const state *s = state_of(op);
     if (s->entered < op->comm->size) return false;
@@ -570,7 +570,7 @@ static bool is_done(const qd_op *op)
            ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)s->rounds);
 }
 
-qd_status qd_local_collective_poll(qd_op *op, bool *done, bool *moved)
+qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
 {
     state *s = state_of(op);
     if (s->entered < op->comm->size) QD_TRY(enter(op, moved));
@@ -599,7 +599,7 @@ qd_status qd_local_collective_poll(qd_op *op, bool *done, bool *moved)
     return QD_OK;
 }
 
-void qd_local_collective_finish(qd_op *op)
+void qd_local_collective_finish(qd_transfer *op)
 {
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
@@ -612,7 +612,7 @@ void qd_local_collective_finish(qd_op *op)
         while (r != me && atomic_load_explicit(&group->lanes[r]->reading, memory_order_seq_cst)) sched_yield();
 }
 
-bool qd_local_collective_late(const qd_op *op, int peer, uint64_t *sequence)
+bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequence)
 {
     const state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);

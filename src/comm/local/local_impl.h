@@ -79,7 +79,7 @@ typedef struct qd_local_rank {
     _Atomic uint32_t attached;
     int32_t pid;
     _Atomic uint64_t probe; /* address of a word with the value of probe_value() in the rank's process */
-    _Alignas(QD_LOCAL_LINE) qd_place place;
+    _Alignas(QD_LOCAL_LINE) qd_comm_place place;
 } qd_local_rank;
 
 typedef struct qd_local_header {
@@ -119,7 +119,7 @@ typedef struct qd_local_group {
     qd_local_lane *lanes[]; /* (size) */
 } qd_local_group;
 
-static inline qd_local_group *qd_local_group_of(const qd_op *op)
+static inline qd_local_group *qd_local_group_of(const qd_transfer *op)
 {
     return op->comm->backend_data;
 }
@@ -157,13 +157,13 @@ bool qd_local_probe(const qd_comm *comm);
 void qd_local_copy(void *to, const void *from, int64_t bytes, bool large);
 
 /* collective.c, message.c: the backend's op functions for their kinds. */
-qd_status qd_local_collective_start(qd_op *op);
-qd_status qd_local_collective_poll(qd_op *op, bool *done, bool *moved);
-void qd_local_collective_finish(qd_op *op);
-bool qd_local_collective_late(const qd_op *op, int peer, uint64_t *sequence);
-qd_status qd_local_message_start(qd_op *op);
-qd_status qd_local_message_poll(qd_op *op, bool *done, bool *moved);
-void qd_local_message_finish(qd_op *op);
-bool qd_local_message_late(const qd_op *op, int peer, uint64_t *sequence);
+qd_status qd_local_collective_start(qd_transfer *op);
+qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_local_collective_finish(qd_transfer *op);
+bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequence);
+qd_status qd_local_message_start(qd_transfer *op);
+qd_status qd_local_message_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_local_message_finish(qd_transfer *op);
+bool qd_local_message_late(const qd_transfer *op, int peer, uint64_t *sequence);
 
 #endif

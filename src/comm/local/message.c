@@ -15,9 +15,9 @@ typedef struct state {
     bool remote; /* pointers into another process; the sender decides */
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
 } state;
-_Static_assert(sizeof(state) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+_Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
-static state *state_of(const qd_op *op)
+static state *state_of(const qd_transfer *op)
 {
     return (state *)op->state;
 }
@@ -30,7 +30,7 @@ static void choose(state *s, bool threads, bool remote)
     s->rounds = s->small || s->pointers ? 1 : (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER;
 }
 
-qd_status qd_local_message_start(qd_op *op)
+qd_status qd_local_message_start(qd_transfer *op)
 {
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -56,7 +56,7 @@ static uint64_t received(const state *s)
     return atomic_load_explicit(&s->channel->finished, memory_order_acquire);
 }
 
-static qd_status poll_send(qd_op *op, bool *done, bool *moved)
+static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
 {
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -100,7 +100,7 @@ static qd_status poll_send(qd_op *op, bool *done, bool *moved)
 }
 
 /* False when the world is aborted. */
-static bool take(qd_op *op, int64_t first, int64_t bytes, const void *from)
+static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from)
 {
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
@@ -119,7 +119,7 @@ static bool take(qd_op *op, int64_t first, int64_t bytes, const void *from)
     return true;
 }
 
-static qd_status poll_recv(qd_op *op, bool *done, bool *moved)
+static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
 {
     state *s = state_of(op);
     int from = op->request.root;
@@ -128,9 +128,9 @@ static qd_status poll_recv(qd_op *op, bool *done, bool *moved)
     if (!s->posted) {
         if (atomic_load_explicit(&post->posted, memory_order_acquire) != sequence) return QD_OK;
         char place[QD_COMM_PLACE_BYTES];
-        qd_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].place, place);
+        qd_comm_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].place, place);
         qd_fingerprint theirs = post->fingerprint;
-        QD_TRY(qd_op_check(op, from, &theirs, place));
+        QD_TRY(qd_transfer_check(op, from, &theirs, place));
         choose(s, qd_local_group_of(op)->threads, post->remote);
         s->posted = *moved = true;
     }
@@ -158,12 +158,12 @@ static qd_status poll_recv(qd_op *op, bool *done, bool *moved)
     return QD_OK;
 }
 
-qd_status qd_local_message_poll(qd_op *op, bool *done, bool *moved)
+qd_status qd_local_message_poll(qd_transfer *op, bool *done, bool *moved)
 {
     return state_of(op)->sends ? poll_send(op, done, moved) : poll_recv(op, done, moved);
 }
 
-void qd_local_message_finish(qd_op *op)
+void qd_local_message_finish(qd_transfer *op)
 {
     state *s = state_of(op);
     if (!s->sends) {
@@ -178,7 +178,7 @@ void qd_local_message_finish(qd_op *op)
         while (atomic_load_explicit(&s->channel->reading, memory_order_seq_cst)) sched_yield();
 }
 
-bool qd_local_message_late(const qd_op *op, int peer, uint64_t *sequence)
+bool qd_local_message_late(const qd_transfer *op, int peer, uint64_t *sequence)
 {
     const state *s = state_of(op);
     if (peer != op->request.root) return false;

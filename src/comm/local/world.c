@@ -328,7 +328,7 @@ static bool aborted(qd_world *world, int *rank, char *reason, size_t reason_byte
 
 static void at(qd_world *world, const char *place)
 {
-    qd_place_set(&own_line(world)->place, place);
+    qd_comm_place_set(&own_line(world)->place, place);
 }
 
 bool qd_local_read_begin(qd_local_group *group, _Atomic uint32_t *reading)
@@ -445,22 +445,22 @@ qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to)
 
 /* ---- the table ---- */
 
-static bool is_message(const qd_op *op)
+static bool is_message(const qd_transfer *op)
 {
     return op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
 }
 
-static qd_status start(qd_op *op)
+static qd_status start(qd_transfer *op)
 {
     return is_message(op) ? qd_local_message_start(op) : qd_local_collective_start(op);
 }
 
-static qd_status poll_op(qd_op *op, bool *done, bool *moved)
+static qd_status poll_op(qd_transfer *op, bool *done, bool *moved)
 {
     return is_message(op) ? qd_local_message_poll(op, done, moved) : qd_local_collective_poll(op, done, moved);
 }
 
-static void finish(qd_op *op)
+static void finish(qd_transfer *op)
 {
     if (is_message(op))
         qd_local_message_finish(op);
@@ -468,12 +468,12 @@ static void finish(qd_op *op)
         qd_local_collective_finish(op);
 }
 
-static bool late(const qd_op *op, int peer, qd_peer_report *report)
+static bool late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     qd_local_group *group = qd_local_group_of(op);
     bool is_late = is_message(op) ? qd_local_message_late(op, peer, &report->sequence)
                                   : qd_local_collective_late(op, peer, &report->sequence);
-    if (is_late) qd_place_get(&group->ranks[op->comm->world_ranks[peer]].place, report->place);
+    if (is_late) qd_comm_place_get(&group->ranks[op->comm->world_ranks[peer]].place, report->place);
     return is_late;
 }
 

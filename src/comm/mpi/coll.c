@@ -42,9 +42,9 @@ typedef struct run {
     bool large;
     bool ended;
 } run;
-_Static_assert(sizeof(run) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+_Static_assert(sizeof(run) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
-static run *run_of(const qd_op *op)
+static run *run_of(const qd_transfer *op)
 {
     return (run *)(void *)op->state;
 }
@@ -71,24 +71,24 @@ static unsigned char *stage_of(const run *r, int peer, int stage)
 }
 
 /* The part of `rank` is one stretch of the full buffer. */
-static bool contiguous(const qd_op *op, int rank)
+static bool contiguous(const qd_transfer *op, int rank)
 {
-    return qd_op_segment_count(op, rank) <= 1;
+    return qd_transfer_segment_count(op, rank) <= 1;
 }
 
-static int64_t part_offset(const qd_op *op, int rank)
+static int64_t part_offset(const qd_transfer *op, int rank)
 {
-    return qd_op_segment_count(op, rank) > 0 ? qd_op_segment(op, rank, 0).offset : 0;
+    return qd_transfer_segment_count(op, rank) > 0 ? qd_transfer_segment(op, rank, 0).offset : 0;
 }
 
-static int64_t slice_offset(const qd_op *op, int rank)
+static int64_t slice_offset(const qd_transfer *op, int rank)
 {
     int64_t offset, length;
     qd_slice(op->request.count, op->comm->size, rank, &offset, &length);
     return offset;
 }
 
-static int64_t slice_length(const qd_op *op, int rank)
+static int64_t slice_length(const qd_transfer *op, int rank)
 {
     int64_t offset, length;
     qd_slice(op->request.count, op->comm->size, rank, &offset, &length);
@@ -97,7 +97,7 @@ static int64_t slice_length(const qd_op *op, int rank)
 
 /* Where elements [first, first + count) of what `peer` gets in the first phase lie; packed into `scratch` if they are
  * scattered. peer may be this rank: its own contribution to a sum. */
-static const void *first_source(const qd_op *op, int peer, int64_t first, int64_t count, void *scratch)
+static const void *first_source(const qd_transfer *op, int peer, int64_t first, int64_t count, void *scratch)
 {
     const run *r = run_of(op);
     int64_t at = first;
@@ -109,7 +109,7 @@ static const void *first_source(const qd_op *op, int peer, int64_t first, int64_
     case QD_COLL_REDUCE_SCATTER:
     case QD_COLL_SCATTER:
         if (!contiguous(op, peer)) {
-            qd_op_pack(op, peer, first, count, r->in, scratch);
+            qd_transfer_pack(op, peer, first, count, r->in, scratch);
             return scratch;
         }
         at += part_offset(op, peer);
@@ -126,7 +126,7 @@ static const void *first_source(const qd_op *op, int peer, int64_t first, int64_
 }
 
 /* Where element `first` of what comes from `peer` belongs; NULL if it must be unpacked. */
-static unsigned char *first_place(const qd_op *op, int peer, int64_t first)
+static unsigned char *first_place(const qd_transfer *op, int peer, int64_t first)
 {
     const run *r = run_of(op);
     switch (op->request.kind) {
@@ -153,7 +153,7 @@ static int64_t sum_chunk_bytes(int ranks)
 }
 
 /* Fills the flows of all links for the operation. */
-static void plan_flows(qd_op *op)
+static void plan_flows(qd_transfer *op)
 {
     run *r = run_of(op);
     const qd_coll_request *q = &op->request;
@@ -173,12 +173,12 @@ static void plan_flows(qd_op *op)
             rx2 = r->second ? slice_length(op, p) : 0;
             break;
         case QD_COLL_REDUCE_SCATTER:
-            tx = qd_op_packed_count(op, p);
+            tx = qd_transfer_packed_count(op, p);
             rx = r->own;
             break;
         case QD_COLL_ALL_GATHER:
             tx = r->own;
-            rx = qd_op_packed_count(op, p);
+            rx = qd_transfer_packed_count(op, p);
             break;
         case QD_COLL_ALL_TO_ALL:
             tx = q->in_counts[p];
@@ -196,10 +196,10 @@ static void plan_flows(qd_op *op)
             break;
         case QD_COLL_GATHER:
             tx = to_root ? r->own : 0;
-            rx = root ? qd_op_packed_count(op, p) : 0;
+            rx = root ? qd_transfer_packed_count(op, p) : 0;
             break;
         case QD_COLL_SCATTER:
-            tx = root ? qd_op_packed_count(op, p) : 0;
+            tx = root ? qd_transfer_packed_count(op, p) : 0;
             rx = to_root ? r->own : 0;
             break;
         default:
@@ -232,7 +232,7 @@ static qd_status grow_staging(run *r)
 }
 
 /* Decides how this operation is done: who sums, chunk and staging sizes. */
-static qd_status plan(qd_op *op)
+static qd_status plan(qd_transfer *op)
 {
     run *r = run_of(op);
     const qd_coll_request *q = &op->request;
@@ -253,7 +253,7 @@ static qd_status plan(qd_op *op)
         break;
     case QD_COLL_REDUCE_SCATTER:
         r->sums = staged = true;
-        r->own = qd_op_packed_count(op, rank);
+        r->own = qd_transfer_packed_count(op, rank);
         break;
     case QD_COLL_REDUCE:
         r->sums = rank == q->root;
@@ -262,11 +262,11 @@ static qd_status plan(qd_op *op)
         break;
     case QD_COLL_ALL_GATHER:
         staged = q->lists != NULL;
-        r->own = qd_op_packed_count(op, rank);
+        r->own = qd_transfer_packed_count(op, rank);
         break;
     case QD_COLL_GATHER:
     case QD_COLL_SCATTER:
-        r->own = qd_op_packed_count(op, rank);
+        r->own = qd_transfer_packed_count(op, rank);
         break;
     case QD_COLL_BROADCAST:
         message = TREE_CHUNK;
@@ -296,7 +296,7 @@ static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
 }
 
 /* Sums the next chunk of our part, if all its contributions are here. */
-static bool sum_next(qd_op *op)
+static bool sum_next(qd_transfer *op)
 {
     run *r = run_of(op);
     qd_mpi_group *group = r->group;
@@ -335,7 +335,7 @@ static bool may_post(const qd_mpi_flow *flow, int64_t ready)
 }
 
 /* Gives MPI what can be sent to or received from `peer` now. */
-static qd_status post(qd_op *op, int peer)
+static qd_status post(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
     qd_mpi_group *group = r->group;
@@ -383,7 +383,7 @@ static qd_status post(qd_op *op, int peer)
     return QD_OK;
 }
 
-static qd_status advance(qd_op *op)
+static qd_status advance(qd_transfer *op)
 {
     run *r = run_of(op);
     int n = op->comm->size;
@@ -396,7 +396,7 @@ static qd_status advance(qd_op *op)
 }
 
 /* The head of `peer` has come. */
-static qd_status greet(qd_op *op, int peer)
+static qd_status greet(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
     qd_mpi_link *link = &r->group->links[peer];
@@ -405,10 +405,10 @@ static qd_status greet(qd_op *op, int peer)
     head.place[sizeof head.place - 1] = '\0';
     memcpy(link->place, head.place, sizeof head.place);
     link->entered = head.fingerprint.sequence;
-    QD_TRY(qd_op_check(op, peer, &head.fingerprint, head.place));
+    QD_TRY(qd_transfer_check(op, peer, &head.fingerprint, head.place));
     int64_t expected = link->first_rx.count;
     if (head.bytes != expected * r->size)
-        return qd_op_check_pair(op, peer, head.bytes / r->size, expected, head.place);
+        return qd_transfer_check_pair(op, peer, head.bytes / r->size, expected, head.place);
     link->greeted = true;
     if (head.carried == 0)
         return QD_OK;
@@ -421,7 +421,7 @@ static qd_status greet(qd_op *op, int peer)
     if (to)
         memcpy(to, link->rx + sizeof head, (size_t)head.carried);
     else
-        qd_op_unpack(op, peer, 0, expected, link->rx + sizeof head, r->out);
+        qd_transfer_unpack(op, peer, 0, expected, link->rx + sizeof head, r->out);
     return QD_OK;
 }
 
@@ -437,7 +437,7 @@ static int64_t end_chunk(qd_mpi_flow *flow, int slot)
     return c;
 }
 
-static qd_status complete(qd_op *op, int index)
+static qd_status complete(qd_transfer *op, int index)
 {
     run *r = run_of(op);
     int peer = index / QD_MPI_REQUESTS, slot = index % QD_MPI_REQUESTS;
@@ -453,7 +453,7 @@ static qd_status complete(qd_op *op, int index)
         int64_t c = end_chunk(&link->first_rx, slot), count = chunk_length(&link->first_rx, r->chunk, c);
         op->bytes += count * r->size;
         if (!r->sums && !first_place(op, peer, 0))
-            qd_op_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_RX + slot), r->out);
+            qd_transfer_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_RX + slot), r->out);
     } else if (slot < QD_MPI_SECOND_RX) {
         end_chunk(&link->second_tx, slot - QD_MPI_SECOND_TX);
     } else {
@@ -472,7 +472,7 @@ static bool link_busy(const qd_mpi_link *link)
 
 /* ---- the backend's slots ---- */
 
-qd_status qd_mpi_coll_start(qd_op *op)
+qd_status qd_mpi_coll_start(qd_transfer *op)
 {
     run *r = run_of(op);
     qd_mpi_group *group = op->comm->backend_data;
@@ -484,10 +484,10 @@ qd_status qd_mpi_coll_start(qd_op *op)
     QD_TRY(plan(op));
     plan_flows(op);
     if (q->kind == QD_COLL_ALL_TO_ALL && q->in_counts[rank] != q->out_counts[rank])
-        return qd_op_check_pair(op, rank, q->in_counts[rank], q->out_counts[rank], "");
+        return qd_transfer_check_pair(op, rank, q->in_counts[rank], q->out_counts[rank], "");
     if (q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL ||
         (q->kind == QD_COLL_GATHER && rank == q->root))
-        qd_op_copy_own(op); /* before anything is received */
+        qd_transfer_copy_own(op); /* before anything is received */
 
     bool everybody = q->root < 0 || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
@@ -513,7 +513,7 @@ qd_status qd_mpi_coll_start(qd_op *op)
     return advance(op);
 }
 
-qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved)
+qd_status qd_mpi_coll_poll(qd_transfer *op, bool *done, bool *moved)
 {
     run *r = run_of(op);
     qd_mpi_group *group = r->group;
@@ -544,12 +544,12 @@ qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved)
                 return QD_OK;
     }
     if (op->request.kind == QD_COLL_SCATTER)
-        qd_op_copy_own(op); /* in place: after everything was sent */
+        qd_transfer_copy_own(op); /* in place: after everything was sent */
     r->ended = *done = *moved = true;
     return QD_OK;
 }
 
-void qd_mpi_coll_finish(qd_op *op)
+void qd_mpi_coll_finish(qd_transfer *op)
 {
     run *r = run_of(op);
     if (!r->ended)
@@ -557,13 +557,13 @@ void qd_mpi_coll_finish(qd_op *op)
 }
 
 /* Direct: the operation cannot go on without something from `peer`. */
-static bool waits_for(const qd_op *op, int peer)
+static bool waits_for(const qd_transfer *op, int peer)
 {
     return peer != op->comm->rank && link_busy(&run_of(op)->group->links[peer]);
 }
 
 /* A rank that answered and has entered the operation is itself waiting for another: it is not the late one. */
-static bool silent(const qd_op *op, int peer)
+static bool silent(const qd_transfer *op, int peer)
 {
     const qd_mpi_link *link = &run_of(op)->group->links[peer];
     if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer)))
@@ -571,7 +571,7 @@ static bool silent(const qd_op *op, int peer)
     return !link->answered || link->entered < op->fingerprint.sequence;
 }
 
-bool qd_mpi_coll_late(const qd_op *op, int peer, qd_peer_report *report)
+bool qd_mpi_coll_late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     const qd_mpi_group *group = run_of(op)->group;
     bool known = false;

@@ -134,27 +134,27 @@ qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, in
 
 /* Writes the head of `op` into `buffer` (QD_MPI_HEAD_BYTES) and, if it fits and `payload` is given, `bytes` bytes
  * behind it. Returns the message's length. */
-int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_op *op, int64_t bytes, const void *payload,
+int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer);
 
 /* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, once `op` has waited for half the
  * deadline; the answers are for late(). *asked: it was done for this operation. */
-void qd_mpi_ask(qd_mpi_group *group, const qd_op *op, int peer, bool *asked);
+void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, bool *asked);
 
 /* Gives up requests of a failed operation: receives are cancelled, and what does not end within a moment is left to
  * MPI (world->dirty). */
 void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count);
 
 /* coll.c */
-qd_status qd_mpi_coll_start(qd_op *op);
-qd_status qd_mpi_coll_poll(qd_op *op, bool *done, bool *moved);
-void qd_mpi_coll_finish(qd_op *op);
-bool qd_mpi_coll_late(const qd_op *op, int peer, qd_peer_report *report);
+qd_status qd_mpi_coll_start(qd_transfer *op);
+qd_status qd_mpi_coll_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_mpi_coll_finish(qd_transfer *op);
+bool qd_mpi_coll_late(const qd_transfer *op, int peer, qd_peer_report *report);
 
 /* p2p.c */
-qd_status qd_mpi_p2p_start(qd_op *op);
-qd_status qd_mpi_p2p_poll(qd_op *op, bool *done, bool *moved);
-void qd_mpi_p2p_finish(qd_op *op);
-bool qd_mpi_p2p_late(const qd_op *op, int peer, qd_peer_report *report);
+qd_status qd_mpi_p2p_start(qd_transfer *op);
+qd_status qd_mpi_p2p_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_mpi_p2p_finish(qd_transfer *op);
+bool qd_mpi_p2p_late(const qd_transfer *op, int peer, qd_peer_report *report);
 
 #endif

@@ -12,15 +12,15 @@ typedef struct p2p_state {
     int64_t total, posted, chunk; /* bytes; posted includes what the head carried; chunk: the message under way */
     bool sending, greeted, asked;
 } p2p_state;
-_Static_assert(sizeof(p2p_state) <= QD_OP_STATE_BYTES, "the state must fit into the operation");
+_Static_assert(sizeof(p2p_state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
-static p2p_state *state_of(const qd_op *op)
+static p2p_state *state_of(const qd_transfer *op)
 {
     return (p2p_state *)(void *)op->state;
 }
 
 /* Posts the next chunk of the payload, if there is one. */
-static qd_status post_next(qd_op *op)
+static qd_status post_next(qd_transfer *op)
 {
     p2p_state *s = state_of(op);
     int64_t bytes = s->total - s->posted;
@@ -36,7 +36,7 @@ static qd_status post_next(qd_op *op)
     return QD_OK;
 }
 
-qd_status qd_mpi_p2p_start(qd_op *op)
+qd_status qd_mpi_p2p_start(qd_transfer *op)
 {
     p2p_state *s = state_of(op);
     const qd_coll_request *r = &op->request;
@@ -66,14 +66,14 @@ qd_status qd_mpi_p2p_start(qd_op *op)
 }
 
 /* The head of the message has come: check it, take what it carries. */
-static qd_status greet(qd_op *op)
+static qd_status greet(qd_transfer *op)
 {
     p2p_state *s = state_of(op);
     qd_mpi_head head;
     memcpy(&head, s->link->p2p_rx, sizeof head);
     head.place[sizeof head.place - 1] = '\0';
     memcpy(s->link->place, head.place, sizeof head.place);
-    QD_TRY(qd_op_check(op, op->request.root, &head.fingerprint, head.place));
+    QD_TRY(qd_transfer_check(op, op->request.root, &head.fingerprint, head.place));
     s->link->received = head.fingerprint.sequence;
     s->greeted = true;
     if (head.carried > 0) {
@@ -85,7 +85,7 @@ static qd_status greet(qd_op *op)
     return QD_OK;
 }
 
-qd_status qd_mpi_p2p_poll(qd_op *op, bool *done, bool *moved)
+qd_status qd_mpi_p2p_poll(qd_transfer *op, bool *done, bool *moved)
 {
     p2p_state *s = state_of(op);
     int flag;
@@ -118,14 +118,14 @@ qd_status qd_mpi_p2p_poll(qd_op *op, bool *done, bool *moved)
     return QD_OK;
 }
 
-void qd_mpi_p2p_finish(qd_op *op)
+void qd_mpi_p2p_finish(qd_transfer *op)
 {
     p2p_state *s = state_of(op);
     qd_mpi_give_up(s->group->world, &s->head, 1);
     qd_mpi_give_up(s->group->world, &s->data, 1);
 }
 
-bool qd_mpi_p2p_late(const qd_op *op, int peer, qd_peer_report *report)
+bool qd_mpi_p2p_late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     const p2p_state *s = state_of(op);
     if (peer != op->request.root)

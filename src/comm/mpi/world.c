@@ -44,7 +44,7 @@ qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, in
                         "MPI_Irecv");
 }
 
-int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_op *op, int64_t bytes, const void *payload,
+int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer)
 {
     qd_mpi_head head = {.fingerprint = op->fingerprint, .bytes = bytes};
@@ -186,7 +186,7 @@ static void control_poll(qd_mpi_world *world)
         control_reap(world);
 }
 
-void qd_mpi_ask(qd_mpi_group *group, const qd_op *op, int peer, bool *asked)
+void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, bool *asked)
 {
     qd_mpi_world *world = group->world;
     if (*asked || op->moved_at == 0 || qd_clock_now() - op->moved_at < 0.5 * world->deadline)
@@ -439,19 +439,19 @@ static void world_destroy(qd_world *w)
     world_free(world);
 }
 
-static qd_status op_start(qd_op *op)
+static qd_status op_start(qd_transfer *op)
 {
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return p2p ? qd_mpi_p2p_start(op) : qd_mpi_coll_start(op);
 }
 
-static qd_status op_poll(qd_op *op, bool *done, bool *moved)
+static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
 {
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved);
 }
 
-static void op_finish(qd_op *op)
+static void op_finish(qd_transfer *op)
 {
     if (op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV)
         qd_mpi_p2p_finish(op);
@@ -459,7 +459,7 @@ static void op_finish(qd_op *op)
         qd_mpi_coll_finish(op);
 }
 
-static bool op_late(const qd_op *op, int peer, qd_peer_report *report)
+static bool op_late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return p2p ? qd_mpi_p2p_late(op, peer, report) : qd_mpi_coll_late(op, peer, report);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void qd_place_set(qd_place *place, const char *text)
+void qd_comm_place_set(qd_comm_place *place, const char *text)
 {
     uint64_t words[QD_COMM_PLACE_BYTES / 8] = {0};
     size_t length = strnlen(text, QD_COMM_PLACE_BYTES - 1);
@@ -13,7 +13,7 @@ void qd_place_set(qd_place *place, const char *text)
         atomic_store_explicit(&place->words[i], words[i], memory_order_relaxed);
 }
 
-void qd_place_get(const qd_place *place, char text[QD_COMM_PLACE_BYTES])
+void qd_comm_place_get(const qd_comm_place *place, char text[QD_COMM_PLACE_BYTES])
 {
     for (size_t i = 0; i < QD_COMM_PLACE_BYTES / 8; i++) {
         uint64_t word = atomic_load_explicit(&place->words[i], memory_order_relaxed);
@@ -24,12 +24,12 @@ void qd_place_get(const qd_place *place, char text[QD_COMM_PLACE_BYTES])
 
 /* ---- segments ---- */
 
-int qd_op_segment_count(const qd_op *op, int rank)
+int qd_transfer_segment_count(const qd_transfer *op, int rank)
 {
     return op->request.lists ? op->request.lists[rank].count : 1;
 }
 
-qd_segment qd_op_segment(const qd_op *op, int rank, int i)
+qd_segment qd_transfer_segment(const qd_transfer *op, int rank, int i)
 {
     if (op->request.lists) return op->request.lists[rank].segments[i];
     qd_segment segment;
@@ -37,21 +37,22 @@ qd_segment qd_op_segment(const qd_op *op, int rank, int i)
     return segment;
 }
 
-int64_t qd_op_packed_count(const qd_op *op, int rank)
+int64_t qd_transfer_packed_count(const qd_transfer *op, int rank)
 {
     int64_t count = 0;
-    int segments = qd_op_segment_count(op, rank);
-    for (int i = 0; i < segments; i++) count += qd_op_segment(op, rank, i).count;
+    int segments = qd_transfer_segment_count(op, rank);
+    for (int i = 0; i < segments; i++) count += qd_transfer_segment(op, rank, i).count;
     return count;
 }
 
 /* Calls for the pieces of packed range [first, first + count): full offset, packed offset, length. */
-static void copy_pieces(const qd_op *op, int rank, int64_t first, int64_t count, char *full, char *packed, bool pack)
+static void copy_pieces(const qd_transfer *op, int rank, int64_t first, int64_t count, char *full, char *packed,
+                        bool pack)
 {
     int64_t size = (int64_t)qd_dtype_size(op->request.dtype), at = 0;
-    int segments = qd_op_segment_count(op, rank);
+    int segments = qd_transfer_segment_count(op, rank);
     for (int i = 0; i < segments && at < first + count; i++) {
-        qd_segment segment = qd_op_segment(op, rank, i);
+        qd_segment segment = qd_transfer_segment(op, rank, i);
         int64_t begin = first > at ? first : at;
         int64_t end = first + count < at + segment.count ? first + count : at + segment.count;
         if (begin < end) {
@@ -65,12 +66,12 @@ static void copy_pieces(const qd_op *op, int rank, int64_t first, int64_t count,
     }
 }
 
-void qd_op_pack(const qd_op *op, int rank, int64_t first, int64_t count, const void *full, void *packed)
+void qd_transfer_pack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *full, void *packed)
 {
     copy_pieces(op, rank, first, count, (char *)full, packed, true);
 }
 
-void qd_op_unpack(const qd_op *op, int rank, int64_t first, int64_t count, const void *packed, void *full)
+void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *packed, void *full)
 {
     copy_pieces(op, rank, first, count, full, (char *)packed, false);
 }
@@ -81,7 +82,7 @@ static void copy_if_apart(void *to, const void *from, int64_t bytes)
     if (bytes > 0 && to != from) memmove(to, from, (size_t)bytes);
 }
 
-void qd_op_copy_own(const qd_op *op)
+void qd_transfer_copy_own(const qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank;
@@ -90,8 +91,8 @@ void qd_op_copy_own(const qd_op *op)
     case QD_COLL_ALL_GATHER:
     case QD_COLL_GATHER:
         if (r->kind == QD_COLL_GATHER && me != r->root) return;
-        for (int i = 0; i < qd_op_segment_count(op, me); i++) {
-            qd_segment segment = qd_op_segment(op, me, i);
+        for (int i = 0; i < qd_transfer_segment_count(op, me); i++) {
+            qd_segment segment = qd_transfer_segment(op, me, i);
             if (segment.count > 0)
                 copy_if_apart((char *)r->out + segment.offset * size, (const char *)r->in + packed * size,
                               segment.count * size);
@@ -101,8 +102,8 @@ void qd_op_copy_own(const qd_op *op)
     case QD_COLL_SCATTER:
     case QD_COLL_REDUCE_SCATTER:
         if (r->kind == QD_COLL_SCATTER ? me != r->root : op->comm->size > 1) return;
-        for (int i = 0; i < qd_op_segment_count(op, me); i++) {
-            qd_segment segment = qd_op_segment(op, me, i);
+        for (int i = 0; i < qd_transfer_segment_count(op, me); i++) {
+            qd_segment segment = qd_transfer_segment(op, me, i);
             if (segment.count > 0)
                 copy_if_apart((char *)r->out + packed * size, (const char *)r->in + segment.offset * size,
                               segment.count * size);
@@ -165,12 +166,12 @@ static const char *place_text(const char *place, char *buffer, size_t bytes)
     return buffer;
 }
 
-static qd_status mismatch(const qd_op *op, int peer, const qd_fingerprint *theirs, const char *peer_place,
+static qd_status mismatch(const qd_transfer *op, int peer, const qd_fingerprint *theirs, const char *peer_place,
                           const char *extra)
 {
     const qd_comm *comm = op->comm;
     char mine_text[128], theirs_text[128], mine_at[96], theirs_at[96], mine_place[QD_COMM_PLACE_BYTES];
-    qd_place_get(&comm->world->place, mine_place);
+    qd_comm_place_get(&comm->world->place, mine_place);
     const char *number = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV ? "message" : "operation";
     return QD_FAIL(QD_MISMATCH, "rank %d called %s as %s %llu of group %s%s, but rank %d called %s%s%s",
                    comm->world_ranks[peer], qd_fingerprint_text(theirs, theirs_text, sizeof theirs_text), number,
@@ -179,7 +180,7 @@ static qd_status mismatch(const qd_op *op, int peer, const qd_fingerprint *their
                    place_text(mine_place, mine_at, sizeof mine_at), extra);
 }
 
-qd_status qd_op_check(const qd_op *op, int peer, const qd_fingerprint *theirs, const char *peer_place)
+qd_status qd_transfer_check(const qd_transfer *op, int peer, const qd_fingerprint *theirs, const char *peer_place)
 {
     const qd_fingerprint *mine = &op->fingerprint;
     bool same = mine->sequence == theirs->sequence && mine->count == theirs->count && mine->shape == theirs->shape &&
@@ -195,7 +196,8 @@ qd_status qd_op_check(const qd_op *op, int peer, const qd_fingerprint *theirs, c
     return mismatch(op, peer, theirs, peer_place, extra);
 }
 
-qd_status qd_op_check_pair(const qd_op *op, int peer, int64_t sends, int64_t expected, const char *peer_place)
+qd_status qd_transfer_check_pair(const qd_transfer *op, int peer, int64_t sends, int64_t expected,
+                                 const char *peer_place)
 {
     if (sends == expected) return QD_OK;
     qd_fingerprint theirs = op->fingerprint;
