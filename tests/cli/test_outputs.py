@@ -125,6 +125,18 @@ class Outputs(program.ProgramTest):
         self.assertIn("all-reduce", {row["operation"] for row in report["rows"]})
         self.assertTrue(all(row["seconds"] > 0 for row in report["rows"]))
 
+    def test_bench_tables(self):
+        kernels = self.json_of("bench", "kernels", *program.SMALL, "--seconds", "0.001", "--json")
+        step = self.json_of("bench", "step", *program.SMALL, "--warm-up", "1", "--repeat", "2", "--json")
+        self.assertGreater(step["tokens_per_second"], 0)
+        for report in (kernels, step):
+            self.assertGreater(report["fma_flops"], 0)
+            self.assertTrue(report["rows"])
+            self.assertTrue(all(row["seconds"] >= 0 for row in report["rows"]))
+        shares = sum(row["share"] for row in step["rows"])
+        self.assertGreater(shares, 0.5)
+        self.assertLess(shares, 1.5)
+
     def test_plain_characters(self):
         arguments = self.small("train.steps=6", "run.log_every=2")
         plain = self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout
