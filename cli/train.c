@@ -13,6 +13,7 @@ typedef struct view {
     int64_t log_every;
     bool line_open; /* the progress line waits to be rewritten */
     double begin, shown; /* seconds: first step, last time the line was drawn */
+    int64_t first_step;  /* 1, or later in a run that goes on; 0: none yet */
     double *losses;
     int64_t count, capacity;
 } view;
@@ -24,11 +25,20 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static void close_line(view *v)
+{
+    if (v->line_open)
+        putchar('\n');
+    v->line_open = false;
+    fflush(stdout);
+}
+
 static void on_start(void *context, const qd_train_summary *s)
 {
     view *v = context;
     const char *dir = qd_options_string(v->options, "run.dir");
     char samples[32];
+    close_line(v);
     qd_text_count((double)s->samples, samples, sizeof samples);
     plan_print_head(&s->plan);
     plan_print_memory(&s->plan);
@@ -75,7 +85,7 @@ static void rewrite_line(view *v, const qd_train_step *s)
     if (v->line_open && !last && at - v->shown < 0.1)
         return;
     format_step(s, line, sizeof line);
-    qd_text_seconds((at - v->begin) / (double)s->step * (double)(s->steps - s->step), left, sizeof left);
+    qd_text_seconds((at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step), left, sizeof left);
     plan_bar((double)s->step / (double)s->steps, BAR, bar);
     /* Never wider than the terminal: a wrapped line cannot be rewritten. */
     if (v->columns > (int)strlen(line) + BAR + 2 + 24)
@@ -90,6 +100,8 @@ static void rewrite_line(view *v, const qd_train_step *s)
 static void on_step(void *context, const qd_train_step *s)
 {
     view *v = context;
+    if (v->first_step == 0)
+        v->first_step = s->step;
     keep_loss(v, s->loss);
     if (v->columns > 0) {
         rewrite_line(v, s);
@@ -101,11 +113,25 @@ static void on_step(void *context, const qd_train_step *s)
     }
 }
 
-static void close_line(view *v)
+
+/* Text that becomes tokens, on a terminal only. */
+static void on_prepare(void *context, const char *what, int64_t done, int64_t total)
 {
-    if (v->line_open)
-        putchar('\n');
-    v->line_open = false;
+    view *v = context;
+    double at = now();
+    if (v->columns == 0 || total <= 0 || (v->line_open && at - v->shown < 0.1 && done < total))
+        return;
+    printf("\rreading text: %s %.0f %%\033[K", what, 100.0 * (double)done / (double)total);
+    fflush(stdout);
+    v->line_open = true;
+    v->shown = at;
+}
+
+static void on_note(void *context, const char *text)
+{
+    view *v = context;
+    close_line(v);
+    printf("note     %s\n", text);
     fflush(stdout);
 }
 
@@ -115,7 +141,7 @@ static void on_end(void *context, const qd_train_end *e)
     char rate[32], seconds[32], allocated[32], resident[32];
     close_line(v);
     putchar('\n');
-    curve_draw(stdout, v->losses, v->count, 1, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
+    curve_draw(stdout, v->losses, v->count, v->first_step, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
     qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
     qd_text_seconds(e->seconds, seconds, sizeof seconds);
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
@@ -130,7 +156,8 @@ static qd_status run(cli_call *call)
 {
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
-    qd_train_observer observer = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end};
+    qd_train_observer observer = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end,
+                                  .on_prepare = on_prepare, .on_note = on_note};
     qd_status status = qd_train(call->options, call->argv, &observer);
     close_line(&v);
     free(v.losses);

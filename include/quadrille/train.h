@@ -46,6 +46,10 @@ typedef struct qd_train_observer {
     void (*on_start)(void *context, const qd_train_summary *summary);
     void (*on_step)(void *context, const qd_train_step *step);
     void (*on_end)(void *context, const qd_train_end *end); /* also after an interruption, not after a failure */
+    /* Before the first step: `what` is "tokenizer" or "tokens"; text is being read, out of `total` bytes or merges. */
+    void (*on_prepare)(void *context, const char *what, int64_t done, int64_t total);
+    /* Something the user should know and the run goes on: a checkpoint that was written, or could not be. */
+    void (*on_note)(void *context, const char *text);
 } qd_train_observer;
 
 /* argv: of this process, ended by NULL; the ranks get the same. SIGINT and SIGTERM end the run after the step that

@@ -52,4 +52,8 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
 /* Opens the newest sound checkpoint; a damaged one is passed over, and *passed_over (may be NULL; free it) says why.
  * QD_USAGE when there is none. */
 qd_status qd_store_open(const char *root, qd_checkpoint **checkpoint, char **passed_over);
+/* The checkpoint of one step. */
+qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint);
+/* Removes all checkpoints; a root that is not there is fine. */
+qd_status qd_store_clear(const char *root);
 #endif

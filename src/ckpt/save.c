@@ -263,13 +263,13 @@ static char *step_folder(const char *root, long long step)
     return qd_ckpt_path(root, name);
 }
 
-/* Keeps the newest `keep`; 0 keeps all. */
+/* Removes all but the newest `keep`. */
 static qd_status prune(const char *root, int keep)
 {
     long long *steps;
     int count = list_steps(root, &steps);
     qd_status status = count < 0 ? QD_FAIL(QD_NO_MEMORY, "no memory to list %s", root) : QD_OK;
-    for (int i = keep; keep > 0 && i < count && status == QD_OK; i++) {
+    for (int i = keep; i < count && status == QD_OK; i++) {
         char *folder = step_folder(root, steps[i]);
         status = folder ? qd_ckpt_remove_folder(folder) : QD_FAIL(QD_NO_MEMORY, "no memory to prune %s", root);
         free(folder);
@@ -288,7 +288,7 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
                               : QD_FAIL(QD_NO_MEMORY, "no memory to write %s", root);
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(root);
-    if (status == QD_OK)
+    if (status == QD_OK && keep > 0)
         status = prune(root, keep);
     free(folder);
     return status;
@@ -327,4 +327,17 @@ qd_status qd_store_open(const char *root, qd_checkpoint **checkpoint, char **pas
     }
     free(steps);
     return status;
+}
+
+qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint)
+{
+    char *folder = step_folder(root, step);
+    qd_status status = folder ? qd_checkpoint_open(folder, checkpoint) : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", root);
+    free(folder);
+    return status;
+}
+
+qd_status qd_store_clear(const char *root)
+{
+    return prune(root, 0);
 }

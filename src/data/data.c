@@ -87,25 +87,31 @@ int64_t qd_token_source_document(const qd_token_source *s, int64_t position)
 
 /* ---- samples ---- */
 
-static qd_status fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets,
-                             int32_t *doc_start)
+qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t count, int32_t *tokens, int32_t *targets,
+                         int32_t *doc_start)
 {
     const qd_token_source *s = &d->sources[source];
-    const int64_t seq = d->seq, first = window * seq;
-    QD_TRY(qd_token_source_read(s, d->vocab, first, seq, tokens));
-    memcpy(targets, tokens + 1, (size_t)(seq - 1) * sizeof *targets);
-    QD_TRY(qd_token_source_read(s, d->vocab, first + seq, 1, targets + seq - 1));
-    memset(doc_start, 0, (size_t)seq * sizeof *doc_start);
+    QD_TRY(qd_token_source_read(s, d->vocab, first, count, tokens));
+    memcpy(targets, tokens + 1, (size_t)(count - 1) * sizeof *targets);
+    QD_TRY(qd_token_source_read(s, d->vocab, first + count, 1, targets + count - 1));
+    memset(doc_start, 0, (size_t)count * sizeof *doc_start);
     if (!d->document_mask)
         return QD_OK;
-    for (int64_t next = qd_token_source_document(s, first + 1); next <= first + seq;) {
+    for (int64_t next = qd_token_source_document(s, first + 1); next <= first + count;) {
         int64_t begin = next - first;
         targets[begin - 1] = -1;
-        next = begin < seq ? qd_token_source_document(s, next + 1) : first + seq + 1;
-        for (int64_t t = begin; t < seq && t < next - first; t++)
+        next = begin < count ? qd_token_source_document(s, next + 1) : first + count + 1;
+        for (int64_t t = begin; t < count && t < next - first; t++)
             doc_start[t] = (int32_t)begin;
     }
     return QD_OK;
+}
+
+/* Window number `window` of a source. */
+static qd_status fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets,
+                             int32_t *doc_start)
+{
+    return qd_data_window(d, source, window * d->seq, d->seq, tokens, targets, doc_start);
 }
 
 static qd_status check_seq(const qd_data *d, int64_t seq)
@@ -341,6 +347,35 @@ static qd_status make_mixture(const qd_data_options *o, qd_data *d)
     d->mixture = (qd_mixture){
         .seed = o->seed, .sources = d->source_count, .windows = d->mixture_windows, .bounds = d->mixture_bounds};
     return QD_OK;
+}
+
+/* Drops shards from a list. */
+static void keep_text(qd_file_list *files)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        if (files->items[i].kind == QD_FILE_SHARD)
+            free(files->items[i].path);
+        else
+            files->items[kept++] = files->items[i];
+    }
+    files->count = kept;
+}
+
+qd_status qd_data_text_files(const char *path, qd_file_list *files)
+{
+    mixture_item *items = NULL;
+    int count = 0;
+    *files = (qd_file_list){0};
+    QD_TRY(parse_items(path, &items, &count));
+    qd_status status = QD_OK;
+    for (int i = 0; i < count && status == QD_OK; i++)
+        status = qd_file_list_add(files, items[i].path);
+    free_items(items, count);
+    keep_text(files);
+    if (status != QD_OK)
+        qd_file_list_free(files);
+    return status;
 }
 
 qd_data_options qd_data_options_default(void)

@@ -10,6 +10,7 @@
 #include <quadrille/data.h>
 #include <quadrille/types.h>
 
+#include "data/files.h"
 #include "data/sampler.h"
 
 /* Fills `count` samples that start at index `first` of the run: tokens, targets (the next token; -1: not counted) and
@@ -25,10 +26,18 @@ typedef struct qd_batch_source {
  * seq + 1. */
 qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data);
 
+/* The text files behind `path` (file, folder or mixture), without shards: what a tokenizer is trained on. */
+qd_status qd_data_text_files(const char *path, qd_file_list *files);
+
 /* Training samples, without end: after one epoch comes the next. `seq` of fill is the data set's. */
 qd_batch_source qd_data_source(qd_data *data);
 /* The held-out windows in their order, source after source; index qd_data_validation_windows() is the first again. */
 qd_batch_source qd_data_validation_source(qd_data *data);
+
+/* Tokens [first, first + count) of a source, count at least 1, with the token after each as its target (-1 where the mask
+ * forbids it) and document starts relative to `first`. One more token must follow them. */
+qd_status qd_data_window(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens,
+                         int32_t *targets, int32_t *doc_start);
 
 /* Random tokens, a pure function of (seed, sample): for benchmarks and tests. Every `ignored`-th target is -1 (0:
  * none); documents > 0 cuts each sequence into that many documents. */

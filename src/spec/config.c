@@ -29,7 +29,14 @@ static const qd_option options_table[] = {
     {"model.dropout", QD_OPTION_FLOAT, "0", 0, 0.99, NULL, "after the embedding and each residual branch", NULL},
     {"model.init_std", QD_OPTION_FLOAT, "0.02", 0, 10, NULL, "standard deviation of initial weights", NULL},
 
-    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "file whose bytes are the tokens", "data"},
+    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
+    {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL, "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the text and kept in run.dir", "tokenizer"},
+    {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "part of each source that is held out, from its end", NULL},
+    {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens see only their own document", NULL},
+    {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
+    {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
+    {"data.cache", QD_OPTION_STRING, "", 0, 0, NULL, "folder that keeps the tokens of text; empty: run.dir/tokens, or memory without run.dir", NULL},
+    {"data.verify", QD_OPTION_BOOL, "true", 0, 0, NULL, "all checksums and tokens of shards are checked at the start", NULL},
     {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "tokens of a sequence", "seq"},
 
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
@@ -67,6 +74,9 @@ static const qd_option options_table[] = {
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
+    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none", "save-every"},
+    {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
+    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
 };
@@ -222,8 +232,20 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
     c->seed = (uint64_t)qd_options_int(o, "train.seed");
-    c->data_path = qd_options_string(o, "data.path");
+        c->data = (qd_data_config){
+        .path = qd_options_string(o, "data.path"),
+        .tokenizer = qd_options_string(o, "data.tokenizer"),
+        .separator = qd_options_string(o, "data.separator"),
+        .field = qd_options_string(o, "data.field"),
+        .cache = qd_options_string(o, "data.cache"),
+        .validation = qd_options_float(o, "data.validation"),
+        .document_mask = qd_options_bool(o, "data.document_mask"),
+        .verify = qd_options_bool(o, "data.verify"),
+    };
     c->run_dir = qd_options_string(o, "run.dir");
+    c->save_every = qd_options_int(o, "run.save_every");
+    c->keep = (int)qd_options_int(o, "run.keep");
+    c->resume = qd_options_bool(o, "run.resume");
     c->device = qd_options_string(o, "run.device");
     c->backend = qd_options_string(o, "run.backend");
     c->ranks_as_threads = qd_options_enum(o, "run.ranks_as") == 1;
@@ -231,8 +253,15 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->deadline = qd_options_float(o, "run.deadline");
     c->log_every = qd_options_int(o, "run.log_every");
     c->trace = qd_options_bool(o, "run.trace");
-    if (c->trace && c->run_dir[0] == '\0')
-        return QD_FAIL(QD_USAGE, "run.trace needs run.dir, the folder that trace.json is written to");
+    static const struct {
+        const char *key, *what;
+    } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
+                        {"run.save_every", "the folder that checkpoints are written to"},
+                        {"run.resume", "the folder of the run to go on with"}};
+    const bool wanted[] = {c->trace, c->save_every > 0, c->resume};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (wanted[i] && c->run_dir[0] == '\0')
+            return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);
     return QD_OK;
 }
 

@@ -6,6 +6,13 @@
 
 #include <quadrille/config.h>
 
+/* What the run trains on; texts belong to the options. */
+typedef struct qd_data_config {
+    const char *path, *tokenizer, *separator, *field, *cache;
+    double validation;
+    bool document_mask, verify;
+} qd_data_config;
+
 typedef struct qd_config {
     qd_model model;
     int world;
@@ -15,8 +22,11 @@ typedef struct qd_config {
     int64_t global_batch; /* sequences per step */
     int64_t steps;
     uint64_t seed;
-    const char *data_path; /* belongs to the options */
-    const char *run_dir, *device, *backend;
+    qd_data_config data;
+    const char *run_dir, *device, *backend; /* texts belong to the options */
+    int64_t save_every; /* 0: no checkpoints */
+    int keep;
+    bool resume;
     bool ranks_as_threads, trace;
     int threads; /* compute threads per rank; 0: share out the cores */
     int64_t log_every;

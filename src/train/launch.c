@@ -129,6 +129,14 @@ static void send_end(void *context, const qd_train_end *end)
     qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_END, .rank = p->rank, .end = *end});
 }
 
+static void send_note(void *context, const char *text)
+{
+    const place *p = context;
+    qd_report report = {.kind = QD_REPORT_NOTE, .rank = p->rank};
+    snprintf(report.failure.message, sizeof report.failure.message, "%s", text);
+    qd_report_send(p->report_fd, &report);
+}
+
 static qd_status run_local_rank(place *p, qd_run *run)
 {
     if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->launcher == 0)
@@ -138,7 +146,7 @@ static qd_status run_local_rank(place *p, qd_run *run)
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
     qd_comm *world = NULL;
-    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end};
+    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
     QD_TRY(qd_local_comm_open(p->world_fd, p->rank, &world));
     run->observer = &observer;
     run->local_ranks = qd_comm_size(world);
@@ -158,6 +166,9 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY(qd_run_prepare(run->options, p->size, &run->config, summary));
     else
         QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    /* Text becomes tokens on the first rank while the others wait to join, however long it takes. */
+    if (p->rank == 0 && p->size > 0)
+        QD_TRY(qd_run_make_ready(run->options, &run->config, observer, summary));
     qd_comm_config comm_config = qd_comm_config_default();
     comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
@@ -172,7 +183,10 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     run->local_ranks = p->local_ranks > 0 ? p->local_ranks : size;
     run->observer = observer;
     if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
-        QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+        if (p->size != size) {
+            QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+            QD_TRY_DONE(qd_run_make_ready(run->options, &run->config, observer, summary));
+        }
         summary->backend = qd_comm_backend(world);
         summary->ranks_as = "processes";
         observer->on_start(observer->context, summary);
@@ -190,6 +204,7 @@ done:
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
     QD_TRY(qd_run_prepare(run->options, 0, &run->config, summary));
+    QD_TRY(qd_run_make_ready(run->options, &run->config, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->local_ranks = c->world;

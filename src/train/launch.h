@@ -14,7 +14,7 @@
 
 /* ---- reports of a local rank to its launcher: one packet each ---- */
 
-typedef enum qd_report_kind { QD_REPORT_STEP, QD_REPORT_END, QD_REPORT_FAILURE } qd_report_kind;
+typedef enum qd_report_kind { QD_REPORT_STEP, QD_REPORT_END, QD_REPORT_FAILURE, QD_REPORT_NOTE } qd_report_kind;
 #define QD_REPORT_MESSAGE_BYTES 2048
 
 typedef struct qd_report {
@@ -26,7 +26,7 @@ typedef struct qd_report {
         struct {
             qd_status status;
             char message[QD_REPORT_MESSAGE_BYTES]; /* "": another rank tells it */
-        } failure;
+        } failure; /* NOTE: the message alone */
     };
 } qd_report;
 

@@ -162,6 +162,8 @@ static void take_reports(crew *c)
             o->on_step(o->context, &report.step);
         } else if (report.kind == QD_REPORT_END && o && o->on_end) {
             o->on_end(o->context, &report.end);
+        } else if (report.kind == QD_REPORT_NOTE && o && o->on_note) {
+            o->on_note(o->context, report.failure.message);
         } else if (report.kind == QD_REPORT_FAILURE) {
             qd_failure_add(&c->failure, report.failure.status, report.failure.message);
             if (report.rank >= 0 && report.rank < c->size)

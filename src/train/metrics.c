@@ -1,9 +1,11 @@
 #include "train/metrics.h"
 
 #include "base/json_writer.h"
+#include "base/strbuf.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,15 +16,34 @@ struct qd_metrics {
     qd_strbuf line;
 };
 
-qd_status qd_metrics_create(const char *path, qd_metrics **metrics)
+/* Bytes of the file that are whole lines of steps up to `step`. Lines are in order of their steps. */
+static off_t lines_to_keep(const char *path, int64_t step)
 {
+    char *text = NULL;
+    size_t length = 0;
+    off_t keep = 0;
+    if (step == 0 || qd_file_read(path, SIZE_MAX / 2, &text, &length) != QD_OK)
+        return 0;
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        long long number;
+        if (sscanf(line, "{\"step\":%lld", &number) != 1 || number > step)
+            break;
+        keep = end + 1 - text;
+    }
+    free(text);
+    return keep;
+}
+
+qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)
+{
+    off_t keep = lines_to_keep(path, step);
     qd_metrics *m = calloc(1, sizeof *m);
     if (!m || !(m->path = strdup(path))) {
         free(m);
         return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
     }
-    m->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-    if (m->fd < 0) {
+    m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (m->fd < 0 || ftruncate(m->fd, keep) != 0) {
         qd_status status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
         qd_metrics_destroy(m);
         return status;

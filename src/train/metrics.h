@@ -6,8 +6,8 @@
 
 typedef struct qd_metrics qd_metrics;
 
-/* Starts an empty file. */
-qd_status qd_metrics_create(const char *path, qd_metrics **metrics);
+/* Starts a file with the lines of an earlier part of the run: those up to `step` (0: none, the file is new). */
+qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics);
 /* The line is in the file when this returns. */
 qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step);
 void qd_metrics_destroy(qd_metrics *metrics); /* NULL is legal */

@@ -2,10 +2,10 @@
 
 #include "base/clock.h"
 #include "base/strbuf.h"
-#include "data/data.h"
+#include "train/run_corpus.h"
 #include "train/footprint.h"
 #include "train/metrics.h"
-#include "train/trainer.h"
+#include "train/state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,9 +24,10 @@ typedef struct rank_state {
     const qd_run *run;
     qd_comm *world;
     qd_comm *control; /* for agreements, apart from the program's traffic and its counters */
-    qd_data *data;
+    qd_run_corpus corpus;
     qd_trainer *trainer;
     qd_trace *trace;
+    char *config_text; /* rank 0: the configuration as it is saved */
     qd_metrics *metrics; /* rank 0 with a run folder */
     qd_train_end end;
     double peak_flops; /* rank 0: of all machines of the run, measured */
@@ -72,9 +73,14 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
         return QD_OK;
     QD_TRY(path_in(c, "metrics.jsonl", path));
     QD_TRY(check_place(c->run_dir));
-    if (stat(path, &info) == 0 && !qd_options_bool(options, "run.overwrite"))
-        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, or replace that run with --overwrite",
-                       c->run_dir);
+    bool held = stat(path, &info) == 0;
+    if (c->resume && qd_options_bool(options, "run.overwrite"))
+        return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: go on with the run in %s, or replace it", c->run_dir);
+    if (held && !c->resume && !qd_options_bool(options, "run.overwrite"))
+        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, go on with that run with --resume, or "
+                                 "replace it with --overwrite", c->run_dir);
+    if (!held && c->resume)
+        return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to go on with", c->run_dir);
     return QD_OK;
 }
 
@@ -103,38 +109,62 @@ static qd_status open_folder(rank_state *s)
     file_path path;
     if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
         return QD_OK;
-    QD_TRY(check_folder(s->run->options, c));
     QD_TRY(make_folder(c->run_dir));
     QD_TRY(path_in(c, "trace.json", path));
     if (unlink(path) != 0 && errno != ENOENT)
         return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
     QD_TRY(path_in(c, "config.yaml", path));
-    QD_TRY(qd_run_save_config(s->run->options, c, qd_trainer_program(s->trainer), path));
+    QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
+    QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
+    QD_TRY(path_in(c, "tokenizer.json", path));
+    if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
+        QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path));
     QD_TRY(path_in(c, "metrics.jsonl", path));
-    return qd_metrics_create(path, &s->metrics);
+    return qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics);
 }
 
 /* ---- before the ranks exist ---- */
 
-static qd_status open_data(const qd_config *c, qd_data **data)
-{
-    if (c->model.vocab < 256)
-        return QD_FAIL(QD_USAGE, "model.vocab is %lld, but the tokens are bytes: it must be at least 256",
-                       (long long)c->model.vocab);
-    return qd_data_open_bytes(c->data_path, c->strategy.seq, c->seed, data);
-}
-
 qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary)
 {
-    qd_data *data = NULL;
     *summary = (qd_train_summary){0};
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
-    QD_TRY(open_data(config, &data));
-    summary->samples = qd_data_windows(data);
     summary->steps = config->steps;
-    qd_data_close(data);
     return check_folder(options, config);
+}
+
+/* The run that is replaced leaves nothing that the new one could take for its own. */
+static qd_status clear_folder(const qd_config *c)
+{
+    static const char *const files[] = {"metrics.jsonl", "config.yaml", "tokenizer.json", "trace.json"};
+    file_path path;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        QD_TRY(path_in(c, files[i], path));
+        if (unlink(path) != 0 && errno != ENOENT)
+            return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+    }
+    QD_TRY(path_in(c, "checkpoints", path));
+    return qd_store_clear(path);
+}
+
+static void report_progress(void *context, const char *what, int64_t done, int64_t total)
+{
+    const qd_train_observer *o = context;
+    if (o && o->on_prepare)
+        o->on_prepare(o->context, what, done, total);
+}
+
+qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer,
+                            qd_train_summary *summary)
+{
+    qd_run_corpus corpus;
+    if (config->run_dir[0] != '\0' && qd_options_bool(options, "run.overwrite"))
+        QD_TRY(clear_folder(config));
+    QD_TRY(qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, (void *)(uintptr_t)observer}, &corpus));
+    summary->samples = qd_data_windows(corpus.data);
+    qd_run_corpus_close(&corpus);
+    return QD_OK;
 }
 
 /* ---- one rank ---- */
@@ -173,17 +203,81 @@ static qd_status measure_peak(rank_state *s)
     return QD_OK;
 }
 
+static void note(const rank_state *s, const char *text)
+{
+    const qd_train_observer *o = s->run->observer;
+    if (qd_comm_rank(s->world) == 0 && o && o->on_note)
+        o->on_note(o->context, text);
+}
+
+/* Collective. Rank 0 chooses the newest sound checkpoint; all load it. */
+static qd_status resume(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    file_path root;
+    char text[1200];
+    qd_checkpoint *checkpoint = NULL;
+    char *passed_over = NULL;
+    int64_t step = -1;
+    QD_TRY(path_in(c, "checkpoints", root));
+    qd_status status = QD_OK;
+    if (qd_comm_rank(s->world) == 0)
+        status = qd_store_open(root, &checkpoint, &passed_over);
+    if (status == QD_OK && checkpoint)
+        step = qd_checkpoint_meta(checkpoint)->step;
+    if (passed_over) {
+        snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", passed_over);
+        note(s, text);
+        free(passed_over);
+    }
+    QD_TRY_DONE(agree(s, status));
+    QD_TRY_DONE(qd_comm_broadcast(s->control, &step, 1, QD_I64, 0, NULL));
+    if (!checkpoint)
+        status = qd_store_open_step(root, step, &checkpoint);
+    if (status == QD_OK)
+        status = qd_state_load(s->trainer, checkpoint, false);
+    QD_TRY_DONE(agree(s, status));
+    if (step >= c->steps)
+        QD_TRY_DONE(agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
+                                     (long long)step)));
+    snprintf(text, sizeof text, "goes on after step %lld", (long long)step);
+    note(s, text);
+done:
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* Collective. A checkpoint that cannot be written is told, and training goes on. */
+static qd_status save(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    file_path root;
+    char text[1200];
+    QD_TRY(path_in(c, "checkpoints", root));
+    qd_status status = qd_state_save(s->trainer, s->control, root, s->config_text, c->keep);
+    if (status == QD_REMOTE || status == QD_TIMEOUT || status == QD_MISMATCH)
+        return status;
+    if (status != QD_OK) {
+        snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)qd_trainer_position(s->trainer).step,
+                 qd_error_message());
+        note(s, text);
+    }
+    return QD_OK;
+}
+
 static qd_status start(rank_state *s)
 {
     const qd_run *run = s->run;
-    QD_TRY(agree(s, open_data(&run->config, &s->data)));
+    QD_TRY(agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
     QD_TRY(agree(s, measure_peak(s)));
-    qd_batch_source source = qd_data_source(s->data);
+    qd_batch_source source = qd_data_source(s->corpus.data);
     QD_TRY(qd_trainer_create(&run->config, s->world, run->local_ranks, &source, &s->trainer));
     if (run->config.trace) {
         QD_TRY(qd_trace_create(&s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);
     }
+    if (run->config.resume)
+        QD_TRY(resume(s));
     return agree(s, open_folder(s));
 }
 
@@ -215,7 +309,8 @@ static qd_status run_steps(rank_state *s)
 {
     const qd_run *run = s->run;
     double begin = qd_clock_now();
-    for (int64_t step = 1; step <= run->config.steps && !s->end.interrupted; step++) {
+    int64_t every = run->config.save_every;
+    for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && !s->end.interrupted; step++) {
         qd_step_output output;
         double from = qd_clock_now();
         QD_TRY(qd_trainer_step(s->trainer, &output));
@@ -225,6 +320,8 @@ static qd_status run_steps(rank_state *s)
         s->end.loss = output.loss;
         s->end.tokens += output.tokens;
         QD_TRY(asked_to_stop(s, &s->end.interrupted));
+        if (every > 0 && (step % every == 0 || step == run->config.steps || s->end.interrupted))
+            QD_TRY(save(s));
     }
     s->end.seconds = qd_clock_now() - begin;
     s->end.interrupted = s->end.interrupted && s->end.steps < run->config.steps;
@@ -272,7 +369,8 @@ done:
     qd_metrics_destroy(s.metrics);
     qd_trainer_destroy(s.trainer);
     qd_trace_destroy(s.trace);
-    qd_data_close(s.data);
+    qd_run_corpus_close(&s.corpus);
+    free(s.config_text);
     qd_comm_destroy(s.control);
     return status;
 }

@@ -16,16 +16,20 @@ typedef struct qd_run {
     const atomic_int *stop;            /* not 0: end after this step */
 } qd_run;
 
-/* Everything that can be wrong with a run before it starts: configuration, layout, data, run folder. Needs no ranks and
- * writes nothing. world: as in qd_config_resolve(). Fills `config` and what the summary knows of the plan. */
+/* What can be wrong with a run before it starts: configuration, layout, run folder. Needs no ranks and writes nothing.
+ * world: as in qd_config_resolve(). Fills `config` and what the summary knows of the plan. */
 qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary);
+
+/* Once, by the first process, before the ranks run: takes away the run that run.overwrite replaces, trains the tokenizer and
+ * encodes the text where the configuration asks for it. Fills in the samples of the summary. */
+qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer,
+                            qd_train_summary *summary);
 
 /* Collective over `world`. When one rank fails, all return: the one with its failure, the others with QD_REMOTE or,
  * where they could agree on it, with its status and an empty message. */
 qd_status qd_run_rank(const qd_run *run, qd_comm *world);
 
-/* Writes the configuration with everything that was left open filled in, so that it describes the same run when it is
- * read back, on its own. */
-qd_status qd_run_save_config(const qd_options *options, const qd_config *config, const qd_program *program,
-                             const char *path);
+/* The configuration as YAML with everything that was left open filled in, so that it describes the same run when it is
+ * read back, on its own. free() it. */
+qd_status qd_run_config_text(const qd_options *options, const qd_config *config, const qd_program *program, char **text);
 #endif

@@ -68,8 +68,7 @@ static void put_model(resolver *r, const qd_model *m)
     put_float(r, "model.init_std", m->init_std);
 }
 
-qd_status qd_run_save_config(const qd_options *options, const qd_config *config, const qd_program *program,
-                             const char *path)
+qd_status qd_run_config_text(const qd_options *options, const qd_config *config, const qd_program *program, char **text)
 {
     static const char *const degrees[QD_AXIS_COUNT] = {"parallel.tp", "parallel.cp", "parallel.dp", "parallel.pp"};
     resolver r = {0};
@@ -83,8 +82,9 @@ qd_status qd_run_save_config(const qd_options *options, const qd_config *config,
         put_int(&r, degrees[axis], program->ledger->mesh.degree[axis]);
     /* A copy of the file must not replace a run by itself. */
     put_bool(&r, "run.overwrite", false);
+    put_bool(&r, "run.resume", false);
     if (r.status == QD_OK)
-        r.status = qd_options_save(r.options, path);
+        r.status = qd_options_to_yaml(r.options, text);
     qd_options_destroy(r.options);
     return r.status;
 }

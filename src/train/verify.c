@@ -1,5 +1,6 @@
 #include <quadrille/verify.h>
 
+#include "train/run_corpus.h"
 #include "train/team.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 
 typedef struct side {
     qd_config config;
-    qd_data *data;
+    qd_run_corpus corpus;
     qd_batch_source source;
     qd_team *team;
     float *values; /* of one tensor */
@@ -26,15 +27,15 @@ typedef struct comparison {
 static qd_status open_side(const qd_options *options, side *s)
 {
     QD_TRY(qd_config_resolve(options, 0, &s->config));
-    QD_TRY(qd_data_open_bytes(s->config.data_path, s->config.strategy.seq, s->config.seed, &s->data));
-    s->source = qd_data_source(s->data);
+    QD_TRY(qd_run_corpus_open(&s->config, NULL, &s->corpus));
+    s->source = qd_data_source(s->corpus.data);
     return qd_team_create(&s->config, &s->source, &s->team);
 }
 
 static void close_side(side *s)
 {
     qd_team_destroy(s->team);
-    qd_data_close(s->data);
+    qd_run_corpus_close(&s->corpus);
     free(s->values);
 }
 

@@ -30,7 +30,8 @@ qd_config layout_config(const char *words)
     qd_options *options = layout_options(words);
     must(qd_config_resolve(options, 0, &config), words);
     static const char *const no_text = "";
-    config.data_path = config.run_dir = no_text;
+    config.data = (qd_data_config){no_text, no_text, no_text, no_text, no_text, 0.0, false, false};
+    config.run_dir = no_text;
     config.device = "cpu";
     config.backend = "local";
     qd_options_destroy(options);

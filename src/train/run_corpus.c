@@ -1,0 +1,175 @@
+#include "train/run_corpus.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef char file_path[PATH_MAX];
+
+static qd_status join(const char *folder, const char *name, file_path path)
+{
+    int n = snprintf(path, sizeof(file_path), "%s/%s", folder, name);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", folder);
+}
+
+/* ---- a tokenizer of the run's own ---- */
+
+static void training_progress(void *context, const char *phase, int64_t done, int64_t total)
+{
+    (void)phase;
+    const qd_run_corpus_progress *p = context;
+    if (p && p->report)
+        p->report(p->context, "tokenizer", done, total);
+}
+
+static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
+                                 const char *path)
+{
+    static const char *const special[] = {"<|endoftext|>"};
+    const char **paths = calloc((size_t)files->count, sizeof *paths);
+    if (!paths)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the list of texts");
+    for (int64_t i = 0; i < files->count; i++)
+        paths[i] = files->items[i].path;
+    qd_tokenizer_training t = qd_tokenizer_training_default();
+    t.paths = paths;
+    t.path_count = (size_t)files->count;
+    t.vocab = (int32_t)c->model.vocab;
+    t.min_frequency = 2;
+    t.whole_files = true;
+    t.special = special;
+    t.special_count = 1;
+    t.progress = training_progress;
+    t.progress_context = (void *)(uintptr_t)progress;
+    qd_tokenizer *tokenizer = NULL;
+    qd_status status = qd_tokenizer_train(&t, &tokenizer);
+    if (status == QD_OK)
+        status = qd_tokenizer_save(tokenizer, path);
+    qd_tokenizer_destroy(tokenizer);
+    free(paths);
+    return status;
+}
+
+/* run.dir/tokenizer.json, trained if it is not there. The lock is on the folder: nothing is left behind. */
+static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
+                               qd_tokenizer **tokenizer)
+{
+    file_path path;
+    struct stat info;
+    if (c->model.vocab < 257)
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld: bytes need 256 entries, a tokenizer more than 256",
+                       (long long)c->model.vocab);
+    if (c->run_dir[0] == '\0')
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld and the data is text: name a tokenizer (data.tokenizer), or a folder "
+                                 "(run.dir) in which one that is trained now can be kept", (long long)c->model.vocab);
+    QD_TRY(join(c->run_dir, "tokenizer.json", path));
+    QD_TRY(qd_folder_make(c->run_dir));
+    int lock = open(c->run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0 || flock(lock, LOCK_EX) != 0) {
+        qd_status status = QD_FAIL(QD_IO, "%s: cannot be locked: %s", c->run_dir, strerror(errno));
+        if (lock >= 0)
+            close(lock);
+        return status;
+    }
+    qd_status status = stat(path, &info) == 0 ? QD_OK : train_tokenizer(c, files, progress, path);
+    close(lock);
+    return status == QD_OK ? qd_tokenizer_load(path, NULL, tokenizer) : status;
+}
+
+/* ---- opening ---- */
+
+static qd_status check_vocabulary(const qd_config *c, const qd_tokenizer *tokenizer)
+{
+    if (qd_tokenizer_size(tokenizer) <= c->model.vocab)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "the tokenizer has %d entries, model.vocab is %lld: raise it to %d", qd_tokenizer_size(tokenizer),
+                   (long long)c->model.vocab, qd_tokenizer_size(tokenizer));
+}
+
+/* Which tokens the text becomes; nothing to do where there is no text. */
+static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
+                                qd_run_corpus *corpus, const qd_text_encoder **encoder)
+{
+    bool bytes = strcmp(c->data.tokenizer, "bytes") == 0 || (c->data.tokenizer[0] == '\0' && c->model.vocab == 256);
+    *encoder = NULL;
+    if (bytes && c->model.vocab < 256)
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld, but the tokens are bytes: it must be at least 256", (long long)c->model.vocab);
+    if (bytes) {
+        corpus->encoder = qd_text_encoder_bytes();
+        *encoder = c->model.vocab == 256 ? NULL : &corpus->encoder;
+        return QD_OK;
+    }
+    if (c->data.tokenizer[0] != '\0')
+        QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &corpus->tokenizer));
+    else if (files->count > 0)
+        QD_TRY(own_tokenizer(c, files, progress, &corpus->tokenizer));
+    else
+        return QD_OK;
+    QD_TRY(check_vocabulary(c, corpus->tokenizer));
+    QD_TRY(qd_text_encoder_create(corpus->tokenizer, NULL, &corpus->encoder));
+    *encoder = &corpus->encoder;
+    return QD_OK;
+}
+
+static bool encoding_progress(void *context, const qd_tokenize_progress *progress)
+{
+    const qd_run_corpus_progress *p = context;
+    if (p && p->report)
+        p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
+    return true;
+}
+
+static qd_status open_data(const qd_config *c, const qd_text_encoder *encoder, const qd_run_corpus_progress *progress, qd_data **data)
+{
+    file_path cache = "";
+    if (c->data.cache[0] != '\0')
+        snprintf(cache, sizeof cache, "%s", c->data.cache);
+    else if (c->run_dir[0] != '\0')
+        QD_TRY(join(c->run_dir, "tokens", cache));
+    qd_data_options o = qd_data_options_default();
+    o.path = c->data.path;
+    o.seq = c->strategy.seq;
+    o.vocab = c->model.vocab;
+    o.seed = c->seed;
+    o.encoder = encoder;
+    o.documents = (qd_document_rule){.separator = c->data.separator, .field = c->data.field};
+    o.cache = cache;
+    o.validation = c->data.validation;
+    o.document_mask = c->data.document_mask;
+    o.verify = c->data.verify;
+    o.progress = encoding_progress;
+    o.progress_context = (void *)(uintptr_t)progress;
+    return qd_data_open(&o, data);
+}
+
+qd_status qd_run_corpus_open(const qd_config *c, const qd_run_corpus_progress *progress, qd_run_corpus *corpus)
+{
+    memset(corpus, 0, sizeof *corpus);
+    if (c->data.path[0] == '\0')
+        return QD_FAIL(QD_USAGE, "data.path is not set: name the file to train on, for example data.path=corpus.txt");
+    qd_file_list files;
+    const qd_text_encoder *encoder = NULL;
+    QD_TRY(qd_data_text_files(c->data.path, &files));
+    qd_status status = choose_encoder(c, &files, progress, corpus, &encoder);
+    if (status == QD_OK)
+        status = open_data(c, encoder, progress, &corpus->data);
+    qd_file_list_free(&files);
+    if (status != QD_OK)
+        qd_run_corpus_close(corpus);
+    return status;
+}
+
+void qd_run_corpus_close(qd_run_corpus *corpus)
+{
+    qd_data_close(corpus->data);
+    if (corpus->tokenizer)
+        qd_text_encoder_destroy(&corpus->encoder);
+    qd_tokenizer_destroy(corpus->tokenizer);
+    memset(corpus, 0, sizeof *corpus);
+}
