@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static const cli_command *const commands[] = {
-    &cli_train, &cli_check, &cli_verify, &cli_bench, &cli_doctor, &cli_help, &cli_version, NULL,
+    &cli_train, &cli_eval, &cli_generate, &cli_tokenize, &cli_check, &cli_verify, &cli_bench, &cli_doctor, &cli_help, &cli_version, NULL,
 };
 
 const cli_command *const *cli_commands(void)
@@ -122,9 +122,10 @@ static qd_status dispatch(int argc, char *const *argv)
     return run_command(command, argc - 2, argv + 2, argv);
 }
 
+/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at run time. */
 static int exit_status(qd_status status)
 {
-    return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED ? 2 : 1;
+    return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT ? 2 : 1;
 }
 
 /* Descriptors 0 to 2 must be taken, or a file opened later would be written to by accident. */

@@ -1,17 +1,58 @@
 #include "train/evaluate.h"
 
-#include "train/model_run.h"
+static qd_status check_seq(const qd_config *c)
+{
+    if (c->model.position != QD_POSITION_LEARNED || c->strategy.seq <= c->model.max_seq)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "windows of %lld tokens are longer than the model's %lld positions", (long long)c->strategy.seq,
+                   (long long)c->model.max_seq);
+}
 
-typedef struct windows {
+/* Enough rows to keep the products large, few enough to stay in the caches. */
+static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
+{
+    int64_t count = wanted > 0 ? wanted : 4096 / seq;
+    count = count < all ? count : all;
+    return count > 1 ? count : 1;
+}
+
+qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
+                              const qd_evaluate_passes *passes, qd_evaluation *result)
+{
+    qd_config *c = &run->config;
+    double sum = 0.0, counted = 0.0;
+    if (passes->seq > 0)
+        c->strategy.seq = passes->seq;
+    QD_TRY(check_seq(c));
+    c->threads = passes->threads;
+    c->global_batch = c->strategy.micro_batch = choose_per_pass(passes->per_pass, c->strategy.seq, all);
+    QD_TRY(qd_model_run_start(run, source));
+    for (int64_t done = 0; done < all;) {
+        qd_step_output out;
+        QD_TRY(qd_trainer_step(run->trainer, &out));
+        sum += out.loss * out.tokens;
+        counted += out.tokens;
+        done += c->global_batch;
+        if (passes->progress && !passes->progress(passes->context, done < all ? done : all, all))
+            return QD_FAIL(QD_INTERRUPTED, "interrupted after %lld of %lld windows", (long long)done, (long long)all);
+    }
+    if (counted == 0.0)
+        return QD_FAIL(QD_USAGE, "the text has no token to predict: each document is one token long");
+    *result = (qd_evaluation){.loss = sum / counted, .tokens = (int64_t)counted};
+    return QD_OK;
+}
+
+/* ---- tokens in memory ---- */
+
+typedef struct memory_windows {
     const int32_t *tokens;
     int64_t count;
-} windows;
+} memory_windows;
 
-/* Window `first` of the text; what lies behind its end is not counted. */
 static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start)
 {
-    const windows *w = context;
+    const memory_windows *w = context;
     for (int64_t i = 0; i < count * seq; i++) {
         int64_t at = first * seq + i;
         tokens[i] = at < w->count ? w->tokens[at] : 0;
@@ -32,35 +73,17 @@ static qd_status check_tokens(const int32_t *tokens, int64_t count, int64_t voca
     return QD_OK;
 }
 
-qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, int64_t seq, int threads,
-                             qd_evaluate_progress progress, void *context, qd_evaluation *result)
+qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, const qd_evaluate_passes *passes,
+                             qd_evaluation *result)
 {
     qd_model_run run;
-    windows w = {tokens, count};
-    qd_batch_source source = {.fill = fill, .context = &w};
-    double sum = 0.0, counted = 0.0;
+    memory_windows windows = {tokens, count};
+    qd_batch_source source = {.fill = fill, .context = &windows};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_model_run_open(model, &run));
     QD_TRY_DONE(check_tokens(tokens, count, run.config.model.vocab));
-    if (seq > 0)
-        run.config.strategy.seq = seq;
-    if (run.config.model.position == QD_POSITION_LEARNED && run.config.strategy.seq > run.config.model.max_seq) {
-        status = QD_FAIL(QD_USAGE, "windows of %lld tokens are longer than the model's %lld positions",
-                         (long long)run.config.strategy.seq, (long long)run.config.model.max_seq);
-        goto done;
-    }
-    run.config.threads = threads;
-    QD_TRY_DONE(qd_model_run_start(&run, &source));
-    int64_t all = (count - 2) / run.config.strategy.seq + 1;
-    for (int64_t i = 0; i < all; i++) {
-        qd_step_output out;
-        QD_TRY_DONE(qd_trainer_step(run.trainer, &out));
-        sum += out.loss * out.tokens;
-        counted += out.tokens;
-        if (progress)
-            progress(context, i + 1, all);
-    }
-    *result = (qd_evaluation){.loss = sum / counted, .tokens = (int64_t)counted};
+    int64_t seq = passes->seq > 0 ? passes->seq : run.config.strategy.seq;
+    QD_TRY_DONE(qd_evaluate_windows(&run, &source, (count - 2) / seq + 1, passes, result));
 done:
     qd_model_run_close(&run);
     return status;

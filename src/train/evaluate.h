@@ -1,18 +1,27 @@
-/* The loss of a trained model on given tokens. */
+/* The loss of a trained model on windows of tokens. */
 #ifndef QD_TRAIN_EVALUATE_H
 #define QD_TRAIN_EVALUATE_H
 
-#include <quadrille/status.h>
-#include <quadrille/types.h>
+#include "train/model_run.h"
 
 typedef struct qd_evaluation {
     double loss;    /* mean, nats per token */
     int64_t tokens; /* predicted */
 } qd_evaluation;
 
-/* Cuts the tokens into windows of `seq` (0: as in training), each predicted from the ones before it in its window: every
- * token but the first is counted once. progress (may be NULL) is called with windows done and in all. */
-typedef void (*qd_evaluate_progress)(void *context, int64_t done, int64_t all);
-qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, int64_t seq, int threads,
-                             qd_evaluate_progress progress, void *context, qd_evaluation *result);
+typedef struct qd_evaluate_passes {
+    int64_t seq, per_pass; /* tokens of a window, windows per pass; 0: see <quadrille/evaluate.h> */
+    int threads;
+    bool (*progress)(void *context, int64_t done, int64_t all);
+    void *context;
+} qd_evaluate_passes;
+
+/* Runs windows 0 .. all-1 of the source through the model; the source is asked for windows beyond, in the last pass, and
+ * fills them with targets of -1. `run` was opened; its trainer is made here. */
+qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
+                              const qd_evaluate_passes *passes, qd_evaluation *result);
+
+/* The same for tokens in memory, cut into windows. */
+qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, const qd_evaluate_passes *passes,
+                             qd_evaluation *result);
 #endif

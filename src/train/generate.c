@@ -29,6 +29,7 @@ struct qd_generator {
     stepper one, piece;
     qd_batch_source source;
     const int32_t *next; /* tokens about to be fed */
+    int64_t base; /* number in the sequence of the first token in the cache */
     int64_t past, context, vocab;
     float *logits;
     candidate *candidates;
@@ -122,9 +123,25 @@ int64_t qd_generator_room(const qd_generator *g)
     return g->context - g->past;
 }
 
-const char *qd_generator_config(const qd_generator *g)
+const qd_config *qd_generator_config(const qd_generator *g)
 {
-    return qd_checkpoint_meta(g->run.checkpoint)->config;
+    return &g->run.config;
+}
+
+int64_t qd_generator_step(const qd_generator *g)
+{
+    return qd_checkpoint_meta(g->run.checkpoint)->step;
+}
+
+int64_t qd_generator_context(const qd_generator *g)
+{
+    return g->context;
+}
+
+void qd_generator_forget(qd_generator *g, int64_t position)
+{
+    g->base = position;
+    g->past = 0;
 }
 
 qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t count)
@@ -177,7 +194,7 @@ int32_t qd_generator_sample(qd_generator *g, const qd_sampling *s)
     while (within < kept && share < limit)
         share += exp((g->candidates[within++].logit - most) / s->temperature);
     uint32_t words[4];
-    qd_philox4x32(qd_rng_key(s->seed, "generate"), (uint64_t)g->past, 0, words);
+    qd_philox4x32(qd_rng_key(s->seed, "generate"), (uint64_t)(g->base + g->past), 0, words);
     double draw = ((double)words[0] + (double)words[1] * 0x1p-32) * 0x1p-32 * share, sum = 0.0;
     for (int64_t i = 0; i < within; i++) {
         sum += exp((g->candidates[i].logit - most) / s->temperature);

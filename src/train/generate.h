@@ -2,8 +2,7 @@
 #ifndef QD_TRAIN_GENERATE_H
 #define QD_TRAIN_GENERATE_H
 
-#include <quadrille/status.h>
-#include <quadrille/types.h>
+#include "spec/config.h"
 
 typedef struct qd_sampling {
     double temperature; /* 0: always the likeliest token */
@@ -20,10 +19,14 @@ void qd_generator_destroy(qd_generator *generator); /* NULL is legal */
 
 int64_t qd_generator_vocab(const qd_generator *generator);
 int64_t qd_generator_room(const qd_generator *generator); /* tokens that still fit the context */
-const char *qd_generator_config(const qd_generator *generator); /* YAML the model was trained with */
+int64_t qd_generator_context(const qd_generator *generator);
+int64_t qd_generator_step(const qd_generator *generator);       /* of the checkpoint */
+const qd_config *qd_generator_config(const qd_generator *generator); /* as qd_model_run_open() found it */
 
 /* Appends tokens to the sequence. */
 qd_status qd_generator_feed(qd_generator *generator, const int32_t *tokens, int64_t count);
+/* Empties the context. The token that is fed next is number `position` of the sequence: what is drawn depends on it. */
+void qd_generator_forget(qd_generator *generator, int64_t position);
 /* Logits (vocab) after the last token that was fed; valid until the next call. */
 const float *qd_generator_logits(const qd_generator *generator);
 /* Draws a token for the next position from the logits; does not feed it. */

@@ -2,31 +2,53 @@
 
 #include "train/state.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-static bool exists(const char *folder, const char *name, char *path, size_t size)
+typedef char file_path[PATH_MAX];
+
+static bool exists(const char *folder, const char *name, file_path path)
 {
     struct stat info;
-    return (size_t)snprintf(path, size, "%s/%s", folder, name) < size && stat(path, &info) == 0;
+    return (size_t)snprintf(path, sizeof(file_path), "%s/%s", folder, name) < sizeof(file_path) && stat(path, &info) == 0;
 }
 
-static qd_status open_checkpoint(const char *path, qd_checkpoint **checkpoint)
+/* Finds the checkpoint, and the run folder that it belongs to: a checkpoint that was copied out of its run is its own. */
+static qd_status open_checkpoint(const char *path, qd_model_run *run)
 {
-    char inner[4096];
-    if (exists(path, "manifest.json", inner, sizeof inner))
-        return qd_checkpoint_open(path, checkpoint);
-    if (exists(path, "checkpoints", inner, sizeof inner))
-        return qd_store_open(inner, checkpoint, NULL);
-    return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint", path);
+    file_path inner;
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return QD_FAIL(QD_USAGE, "%s: %s; a run folder or a checkpoint would be right", path, strerror(errno));
+    bool single = exists(path, "manifest.json", inner);
+    if (!single && !exists(path, "checkpoints", inner))
+        return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with run.save_every)", path);
+    QD_TRY(single ? qd_checkpoint_open(path, &run->checkpoint) : qd_store_open(inner, &run->checkpoint, NULL));
+    snprintf(run->folder, sizeof run->folder, "%s", path);
+    file_path above;
+    if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, run->folder))
+        return QD_FAIL(QD_IO, "%s: %s", above, strerror(errno));
+    return QD_OK;
+}
+
+/* The run folder's own tokenizer counts: what data.tokenizer names may have changed since. */
+static void find_tokenizer(qd_model_run *run)
+{
+    qd_data_config *data = &run->config.data;
+    if (exists(run->folder, "tokenizer.json", run->tokenizer))
+        data->tokenizer = run->tokenizer;
+    else if (data->tokenizer[0] == '\0' && run->config.model.vocab == 256)
+        data->tokenizer = "bytes";
 }
 
 qd_status qd_model_run_open(const char *path, qd_model_run *run)
 {
     memset(run, 0, sizeof *run);
     qd_option_table table = qd_config_table();
-    QD_TRY(open_checkpoint(path, &run->checkpoint));
+    QD_TRY(open_checkpoint(path, run));
     QD_TRY(qd_options_create(&table, 1, &run->options));
     const char *config = qd_checkpoint_meta(run->checkpoint)->config;
     QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));
@@ -37,6 +59,8 @@ qd_status qd_model_run_open(const char *path, qd_model_run *run)
     run->config.model.dropout = 0.0;
     run->config.strategy.training = false;
     run->config.global_batch = run->config.strategy.micro_batch = 1;
+    run->config.run_dir = run->folder;
+    find_tokenizer(run);
     return QD_OK;
 }
 

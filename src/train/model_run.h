@@ -5,10 +5,13 @@
 #include "ckpt/checkpoint.h"
 #include "train/trainer.h"
 
+#include <limits.h>
+
 typedef struct qd_model_run {
     qd_checkpoint *checkpoint;
     qd_options *options; /* the configuration the model was trained with */
-    qd_config config;
+    qd_config config;    /* data.tokenizer: the file that counts, "bytes", or "" where no tokenizer is known */
+    char folder[PATH_MAX], tokenizer[PATH_MAX]; /* of the run; what config points to */
     qd_local_world *local;
     qd_comm *world; /* of one rank */
     qd_trainer *trainer;

@@ -109,7 +109,7 @@ static void cache_equals_forward(void **state)
         for (int i = 0; i < N; i++)
             text[i] = (i * i + 3 * i) % 53;
         qd_evaluation whole;
-        ok(qd_evaluate_tokens(root, text, N, 0, 1, NULL, NULL, &whole));
+        ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.threads = 1}, &whole));
         assert_int_equal(whole.tokens, N - 1);
         double tolerance = strstr(models[m], "bf16") ? 2e-2 : 1e-5;
 

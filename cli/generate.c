@@ -1,0 +1,188 @@
+/* quadrille generate: text from a trained model, as it comes. */
+#include "cli.h"
+
+#include <errno.h>
+#include <quadrille/generate.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct view {
+    bool json, terminal;
+    bool line_ended;
+    qd_strbuf text; /* JSON only */
+    const qd_generate_options *options;
+} view;
+
+/* Text of a model may hold any byte; a terminal must not obey it. */
+static void put_text(view *v, const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F;
+        putchar(v->terminal && control ? '?' : byte);
+    }
+    if (length > 0)
+        v->line_ended = text[length - 1] == '\n';
+    fflush(stdout);
+}
+
+static const char *shown_token(const char *text)
+{
+    return strcmp(text, "\n") == 0 ? "a line end" : text;
+}
+
+static void on_start(void *context, const qd_generate_report *r)
+{
+    view *v = context;
+    if (v->json)
+        return;
+    if (r->start[0])
+        fprintf(stderr, "the prompt is empty: the text begins after %s\n", shown_token(r->start));
+    if (r->prompt_cut)
+        fprintf(stderr, "the prompt has %lld tokens, the context %lld: only its end is read\n", (long long)r->prompt_tokens,
+                (long long)r->context);
+    put_text(v, v->options->prompt, v->options->prompt_length);
+}
+
+static bool on_text(void *context, const char *text, size_t length)
+{
+    view *v = context;
+    if (v->json)
+        qd_strbuf_append(&v->text, text, length);
+    else
+        put_text(v, text, length);
+    return v->json || !ferror(stdout);
+}
+
+static qd_status print_json(const view *v, const qd_generate_report *r)
+{
+    static const char *const ends[] = {
+        [QD_GENERATE_TOKENS] = "tokens", [QD_GENERATE_DOCUMENT] = "document", [QD_GENERATE_STOPPED] = "stopped"};
+    const qd_generate_options *o = v->options;
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "model", o->model);
+    qd_json_put_int(&w, "step", r->step);
+    qd_json_put_string(&w, "prompt", o->prompt);
+    qd_json_put_string(&w, "start", r->start[0] ? r->start : NULL);
+    qd_json_put_string(&w, "text", v->text.data ? v->text.data : "");
+    qd_json_put_int(&w, "prompt_tokens", r->prompt_tokens);
+    qd_json_put_int(&w, "tokens", r->tokens);
+    qd_json_put_string(&w, "end", ends[r->end]);
+    qd_json_put_int(&w, "context", r->context);
+    qd_json_put_bool(&w, "prompt_cut", r->prompt_cut);
+    qd_json_put_int(&w, "slides", r->slides);
+    qd_json_put_double(&w, "temperature", o->temperature);
+    qd_json_put_int(&w, "top_k", o->top_k);
+    qd_json_put_double(&w, "top_p", o->top_p);
+    qd_json_put_int(&w, "seed", (int64_t)o->seed);
+    qd_json_put_double(&w, "prompt_seconds", r->prompt_seconds);
+    qd_json_put_double(&w, "seconds", r->seconds);
+    qd_json_put_double(&w, "tokens_per_second", r->seconds > 0.0 ? (double)r->tokens / r->seconds : 0.0);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+/* What is worth knowing goes to standard error: standard output is the text. */
+static void print_end(view *v, const qd_generate_report *r)
+{
+    char rate[32];
+    if (!v->line_ended)
+        putchar('\n');
+    fflush(stdout);
+    if (r->slides > 0)
+        fprintf(stderr, "the context of %lld tokens was full %lld time%s; the text went on from its last half\n",
+                (long long)r->context, (long long)r->slides, r->slides > 1 ? "s" : "");
+    if (!v->terminal)
+        return;
+    qd_text_count(r->seconds > 0.0 ? (double)r->tokens / r->seconds : 0.0, rate, sizeof rate);
+    fprintf(stderr, "%lld tokens%s, %s tokens/s\n", (long long)r->tokens,
+            r->end == QD_GENERATE_DOCUMENT ? ", then the end of the document" : "", rate);
+}
+
+static qd_status read_prompt_file(const char *path, qd_strbuf *text)
+{
+    char part[1 << 16];
+    size_t got;
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!file)
+        return QD_FAIL(QD_USAGE, "--prompt-file: %s: %s", path, strerror(errno));
+    while ((got = fread(part, 1, sizeof part, file)) > 0)
+        qd_strbuf_append(text, part, got);
+    qd_status status = ferror(file) ? QD_FAIL(QD_USAGE, "--prompt-file: %s: cannot be read", path) : QD_OK;
+    if (file != stdin)
+        fclose(file);
+    if (status == QD_OK && text->failed)
+        status = QD_FAIL(QD_NO_MEMORY, "--prompt-file: %s: no memory for it", path);
+    return status;
+}
+
+static qd_status run(cli_call *call)
+{
+    const qd_options *options = call->options;
+    const char *file = qd_options_string(options, "prompt-file");
+    qd_generate_options o = qd_generate_options_default();
+    qd_generate_report report;
+    qd_strbuf prompt = {0};
+    view v = {.json = qd_options_bool(options, "json"), .terminal = isatty(STDOUT_FILENO), .line_ended = true, .options = &o};
+    if (call->word_count != 1)
+        return QD_FAIL(QD_USAGE, "generate: name one run folder or checkpoint: quadrille generate MODEL --prompt TEXT");
+    if (file[0] && qd_options_is_set(options, "prompt"))
+        return QD_FAIL(QD_USAGE, "generate: --prompt and --prompt-file are both given: one of them would be right");
+    o.model = call->words[0];
+    o.prompt = qd_options_string(options, "prompt");
+    o.prompt_length = strlen(o.prompt);
+    o.tokens = qd_options_int(options, "tokens");
+    o.temperature = qd_options_float(options, "temperature");
+    o.top_k = (int)qd_options_int(options, "top-k");
+    o.top_p = qd_options_float(options, "top-p");
+    o.seed = (uint64_t)qd_options_int(options, "seed");
+    o.context = qd_options_int(options, "context");
+    o.threads = (int)qd_options_int(options, "threads");
+    o.on_start = on_start;
+    o.on_text = on_text;
+    o.callback_context = &v;
+    qd_status status = file[0] ? read_prompt_file(file, &prompt) : QD_OK;
+    if (status == QD_OK && file[0]) {
+        o.prompt = prompt.data ? prompt.data : "";
+        o.prompt_length = prompt.length;
+    }
+    if (status == QD_OK)
+        status = qd_generate(&o, &report);
+    if (status == QD_OK && v.json)
+        status = v.text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the text") : print_json(&v, &report);
+    else if (status == QD_OK)
+        print_end(&v, &report);
+    qd_strbuf_free(&prompt);
+    qd_strbuf_free(&v.text);
+    return status;
+}
+
+static const qd_option own[] = {
+    {"prompt", QD_OPTION_STRING, "", 0, 0, NULL, "text to go on from", NULL},
+    {"prompt-file", QD_OPTION_STRING, "", 0, 0, NULL, "file that holds it; - is standard input", NULL},
+    {"tokens", QD_OPTION_INT, "200", 1, 1e9, NULL, "tokens to generate at most", NULL},
+    {"temperature", QD_OPTION_FLOAT, "0.8", 0, 1000, NULL, "0: always the likeliest token; 1: as the model has it", NULL},
+    {"top-k", QD_OPTION_INT, "0", 0, 2147483647, NULL, "draws from the k likeliest tokens; 0: all", NULL},
+    {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "draws from the likeliest tokens that reach this share", NULL},
+    {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
+    {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
+    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object at the end", NULL},
+};
+
+const cli_command cli_generate = {
+    .name = "generate",
+    .arguments = "MODEL [--prompt TEXT | --prompt-file FILE] [--tokens N] [--temperature T] [--top-k K] [--top-p P]\n"
+                 "      [--seed S] [--context N] [--threads N] [--json]",
+    .summary = "Goes on with a text, with a trained model",
+    .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
+               "MODEL is a run folder (its newest sound checkpoint counts) or a checkpoint. Prompt and continuation go to standard\n"
+               "output as they come, remarks to standard error. It ends after --tokens tokens or when the model ends the\n"
+               "document. When the context is full, its last half is read anew and the text goes on.",
+    CLI_OPTIONS(own),
+    .own_words = true,
+    .run = run,
+};

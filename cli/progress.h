@@ -1,0 +1,22 @@
+/* One line on the terminal that is rewritten while something goes on. */
+#ifndef CLI_PROGRESS_H
+#define CLI_PROGRESS_H
+
+#include "cli.h"
+
+typedef struct progress_line {
+    int columns; /* of standard error; 0: it is no terminal, nothing is shown */
+    bool open;
+    double begin, shown; /* seconds */
+} progress_line;
+
+progress_line progress_start(void);
+double progress_seconds(const progress_line *line); /* since the start */
+/* "[####    ] text  12 s left", at most ten times a second. share: 0 to 1. */
+void progress_show(progress_line *line, double share, const char *text);
+void progress_clear(progress_line *line); /* the line disappears */
+
+/* SIGINT and SIGTERM set a mark instead of ending the program, so that nothing half-made is left. */
+void progress_catch_signals(void);
+bool progress_stopped(void);
+#endif
