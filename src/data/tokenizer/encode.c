@@ -11,7 +11,7 @@ struct qd_encoder {
     const qd_tokenizer *tokenizer;
     qd_bpe_work work;
     qd_word_cache cache;
-    qd_regex_state *regex;  /* only when a stage needs it */
+    qd_regex_state *regex[QD_MOST_STAGES]; /* of the stages that need one */
     uint8_t *allowed;       /* (added_count), of this call */
     qd_strbuf prefixed, replaced;
     qd_tokens *out;
@@ -36,9 +36,9 @@ qd_status qd_encoder_create(const qd_tokenizer *tokenizer, qd_encoder **encoder)
         return QD_FAIL(QD_NO_MEMORY, "no memory for an encoder");
     made->tokenizer = tokenizer;
     qd_status status = qd_word_cache_create(&made->cache);
-    for (int i = 0; status == QD_OK && i < tokenizer->stage_count && !made->regex; i++)
+    for (int i = 0; status == QD_OK && i < tokenizer->stage_count; i++)
         if (tokenizer->stages[i].regex)
-            status = qd_regex_state_create(&made->regex);
+            status = qd_regex_state_create(&made->regex[i]);
     if (status == QD_OK && !(made->allowed = calloc(tokenizer->added_count + 1, 1)))
         status = QD_FAIL(QD_NO_MEMORY, "no memory for an encoder");
     if (status != QD_OK) {
@@ -55,7 +55,8 @@ void qd_encoder_destroy(qd_encoder *encoder)
         return;
     qd_bpe_work_free(&encoder->work);
     qd_word_cache_free(&encoder->cache);
-    qd_regex_state_destroy(encoder->regex);
+    for (int i = 0; i < QD_MOST_STAGES; i++)
+        qd_regex_state_destroy(encoder->regex[i]);
     free(encoder->allowed);
     qd_strbuf_free(&encoder->prefixed);
     qd_strbuf_free(&encoder->replaced);
@@ -163,7 +164,7 @@ static qd_status run_stages(qd_encoder *encoder, int stage, const uint8_t *text,
     }
     if (now->pattern == QD_PATTERN_CUSTOM) {
         stage_call call = {encoder, stage, text};
-        return qd_regex_split(now->regex, encoder->regex, text, length, emit, &call);
+        return qd_regex_split(now->regex, encoder->regex[stage], text, length, emit, &call);
     }
     if (!now->keep_matches) /* the known patterns match everything */
         return QD_OK;

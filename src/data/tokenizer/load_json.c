@@ -97,7 +97,7 @@ static qd_status measure_vocab(loader *load, const char *at, uint32_t *count, ui
     reader->at = highest_at;
     if (entries == 0)
         return FAIL("model.vocab is empty");
-    if (highest > 2 * entries + 4096)
+    if (highest > 2 * entries + QD_MOST_HOLES)
         return FAIL("model.vocab: id %llu is too high for %llu tokens", (unsigned long long)highest,
                     (unsigned long long)entries);
     *count = (uint32_t)entries;

@@ -144,7 +144,7 @@ static qd_status measure(rank_file *file, uint32_t *count, uint32_t *size, size_
         highest = rank > highest ? rank : highest;
         entries++;
     }
-    if (highest > 2 * entries + 4096)
+    if (highest > 2 * entries + QD_MOST_HOLES)
         return FAIL("rank %u is too high for %llu tokens", highest, (unsigned long long)entries);
     *count = (uint32_t)entries;
     *size = highest + 1;

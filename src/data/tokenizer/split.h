@@ -39,7 +39,7 @@ qd_status qd_regex_state_create(qd_regex_state **state);
 void qd_regex_state_destroy(qd_regex_state *state);
 
 /* Calls emit(context, offset, length, matched) for the matches and the gaps between them, in order, which together are
- * the whole text. Stops at the first failure. */
+ * the whole text. Stops at the first failure. The state is in use while emit runs: it needs another to split further. */
 typedef qd_status (*qd_regex_emit)(void *context, size_t offset, size_t length, bool matched);
 qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const uint8_t *text, size_t length,
                          qd_regex_emit emit, void *context);

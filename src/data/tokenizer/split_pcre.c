@@ -195,10 +195,11 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
             return QD_FAIL(QD_USAGE, "%s: the regular expression gave up at byte %zu of the text: %s", compiled->where,
                            ORIGIN(at), (char *)message);
         }
-        if (place[0] > at)
-            QD_TRY(emit(context, ORIGIN(at), ORIGIN(place[0]) - ORIGIN(at), false));
-        QD_TRY(emit(context, ORIGIN(place[0]), ORIGIN(place[1]) - ORIGIN(place[0]), true));
-        at = place[1];
+        size_t start = place[0], stop = place[1];
+        if (start > at)
+            QD_TRY(emit(context, ORIGIN(at), ORIGIN(start) - ORIGIN(at), false));
+        QD_TRY(emit(context, ORIGIN(start), ORIGIN(stop) - ORIGIN(start), true));
+        at = stop;
     }
     if (at < size)
         QD_TRY(emit(context, ORIGIN(at), ORIGIN(size) - ORIGIN(at), false));

@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #define QD_NO_TOKEN UINT32_MAX
+/* Ids may have holes, but a small file must not ask for much memory: the highest is below 2 · entries + this. */
+#define QD_MOST_HOLES 65536
 
 typedef enum qd_token_kind {
     QD_TOKEN_NONE,   /* a hole */

@@ -1,0 +1,50 @@
+/* tiktoken files: the first byte chooses the encoding, the rest is put before or behind the lines of all bytes, so that many
+ * inputs are whole vocabularies. */
+#include <quadrille/tokenizer.h>
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void put_bytes(qd_strbuf *file)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (int i = 0; i < 256; i++)
+        qd_strbuf_printf(file, "%c%c== %d\n", digits[i >> 2], digits[(i & 3) << 4], i);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const encodings[] = {"gpt2", "cl100k_base", "o200k_base", "llama3", NULL};
+    qd_strbuf file = {0}, back = {0};
+    qd_tokenizer *tokenizer;
+    if (size == 0)
+        return 0;
+    int choice = data[0];
+    data++;
+    size--;
+    if (choice & 0x40)
+        put_bytes(&file);
+    qd_strbuf_append(&file, (const char *)data, size);
+    if ((choice & 0xc0) == 0x80) {
+        qd_strbuf_puts(&file, "\n");
+        put_bytes(&file);
+    }
+    if (qd_tokenizer_load_text("fuzz", file.data ? file.data : "", file.length, encodings[(choice & 15) % 5], &tokenizer) == QD_OK) {
+        qd_encoder *encoder;
+        qd_tokens tokens = {0};
+        if (qd_encoder_create(tokenizer, &encoder) != QD_OK ||
+            qd_encoder_encode(encoder, (const char *)data, size, NULL, &tokens) != QD_OK ||
+            qd_tokenizer_decode(tokenizer, tokens.ids, tokens.count, false, &back) != QD_OK || back.length != size ||
+            (size && memcmp(back.data, data, size) != 0))
+            abort();
+        qd_tokens_free(&tokens);
+        qd_encoder_destroy(encoder);
+        qd_tokenizer_destroy(tokenizer);
+    }
+    qd_strbuf_free(&file);
+    qd_strbuf_free(&back);
+    return 0;
+}
