@@ -350,7 +350,7 @@ static void damaged_ranks(void **state)
 static void broken_text(void **state)
 {
     (void)state;
-    const char *const extra[] = {"b ", "\xff" "a", "\xef\xbf", "\xef\xbf\xbd"};
+    const char *const extra[] = {"b ", "\377a", "\xef\xbf", "\xef\xbf\xbd"};
     qd_tokenizer *tokenizer = load_ranks(4, extra, "gpt2");
     qd_encode_options options = qd_encode_options_default();
     expect(tokenizer, "b \xff" "a", &options, 4, (int32_t[]){'b', ' ', 255, 'a'});
