@@ -7,6 +7,7 @@
 #   make install     PREFIX=/usr/local, DESTDIR=
 #   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer, ranks as threads
+#   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
 #   make format      clang-format on all sources; make check-style only looks
 #   make clean
 
@@ -16,7 +17,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: build bootstrap demo test test-asan test-tsan bench install clean format check-style
+.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install clean format check-style
 
 build: bootstrap
 	@cmake --preset $(PRESET) $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
@@ -40,6 +41,17 @@ test-asan:
 test-tsan:
 	@$(MAKE) --no-print-directory build PRESET=tsan
 	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --minutes 6 $(TEST_ARGS)
+
+# Only the fuzz targets and the library are built. A corpus of earlier runs, if there is one, is in build/fuzz/corpus.
+RUNS ?= 1000000
+fuzz:
+	@tools/bootstrap.sh clang libclang-rt-14-dev
+	@mkdir -p build && cmake --preset fuzz $(CMAKE_ARGS) >build/fuzz.log 2>&1 || { cat build/fuzz.log; false; }
+	@cmake --build build/fuzz -j $(JOBS) --target fuzz-targets
+	@for t in build/fuzz/fuzz/*; do \
+	   name=$$(basename $$t); mkdir -p build/fuzz/corpus/$$name; echo "== $$name: $(RUNS) runs"; \
+	   $$t -runs=$(RUNS) -max_len=8192 -rss_limit_mb=1024 -timeout=10 -verbosity=0 -print_final_stats=1 \
+	     -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$name || exit 1; done
 
 bench: build
 	@$(BUILD)/bin/quadrille bench kernels

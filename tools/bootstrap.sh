@@ -4,7 +4,7 @@
 set -u
 
 packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libyaml-dev libjansson-dev
-libxxhash-dev libpcre2-dev libhwloc-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
+libxxhash-dev libpcre2-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     lacking=""

@@ -3,6 +3,7 @@
 #include "spec/program.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const char *module_name(const qd_program *p, int module)
 {
@@ -21,33 +22,33 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
             break;
         qd_text_bytes(b->bytes, amount, sizeof amount);
         if (a->microbatch < 0)
-            return snprintf(text, size, "%-15s %s %s%s", name, qd_buffer_kind_name(b->kind),
+            return snprintf(text, size, "%s %s %s%s", name, qd_buffer_kind_name(b->kind),
                             a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
-        return snprintf(text, size, "%-15s %-9s mb %d  %s %s%s", name, module_name(p, b->module), b->microbatch,
+        return snprintf(text, size, "%s %s mb %d  %s %s%s", name, module_name(p, b->module), b->microbatch,
                         qd_buffer_kind_name(b->kind), a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
     case QD_ACTION_ZERO:
         if (!b)
             break;
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
-        return snprintf(text, size, "%-15s %s %s", name, qd_buffer_kind_name(b->kind), amount);
+        return snprintf(text, size, "%s %s %s", name, qd_buffer_kind_name(b->kind), amount);
     case QD_ACTION_REDUCE:
         if (!b)
             break;
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
         qd_mesh_mask_name(a->axes, axes, sizeof axes);
-        return snprintf(text, size, "%-15s %s[%lld, %lld)  %s  %s  %s", name, qd_buffer_kind_name(b->kind),
+        return snprintf(text, size, "%s %s[%lld, %lld)  %s  %s  %s", name, qd_buffer_kind_name(b->kind),
                         (long long)a->first, (long long)(a->first + a->count), axes, amount,
                         a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
     case QD_ACTION_FORWARD:
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
     case QD_ACTION_BACKWARD_WEIGHT:
-        return snprintf(text, size, "%-15s %-9s mb %d  %.3g GFLOP", name, module_name(p, a->module), a->microbatch,
+        return snprintf(text, size, "%s %s mb %d  %.3g GFLOP", name, module_name(p, a->module), a->microbatch,
                         a->flops * 1e-9);
-    case QD_ACTION_LOAD: return snprintf(text, size, "%-15s           mb %d", name, a->microbatch);
-    default: return snprintf(text, size, "%-15s %s", name, module_name(p, a->module));
+    case QD_ACTION_LOAD: return snprintf(text, size, "%s mb %d", name, a->microbatch);
+    default: return snprintf(text, size, "%s%s%s", name, a->module >= 0 ? " " : "", module_name(p, a->module));
     }
-    return snprintf(text, size, "%-15s buffer %d", name, a->buffer);
+    return snprintf(text, size, "%s buffer %d", name, a->buffer);
 }
 
 void qd_action_describe(const qd_program *p, int action, char *text, size_t size)
@@ -63,6 +64,7 @@ void qd_program_print(const qd_program *p, FILE *out)
     char text[256];
     for (int i = 0; i < p->action_count; i++) {
         qd_action_describe(p, i, text, sizeof text);
-        fprintf(out, "%5d  %s\n", i, text);
+        size_t name = strcspn(text, " "); /* in a column of its own */
+        fprintf(out, "%5d  %-15.*s%s\n", i, (int)name, text, text + name);
     }
 }

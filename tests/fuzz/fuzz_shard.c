@@ -1,9 +1,5 @@
 /* libFuzzer target of the shard reader: bytes from anywhere are refused or read without a step outside them.
  *
- *   clang -std=gnu17 -O1 -g -fsanitize=fuzzer,address,undefined -Iinclude -Isrc tests/fuzz/fuzz_shard.c \
- *       src/data/shard_read.c src/data/files.c src/base/{status,strbuf,thread}.c -lxxhash -lpthread -o fuzz_shard
- *   ./fuzz_shard -runs=1000000 -max_len=8192
- *
  * Checksums would stop every mutation at the door. So each input is tried as it is, and, when it is long enough, once
  * more with its checksums made right, so that what lies behind them is reached too. */
 #include "data/shard.h"

@@ -1,0 +1,32 @@
+/* libFuzzer target of the configuration reader: any bytes are a configuration or one clear refusal; one that is accepted
+ * reads back to the same text. */
+#include "spec/config.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    qd_options *options = NULL, *again = NULL;
+    qd_option_table table = qd_config_table();
+    char *first = NULL, *second = NULL;
+    assert(qd_options_create(&table, 1, &options) == QD_OK);
+    qd_status status = qd_options_load_text(options, "fuzz", (const char *)data, size);
+    assert(status == QD_OK || status == QD_USAGE);
+    if (status == QD_OK) {
+        qd_config config;
+        assert(qd_options_to_yaml(options, &first) == QD_OK);
+        assert(qd_options_create(&table, 1, &again) == QD_OK);
+        assert(qd_options_load_text(again, "again", first, strlen(first)) == QD_OK);
+        assert(qd_options_to_yaml(again, &second) == QD_OK);
+        assert(strcmp(first, second) == 0);
+        status = qd_config_resolve(options, 0, &config);
+        assert(status == QD_OK || status == QD_USAGE || status == QD_UNSUPPORTED);
+    }
+    free(first);
+    free(second);
+    qd_options_destroy(options);
+    qd_options_destroy(again);
+    return 0;
+}
