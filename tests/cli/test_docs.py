@@ -1,0 +1,111 @@
+"""Every command of the documentation runs as printed.
+
+Blocks fenced as ```sh in README.md and docs/*.md, in their order, in a folder of their own per document that looks like the
+repository after `make build`. Targets of make must exist; what they do is tested elsewhere.
+ctest: timeout 300
+ctest: processors 2
+"""
+import glob
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+
+
+def commands(text):
+    """The commands of all sh blocks, each with its line number. A line that ends in a backslash goes on; a block with a
+    here-document is one command."""
+    for match in FENCE.finditer(text):
+        if match.group(1) != "sh":
+            continue
+        first = text.count("\n", 0, match.start(2)) + 1
+        body = match.group(2)
+        if "<<" in body:
+            yield first, body
+            continue
+        pending, start = "", first
+        for number, line in enumerate(body.splitlines(), first):
+            if not pending:
+                start = number
+            pending += line + "\n"
+            if line.endswith("\\"):
+                continue
+            if pending.strip() and not pending.lstrip().startswith("#"):
+                yield start, pending.strip()
+            pending = ""
+
+
+def make_targets():
+    with open(os.path.join(program.SOURCE, "Makefile"), encoding="utf-8") as file:
+        return set(re.findall(r"^([a-z][\w-]*):", file.read(), re.MULTILINE))
+
+
+def documents():
+    return [os.path.join(program.SOURCE, "README.md"), *sorted(glob.glob(os.path.join(program.SOURCE, "docs", "*.md")))]
+
+
+class Docs(unittest.TestCase):
+    def scratch(self):
+        """Looks like the repository after `make build`."""
+        folder = tempfile.mkdtemp(prefix="quadrille-test-docs-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        os.makedirs(os.path.join(folder, "build/release/bin"))
+        os.symlink(program.PROGRAM, os.path.join(folder, "build/release/bin/quadrille"))
+        shutil.copy(os.path.join(program.SOURCE, "README.md"), folder)
+        shutil.copytree(os.path.join(program.SOURCE, "examples"), os.path.join(folder, "examples"))
+        return folder
+
+    def check_make(self, command, where):
+        for word in shlex.split(command, comments=True)[1:]:
+            if "=" not in word and not word.startswith("-"):
+                self.assertIn(word, make_targets(), f"{where}: make {word}: the Makefile has no such target")
+
+    def run_document(self, path):
+        name = os.path.relpath(path, program.SOURCE)
+        with open(path, encoding="utf-8") as file:
+            found = list(commands(file.read()))
+        folder = self.scratch() if found else ""
+        environment = {**os.environ, "PATH": os.path.join(folder, "build/release/bin") + ":" + os.environ["PATH"]}
+        for line, command in found:
+            where = f"{name}:{line}"
+            if command.split()[0] == "make":
+                self.check_make(command, where)
+                continue
+            if "mpirun" in command and not program.MPIRUN:
+                continue
+            begin = time.monotonic()
+            result = subprocess.run(["bash", "-eo", "pipefail", "-c", command], cwd=folder, env=environment, timeout=200,
+                                    stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            self.assertEqual(result.returncode, 0, f"{where}: {command}\n{result.stdout.decode(errors='replace')[-2000:]}"
+                                                   f"{result.stderr.decode(errors='replace')[-2000:]}")
+            print(f"{time.monotonic() - begin:6.1f} s  {where}", flush=True)
+        return len(found)
+
+    def test_commands(self):
+        total = 0
+        for path in documents():
+            with self.subTest(os.path.basename(path)):
+                total += self.run_document(path)
+        self.assertGreater(total, 10, "the documents have hardly any command: were the fences renamed?")
+
+    def test_demo_configuration(self):
+        """`make demo` is too long for this test; what it starts is not wrong before the first step."""
+        folder = self.scratch()
+        subprocess.run(["bash", "-n", "examples/demo.sh"], cwd=folder, check=True)
+        result = subprocess.run([program.PROGRAM, "check", "examples/demo.yaml"], cwd=folder, capture_output=True, text=True,
+                                timeout=60, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,230 @@
+"""Text in, text out: eval, generate, tokenize, and training on what tokenize made.
+ctest: timeout 300
+"""
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+KING_JAMES = os.path.join(program.SOURCE, "examples", "data", "king-james.txt")
+MODEL = ["model.layers=2", "model.hidden=32", "model.heads=2", "data.seq=32", "train.global_batch=8", "train.lr=1e-2",
+         "run.threads=1", "run.save_every=1k"]
+
+
+class Text(program.ProgramTest):
+    """Two runs, trained once: bytes (with a held-out part) and a tokenizer of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.runs = tempfile.mkdtemp(prefix="quadrille-test-text-")
+        cls.addClassCleanup(shutil.rmtree, cls.runs, ignore_errors=True)
+        cls.text = os.path.join(cls.runs, "verses.txt")
+        with open(KING_JAMES, "rb") as source, open(cls.text, "wb") as out:
+            out.write(source.read(60_000))
+        cls.bytes_run = os.path.join(cls.runs, "bytes")
+        cls.bpe_run = os.path.join(cls.runs, "bpe")
+        for folder, more in ((cls.bytes_run, ["train.steps=30"]), (cls.bpe_run, ["model.vocab=300", "train.steps=5"])):
+            result = program.subprocess.run(
+                [program.PROGRAM, "train", f"data.path={cls.text}", "data.validation=0.1", *MODEL, f"run.dir={folder}", *more],
+                capture_output=True, text=True, timeout=200, check=False)
+            assert result.returncode == 0, result.stdout + result.stderr
+
+    def json_of(self, *arguments):
+        result = self.ok(self.run_program(*arguments, "--json"))
+        self.assertEqual(result.stderr, "")
+        return json.loads(result.stdout)
+
+    # ---- eval ----
+
+    def test_held_out_part_however_many_windows_at_once(self):
+        for run in (self.bytes_run, self.bpe_run):
+            one = self.json_of("eval", run, "--per-pass", "1", "--baseline")
+            self.assertEqual(one["tokens"], one["windows"] * one["seq"])
+            self.assertEqual(one["trigram"]["tokens"], one["tokens"])
+            self.assertGreater(one["trigram"]["trained_tokens"], 5 * one["tokens"])
+            self.assertAlmostEqual(one["perplexity"], math.exp(one["loss"]), delta=1e-9 * one["perplexity"])
+            self.assertAlmostEqual(one["bits_per_byte"] * one["bytes"] * math.log(2), one["loss"] * one["tokens"], delta=1e-6)
+            for several in ("7", "0"):
+                many = self.json_of("eval", run, "--per-pass", several, "--threads", "2")
+                self.assertEqual(many["tokens"], one["tokens"])
+                self.assertEqual(many["bytes"], one["bytes"])
+                self.assertAlmostEqual(many["loss"], one["loss"], delta=2e-6)
+
+    def test_held_out_part_is_the_end_of_the_text(self):
+        """A file with the held-out bytes has the same loss, and another cut has the same tokens."""
+        held = self.json_of("eval", self.bytes_run)
+        with open(self.text, "rb") as file:
+            text = file.read()
+        windows = (len(text) - 1) // 32
+        first = (windows - held["windows"]) * 32
+        with open(self.path("held.txt"), "wb") as file:
+            file.write(text[first:first + held["windows"] * 32 + 1])
+        self.assertEqual(self.json_of("eval", self.bytes_run, "held.txt")["loss"], held["loss"])
+        self.assertEqual(held["bytes"], held["tokens"])
+        other = self.json_of("eval", self.bytes_run, "--seq", "50")
+        self.assertEqual(other["tokens"], held["tokens"])
+        self.assertNotEqual(other["loss"], held["loss"])
+
+    def test_text_of_any_length(self):
+        for length in (2, 31, 32, 33, 34, 1000):
+            self.write("some.txt", "and God said " * 100)
+            with open(self.path("some.txt"), "r+", encoding="ascii") as file:
+                file.truncate(length)
+            report = self.json_of("eval", self.bytes_run, "some.txt")
+            self.assertEqual(report["tokens"], length - 1)
+            self.assertFalse(report["held_out"])
+        with open(self.path("some.txt"), encoding="ascii") as file:
+            bytes_of_text = len(file.read())
+        report = self.json_of("eval", self.bpe_run, "some.txt")
+        self.assertLess(report["tokens"], bytes_of_text)
+        self.assertLessEqual(report["bytes"], bytes_of_text)
+        self.assertGreater(report["bytes"], bytes_of_text - 20)
+
+    def test_checkpoint_instead_of_the_folder(self):
+        inner = os.path.join(self.bpe_run, "checkpoints", "step-000000000005")
+        whole, part = self.json_of("eval", self.bpe_run), self.json_of("eval", inner)
+        self.assertEqual((whole["loss"], whole["step"]), (part["loss"], 5))
+        self.assertIn("loss", self.ok(self.run_program("eval", inner)).stdout)
+
+    def test_eval_writes_nothing(self):
+        def listing():
+            return sorted(os.path.join(base, name) for base, _, names in os.walk(self.runs) for name in names)
+        before = listing()
+        self.json_of("eval", self.bpe_run, "--baseline")
+        self.json_of("eval", self.bpe_run, self.text)
+        self.json_of("generate", self.bpe_run, "--tokens", "3")
+        self.assertEqual(listing(), before)
+
+    def test_eval_errors(self):
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=plain", "run.save_every=1")))
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=unsaved")))
+        self.write("empty.txt", "")
+        self.write("one.txt", "x")
+        os.mkdir(self.path("nothing"))
+        for arguments, parts in (([], ["MODEL"]), (["nowhere"], ["nowhere"]), (["unsaved"], ["unsaved", "checkpoint"]),
+                                 (["plain"], ["data.validation"]), (["plain", "--baseline"], ["data.validation"]),
+                                 (["plain", "empty.txt"], ["empty.txt"]), (["plain", "one.txt"], ["one.txt"]),
+                                 (["plain", "nothing"], ["nothing"]), (["plain", "absent.txt"], ["absent.txt"]),
+                                 (["plain", "corpus.txt", "--baseline"], ["corpus.txt"]), (["plain", "a", "b"], ["TEXT"]),
+                                 (["plain", "--sq", "3"], ["--seq"]), (["corpus.txt"], ["corpus.txt"])):
+            self.one_line(self.run_program("eval", *arguments), 2, *parts)
+
+    def test_another_vocabulary(self):
+        self.ok(self.run_program("tokenize", self.text, "--output", "shards", "--train", "400"))
+        self.one_line(self.run_program("eval", self.bpe_run, "shards"), 2, "shard-00000.qds", "tokenizer")
+        shutil.copytree(self.bpe_run, self.path("run"))
+        shutil.copy(self.path("shards/tokenizer.json"), self.path("run"))
+        self.one_line(self.run_program("eval", "run", self.text), 2, "400", "300")
+        self.one_line(self.run_program("generate", "run"), 2, "400", "300")
+        os.unlink(self.path("run/tokenizer.json"))
+        self.one_line(self.run_program("generate", "run"), 2, "tokenizer.json")
+        self.one_line(self.run_program("eval", "run", self.text), 2, "tokenizer.json")
+
+    # ---- generate ----
+
+    def test_likeliest_text_is_always_the_same(self):
+        arguments = ["generate", self.bytes_run, "--prompt", "And God said", "--tokens", "60"]
+        first = self.ok(self.run_program(*arguments, "--temperature", "0")).stdout
+        self.assertTrue(first.startswith("And God said"))
+        for more in (["--threads", "2"], ["--seed", "9"], ["--top-k", "5"]):
+            self.assertEqual(self.ok(self.run_program(*arguments, "--temperature", "0", *more)).stdout, first)
+
+    def test_equal_seeds_equal_text(self):
+        arguments = ["generate", self.bytes_run, "--prompt", "the ", "--tokens", "80", "--seed"]
+        texts = [self.json_of(*arguments, seed)["text"] for seed in ("1", "1", "2")]
+        self.assertEqual(texts[0], texts[1])
+        self.assertNotEqual(texts[0], texts[2])
+
+    def test_beyond_the_context(self):
+        report = self.json_of("generate", self.bytes_run, "--prompt", "the ", "--tokens", "100")
+        self.assertEqual((report["tokens"], report["context"], report["prompt_tokens"]), (100, 32, 4))
+        self.assertEqual(report["end"], "tokens")
+        # 28 fit, then 16 more each time; the last token is not read any more.
+        self.assertEqual(report["slides"], math.ceil((99 - 28) / 16))
+        said = self.ok(self.run_program("generate", self.bytes_run, "--prompt", "the ", "--tokens", "100", "--temperature", "0"))
+        self.assertIn("full", said.stderr)
+        long = self.json_of("generate", self.bytes_run, "--prompt", "x" * 33, "--tokens", "2")
+        self.assertTrue(long["prompt_cut"])
+        self.assertEqual(self.json_of("generate", self.bytes_run, "--context", "1", "--tokens", "5")["tokens"], 5)
+
+    def test_empty_prompt_says_where_it_starts(self):
+        self.assertIn("line end", self.ok(self.run_program("generate", self.bytes_run, "--tokens", "1")).stderr)
+        self.assertIn("<|endoftext|>", self.ok(self.run_program("generate", self.bpe_run, "--tokens", "1")).stderr)
+        self.assertEqual(self.json_of("generate", self.bpe_run, "--tokens", "1")["start"], "<|endoftext|>")
+
+    def test_prompt_from_a_file(self):
+        self.write("prompt.txt", "In the beginning\n")
+        arguments = ["generate", self.bpe_run, "--tokens", "10", "--temperature", "0"]
+        self.assertEqual(self.ok(self.run_program(*arguments, "--prompt-file", "prompt.txt")).stdout,
+                         self.ok(self.run_program(*arguments, "--prompt", "In the beginning\n")).stdout)
+
+    def test_generate_errors(self):
+        for arguments, part in (([], "MODEL"), (["nowhere"], "nowhere"), ([self.bytes_run, "--top-p", "0"], "top-p"),
+                                ([self.bytes_run, "--tokens", "0"], "tokens"), ([self.bytes_run, "--temperature", "-1"], "temperature"),
+                                ([self.bytes_run, "--prompt-file", "absent"], "absent"),
+                                ([self.bytes_run, "--prompt", "a", "--prompt-file", "corpus.txt"], "--prompt-file")):
+            self.one_line(self.run_program("generate", *arguments), 2, part)
+
+    # ---- tokenize ----
+
+    def test_shards_train_like_the_text(self):
+        made = self.json_of("tokenize", self.text, "--output", "shards", "--train", "300", "--save", "own.json", "--shard-tokens", "5k")
+        self.assertGreater(made["shards"], 2)
+        self.assertEqual(made["vocab"], 300)
+        self.assertEqual(made["documents"], 1)
+        # The tokenizer that `train` made for its own run is the same.
+        with open(self.path("own.json"), encoding="utf-8") as ours, \
+                open(os.path.join(self.bpe_run, "tokenizer.json"), encoding="utf-8") as theirs:
+            self.assertEqual(ours.read(), theirs.read())
+        for name, path in (("from-text", self.text), ("from-shards", "shards")):
+            self.ok(self.run_program("train", f"data.path={path}", "data.validation=0.1", *MODEL, "model.vocab=300", "train.steps=5",
+                                     "data.tokenizer=own.json", f"run.dir={name}", "parallel.ranks=2"))
+        self.assertEqual(self.numbers("from-text"), self.numbers("from-shards"))
+        self.assertEqual(self.json_of("eval", "from-text")["loss"], self.json_of("eval", "from-shards")["loss"])
+        self.assertEqual(self.json_of("generate", "from-shards", "--tokens", "20")["text"],
+                         self.json_of("generate", "from-text", "--tokens", "20")["text"])
+
+    def test_tokenize_bytes_and_documents(self):
+        self.write("a.txt", "one\n---\ntwo\n")
+        self.write("b.jsonl", '{"body": "three"}\n{"body": "four"}\n')
+        made = self.json_of("tokenize", "a.txt", "b.jsonl", "--output", "out", "--tokenizer", "bytes", "--separator", "---",
+                            "--field", "body")
+        self.assertEqual(made["documents"], 4)
+        self.assertEqual(made["tokens"], len("one\n" + "two\n" + "three" + "four"))
+        self.assertIn("tokens", self.ok(self.run_program("tokenize", "a.txt", "--output", "again", "--tokenizer", "bytes")).stdout)
+
+    def test_tokenize_errors(self):
+        self.write("empty.txt", "")
+        os.mkdir(self.path("full"))
+        self.write("full/file", "x")
+        fine = ["corpus.txt", "--output", "out"]
+        for arguments, part in ((["--output", "out", "--train", "300"], "name"), (["corpus.txt", "--train", "300"], "--output"),
+                                (fine, "--train"), ([*fine, "--train", "100"], "256"), ([*fine, "--tokenizer", "absent.json"], "absent.json"),
+                                ([*fine, "--tokenizer", "bytes", "--train", "300"], "two"), ([*fine, "--tokenizer", "corpus.txt"], "corpus.txt"),
+                                (["absent.txt", "--output", "out", "--tokenizer", "bytes"], "absent.txt"),
+                                (["empty.txt", "--output", "out", "--tokenizer", "bytes"], "empty.txt"),
+                                (["corpus.txt", "--output", "full", "--tokenizer", "bytes"], "full"),
+                                ([*fine, "--tokenizer", "bytes", "--save", "x.json"], "--save")):
+            self.one_line(self.run_program("tokenize", *arguments), 2, part)
+            self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_damaged_shard(self):
+        self.json_of("tokenize", "corpus.txt", "--output", "shards", "--tokenizer", "bytes")
+        shard = self.path("shards/shard-00000.qds")
+        with open(shard, "r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+        self.one_line(self.run_program("train", "data.path=shards", *program.SMALL, "train.steps=1"), 2, "shard-00000.qds")
+        self.one_line(self.run_program("eval", self.bytes_run, "shards"), 2, "shard-00000.qds")
+
+
+if __name__ == "__main__":
+    unittest.main()
