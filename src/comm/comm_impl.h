@@ -182,6 +182,10 @@ void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t 
  * it is in place already). For a group of one this is the whole operation; the core never calls a backend for those. */
 void qd_transfer_copy_own(const qd_transfer *op);
 
+/* memcpy. Past the caches when `large`: for results of huge messages, which are not read again soon. */
+void qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
+#define QD_COMM_STREAM_BYTES (1 << 20) /* own parts from this size on are large */
+
 /* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
  * kinds are expected to be each other's counterpart and roots are not compared. */
 qd_status qd_transfer_check(const qd_transfer *op, int peer, const qd_fingerprint *theirs, const char *peer_place);

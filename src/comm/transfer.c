@@ -79,7 +79,7 @@ void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t 
 /* Bytes of one buffer; nothing when they are the same place or empty (then pointers may be NULL). */
 static void copy_if_apart(void *to, const void *from, int64_t bytes)
 {
-    if (bytes > 0 && to != from) memmove(to, from, (size_t)bytes);
+    if (bytes > 0 && to != from) qd_comm_copy(to, from, bytes, bytes >= QD_COMM_STREAM_BYTES);
 }
 
 void qd_transfer_copy_own(const qd_transfer *op)

@@ -21,9 +21,21 @@
 #include <string.h>
 
 #define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
-#define REMOTE_BYTES (2 << 20) /* larger messages go through the ring: fewer pages to pin, and copies overlap */
+#define PART_LEAST (32 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
+#define SHARE_BYTES (128 << 10) /* one-way messages from this size on are copied by both sides */
 #define REMOTE_BLOCK 65536     /* bytes read at a time from another process before they are summed: fits L2 */
 #define SUM_BLOCK 8192         /* bytes summed at a time where the sum is stored twice: the second store reads L1 */
+
+/* Processes: messages above REACH_LEAST bytes (of the whole message) go from memory to memory, and those above these
+ * limits through the ring. Measured: below, the system call costs more than a second copy; above, pinning pages does,
+ * and the sooner the more ranks read the same data. A reduce is summed straight from the rings. */
+#define REACH_LEAST (64 << 10)
+static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
+    [QD_COLL_ALL_REDUCE] = {4 << 20, 1 << 20}, [QD_COLL_REDUCE_SCATTER] = {4 << 20, 4 << 20},
+    [QD_COLL_ALL_GATHER] = {4 << 20, 1 << 20}, [QD_COLL_ALL_TO_ALL] = {4 << 20, 4 << 20},
+    [QD_COLL_BROADCAST] = {8 << 20, 1 << 20},  [QD_COLL_GATHER] = {8 << 20, 8 << 20},
+    [QD_COLL_SCATTER] = {8 << 20, 8 << 20},    [QD_COLL_REDUCE] = {0, 0},
+};
 
 typedef struct state {
     int64_t part, rounds; /* elements per part; rounds of this operation, the same on all ranks */
@@ -31,12 +43,14 @@ typedef struct state {
     uint64_t base; /* of counter values */
     int entered;   /* peers 0 .. entered-1 have posted and agree */
     bool direct;   /* all-reduce in one exchange */
-    bool pointers; /* buffers of other ranks are read in place */
-    bool remote;   /* and they are in other processes */
+    qd_local_way way; /* of this rank's data; the same on all ranks but in an all-to-all */
+    uint64_t staged;  /* ranks, as bits, whose data come through their rings */
+    bool reaches;     /* this rank goes into others' memory */
+    bool fused;       /* all-gather: the own part is copied with each produced one, while that is in the cache */
+    bool shares;      /* producers write part of their data into the consumers' memory */
     bool all_can_read;
-    bool small;    /* one round in the lane's small buffer */
     bool many, combines, large;
-    bool produces, consumes;
+    bool produces, consumes, pushes;
 } state;
 _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
@@ -82,6 +96,17 @@ static bool is_consumer(const qd_transfer *op, int rank)
     }
 }
 
+static unsigned char *small_of(const qd_transfer *op, int rank)
+{
+    return qd_local_group_of(op)->lanes[rank]->parity[op->fingerprint.sequence & 1].small;
+}
+
+/* all-to-all: what `rank` has for each rank. */
+static qd_local_block *blocks_of(const qd_transfer *op, int rank)
+{
+    return (qd_local_block *)small_of(op, rank);
+}
+
 /* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
 static int64_t elements_for(const qd_transfer *op, int from, int to)
 {
@@ -95,7 +120,7 @@ static int64_t elements_for(const qd_transfer *op, int from, int to)
     case QD_COLL_REDUCE: return op->request.count;
     case QD_COLL_ALL_TO_ALL:
         if (from == op->comm->rank) return op->request.in_counts[to];
-        return qd_local_group_of(op)->lanes[from]->parity[op->fingerprint.sequence & 1].counts[to];
+        return blocks_of(op, from)[to].count;
     default: return 0;
     }
 }
@@ -119,12 +144,51 @@ static unsigned char *part_of(const qd_transfer *op, int rank, int64_t k, int in
 {
     const state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
-    unsigned char *buffer = s->small ? group->lanes[rank]->parity[op->fingerprint.sequence & 1].small
-                                     : qd_local_ring(group, rank, k);
+    unsigned char *buffer = s->way == QD_LOCAL_SMALL ? small_of(op, rank) : qd_local_ring(group, rank, k);
     return buffer + (s->many ? index : 0) * s->part * element_size(op);
 }
 
 /* ---- start ---- */
+
+/* Between processes: from memory to memory? Ranks with lists of segments go through the ring. */
+static bool reaches_memory(const qd_transfer *op, int64_t bytes)
+{
+    return atomic_load_explicit(&qd_local_group_of(op)->remote, memory_order_relaxed) && !op->request.lists &&
+           bytes > REACH_LEAST && bytes <= reach_most[op->request.kind][op->comm->size > 2];
+}
+
+/* all-to-all: ranks know only their own counts when they begin, so each decides for its own blocks. */
+static void plan_blocks(qd_transfer *op)
+{
+    state *s = state_of(op);
+    const qd_coll_request *r = &op->request;
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = element_size(op), head = (n * (int64_t)sizeof(qd_local_block) + 63) / 64 * 64, end = head, bytes = 0;
+    for (int to = 0; to < n; to++) {
+        if (to == me) continue;
+        bytes += r->in_counts[to] * size;
+        end += (r->in_counts[to] * size + 63) / 64 * 64;
+    }
+    /* Of the whole message, to be compared with the other kinds: even blocks, with the own one. */
+    bool reached = reaches_memory(op, bytes / (n - 1) * n);
+    s->way = end <= QD_LOCAL_SMALL_BYTES && !reached ? QD_LOCAL_SMALL
+             : group->threads || reached             ? QD_LOCAL_MEMORY
+                                                     : QD_LOCAL_STAGED;
+    s->part = group->header->ring_bytes / n / size;
+    s->large = bytes >= STREAM_BYTES;
+    qd_local_block *blocks = blocks_of(op, me);
+    end = head;
+    for (int to = 0; to < n; to++) {
+        blocks[to].count = r->in_counts[to];
+        blocks[to].offset = s->way == QD_LOCAL_SMALL ? end : r->in_offsets[to] * size;
+        if (to == me || r->in_counts[to] == 0) continue;
+        if (s->way == QD_LOCAL_SMALL)
+            memcpy(small_of(op, me) + end, (const char *)r->in + r->in_offsets[to] * size,
+                   (size_t)(r->in_counts[to] * size));
+        end += (r->in_counts[to] * size + 63) / 64 * 64;
+    }
+}
 
 /* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds come later). */
 static void plan(qd_transfer *op)
@@ -140,34 +204,42 @@ static void plan(qd_transfer *op)
     s->large = r->count * size >= STREAM_BYTES;
     if (r->kind == QD_COLL_ALL_REDUCE && qd_coll_direct(r->count * size, n)) {
         assert(r->count * size <= QD_LOCAL_SMALL_BYTES);
-        s->direct = s->small = true;
+        s->direct = true;
         return;
     }
     if (r->kind == QD_COLL_ALL_TO_ALL) {
-        /* Ranks know only their own counts now, so the buffer must not depend on them. */
-        s->part = group->header->ring_bytes / n / size;
+        plan_blocks(op);
         return;
     }
     for (int i = 0; i < n; i++) {
-        int64_t elements = r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_REDUCE ? r->count : qd_transfer_packed_count(op, i);
+        bool whole_message = r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_REDUCE;
+        int64_t elements = whole_message ? r->count : qd_transfer_packed_count(op, i);
         if (elements > most) most = elements;
     }
     if (most == 0) return; /* no rounds */
     int64_t line = 64 / size; /* parts begin on cache lines */
     int64_t whole = (most + line - 1) / line * line;
-    if ((s->many ? n : 1) * whole * size <= QD_LOCAL_SMALL_BYTES) {
-        s->small = true;
+    bool reached = reaches_memory(op, r->count * size);
+    if ((s->many ? n : 1) * whole * size <= QD_LOCAL_SMALL_BYTES && !reached) {
+        s->way = QD_LOCAL_SMALL;
         s->part = whole;
         s->rounds = 1;
-    } else if (group->threads ||
-               (atomic_load_explicit(&group->remote, memory_order_relaxed) && !r->lists && r->count * size <= REMOTE_BYTES)) {
-        s->pointers = true;
-        s->remote = !group->threads;
+    } else if (group->threads || reached) {
+        s->way = QD_LOCAL_MEMORY;
+        s->reaches = true;
         s->part = most;
         s->rounds = 1;
+        s->shares = r->count * size >= SHARE_BYTES && (r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_GATHER ||
+                                                       r->kind == QD_COLL_SCATTER);
     } else {
-        s->part = group->header->ring_bytes / (s->many ? n : 1) / size / line * line;
+        s->way = QD_LOCAL_STAGED;
+        /* Several rounds even of middling messages, so that ranks work at the same time. */
+        int64_t least = PART_LEAST / size, room = group->header->ring_bytes / (s->many ? n : 1) / size / line * line;
+        s->part = whole / 8 / line * line > least ? whole / 8 / line * line : least;
+        if (s->part > room) s->part = room;
+        s->fused = r->kind == QD_COLL_ALL_GATHER && !r->lists;
         s->rounds = (most + s->part - 1) / s->part;
+        for (int i = 0; i < n; i++) s->staged |= is_producer(op, i) ? (uint64_t)1 << i : 0;
     }
 }
 
@@ -190,13 +262,15 @@ qd_status qd_local_collective_start(qd_transfer *op)
     state *s = state_of(op);
     const qd_coll_request *r = &op->request;
     qd_local_group *group = qd_local_group_of(op);
-    int me = op->comm->rank, n = op->comm->size;
+    int me = op->comm->rank;
     uint64_t sequence = op->fingerprint.sequence;
     memset(s, 0, sizeof *s);
     s->base = sequence << QD_LOCAL_ROUND_BITS;
     plan(op);
-    s->produces = is_producer(op, me) && !s->pointers && !s->direct;
+    s->produces = is_producer(op, me) && !s->direct &&
+                  (s->way == QD_LOCAL_STAGED || (s->way == QD_LOCAL_SMALL && r->kind != QD_COLL_ALL_TO_ALL));
     s->consumes = is_consumer(op, me) && !s->direct;
+    s->pushes = s->shares && is_producer(op, me);
 
     qd_local_lane *lane = group->lanes[me];
     qd_local_post *post = post_of(op, me);
@@ -204,18 +278,17 @@ qd_status qd_local_collective_start(qd_transfer *op)
     post->in = r->in;
     post->out = r->out;
     post->can_read = group->can_read;
+    post->way = s->way;
     s->all_can_read = group->can_read;
     if (s->direct) {
         if (r->count > 0) memcpy(lane->parity[sequence & 1].small, r->in, (size_t)(r->count * element_size(op)));
-    } else if (r->kind == QD_COLL_ALL_TO_ALL) {
-        memcpy(lane->parity[sequence & 1].counts, r->in_counts, (size_t)n * sizeof(int64_t));
-        if (ring_is_free(op)) produce(op); /* harmless should there turn out to be no rounds */
-    } else if (s->produces && s->rounds > 0 && (s->small || ring_is_free(op))) {
-        produce(op);
+    } else if (s->produces && (s->rounds > 0 || r->kind == QD_COLL_ALL_TO_ALL) &&
+               (s->way == QD_LOCAL_SMALL || ring_is_free(op))) {
+        produce(op); /* all-to-all: staged blocks are not empty, so there is a round */
     }
     atomic_store_explicit(&post->posted, sequence, memory_order_release);
     qd_local_ring_all(op->comm);
-    if (!s->direct) qd_transfer_copy_own(op);
+    if (!s->direct && !s->fused) qd_transfer_copy_own(op);
     s->entered = 0;
     return QD_OK;
 }
@@ -228,10 +301,13 @@ static void produce(qd_transfer *op)
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank, n = op->comm->size;
     int64_t size = element_size(op), k = s->produced, first, count;
-    if (!s->small) qd_local_group_of(op)->ring_used = op->fingerprint.sequence;
+    if (s->way == QD_LOCAL_STAGED) qd_local_group_of(op)->ring_used = op->fingerprint.sequence;
     if (!s->many) {
         round_range(s, k, elements_for(op, me, me), &first, &count);
-        if (count > 0) memcpy(part_of(op, me, k, 0), (const char *)r->in + first * size, (size_t)(count * size));
+        const char *from = (const char *)r->in + first * size;
+        if (count > 0) memcpy(part_of(op, me, k, 0), from, (size_t)(count * size));
+        char *own = s->fused ? (char *)r->out + (qd_transfer_segment(op, me, 0).offset + first) * size : NULL;
+        if (count > 0 && own && own != from) qd_comm_copy(own, from, count * size, s->large);
     } else {
         for (int step = 1; step < n; step++) {
             int to = (me + step) % n;
@@ -249,17 +325,10 @@ static void produce(qd_transfer *op)
                           memory_order_release);
 }
 
-/* Bytes of another rank's buffer, in place or in its process. False: it could not be read, or the rank may have been
- * gone already when it was (then the world is aborted). */
-static bool take(const qd_transfer *op, int from, void *to, const void *address, int64_t bytes, bool large)
+/* Sources of a sum lie in other processes: they are copied here first. */
+static bool sums_remote(const qd_transfer *op)
 {
-    const state *s = state_of(op);
-    if (!s->remote) {
-        qd_local_copy(to, address, bytes, large);
-        return true;
-    }
-    return qd_local_read_remote(op->comm, from, to, address, bytes) &&
-           atomic_load_explicit(&qd_local_group_of(op)->header->abort_state, memory_order_seq_cst) == 0;
+    return state_of(op)->way == QD_LOCAL_MEMORY && !qd_local_group_of(op)->threads;
 }
 
 /* `length` elements of this rank's own segments, summed over every rank's input. in_full: where they are in the full
@@ -275,10 +344,10 @@ static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int
     for (int p = 0; p < n; p++) {
         if (p == me) {
             sources[p] = (const char *)r->in + in_full * size;
-        } else if (s->pointers) {
+        } else if (s->way == QD_LOCAL_MEMORY) {
             sources[p] = (const char *)post_of(op, p)->in + in_full * size;
-            if (s->remote) {
-                if (!take(op, p, room, sources[p], length * size, false)) return false;
+            if (sums_remote(op)) {
+                if (!qd_local_pull(op->comm, p, room, sources[p], length * size, false)) return false;
                 sources[p] = room;
                 room += length * size;
             }
@@ -294,7 +363,7 @@ static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int
 /* Bytes of each source that are summed at a time. */
 static int64_t sum_block_bytes(const qd_transfer *op, bool copy)
 {
-    if (!state_of(op)->remote) return copy ? SUM_BLOCK : INT64_MAX;
+    if (!sums_remote(op)) return copy ? SUM_BLOCK : INT64_MAX;
     /* All sources of a block must fit into the ring. */
     int64_t room = QD_LOCAL_RING * qd_local_group_of(op)->header->ring_bytes / op->comm->size / 64 * 64;
     return room < REMOTE_BLOCK ? room : REMOTE_BLOCK;
@@ -318,7 +387,7 @@ static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, ch
             /* A large result goes to the buffer first and is then streamed out. */
             if (!sum_block(op, k, part && s->large ? part : to, in_full, b - first, length)) return false;
             if (part && s->large)
-                qd_local_copy(to, part, length * size, true);
+                qd_comm_copy(to, part, length * size, true);
             else if (part)
                 memcpy(part, to, (size_t)(length * size));
             if (block >= end - b) break;
@@ -335,7 +404,8 @@ static bool combine(qd_transfer *op)
     int64_t k = s->combined, first, count;
     round_range(s, k, qd_transfer_packed_count(op, me), &first, &count);
     if (count > 0 &&
-        !sum_own(op, k, first, count, NULL, op->request.out, s->pointers ? NULL : (char *)part_of(op, me, k, me)))
+        !sum_own(op, k, first, count, NULL, op->request.out,
+                 s->way == QD_LOCAL_MEMORY ? NULL : (char *)part_of(op, me, k, me)))
         return false;
     s->combined++;
     atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,
@@ -350,9 +420,70 @@ static bool consume_reduce(qd_transfer *op, int64_t first, int64_t count)
     int64_t size = element_size(op), block = sum_block_bytes(op, false) / size;
     for (int64_t b = 0; b < count; b += block) {
         int64_t length = count - b < block ? count - b : block;
-        if (!sum_block(op, state_of(op)->consumed, (char *)r->out + (first + b) * size, first + b, b, length)) return false;
+        if (!sum_block(op, state_of(op)->consumed, (char *)r->out + (first + b) * size, first + b, b, length))
+            return false;
         if (block >= count - b) break;
     }
+    return true;
+}
+
+/* How many of the elements that `from` has for a consumer the consumer reads; `from` writes the others. The root, one
+ * against all, copies the smaller share: 1/size, and less where it has a part of its own to copy first. */
+static int64_t pulled(const qd_transfer *op, int from, int64_t elements)
+{
+    if (!state_of(op)->shares) return elements;
+    qd_coll_kind kind = op->request.kind;
+    int64_t of_root = elements / (op->comm->size * (kind == QD_COLL_BROADCAST ? 1 : kind == QD_COLL_GATHER ? 2 : 5));
+    return from == op->request.root ? elements - of_root : of_root;
+}
+
+/* Writes this rank's share into the memory of the consumers. */
+static bool push(qd_transfer *op)
+{
+    const qd_coll_request *r = &op->request;
+    state *s = state_of(op);
+    qd_local_lane *lane = qd_local_group_of(op)->lanes[op->comm->rank];
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = element_size(op);
+    for (int step = 1; step < n; step++) {
+        int to = (me + step) % n;
+        if (!is_consumer(op, to)) continue;
+        int64_t elements = elements_for(op, me, to), first = pulled(op, me, elements), bytes = (elements - first) * size;
+        const char *source = (const char *)r->in + first * size;
+        char *target = (char *)post_of(op, to)->out + first * size;
+        if (r->kind == QD_COLL_SCATTER) source += qd_transfer_segment(op, to, 0).offset * size;
+        if (r->kind == QD_COLL_GATHER) target += qd_transfer_segment(op, me, 0).offset * size;
+        if (bytes > 0 && !qd_local_push(op->comm, to, target, source, bytes, s->large)) return false;
+        lane->parity[op->fingerprint.sequence & 1].pushed[to] = bytes;
+    }
+    s->produced = 1;
+    atomic_store_explicit(&lane->produced, s->base + 1, memory_order_release);
+    return true;
+}
+
+/* all-to-all: the block of `from`, which says itself how it travels. */
+static bool consume_block(qd_transfer *op, int from)
+{
+    const qd_coll_request *r = &op->request;
+    state *s = state_of(op);
+    int me = op->comm->rank;
+    int64_t size = element_size(op), k = s->consumed, first = 0, count;
+    const qd_local_block *block = &blocks_of(op, from)[me];
+    const qd_local_post *post = post_of(op, from);
+    count = post->way == QD_LOCAL_STAGED ? 0 : k == 0 ? block->count : 0;
+    if (post->way == QD_LOCAL_STAGED) round_range(s, k, block->count, &first, &count);
+    if (count == 0) return true;
+    char *to = (char *)r->out + (r->out_offsets[from] + first) * size;
+    if (post->way == QD_LOCAL_MEMORY) {
+        if (!qd_local_pull(op->comm, from, to, (const char *)post->in + block->offset, count * size, s->large))
+            return false;
+    } else {
+        const unsigned char *source = post->way == QD_LOCAL_SMALL
+                                          ? small_of(op, from) + block->offset
+                                          : qd_local_ring(qd_local_group_of(op), from, k) + me * s->part * size;
+        qd_comm_copy(to, source, count * size, s->large);
+    }
+    op->bytes += count * size;
     return true;
 }
 
@@ -362,17 +493,19 @@ static bool consume_from(qd_transfer *op, int from)
     const state *s = state_of(op);
     int me = op->comm->rank;
     int64_t size = element_size(op), k = s->consumed, first, count;
-    round_range(s, k, r->kind == QD_COLL_ALL_REDUCE ? qd_transfer_packed_count(op, from) : elements_for(op, from, me), &first,
-                &count);
+    if (r->kind == QD_COLL_ALL_TO_ALL) return consume_block(op, from);
+    bool memory = s->way == QD_LOCAL_MEMORY;
+    int64_t elements = r->kind == QD_COLL_ALL_REDUCE ? qd_transfer_packed_count(op, from) : elements_for(op, from, me);
+    round_range(s, k, pulled(op, from, elements), &first, &count);
     if (count == 0) return true;
     /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is in one piece. */
-    const char *in = s->pointers ? post_of(op, from)->in : NULL;
-    const char *source = s->pointers ? in + first * size : (const char *)part_of(op, from, k, me);
+    const char *in = memory ? post_of(op, from)->in : NULL;
+    const char *source = memory ? in + first * size : (const char *)part_of(op, from, k, me);
     char *to = (char *)r->out + first * size;
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE: {
         int64_t offset = (qd_transfer_segment(op, from, 0).offset + first) * size;
-        source = s->pointers ? (const char *)post_of(op, from)->out + offset : (const char *)part_of(op, from, k, from);
+        source = memory ? (const char *)post_of(op, from)->out + offset : (const char *)part_of(op, from, k, from);
         to = (char *)r->out + offset;
         break;
     }
@@ -383,17 +516,16 @@ static bool consume_from(qd_transfer *op, int from)
                  : NULL;
         break;
     case QD_COLL_SCATTER:
-        if (s->pointers) source = in + (qd_transfer_segment(op, me, 0).offset + first) * size;
+        if (memory) source = in + (qd_transfer_segment(op, me, 0).offset + first) * size;
         break;
     case QD_COLL_BROADCAST: break;
-    case QD_COLL_ALL_TO_ALL: /* a sender's offsets are not known here: it always goes through the buffers */
-        to = (char *)r->out + (r->out_offsets[from] + first) * size;
-        break;
     default: assert(false);
     }
     if (!to)
         qd_transfer_unpack(op, from, first, count, source, r->out);
-    else if (!take(op, from, to, source, count * size, s->large))
+    else if (!memory)
+        qd_comm_copy(to, source, count * size, s->large);
+    else if (!qd_local_pull(op->comm, from, to, source, count * size, s->large))
         return false;
     op->bytes += count * size;
     return true;
@@ -426,6 +558,11 @@ static bool consume(qd_transfer *op)
 
 typedef bool (*role)(const qd_transfer *op, int rank);
 
+static bool is_staged(const qd_transfer *op, int rank)
+{
+    return state_of(op)->staged >> rank & 1;
+}
+
 static bool everyone(const qd_transfer *op, int rank)
 {
     (void)op;
@@ -451,7 +588,7 @@ static bool can_produce(const qd_transfer *op)
 {
     const state *s = state_of(op);
     if (!s->produces || s->produced >= s->rounds) return false;
-    if (s->small) return true;
+    if (s->way == QD_LOCAL_SMALL) return true;
     if (s->produced < QD_LOCAL_RING) return s->entered == op->comm->size || ring_is_free(op);
     return ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1));
 }
@@ -461,7 +598,7 @@ static bool inputs_ready(const qd_transfer *op, int64_t k)
     const state *s = state_of(op);
     if (s->entered < op->comm->size) return false;
     /* Small and direct data are there when the post is; a rank may produce round 0 after its post otherwise. */
-    return s->small || s->pointers || ALL_REACHED(op, produced, is_producer, s->base + (uint64_t)k + 1);
+    return !s->staged || ALL_REACHED(op, produced, is_staged, s->base + (uint64_t)k + 1);
 }
 
 static bool can_combine(const qd_transfer *op)
@@ -520,41 +657,42 @@ static qd_status enter(qd_transfer *op, bool *moved)
     agree_on_reading(op);
     if (op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
     /* Now all counts are known: compare the pairs, and count the rounds. */
-    int64_t most = 0;
-    for (int from = 0; from < comm->size; from++)
+    for (int from = 0; from < comm->size; from++) {
+        bool staged = post_of(op, from)->way == QD_LOCAL_STAGED;
+        if (staged) s->staged |= (uint64_t)1 << from;
+        if (post_of(op, from)->way == QD_LOCAL_MEMORY) s->reaches = true;
         for (int to = 0; to < comm->size; to++) {
             if (from == to) continue;
-            int64_t elements = elements_for(op, from, to);
-            if (elements > most) most = elements;
+            int64_t elements = elements_for(op, from, to), rounds = staged ? (elements + s->part - 1) / s->part : 1;
+            if (elements > 0 && rounds > s->rounds) s->rounds = rounds;
             if (to != comm->rank || elements == op->request.out_counts[from]) continue;
             char place[QD_COMM_PLACE_BYTES];
             qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].place, place);
             QD_TRY(qd_transfer_check_pair(op, from, elements, op->request.out_counts[from], place));
         }
-    s->rounds = (most + s->part - 1) / s->part;
+    }
     return QD_OK;
 }
 
 static void sum_direct(qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;
-    qd_local_group *group = qd_local_group_of(op);
     int n = op->comm->size;
     const void *sources[QD_LOCAL_MAX_RANKS];
-    for (int p = 0; p < n; p++) sources[p] = group->lanes[p]->parity[op->fingerprint.sequence & 1].small;
+    for (int p = 0; p < n; p++) sources[p] = small_of(op, p);
     if (r->count > 0) qd_sum_tree(r->out, sources, n, r->count, r->dtype, r->reduce);
     op->bytes += r->count * element_size(op) * (n - 1);
 }
 
-/* One combine or consume, which may go into other threads' buffers; false when the world is aborted. */
+/* One step that may go into other ranks' memory; false when the world is aborted. */
 static bool guarded(qd_transfer *op, bool (*step)(qd_transfer *))
 {
     qd_local_group *group = qd_local_group_of(op);
-    if (!state_of(op)->pointers || state_of(op)->remote) return step(op);
-    _Atomic uint32_t *reading = &group->lanes[op->comm->rank]->reading;
-    if (!qd_local_read_begin(group, reading)) return false;
+    if (!state_of(op)->reaches) return step(op);
+    _Atomic uint32_t *inside = &group->lanes[op->comm->rank]->inside;
+    if (!qd_local_enter(group, inside)) return false;
     bool good = step(op);
-    qd_local_read_end(reading);
+    qd_local_leave(inside);
     return good;
 }
 
@@ -563,16 +701,18 @@ static bool is_done(const qd_transfer *op)
     const state *s = state_of(op);
     if (s->entered < op->comm->size) return false;
     if ((s->consumes && s->consumed < s->rounds) || (s->combines && s->combined < s->rounds) ||
-        (s->produces && s->produced < s->rounds))
+        ((s->produces || s->pushes) && s->produced < s->rounds))
         return false;
+    if (s->shares && s->consumes && !ALL_REACHED(op, produced, is_producer, s->base + 1)) return false;
     /* Others may still be reading this rank's own buffers. */
-    return !s->pointers || !is_producer(op, op->comm->rank) ||
+    return s->way != QD_LOCAL_MEMORY || !is_producer(op, op->comm->rank) ||
            ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)s->rounds);
 }
 
 qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
 {
     state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
     if (s->entered < op->comm->size) QD_TRY(enter(op, moved));
     if (s->direct) {
         if (s->entered < op->comm->size) return QD_OK;
@@ -580,20 +720,25 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
         *done = true;
         return QD_OK;
     }
-    bool timed = s->rounds > 1 || s->pointers;
+    bool timed = s->rounds > 1 || s->way == QD_LOCAL_MEMORY;
     double began = timed ? qd_clock_now() : 0;
     bool worked = false;
     if (can_consume(op) && guarded(op, consume)) worked = true;
     if (can_combine(op) && guarded(op, combine)) worked = true;
+    if (s->pushes && s->produced == 0 && s->entered == op->comm->size && guarded(op, push)) worked = true;
     if (can_produce(op)) {
         produce(op);
         worked = true;
     }
     *done = is_done(op);
+    if (*done && s->shares && s->consumes)
+        for (int r = 0; r < op->comm->size; r++)
+            if (r != op->comm->rank && is_producer(op, r))
+                op->bytes += group->lanes[r]->parity[op->fingerprint.sequence & 1].pushed[op->comm->rank];
     if (worked) {
         *moved = true;
         /* The last thing a rank does in an operation of small messages is of no interest to anybody. */
-        if (!(*done && s->small)) qd_local_ring_all(op->comm);
+        if (!(*done && s->way == QD_LOCAL_SMALL)) qd_local_ring_all(op->comm);
         if (timed) op->busy_seconds += qd_clock_now() - began;
     }
     return QD_OK;
@@ -605,11 +750,11 @@ void qd_local_collective_finish(qd_transfer *op)
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank;
     atomic_store_explicit(&group->lanes[me]->finished, op->fingerprint.sequence, memory_order_release);
-    if (!s->pointers || s->remote || is_done(op)) return;
-    /* Failed with our buffers still known to others: the world is aborted, so nobody begins to read any more; wait for
-     * those who are at it. */
+    if (s->way != QD_LOCAL_MEMORY || is_done(op)) return;
+    /* Failed with our buffers still known to others: the world is aborted, so nobody enters them any more; wait for
+     * those who are inside. */
     for (int r = 0; r < op->comm->size; r++)
-        while (r != me && atomic_load_explicit(&group->lanes[r]->reading, memory_order_seq_cst)) sched_yield();
+        if (r != me) qd_local_wait_left(group, &group->lanes[r]->inside);
 }
 
 bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequence)
@@ -624,12 +769,15 @@ bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequenc
     if (s->consumes && s->consumed < s->rounds) {
         if (s->combines && s->combined > s->consumed)
             return atomic_load(&lane->combined) < s->base + (uint64_t)s->consumed + 1;
-        if (is_producer(op, peer) && !s->small && !s->pointers &&
+        if (is_staged(op, peer) &&
             atomic_load(&lane->produced) < s->base + (uint64_t)s->consumed + 1)
             return true;
     }
+    if (s->shares && s->consumes)
+        return is_producer(op, peer) && atomic_load(&lane->produced) < s->base + 1;
     if (!is_consumer(op, peer)) return false;
     if (s->produces && s->produced < s->rounds)
         return atomic_load(&lane->consumed) < s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1);
-    return s->pointers && is_producer(op, op->comm->rank) && atomic_load(&lane->consumed) < s->base + (uint64_t)s->rounds;
+    return s->way == QD_LOCAL_MEMORY && is_producer(op, op->comm->rank) &&
+           atomic_load(&lane->consumed) < s->base + (uint64_t)s->rounds;
 }

@@ -12,10 +12,12 @@
  * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
  * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
  *
- * Ranks as threads read each other's buffers through the pointers in the posts. Ranks as processes do the same with
- * process_vm_readv() where the system lets them (middling messages), and go through the staging ring otherwise. Small
- * messages are copied into the lane in all cases. Which way is taken must be the same on all ranks: each post says
- * whether its rank can read the memory of all others, and operation s + 1 goes by what all have seen in operation s. */
+ * Ranks as threads reach each other's buffers through the pointers in the posts. Ranks as processes do the same with
+ * process_vm_readv() and process_vm_writev() where the system lets them (middling messages), and go through the staging
+ * ring otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all
+ * ranks: each post says whether its rank can reach the memory of all others, and operation s + 1 goes by what all have
+ * seen in operation s. Where data flows one way only, one side reads a share of it and the other writes the rest, so
+ * that both cores copy. */
 #ifndef QD_COMM_LOCAL_LOCAL_IMPL_H
 #define QD_COMM_LOCAL_LOCAL_IMPL_H
 
@@ -35,20 +37,33 @@ typedef struct qd_local_post {
     qd_fingerprint fingerprint;
     const void *in; /* addresses in the rank's process */
     void *out;
-    uint32_t can_read; /* this rank has read a word of every other's memory */
-    uint32_t remote;   /* messages: to be read from the sender's memory */
+    uint32_t can_read; /* this rank has reached a word of every other's memory */
+    uint32_t way;      /* qd_local_way of a message, or of this rank's blocks in an all-to-all */
 } qd_local_post;
+
+/* How data gets from one rank to another. */
+typedef enum qd_local_way {
+    QD_LOCAL_SMALL,  /* in the post's small buffer */
+    QD_LOCAL_MEMORY, /* from the rank's own memory, where the others reach it */
+    QD_LOCAL_STAGED  /* through the ring */
+} qd_local_way;
+
+/* all-to-all: the small buffer begins with one of these for each rank. */
+typedef struct qd_local_block {
+    int64_t count;  /* elements */
+    int64_t offset; /* bytes, from the small buffer or the input */
+} qd_local_block;
 
 typedef struct qd_local_lane {
     _Alignas(QD_LOCAL_LINE) _Atomic uint64_t produced; /* rounds that the staging ring has received */
     _Atomic uint64_t combined; /* rounds of which this rank has published its sum */
     _Atomic uint64_t consumed; /* rounds after which this rank needs the others' buffers no more */
     _Atomic uint64_t finished; /* operation number */
-    _Atomic uint32_t reading;  /* ranks as threads: this rank is inside another's buffer */
+    _Atomic uint32_t inside;   /* this rank is inside another's memory */
     struct {
         _Alignas(QD_LOCAL_LINE) qd_local_post post;
         _Alignas(64) unsigned char small[QD_LOCAL_SMALL_BYTES];
-        int64_t counts[QD_LOCAL_MAX_RANKS]; /* all-to-all: elements for each peer */
+        int64_t pushed[QD_LOCAL_MAX_RANKS]; /* bytes written into each peer's memory; readable with `produced` */
     } parity[2];
     /* followed by the staging ring: QD_LOCAL_RING buffers of header.ring_bytes */
 } qd_local_lane;
@@ -62,7 +77,11 @@ typedef struct qd_local_channel {
     _Alignas(QD_LOCAL_LINE) _Atomic uint64_t entered; /* receiver: message number */
     _Atomic uint64_t consumed; /* receiver: rounds */
     _Atomic uint64_t finished; /* receiver: message number */
-    _Atomic uint32_t reading;
+    _Atomic uint64_t accepted; /* receiver: message whose `out` the sender may write */
+    void *out;                 /* receiver */
+    _Atomic uint32_t reading;  /* receiver: inside the sender's memory */
+    _Alignas(QD_LOCAL_LINE) _Atomic uint32_t writing; /* sender: inside the receiver's memory */
+    int64_t pushed;            /* sender: bytes written; readable with `produced` */
     _Alignas(QD_LOCAL_LINE) unsigned char ring[QD_LOCAL_RING][QD_LOCAL_MESSAGE_BUFFER];
 } qd_local_channel;
 
@@ -102,7 +121,7 @@ typedef struct qd_local_rank_world {
     qd_local_rank *ranks; /* (size) */
     bool threads;         /* ranks are threads of this process */
     bool owns_mapping;    /* processes: unmap with the last communicator */
-    _Atomic int remote;   /* ranks are processes and all can read each other's memory; new groups begin with it */
+    _Atomic int remote;   /* ranks are processes and all can reach each other's memory; new groups begin with it */
     uint64_t probe;       /* what the others try to read */
 } qd_local_rank_world;
 
@@ -113,7 +132,7 @@ typedef struct qd_local_group {
     unsigned char *slot;
     bool threads;
     qd_local_rank_world *view;
-    _Atomic int remote;  /* agreed: large messages are read from memory of the other process */
+    _Atomic int remote;  /* agreed: large messages are copied between the memories of processes */
     bool probed, can_read;
     uint64_t ring_used; /* last operation that used this rank's ring */
     qd_local_lane *lanes[]; /* (size) */
@@ -140,21 +159,23 @@ static inline bool qd_local_is_aborted(const qd_local_header *header)
 void qd_local_ring_rank(const qd_comm *comm, int rank);
 void qd_local_ring_all(const qd_comm *comm);
 
-/* Ranks as threads: brackets access to another rank's buffers through `reading`. begin is false when the world has
- * been aborted (the other rank may be gone); then the buffers must not be touched. */
-bool qd_local_read_begin(qd_local_group *group, _Atomic uint32_t *reading);
-static inline void qd_local_read_end(_Atomic uint32_t *reading)
+/* Brackets access to another rank's buffers by a mark. enter is false when the world has been aborted (the other rank
+ * may be gone); then the buffers must not be touched. A rank that fails with its buffers known to others waits for
+ * their marks: for as long as it takes for threads, and for a second for processes, since one that was killed or
+ * stopped would never clear its mark. */
+bool qd_local_enter(qd_local_group *group, _Atomic uint32_t *mark);
+static inline void qd_local_leave(_Atomic uint32_t *mark)
 {
-    atomic_store_explicit(reading, 0, memory_order_release);
+    atomic_store_explicit(mark, 0, memory_order_release);
 }
+void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
 
-/* Reads from another process; false if that is not possible (any more). */
-bool qd_local_read_remote(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);
-/* True if this process can read the memory of every rank of the group, all of which have joined. */
+/* Copies from or into the memory of another rank; false if that is not possible (any more). Ranks as threads: a copy,
+ * past the caches when `large`. */
+bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
+bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
+/* True if this process can reach the memory of every rank of the group, all of which have joined. */
 bool qd_local_probe(const qd_comm *comm);
-
-/* Copies past the caches when `large`: for results of huge messages, which are not read again soon. */
-void qd_local_copy(void *to, const void *from, int64_t bytes, bool large);
 
 /* collective.c, message.c: the backend's op functions for their kinds. */
 qd_status qd_local_collective_start(qd_transfer *op);

@@ -1,19 +1,25 @@
 /* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
- * is done; larger ones go through the channel's ring (processes) or are read from the sender's buffer (threads). */
+ * is done. Larger ones go from memory to memory: the receiver reads the first half and the sender writes the second
+ * (from SHARE_BYTES on; below, the receiver reads all). Processes use the channel's ring for middling messages, and for
+ * all where they cannot reach each other's memory. */
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
 
-#include <sched.h>
 #include <string.h>
+
+#define REACH_LEAST (64 * 1024) /* processes: up to this size a second copy is cheaper than a system call */
+#define SHARE_BYTES (128 * 1024)
 
 typedef struct state {
     qd_local_channel *channel;
     int64_t bytes, rounds, moved; /* rounds sent or received so far */
     uint64_t base;
-    bool sends, small, pointers;
-    bool remote; /* pointers into another process; the sender decides */
+    int64_t pulled; /* QD_LOCAL_MEMORY: bytes that the receiver reads; the sender writes the rest */
+    qd_local_way way; /* the sender decides */
+    bool sends;
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
+    bool pushed; /* send: the sender's share is written */
 } state;
 _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
@@ -23,11 +29,11 @@ static state *state_of(const qd_transfer *op)
 }
 
 /* How a message travels: known to a sender at once and to a receiver with the sender's post. */
-static void choose(state *s, bool threads, bool remote)
+static void choose(state *s, qd_local_way way)
 {
-    s->remote = !s->small && !threads && remote;
-    s->pointers = !s->small && (threads || remote);
-    s->rounds = s->small || s->pointers ? 1 : (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER;
+    s->way = way;
+    s->rounds = way == QD_LOCAL_STAGED ? (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER : 1;
+    s->pulled = s->bytes < SHARE_BYTES ? s->bytes : s->bytes / 2 / 64 * 64;
 }
 
 qd_status qd_local_message_start(qd_transfer *op)
@@ -41,19 +47,42 @@ qd_status qd_local_message_start(qd_transfer *op)
     s->channel = s->sends ? qd_local_channel_of(op->comm, me, r->root) : qd_local_channel_of(op->comm, r->root, me);
     s->bytes = r->count * (int64_t)qd_dtype_size(r->dtype);
     s->base = op->fingerprint.sequence << QD_LOCAL_ROUND_BITS;
-    s->small = s->bytes <= QD_LOCAL_MESSAGE_SMALL;
     if (s->sends)
-        choose(s, group->threads, atomic_load_explicit(&group->remote, memory_order_relaxed));
-    if (!s->sends) {
+        choose(s, s->bytes <= QD_LOCAL_MESSAGE_SMALL ? QD_LOCAL_SMALL
+                  : group->threads || (s->bytes > REACH_LEAST &&
+                                       atomic_load_explicit(&group->remote, memory_order_relaxed))
+                      ? QD_LOCAL_MEMORY
+                      : QD_LOCAL_STAGED);
+    else /* The sender does not wait for this; it only tells who is late. */
         atomic_store_explicit(&s->channel->entered, op->fingerprint.sequence, memory_order_release);
-        /* The sender does not wait for this; it only tells who is late. */
-    }
     return QD_OK;
 }
 
 static uint64_t received(const state *s)
 {
     return atomic_load_explicit(&s->channel->finished, memory_order_acquire);
+}
+
+/* The sender's share, once the receiver has agreed to the message. */
+static void push(qd_transfer *op, bool *moved)
+{
+    state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    if (atomic_load_explicit(&s->channel->accepted, memory_order_acquire) < op->fingerprint.sequence) return;
+    double began = qd_clock_now();
+    int64_t bytes = s->bytes - s->pulled;
+    if (bytes > 0) {
+        if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */
+        bool good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled,
+                                  (const char *)op->request.in + s->pulled, bytes, false);
+        qd_local_leave(&s->channel->writing);
+        if (!good) return;
+    }
+    s->channel->pushed = bytes;
+    s->pushed = *moved = true;
+    atomic_store_explicit(&s->channel->produced, s->base + 1, memory_order_release);
+    qd_local_ring_rank(op->comm, op->request.root);
+    op->busy_seconds += qd_clock_now() - began;
 }
 
 static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
@@ -66,16 +95,17 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         qd_local_post *post = &s->channel->parity[sequence & 1].post;
         post->fingerprint = op->fingerprint;
         post->in = r->in;
-        post->remote = s->remote;
-        if (s->small && s->bytes > 0) memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
+        post->way = s->way;
+        if (s->way == QD_LOCAL_SMALL && s->bytes > 0) memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
         atomic_store_explicit(&post->posted, sequence, memory_order_release);
         qd_local_ring_rank(op->comm, r->root);
         s->posted = *moved = true;
     }
-    if (s->small) {
+    if (s->way == QD_LOCAL_SMALL) {
         *done = true;
-    } else if (s->pointers) {
-        *done = received(s) >= sequence;
+    } else if (s->way == QD_LOCAL_MEMORY) {
+        if (!s->pushed) push(op, moved);
+        *done = s->pushed && atomic_load_explicit(&s->channel->consumed, memory_order_acquire) >= s->base + 1;
         if (*done) *moved = true;
     } else {
         while (s->moved < s->rounds) {
@@ -104,19 +134,18 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
 {
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
+    char *to = (char *)op->request.out + first;
+    bool good = true;
     if (bytes == 0) return true;
-    if (s->remote) { /* a sender that is gone has aborted the world before its buffer went */
-        if (!qd_local_read_remote(op->comm, op->request.root, (char *)op->request.out + first, from, bytes) ||
-            atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) != 0)
-            return false;
-        op->bytes += bytes;
-        return true;
+    if (s->way == QD_LOCAL_MEMORY) {
+        if (!qd_local_enter(group, &s->channel->reading)) return false;
+        good = qd_local_pull(op->comm, op->request.root, to, from, bytes, false);
+        qd_local_leave(&s->channel->reading);
+    } else {
+        memcpy(to, from, (size_t)bytes);
     }
-    if (s->pointers && !qd_local_read_begin(group, &s->channel->reading)) return false;
-    memcpy((char *)op->request.out + first, from, (size_t)bytes);
-    if (s->pointers) qd_local_read_end(&s->channel->reading);
-    op->bytes += bytes;
-    return true;
+    if (good) op->bytes += bytes;
+    return good;
 }
 
 static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
@@ -131,30 +160,42 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
         qd_comm_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].place, place);
         qd_fingerprint theirs = post->fingerprint;
         QD_TRY(qd_transfer_check(op, from, &theirs, place));
-        choose(s, qd_local_group_of(op)->threads, post->remote);
+        choose(s, (qd_local_way)post->way);
         s->posted = *moved = true;
+        if (s->way == QD_LOCAL_MEMORY) {
+            s->channel->out = op->request.out;
+            atomic_store_explicit(&s->channel->accepted, sequence, memory_order_release);
+            qd_local_ring_rank(op->comm, from);
+        }
     }
     while (s->moved < s->rounds) {
-        const void *data = s->small      ? s->channel->parity[sequence & 1].small
-                           : s->pointers ? post->in
-                                         : s->channel->ring[s->moved % QD_LOCAL_RING];
-        int64_t chunk = s->small || s->pointers ? s->bytes : QD_LOCAL_MESSAGE_BUFFER;
+        const void *data = s->way == QD_LOCAL_SMALL    ? s->channel->parity[sequence & 1].small
+                           : s->way == QD_LOCAL_MEMORY ? post->in
+                                                       : s->channel->ring[s->moved % QD_LOCAL_RING];
+        int64_t chunk = s->way == QD_LOCAL_SMALL    ? s->bytes
+                        : s->way == QD_LOCAL_MEMORY ? s->pulled
+                                                    : QD_LOCAL_MESSAGE_BUFFER;
         int64_t first = s->moved * chunk;
         int64_t bytes = s->bytes - first < chunk ? s->bytes - first : chunk;
-        if (!s->small && !s->pointers &&
+        if (s->way == QD_LOCAL_STAGED &&
             atomic_load_explicit(&s->channel->produced, memory_order_acquire) < s->base + (uint64_t)s->moved + 1)
             return QD_OK;
-        double began = s->small ? 0 : qd_clock_now();
+        double began = s->way == QD_LOCAL_SMALL ? 0 : qd_clock_now();
         if (!take(op, first, bytes, data)) return QD_OK; /* the core sees the abort record next */
         s->moved++;
         *moved = true;
-        if (!s->small) {
+        if (s->way != QD_LOCAL_SMALL) {
             atomic_store_explicit(&s->channel->consumed, s->base + (uint64_t)s->moved, memory_order_release);
             qd_local_ring_rank(op->comm, from);
             op->busy_seconds += qd_clock_now() - began;
         }
     }
-    *done = true;
+    *done = s->way != QD_LOCAL_MEMORY ||
+            atomic_load_explicit(&s->channel->produced, memory_order_acquire) >= s->base + 1;
+    if (*done && s->way == QD_LOCAL_MEMORY) {
+        op->bytes += s->channel->pushed;
+        s->pushed = true;
+    }
     return QD_OK;
 }
 
@@ -166,16 +207,19 @@ qd_status qd_local_message_poll(qd_transfer *op, bool *done, bool *moved)
 void qd_local_message_finish(qd_transfer *op)
 {
     state *s = state_of(op);
-    if (!s->sends) {
-        if (s->posted && s->moved == s->rounds) {
-            atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
-            qd_local_ring_rank(op->comm, op->request.root);
-        }
+    qd_local_group *group = qd_local_group_of(op);
+    bool memory = s->way == QD_LOCAL_MEMORY;
+    if (!s->sends && s->posted && s->moved == s->rounds && (!memory || s->pushed)) {
+        atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
+        qd_local_ring_rank(op->comm, op->request.root);
         return;
     }
-    /* A failed send: the world is aborted and nobody begins to read any more; wait for a reader that is at it. */
-    if (s->pointers && !s->remote && s->posted && received(s) < op->fingerprint.sequence)
-        while (atomic_load_explicit(&s->channel->reading, memory_order_seq_cst)) sched_yield();
+    /* Failed: the world is aborted, so the other side does not enter our memory any more, but may be inside. */
+    if (!memory || !s->posted) return;
+    if (!s->sends)
+        qd_local_wait_left(group, &s->channel->writing);
+    else if (atomic_load_explicit(&s->channel->consumed, memory_order_acquire) < s->base + 1)
+        qd_local_wait_left(group, &s->channel->reading);
 }
 
 bool qd_local_message_late(const qd_transfer *op, int peer, uint64_t *sequence)
@@ -185,7 +229,8 @@ bool qd_local_message_late(const qd_transfer *op, int peer, uint64_t *sequence)
     if (s->sends) {
         *sequence = atomic_load(&s->channel->entered);
     } else {
-        uint64_t even = atomic_load(&s->channel->parity[0].post.posted), odd = atomic_load(&s->channel->parity[1].post.posted);
+        uint64_t even = atomic_load(&s->channel->parity[0].post.posted);
+        uint64_t odd = atomic_load(&s->channel->parity[1].post.posted);
         *sequence = even > odd ? even : odd;
     }
     return true;

@@ -4,8 +4,11 @@
 #endif
 #include "comm/local/local_impl.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <linux/futex.h>
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,25 +113,44 @@ void qd_local_world_destroy(qd_local_world *world)
     free(world);
 }
 
-/* ---- reading other processes ---- */
+/* ---- other processes' memory ---- */
 
 static uint64_t probe_value(const qd_local_header *header, int rank)
 {
     return header->nonce + (uint64_t)rank;
 }
 
-bool qd_local_read_remote(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
+/* Copies between this process and another; false if that is not possible (any more). */
+static bool move(const qd_comm *comm, int rank, void *mine, void *theirs, int64_t bytes, bool push)
 {
     qd_local_group *group = comm->backend_data;
     pid_t pid = (pid_t)group->ranks[comm->world_ranks[rank]].pid;
     while (bytes > 0) {
-        struct iovec local = {to, (size_t)bytes}, remote = {(void *)from, (size_t)bytes};
-        ssize_t got = process_vm_readv(pid, &local, 1, &remote, 1, 0);
-        if (got <= 0) return false;
-        to = (char *)to + got;
-        from = (const char *)from + got;
-        bytes -= got;
+        struct iovec here = {mine, (size_t)bytes}, there = {theirs, (size_t)bytes};
+        ssize_t moved = push ? process_vm_writev(pid, &here, 1, &there, 1, 0)
+                             : process_vm_readv(pid, &here, 1, &there, 1, 0);
+        if (moved <= 0) return false;
+        mine = (char *)mine + moved;
+        theirs = (char *)theirs + moved;
+        bytes -= moved;
     }
+    /* What came from a rank that was gone already, or is just failing, does not count. */
+    return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
+}
+
+bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
+{
+    qd_local_group *group = comm->backend_data;
+    if (!group->threads) return move(comm, rank, to, (void *)from, bytes, false);
+    qd_comm_copy(to, from, bytes, large);
+    return true;
+}
+
+bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
+{
+    qd_local_group *group = comm->backend_data;
+    if (!group->threads) return move(comm, rank, (void *)from, to, bytes, true);
+    qd_comm_copy(to, from, bytes, large);
     return true;
 }
 
@@ -139,8 +161,9 @@ bool qd_local_probe(const qd_comm *comm)
         int world_rank = comm->world_ranks[r];
         uint64_t value = 0, address = atomic_load(&group->ranks[world_rank].probe);
         if (r == comm->rank) continue;
-        if (!address || !qd_local_read_remote(comm, r, &value, (const void *)(uintptr_t)address, sizeof value) ||
-            value != probe_value(group->header, world_rank))
+        void *word = (void *)(uintptr_t)address;
+        if (!word || !move(comm, r, &value, word, sizeof value, false) ||
+            value != probe_value(group->header, world_rank) || !move(comm, r, &value, word, sizeof value, true))
             return false;
     }
     return true;
@@ -175,7 +198,7 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     }
     if (!threads && !header->no_remote_reads) {
 #ifdef PR_SET_PTRACER
-        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* where Yama guards it, let the other ranks read us */
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* where Yama guards it, let the other ranks in */
 #endif
         view->probe = probe_value(header, rank);
         view->ranks[rank].pid = (int32_t)getpid();
@@ -331,12 +354,18 @@ static void at(qd_world *world, const char *place)
     qd_comm_place_set(&own_line(world)->place, place);
 }
 
-bool qd_local_read_begin(qd_local_group *group, _Atomic uint32_t *reading)
+bool qd_local_enter(qd_local_group *group, _Atomic uint32_t *mark)
 {
-    atomic_store_explicit(reading, 1, memory_order_seq_cst);
+    atomic_store_explicit(mark, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0) return true;
-    qd_local_read_end(reading);
+    qd_local_leave(mark);
     return false;
+}
+
+void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark)
+{
+    double until = group->threads ? INFINITY : qd_clock_now() + 1;
+    while (atomic_load_explicit(mark, memory_order_seq_cst) && qd_clock_now() < until) sched_yield();
 }
 
 /* ---- groups ---- */
@@ -376,6 +405,7 @@ static void reset_slot(qd_local_header *header, int64_t id)
         atomic_store(&channels[c].consumed, 0);
         atomic_store(&channels[c].finished, 0);
         atomic_store(&channels[c].entered, 0);
+        atomic_store(&channels[c].accepted, 0);
         for (int i = 0; i < 2; i++) atomic_store(&channels[c].parity[i].post.posted, 0);
     }
 }

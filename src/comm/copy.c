@@ -1,4 +1,4 @@
-#include "comm/local/local_impl.h"
+#include "comm/comm_impl.h"
 
 #include <string.h>
 
@@ -32,7 +32,7 @@ static void copy_streaming(char *to, const char *from, int64_t bytes)
 }
 #endif
 
-void qd_local_copy(void *to, const void *from, int64_t bytes, bool large)
+void qd_comm_copy(void *to, const void *from, int64_t bytes, bool large)
 {
     if (large)
         copy_streaming(to, from, bytes);
