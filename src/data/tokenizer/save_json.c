@@ -193,6 +193,27 @@ static qd_status put_model(saver *save)
     return QD_OK;
 }
 
+/* In the vocabulary a name made only of the characters of ByteLevel would be read as other bytes. */
+static qd_status check_names(const qd_tokenizer *tokenizer)
+{
+    for (size_t i = 0; i < tokenizer->added_count; i++) {
+        size_t length, count;
+        uint32_t id = tokenizer->added[i].id;
+        const char *name = (const char *)qd_vocab_bytes(&tokenizer->vocab, id, &length);
+        uint8_t *bytes = malloc(length + 1);
+        if (!bytes)
+            return QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", tokenizer->name);
+        bool other = qd_vocab_kind(&tokenizer->vocab, id) == QD_TOKEN_LITERAL &&
+                     qd_byte_level_read(name, length, bytes, &count) &&
+                     (count != length || memcmp(bytes, name, length) != 0);
+        free(bytes);
+        if (other)
+            return QD_FAIL(QD_UNSUPPORTED, "%s: the added token %.*s cannot be written: tokenizer.json would read it as other "
+                                           "bytes", tokenizer->name, (int)length, name);
+    }
+    return QD_OK;
+}
+
 qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out)
 {
     saver save = {.tokenizer = tokenizer, .writer = qd_json_writer_on(out)};
@@ -200,6 +221,7 @@ qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out)
     if (tokenizer->shared_ranks)
         return QD_FAIL(QD_UNSUPPORTED, "%s: some tokens are no merge of two others, which tokenizer.json cannot express",
                        tokenizer->name);
+    QD_TRY(check_names(tokenizer));
     qd_json_object_begin(writer, NULL);
     qd_json_put_string(writer, "version", "1.0");
     qd_json_put_null(writer, "truncation");
