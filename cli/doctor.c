@@ -42,7 +42,7 @@ static void find_mpirun(char *found, size_t size)
     found[0] = '\0';
 }
 
-/* A library that knows the CPU reaches 85 % and more. */
+/* On an idle core they reach some 85 %. */
 static bool products_slow(const qd_machine *m)
 {
     return m->product_flops < 0.5 * m->fma_flops;
@@ -53,11 +53,9 @@ static void give_advice(findings *f)
     const qd_machine *m = &f->machine;
     int64_t usable = m->memory_limit_bytes > 0 && m->memory_limit_bytes < m->memory_bytes ? m->memory_limit_bytes : m->memory_bytes;
     if (products_slow(m))
-        advise(f, "matrix products reach only %.0f of %.0f GFLOP/s on a core: %s. Build with oneDNN (Debian: libdnnl-dev)",
-               m->product_flops * 1e-9, m->fma_flops * 1e-9,
-               strstr(m->products, "OpenBLAS") ? "this OpenBLAS may not know the CPU and take its oldest kernels "
-                                                 "(OPENBLAS_CORETYPE=SKYLAKEX or HASWELL helps)"
-                                               : "the machine is busy, or the library does not know the CPU");
+        advise(f, "matrix products reach only %.0f of %.0f GFLOP/s on a core: the machine is busy; "
+                  "measure again when it is idle",
+               m->product_flops * 1e-9, m->fma_flops * 1e-9);
     if (strcmp(m->isa, "generic") == 0)
         advise(f, "no vector instructions that quadrille has kernels for (AVX-512, AVX2, NEON): it works, slowly");
     if (m->cores_allowed < m->cores)

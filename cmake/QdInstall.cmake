@@ -11,11 +11,6 @@ install(DIRECTORY include/quadrille DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILE
 install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN ".gitkeep" EXCLUDE)
 
 set(QD_PC_PRIVATE "")
-if(QD_BLAS_FOUND STREQUAL "onednn")
-  string(APPEND QD_PC_PRIVATE " -ldnnl")
-elseif(QD_BLAS_FOUND STREQUAL "openblas")
-  string(APPEND QD_PC_PRIVATE " -lopenblas")
-endif()
 if(QD_MPI_FOUND)
   foreach(library ${MPI_C_LIBRARIES})
     string(APPEND QD_PC_PRIVATE " ${library}")

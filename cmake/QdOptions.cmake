@@ -1,7 +1,5 @@
 # What a person can choose, and the flags every target gets.
 
-set(QD_BLAS auto CACHE STRING "CPU products: auto, onednn, openblas or none (our own kernel)")
-set_property(CACHE QD_BLAS PROPERTY STRINGS auto onednn openblas none)
 set(QD_MPI auto CACHE STRING "MPI backend: auto (if found), on or off")
 set_property(CACHE QD_MPI PROPERTY STRINGS auto on off)
 set(QD_SANITIZE none CACHE STRING "none, address (with undefined), thread, or fuzz (address and coverage, clang only)")
@@ -9,7 +7,7 @@ set_property(CACHE QD_SANITIZE PROPERTY STRINGS none address thread fuzz)
 option(QD_TESTS "build the tests" ON)
 option(QD_WERROR "treat warnings as errors" OFF)
 
-foreach(pair "QD_BLAS;auto|onednn|openblas|none" "QD_MPI;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
+foreach(pair "QD_MPI;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
   list(GET pair 0 name)
   list(GET pair 1 choices)
   string(TOLOWER "${${name}}" ${name})

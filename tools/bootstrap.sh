@@ -3,7 +3,7 @@
 # are present. Elsewhere it only says what is needed, when something is missing.
 set -u
 
-packages="build-essential cmake ninja-build pkg-config libdnnl-dev libopenblas-dev libyaml-dev libjansson-dev
+packages="build-essential cmake ninja-build pkg-config libyaml-dev libjansson-dev
 libxxhash-dev libpcre2-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
@@ -16,7 +16,7 @@ if ! command -v dpkg-query >/dev/null 2>&1; then
     done
     [ -z "$lacking" ] && exit 0
     echo "quadrille: missing:$lacking. This is not Debian or Ubuntu, so install them with your own package" >&2
-    echo "manager (also oneDNN or OpenBLAS, and an MPI library if you want one), then run make again." >&2
+    echo "manager (also an MPI library if you want one), then run make again." >&2
     exit 1
 fi
 

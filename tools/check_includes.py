@@ -28,7 +28,6 @@ ALLOWED = {
 CONTAINED = [
     (re.compile(r"^mpi\.h$"), ("src/comm/mpi/",)),
     (re.compile(r"^(cuda|cublas|cudnn|nccl|nvml)"), ("src/device/cuda/", "src/comm/nccl/")),
-    (re.compile(r"^(dnnl|oneapi/dnnl|cblas|openblas)"), ("src/device/cpu/",)),
     (re.compile(r"^yaml\.h$"), ("src/base/",)),
     (re.compile(r"^jansson"), ("src/base/", "tests/")),
 ]

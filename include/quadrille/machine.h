@@ -13,7 +13,7 @@ extern "C" {
 typedef struct qd_machine {
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
     char isa[32];              /* instruction set of our kernels: "avx512" */
-    char products[64];         /* library of the matrix products: "oneDNN 2.6.3" */
+    char products[64];         /* what computes matrix products: "packed kernels" */
     int cores, cores_allowed;  /* of the machine; those this process may use */
     int64_t memory_bytes, memory_available_bytes;
     int64_t memory_limit_bytes; /* of the control group; 0: none */

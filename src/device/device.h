@@ -26,7 +26,7 @@ qd_device_config qd_device_config_default(void);
 typedef struct qd_device_caps {
     const char *name;        /* "cpu" */
     const char *isa;         /* "avx512", "avx2", "neon", "generic", "sm_90" */
-    const char *blas;        /* "oneDNN 2.6.3" */
+    const char *blas;        /* what computes matrix products: "packed kernels", "cuBLAS 13.0" */
     int threads;
     int64_t workspace_bytes; /* held for kernels as long as the device lives */
 } qd_device_caps;

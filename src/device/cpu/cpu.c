@@ -162,7 +162,6 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     if (!cpu)
         return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
     cpu->isa = isa;
-    cpu->blas = config->isa ? NULL : qd_cpu_blas_find();
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;
     cpu->base.kernels = &kernels;
@@ -177,7 +176,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     cpu->base.caps = (qd_device_caps){
         .name = "cpu",
         .isa = isa_names[isa],
-        .blas = qd_cpu_blas_name(cpu),
+        .blas = "packed kernels",
         .threads = config->threads,
         .workspace_bytes = workspace,
     };

@@ -30,16 +30,11 @@ typedef enum qd_cpu_isa {
  * wants more cuts its ranges smaller. */
 #define QD_CPU_WORKSPACE_BYTES ((int64_t)4 << 20)
 
-/* The library for fp32 products that this build was made with, or NULL (blas.c). */
-typedef struct qd_cpu_blas qd_cpu_blas;
-const qd_cpu_blas *qd_cpu_blas_find(void);
-
 typedef struct qd_cpu {
     qd_device base; /* first: a qd_device * of kind "cpu" is a qd_cpu * */
     qd_stream stream;
     qd_pool *pool;
     qd_cpu_isa isa;
-    const qd_cpu_blas *blas; /* NULL: our own products, also where an instruction set was asked for by name */
     char *workspace; /* (threads, QD_CPU_WORKSPACE_BYTES) */
 } qd_cpu;
 
@@ -98,9 +93,6 @@ QD_KERNEL_TABLE(QD_CPU_KERNEL)
 
 /* qd_device_ops.run_fma (ceiling.c). */
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
-
-/* What computes fp32 matrix products, for qd_device_caps (matmul.c). */
-const char *qd_cpu_blas_name(const qd_cpu *cpu);
 
 /* QD_OK if dtype is one that kernels store activations and parameters in. */
 static inline qd_status qd_cpu_check_float(const char *kernel, const char *what, qd_dtype dtype)

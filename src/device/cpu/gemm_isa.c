@@ -1,102 +1,138 @@
-/* A tile of a matrix product: panels of op(a) and op(b) are packed (transposed, converted to fp32 and padded as needed)
- * into the workspace, and a register tile of MR x NR is multiplied along them.
+/* Matrix products: op(a) and op(b) are packed into panels as wide as a register tile (transposed, converted to fp32 and
+ * padded as needed), and a register tile of MR x NR is multiplied along two panels.
  *
  * Each element of c is the sum over blocks of QD_GEMM_KC steps of k, blocks in ascending order, each block summed in
- * ascending k. This holds wherever the element lies in its tile, so cutting c differently changes no bit. */
+ * ascending k. This holds wherever the element lies, so cutting c differently changes no bit. */
 #include "device/cpu/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
 
-/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. */
+/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide rather than high: a row
+ * costs a load of its own. MR is half a vector, or a multiple of one. */
 #if QD_VF == 16
-enum { MR = 6, NV = 4 };
+enum { MR = 8, NV = 3 };
 #elif QD_VF == 8
-enum { MR = 6, NV = 2 };
+enum { MR = 4, NV = 3 };
 #elif defined(__aarch64__)
 enum { MR = 8, NV = 3 };
 #else
 enum { MR = 4, NV = 2 };
 #endif
-/* LA: row stride of packed a; not a multiple of a page, so that the rows of a register tile lie in different sets. */
-enum { NR = NV * QD_VF, KC = QD_GEMM_KC, MC = 336, LA = KC + 16 };
-_Static_assert(MC % MR == 0, "a block is whole register tiles");
+enum { NR = NV * QD_VF, LINE = 16 /* floats of a cache line */ };
+_Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole vectors or halves");
 
-/* Workspace: packed a, packed b, and c where c is not fp32. */
-enum {
-    A_FLOATS = MC * LA,
-    B_FLOATS = (QD_GEMM_NT + NR) * KC,
-    C_FLOATS = QD_GEMM_MT_ROUNDED * QD_GEMM_NT_ROUNDED,
-};
-_Static_assert((A_FLOATS + B_FLOATS + C_FLOATS) * 4 <= QD_CPU_WORKSPACE_BYTES, "the panels must fit the workspace");
+/* ---- packing ---- */
 
-/* to (lines, LA) = kc columns of rows of x, the first row starting at element `first`. */
-QD_INLINE void copy_rows(float *to, const void *x, int64_t first, int64_t stride, int64_t lines, int64_t kc,
-                         qd_dtype dtype)
+#if QD_VF >= 8
+typedef float half __attribute__((vector_size(QD_VF * 2)));
+#endif
+
+/* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of its first lane. */
+QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
 {
-    for (int64_t l = 0; l < lines; l++, to += LA, first += stride) {
-        int64_t p = 0;
-        for (; p + QD_VF <= kc; p += QD_VF)
-            vf_store(to + p, vf_load_as(x, first + p, dtype));
-        if (p < kc)
-            vf_store(to + p, vf_load_n_as(x, first + p, (int)(kc - p), dtype));
+    if (width >= QD_VF) {
+        vf_store(to, lanes);
+        return;
     }
+#if QD_VF >= 8
+#if QD_VF == 16
+    half low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3, 4, 5, 6, 7);
+    half high = __builtin_shufflevector(lanes, lanes, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    half low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3);
+    half high = __builtin_shufflevector(lanes, lanes, 4, 5, 6, 7);
+#endif
+    memcpy(to, &low, sizeof low);
+    memcpy(to + width * kc, &high, sizeof high);
+#else
+    (void)kc;
+#endif
 }
 
-/* Packs `lines` x `kc` of op(a) into rows of stride LA, and zeroes rows up to a multiple of MR. */
-static void pack_a(float *to, const qd_matmul_args *a, int64_t m, int64_t lines, int64_t k, int64_t kc)
+QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
 {
-    if (a->trans_a) { /* stored (k, m) */
-        int64_t first = k * a->lda + m;
-        if (a->a_dtype == QD_F32)
-            transpose_panel(to, LA, a->a, first, a->lda, kc, lines, QD_F32);
-        else
-            transpose_panel(to, LA, a->a, first, a->lda, kc, lines, QD_BF16);
-    } else {
-        int64_t first = m * a->lda + k;
-        if (a->a_dtype == QD_F32)
-            copy_rows(to, a->a, first, a->lda, lines, kc, QD_F32);
-        else
-            copy_rows(to, a->a, first, a->lda, lines, kc, QD_BF16);
-    }
-    for (int64_t l = lines; l % MR; l++)
-        memset(to + l * LA, 0, (size_t)kc * sizeof(float));
+    return (const char *)x + i * (dtype == QD_F32 ? 4 : 2);
 }
 
-/* Packs `lines` columns x `kc` of op(b) into panels (lines / NR, kc, NR); columns beyond `lines` are 0. */
-QD_INLINE void pack_panels(float *to, const qd_matmul_args *a, int64_t first, int64_t lines, int64_t kc,
-                           qd_dtype dtype)
+/* What is fetched ahead, in elements along a row and in rows: the machine's own prefetching follows neither many rows at
+ * once nor pieces of rows far apart. */
+enum { AHEAD = 64, ROWS_AHEAD = 6 };
+
+/* Lines [begin, end) of which `lines` exist, kc steps of each from element `first` on (of line 0). by_line: x is stored
+ * (lines, k), otherwise (k, lines). */
+QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64_t stride, bool by_line, int64_t begin,
+                       int64_t end, int64_t lines, int64_t kc, qd_dtype dtype)
 {
-    for (int64_t l = 0; l < lines; l += NR, to += kc * NR) {
-        int here = lines - l < NR ? (int)(lines - l) : NR;
-        if (a->trans_b) { /* stored (n, k) */
-            if (here < NR)
-                memset(to, 0, (size_t)(kc * NR) * sizeof(float));
-            transpose_panel(to, NR, a->b, first + l * a->ldb, a->ldb, here, kc, dtype);
-            continue;
-        }
-        for (int64_t p = 0; p < kc; p++) {
-            int64_t at = first + l + p * a->ldb;
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; v++) {
-                int rest = here - v * QD_VF;
-                vf x = rest >= QD_VF ? vf_load_as(a->b, at + v * QD_VF, dtype)
-                       : rest > 0    ? vf_load_n_as(a->b, at + v * QD_VF, rest, dtype)
-                                     : (vf){0};
-                vf_store(to + p * NR + v * QD_VF, x);
+    if (by_line) {
+        for (int64_t l = begin; l < end; l += QD_VF) {
+            float *out = to + l / width * width * kc + l % width;
+            int here = lines - l < QD_VF ? (int)(lines - l > 0 ? lines - l : 0) : QD_VF;
+            for (int64_t p = 0; p < kc; p += QD_VF, out += QD_VF * width) {
+                int steps = kc - p < QD_VF ? (int)(kc - p) : QD_VF;
+                int64_t at = first + l * stride + p;
+                vf r[QD_VF];
+                if (here == QD_VF && steps == QD_VF) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < QD_VF; i++) {
+                        __builtin_prefetch(element(x, at + i * stride + AHEAD, dtype), 0, 2);
+                        r[i] = vf_load_as(x, at + i * stride, dtype);
+                    }
+                    transpose_square(r);
+#pragma GCC unroll 16
+                    for (int i = 0; i < QD_VF; i++)
+                        put_lanes(out + i * width, width, kc, r[i]);
+                } else {
+                    load_square(r, x, at, stride, here, steps, dtype);
+                    transpose_square(r);
+                    for (int i = 0; i < steps; i++)
+                        put_lanes(out + i * width, width, kc, r[i]);
+                }
             }
         }
+        return;
+    }
+    for (int64_t p = 0; p < kc; p++) { /* along the rows of x, which are long */
+        int64_t at = first + p * stride, l = begin;
+        float *out = to + begin * kc + p * width; /* begin is a whole panel */
+        int64_t panel = (width > QD_VF ? width : QD_VF), whole = end < lines ? end : lines;
+        for (; l + panel <= whole; l += panel, out += panel * kc) {
+#pragma GCC unroll 4
+            for (int v = 0; v < panel; v += QD_VF) {
+                __builtin_prefetch(element(x, at + l + v + ROWS_AHEAD * stride, dtype), 0, 2);
+                put_lanes(out + v, width, kc, vf_load_as(x, at + l + v, dtype));
+            }
+        }
+        for (; l < end; l += panel, out += panel * kc)
+            for (int v = 0; v < panel; v += QD_VF) {
+                int64_t rest = lines - l - v;
+                int here = rest < QD_VF ? (int)(rest > 0 ? rest : 0) : QD_VF;
+                put_lanes(out + v, width, kc, vf_load_n_as(x, at + l + v, here, dtype));
+            }
     }
 }
 
-static void pack_b(float *to, const qd_matmul_args *a, int64_t n, int64_t lines, int64_t k, int64_t kc)
+static void pack_a(const qd_gemm_block *g, int64_t begin, int64_t end)
 {
-    int64_t first = a->trans_b ? n * a->ldb + k : k * a->ldb + n;
-    if (a->b_dtype == QD_F32)
-        pack_panels(to, a, first, lines, kc, QD_F32);
+    const qd_matmul_args *a = g->args;
+    int64_t first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k;
+    if (a->a_dtype == QD_F32)
+        pack_as(g->a, MR, a->a, first, a->lda, !a->trans_a, begin, end, g->rows, g->kc, QD_F32);
     else
-        pack_panels(to, a, first, lines, kc, QD_BF16);
+        pack_as(g->a, MR, a->a, first, a->lda, !a->trans_a, begin, end, g->rows, g->kc, QD_BF16);
 }
 
-/* sum (MR, NV) += column of a (MR rows of stride LA) x b (NR) */
+static void pack_b(const qd_gemm_block *g, int64_t begin, int64_t end)
+{
+    const qd_matmul_args *a = g->args;
+    int64_t first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n;
+    if (a->b_dtype == QD_F32)
+        pack_as(g->b, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_F32);
+    else
+        pack_as(g->b, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_BF16);
+}
+
+/* ---- multiplying ---- */
+
+/* sum (MR, NV) += column of a (MR) x row of b (NR) */
 QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *restrict b)
 {
     vf line[NV];
@@ -105,16 +141,17 @@ QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *
         line[j] = vf_load(b + j * QD_VF);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
-        vf x = vf_set(a[i * LA]);
+        vf x = vf_set(a[i]);
+        QD_IN_REGISTER(x); /* or each multiply-add would load it again */
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
-            sum[i][j] = x * line[j] + sum[i][j];
+            vf_add_product(&sum[i][j], x, line[j]);
     }
 }
 
-/* c (MR, NR) = a · b [+ bias] [+ c]; a (MR, LA), b (kc, NR) packed. */
-QD_INLINE void micro_tile(int64_t kc, const float *restrict a, const float *restrict b, const vf *bias, bool add,
-                          float *restrict c, int64_t ldc)
+/* c (MR, NR) = a · b [+ bias] [+ c]; a (kc, MR), b (kc, NR) packed. `next`: what comes after b, fetched on the way. */
+static void micro_tile(int64_t kc, const float *restrict a, const float *restrict b, const float *next, const vf *bias,
+                       bool add, float *restrict c, int64_t ldc)
 {
     vf sum[MR][NV];
 #pragma GCC unroll 16
@@ -122,50 +159,42 @@ QD_INLINE void micro_tile(int64_t kc, const float *restrict a, const float *rest
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
             sum[i][j] = (vf){0};
-    int64_t p = 0;
-    for (; p + 4 <= kc; p += 4, a += 4, b += 4 * NR) {
+    /* the rows of c are fetched one after another: all at once they would hold up the loads of a and b */
+    int64_t p = 0, fours = kc / 4 / MR;
+    for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 4
-        for (int q = 0; q < 4; q++)
-            micro_step(sum, a + q, b + q * NR);
+        for (int j = 0; j < NR; j += LINE)
+            __builtin_prefetch(c + r * ldc + j, 1);
+        __builtin_prefetch(c + r * ldc + NR - 1, 1);
+        for (int64_t four = 0; four < fours; four++, p += 4, a += 4 * MR, b += 4 * NR, next += LINE) {
+            __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++)
+                micro_step(sum, a + q * MR, b + q * NR);
+        }
     }
-    for (; p < kc; p++, a++, b += NR)
+    for (; p < kc; p++, a += MR, b += NR)
         micro_step(sum, a, b);
+    if (bias) {
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < NV; j++)
+                sum[i][j] += bias[j];
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++) {
             float *to = c + i * ldc + j * QD_VF;
-            vf value = bias ? sum[i][j] + bias[j] : sum[i][j];
-            vf_store(to, add ? vf_load(to) + value : value);
+            vf_store(to, add ? vf_load(to) + sum[i][j] : sum[i][j]);
         }
     }
 }
 
-/* One call per (add, bias), so that the inner part has no branches. */
-static void micro_set(int64_t kc, const float *a, const float *b, const vf *bias, float *c, int64_t ldc)
-{
-    (void)bias;
-    micro_tile(kc, a, b, NULL, false, c, ldc);
-}
-static void micro_add(int64_t kc, const float *a, const float *b, const vf *bias, float *c, int64_t ldc)
-{
-    (void)bias;
-    micro_tile(kc, a, b, NULL, true, c, ldc);
-}
-static void micro_set_bias(int64_t kc, const float *a, const float *b, const vf *bias, float *c, int64_t ldc)
-{
-    micro_tile(kc, a, b, bias, false, c, ldc);
-}
-static void micro_add_bias(int64_t kc, const float *a, const float *b, const vf *bias, float *c, int64_t ldc)
-{
-    micro_tile(kc, a, b, bias, true, c, ldc);
-}
-
-typedef void micro(int64_t kc, const float *a, const float *b, const vf *bias, float *c, int64_t ldc);
-
 /* The tile hangs over the edge of c: through a full one on the side. */
-static void edge_tile(micro *kernel, bool add, int64_t kc, const float *a, const float *b, const vf *bias, float *c,
-                      int64_t ldc, int rows, int cols)
+static void edge_tile(int64_t kc, const float *a, const float *b, const vf *bias, bool add, float *c, int64_t ldc,
+                      int rows, int cols)
 {
     float side[MR * NR];
     if (add) {
@@ -173,46 +202,20 @@ static void edge_tile(micro *kernel, bool add, int64_t kc, const float *a, const
         for (int i = 0; i < rows; i++)
             memcpy(side + i * NR, c + i * ldc, (size_t)cols * sizeof(float));
     }
-    kernel(kc, a, b, bias, side, NR);
+    micro_tile(kc, a, b, b, bias, add, side, NR);
     for (int i = 0; i < rows; i++)
         memcpy(c + i * ldc, side + i * NR, (size_t)cols * sizeof(float));
 }
 
-static void block_product(const float *a, const float *b, const qd_matmul_args *args, int64_t n0, bool use_bias,
-                          bool add, int64_t rows, int64_t cols, int64_t kc, float *c, int64_t ldc)
+/* Rounds finished sums into a bf16 c. */
+static void store_sums(const qd_gemm_block *g)
 {
-    micro *kernel = use_bias ? (add ? micro_add_bias : micro_set_bias) : add ? micro_add : micro_set;
-    for (int64_t j = 0; j < cols; j += NR) { /* the panel of b stays in the first-level cache */
-        int nr = cols - j < NR ? (int)(cols - j) : NR;
-        vf bias[NV] = {0};
-        for (int v = 0; use_bias && v * QD_VF < nr; v++) {
-            int here = nr - v * QD_VF < QD_VF ? nr - v * QD_VF : QD_VF;
-            bias[v] = vf_load_n_as(args->bias, n0 + j + v * QD_VF, here, args->b_dtype);
-        }
-        for (int64_t i = 0; i < rows; i += MR) {
-            int mr = rows - i < MR ? (int)(rows - i) : MR;
-            float *to = c + i * ldc + j;
-            for (int r = 0; r < mr; r++) {
-                __builtin_prefetch(to + r * ldc, 1);
-                __builtin_prefetch(to + r * ldc + nr - 1, 1);
-            }
-            if (mr == MR && nr == NR)
-                kernel(kc, a + i * LA, b + j * kc, bias, to, ldc);
-            else
-                edge_tile(kernel, add, kc, a + i * LA, b + j * kc, bias, to, ldc, mr, nr);
-        }
-    }
-}
-
-/* Rounds the finished tile into a bf16 c. */
-static void store_tile(const qd_matmul_args *a, const float *c, int64_t m0, int64_t m1, int64_t n0, int64_t n1)
-{
-    int64_t cols = n1 - n0;
-    for (int64_t i = m0; i < m1; i++, c += cols) {
-        for (int64_t j = 0; j < cols; j += QD_VF) {
-            int here = cols - j < QD_VF ? (int)(cols - j) : QD_VF;
-            int64_t at = i * a->ldc + n0 + j;
-            vf value = vf_load_n(c + j, here);
+    const qd_matmul_args *a = g->args;
+    for (int64_t i = 0; i < g->rows; i++) {
+        for (int64_t j = 0; j < g->cols; j += QD_VF) {
+            int here = g->cols - j < QD_VF ? (int)(g->cols - j) : QD_VF;
+            int64_t at = (g->m + i) * a->ldc + g->n + j;
+            vf value = vf_load_n(g->sums + i * g->ld_sums + j, here);
             if (a->accumulate)
                 value += vf_load_n_as(a->c, at, here, QD_BF16);
             vf_store_n_as(a->c, at, value, here, QD_BF16);
@@ -220,32 +223,45 @@ static void store_tile(const qd_matmul_args *a, const float *c, int64_t m0, int6
     }
 }
 
-static void tile(const qd_matmul_args *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *workspace)
+static int64_t smaller(int64_t x, int64_t y)
 {
-    float *pa = workspace, *pb = pa + A_FLOATS, *pc = pb + B_FLOATS;
-    bool direct = a->c_dtype == QD_F32;
-    float *c = direct ? (float *)a->c + m0 * a->ldc + n0 : pc;
-    int64_t ldc = direct ? a->ldc : n1 - n0;
-    /* k == 0 still writes c: one empty block */
-    for (int64_t k = 0; k < a->k || k == 0; k += KC) {
-        int64_t kc = a->k - k < KC ? a->k - k : KC;
-        bool add = k > 0 || (a->accumulate && direct);
-        pack_b(pb, a, n0, n1 - n0, k, kc);
-        for (int64_t m = m0; m < m1; m += MC) {
-            int64_t rows = m1 - m < MC ? m1 - m : MC;
-            pack_a(pa, a, m, rows, k, kc);
-            block_product(pa, pb, a, n0, a->bias && k == 0, add, rows, n1 - n0, kc, c + (m - m0) * ldc, ldc);
+    return x < y ? x : y;
+}
+
+static void multiply(const qd_gemm_block *g)
+{
+    const qd_matmul_args *args = g->args;
+    bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
+    bool use_bias = args->bias && g->k == 0;
+    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums;
+    int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
+    int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
+    /* the panels of the smaller side stay in the second-level cache, those of the other go by once */
+    bool by_rows = g->rows > g->cols;
+    int64_t passing = by_rows ? high : wide, staying = by_rows ? wide : high, width = by_rows ? MR : NR;
+    for (int64_t o = 0; o < passing; o++) {
+        for (int64_t s = 0; s < staying; s++) {
+            int64_t i = by_rows ? o : s, j = by_rows ? s : o;
+            const float *a = g->a + i * MR * kc, *b = g->b + j * NR * kc;
+            float *to = c + i * MR * ldc + j * NR;
+            int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
+            vf bias[NV] = {0};
+            for (int v = 0; use_bias && v * QD_VF < nr; v++)
+                bias[v] = vf_load_n_as(args->bias, g->n + j * NR + v * QD_VF, (int)smaller(nr - v * QD_VF, QD_VF),
+                                       args->b_dtype);
+            /* a tile's share of the next panel that goes by: a line for each four steps, until all is fetched */
+            int64_t share = s * (kc / 4) * LINE;
+            const float *next = o + 1 < passing && share < width * kc ? (by_rows ? a : b) + width * kc + share : b;
+            if (mr == MR && nr == NR)
+                micro_tile(kc, a, b, next, use_bias ? bias : NULL, add, to, ldc);
+            else
+                edge_tile(kc, a, b, use_bias ? bias : NULL, add, to, ldc, mr, nr);
         }
     }
-    if (!direct)
-        store_tile(a, pc, m0, m1, n0, n1);
+    if (!direct && g->k + kc >= args->k)
+        store_sums(g);
 }
 
-static void add_bias(float *c, int64_t ldc, int64_t rows, int64_t cols, const float *bias)
-{
-    for (int64_t i = 0; i < rows; i++, c += ldc)
-        for (int64_t j = 0; j < cols; j++)
-            c[j] += bias[j];
-}
-
-const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {.mr = MR, .nr = NR, .add_bias = add_bias, .tile = tile};
+const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply,
+};

@@ -1,110 +1,171 @@
-/* Matrix products: checks, and the cut of c into tiles for the compute threads. */
+/* Matrix products: checks, blocks that fit the workspace, and the threads' items.
+ *
+ * Of the two operands the one with fewer lines (rows of op(a), columns of op(b)) is packed by all threads together. Then
+ * each item packs a chunk of the other's lines for itself, which stays in its core's cache, and multiplies it with the
+ * first, or with a part of it. So little is packed twice, and one thread's reading of memory overlaps with another's
+ * arithmetic. */
 #include "device/cpu/matmul_impl.h"
 
-#include <math.h>
+enum {
+    CHUNK = 192, /* most lines of an item: packed, they take a part of a second-level cache */
+    LEAST = 48,  /* fewest, where there are too few items otherwise */
+    CHUNK_FLOATS = (CHUNK + 64) * QD_GEMM_KC, /* with room for the rounding to whole panels */
+    ITEMS = 3,   /* per thread at least, if there is enough to share */
+    SMALL = 1 << 18, /* products of fewer multiply-adds take less time than waking the threads */
+};
 
-typedef struct cut {
+typedef struct job {
     const qd_cpu *cpu;
-    const qd_matmul_args *args;
     const qd_cpu_gemm *gemm;
-    int64_t tm, tn; /* tiles along m and n */
-} cut;
+    qd_gemm_block block;
+    bool share_a;         /* else b is packed together */
+    float *own;           /* (threads, CHUNK_FLOATS) */
+    int64_t chunks;       /* of the other operand */
+    int64_t shared_parts; /* that the shared operand's lines are cut into */
+} job;
 
-/* Tile `index` of `tiles` of `size` items, cut at multiples of `step` as evenly as that allows. */
-static void tile_range(int64_t size, int64_t tiles, int64_t step, int64_t index, int64_t *begin, int64_t *end)
+static int64_t count_parts(int64_t size, int64_t part)
 {
-    int64_t steps = (size + step - 1) / step;
-    *begin = steps * index / tiles * step;
-    *end = steps * (index + 1) / tiles * step;
-    *end = *end < size ? *end : size;
+    return (size + part - 1) / part;
 }
 
-static void run_tiles(void *context, int64_t begin, int64_t end, int thread)
+static int64_t smaller(int64_t x, int64_t y)
 {
-    const cut *c = context;
-    const qd_matmul_args *a = c->args;
-    for (int64_t t = begin; t < end; t++) {
-        int64_t m0, m1, n0, n1;
-        tile_range(a->m, c->tm, c->gemm->mr, t % c->tm, &m0, &m1);
-        tile_range(a->n, c->tn, c->gemm->nr, t / c->tm, &n0, &n1);
-        if (m0 < m1 && n0 < n1)
-            c->gemm->tile(a, m0, m1, n0, n1, qd_cpu_workspace(c->cpu, thread));
+    return x < y ? x : y;
+}
+
+static int64_t round_up(int64_t size, int64_t step)
+{
+    return count_parts(size, step) * step;
+}
+
+/* Lines [*begin, *begin + *size) of part `index`, cut at multiples of `step`. */
+static void part_range(int64_t lines, int64_t parts, int64_t step, int64_t index, int64_t *begin, int64_t *size)
+{
+    int64_t steps = count_parts(lines, step);
+    *begin = steps * index / parts * step;
+    *size = smaller(steps * (index + 1) / parts * step, lines) - *begin;
+}
+
+static int64_t step_of(const job *j, bool a)
+{
+    return a ? j->gemm->row_step : j->gemm->nr;
+}
+
+static void pack(const job *j, const qd_gemm_block *g, bool a, int64_t begin, int64_t size)
+{
+    (a ? j->gemm->pack_a : j->gemm->pack_b)(g, begin, begin + round_up(size, step_of(j, a)));
+}
+
+/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand itself. */
+static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
+{
+    if (a) {
+        g->m += begin;
+        g->rows = size;
+        if (g->sums)
+            g->sums += begin * g->ld_sums;
+    } else {
+        g->n += begin;
+        g->cols = size;
+        if (g->sums)
+            g->sums += begin;
     }
 }
 
-static int64_t at_least(int64_t size, int64_t tile)
+static int64_t shared_lines(const job *j)
 {
-    return (size + tile - 1) / tile;
+    return j->share_a ? j->block.rows : j->block.cols;
 }
 
-/* Time of the cut, in units of packing one element: a register tile takes k steps whether it is full or not; packing
- * moves (m + n) * k elements per tile; the threads take tiles until none is left. */
-static double cut_cost(const cut *c, int threads, int64_t tm, int64_t tn)
+static void pack_shared(void *context, int64_t begin, int64_t end, int thread)
 {
-    double rows = (double)at_least(at_least(c->args->m, c->gemm->mr), tm) * c->gemm->mr;
-    double cols = (double)at_least(at_least(c->args->n, c->gemm->nr), tn) * c->gemm->nr;
-    double rounds = (double)at_least(tm * tn, threads);
-    return rounds * (rows * cols / 16 + rows + cols);
+    const job *j = context;
+    (void)thread;
+    int64_t step = step_of(j, j->share_a), parts = count_parts(shared_lines(j), CHUNK), from, size;
+    for (int64_t i = begin; i < end; i++) {
+        part_range(shared_lines(j), parts, step, i, &from, &size);
+        pack(j, &j->block, j->share_a, from, size);
+    }
 }
 
-/* Any cut gives the same bits with our own products (gemm_isa.c), so it may look at the number of threads. */
-static void choose_cut(cut *c, int threads)
+/* Items: (chunks, shared_parts). */
+static void multiply_items(void *context, int64_t begin, int64_t end, int thread)
 {
-    int64_t step_m = c->gemm->mr, step_n = c->gemm->nr;
-    bool direct = c->args->c_dtype == QD_F32;
-    int64_t least_m = direct ? 1 : at_least(c->args->m, QD_GEMM_MT_ROUNDED / step_m * step_m);
-    int64_t least_n = at_least(c->args->n, (direct ? QD_GEMM_NT : QD_GEMM_NT_ROUNDED) / step_n * step_n);
-    double best = INFINITY;
-    for (int64_t tn = least_n; tn < least_n + 2 * threads; tn++) {
-        for (int64_t tm = least_m; tm < least_m + 4 * threads; tm++) {
-            double cost = cut_cost(c, threads, tm, tn);
-            if (cost < best) {
-                best = cost;
-                c->tm = tm;
-                c->tn = tn;
-            }
-            if (threads == 1)
-                return;
+    const job *j = context;
+    bool a = j->share_a;
+    int64_t from, size;
+    for (int64_t i = begin; i < end; i++) {
+        qd_gemm_block g = j->block;
+        part_range(shared_lines(j), j->shared_parts, step_of(j, a), i % j->shared_parts, &from, &size);
+        if (size <= 0)
+            continue;
+        *(a ? &g.a : &g.b) += from * g.kc;
+        narrow(&g, a, from, size);
+        part_range(a ? g.cols : g.rows, j->chunks, step_of(j, !a), i / j->shared_parts, &from, &size);
+        if (size <= 0)
+            continue;
+        *(a ? &g.b : &g.a) = j->own + thread * (int64_t)CHUNK_FLOATS;
+        narrow(&g, !a, from, size);
+        pack(j, &g, !a, 0, size);
+        j->gemm->multiply(&g);
+    }
+}
+
+static void run_block(job *j, bool small)
+{
+    qd_gemm_block *g = &j->block;
+    int threads = qd_pool_threads(j->cpu->pool);
+    int64_t packing = count_parts(shared_lines(j), CHUNK);
+    int64_t others = j->share_a ? g->cols : g->rows, wanted = threads == 1 ? 1 : ITEMS * threads;
+    int64_t steps = count_parts(others, step_of(j, !j->share_a)), step = step_of(j, !j->share_a);
+    int64_t each = smaller(CHUNK / step, steps / wanted); /* whole panels, as evenly as that allows */
+    each = each * step < LEAST ? count_parts(LEAST, step) : each;
+    j->chunks = count_parts(steps, each);
+    j->shared_parts = smaller(count_parts(wanted, j->chunks), packing);
+    int64_t items = j->chunks * j->shared_parts;
+    /* k == 0 still writes c: one empty block */
+    for (g->k = 0; g->k < g->args->k || g->k == 0; g->k += QD_GEMM_KC) {
+        g->kc = smaller(g->args->k - g->k, QD_GEMM_KC);
+        qd_pool_for(j->cpu->pool, packing, small ? packing : 1, pack_shared, j);
+        qd_pool_for(j->cpu->pool, items, small ? items : 1, multiply_items, j);
+    }
+}
+
+static void run(qd_cpu *cpu, const qd_matmul_args *a)
+{
+    job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a}, .share_a = a->m <= a->n};
+    qd_gemm_block *g = &j.block;
+    int64_t threads = qd_pool_threads(cpu->pool), kc = smaller(a->k, QD_GEMM_KC);
+    int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - CHUNK_FLOATS);
+    j.own = qd_cpu_workspace(cpu, 0);
+    float *shared = j.own + threads * CHUNK_FLOATS;
+
+    /* The shared operand's lines per block, and the other's: as many as there are if only the former take room. */
+    int64_t lines[2] = {j.share_a ? a->m : a->n, j.share_a ? a->n : a->m};
+    int64_t most = floats / QD_GEMM_KC / 64 * 64, step = step_of(&j, j.share_a);
+    if (a->c_dtype != QD_F32) /* sums take room too: a third for the packed operand */
+        most = smaller(most / 3, 1024) / 64 * 64;
+    lines[0] = round_up(count_parts(lines[0], count_parts(lines[0], most - step)), step);
+    if (a->c_dtype != QD_F32)
+        lines[1] = smaller(lines[1], (floats - lines[0] * QD_GEMM_KC) / lines[0] / CHUNK * CHUNK);
+    int64_t rows = lines[j.share_a ? 0 : 1], cols = lines[j.share_a ? 1 : 0];
+
+    *(j.share_a ? &g->a : &g->b) = shared;
+    float *sums = a->c_dtype == QD_F32 ? NULL : shared + lines[0] * kc;
+    g->ld_sums = cols;
+    bool small = (double)a->m * (double)a->n * (double)a->k < SMALL;
+    for (int64_t m = 0; m < a->m; m += rows) {
+        for (int64_t n = 0; n < a->n; n += cols) {
+            g->m = m;
+            g->n = n;
+            g->sums = sums;
+            g->rows = smaller(rows, a->m - m);
+            g->cols = smaller(cols, a->n - n);
+            run_block(&j, small);
         }
     }
 }
-
-/* A library may sum in another order in a tile of another size, so its cut looks at the shape only: tiles of at most
- * 1024 x 1024, cut on into at least six where they stay large enough to keep packing cheap. */
-static void choose_blas_cut(cut *c)
-{
-    const qd_matmul_args *a = c->args;
-    c->tm = at_least(a->m, 1024);
-    c->tn = at_least(a->n, 1024);
-    while (c->tm * c->tn < 6 && (a->m / c->tm) * (a->n / c->tn) >= 2 * 512 * 384) {
-        if (a->m / c->tm >= a->n / c->tn)
-            c->tm *= 2;
-        else
-            c->tn *= 2;
-    }
-}
-
-static void run_blas_tiles(void *context, int64_t begin, int64_t end, int thread)
-{
-    const cut *c = context;
-    const qd_matmul_args *a = c->args;
-    (void)thread;
-    for (int64_t t = begin; t < end; t++) {
-        int64_t m0, m1, n0, n1;
-        tile_range(a->m, c->tm, 16, t % c->tm, &m0, &m1);
-        tile_range(a->n, c->tn, 16, t / c->tm, &n0, &n1);
-        if (m0 == m1 || n0 == n1)
-            continue;
-        const float *ta = (const float *)a->a + (a->trans_a ? m0 : m0 * a->lda);
-        const float *tb = (const float *)a->b + (a->trans_b ? n0 * a->ldb : n0);
-        float *tc = (float *)a->c + m0 * a->ldc + n0;
-        c->cpu->blas->sgemm(a->trans_a, a->trans_b, m1 - m0, n1 - n0, a->k, ta, a->lda, tb, a->ldb, a->accumulate, tc,
-                            a->ldc);
-        if (a->bias)
-            c->gemm->add_bias(tc, a->ldc, m1 - m0, n1 - n0, (const float *)a->bias + n0);
-    }
-}
-
 qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
 {
     QD_TRY(qd_cpu_check_float("matmul", "a", a->a_dtype));
@@ -117,23 +178,7 @@ qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
         return QD_FAIL(QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
                        (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n,
                        (long long)a->k);
-    if (a->m == 0 || a->n == 0)
-        return QD_OK;
-    qd_cpu *cpu = qd_cpu_of(stream);
-    cut c = {.cpu = cpu, .args = a, .gemm = qd_cpu_gemm_for(cpu)};
-    bool plain = a->a_dtype == QD_F32 && a->b_dtype == QD_F32 && a->c_dtype == QD_F32 && a->k > 0;
-    /* In tiles oneDNN is slow where it must transpose a (weight gradients: 94 against our 107 GFLOP/s on average). */
-    if (plain && cpu->blas && !a->trans_a) {
-        choose_blas_cut(&c);
-        qd_pool_for(cpu->pool, c.tm * c.tn, 1, run_blas_tiles, &c);
-    } else {
-        choose_cut(&c, qd_pool_threads(cpu->pool));
-        qd_pool_for(cpu->pool, c.tm * c.tn, 1, run_tiles, &c);
-    }
+    if (a->m > 0 && a->n > 0)
+        run(qd_cpu_of(stream), a);
     return QD_OK;
-}
-
-const char *qd_cpu_blas_name(const qd_cpu *cpu)
-{
-    return cpu->blas ? cpu->blas->name : "own kernels";
 }

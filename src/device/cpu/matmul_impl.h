@@ -1,32 +1,32 @@
-/* The boundary between matmul.c (checks, cuts, threads), gemm_isa.c (one tile, vectorised)
- * and blas.c (a library's product). */
+/* The boundary between matmul.c (checks, blocks, threads) and gemm_isa.c (packing and multiplying, vectorised). */
 #ifndef QD_DEVICE_CPU_MATMUL_IMPL_H
 #define QD_DEVICE_CPU_MATMUL_IMPL_H
 
 #include "device/cpu/cpu_impl.h"
 
 /* Steps of k that are summed in registers before they are added to c. The only thing about blocking that changes bits,
- * so it is the same for every shape, tile and thread count. */
+ * so it is the same for every shape, block and thread count. */
 #define QD_GEMM_KC 384
-/* Largest n of a tile; and largest n and m of a tile whose c is not fp32 (it is summed in the workspace). */
-#define QD_GEMM_NT 1536
-#define QD_GEMM_NT_ROUNDED 768
-#define QD_GEMM_MT_ROUNDED 336
+
+/* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a product. */
+typedef struct qd_gemm_block {
+    const qd_matmul_args *args;
+    int64_t m, rows, n, cols, k, kc;
+    float *a;    /* (panels of rows, kc, mr), with room for a multiple of row_step rows */
+    float *b;    /* (panels of cols, kc, nr) */
+    float *sums; /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
+    int64_t ld_sums;
+} qd_gemm_block;
 
 typedef struct qd_cpu_gemm {
-    int mr, nr; /* the register tile */
-    /* c (rows, cols; row stride ldc) += bias (cols) */
-    void (*add_bias)(float *c, int64_t ldc, int64_t rows, int64_t cols, const float *bias);
-    /* c[m0..m1, n0..n1] of the product, within the limits above. */
-    void (*tile)(const qd_matmul_args *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *workspace);
+    int mr, nr;   /* the register tile: widths of the panels of a and b */
+    int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) of nr */
+    /* Packs rows of op(a), columns of op(b), [begin, end) of the block; those beyond its last become 0. */
+    void (*pack_a)(const qd_gemm_block *g, int64_t begin, int64_t end);
+    void (*pack_b)(const qd_gemm_block *g, int64_t begin, int64_t end);
+    /* c [+]= a · b */
+    void (*multiply)(const qd_gemm_block *g);
 } qd_cpu_gemm;
 QD_CPU_TABLE(qd_cpu_gemm, qd_cpu_gemm)
-
-/* A library's fp32 product, run by one thread: c = op(a) · op(b) [+ c]. */
-struct qd_cpu_blas {
-    const char *name;
-    void (*sgemm)(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                  const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc);
-};
 
 #endif

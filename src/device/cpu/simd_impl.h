@@ -36,6 +36,25 @@ QD_INLINE vf vf_set(float x)
     return x - (vf){0}; /* minus, because -0 + 0 is not -0 and would cost an addition */
 }
 
+/* Keeps v in a register: the compiler must not fold its load into the instructions that use it. */
+#if defined(__x86_64__)
+#define QD_IN_REGISTER(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define QD_IN_REGISTER(v) __asm__("" : "+w"(v))
+#else
+#define QD_IN_REGISTER(v) (void)(v)
+#endif
+
+/* sum += x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
+QD_INLINE void vf_add_product(vf *sum, vf x, vf y)
+{
+#if defined(__x86_64__) && defined(__FMA__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(y));
+#else
+    *sum = x * y + *sum;
+#endif
+}
+
 QD_INLINE vf vf_load(const float *p)
 {
     vf v;
