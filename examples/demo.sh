@@ -1,27 +1,38 @@
 #!/usr/bin/env bash
-# Trains a small Llama-style model on four local ranks and shows what happens. Run it with `make demo`.
+# The first minutes: trains a tokenizer and a small Llama-style model on four local ranks, compares it with a trigram model,
+# and lets it speak. `make demo` builds the program and runs this; further arguments are settings, for example --ranks 2.
 set -euo pipefail
 
-cd "$(dirname "$0")/.."
-quadrille=${QUADRILLE:-quadrille}
-if ! command -v "$quadrille" >/dev/null 2>&1; then
-    echo "demo: the program '$quadrille' is not there; run: make demo" >&2
+quadrille=${QUADRILLE:-$(dirname "$0")/../build/release/bin/quadrille}
+if ! quadrille=$(command -v "$quadrille"); then
+    echo "demo: ${QUADRILLE:-build/release/bin/quadrille} is not there; make demo builds it" >&2
     exit 1
 fi
+quadrille=$(realpath "$quadrille")
+cd "$(dirname "$0")/.."
+begin=$SECONDS
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-[ -t 1 ] || say() { printf '\n%s\n' "$*"; }
+say() {
+    if [ -t 1 ]; then printf '\n\033[1m%s\033[0m\n' "$*"; else printf '\n%s\n' "$*"; fi
+}
 
-say "The training, on four ranks of this machine: quadrille train examples/demo.yaml --trace"
-"$quadrille" train examples/demo.yaml --trace "$@"
+say "1. Training on four ranks of this machine: quadrille train examples/demo.yaml"
+"$quadrille" train examples/demo.yaml "$@"
 
-say "What to try next"
+say "2. Text that it has never seen: quadrille eval runs/demo --baseline"
+"$quadrille" eval runs/demo --baseline
+
+say "3. Its own words: quadrille generate runs/demo --prompt \"And God said\""
+"$quadrille" generate runs/demo --prompt "And God said" --tokens 120 --temperature 0.7 --seed 4 2>/dev/null
+
+say "That took $((SECONDS - begin)) s. What to try next"
 cat <<'TEXT'
-  runs/demo/metrics.jsonl      every step, as JSON
-  runs/demo/trace.json         who did what when: open it at https://ui.perfetto.dev
-  quadrille train examples/demo.yaml --ranks 2 --dir runs/two        another number of ranks: the same losses, to rounding
-  quadrille verify examples/demo.yaml --against "ranks=1 dp=1"        ... and the proof
-  quadrille check examples/demo.yaml --print 0                       the step program of rank 0, action by action
-  mpirun -n 4 quadrille train examples/demo.yaml                     the same under MPI
-  quadrille help train                                               all settings
+  quadrille generate runs/demo --prompt "The LORD" --seed 2            other words
+  quadrille train examples/demo.yaml --ranks 2 --dir runs/two          another number of ranks: the same losses, to rounding
+  quadrille verify examples/demo.yaml --against "ranks=1 dp=1"         ... and the proof
+  quadrille train examples/demo.yaml --steps 20 --trace --dir runs/t   who does what when: runs/t/trace.json at ui.perfetto.dev
+  mpirun -n 2 quadrille train examples/demo.yaml --dir runs/mpi        the same under MPI
+  quadrille check examples/demo.yaml --print 0                         the step program of rank 0, action by action
+  docs/tutorial.md                                                     your own text
+  quadrille stands for build/release/bin/quadrille; runs/demo/metrics.jsonl has every step
 TEXT

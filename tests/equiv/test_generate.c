@@ -3,6 +3,9 @@
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/state.h"
+#include "train/text.h"
+
+#include <quadrille/generate.h>
 
 #include <math.h>
 #include <stdarg.h>
@@ -168,11 +171,118 @@ static void continues_what_it_learnt(void **state)
     qd_generator_destroy(g);
 }
 
+/* The loss of a text does not depend on how many windows go through the model at once. */
+static void passes_are_windows(void **state)
+{
+    (void)state;
+    enum { N = 200 };
+    int32_t text[N];
+    train_and_save(LLAMA, 5);
+    for (int i = 0; i < N; i++)
+        text[i] = (i * i + 3 * i) % 53;
+    qd_evaluation one, many;
+    ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = 1, .threads = 1}, &one));
+    for (int per_pass = 2; per_pass <= 20; per_pass += 3) {
+        ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = per_pass, .threads = 1}, &many));
+        assert_int_equal(many.tokens, one.tokens);
+        assert_true(fabs(many.loss - one.loss) < 1e-6);
+    }
+    assert_int_equal(one.tokens, N - 1);
+}
+
+static void characters_stay_whole(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t whole;
+    } cases[] = {
+        {"abc", 3}, {"", 0}, {"\xC3", 0}, {"a\xC3", 1}, {"\xC3\xA9", 2}, {"\xE2\x82", 0}, {"\xE2\x82\xAC", 3},
+        {"x\xF0\x9F\x98", 1}, {"\xF0\x9F\x98\x80", 4},
+        /* what can never become a character does not wait for more */
+        {"\x80", 1}, {"\xFF", 1}, {"\xC0", 1}, {"\xF5\x80", 2}, {"\x80\x80\x80\x80", 4}, {"\xC3\xA9\x80", 3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(qd_utf8_whole(cases[i].text, strlen(cases[i].text)), cases[i].whole);
+}
+
+typedef struct heard {
+    char text[4096];
+    size_t length;
+    int calls;
+    bool started;
+    int stop_after; /* calls; 0: never */
+} heard;
+
+static void hear_start(void *context, const qd_generate_report *report)
+{
+    heard *h = context;
+    assert_false(h->started);
+    assert_int_equal(report->tokens, 0);
+    h->started = true;
+}
+
+static bool hear(void *context, const char *text, size_t length)
+{
+    heard *h = context;
+    assert_true(h->started);
+    assert_true(length > 0 && h->length + length < sizeof h->text);
+    memcpy(h->text + h->length, text, length);
+    h->length += length;
+    return ++h->calls != h->stop_after;
+}
+
+/* Bytes that count on, far beyond the context: the text goes on where the window slides, and characters come whole. */
+static void text_goes_on_beyond_the_context(void **state)
+{
+    (void)state;
+    train_and_save("model.layers=2 model.hidden=64 model.heads=4 data.seq=256 train.global_batch=2 run.threads=1 train.lr=3e-3 "
+                   "train.schedule=constant train.steps=150", 150);
+    heard h = {0};
+    qd_generate_report report;
+    qd_generate_options o = qd_generate_options_default();
+    o.model = root;
+    o.prompt = "ABCDEFGH";
+    o.prompt_length = 8;
+    o.tokens = 40; /* to 'p' */
+    o.context = 32;
+    o.temperature = 0.0;
+    o.on_start = hear_start;
+    o.on_text = hear;
+    o.callback_context = &h;
+    ok(qd_generate(&o, &report));
+    h.text[h.length] = '\0';
+    assert_string_equal(h.text, "IJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnop");
+    assert_int_equal(report.slides, 1);
+    assert_int_equal(report.context, 32);
+    assert_int_equal(h.calls, 40);
+
+    h = (heard){.stop_after = 5};
+    ok(qd_generate(&o, &report));
+    assert_int_equal(report.end, QD_GENERATE_STOPPED);
+    assert_int_equal(report.tokens, 5);
+
+    /* C2, C3, ... each ask for one more byte, which counting does not give: nothing is held back for ever. */
+    h = (heard){0};
+    o.prompt = "\xB9\xBA\xBB\xBC\xBD\xBE\xBF\xC0\xC1";
+    o.prompt_length = 9;
+    o.tokens = 3;
+    ok(qd_generate(&o, &report));
+    assert_int_equal(h.length, 3);
+    assert_memory_equal(h.text, "\xC2\xC3\xC4", 3);
+
+    o.top_p = 0.0;
+    assert_int_equal(qd_generate(&o, &report), QD_USAGE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(cache_equals_forward, make_root, remove_root),
         cmocka_unit_test_setup_teardown(continues_what_it_learnt, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(passes_are_windows, make_root, remove_root),
+        cmocka_unit_test(characters_stay_whole),
+        cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, make_root, remove_root),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
