@@ -19,6 +19,9 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
 
+sys.path.insert(0, os.path.join(program.SOURCE, "tools"))
+import reference  # noqa: E402
+
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -97,6 +100,20 @@ class Docs(unittest.TestCase):
             with self.subTest(os.path.basename(path)):
                 total += self.run_document(path)
         self.assertGreater(total, 10, "the documents have hardly any command: were the fences renamed?")
+
+    def test_links(self):
+        for path in documents():
+            with open(path, encoding="utf-8") as file:
+                text = FENCE.sub("", file.read())
+            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+                if "://" not in target:
+                    where = os.path.join(os.path.dirname(path), target)
+                    self.assertTrue(os.path.exists(where), f"{os.path.basename(path)}: {target} is not there")
+
+    def test_configuration_reference(self):
+        with open(reference.PAGE, encoding="utf-8") as file:
+            self.assertEqual(file.read(), reference.page(program.PROGRAM),
+                             "docs/configuration.md is not what the option table says: run tools/reference.py")
 
     def test_demo_configuration(self):
         """`make demo` is too long for this test; what it starts is not wrong before the first step."""
