@@ -27,17 +27,19 @@ double progress_seconds(const progress_line *line)
 
 void progress_show(progress_line *line, double share, const char *text)
 {
-    enum { BAR = 16, LEFT = 24 };
-    char bar[4 * BAR + 1], left[32] = "";
+    enum { BAR = 12 };
+    char bar[4 * BAR + 1], left[32], rest[48] = "";
     double at = now();
     if (line->columns == 0 || (line->open && at - line->shown < 0.1))
         return;
     plan_bar(share, BAR, bar);
-    if (share > 0.0)
+    if (share > 0.0) {
         qd_text_seconds((at - line->begin) * (1.0 - share) / share, left, sizeof left);
+        snprintf(rest, sizeof rest, "  %s left", left);
+    }
     /* Never wider than the terminal: a wrapped line cannot be rewritten. */
-    if (line->columns > (int)strlen(text) + BAR + 2 + LEFT)
-        fprintf(stderr, "\r[%s] %s%s%s%s\033[K", bar, text, left[0] ? "  " : "", left, left[0] ? " left" : "");
+    if (line->columns > (int)(strlen(text) + strlen(rest)) + BAR + 3)
+        fprintf(stderr, "\r[%s] %s%s\033[K", bar, text, rest);
     else
         fprintf(stderr, "\r%.*s\033[K", line->columns - 1, text);
     fflush(stderr);

@@ -112,7 +112,8 @@ static void print_report(const char *folder, const qd_text_encoder *encoder, con
     qd_text_bytes(r->shard_bytes, size, sizeof size);
     if (r->skipped > 0)
         snprintf(skipped, sizeof skipped, ", %lld not taken", (long long)r->skipped);
-    printf("text     %s in %lld files, %lld documents%s\n", bytes, (long long)p->files, (long long)p->documents, skipped);
+    printf("text     %s in %lld file%s, %lld document%s%s\n", bytes, (long long)p->files, p->files == 1 ? "" : "s",
+           (long long)p->documents, p->documents == 1 ? "" : "s", skipped);
     printf("tokens   %s of a vocabulary of %lld, %.2f bytes of text each\n", tokens, (long long)encoder->vocab,
            p->tokens > 0 ? (double)p->bytes / (double)p->tokens : 0.0);
     printf("shards   %lld in %s, %s\n", (long long)r->shards, folder, size);
