@@ -104,7 +104,7 @@ struct qd_world {
     qd_comm_config config;
     int rank, size; /* world rank */
     int refs;       /* communicators alive on this rank */
-    int spin;       /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
+    _Atomic int spin; /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
     qd_comm_place place; /* this rank's own */
     pthread_mutex_t lock;      /* refs and the making of the progress thread */
     pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */

@@ -23,11 +23,12 @@ typedef struct bench {
 
 #define GUARD 64
 #define MOST_ELEMENTS 100003
+#define HUGE_ELEMENTS 2200003 /* more bytes than any limit below which processes reach into each other's memory */
 
-static qd_status bench_open(bench *b, qd_comm *comm)
+static qd_status bench_open(bench *b, qd_comm *comm, int64_t most)
 {
     *b = (bench){.comm = comm, .rank = qd_comm_rank(comm), .size = qd_comm_size(comm), .salt = 1};
-    b->room = (MOST_ELEMENTS + 16) * 8;
+    b->room = (most + 16) * 8;
     b->in = malloc((size_t)b->room + GUARD);
     b->out = malloc((size_t)b->room + GUARD);
     return b->in && b->out ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory");
@@ -358,9 +359,34 @@ static qd_status body_every(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
     bench b;
-    QD_TRY(bench_open(&b, world));
+    QD_TRY(bench_open(&b, world, MOST_ELEMENTS));
     qd_status status = every_pattern(&b);
     if (status == QD_OK) status = large_messages(&b);
+    call->value = b.hash;
+    bench_close(&b);
+    return status;
+}
+
+/* Results that are written past the caches. */
+static qd_status huge_messages(bench *b)
+{
+    const int64_t count = HUGE_ELEMENTS;
+    QD_TRY(try_all_reduce(b, count, QD_F32, QD_SUM, false));
+    QD_TRY(try_reduce_scatter(b, count, QD_F32, QD_SUM, false));
+    QD_TRY(try_reduce(b, count, QD_F32, QD_SUM, 1, true));
+    for (int in_place = 0; in_place < 2; in_place++) QD_TRY(try_all_gather(b, count, QD_F32, in_place));
+    QD_TRY(try_broadcast(b, count, QD_F32, 1));
+    QD_TRY(try_gather_scatter(b, count, QD_F32, 0));
+    QD_TRY(try_all_to_all(b, count / b->size, QD_F32));
+    return try_messages(b, count, QD_F32);
+}
+
+static qd_status body_huge(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    bench b;
+    QD_TRY(bench_open(&b, world, HUGE_ELEMENTS));
+    qd_status status = huge_messages(&b);
     call->value = b.hash;
     bench_close(&b);
     return status;
@@ -385,7 +411,7 @@ static qd_status body_groups(qd_comm *world, void *arg)
                 if (qd_comm_world_rank(odd, r) % 2 != rank % 2) return QD_FAIL(QD_DIFFERENT, "a stranger in the group");
             QD_TRY(qd_comm_split(odd, 0, 0, "inner", &inner));
             bench b;
-            QD_TRY(bench_open(&b, inner));
+            QD_TRY(bench_open(&b, inner, MOST_ELEMENTS));
             b.salt = (uint64_t)i;
             qd_status status = try_all_reduce(&b, 17 + i * 700, QD_F32, QD_SUM, false);
             if (status == QD_OK) status = try_all_gather(&b, 4097, QD_I32, false);
@@ -504,7 +530,8 @@ static qd_status body_arguments(qd_comm *world, void *arg)
 }
 
 static const qd_ranks_entry bodies[] = {
-    {"every", body_every}, {"groups", body_groups}, {"async", body_async}, {"arguments", body_arguments}};
+    {"every", body_every}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
+    {"arguments", body_arguments}};
 
 /* Runs a body everywhere; the values of each size must not depend on the mode. */
 static void run_everywhere(const char *body, const int *sizes, int count)
@@ -529,6 +556,12 @@ static void test_every(void **unused)
     run_everywhere("every", (const int[]){1, 2, 3, 4, 8}, 5);
 }
 
+static void test_huge(void **unused)
+{
+    (void)unused;
+    run_everywhere("huge", (const int[]){2, 3}, 2);
+}
+
 static void test_groups(void **unused)
 {
     (void)unused;
@@ -550,7 +583,8 @@ static void test_arguments(void **unused)
 int main(int argc, char **argv)
 {
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_groups),
-                                       cmocka_unit_test(test_async), cmocka_unit_test(test_arguments)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
+                                       cmocka_unit_test(test_groups), cmocka_unit_test(test_async),
+                                       cmocka_unit_test(test_arguments)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,15 +28,34 @@ static void stop_now(int signal_number)
     raise(SIGSTOP);
 }
 
-/* Large messages all the time; the culprit stops by a timer, most likely in the middle of one. */
-static qd_status stop_in_the_middle(qd_comm *world, float *data, bool culprit)
+static void die_now(int signal_number)
 {
+    (void)signal_number;
+    raise(SIGKILL);
+}
+
+/* Large messages all the time; the culprit stops or dies by a timer, most likely in the middle of one. One-way
+ * operations are those in which ranks write into each other's memory. */
+static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, bool one_way, void (*end)(int))
+{
+    int rank = qd_comm_rank(world);
+    int64_t first, count;
+    qd_slice(LARGE, RANKS, rank, &first, &count);
     if (culprit) {
-        signal(SIGALRM, stop_now);
+        signal(SIGALRM, end);
         struct itimerval timer = {.it_value = {.tv_usec = 100000}};
         setitimer(ITIMER_REAL, &timer, NULL);
     }
-    for (int i = 0; i < 100000; i++) QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_AVG, NULL));
+    for (int i = 0; i < 100000; i++) {
+        if (!one_way) {
+            QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_AVG, NULL));
+            continue;
+        }
+        QD_TRY(qd_comm_broadcast(world, data, LARGE / 2, QD_F32, i % RANKS, NULL));
+        QD_TRY(qd_comm_gather(world, data + first, data, LARGE, QD_F32, i % RANKS, NULL));
+        if (rank == CULPRIT) QD_TRY(qd_comm_send(world, data, LARGE, QD_F32, 0, NULL));
+        if (rank == 0) QD_TRY(qd_comm_recv(world, data, LARGE, QD_F32, CULPRIT, NULL));
+    }
     return QD_FAIL(QD_DIFFERENT, "the culprit never stopped");
 }
 
@@ -131,7 +150,9 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         if (culprit) raise(is(arg, "stop") ? SIGSTOP : SIGKILL);
         return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
     }
-    if (is(arg, "stop in the middle")) return stop_in_the_middle(world, data, culprit);
+    bool stops = is(arg, "stop in the middle"), stops_writing = is(arg, "stop while writing");
+    if (stops || stops_writing || is(arg, "kill while writing"))
+        return end_in_the_middle(world, data, culprit, !stops, stops || stops_writing ? stop_now : die_now);
     return QD_FAIL(QD_USAGE, "no such scenario");
 }
 
@@ -169,7 +190,7 @@ static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
     for (int r = 0; r < RANKS; r++) {
         const qd_ranks_result *got = &results[r];
         if (r == CULPRIT) {
-            bool died = strcmp(s->name, "kill") == 0 || strncmp(s->name, "stop", 4) == 0;
+            bool died = strncmp(s->name, "kill", 4) == 0 || strncmp(s->name, "stop", 4) == 0;
             if (got->returned == died) fail_msg("%s, %s: the culprit %s", s->name, qd_ranks_mode_name(mode),
                                                 died ? "lives" : "did not return");
             if (!died && (got->status != QD_OK) != s->culprit_fails)
@@ -246,8 +267,9 @@ static void test_stopped(void **unused)
     static const scenario scenarios[] = {
         {"stop", QD_TIMEOUT, "did not arrive", false, true},
         {"stop in the middle", QD_TIMEOUT, "did not arrive", false, true},
+        {"stop while writing", QD_TIMEOUT, "did not arrive", false, true},
     };
-    run_scenarios(scenarios, 2);
+    run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
 }
 
 static void test_killed(void **unused)
@@ -257,6 +279,8 @@ static void test_killed(void **unused)
     run_scenario(&silent, QD_RANKS_PROCESSES, false);
     static const scenario told = {"kill", QD_REMOTE, "killed by signal 9", false, true};
     run_scenario(&told, QD_RANKS_PROCESSES, true);
+    static const scenario writing = {"kill while writing", QD_REMOTE, "killed by signal 9", false, true};
+    run_scenario(&writing, QD_RANKS_PROCESSES, true);
 }
 
 int main(int argc, char **argv)

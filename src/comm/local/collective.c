@@ -21,20 +21,20 @@
 #include <string.h>
 
 #define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
-#define PART_LEAST (32 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
+#define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
 #define SHARE_BYTES (128 << 10) /* one-way messages from this size on are copied by both sides */
 #define REMOTE_BLOCK 65536     /* bytes read at a time from another process before they are summed: fits L2 */
 #define SUM_BLOCK 8192         /* bytes summed at a time where the sum is stored twice: the second store reads L1 */
 
 /* Processes: messages above REACH_LEAST bytes (of the whole message) go from memory to memory, and those above these
- * limits through the ring. Measured: below, the system call costs more than a second copy; above, pinning pages does,
- * and the sooner the more ranks read the same data. A reduce is summed straight from the rings. */
+ * limits through the ring. Measured: below, the system call costs more than a second copy; above, pinning pages does.
+ * Where several ranks read the same data, the ring is better at all sizes; a reduce is summed straight from it. */
 #define REACH_LEAST (64 << 10)
 static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
-    [QD_COLL_ALL_REDUCE] = {4 << 20, 1 << 20}, [QD_COLL_REDUCE_SCATTER] = {4 << 20, 4 << 20},
-    [QD_COLL_ALL_GATHER] = {4 << 20, 1 << 20}, [QD_COLL_ALL_TO_ALL] = {4 << 20, 4 << 20},
-    [QD_COLL_BROADCAST] = {8 << 20, 1 << 20},  [QD_COLL_GATHER] = {8 << 20, 8 << 20},
-    [QD_COLL_SCATTER] = {8 << 20, 8 << 20},    [QD_COLL_REDUCE] = {0, 0},
+    [QD_COLL_ALL_REDUCE] = {2 << 20, 0},      [QD_COLL_REDUCE_SCATTER] = {4 << 20, 0},
+    [QD_COLL_ALL_GATHER] = {4 << 20, 0},      [QD_COLL_ALL_TO_ALL] = {4 << 20, 4 << 20},
+    [QD_COLL_BROADCAST] = {8 << 20, 0},       [QD_COLL_GATHER] = {INT64_MAX, 8 << 20},
+    [QD_COLL_SCATTER] = {INT64_MAX, 8 << 20}, [QD_COLL_REDUCE] = {0, 0},
 };
 
 typedef struct state {
@@ -220,7 +220,8 @@ static void plan(qd_transfer *op)
     int64_t line = 64 / size; /* parts begin on cache lines */
     int64_t whole = (most + line - 1) / line * line;
     bool reached = reaches_memory(op, r->count * size);
-    if ((s->many ? n : 1) * whole * size <= QD_LOCAL_SMALL_BYTES && !reached) {
+    int64_t small_most = r->kind == QD_COLL_REDUCE && !group->threads ? 2 * PART_LEAST - 1 : QD_LOCAL_SMALL_BYTES;
+    if ((s->many ? n : 1) * whole * size <= small_most && !reached) {
         s->way = QD_LOCAL_SMALL;
         s->part = whole;
         s->rounds = 1;
@@ -229,13 +230,14 @@ static void plan(qd_transfer *op)
         s->reaches = true;
         s->part = most;
         s->rounds = 1;
+        /* The root of a scatter has its own part to copy, and could help several others only with trifles. */
         s->shares = r->count * size >= SHARE_BYTES && (r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_GATHER ||
-                                                       r->kind == QD_COLL_SCATTER);
+                                                       (r->kind == QD_COLL_SCATTER && n == 2));
     } else {
         s->way = QD_LOCAL_STAGED;
         /* Several rounds even of middling messages, so that ranks work at the same time. */
         int64_t least = PART_LEAST / size, room = group->header->ring_bytes / (s->many ? n : 1) / size / line * line;
-        s->part = whole / 8 / line * line > least ? whole / 8 / line * line : least;
+        s->part = whole / 16 / line * line > least ? whole / 16 / line * line : least;
         if (s->part > room) s->part = room;
         s->fused = r->kind == QD_COLL_ALL_GATHER && !r->lists;
         s->rounds = (most + s->part - 1) / s->part;
@@ -621,6 +623,10 @@ static bool can_consume(const qd_transfer *op)
 static void agree_on_reading(qd_transfer *op)
 {
     qd_local_group *group = qd_local_group_of(op);
+    if (op->comm->id == 0 && !group->met) {
+        group->met = true;
+        qd_local_choose_spin(op->comm);
+    }
     if (group->threads) return;
     if (!group->probed) {
         group->probed = true;

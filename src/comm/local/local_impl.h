@@ -29,6 +29,7 @@
 #define QD_LOCAL_RING 4                  /* buffers in a staging ring */
 #define QD_LOCAL_MESSAGE_BUFFER (64 * 1024) /* bytes of one buffer in a channel's ring */
 #define QD_LOCAL_ROUND_BITS 24
+#define QD_LOCAL_CORES 1024
 #define QD_LOCAL_LINE 128 /* two cache lines: the prefetcher fetches pairs */
 
 /* One call, as its rank shows it to the others. `posted` is stored last. */
@@ -38,6 +39,7 @@ typedef struct qd_local_post {
     const void *in; /* addresses in the rank's process */
     void *out;
     uint32_t can_read; /* this rank has reached a word of every other's memory */
+    int64_t pulled;    /* messages: bytes that the receiver reads; the sender writes the rest into its memory */
     uint32_t way;      /* qd_local_way of a message, or of this rank's blocks in an all-to-all */
 } qd_local_post;
 
@@ -109,6 +111,7 @@ typedef struct qd_local_header {
     int64_t staging_bytes;
     uint64_t nonce; /* tells this world from others */
     int32_t no_remote_reads;
+    _Atomic uint64_t cores[QD_LOCAL_CORES / 64]; /* those that any rank may run on: each adds its own when it joins */
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t abort_state; /* 0 none, 1 being written, 2 readable */
     int32_t abort_rank;
     char abort_reason[QD_COMM_REASON_BYTES];
@@ -123,6 +126,7 @@ typedef struct qd_local_rank_world {
     bool owns_mapping;    /* processes: unmap with the last communicator */
     _Atomic int remote;   /* ranks are processes and all can reach each other's memory; new groups begin with it */
     uint64_t probe;       /* what the others try to read */
+    int spin;             /* the core's choice */
 } qd_local_rank_world;
 
 /* This rank's view of a slot: comm->backend_data. */
@@ -133,6 +137,7 @@ typedef struct qd_local_group {
     bool threads;
     qd_local_rank_world *view;
     _Atomic int remote;  /* agreed: large messages are copied between the memories of processes */
+    bool met;            /* the world: an operation has been entered by all, so all have joined */
     bool probed, can_read;
     uint64_t ring_used; /* last operation that used this rank's ring */
     qd_local_lane *lanes[]; /* (size) */
@@ -174,6 +179,8 @@ void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
  * past the caches when `large`. */
 bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
 bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
+/* Spin while waiting, if every rank has a core. Once all have joined. */
+void qd_local_choose_spin(const qd_comm *comm);
 /* True if this process can reach the memory of every rank of the group, all of which have joined. */
 bool qd_local_probe(const qd_comm *comm);
 

@@ -1,6 +1,6 @@
 /* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
  * is done. Larger ones go from memory to memory: the receiver reads the first half and the sender writes the second
- * (from SHARE_BYTES on; below, the receiver reads all). Processes use the channel's ring for middling messages, and for
+ * (from SHARE_BYTES on, if cores are free; else the receiver reads all). Processes use the channel's ring for middling messages, and for
  * all where they cannot reach each other's memory. */
 #include "comm/local/local_impl.h"
 
@@ -8,7 +8,10 @@
 
 #include <string.h>
 
-#define REACH_LEAST (64 * 1024) /* processes: up to this size a second copy is cheaper than a system call */
+/* Processes: below these sizes a second copy is cheaper than a system call, or than a sender that has to wait for its
+ * receiver where ranks share cores. */
+#define REACH_LEAST (16 * 1024)
+#define REACH_LEAST_CROWDED (64 * 1024)
 #define SHARE_BYTES (128 * 1024)
 
 typedef struct state {
@@ -19,7 +22,7 @@ typedef struct state {
     qd_local_way way; /* the sender decides */
     bool sends;
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
-    bool pushed; /* send: the sender's share is written */
+    bool pushed; /* the sender's share, if any, is written */
 } state;
 _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
@@ -33,7 +36,7 @@ static void choose(state *s, qd_local_way way)
 {
     s->way = way;
     s->rounds = way == QD_LOCAL_STAGED ? (s->bytes + QD_LOCAL_MESSAGE_BUFFER - 1) / QD_LOCAL_MESSAGE_BUFFER : 1;
-    s->pulled = s->bytes < SHARE_BYTES ? s->bytes : s->bytes / 2 / 64 * 64;
+    s->pulled = s->bytes;
 }
 
 qd_status qd_local_message_start(qd_transfer *op)
@@ -47,13 +50,18 @@ qd_status qd_local_message_start(qd_transfer *op)
     s->channel = s->sends ? qd_local_channel_of(op->comm, me, r->root) : qd_local_channel_of(op->comm, r->root, me);
     s->bytes = r->count * (int64_t)qd_dtype_size(r->dtype);
     s->base = op->fingerprint.sequence << QD_LOCAL_ROUND_BITS;
+    bool crowded = op->comm->world->spin == 0; /* more ranks than cores */
+    bool reached = s->bytes >= (crowded ? REACH_LEAST_CROWDED : REACH_LEAST) &&
+                   atomic_load_explicit(&group->remote, memory_order_relaxed);
     if (s->sends)
         choose(s, s->bytes <= QD_LOCAL_MESSAGE_SMALL ? QD_LOCAL_SMALL
-                  : group->threads || (s->bytes > REACH_LEAST &&
-                                       atomic_load_explicit(&group->remote, memory_order_relaxed))
-                      ? QD_LOCAL_MEMORY
-                      : QD_LOCAL_STAGED);
-    else /* The sender does not wait for this; it only tells who is late. */
+                  : group->threads || reached        ? QD_LOCAL_MEMORY
+                                                     : QD_LOCAL_STAGED);
+    /* In a crowd other pairs have work for the sender's core. */
+    if (s->way == QD_LOCAL_MEMORY && s->bytes >= SHARE_BYTES && !crowded)
+        s->pulled = s->bytes / 2 / 64 * 64;
+    s->pushed = s->pulled == s->bytes;
+    if (!s->sends) /* The sender does not wait for this; it only tells who is late. */
         atomic_store_explicit(&s->channel->entered, op->fingerprint.sequence, memory_order_release);
     return QD_OK;
 }
@@ -71,13 +79,11 @@ static void push(qd_transfer *op, bool *moved)
     if (atomic_load_explicit(&s->channel->accepted, memory_order_acquire) < op->fingerprint.sequence) return;
     double began = qd_clock_now();
     int64_t bytes = s->bytes - s->pulled;
-    if (bytes > 0) {
-        if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */
-        bool good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled,
-                                  (const char *)op->request.in + s->pulled, bytes, false);
-        qd_local_leave(&s->channel->writing);
-        if (!good) return;
-    }
+    if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */
+    bool good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled,
+                              (const char *)op->request.in + s->pulled, bytes, false);
+    qd_local_leave(&s->channel->writing);
+    if (!good) return;
     s->channel->pushed = bytes;
     s->pushed = *moved = true;
     atomic_store_explicit(&s->channel->produced, s->base + 1, memory_order_release);
@@ -96,6 +102,7 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         post->fingerprint = op->fingerprint;
         post->in = r->in;
         post->way = s->way;
+        post->pulled = s->pulled;
         if (s->way == QD_LOCAL_SMALL && s->bytes > 0) memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
         atomic_store_explicit(&post->posted, sequence, memory_order_release);
         qd_local_ring_rank(op->comm, r->root);
@@ -162,7 +169,9 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
         QD_TRY(qd_transfer_check(op, from, &theirs, place));
         choose(s, (qd_local_way)post->way);
         s->posted = *moved = true;
-        if (s->way == QD_LOCAL_MEMORY) {
+        s->pulled = post->pulled;
+        s->pushed = s->pulled == s->bytes;
+        if (!s->pushed) {
             s->channel->out = op->request.out;
             atomic_store_explicit(&s->channel->accepted, sequence, memory_order_release);
             qd_local_ring_rank(op->comm, from);
@@ -190,12 +199,11 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
             op->busy_seconds += qd_clock_now() - began;
         }
     }
-    *done = s->way != QD_LOCAL_MEMORY ||
-            atomic_load_explicit(&s->channel->produced, memory_order_acquire) >= s->base + 1;
-    if (*done && s->way == QD_LOCAL_MEMORY) {
+    if (!s->pushed && atomic_load_explicit(&s->channel->produced, memory_order_acquire) >= s->base + 1) {
         op->bytes += s->channel->pushed;
-        s->pushed = true;
+        s->pushed = *moved = true;
     }
+    *done = s->pushed;
     return QD_OK;
 }
 
@@ -209,7 +217,7 @@ void qd_local_message_finish(qd_transfer *op)
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
     bool memory = s->way == QD_LOCAL_MEMORY;
-    if (!s->sends && s->posted && s->moved == s->rounds && (!memory || s->pushed)) {
+    if (!s->sends && s->posted && s->moved == s->rounds && s->pushed) {
         atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
         qd_local_ring_rank(op->comm, op->request.root);
         return;

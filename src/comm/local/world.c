@@ -171,10 +171,22 @@ bool qd_local_probe(const qd_comm *comm)
 
 /* ---- joining ---- */
 
-static int usable_cores(void)
+/* mpirun may bind each rank to one core, so the cores of all ranks count together. */
+static void add_cores(qd_local_header *header)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+    for (int c = 0; c < QD_LOCAL_CORES && c < CPU_SETSIZE; c++)
+        if (CPU_ISSET(c, &set)) atomic_fetch_or(&header->cores[c / 64], (uint64_t)1 << c % 64);
+}
+
+void qd_local_choose_spin(const qd_comm *comm)
+{
+    qd_local_rank_world *view = comm->world->backend_data;
+    int cores = 0;
+    for (int i = 0; i < QD_LOCAL_CORES / 64; i++)
+        cores += __builtin_popcountll(atomic_load(&view->header->cores[i]));
+    atomic_store(&comm->world->spin, view->header->size > cores ? 0 : view->spin);
 }
 
 static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm **comm)
@@ -204,9 +216,10 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
         view->ranks[rank].pid = (int32_t)getpid();
         atomic_store(&view->ranks[rank].probe, (uint64_t)(uintptr_t)&view->probe);
     }
+    add_cores(header);
     QD_TRY(qd_comm_create_world(&local_backend, view, &config, rank, size, comm));
-    /* A spinning rank would take the core that the awaited one needs. */
-    if (size > usable_cores()) (*comm)->world->spin = 0;
+    /* A spinning rank would take the core that the awaited one needs. Who has which is known when all have joined. */
+    view->spin = atomic_exchange(&(*comm)->world->spin, 0);
     return QD_OK;
 }
 
