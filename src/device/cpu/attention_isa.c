@@ -65,7 +65,6 @@ QD_INLINE void micro(int rows, int nv, bool add, float *restrict c, int64_t ldc,
 #pragma GCC unroll 4
         for (int j = 0; j < nv; j++)
             sum[i][j] = add ? vf_load(c + i * ldc + j * QD_VF) : (vf){0};
-#pragma GCC unroll 2
     for (int64_t p = 0; p < count; p++) {
         vf line[NV];
 #pragma GCC unroll 4
@@ -74,9 +73,10 @@ QD_INLINE void micro(int rows, int nv, bool add, float *restrict c, int64_t ldc,
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
             vf x = vf_set(a[i * row + p * step]);
+            QD_IN_REGISTER(x); /* or each multiply-add would load it again */
 #pragma GCC unroll 4
             for (int j = 0; j < nv; j++)
-                sum[i][j] = x * line[j] + sum[i][j];
+                sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
         }
     }
 #pragma GCC unroll 8
@@ -239,13 +239,19 @@ QD_INLINE vf exp2_negative(vf x)
     return vf_select(x < low, (vf){0}, y);
 }
 
-/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. */
+/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. Whole vectors: single stores would hold up the loads
+ * that follow. */
 static void mask_row(float *s, int vectors, int64_t low, int64_t high, float value)
 {
-    for (int64_t i = 0; i < low; i++)
-        s[i] = value;
-    for (int64_t i = high; i < vectors * QD_VF; i++)
-        s[i] = value;
+    vi lane;
+#pragma GCC unroll 16
+    for (int i = 0; i < QD_VF; i++)
+        lane[i] = i;
+    for (int v = 0; v < vectors; v++) {
+        int from = (int)larger(low - v * QD_VF, 0), to = (int)smaller(high - v * QD_VF, QD_VF);
+        if (from > 0 || to < QD_VF)
+            vf_store(s + v * QD_VF, vf_select((lane >= from) & (lane < to), vf_load(s + v * QD_VF), vf_set(value)));
+    }
 }
 
 /* ---- forward ---- */
@@ -258,11 +264,13 @@ QD_INLINE void softmax_row(float *s, int vectors, float *o, int o_vectors, float
         top = vf_max(top, vf_load(s + v * QD_VF));
     float high = vf_max_lane(top);
     if (high > *most) {
-        float shrink = exp2f(*most - high); /* 0 the first time, from minus infinity */
+        if (*total > 0) { /* nothing to rescale the first time */
+            vf shrink = exp2_negative(vf_set(*most - high));
+            *total *= shrink[0];
+            for (int v = 0; v < o_vectors; v++)
+                vf_store(o + v * QD_VF, vf_load(o + v * QD_VF) * shrink);
+        }
         *most = high;
-        *total *= shrink;
-        for (int v = 0; v < o_vectors; v++)
-            vf_store(o + v * QD_VF, vf_load(o + v * QD_VF) * shrink);
     }
     vf sum = {0};
     for (int v = 0; v < vectors; v++) {

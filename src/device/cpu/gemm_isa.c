@@ -145,7 +145,7 @@ QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *
         QD_IN_REGISTER(x); /* or each multiply-add would load it again */
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
-            vf_add_product(&sum[i][j], x, line[j]);
+            sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
     }
 }
 

@@ -45,13 +45,14 @@ QD_INLINE vf vf_set(float x)
 #define QD_IN_REGISTER(v) (void)(v)
 #endif
 
-/* sum += x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
-QD_INLINE void vf_add_product(vf *sum, vf x, vf y)
+/* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
+QD_INLINE vf vf_add_product(vf sum, vf x, vf y)
 {
 #if defined(__x86_64__) && defined(__FMA__)
-    __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(y));
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+    return sum;
 #else
-    *sum = x * y + *sum;
+    return x * y + sum;
 #endif
 }
 
@@ -119,22 +120,30 @@ QD_INLINE vf vf_min(vf a, vf b)
 /* Sum and maximum of all lanes, by halving. */
 QD_INLINE float vf_sum(vf v)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float x[QD_VF];
     memcpy(x, &v, sizeof x);
     for (int half = QD_VF / 2; half; half /= 2)
         for (int i = 0; i < half; i++)
             x[i] += x[i + half];
     return x[0];
+#endif
 }
 
 QD_INLINE float vf_max_lane(vf v)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float x[QD_VF];
     memcpy(x, &v, sizeof x);
     for (int half = QD_VF / 2; half; half /= 2)
         for (int i = 0; i < half; i++)
             x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
     return x[0];
+#endif
 }
 
 /* bf16: the upper half of a float; rounded to nearest even, NaN stays NaN. */
