@@ -26,6 +26,7 @@ struct cli_call {
     const cli_command *command;
     char *const *argv;    /* of the process */
     qd_options *options;  /* the command's own keys, and the configuration where it takes one */
+    bool config;          /* a CONFIG was given */
     const char **words;   /* arguments that are not options; a CONFIG that has been read is taken out */
     int word_count;
 };

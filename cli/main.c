@@ -90,7 +90,9 @@ static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
     QD_TRY(qd_options_parse(call->options, argc, argv, call->words, &call->word_count));
     if (!command->configuration || command->own_words || call->word_count == 0)
         return QD_OK;
-    QD_TRY(qd_options_load(call->options, call->words[0]));
+    if (!qd_train_is_rank())
+        QD_TRY(qd_options_load(call->options, call->words[0]));
+    call->config = true;
     memmove(call->words, call->words + 1, (size_t)--call->word_count * sizeof *call->words);
     return cli_no_words(call);
 }

@@ -152,8 +152,42 @@ static void on_end(void *context, const qd_train_end *e)
     fflush(stdout);
 }
 
+static bool given(const qd_options *options, const char *key)
+{
+    return strcmp(qd_options_origin(options, key), "command line") == 0;
+}
+
+/* Another number of ranks is another layout: what the saved one had filled in does not hold for it. */
+static qd_status forget_layout(qd_options *options)
+{
+    static const char *const keys[][2] = {{"parallel.dp", "-1"}, {"parallel.tp", "1"}, {"parallel.pp", "1"}, {"parallel.cp", "1"},
+                                          {"train.micro_batch", "0"}};
+    for (size_t i = 0; given(options, "parallel.ranks") && i < sizeof keys / sizeof *keys; i++)
+        if (!given(options, keys[i][0]))
+            QD_TRY(qd_options_set(options, keys[i][0], keys[i][1]));
+    return QD_OK;
+}
+
+/* A run that goes on is the run it was: its saved configuration stands below the command line. With a CONFIG of their own,
+ * users say what they want, and the run is compared with its checkpoint. */
+static qd_status load_saved(cli_call *call)
+{
+    char path[4096];
+    const char *dir = qd_options_string(call->options, "run.dir");
+    if (!qd_options_bool(call->options, "run.resume") || dir[0] == '\0' || qd_train_is_rank() || call->config)
+        return QD_OK;
+    snprintf(path, sizeof path, "%s/config.yaml", dir);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return QD_OK; /* qd_train() says what is missing */
+    fclose(file);
+    QD_TRY(qd_options_load(call->options, path));
+    return forget_layout(call->options);
+}
+
 static qd_status run(cli_call *call)
 {
+    QD_TRY(load_saved(call));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
     qd_train_observer observer = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end,

@@ -57,6 +57,10 @@ typedef struct qd_train_observer {
  * that failed first. */
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
+/* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the
+ * configuration file. */
+bool qd_train_is_rank(void);
+
 /* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
  * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */
 bool qd_train_report(qd_status status);

@@ -267,3 +267,15 @@ void qd_pool_destroy(qd_pool *pool)
     free(pool->workers);
     free(pool);
 }
+
+int qd_cores(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores > 0 ? (int)cores : 1;
+}
+
+int qd_cores_allowed(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : qd_cores();
+}

@@ -8,6 +8,9 @@
 
 typedef struct qd_pool qd_pool;
 
+int qd_cores(void);         /* of the machine */
+int qd_cores_allowed(void); /* that this process may run on */
+
 /* `threads` >= 1 counts the calling thread; pin_first >= 0 pins thread i to core (pin_first + i). */
 qd_status qd_pool_create(int threads, int pin_first, qd_pool **pool);
 void qd_pool_destroy(qd_pool *pool);

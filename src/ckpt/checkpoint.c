@@ -58,6 +58,8 @@ static qd_status load_manifest(qd_checkpoint *c)
         status = qd_file_read(path, MOST_MANIFEST, &text, &length);
     if (status == QD_OK)
         status = qd_file_read(hash_path, MOST_MANIFEST, &hash_text, &hash_length);
+    if (status == QD_USAGE) /* a file of the folder is missing */
+        status = QD_FAIL(QD_CORRUPT, "%s: %s", c->folder, qd_error_message());
     if (status == QD_OK) {
         char expected[QD_CKPT_HASH_TEXT];
         qd_ckpt_hash_text(XXH3_64bits(text, length), expected);

@@ -303,7 +303,7 @@ static qd_status map_file(qd_safetensors *f)
     struct stat info;
     int fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) != 0) {
-        qd_status status = QD_FAIL(QD_IO, "%s: cannot be opened: %s", f->path, strerror(errno));
+        qd_status status = QD_FAIL(errno == ENOENT ? QD_CORRUPT : QD_IO, "%s: cannot be opened: %s", f->path, strerror(errno));
         if (fd >= 0)
             close(fd);
         return status;

@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,13 +264,16 @@ static char *step_folder(const char *root, long long step)
     return qd_ckpt_path(root, name);
 }
 
-/* Removes all but the newest `keep`. */
-static qd_status prune(const char *root, int keep)
+/* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left (damaged, or overtaken by
+ * a resume from before them) and do not count. */
+static qd_status prune(const char *root, int keep, long long newest)
 {
     long long *steps;
     int count = list_steps(root, &steps);
     qd_status status = count < 0 ? QD_FAIL(QD_NO_MEMORY, "no memory to list %s", root) : QD_OK;
-    for (int i = keep; i < count && status == QD_OK; i++) {
+    for (int i = 0, kept = 0; i < count && status == QD_OK; i++) {
+        if (steps[i] <= newest && kept++ < keep)
+            continue;
         char *folder = step_folder(root, steps[i]);
         status = folder ? qd_ckpt_remove_folder(folder) : QD_FAIL(QD_NO_MEMORY, "no memory to prune %s", root);
         free(folder);
@@ -289,7 +293,7 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(root);
     if (status == QD_OK && keep > 0)
-        status = prune(root, keep);
+        status = prune(root, keep, meta->step);
     free(folder);
     return status;
 }
@@ -312,6 +316,7 @@ qd_status qd_store_open(const char *root, qd_checkpoint **checkpoint, char **pas
     int count = list_steps(root, &steps);
     qd_status status = count < 0 ? QD_FAIL(QD_NO_MEMORY, "no memory to list %s", root)
                                  : QD_FAIL(QD_USAGE, "%s: holds no checkpoint", root);
+    *checkpoint = NULL;
     if (passed_over)
         *passed_over = NULL;
     for (int i = 0; i < count && status != QD_OK; i++) {
@@ -319,11 +324,15 @@ qd_status qd_store_open(const char *root, qd_checkpoint **checkpoint, char **pas
         if (!folder)
             break;
         status = qd_checkpoint_open(folder, checkpoint);
-        if (status == QD_OK && (status = qd_checkpoint_verify(*checkpoint)) != QD_OK)
+        if (status == QD_OK && (status = qd_checkpoint_verify(*checkpoint)) != QD_OK) {
             qd_checkpoint_close(*checkpoint);
+            *checkpoint = NULL;
+        }
+        free(folder);
+        if (status != QD_OK && status != QD_CORRUPT)
+            break; /* no damage, but something to mend: going on from an older one would hide it */
         if (status != QD_OK)
             note_passed_over(passed_over, qd_error_message());
-        free(folder);
     }
     free(steps);
     return status;
@@ -339,5 +348,5 @@ qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **che
 
 qd_status qd_store_clear(const char *root)
 {
-    return prune(root, 0);
+    return prune(root, 0, LLONG_MAX);
 }

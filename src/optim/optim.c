@@ -6,9 +6,9 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
 {
     if (step <= o->warmup)
         return o->lr * (double)step / (double)o->warmup;
-    /* Share of the decay that is done: 0 at its start, 1 at the last step. */
+    /* Share of the decay that lies before this step. */
     int64_t start = o->schedule == QD_LR_WSD ? o->steps - o->decay_steps : o->warmup;
-    double done = o->steps > start ? (double)(step - start) / (double)(o->steps - start) : 1.0;
+    double done = o->steps > start ? (double)(step - 1 - start) / (double)(o->steps - start) : 1.0;
     done = done < 0.0 ? 0.0 : done > 1.0 ? 1.0 : done;
     switch (o->schedule) {
     case QD_LR_COSINE: return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1.0 + cos(3.14159265358979323846 * done));

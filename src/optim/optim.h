@@ -4,8 +4,8 @@
 
 #include "device/device.h"
 
-/* Learning rate of a step, counted from 1: rises linearly over the warm-up, then follows the schedule down to min_lr at
- * the last step. */
+/* Learning rate of a step, counted from 1: rises linearly over the warm-up, then follows the schedule, which would reach
+ * min_lr one step after the last: no step is spent at a rate of 0. */
 double qd_optim_lr(const qd_optim *optim, int64_t step);
 
 /* The factor that brings a gradient of this norm down to the clip, 1 if it is below. A norm that is not finite gives

@@ -5,16 +5,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The program of each rank; ranks with the same local shapes share one. Under data parallelism alone, all do. */
+/* Ranks with the same local shapes do the same and share a program. */
+static bool same_shapes(const qd_ledger *ledger, int a, int b)
+{
+    for (int i = 0; i < ledger->param_count; i++) {
+        qd_atom x = qd_ledger_atom(ledger, i, a), y = qd_ledger_atom(ledger, i, b);
+        if (memcmp(x.length, y.length, sizeof x.length) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* The program of each rank, one per class of ranks. */
 static qd_status build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs)
 {
     const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world);
     if (!list)
         return QD_NO_MEMORY;
-    qd_program *program;
-    QD_TRY(qd_config_build(config, 0, arena, &program));
-    for (int rank = 0; rank < config->world; rank++)
+    for (int rank = 0; rank < config->world; rank++) {
+        const qd_program *last = rank > 0 ? list[rank - 1] : NULL;
+        if (last && same_shapes(last->ledger, last->rank, rank)) {
+            list[rank] = last;
+            continue;
+        }
+        qd_program *program;
+        QD_TRY(qd_config_build(config, rank, arena, &program));
         list[rank] = program;
+    }
     *programs = list;
     return QD_OK;
 }

@@ -56,7 +56,7 @@ static const qd_option options_table[] = {
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
-    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision", NULL},
+    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
 
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
@@ -79,6 +79,7 @@ static const qd_option options_table[] = {
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
+    {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "steps that are traced, from the first on", NULL},
 };
 
 qd_option_table qd_config_table(void)
@@ -120,9 +121,10 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         *m = qd_model_default(qd_options_enum(o, "model.arch") == 0 ? QD_ARCH_LLAMA : QD_ARCH_GPT2);
         snprintf(m->name, sizeof m->name, "%s", qd_arch_name(m->arch));
     } else {
-        if (qd_options_is_set(o, "model.arch"))
-            return QD_FAIL(QD_USAGE, "model.arch and model.preset are both set: the preset %s already has an architecture", preset);
         QD_TRY(qd_preset_find(preset, m));
+        if (qd_options_is_set(o, "model.arch") && strcmp(qd_options_string(o, "model.arch"), qd_arch_name(m->arch)) != 0)
+            return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
+                           preset, qd_arch_name(m->arch));
     }
     bool new_hidden = qd_options_is_set(o, "model.hidden"), new_heads = qd_options_is_set(o, "model.heads");
     take_small(o, "model.layers", plain, &m->layers);
@@ -253,6 +255,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->deadline = qd_options_float(o, "run.deadline");
     c->log_every = qd_options_int(o, "run.log_every");
     c->trace = qd_options_bool(o, "run.trace");
+    c->trace_steps = qd_options_int(o, "run.trace_steps");
     static const struct {
         const char *key, *what;
     } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
@@ -282,6 +285,13 @@ static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strateg
     if (s->micro_batch * s->seq > INT32_MAX)
         return QD_FAIL(QD_USAGE, "a micro-batch of %lld x %lld tokens is too large: lower train.micro_batch",
                        (long long)s->micro_batch, (long long)s->seq);
+    const qd_model *m = &c->model;
+    double row = 8.0 * (double)m->hidden + 4.0 * (double)m->heads * m->head_dim + 6.0 * (double)m->ffn;
+    if ((double)s->micro_batch * (double)s->seq * row * (m->layers + 2.0) * 4.0 > 1e18)
+        return QD_FAIL(QD_USAGE, "the activations of a micro-batch of %lld x %lld tokens exceed any machine: lower train.micro_batch or "
+                                 "data.seq", (long long)s->micro_batch, (long long)s->seq);
+    if (share / s->micro_batch > INT32_MAX)
+        return QD_FAIL(QD_USAGE, "%lld micro-batches per step are too many: raise train.micro_batch", (long long)(share / s->micro_batch));
     s->micro_batches = (int)(share / s->micro_batch);
     return QD_OK;
 }

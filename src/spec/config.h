@@ -24,7 +24,8 @@ typedef struct qd_config {
     uint64_t seed;
     qd_data_config data;
     const char *run_dir, *device, *backend; /* texts belong to the options */
-    int64_t save_every; /* 0: no checkpoints */
+    int64_t trace_steps; /* how many steps are traced */
+    int64_t save_every;  /* 0: no checkpoints */
     int keep;
     bool resume;
     bool ranks_as_threads, trace;

@@ -49,6 +49,9 @@ qd_status qd_model_validate(const qd_model *m)
     QD_TRY(need_positive("vocab", m->vocab));
     if (m->vocab > INT32_MAX)
         return QD_FAIL(QD_USAGE, "model.vocab is %lld: token ids are 32 bit, at most 2147483647", (long long)m->vocab);
+    double width = (double)m->hidden + (double)m->heads * m->head_dim + (double)m->ffn;
+    if ((double)m->layers * (double)m->hidden * width + (double)m->vocab * (double)m->hidden > 1e15)
+        return QD_FAIL(QD_USAGE, "model.layers, hidden, ffn and vocab make more than 10^15 parameters together: lower one of them");
     if (m->heads % m->kv_heads != 0)
         return QD_FAIL(QD_USAGE, "model.heads (%d) must be a multiple of model.kv_heads (%d)", m->heads, m->kv_heads);
     if (m->head_dim % 2 != 0 || m->head_dim > 256)

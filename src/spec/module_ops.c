@@ -52,12 +52,12 @@ static weight weights(writer *w, const char *suffix, int count)
         const qd_param *p = &l->params[w->module->param_begin + i];
         if (strcmp(p->name + strlen(w->module->name) + 1, suffix) != 0)
             continue;
-        int64_t out = 0;
+        int64_t out = 0, in = qd_ledger_atom(l, w->module->param_begin + i, w->config->rank).length[1];
         for (int j = 0; j < count; j++)
-            out += l->params[w->module->param_begin + i + j].shape[0];
-        weight found = {.out = out, .in = p->shape[1]};
-        found.value = add_slot(w, suffix, QD_SLOT_PARAM, w->config->param, out, p->shape[1]);
-        found.grad = add_slot(w, suffix, QD_SLOT_GRAD, w->config->grad, out, p->shape[1]);
+            out += qd_ledger_atom(l, w->module->param_begin + i + j, w->config->rank).length[0];
+        weight found = {.out = out, .in = in};
+        found.value = add_slot(w, suffix, QD_SLOT_PARAM, w->config->param, out, in);
+        found.grad = add_slot(w, suffix, QD_SLOT_GRAD, w->config->grad, out, in);
         w->slots[found.value].param = w->slots[found.grad].param = i;
         w->slots[found.value].param_count = w->slots[found.grad].param_count = count;
         return found;
@@ -67,7 +67,7 @@ static weight weights(writer *w, const char *suffix, int count)
 
 static qd_op *add_op(writer *w, qd_op_kind kind, const int *slots, int count)
 {
-    static qd_op dummy;
+    static _Thread_local qd_op dummy; /* written to when the table is full; the build then fails as a whole */
     if (w->op_count == MAX_OPS || count != (int)strlen(qd_op_roles(kind))) {
         w->overflow = true;
         return &dummy;
@@ -393,7 +393,6 @@ static void place_locals(writer *w, qd_module_class *c)
         case QD_SLOT_IN: c->in_until = last; break;
         case QD_SLOT_GRAD_OUT: c->grad_out_until = last; break;
         case QD_SLOT_INPUT:
-            c->input_until = last;
             c->uses_input = true;
             break;
         case QD_SLOT_LOCAL:

@@ -100,12 +100,12 @@ typedef struct qd_module_class {
     qd_slot *slots;
     qd_op *ops;                        /* phase F first, then I and W as they interleave in a whole backward pass */
     int64_t region[QD_REGION_COUNT];   /* bytes */
-    qd_phase in_until;                 /* last phase that reads IN, GRAD_OUT and INPUT: the program frees them after it */
-    qd_phase grad_out_until, input_until;
+    qd_phase in_until, grad_out_until; /* last phase that reads IN and GRAD_OUT: the program frees them after it */
     bool has_weight_phase, uses_input;
 } qd_module_class;
 
 typedef struct qd_class_config {
+    int rank; /* whose local shapes */
     int64_t batch, seq; /* of a micro-batch on this rank */
     qd_dtype activation, param, grad;
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */

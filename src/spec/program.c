@@ -36,6 +36,7 @@ typedef struct builder {
     int *port, *port_grad, *stash_i, *stash_w, *mid; /* buffer of each module (port: behind it) in this micro-batch */
     int input;
     int64_t reduced_from;  /* gradients at and above this element have been handed to a reduction */
+    unsigned gradient_axes; /* over which gradients are summed */
     int last_compute;      /* last action on the compute stream that wrote gradients */
     bool no_memory;
 } builder;
@@ -73,7 +74,7 @@ static qd_action *add_action(builder *b, qd_action_kind kind, int module, int mi
     qd_program *p = b->p;
     p->actions = grow(b, p->actions, p->action_count, &b->action_capacity, sizeof *p->actions);
     qd_action *a = b->no_memory ? &lost : &p->actions[p->action_count++];
-    *a = (qd_action){.kind = (uint8_t)kind, .module = (int16_t)module, .microbatch = microbatch, .buffer = -1,
+    *a = (qd_action){.kind = (uint8_t)kind, .module = module, .microbatch = microbatch, .buffer = -1,
                      .dep_first = p->dep_count};
     for (int i = 0; i < QD_USE_COUNT; i++)
         a->use[i] = -1;
@@ -181,11 +182,11 @@ static void backward(builder *b, int module, int mb)
     free_after(b, module, QD_PHASE_WEIGHT);
 }
 
-/* Sums gradients [first, last) over the ranks that hold other tokens, cut into pieces of at most a bucket. */
-static void reduce_range(builder *b, int64_t first, int64_t last)
+/* Sums gradients [first, last) over the axes on which the ledger calls them partial, cut into pieces of at most a bucket. */
+static void reduce_range(builder *b, int64_t first, int64_t last, unsigned axes)
 {
     const qd_strategy *s = b->strategy;
-    int group = qd_mesh_group_size(&b->ledger->mesh, QD_AXES_DATA);
+    int group = qd_mesh_group_size(&b->ledger->mesh, axes);
     int64_t most = s->bucket_bytes / (int64_t)qd_dtype_size(s->grad);
     if (most < 1)
         most = 1;
@@ -199,7 +200,7 @@ static void reduce_range(builder *b, int64_t first, int64_t last)
         a->first = from;
         a->count = last - from;
         a->dtype = s->grad;
-        a->axes = QD_AXES_DATA;
+        a->axes = axes;
         a->bytes = qd_coll_bytes(QD_COLL_ALL_REDUCE, a->count, s->grad, group);
         if (s->overlap)
             add_dep(b, b->last_compute);
@@ -215,7 +216,7 @@ static void gradients_ready(builder *b, int module)
     int64_t size = (int64_t)qd_dtype_size(b->strategy->grad);
     if (module > 0 && (b->reduced_from - from) * size < b->strategy->bucket_bytes)
         return;
-    reduce_range(b, from, b->reduced_from);
+    reduce_range(b, from, b->reduced_from, b->gradient_axes);
     b->reduced_from = from;
 }
 
@@ -308,6 +309,17 @@ static qd_status check_strategy(const qd_strategy *s)
     return QD_OK;
 }
 
+/* One buffer of gradients is reduced in ranges, so all in it must be partial over the same axes. */
+static qd_status find_gradient_axes(const qd_ledger *ledger, unsigned *axes)
+{
+    *axes = qd_ledger_gradient_axes(ledger, 0);
+    for (int i = 1; i < ledger->param_count; i++)
+        if (qd_ledger_gradient_axes(ledger, i) != *axes)
+            return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is summed over other ranks than that of %s", ledger->params[i].name,
+                           ledger->params[0].name);
+    return QD_OK;
+}
+
 static void add_persistent(builder *b)
 {
     qd_program *p = b->p;
@@ -364,6 +376,9 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
                             qd_program **program)
 {
     QD_TRY(check_strategy(strategy));
+    if ((double)strategy->micro_batches * ledger->module_count > 1e7)
+        return QD_FAIL(QD_USAGE, "a step of %d micro-batches of %d modules is too long a program: raise train.micro_batch or lower "
+                                 "train.global_batch", strategy->micro_batches, ledger->module_count);
     qd_program *p = QD_ARENA_NEW(arena, qd_program, 1);
     if (!p)
         return QD_NO_MEMORY;
@@ -372,6 +387,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->rank = rank;
     QD_TRY(qd_ledger_storage(ledger, rank, arena, &p->storage));
     const qd_class_config classes = {
+        .rank = rank,
         .batch = strategy->micro_batch,
         .seq = strategy->seq,
         .activation = strategy->activation,
@@ -393,6 +409,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     builder b = {.p = p, .ledger = ledger, .strategy = strategy, .modules = modules, .port = slots,
                  .port_grad = slots + modules, .stash_i = slots + 2 * modules, .stash_w = slots + 3 * modules,
                  .mid = slots + 4 * modules, .input = -1, .reduced_from = p->storage.values};
+    QD_TRY(find_gradient_axes(ledger, &b.gradient_axes));
     add_persistent(&b);
     zero(&b, QD_BUFFER_LOSS, QD_F64);
     zero(&b, QD_BUFFER_GRAD, strategy->grad);

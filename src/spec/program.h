@@ -99,7 +99,7 @@ typedef enum qd_use {
 typedef struct qd_action {
     uint8_t kind;   /* qd_action_kind */
     uint8_t stream; /* qd_stream_id */
-    int16_t module; /* -1: none */
+    int32_t module; /* -1: none */
     int32_t microbatch;
     int32_t buffer;              /* ALLOC, FREE, LOAD, ZERO, REDUCE */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */

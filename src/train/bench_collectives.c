@@ -20,7 +20,7 @@ extern char **environ;
 
 /* As root, Open MPI wants to be asked twice; for the child only. */
 static const char *const open_mpi_as_root[] = {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
-enum { AS_ROOT = 2, LAUNCHER_WORDS = 8, RANKS_MOST = 256, NUMBER_BYTES = 64 };
+enum { AS_ROOT = 2, LAUNCHER_WORDS = 8, NUMBER_BYTES = 64 };
 
 typedef struct launch {
     qd_local_world *world;
@@ -42,8 +42,8 @@ qd_bench_collectives_config qd_bench_collectives_config_default(void)
 
 static qd_status check_config(const qd_bench_collectives_config *config)
 {
-    if (config->ranks < 1 || config->ranks > RANKS_MOST)
-        return QD_FAIL(QD_USAGE, "bench collectives: ranks is %d, it must be 1 to %d", config->ranks, RANKS_MOST);
+    if (config->ranks < 1 || config->ranks > QD_BENCH_RANKS_MOST)
+        return QD_FAIL(QD_USAGE, "bench collectives: ranks is %d, it must be 1 to %d", config->ranks, QD_BENCH_RANKS_MOST);
     if (config->smallest_bytes < 4 || config->largest_bytes < config->smallest_bytes)
         return QD_FAIL(QD_USAGE, "bench collectives: sizes %lld to %lld B; from 4 B up is right",
                        (long long)config->smallest_bytes, (long long)config->largest_bytes);

@@ -1,4 +1,6 @@
-/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes. */
+/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes, and beside them the bare
+ * copies that an operation cannot do without. */
+#define _GNU_SOURCE /* process_vm_readv */
 #include "train/bench_collectives.h"
 
 #include "base/clock.h"
@@ -11,18 +13,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-typedef enum side { LOCAL, MPI_BACKEND, MPI_OWN, SIDES } side;
+typedef enum side { LOCAL, COPIES, MPI_BACKEND, MPI_OWN, SIDES } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
 /* A sample is long against the clock and against one turn of the scheduler's queue. */
 #define SAMPLE_SECONDS 1e-3
+#define COPIES_LEAST (64 << 10) /* smaller copies say more about system calls than about copies */
 
 typedef struct bench {
     qd_bench_rank_arguments arguments;
     int rank, ranks, sides;
-    qd_comm *comms[2]; /* LOCAL, MPI_BACKEND */
+    qd_comm *comms[SIDES]; /* LOCAL, MPI_BACKEND */
+    pid_t neighbour;       /* 0: its memory cannot be read */
+    const float *neighbour_in;
     float *in, *out;
     qd_bench_board *board;
 } bench;
@@ -62,8 +68,63 @@ static qd_status ours(qd_comm *comm, qd_coll_kind kind, const float *in, float *
     return qd_comm_barrier(comm, NULL);
 }
 
+/* What a rank copies from others and from itself when the ranks share an operation's copies evenly. */
+static void copies_of(qd_coll_kind kind, int64_t bytes, int ranks, int64_t *others, int64_t *own)
+{
+    *others = *own = 0;
+    switch (kind) {
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_ALL_TO_ALL: *own = bytes / ranks; break;
+    case QD_COLL_GATHER:
+    case QD_COLL_SCATTER: *own = bytes / ranks / ranks; break;
+    case QD_COLL_BROADCAST: *others = bytes / ranks * (ranks - 1); return;
+    case QD_COLL_SEND: *others = bytes; return;
+    default: return;
+    }
+    *others = *own * (ranks - 1);
+}
+
+static bool takes_part(const bench *b, side s, qd_coll_kind kind, int64_t bytes)
+{
+    int64_t others, own;
+    copies_of(kind, bytes, b->ranks, &others, &own);
+    return s != COPIES || (b->neighbour && others > 0 && bytes >= COPIES_LEAST);
+}
+
+static qd_status copy(const bench *b, qd_coll_kind kind, int64_t bytes)
+{
+    int64_t others, own;
+    copies_of(kind, bytes, b->ranks, &others, &own);
+    struct iovec here = {b->out, (size_t)others}, there = {(void *)(uintptr_t)b->neighbour_in, (size_t)others};
+    if (process_vm_readv(b->neighbour, &here, 1, &there, 1, 0) != others)
+        return QD_FAIL(QD_SYSTEM, "cannot read the neighbour's memory: %s", strerror(errno));
+    memcpy((char *)b->out + others, b->in, (size_t)own);
+    return qd_comm_barrier(b->comms[LOCAL], NULL);
+}
+
+/* Finds the neighbour's memory, if all ranks can read theirs. */
+static qd_status meet_neighbour(bench *b)
+{
+    struct {
+        int64_t pid, in;
+    } mine = {(int64_t)getpid(), (int64_t)(uintptr_t)b->in}, all[QD_BENCH_RANKS_MOST];
+    int right = (b->rank + 1) % b->ranks;
+    if (b->ranks == 1)
+        return QD_OK;
+    QD_TRY(qd_comm_all_gather(b->comms[LOCAL], &mine, all, 2 * b->ranks, QD_I64, NULL));
+    float word;
+    struct iovec here = {&word, sizeof word}, there = {(void *)(uintptr_t)all[right].in, sizeof word};
+    int32_t failed = process_vm_readv((pid_t)all[right].pid, &here, 1, &there, 1, 0) != sizeof word;
+    QD_TRY(qd_comm_all_reduce(b->comms[LOCAL], &failed, &failed, 1, QD_I32, QD_MAX, NULL));
+    b->neighbour = failed ? 0 : (pid_t)all[right].pid;
+    b->neighbour_in = (const float *)(uintptr_t)all[right].in;
+    return QD_OK;
+}
+
 static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, int root)
 {
+    if (s == COPIES)
+        return copy(b, kind, count * 4 * (kind == QD_COLL_ALL_TO_ALL ? b->ranks : 1));
     if (s == MPI_OWN)
         return qd_mpi_native_call(kind, b->in, b->out, count, root);
     return ours(b->comms[s], kind, b->in, b->out, count, root);
@@ -76,7 +137,7 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
     QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
     double begin = qd_clock_now();
     for (int64_t i = 0; i < rounds; i++) {
-        if (kind != QD_COLL_SEND) {
+        if (kind != QD_COLL_SEND || s == COPIES) {
             QD_TRY(call(b, s, kind, count, (int)(i % b->ranks)));
             continue;
         }
@@ -133,7 +194,8 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
     double estimate[SIDES] = {0}, slow = 0;
     for (int turn = 0; turn < 2; turn++)
         for (int s = 0; s < b->sides; s++)
-            QD_TRY(sample(b, (side)s, kind, count, 1 + 2 * turn, &estimate[s]));
+            if (takes_part(b, (side)s, kind, bytes))
+                QD_TRY(sample(b, (side)s, kind, count, 1 + 2 * turn, &estimate[s]));
     QD_TRY(slowest(b, estimate, b->sides));
     int64_t rounds[SIDES];
     for (int s = 0; s < b->sides; s++) {
@@ -152,8 +214,11 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
     double times[SIDES][SAMPLES_MOST], median[SIDES] = {0};
     for (int i = 0; i < samples; i++)
         for (int s = 0; s < b->sides; s++)
-            QD_TRY(sample(b, (side)s, kind, count, rounds[s], &times[s][i]));
+            if (takes_part(b, (side)s, kind, bytes))
+                QD_TRY(sample(b, (side)s, kind, count, rounds[s], &times[s][i]));
     for (int s = 0; s < b->sides; s++) {
+        if (!takes_part(b, (side)s, kind, bytes))
+            continue;
         QD_TRY(slowest(b, times[s], samples));
         qsort(times[s], (size_t)samples, sizeof times[s][0], by_value);
         median[s] = times[s][samples / 2];
@@ -169,6 +234,7 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
         .local_seconds = median[LOCAL],
         .mpi_backend_seconds = median[MPI_BACKEND],
         .mpi_seconds = median[MPI_OWN],
+        .copy_seconds = median[COPIES],
         .ratio = mpi ? median[MPI_OWN] / median[LOCAL] : 0,
         .local_bandwidth = moved / median[LOCAL],
         .mpi_backend_bandwidth = mpi ? moved / median[MPI_BACKEND] : 0,
@@ -212,7 +278,7 @@ static qd_status open_worlds(bench *b)
     bool mpi = b->arguments.rank < 0;
     b->rank = b->arguments.rank;
     b->ranks = b->arguments.ranks;
-    b->sides = mpi ? SIDES : 1;
+    b->sides = mpi ? SIDES : COPIES + 1;
     if (mpi) {
         QD_TRY(qd_mpi_native_open(&b->rank, &b->ranks));
         if (b->ranks != b->arguments.ranks)
@@ -239,6 +305,7 @@ static qd_status measure_all(bench *b)
         return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
     for (size_t i = 0; i < bytes / 4; i++)
         b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
+    QD_TRY(meet_neighbour(b));
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         for (int64_t size = b->arguments.smallest_bytes, last = 0; size <= b->arguments.largest_bytes; size *= 4) {
             int64_t bytes_here = size / 4 * 4, whole = 4 * (int64_t)b->ranks;
@@ -277,7 +344,7 @@ done:
             qd_comm_abort(b.comms[LOCAL], qd_error_message());
         qd_mpi_end(1);
     }
-    for (int i = 1; i >= 0; i--)
+    for (int i = SIDES - 1; i >= 0; i--)
         qd_comm_destroy(b.comms[i]);
     if (b.arguments.rank < 0)
         qd_mpi_native_close();

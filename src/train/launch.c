@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "train/launch.h"
 
+#include "train/long_work.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -20,7 +22,7 @@ typedef struct place {
     int rank;        /* -1: not known before MPI is asked */
     int size;        /* 0: not known */
     int local_ranks; /* on this machine; 0: not known */
-    int world_fd, report_fd;
+    int world_fd, report_fd, config_fd;
     pid_t launcher;
 } place;
 
@@ -70,12 +72,13 @@ static void find_mpi_place(place *p)
 
 static place find_place(void)
 {
-    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1};
+    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1};
     if (getenv(QD_ENV_RANK)) {
         p.role = ROLE_LOCAL_RANK;
         p.rank = env_int(QD_ENV_RANK, 0, -1);
         p.world_fd = env_int(QD_ENV_WORLD_FD, 0, -1);
         p.report_fd = env_int(QD_ENV_REPORT_FD, 0, -1);
+        p.config_fd = env_int(QD_ENV_CONFIG_FD, 0, -1);
         p.launcher = (pid_t)env_int(QD_ENV_LAUNCHER, 1, 0);
     } else if (under_mpi()) {
         find_mpi_place(&p);
@@ -139,7 +142,8 @@ static void send_note(void *context, const char *text)
 
 static qd_status run_local_rank(place *p, qd_run *run)
 {
-    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->launcher == 0)
+    qd_options *options = NULL;
+    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
     /* This rank ends with its launcher, however that ends. It may have ended before the line below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -147,17 +151,33 @@ static qd_status run_local_rank(place *p, qd_run *run)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
     qd_comm *world = NULL;
     qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
-    QD_TRY(qd_local_comm_open(p->world_fd, p->rank, &world));
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
+    QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
+    run->options = options;
     run->observer = &observer;
     run->local_ranks = qd_comm_size(world);
-    qd_status status = qd_config_resolve(run->options, run->local_ranks, &run->config);
-    if (status == QD_OK)
-        status = qd_run_rank(run, world);
+    QD_TRY_DONE(qd_config_resolve(run->options, run->local_ranks, &run->config));
+    status = qd_run_rank(run, world);
+done:
     qd_comm_destroy(world);
+    qd_options_destroy(options);
     return status;
 }
 
 /* ---- a rank of an MPI world ---- */
+
+typedef struct readying {
+    const qd_run *run;
+    const qd_train_observer *observer;
+    qd_train_summary *summary;
+} readying;
+
+static qd_status make_ready(void *context)
+{
+    const readying *r = context;
+    return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->summary);
+}
 
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
@@ -166,9 +186,6 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY(qd_run_prepare(run->options, p->size, &run->config, summary));
     else
         QD_TRY(qd_config_resolve(run->options, 0, &run->config));
-    /* Text becomes tokens on the first rank while the others wait to join, however long it takes. */
-    if (p->rank == 0 && p->size > 0)
-        QD_TRY(qd_run_make_ready(run->options, &run->config, observer, summary));
     qd_comm_config comm_config = qd_comm_config_default();
     comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
@@ -182,11 +199,11 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
     run->local_ranks = p->local_ranks > 0 ? p->local_ranks : size;
     run->observer = observer;
+    if (qd_comm_rank(world) == 0 && p->size != size)
+        QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+    readying r = {run, observer, summary};
+    QD_TRY_DONE(qd_long_work_run(world, make_ready, &r));
     if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
-        if (p->size != size) {
-            QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
-            QD_TRY_DONE(qd_run_make_ready(run->options, &run->config, observer, summary));
-        }
         summary->backend = qd_comm_backend(world);
         summary->ranks_as = "processes";
         observer->on_start(observer->context, summary);
@@ -236,6 +253,11 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
         status = run_first(&run, argv, &summary, observer);
     restore_stop(before);
     return status;
+}
+
+bool qd_train_is_rank(void)
+{
+    return find_place().role == ROLE_LOCAL_RANK;
 }
 
 bool qd_train_report(qd_status status)

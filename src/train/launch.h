@@ -11,6 +11,7 @@
 #define QD_ENV_WORLD_FD "QUADRILLE_WORLD_FD"
 #define QD_ENV_REPORT_FD "QUADRILLE_REPORT_FD"
 #define QD_ENV_LAUNCHER "QUADRILLE_LAUNCHER"
+#define QD_ENV_CONFIG_FD "QUADRILLE_CONFIG_FD" /* the configuration as the launcher understood it */
 
 /* ---- reports of a local rank to its launcher: one packet each ---- */
 
@@ -46,6 +47,11 @@ typedef struct qd_failure {
 void qd_failure_add(qd_failure *failure, qd_status status, const char *message);
 /* Records it as this thread's failure and returns its status. */
 qd_status qd_failure_raise(const qd_failure *failure);
+
+/* ---- the configuration, from the launcher to its ranks ---- */
+
+qd_status qd_launch_config_write(const qd_options *options, int *fd); /* *fd: a memfd */
+qd_status qd_launch_config_read(int fd, qd_options **options);
 
 /* ---- ways to run the ranks; `run` is complete ---- */
 

@@ -37,6 +37,7 @@ typedef struct crew {
     child *children;
     int size, alive;
     int report[2]; /* [0] ours, [1] the ranks' */
+    int config;    /* memfd: the configuration, for the ranks */
     int signals;   /* signalfd */
     sigset_t mask_before, watched;
     struct sigaction child_before;
@@ -48,9 +49,9 @@ typedef struct crew {
 
 /* ---- starting ---- */
 
-enum { VARIABLES = 4, VARIABLE_BYTES = 48 };
+enum { VARIABLES = 5, VARIABLE_BYTES = 48 };
 
-/* The environment of a rank: ours and the four variables. */
+/* The environment of a rank: ours and a few variables. */
 static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_BYTES], char ***environment)
 {
     size_t count = 0;
@@ -65,6 +66,7 @@ static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_B
     snprintf(text[1], VARIABLE_BYTES, QD_ENV_WORLD_FD "=%d", qd_local_world_fd(c->world));
     snprintf(text[2], VARIABLE_BYTES, QD_ENV_REPORT_FD "=%d", c->report[1]);
     snprintf(text[3], VARIABLE_BYTES, QD_ENV_LAUNCHER "=%ld", (long)getpid());
+    snprintf(text[4], VARIABLE_BYTES, QD_ENV_CONFIG_FD "=%d", c->config);
     *environment = list;
     return QD_OK;
 }
@@ -81,6 +83,7 @@ static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, pos
     sigaddset(&defaults, SIGCHLD);
     if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->report[1], c->report[1])) != 0 ||
+        (error = posix_spawn_file_actions_adddup2(actions, c->config, c->config)) != 0 ||
         (error = posix_spawn_file_actions_addopen(actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0)) != 0 ||
         (error = posix_spawnattr_setsigmask(attributes, &mask)) != 0 ||
         (error = posix_spawnattr_setsigdefault(attributes, &defaults)) != 0)
@@ -94,6 +97,7 @@ static qd_status start_children(crew *c, char *const *argv)
     char **environment = NULL;
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
+    QD_TRY(qd_launch_config_write(c->run->options, &c->config));
     QD_TRY(make_environment(c, text, &environment));
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
@@ -262,7 +266,7 @@ static qd_status open_crew(crew *c)
 
 qd_status qd_launch_processes(const qd_run *run, char *const *argv)
 {
-    crew c = {.run = run, .size = run->config.world, .report = {-1, -1}, .signals = -1};
+    crew c = {.run = run, .size = run->config.world, .report = {-1, -1}, .config = -1, .signals = -1};
     sigaction(SIGCHLD, NULL, &c.child_before);
     sigprocmask(SIG_BLOCK, NULL, &c.mask_before);
     qd_status status = open_crew(&c);
@@ -277,6 +281,8 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv)
         qd_failure_add(&c.failure, QD_INTERRUPTED, "interrupted");
     if (c.signals >= 0)
         close(c.signals);
+    if (c.config >= 0)
+        close(c.config);
     sigprocmask(SIG_SETMASK, &c.mask_before, NULL);
     sigaction(SIGCHLD, &c.child_before, NULL);
     qd_local_world_destroy(c.world);

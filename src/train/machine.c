@@ -1,10 +1,9 @@
-#define _GNU_SOURCE /* CPU_COUNT */
+#include "base/thread.h"
 #include "base/clock.h"
 #include "device/ceiling.h"
 
 #include <quadrille/comm.h>
 #include <quadrille/machine.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,12 +52,11 @@ static int64_t meminfo(const char *name)
 
 static void look_at_cores(qd_machine *m)
 {
-    cpu_set_t set;
     /* arm64 kernels give no model name. */
     if (!find_value("/proc/cpuinfo", "model name", m->cpu, sizeof m->cpu))
         find_value("/proc/cpuinfo", "Processor", m->cpu, sizeof m->cpu);
-    m->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    m->cores_allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : m->cores;
+    m->cores = qd_cores();
+    m->cores_allowed = qd_cores_allowed();
 }
 
 static void look_at_memory(qd_machine *m)

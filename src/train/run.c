@@ -4,6 +4,7 @@
 #include "base/strbuf.h"
 #include "train/run_corpus.h"
 #include "train/footprint.h"
+#include "train/long_work.h"
 #include "train/metrics.h"
 #include "train/state.h"
 
@@ -29,6 +30,7 @@ typedef struct rank_state {
     qd_trace *trace;
     char *config_text; /* rank 0: the configuration as it is saved */
     qd_metrics *metrics; /* rank 0 with a run folder */
+    int64_t traced; /* steps */
     qd_train_end end;
     double peak_flops; /* rank 0: of all machines of the run, measured */
     bool agreed; /* all ranks know of the failure and return: no alarm is needed */
@@ -84,24 +86,6 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
     return QD_OK;
 }
 
-/* Like mkdir -p. */
-static qd_status make_folder(const char *folder)
-{
-    file_path path;
-    snprintf(path, sizeof path, "%s", folder);
-    for (char *at = path + 1;; at++) {
-        char end = *at;
-        if (end != '/' && end != '\0')
-            continue;
-        *at = '\0';
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            return QD_FAIL(QD_USAGE, "run.dir: cannot make the folder %s: %s", path, strerror(errno));
-        if (end == '\0')
-            return QD_OK;
-        *at = end;
-    }
-}
-
 /* Rank 0, once everything else stands: the folder appears with its first files. */
 static qd_status open_folder(rank_state *s)
 {
@@ -109,7 +93,7 @@ static qd_status open_folder(rank_state *s)
     file_path path;
     if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
         return QD_OK;
-    QD_TRY(make_folder(c->run_dir));
+    QD_TRY(qd_folder_make(c->run_dir));
     QD_TRY(path_in(c, "trace.json", path));
     if (unlink(path) != 0 && errno != ENOENT)
         return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
@@ -119,6 +103,8 @@ static qd_status open_folder(rank_state *s)
     QD_TRY(path_in(c, "tokenizer.json", path));
     if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
         QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path));
+    else if (unlink(path) != 0 && errno != ENOENT)
+        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
     QD_TRY(path_in(c, "metrics.jsonl", path));
     return qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics);
 }
@@ -137,7 +123,7 @@ qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config
 /* The run that is replaced leaves nothing that the new one could take for its own. */
 static qd_status clear_folder(const qd_config *c)
 {
-    static const char *const files[] = {"metrics.jsonl", "config.yaml", "tokenizer.json", "trace.json"};
+    static const char *const files[] = {"metrics.jsonl", "config.yaml", "trace.json"};
     file_path path;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         QD_TRY(path_in(c, files[i], path));
@@ -159,12 +145,11 @@ qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, 
                             qd_train_summary *summary)
 {
     qd_run_corpus corpus;
-    if (config->run_dir[0] != '\0' && qd_options_bool(options, "run.overwrite"))
-        QD_TRY(clear_folder(config));
     QD_TRY(qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, (void *)(uintptr_t)observer}, &corpus));
     summary->samples = qd_data_windows(corpus.data);
     qd_run_corpus_close(&corpus);
-    return QD_OK;
+    /* Last, when everything else is right: what is taken away cannot come back. */
+    return config->run_dir[0] != '\0' && qd_options_bool(options, "run.overwrite") ? clear_folder(config) : QD_OK;
 }
 
 /* ---- one rank ---- */
@@ -210,26 +195,78 @@ static void note(const rank_state *s, const char *text)
         o->on_note(o->context, text);
 }
 
+/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. */
+static qd_status check_continues(const qd_config *now, const qd_config *then)
+{
+    const struct {
+        const char *key;
+        bool same;
+    } keys[] = {
+        {"train.seed", now->seed == then->seed},
+        {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
+        {"data.seq", now->strategy.seq == then->strategy.seq},
+        {"data.validation", now->data.validation == then->data.validation},
+        {"data.document_mask", now->data.document_mask == then->data.document_mask},
+        {"the model", qd_model_equal(&now->model, &then->model)},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!keys[i].same)
+            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to go on with the "
+                                     "run as it was, or start another", keys[i].key);
+    return QD_OK;
+}
+
+/* Compares this run with the configuration a checkpoint was written with. */
+static qd_status check_checkpoint(rank_state *s, const qd_checkpoint *checkpoint)
+{
+    const char *text = qd_checkpoint_meta(checkpoint)->config;
+    qd_option_table table = qd_config_table();
+    qd_options *options = NULL;
+    qd_config then;
+    QD_TRY(qd_options_create(&table, 1, &options));
+    qd_status status = qd_options_load_text(options, "the checkpoint's configuration", text, strlen(text));
+    if (status == QD_OK)
+        status = qd_config_resolve(options, 0, &then);
+    if (status == QD_OK)
+        status = check_continues(&s->run->config, &then);
+    if (status == QD_OK && strcmp(then.data.path, s->run->config.data.path) != 0)
+        note(s, "data.path is another than before");
+    qd_options_destroy(options);
+    return status;
+}
+
+typedef struct opening {
+    const char *root;
+    qd_checkpoint *checkpoint;
+    char *passed_over;
+} opening;
+
+static qd_status open_newest(void *context)
+{
+    opening *o = context;
+    return qd_store_open(o->root, &o->checkpoint, &o->passed_over);
+}
+
 /* Collective. Rank 0 chooses the newest sound checkpoint; all load it. */
 static qd_status resume(rank_state *s)
 {
     const qd_config *c = &s->run->config;
     file_path root;
     char text[1200];
-    qd_checkpoint *checkpoint = NULL;
-    char *passed_over = NULL;
+    opening o = {.root = root};
     int64_t step = -1;
     QD_TRY(path_in(c, "checkpoints", root));
-    qd_status status = QD_OK;
-    if (qd_comm_rank(s->world) == 0)
-        status = qd_store_open(root, &checkpoint, &passed_over);
-    if (status == QD_OK && checkpoint)
+    qd_status status = qd_long_work_run(s->control, open_newest, &o);
+    qd_checkpoint *checkpoint = o.checkpoint;
+    if (status == QD_OK && checkpoint) {
         step = qd_checkpoint_meta(checkpoint)->step;
-    if (passed_over) {
-        snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", passed_over);
-        note(s, text);
-        free(passed_over);
+        status = check_checkpoint(s, checkpoint);
     }
+    if (status == QD_OK && o.passed_over) {
+        snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", o.passed_over);
+        note(s, text);
+    }
+    free(o.passed_over);
     QD_TRY_DONE(agree(s, status));
     QD_TRY_DONE(qd_comm_broadcast(s->control, &step, 1, QD_I64, 0, NULL));
     if (!checkpoint)
@@ -313,6 +350,8 @@ static qd_status run_steps(rank_state *s)
     for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && !s->end.interrupted; step++) {
         qd_step_output output;
         double from = qd_clock_now();
+        if (s->trace && s->traced++ == run->config.trace_steps)
+            qd_trainer_set_trace(s->trainer, NULL);
         QD_TRY(qd_trainer_step(s->trainer, &output));
         if (qd_comm_rank(s->world) == 0)
             QD_TRY(report_step(s, step, &output, qd_clock_now() - from));

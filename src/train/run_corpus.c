@@ -1,5 +1,7 @@
 #include "train/run_corpus.h"
 
+#include "base/strbuf.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,6 +11,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 typedef char file_path[PATH_MAX];
 
@@ -56,12 +59,62 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     return status;
 }
 
+/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text. */
+enum { KEY_BYTES = 64 };
+static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
+{
+    XXH64_hash_t hash = (XXH64_hash_t)c->model.vocab;
+    for (int64_t i = 0; i < files->count; i++) {
+        const void *bytes;
+        size_t size;
+        QD_TRY(qd_file_map(files->items[i].path, &bytes, &size));
+        hash = XXH3_64bits_withSeed(bytes, size, hash);
+        qd_file_unmap(bytes, size);
+    }
+    snprintf(key, KEY_BYTES, "%lld %016llx\n", (long long)c->model.vocab, (unsigned long long)hash);
+    return QD_OK;
+}
+
+/* A tokenizer that is there counts if it was trained on the same, or if the run goes on with it. */
+static qd_status is_up_to_date(const qd_config *c, const char *path, const char *key_path, const char *key, bool *good)
+{
+    struct stat info;
+    char *text = NULL;
+    size_t length = 0;
+    *good = false;
+    if (stat(path, &info) != 0)
+        return QD_OK;
+    *good = c->resume;
+    if (*good || stat(key_path, &info) != 0)
+        return QD_OK;
+    QD_TRY(qd_file_read(key_path, 4096, &text, &length));
+    *good = strcmp(text, key) == 0;
+    free(text);
+    return QD_OK;
+}
+
+/* Under the lock. The key is written last: without it, the tokenizer is not trusted. */
+static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
+                                  const char *path)
+{
+    file_path key_path;
+    char key[KEY_BYTES];
+    bool good;
+    QD_TRY(join(c->run_dir, "tokenizer.key", key_path));
+    QD_TRY(training_key(c, files, key));
+    QD_TRY(is_up_to_date(c, path, key_path, key, &good));
+    if (good)
+        return QD_OK;
+    unlink(key_path);
+    QD_TRY(train_tokenizer(c, files, progress, path));
+    return qd_file_replace(key_path, key, strlen(key));
+}
+
 /* run.dir/tokenizer.json, trained if it is not there. The lock is on the folder: nothing is left behind. */
 static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
                                qd_tokenizer **tokenizer)
 {
     file_path path;
-    struct stat info;
     if (c->model.vocab < 257)
         return QD_FAIL(QD_USAGE, "model.vocab is %lld: bytes need 256 entries, a tokenizer more than 256",
                        (long long)c->model.vocab);
@@ -77,7 +130,7 @@ static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, co
             close(lock);
         return status;
     }
-    qd_status status = stat(path, &info) == 0 ? QD_OK : train_tokenizer(c, files, progress, path);
+    qd_status status = ensure_tokenizer(c, files, progress, path);
     close(lock);
     return status == QD_OK ? qd_tokenizer_load(path, NULL, tokenizer) : status;
 }

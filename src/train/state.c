@@ -1,5 +1,7 @@
 #include "train/state.h"
 
+#include "train/long_work.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,6 +23,21 @@ static unsigned kinds_held(const qd_trainer *t)
     return kinds;
 }
 
+typedef struct writing {
+    qd_trainer *trainer;
+    const char *root, *config;
+    int keep;
+} writing;
+
+static qd_status write_state(void *context)
+{
+    const writing *w = context;
+    qd_position position = qd_trainer_position(w->trainer);
+    const qd_ckpt_meta meta = {.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(w->trainer),
+                               .config = w->config};
+    return qd_store_save(w->root, qd_trainer_program(w->trainer)->ledger, &meta, kinds_held(w->trainer), w->keep, fetch, w->trainer);
+}
+
 qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const char *config, int keep)
 {
     enum { MESSAGE = 512 };
@@ -28,15 +45,13 @@ qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const c
         int64_t status;
         char message[MESSAGE];
     } outcome = {0};
+    writing w = {t, root, config, keep};
     /* Replicated over dp, every tensor is whole on rank 0. */
-    if (qd_comm_rank(world) == 0) {
-        const qd_program *p = qd_trainer_program(t);
-        qd_position position = qd_trainer_position(t);
-        qd_ckpt_meta meta = {.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(t), .config = config};
-        outcome.status = qd_store_save(root, p->ledger, &meta, kinds_held(t), keep, fetch, t);
-        if (outcome.status != QD_OK)
-            snprintf(outcome.message, MESSAGE, "%s", qd_error_message());
-    }
+    outcome.status = qd_long_work_run(world, write_state, &w);
+    if (outcome.status != QD_OK)
+        snprintf(outcome.message, MESSAGE, "%s", qd_error_message());
+    if (outcome.status == QD_REMOTE || outcome.status == QD_TIMEOUT || outcome.status == QD_MISMATCH)
+        return QD_FAIL((qd_status)outcome.status, "%s", outcome.message);
     QD_TRY(qd_comm_broadcast(world, &outcome, sizeof outcome, QD_U8, 0, NULL));
     return outcome.status == QD_OK ? QD_OK : QD_FAIL((qd_status)outcome.status, "%s", outcome.message);
 }

@@ -1,10 +1,10 @@
 #include "train/trainer.h"
 
 #include "base/rng.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct qd_trainer {
     qd_config config;
@@ -24,8 +24,8 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
 {
     if (config->threads > 0)
         return config->threads;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    int share = (int)(cores / (local_ranks > 0 ? local_ranks : 1));
+    int share = qd_cores() / (local_ranks > 0 ? local_ranks : 1), allowed = qd_cores_allowed();
+    share = share < allowed ? share : allowed; /* mpirun and srun may have bound this rank to fewer */
     return share > 1 ? share : 1;
 }
 

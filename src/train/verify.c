@@ -91,7 +91,7 @@ static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *
             continue;
         double scale = norms[i] > floor ? norms[i] : floor;
         double relative = scale > 0.0 ? distances[i] / scale : distances[i];
-        if (relative > out->worst || out->name[0] == '\0') {
+        if (!(relative <= out->worst) || out->name[0] == '\0') { /* also what is not a number */
             out->worst = relative;
             snprintf(out->name, sizeof out->name, "%s", p->ledger->params[i].name);
         }
@@ -101,7 +101,7 @@ static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *
 
 static void note(qd_verify_report *r, int64_t step, double difference, double tolerance, const char *what, const char *name)
 {
-    if (r->first_step != 0 || !(difference > tolerance))
+    if (r->first_step != 0 || difference <= tolerance)
         return;
     r->first_step = step;
     snprintf(r->first_what, sizeof r->first_what, "%s%s: relative difference %.2e", what, name, difference);
@@ -126,7 +126,7 @@ static qd_status compare_step(side *a, side *b, int64_t step, double tolerance, 
     QD_TRY(compare_tensors(a, b, QD_TENSOR_VALUE, work, work + params, &weight));
     double loss = fabs(first.loss - second.loss) / fmax(fabs(second.loss), 1e-30);
     r->steps = step;
-    r->worst_loss = fmax(r->worst_loss, loss);
+    r->worst_loss = loss <= r->worst_loss ? r->worst_loss : loss;
     keep_worst(gradient.worst, gradient.name, &r->worst_gradient, r->worst_gradient_name, sizeof r->worst_gradient_name);
     keep_worst(weight.worst, weight.name, &r->worst_weight, r->worst_weight_name, sizeof r->worst_weight_name);
     r->bit_equal = r->bit_equal && loss == 0.0 && gradient.bit_equal && weight.bit_equal;

@@ -43,17 +43,68 @@ class Resume(unittest.TestCase):
 
     def test_goes_on_with_the_same_bits(self):
         part = os.path.join(self.root, "part")
-        run("parallel.ranks=2", f"run.dir={part}", "train.steps=30", "run.save_every=7", "train.schedule=cosine")
-        # as if it had been stopped after step 21: later checkpoints and metrics are of a run that is repeated
+        run("parallel.ranks=2", f"run.dir={part}", "run.save_every=7", "run.keep=0")
+        # as if it had been stopped after step 23: later checkpoints are gone, later metrics are of steps that are repeated
         for step in (28, 30):
-            shutil.rmtree(os.path.join(part, "checkpoints", f"step-{step:012d}"), ignore_errors=True)
-        run("parallel.ranks=2", f"run.dir={part}", "run.save_every=7", "run.keep=5", "--resume", check=False)
-        self.assertEqual(len(losses(part)), 30)
+            shutil.rmtree(os.path.join(part, "checkpoints", f"step-{step:012d}"))
+        kept = lines(part)[:23]
+        with open(os.path.join(part, "metrics.jsonl"), "w") as f:
+            f.writelines(kept)
+        result = run("parallel.ranks=2", f"run.dir={part}", "--resume")
+        self.assertIn("goes on after step 21", result.stdout)
         self.assertEqual(losses(part), losses(self.whole))
+
+    def test_keys_need_not_be_repeated_and_may_not_change(self):
+        part = os.path.join(self.root, "part")
+        run("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "run.keep=0", "train.seed=7", "train.lr=3e-3")
+        first = losses(part)
+        shutil.rmtree(os.path.join(part, "checkpoints", f"step-{30:012d}"))
+        resumed = subprocess.run([QUADRILLE, "train", f"run.dir={part}", "--resume"], capture_output=True, text=True, timeout=100)
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertEqual(losses(part), first)
+        shutil.rmtree(os.path.join(part, "checkpoints", f"step-{30:012d}"))
+        for words, text in [(["train.seed=8"], "train.seed"), (["model.rope_base=5000"], "the model"), (["data.seq=16"], "data.seq"),
+                            (["train.optimizer=sgd"], "train.optimizer")]:
+            result = run(f"run.dir={part}", "--resume", *words, check=False)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(text, result.stderr)
+
+    def test_damaged_checkpoints_do_not_push_out_good_ones(self):
+        part = os.path.join(self.root, "part")
+        run("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "run.keep=0")
+        for step in (30, 20, 10):
+            with open(os.path.join(part, "checkpoints", f"step-{step:012d}", "model-00000.safetensors"), "r+b") as f:
+                f.truncate(5000)
+            if step > 10:
+                result = run("parallel.ranks=2", f"run.dir={part}", "run.save_every=100", "run.keep=1", f"train.steps={step - 5}",
+                             "--resume")
+                self.assertIn("passed over", result.stdout)
+                self.assertTrue(os.path.exists(os.path.join(part, "checkpoints", f"step-{step - 5:012d}", "manifest.json")))
+                break
+        for name in os.listdir(os.path.join(part, "checkpoints")):
+            with open(os.path.join(part, "checkpoints", name, "manifest.json"), "r+b") as f:
+                f.truncate(100)
+        result = run("parallel.ranks=2", f"run.dir={part}", "--resume", check=False)
+        self.assertEqual(result.returncode, 2, result.stderr)
+
+    def test_overwrite_that_cannot_start_takes_nothing_away(self):
+        part = os.path.join(self.root, "part")
+        run("parallel.ranks=2", f"run.dir={part}", "run.save_every=10")
+        result = run(f"run.dir={part}", "--overwrite", "data.path=/nonexistent", check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(len(losses(part)), 30)
+        self.assertTrue(os.listdir(os.path.join(part, "checkpoints")))
+
+    def test_configuration_from_a_pipe_reaches_the_ranks(self):
+        part = os.path.join(self.root, "part")
+        result = subprocess.run([QUADRILLE, BASE[0], "/dev/stdin", *[w for w in BASE[1:] if "steps" not in w], "parallel.ranks=2",
+                                 f"run.dir={part}"], input="train: {steps: 3, lr: 0.5}", capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(losses(part)), 3)
 
     def test_killed_rank(self):
         part = os.path.join(self.root, "part")
-        words = ["parallel.ranks=2", f"run.dir={part}", "run.save_every=3", "run.keep=3"]
+        words = ["parallel.ranks=2", f"run.dir={part}", "run.save_every=3", "run.keep=3", "train.steps=30"]
         process = subprocess.Popen([QUADRILLE, *BASE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         deadline = time.time() + 60
         while time.time() < deadline and process.poll() is None:
@@ -62,10 +113,10 @@ class Resume(unittest.TestCase):
                 break
             time.sleep(0.01)
         ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-        if process.poll() is None and ranks:
-            os.kill(int(ranks[-1]), signal.SIGKILL)
-            self.assertEqual(process.wait(60), 1)
-            run(*words, "--resume")
+        self.assertTrue(process.poll() is None and ranks, "the run ended before a rank could be killed")
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        self.assertEqual(process.wait(60), 1)
+        run(*words, "--resume")
         process.stderr.close()
         process.wait()
         self.assertEqual(losses(part), losses(self.whole))
