@@ -6,7 +6,7 @@
 #   make bench       measures collectives, kernels and the training step
 #   make install     PREFIX=/usr/local, DESTDIR=
 #   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
-#   make test-tsan   the same with the thread sanitizer, ranks as threads
+#   make test-tsan   unit, dist and equiv tiers with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
 #   make format      clang-format on all sources; make check-style only looks
 #   make clean
