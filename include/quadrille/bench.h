@@ -34,6 +34,8 @@ typedef struct qd_bench_collectives_row {
     double local_seconds;       /* ours, backend local */
     double mpi_backend_seconds; /* ours, backend mpi; 0 without MPI */
     double mpi_seconds;         /* the MPI library's own call; 0 without MPI */
+    double copy_seconds;        /* the operation's copies alone, shared evenly between the ranks, each by one system call
+                                   from a neighbour's memory; 0 for sums, below 64 KiB, or where that is not allowed */
     double ratio;               /* mpi_seconds / local_seconds: above 1, ours is faster; 0 without MPI */
     double local_bandwidth, mpi_backend_bandwidth, mpi_bandwidth; /* bytes per second; 0 for a barrier */
 } qd_bench_collectives_row;

@@ -93,6 +93,31 @@ static void test_ours_alone(void **state)
     assert_null(result.rows);
 }
 
+/* The bare copies stand beside operations that only copy, where processes may read each other's memory. */
+static void test_copies_alone(void **state)
+{
+    (void)state;
+    qd_bench_collectives_config config = small(2);
+    qd_bench_collectives_result result;
+    config.smallest_bytes = config.largest_bytes = 65536;
+    if (qd_bench_collectives(&config, &result) != QD_OK)
+        fail_msg("%s", qd_error_message());
+    int copied = 0, copying = 0;
+    for (int i = 0; i < result.count; i++) {
+        qd_coll_kind kind = result.rows[i].kind;
+        bool sums = kind == QD_COLL_ALL_REDUCE || kind == QD_COLL_REDUCE_SCATTER || kind == QD_COLL_REDUCE;
+        double seconds = result.rows[i].copy_seconds;
+        assert_true(seconds >= 0 && seconds < 1);
+        if (sums || kind == QD_COLL_BARRIER)
+            assert_true(seconds == 0);
+        else
+            copying++, copied += seconds > 0;
+    }
+    assert_int_equal(copying, 6);
+    assert_true(copied == 0 || copied == copying);
+    qd_bench_collectives_free(&result);
+}
+
 static void test_beside_mpi(void **state)
 {
     (void)state;
@@ -157,6 +182,7 @@ int main(int argc, char **argv)
     setenv("TSAN_OPTIONS", "detect_deadlocks=0", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ours_alone),
+        cmocka_unit_test(test_copies_alone),
         cmocka_unit_test(test_beside_mpi),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_ranks_that_fail),

@@ -237,6 +237,25 @@ static int process_main(char **argv)
 
 /* ---- MPI ---- */
 
+/* Adds to a sanitizer's options, for a child; returns what they were. */
+static char *add_options(const char *name, const char *more)
+{
+    const char *before = getenv(name);
+    char *old = before ? strdup(before) : NULL, all[1024];
+    snprintf(all, sizeof all, "%s%s%s", old ? old : "", old ? ":" : "", more);
+    setenv(name, all, 1);
+    return old;
+}
+
+static void take_options_back(const char *name, char *old)
+{
+    if (old)
+        setenv(name, old, 1);
+    else
+        unsetenv(name);
+    free(old);
+}
+
 /* mpirun starts processes that inherit nothing, so results come back as lines on the standard output. */
 static qd_status run_mpi(const char *name, int size, const qd_ranks_options *options, const qd_comm_config *config,
                          double limit, qd_ranks_result *results)
@@ -252,11 +271,12 @@ static qd_status run_mpi(const char *name, int size, const qd_ranks_options *opt
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     /* For the ranks: Open MPI leaks at exit and takes locks of its own in two orders. */
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-    setenv("TSAN_OPTIONS", "detect_deadlocks=0", 1);
+    char *asan = add_options("ASAN_OPTIONS", "detect_leaks=0"), *tsan = add_options("TSAN_OPTIONS", "detect_deadlocks=0");
     char *argv[] = {QD_TEST_MPIEXEC, "--oversubscribe", "-n", ranks, exe, RANK_FLAG, (char *)name, "mpi", deadline, start,
                     (char *)(options->text ? options->text : ""), NULL};
     pid_t pid = spawn(argv, pipe_fds[1]);
+    take_options_back("ASAN_OPTIONS", asan);
+    take_options_back("TSAN_OPTIONS", tsan);
     close(pipe_fds[1]);
     FILE *lines = fdopen(pipe_fds[0], "r");
     fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
