@@ -93,15 +93,17 @@ static const matmul_case cases[] = {
     {17, 33, 65, true, true, true, true, F, F, F, 1},
     {64, 48, 96, false, true, false, true, F, F, F, 0},
     {96, 768, 384, false, true, false, true, F, F, F, 0},
-    {341, 131, 385, false, false, true, true, F, F, F, 7}, /* over the edges of a block in m and k */
-    {13, 1601, 50, false, true, false, false, F, F, F, 0}, /* over the edge of a tile in n */
+    {341, 131, 385, false, false, true, true, F, F, F, 7}, /* over the edge of a block of k */
+    {13, 1601, 50, false, true, false, false, F, F, F, 0}, /* many items, few rows */
     {131, 97, 800, true, false, true, false, F, F, F, 0},
-    {600, 800, 40, false, true, false, true, F, F, F, 0}, /* several tiles */
+    {600, 800, 40, false, true, false, true, F, F, F, 0}, /* several items */
     {17, 33, 65, false, true, false, true, H, H, H, 3},
     {31, 18, 77, true, false, true, false, H, H, F, 0}, /* weight gradient into fp32 */
     {31, 18, 500, true, false, true, false, H, H, H, 1},
     {29, 66, 401, false, false, false, false, H, H, F, 1},
-    {400, 790, 33, false, true, false, true, H, H, H, 0}, /* over the edges of a rounded tile */
+    {400, 790, 33, false, true, false, true, H, H, H, 0}, /* several items, sums on the side */
+    {850, 870, 20, true, false, true, false, H, H, H, 0}, /* several blocks of sums */
+    {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},
 };
