@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""Draws a captured terminal text as an SVG picture: tools/terminal_svg.py < text > picture.svg"""
+import html
+import sys
+
+WIDTH, HEIGHT, LEFT, TOP = 8.4, 18, 16, 28
+
+
+def main():
+    lines = [line.rstrip("\n") for line in sys.stdin]
+    columns = max(len(line) for line in lines)
+    width, height = columns * WIDTH + 2 * LEFT, len(lines) * HEIGHT + 2 * TOP
+    print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}">')
+    print(f'<rect width="100%" height="100%" rx="8" fill="#15181e"/>')
+    print('<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14" fill="#d7dce2" xml:space="preserve">')
+    for i, line in enumerate(lines):
+        colour = ' fill="#8ec07c"' if line.startswith("$ ") else ""
+        if line:
+            print(f'<text x="{LEFT}" y="{TOP + (i + 1) * HEIGHT - 5:.0f}" textLength="{len(line) * WIDTH:.1f}"{colour}>'
+                  f"{html.escape(line)}</text>")
+    print("</g></svg>")
+
+
+if __name__ == "__main__":
+    main()
