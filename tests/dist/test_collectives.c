@@ -540,7 +540,8 @@ static void run_everywhere(const char *body, const int *sizes, int count)
         qd_ranks_result results[QD_RANKS_MODE_COUNT][64];
         for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
             if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
-            if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], NULL, results[mode]) != QD_OK)
+            qd_ranks_options options = {.deadline_seconds = 60, .limit_seconds = 180}; /* for a busy machine */
+            if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], &options, results[mode]) != QD_OK)
                 fail_msg("%s", qd_error_message());
             for (int r = 0; r < sizes[i]; r++)
                 if (results[mode][r].value != results[0][r].value)
