@@ -1,7 +1,7 @@
 /* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
  * is done. Larger ones go from memory to memory: the receiver reads the first half and the sender writes the second
- * (from SHARE_BYTES on, if cores are free; else the receiver reads all). Processes use the channel's ring for middling messages, and for
- * all where they cannot reach each other's memory. */
+ * (from SHARE_BYTES on, if cores are free; else the receiver reads all). Processes use the channel's ring for middling
+ * messages, and for all where they cannot reach each other's memory. */
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
@@ -103,7 +103,8 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         post->in = r->in;
         post->way = s->way;
         post->pulled = s->pulled;
-        if (s->way == QD_LOCAL_SMALL && s->bytes > 0) memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
+        if (s->way == QD_LOCAL_SMALL && s->bytes > 0)
+            memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
         atomic_store_explicit(&post->posted, sequence, memory_order_release);
         qd_local_ring_rank(op->comm, r->root);
         s->posted = *moved = true;
