@@ -26,7 +26,7 @@ LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads of each
 def ours(o, case, ranks, threads, folder, text):
     run = tempfile.mkdtemp(dir=folder)
     name, preset, vocab, seq, batch = case
-    subprocess.run([o.quadrille, "train", f"model.preset={preset}", f"model.vocab={vocab}", f"data.path={text}", f"data.seq={seq}",
+    subprocess.run([o.quadrille, "train", f"model.preset={preset}", f"model.vocab={vocab}", f"data.path={text}", "data.tokenizer=bytes", f"data.seq={seq}",
                     f"train.global_batch={batch}", f"train.steps={o.warm_up + o.steps}", f"parallel.ranks={ranks}",
                     f"run.threads={threads}", f"run.dir={run}"], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]

@@ -43,7 +43,8 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
     }
     m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (m->fd < 0 || ftruncate(m->fd, keep) != 0) {
+    /* EINVAL: a pipe or a device, which has no length. */
+    if (m->fd < 0 || (ftruncate(m->fd, keep) != 0 && errno != EINVAL)) {
         qd_status status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
         qd_metrics_destroy(m);
         return status;
