@@ -1,5 +1,6 @@
 /* Generation with a cache against the whole forward pass, and the loss of a text both ways. */
 #include "support/layout.h"
+#include "support/scratch.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/state.h"
@@ -18,7 +19,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-static char root[64];
+static const char *root;
 
 static void ok(qd_status status)
 {
@@ -28,17 +29,9 @@ static void ok(qd_status status)
 
 static int make_root(void **state)
 {
-    (void)state;
-    snprintf(root, sizeof root, "/tmp/quadrille-generate-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    return system(command);
+    int failed = scratch_setup(state);
+    root = *state;
+    return failed;
 }
 
 typedef struct saved {
@@ -278,11 +271,11 @@ static void text_goes_on_beyond_the_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(cache_equals_forward, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(continues_what_it_learnt, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(passes_are_windows, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(cache_equals_forward, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(continues_what_it_learnt, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(passes_are_windows, make_root, scratch_teardown),
         cmocka_unit_test(characters_stay_whole),
-        cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, make_root, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

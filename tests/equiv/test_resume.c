@@ -1,5 +1,6 @@
 /* Stop, resume, on the same and on other layouts; damaged checkpoints are named and passed over. */
 #include "support/layout.h"
+#include "support/scratch.h"
 #include "train/state.h"
 
 #include <math.h>
@@ -16,7 +17,7 @@
 #define MODEL                                                                                               \
     "model.layers=2 model.hidden=32 model.heads=4 model.vocab=61 data.seq=12 train.global_batch=8 train.steps=20 run.threads=1 "
 
-static char root[64];
+static const char *root;
 
 static void ok(qd_status status)
 {
@@ -26,17 +27,9 @@ static void ok(qd_status status)
 
 static int make_root(void **state)
 {
-    (void)state;
-    snprintf(root, sizeof root, "/tmp/quadrille-resume-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    return system(command);
+    int failed = scratch_setup(state);
+    root = *state;
+    return failed;
 }
 
 static qd_team *start(const char *words, qd_random_tokens *random)
@@ -194,10 +187,10 @@ static void another_model_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(resume_is_exact, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(damage_falls_back, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(old_ones_are_pruned, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(another_model_is_refused, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(resume_is_exact, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(damage_falls_back, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(old_ones_are_pruned, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(another_model_is_refused, make_root, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
