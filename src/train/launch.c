@@ -179,6 +179,16 @@ static qd_status make_ready(void *context)
     return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->summary);
 }
 
+/* Collective. A failure of rank 0 becomes that of all, told by rank 0 alone, so that all end with the same exit status. */
+static qd_status agree_on(qd_comm *world, qd_status mine)
+{
+    int32_t status = (int32_t)mine;
+    QD_TRY(qd_comm_broadcast(world, &status, 1, QD_I32, 0, NULL));
+    if (mine == QD_OK && status != QD_OK)
+        qd_error_clear();
+    return (qd_status)status;
+}
+
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
     /* Most mistakes show before the world is joined; what needs its size comes after. */
@@ -189,6 +199,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     qd_comm_config comm_config = qd_comm_config_default();
     comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
+    bool agreed = false; /* all ranks know of the failure: no alarm is needed */
     qd_status status = QD_OK;
     QD_TRY(qd_mpi_comm_create(&comm_config, &world));
     int size = qd_comm_size(world);
@@ -202,7 +213,10 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     if (qd_comm_rank(world) == 0 && p->size != size)
         QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
     readying r = {run, observer, summary};
-    QD_TRY_DONE(qd_long_work_run(world, make_ready, &r));
+    status = agree_on(world, qd_long_work_run(world, make_ready, &r));
+    agreed = status != QD_OK;
+    if (agreed)
+        goto done;
     if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
         summary->backend = qd_comm_backend(world);
         summary->ranks_as = "processes";
@@ -210,7 +224,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     }
     status = qd_run_rank(run, world);
 done:
-    if (status != QD_OK && status != QD_REMOTE && qd_error_message()[0] != '\0')
+    if (status != QD_OK && status != QD_REMOTE && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
     qd_comm_destroy(world);
     return status;

@@ -29,8 +29,8 @@ static const char *const words[] = {"the",
                                     "  ",
                                     "42",
                                     "don't",
-                                    "Stra\xc3\x9f"
-                                    "e",
+                                    ("Stra\xc3\x9f"
+                                     "e"),
                                     "\xe6\xbc\xa2\xe5\xad\x97",
                                     ";\n/",
                                     "x = y;\n",
