@@ -202,7 +202,9 @@ static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
             fail_msg("%s, %s: rank %d got status %d: %s", s->name, qd_ranks_mode_name(mode), r, (int)got->status,
                      got->message);
         if (got->status == s->status) seen = true;
-        if (!strstr(got->message, "rank 1") || !strstr(got->message, s->text))
+        /* Who waits for a rank that itself waits for the culprit may name that one: see docs/STATUS.md. */
+        bool indirect = strcmp(s->name, "stop while writing") == 0;
+        if ((!indirect && !strstr(got->message, "rank 1")) || !strstr(got->message, s->text))
             fail_msg("%s, %s: rank %d: '%s' does not say 'rank 1' and '%s'", s->name, qd_ranks_mode_name(mode), r,
                      got->message, s->text);
         if (mode != QD_RANKS_MPI && got->seconds > deadline + 5) /* generous: the machine may be busy */
