@@ -2,12 +2,14 @@
 
 set(QD_MPI auto CACHE STRING "MPI backend: auto (if found), on or off")
 set_property(CACHE QD_MPI PROPERTY STRINGS auto on off)
+set(QD_CUDA auto CACHE STRING "CUDA device: auto (if nvcc, cuBLAS and cuDNN are found), on or off")
+set_property(CACHE QD_CUDA PROPERTY STRINGS auto on off)
 set(QD_SANITIZE none CACHE STRING "none, address (with undefined), thread, or fuzz (address and coverage, clang only)")
 set_property(CACHE QD_SANITIZE PROPERTY STRINGS none address thread fuzz)
 option(QD_TESTS "build the tests" ON)
 option(QD_WERROR "treat warnings as errors" OFF)
 
-foreach(pair "QD_MPI;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
+foreach(pair "QD_MPI;auto|on|off" "QD_CUDA;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
   list(GET pair 0 name)
   list(GET pair 1 choices)
   string(TOLOWER "${${name}}" ${name})
@@ -34,12 +36,12 @@ set(QD_WARNINGS -Wall -Wextra -Wshadow)
 if(QD_WERROR)
   list(APPEND QD_WARNINGS -Werror)
 endif()
-add_compile_options(${QD_WARNINGS})
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:${QD_WARNINGS}>")
 # Outside the kernels no product and sum are contracted, so that gcc, clang and other machines give the same bits.
 # -gz: static executables per test add up; the debug information compresses threefold.
-add_compile_options(-ffp-contract=off -gz)
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffp-contract=off;-gz>")
 # Error traces and assertions name files from the repository's root.
-add_compile_options(-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")
 
 if(QD_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)

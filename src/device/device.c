@@ -8,6 +8,7 @@ static const struct {
     qd_status (*create)(const qd_device_config *config, qd_device **device);
 } backends[] = {
     {"cpu", qd_cpu_device_create},
+    {"cuda", qd_cuda_device_create},
 };
 
 qd_device_config qd_device_config_default(void)
@@ -25,7 +26,7 @@ qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_
             return QD_OK;
         }
     }
-    return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu", kind);
+    return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu, cuda", kind);
 }
 
 void qd_device_destroy(qd_device *device)
@@ -62,9 +63,94 @@ int64_t qd_device_allocated(const qd_device *device)
     return atomic_load(&device->allocated);
 }
 
+qd_status qd_device_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes)
+{
+    return device->ops->memory(device, free_bytes, total_bytes);
+}
+
+void qd_device_describe_workspace(const qd_device *device, qd_strbuf *text)
+{
+    if (device->ops->describe_workspace)
+        device->ops->describe_workspace(device, text);
+}
+
+qd_status qd_host_alloc(qd_device *device, int64_t bytes, void **address)
+{
+    return device->ops->host_alloc(device, bytes > 0 ? bytes : 1, address);
+}
+
+void qd_host_free(qd_device *device, void *address)
+{
+    if (address)
+        device->ops->host_free(device, address);
+}
+
 qd_stream *qd_device_compute_stream(qd_device *device)
 {
     return device->compute;
+}
+
+qd_stream *qd_device_comm_stream(qd_device *device)
+{
+    return device->comm;
+}
+
+qd_device *qd_stream_device(qd_stream *stream)
+{
+    return stream->device;
+}
+
+qd_status qd_event_create(qd_device *device, qd_event **event)
+{
+    *event = NULL;
+    return device->ops->event_create(device, event);
+}
+
+void qd_event_destroy(qd_event *event)
+{
+    if (event)
+        event->device->ops->event_destroy(event);
+}
+
+qd_status qd_event_record(qd_event *event, qd_stream *stream)
+{
+    return event->device->ops->event_record(event, stream);
+}
+
+qd_status qd_stream_wait_event(qd_stream *stream, qd_event *event)
+{
+    return stream->device->ops->stream_wait_event(stream, event);
+}
+
+qd_status qd_event_wait(qd_event *event)
+{
+    return event->device->ops->event_wait(event);
+}
+
+qd_status qd_event_done(qd_event *event, bool *done)
+{
+    return event->device->ops->event_done(event, done);
+}
+
+qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds)
+{
+    return from->device->ops->event_seconds(from, to, seconds);
+}
+
+qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched)
+{
+    *searched = false;
+    return device->ops->tune ? device->ops->tune(device, calls, count, searched) : QD_OK;
+}
+
+qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text)
+{
+    return device->ops->tuning_get ? device->ops->tuning_get(device, text) : QD_OK;
+}
+
+qd_status qd_device_tuning_set(qd_device *device, const char *text)
+{
+    return device->ops->tuning_set ? device->ops->tuning_set(device, text) : QD_OK;
 }
 
 qd_status qd_stream_wait(qd_stream *stream)

@@ -4,11 +4,13 @@
  * enqueued on a stream and take their element type at run time; on the CPU they have run when the call returns.
  * Kernels never allocate: what they need beyond their arguments is the device's workspace, of the size announced in
  * qd_device_caps. Results do not depend on the number of compute threads: each output element is computed by one
- * thread in an order fixed by the shapes. */
+ * thread in an order fixed by the shapes. On an accelerator the host does not wait: errors of a kernel may come back
+ * from a later call, and host memory that a copy uses must stay as it is until the stream has come so far. */
 #ifndef QD_DEVICE_DEVICE_H
 #define QD_DEVICE_DEVICE_H
 
 #include <quadrille/status.h>
+#include <quadrille/strbuf.h>
 #include <quadrille/types.h>
 
 typedef struct qd_device qd_device;
@@ -20,6 +22,7 @@ typedef struct qd_device_config {
     int pin_first;   /* first core to pin compute threads to, or -1: leave it to the scheduler */
     const char *isa; /* CPU: NULL for the best this machine has, or "avx512", "avx2", "generic" (for tests) */
     int ordinal;     /* which accelerator */
+    bool deterministic; /* only kernels that give the same bits on every run; the CPU's always do */
 } qd_device_config;
 qd_device_config qd_device_config_default(void);
 
@@ -29,9 +32,12 @@ typedef struct qd_device_caps {
     const char *blas;        /* what computes matrix products: "packed kernels", "cuBLAS 13.0" */
     int threads;
     int64_t workspace_bytes; /* held for kernels as long as the device lives */
+    bool host_memory;        /* the host can read and write device memory: addresses are plain pointers */
+    /* What products can do in the same pass; see qd_matmul_args. The op lists are written for it. */
+    bool fused_residual, fused_gelu, fused_bias_grad;
 } qd_device_caps;
 
-/* kind: "cpu". QD_UNSUPPORTED with the reason when this build or machine has no such device. */
+/* kind: "cpu" or "cuda". QD_UNSUPPORTED with the reason when this build or machine has no such device. */
 qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_device **device);
 void qd_device_destroy(qd_device *device);
 const qd_device_caps *qd_device_get_caps(const qd_device *device);
@@ -41,8 +47,30 @@ qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address);
 void qd_device_free(qd_device *device, void *address, int64_t bytes);
 int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc */
 
+/* What the accelerator (or the machine) has, and what of it is free now. */
+qd_status qd_device_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes);
+/* Library workspaces and the like by name, for the accountant's page: "cuBLAS workspace 64.0 MiB, ...". */
+void qd_device_describe_workspace(const qd_device *device, qd_strbuf *text);
+
+/* Host memory that copies to and from the device reach directly (page-locked); plain memory on the CPU. */
+qd_status qd_host_alloc(qd_device *device, int64_t bytes, void **address);
+void qd_host_free(qd_device *device, void *address);
+
+/* Two streams: kernels of the step run on the first, communication on the second. Work on one stream runs in order. */
 qd_stream *qd_device_compute_stream(qd_device *device);
+qd_stream *qd_device_comm_stream(qd_device *device);
+qd_device *qd_stream_device(qd_stream *stream);
 qd_status qd_stream_wait(qd_stream *stream); /* the host waits until all enqueued work has run */
+
+/* Events order streams, also of different devices of this process, and take times. An event that was never recorded has
+ * happened. On the CPU everything has happened when a call returns; times are those of recording. */
+qd_status qd_event_create(qd_device *device, qd_event **event);
+void qd_event_destroy(qd_event *event); /* NULL is legal */
+qd_status qd_event_record(qd_event *event, qd_stream *stream);
+qd_status qd_stream_wait_event(qd_stream *stream, qd_event *event); /* later work of the stream runs after the event; the host does not wait */
+qd_status qd_event_wait(qd_event *event);                           /* the host waits */
+qd_status qd_event_done(qd_event *event, bool *done);
+qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds); /* both have happened */
 
 /* Host to device, device to host or within the device, ordered on the stream; host memory must stay valid until then. */
 qd_status qd_copy(qd_stream *stream, void *to, const void *from, int64_t bytes);
@@ -52,14 +80,33 @@ qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
 
 /* c (m, n) = op(a) · op(b) [+ c if accumulate] [+ bias (n)]; op(a) is (m, k), op(b) is (k, n).
  * a is stored (m, k) with row stride lda, or (k, m) if trans_a; b (k, n), or (n, k) if trans_b.
- * Accumulation is in fp32; a bf16 c is rounded once per call. */
+ * Accumulation is in fp32; a bf16 c is rounded once per call.
+ * In the same pass, where the device announces it:
+ *   residual   (m, n) with c's type and row stride is added as well; it may not be c
+ *   gelu       QD_MATMUL_GELU: aux (m, n) = the sum with bias, c = GELU (tanh form) of it
+ *              QD_MATMUL_GELU_GRAD: c = (op(a) · op(b)) times the derivative of GELU at aux (m, n)
+ *              aux has c's type and row stride
+ *   bias_grad  (m) += sum over k of op(a): the bias gradient beside dW = dyᵀ · x; it has c's type */
+typedef enum qd_matmul_gelu { QD_MATMUL_NO_GELU, QD_MATMUL_GELU, QD_MATMUL_GELU_GRAD } qd_matmul_gelu;
 typedef struct qd_matmul_args {
     const void *a, *b, *bias; /* bias may be NULL; it has b_dtype */
     void *c;
     int64_t m, n, k, lda, ldb, ldc;
     bool trans_a, trans_b, accumulate;
     qd_dtype a_dtype, b_dtype, c_dtype; /* QD_F32 or QD_BF16 */
+    const void *residual;
+    qd_matmul_gelu gelu;
+    void *aux;
+    void *bias_grad;
 } qd_matmul_args;
+
+/* Devices whose library offers several algorithms per product choose by timing. `calls`: the products a run will make,
+ * addresses ignored. Those without a choice yet are timed (memory is taken for it and given back); *searched says whether
+ * there were any. The choices are a text that other ranks, or a later run on the same kind of device, take over; a text
+ * of another device or library version is ignored. On devices without a choice the text is empty. */
+qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
+qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text);
+qd_status qd_device_tuning_set(qd_device *device, const char *text);
 
 /* grad (cols) += sum over rows of dy (rows, cols), rows in ascending order within fixed blocks. */
 typedef struct qd_bias_grad_args {

@@ -14,6 +14,21 @@ typedef struct qd_device_ops {
     qd_status (*wait)(qd_stream *stream);
     qd_status (*copy)(qd_stream *stream, void *to, const void *from, int64_t bytes);
     qd_status (*fill_zero)(qd_stream *stream, void *to, int64_t bytes);
+    qd_status (*memory)(qd_device *device, int64_t *free_bytes, int64_t *total_bytes);
+    qd_status (*host_alloc)(qd_device *device, int64_t bytes, void **address);
+    void (*host_free)(qd_device *device, void *address);
+    qd_status (*event_create)(qd_device *device, qd_event **event);
+    void (*event_destroy)(qd_event *event);
+    qd_status (*event_record)(qd_event *event, qd_stream *stream);
+    qd_status (*stream_wait_event)(qd_stream *stream, qd_event *event);
+    qd_status (*event_wait)(qd_event *event);
+    qd_status (*event_done)(qd_event *event, bool *done);
+    qd_status (*event_seconds)(qd_event *from, qd_event *to, double *seconds);
+    /* Optional: NULL where there is nothing to choose or to tell. */
+    void (*describe_workspace)(const qd_device *device, qd_strbuf *text);
+    qd_status (*tune)(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
+    qd_status (*tuning_get)(qd_device *device, qd_strbuf *text);
+    qd_status (*tuning_set)(qd_device *device, const char *text);
     qd_status (*run_fma)(qd_stream *stream, double *flops); /* keeps every multiply-add unit busy; says with how much */
 } qd_device_ops;
 
@@ -21,15 +36,22 @@ struct qd_stream {
     qd_device *device;
 };
 
+/* First member of a backend's event. */
+struct qd_event {
+    qd_device *device;
+};
+
 struct qd_device {
     const qd_device_ops *ops;
     const qd_kernels *kernels;
-    qd_stream *compute;
+    qd_stream *compute, *comm;
     qd_device_caps caps;
     _Atomic int64_t allocated;
 };
 
 /* Constructors, one per backend, listed in the registry of device.c. */
 qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device);
+/* In builds without CUDA: QD_UNSUPPORTED, with what was missing. */
+qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **device);
 
 #endif

@@ -1,10 +1,13 @@
 /* The CPU device: memory, the pool, the choice of the instruction set, and the table of kernels. */
 #include "device/cpu/cpu_impl.h"
 
+#include "base/clock.h"
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const char *const isa_names[] = {
 #define ISA_NAME(name) #name,
@@ -130,6 +133,83 @@ static qd_status cpu_fill_zero(qd_stream *stream, void *to, int64_t bytes)
     return QD_OK;
 }
 
+/* ---- host memory and events ---- */
+
+static qd_status cpu_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes)
+{
+    (void)device;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    *free_bytes = sysconf(_SC_AVPHYS_PAGES) * page;
+    *total_bytes = sysconf(_SC_PHYS_PAGES) * page;
+    return QD_OK;
+}
+
+static qd_status cpu_host_alloc(qd_device *device, int64_t bytes, void **address)
+{
+    (void)device;
+    *address = malloc((size_t)bytes);
+    return *address ? QD_OK : QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for %lld bytes of staging", (long long)bytes);
+}
+
+static void cpu_host_free(qd_device *device, void *address)
+{
+    (void)device;
+    free(address);
+}
+
+typedef struct cpu_event {
+    qd_event base;
+    double at;
+} cpu_event;
+
+static qd_status cpu_event_create(qd_device *device, qd_event **event)
+{
+    cpu_event *e = calloc(1, sizeof *e);
+    if (!e)
+        return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for an event");
+    e->base.device = device;
+    *event = &e->base;
+    return QD_OK;
+}
+
+static void cpu_event_destroy(qd_event *event)
+{
+    free(event);
+}
+
+static qd_status cpu_event_record(qd_event *event, qd_stream *stream)
+{
+    (void)stream;
+    ((cpu_event *)event)->at = qd_clock_now();
+    return QD_OK;
+}
+
+static qd_status cpu_stream_wait_event(qd_stream *stream, qd_event *event)
+{
+    (void)stream;
+    (void)event;
+    return QD_OK;
+}
+
+static qd_status cpu_event_wait(qd_event *event)
+{
+    (void)event;
+    return QD_OK;
+}
+
+static qd_status cpu_event_done(qd_event *event, bool *done)
+{
+    (void)event;
+    *done = true;
+    return QD_OK;
+}
+
+static qd_status cpu_event_seconds(qd_event *from, qd_event *to, double *seconds)
+{
+    *seconds = ((cpu_event *)to)->at - ((cpu_event *)from)->at;
+    return QD_OK;
+}
+
 /* ---- life ---- */
 
 static void cpu_destroy(qd_device *device)
@@ -147,6 +227,16 @@ static const qd_device_ops ops = {
     .wait = cpu_wait,
     .copy = cpu_copy,
     .fill_zero = cpu_fill_zero,
+    .memory = cpu_memory,
+    .host_alloc = cpu_host_alloc,
+    .host_free = cpu_host_free,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .stream_wait_event = cpu_stream_wait_event,
+    .event_wait = cpu_event_wait,
+    .event_done = cpu_event_done,
+    .event_seconds = cpu_event_seconds,
     .run_fma = qd_cpu_run_fma,
 };
 
@@ -165,7 +255,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;
     cpu->base.kernels = &kernels;
-    cpu->base.compute = &cpu->stream;
+    cpu->base.compute = cpu->base.comm = &cpu->stream;
     QD_TRY_DONE(qd_pool_create(config->threads, config->pin_first, &cpu->pool));
     int64_t workspace = config->threads * QD_CPU_WORKSPACE_BYTES;
     cpu->workspace = take_memory(workspace);
@@ -179,6 +269,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
         .blas = "packed kernels",
         .threads = config->threads,
         .workspace_bytes = workspace,
+        .host_memory = true,
     };
     *device = &cpu->base;
     return QD_OK;
