@@ -19,6 +19,7 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_int(&w, "seq", r->seq);
     qd_json_put_int(&w, "actions", r->action_count);
     qd_json_put_double(&w, "flops_per_step", r->flops_per_step);
+    qd_json_put_double(&w, "recompute_flops_per_step", r->recompute_flops_per_step);
     qd_json_put_int(&w, "communication_bytes_per_step", r->comm_bytes);
     qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
     qd_json_object_begin(&w, "memory");
@@ -37,6 +38,9 @@ static void print_report(const qd_check_report *r)
     qd_text_bytes(r->comm_bytes, amount, sizeof amount);
     printf("one step: %d actions per rank; all ranks together %.3g GFLOP and %s sent\n", r->action_count,
            r->flops_per_step * 1e-9, amount);
+    if (r->recompute_flops_per_step > 0.0)
+        printf("recompute adds %.3g GFLOP (%.1f %%)\n", r->recompute_flops_per_step * 1e-9,
+               100.0 * r->recompute_flops_per_step / r->flops_per_step);
     printf("the communication of all %d rank%s matches\n", r->world, r->world == 1 ? "" : "s");
 }
 

@@ -20,7 +20,8 @@ typedef struct qd_check_report {
     int world;
     int64_t parameters, tokens_per_step;
     int64_t micro_batch, micro_batches, seq, global_batch;
-    double flops_per_step;     /* all ranks, as the program executes them */
+    double flops_per_step;     /* all ranks, of the model; what is computed again is not in it */
+    double recompute_flops_per_step;
     int64_t comm_bytes;        /* sent by all ranks together in one step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
     qd_check_line lines[QD_CHECK_LINES];

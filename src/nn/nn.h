@@ -32,8 +32,10 @@ typedef struct qd_frame {
     qd_op_profile *profile; /* NULL: not wanted */
 } qd_frame;
 
-/* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase. Gradients of parameters are accumulated,
+/* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase, or QD_NN_AGAIN: those of phase F that the
+ * backward pass needs once more. Gradients of parameters are accumulated,
  * all other outputs overwritten. */
+#define QD_NN_AGAIN (1u << QD_PHASE_COUNT)
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 
 #endif

@@ -75,7 +75,8 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
     const char *module = frame->program->ledger->modules[frame->module].name;
     for (int i = 0; i < class_->op_count; i++) {
         const qd_op *op = &class_->ops[i];
-        if (!(phases & (1u << op->phase)))
+        bool again = phases == QD_NN_AGAIN && op->phase == QD_PHASE_FORWARD && op->again;
+        if (!again && !(phases & (1u << op->phase)))
             continue;
         qd_op_call call = {.frame = frame, .op = op, .slots = class_->slots};
         for (int j = 0; j < QD_OP_SLOTS; j++) {

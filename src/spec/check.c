@@ -63,6 +63,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *p, qd_ch
     r->global_batch = config->global_batch;
     r->tokens_per_step = config->global_batch * p->strategy.seq;
     r->flops_per_step = qd_program_flops(p) * config->world;
+    r->recompute_flops_per_step = qd_program_recompute_flops(p) * config->world;
     r->comm_bytes = qd_program_comm_bytes(p);
     r->memory_bytes = memory.total;
     r->action_count = p->action_count;

@@ -57,6 +57,8 @@ static const qd_option options_table[] = {
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
+    {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full", "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
+    {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
 
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
@@ -229,6 +231,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .overlap = qd_options_bool(o, "parallel.overlap"),
         .split_backward = qd_options_bool(o, "parallel.split_backward"),
         .bucket_bytes = (int64_t)(qd_options_float(o, "parallel.bucket_mb") * 1024.0 * 1024.0),
+        .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
+        .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .training = true,
     };
     c->global_batch = qd_options_int(o, "train.global_batch");

@@ -33,6 +33,7 @@ typedef struct qd_param {
 } qd_param;
 
 typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD } qd_module_kind;
+#define QD_MODULE_KIND_COUNT 3
 typedef struct qd_module {
     const char *name; /* "embed", "block.3", "head" */
     qd_module_kind kind;

@@ -1,27 +1,13 @@
 /* The op lists of the modules, written from the ledger. Shapes are local; R is the micro-batch's rows (batch × seq). */
-#include "spec/ops.h"
+#include "spec/ops_impl.h"
 
 #include <string.h>
 
-#define MAX_SLOTS 64
-#define MAX_OPS 48
-
-typedef struct writer {
-    const qd_ledger *ledger;
-    const qd_model *model;
-    const qd_class_config *config;
-    const qd_module *module; /* any module of the class: names and shapes are the same in all */
-    int64_t rows;
-    qd_slot slots[MAX_SLOTS];
-    qd_op ops[MAX_OPS];
-    int slot_count, op_count;
-    qd_phase phase;
-    bool overflow;
-} writer;
+typedef qd_class_writer writer;
 
 static int add_slot(writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols)
 {
-    if (w->slot_count == MAX_SLOTS) {
+    if (w->slot_count == QD_CLASS_SLOTS) {
         w->overflow = true;
         return 0;
     }
@@ -68,7 +54,7 @@ static weight weights(writer *w, const char *suffix, int count)
 static qd_op *add_op(writer *w, qd_op_kind kind, const int *slots, int count)
 {
     static _Thread_local qd_op dummy; /* written to when the table is full; the build then fails as a whole */
-    if (w->op_count == MAX_OPS || count != (int)strlen(qd_op_roles(kind))) {
+    if (w->op_count == QD_CLASS_OPS || count != (int)strlen(qd_op_roles(kind))) {
         w->overflow = true;
         return &dummy;
     }
@@ -377,7 +363,7 @@ static int64_t scratch_offset(const writer *w, const span *spans, int slot)
  * for interleaved I and W ops is the careful side. */
 static void place_locals(writer *w, qd_module_class *c)
 {
-    span spans[MAX_SLOTS];
+    span spans[QD_CLASS_SLOTS];
     memset(spans, 0, sizeof spans);
     find_spans(w, spans);
     for (int s = 0; s < w->slot_count; s++) {
@@ -430,6 +416,9 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
     }
     if (w.overflow)
         return QD_FAIL(QD_SYSTEM, "the op list of a module outgrew its table");
+    if (kind == QD_MODULE_BLOCK && config->training)
+        out->recompute = config->recompute;
+    QD_TRY(qd_recompute_apply(&w, out->recompute));
     place_locals(&w, out);
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;

@@ -27,7 +27,16 @@ double qd_class_flops(const qd_module_class *class_, qd_phase phase)
 {
     double flops = 0.0;
     for (int i = 0; i < class_->op_count; i++)
-        if (class_->ops[i].phase == phase)
+        if (class_->ops[i].phase == phase && (phase == QD_PHASE_FORWARD || !class_->ops[i].again))
+            flops += class_->ops[i].flops;
+    return flops;
+}
+
+double qd_class_recompute_flops(const qd_module_class *class_)
+{
+    double flops = 0.0;
+    for (int i = 0; i < class_->op_count; i++)
+        if (class_->ops[i].again)
             flops += class_->ops[i].flops;
     return flops;
 }

@@ -14,6 +14,12 @@
  * gradients of the weights. */
 typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PHASE_COUNT } qd_phase;
 
+/* What a block does not keep for its backward pass and computes again.
+ * Selective: results of ops that only move bytes, where that frees more than their inputs take; the op is run again inside
+ * the backward pass, just before its result is read. Full: everything but the port that enters the block; the ops of
+ * phase F that the backward pass needs are run again before it, as an action of their own. */
+typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMPUTE_FULL, QD_RECOMPUTE_COUNT } qd_recompute;
+
 /* X(kind, name, roles): one letter per slot of the op, in the order of the comments in module_ops.c.
  * r: read, w: overwritten, a: read and written (accumulated or in place). */
 #define QD_OP_TABLE(X)                                                                                      \
@@ -54,6 +60,7 @@ typedef struct qd_op {
     int64_t m, n, k;           /* products: y (m, n) over k; others: rows m, columns n; head: rows, vocab, hidden */
     int64_t chunk;             /* head: rows of logits held at a time */
     int32_t site;              /* dropout: which of the module's dropouts */
+    bool again;                /* phase F: also run by a recompute action; other phases: a second run of an op of phase F */
     double flops;
     int64_t bytes; /* least traffic with memory: every operand once */
 } qd_op;
@@ -102,6 +109,7 @@ typedef struct qd_module_class {
     int64_t region[QD_REGION_COUNT];   /* bytes */
     qd_phase in_until, grad_out_until; /* last phase that reads IN and GRAD_OUT: the program frees them after it */
     bool has_weight_phase, uses_input;
+    qd_recompute recompute;
 } qd_module_class;
 
 typedef struct qd_class_config {
@@ -111,6 +119,7 @@ typedef struct qd_class_config {
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
+    qd_recompute recompute; /* of blocks; the others keep next to nothing */
 } qd_class_config;
 
 /* Writes the lists of a module from the ledger (local shapes). Lives in `arena`. */
@@ -118,7 +127,8 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
                                  qd_arena *arena, qd_module_class *out);
 
 int64_t qd_slot_bytes(const qd_slot *slot);
-double qd_class_flops(const qd_module_class *class_, qd_phase phase);
+double qd_class_flops(const qd_module_class *class_, qd_phase phase); /* of the model: what is computed again is not in it */
+double qd_class_recompute_flops(const qd_module_class *class_);
 
 /* Positions that must be known: those of a sequence, or of the whole context in generation. */
 static inline int64_t qd_positions(int64_t seq, int64_t context)

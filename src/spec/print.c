@@ -40,6 +40,7 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
                         (long long)a->first, (long long)(a->first + a->count), axes, amount,
                         a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
     case QD_ACTION_FORWARD:
+    case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
     case QD_ACTION_BACKWARD_WEIGHT:

@@ -129,15 +129,25 @@ static void set_uses(builder *b, qd_action *a, int module)
     a->use[QD_USE_MID] = b->mid[module];
 }
 
-static void forward(builder *b, int module, int mb)
+static void alloc_stash(builder *b, int module, int mb)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
     b->stash_i[module] = alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
     b->stash_w[module] = alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
+}
+
+static void forward(builder *b, int module, int mb)
+{
+    const qd_module_class *c = qd_program_class(b->p, module);
+    alloc_stash(b, module, mb);
     b->port[module] = module < b->modules - 1 ? alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
     qd_action *a = add_action(b, QD_ACTION_FORWARD, module, mb);
     set_uses(b, a, module);
     a->flops = qd_class_flops(c, QD_PHASE_FORWARD);
+    if (c->recompute == QD_RECOMPUTE_FULL) {
+        free_once(b, &b->stash_i[module]);
+        free_once(b, &b->stash_w[module]);
+    }
     if (!b->strategy->training && module > 0)
         free_once(b, &b->port[module - 1]);
 }
@@ -165,9 +175,20 @@ static void backward_action(builder *b, qd_action_kind kind, int module, int mb,
     b->last_compute = b->p->action_count - 1;
 }
 
+/* Fills the stash a second time, from the port that enters the module. */
+static void recompute(builder *b, int module, int mb)
+{
+    alloc_stash(b, module, mb);
+    qd_action *a = add_action(b, QD_ACTION_RECOMPUTE, module, mb);
+    set_uses(b, a, module);
+    a->flops = qd_class_recompute_flops(qd_program_class(b->p, module));
+}
+
 static void backward(builder *b, int module, int mb)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
+    if (c->recompute == QD_RECOMPUTE_FULL)
+        recompute(b, module, mb);
     double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
     if (module > 0)
         b->port_grad[module - 1] = alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
@@ -354,9 +375,10 @@ static void add_persistent(builder *b)
     }
     add_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
     int64_t scratch = 0;
-    for (int kind = 0; kind < 3; kind++)
-        if (p->classes[kind].region[QD_REGION_SCRATCH] > scratch)
-            scratch = p->classes[kind].region[QD_REGION_SCRATCH];
+    for (int module = 0; module < b->modules; module++) {
+        int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];
+        scratch = wanted > scratch ? wanted : scratch;
+    }
     add_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
 }
 
@@ -386,7 +408,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->strategy = *strategy;
     p->rank = rank;
     QD_TRY(qd_ledger_storage(ledger, rank, arena, &p->storage));
-    const qd_class_config classes = {
+    qd_class_config classes = {
         .rank = rank,
         .batch = strategy->micro_batch,
         .seq = strategy->seq,
@@ -397,8 +419,13 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .context = strategy->context,
         .split = strategy->split_backward,
     };
-    for (int kind = 0; kind < 3; kind++)
-        QD_TRY(qd_module_class_create(ledger, (qd_module_kind)kind, &classes, arena, &p->classes[kind]));
+    for (int module = 0; module < ledger->module_count; module++) {
+        qd_module_kind kind = ledger->modules[module].kind;
+        classes.recompute = qd_strategy_recompute(strategy, ledger, module);
+        qd_module_class *class_ = &p->classes[kind][classes.recompute];
+        if (!class_->ops)
+            QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
+    }
     p->square_row = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
     int modules = ledger->module_count;
     int *slots = QD_ARENA_NEW(arena, int, 5 * modules);
@@ -442,6 +469,16 @@ double qd_program_flops(const qd_program *program)
 {
     double flops = 0.0;
     for (int i = 0; i < program->action_count; i++)
-        flops += program->actions[i].flops;
+        if (program->actions[i].kind != QD_ACTION_RECOMPUTE)
+            flops += program->actions[i].flops;
+    return flops;
+}
+
+double qd_program_recompute_flops(const qd_program *program)
+{
+    double flops = 0.0;
+    for (int i = 0; i < program->action_count; i++)
+        if (program->actions[i].kind == QD_ACTION_RECOMPUTE)
+            flops += program->actions[i].flops;
     return flops;
 }

@@ -18,6 +18,8 @@ typedef struct qd_strategy {
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
     bool split_backward;  /* backward_input and backward_weight are separate actions */
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
+    qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep all */
+    int recompute_layers;   /* -1: all */
     bool training;        /* false: forward only (evaluation) */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
 } qd_strategy;
@@ -31,6 +33,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(LOAD, "load")                       /* tokens, targets and document starts of a micro-batch */        \
     X(ZERO, "zero")                       /* a range of a buffer becomes 0 */                               \
     X(FORWARD, "forward")                 /* phase F of a module for a micro-batch */                       \
+    X(RECOMPUTE, "recompute")             /* the ops of phase F whose results the backward pass needs */    \
     X(BACKWARD, "backward")               /* phases I and W */                                              \
     X(BACKWARD_INPUT, "backward_input")   /* phase I */                                                     \
     X(BACKWARD_WEIGHT, "backward_weight") /* phase W */                                                     \
@@ -116,7 +119,7 @@ typedef struct qd_program {
     qd_strategy strategy;
     int rank; /* a rank that runs it: all with the same local shapes and actions share it */
     qd_storage storage;
-    qd_module_class classes[3]; /* by qd_module_kind */
+    qd_module_class classes[QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT]; /* those that some module has */
     qd_buffer *buffers;
     int buffer_count;
     qd_action *actions;
@@ -136,9 +139,17 @@ const char *qd_buffer_kind_name(qd_buffer_kind kind);
 qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy, int rank, qd_arena *arena,
                             qd_program **program);
 
+/* How a module recomputes. */
+static inline qd_recompute qd_strategy_recompute(const qd_strategy *s, const qd_ledger *ledger, int module)
+{
+    int layer = ledger->modules[module].layer;
+    bool chosen = layer >= 0 && s->training && (s->recompute_layers < 0 || layer < s->recompute_layers);
+    return chosen ? s->recompute : QD_RECOMPUTE_NONE;
+}
+
 static inline const qd_module_class *qd_program_class(const qd_program *program, int module)
 {
-    return &program->classes[program->ledger->modules[module].kind];
+    return &program->classes[program->ledger->modules[module].kind][qd_strategy_recompute(&program->strategy, program->ledger, module)];
 }
 
 /* The peak of each kind of buffer at the moment of the largest total, and the total. */
@@ -156,7 +167,8 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
 
 /* Bytes sent by all ranks of this program's groups in one step. */
 int64_t qd_program_comm_bytes(const qd_program *program);
-double qd_program_flops(const qd_program *program);
+double qd_program_flops(const qd_program *program);           /* of the model; what is computed again is not in it */
+double qd_program_recompute_flops(const qd_program *program);
 
 /* One line per action: "reduce   grad[0, 4096)  dp  1.2 MiB  comm  after backward block.3 mb 1". */
 void qd_action_describe(const qd_program *program, int action, char *text, size_t size);

@@ -172,6 +172,12 @@ static qd_status do_forward(qd_interpreter *it, const qd_action *a, int index)
     return run_module(it, a, 1u << QD_PHASE_FORWARD);
 }
 
+static qd_status do_recompute(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return run_module(it, a, QD_NN_AGAIN);
+}
+
 static qd_status do_backward(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -314,6 +320,7 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_LOAD] = do_load,
     [QD_ACTION_ZERO] = do_zero,
     [QD_ACTION_FORWARD] = do_forward,
+    [QD_ACTION_RECOMPUTE] = do_recompute,
     [QD_ACTION_BACKWARD] = do_backward,
     [QD_ACTION_BACKWARD_INPUT] = do_backward_input,
     [QD_ACTION_BACKWARD_WEIGHT] = do_backward_weight,

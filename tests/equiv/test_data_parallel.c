@@ -1,6 +1,6 @@
 /* One rank against several, and everything that must not change a bit.
  * ctest: timeout 400 */
-#include "support/layout.h"
+#include "support/trained.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -15,68 +15,7 @@
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
 #define RUN "train.global_batch=8 train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 "
 
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
-}
-
-typedef struct result {
-    double losses[50], norms[50];
-    float *weights; /* all parameters one after another, in ledger order */
-    int64_t count;
-    int steps;
-} result;
-
-static void read_all(qd_team *team, qd_tensor_kind kind, float **out, int64_t *count)
-{
-    const qd_ledger *l = qd_team_program(team)->ledger;
-    int64_t total = 0;
-    for (int i = 0; i < l->param_count; i++)
-        total += l->params[i].tied_to < 0 ? l->params[i].shape[0] * l->params[i].shape[1] : 0;
-    *out = malloc((size_t)total * sizeof **out);
-    *count = total;
-    total = 0;
-    for (int i = 0; i < l->param_count; i++) {
-        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
-        if (l->params[i].tied_to >= 0)
-            continue;
-        ok(qd_team_read(team, l->params[i].name, kind, *out + total, n));
-        total += n;
-    }
-}
-
-static result run(const char *words, int steps, qd_random_tokens random)
-{
-    qd_config config = layout_config(words);
-    random.vocab = config.model.vocab;
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team;
-    result r = {.steps = steps};
-    ok(qd_team_create(&config, &source, &team));
-    for (int s = 0; s < steps; s++) {
-        qd_step_output out;
-        ok(qd_team_step(team, &out));
-        r.losses[s] = out.loss;
-        r.norms[s] = out.grad_norm;
-    }
-    read_all(team, QD_TENSOR_VALUE, &r.weights, &r.count);
-    qd_team_destroy(team);
-    return r;
-}
-
-static void expect_same_bits(const result *a, const result *b, const char *what)
-{
-    assert_int_equal(a->count, b->count);
-    for (int s = 0; s < a->steps; s++)
-        if (a->losses[s] != b->losses[s] || a->norms[s] != b->norms[s])
-            fail_msg("%s: step %d: loss %.17g against %.17g, norm %.17g against %.17g", what, s + 1, a->losses[s], b->losses[s],
-                     a->norms[s], b->norms[s]);
-    if (memcmp(a->weights, b->weights, (size_t)a->count * sizeof(float)) != 0)
-        fail_msg("%s: weights differ", what);
-}
-
-static void expect_close(const result *a, const result *b, double tolerance, const char *what)
+static void expect_close(const trained *a, const trained *b, double tolerance, const char *what)
 {
     for (int s = 0; s < a->steps; s++)
         if (!(fabs(a->losses[s] - b->losses[s]) <= tolerance * fabs(b->losses[s])))
@@ -94,10 +33,10 @@ static void more_ranks_same_loss(void **state)
         snprintf(words, sizeof words, "%s" RUN, models[m]);
         /* ignored targets and packed documents travel along */
         qd_random_tokens random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
-        result one = run(words, 50, random);
+        trained one = trained_run(words, 50, random);
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             snprintf(words, sizeof words, "%s" RUN "%s", models[m], layouts[l]);
-            result many = run(words, 50, random);
+            trained many = trained_run(words, 50, random);
             expect_close(&many, &one, 1e-5, words);
             free(many.weights);
         }
@@ -116,12 +55,12 @@ static void same_mesh_same_bits(void **state)
     static const char *const variants[] = {"", "parallel.overlap=false", "parallel.bucket_mb=0.001", "parallel.bucket_mb=0.0301",
                                            "parallel.split_backward=true", "run.threads=2"};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
-        result first = run(bases[b], 10, (qd_random_tokens){.seed = 3});
+        trained first = trained_run(bases[b], 10, (qd_random_tokens){.seed = 3});
         for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
             char words[512];
             snprintf(words, sizeof words, "%s%s", bases[b], variants[v]);
-            result again = run(words, 10, (qd_random_tokens){.seed = 3});
-            expect_same_bits(&again, &first, words);
+            trained again = trained_run(words, 10, (qd_random_tokens){.seed = 3});
+            trained_same_bits(&again, &first, words);
             free(again.weights);
         }
         free(first.weights);
@@ -132,8 +71,8 @@ static void same_mesh_same_bits(void **state)
 static void bf16_follows_fp32(void **state)
 {
     (void)state;
-    result exact = run(LLAMA RUN, 30, (qd_random_tokens){.seed = 5});
-    result half = run(LLAMA RUN "train.precision=bf16", 30, (qd_random_tokens){.seed = 5});
+    trained exact = trained_run(LLAMA RUN, 30, (qd_random_tokens){.seed = 5});
+    trained half = trained_run(LLAMA RUN "train.precision=bf16", 30, (qd_random_tokens){.seed = 5});
     expect_close(&half, &exact, 0.01, "bf16");
     assert_true(half.losses[0] != exact.losses[0]); /* it really rounds */
     free(exact.weights);
@@ -182,10 +121,10 @@ static void plan_equals_run(void **state)
         qd_team *team;
         totals before, after;
         qd_step_output out;
-        ok(qd_team_create(&config, &source, &team));
-        ok(qd_team_call(team, add_totals, &before));
-        ok(qd_team_step(team, &out));
-        ok(qd_team_call(team, add_totals, &after));
+        trained_ok(qd_team_create(&config, &source, &team));
+        trained_ok(qd_team_call(team, add_totals, &before));
+        trained_ok(qd_team_step(team, &out));
+        trained_ok(qd_team_call(team, add_totals, &after));
         const qd_program *p = qd_team_program(team);
         int reduces = 0;
         for (int i = 0; i < p->action_count; i++)
@@ -227,12 +166,12 @@ static void mutated_actions_show(void **state)
     (void)state;
     const char *words = GPT2 RUN "parallel.ranks=2 parallel.bucket_mb=0.02 run.deadline=20";
     /* two steps: buffers start as zeros, so a missing ZERO shows in the second */
-    result good = run(words, 2, (qd_random_tokens){.seed = 9});
+    trained good = trained_run(words, 2, (qd_random_tokens){.seed = 9});
     qd_config config = layout_config(words);
     qd_arena *arena;
     qd_program *p;
-    ok(qd_arena_create(&arena));
-    ok(qd_config_build(&config, 0, arena, &p));
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &p));
     int tried = 0;
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
@@ -246,8 +185,8 @@ static void mutated_actions_show(void **state)
             qd_batch_source source = qd_random_source(&random);
             qd_team *team;
             mutation m = {i, how};
-            ok(qd_team_create(&config, &source, &team));
-            ok(qd_team_call(team, mutate, &m));
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_call(team, mutate, &m));
             bool changed = false;
             for (int s = 0; s < 2 && !changed; s++) {
                 qd_step_output out;
@@ -256,7 +195,7 @@ static void mutated_actions_show(void **state)
             if (!changed) {
                 float *weights;
                 int64_t count;
-                read_all(team, QD_TENSOR_VALUE, &weights, &count);
+                trained_read(team, QD_TENSOR_VALUE, &weights, &count);
                 changed = memcmp(weights, good.weights, (size_t)count * sizeof *weights) != 0;
                 free(weights);
             }
@@ -283,12 +222,12 @@ static void not_a_number_stops(void **state)
     qd_batch_source source = qd_random_source(&random);
     qd_team *team;
     qd_step_output out;
-    ok(qd_team_create(&config, &source, &team));
-    ok(qd_team_step(team, &out));
+    trained_ok(qd_team_create(&config, &source, &team));
+    trained_ok(qd_team_step(team, &out));
     float bad[48];
     for (int i = 0; i < 48; i++)
         bad[i] = NAN;
-    ok(qd_team_write(team, "block.1.mlp_norm.weight", bad, 48));
+    trained_ok(qd_team_write(team, "block.1.mlp_norm.weight", bad, 48));
     assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
     assert_non_null(strstr(qd_error_message(), "step 2"));
     qd_team_destroy(team);

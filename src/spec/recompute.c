@@ -1,0 +1,119 @@
+/* Which ops of a block are run again for its backward pass, derived from the lists alone. An op that is run a second time
+ * on the same inputs gives the same bits, so no choice made here changes a result. */
+#include "spec/ops_impl.h"
+
+#include <string.h>
+
+static bool writes(const qd_op *op, int j)
+{
+    return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'r';
+}
+
+static bool reads(const qd_op *op, int j)
+{
+    return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'w';
+}
+
+/* The first op of the backward pass that reads a slot, -1: none. */
+static int first_backward_read(const qd_class_writer *w, int slot)
+{
+    for (int i = 0; i < w->op_count; i++)
+        for (int j = 0; j < QD_OP_SLOTS && w->ops[i].phase != QD_PHASE_FORWARD; j++)
+            if (w->ops[i].slot[j] == slot && reads(&w->ops[i], j))
+                return i;
+    return -1;
+}
+
+/* Ops from `first` on that write a slot. */
+static int writer_count(const qd_class_writer *w, int slot, int first)
+{
+    int count = 0;
+    for (int i = first; i < w->op_count; i++)
+        for (int j = 0; j < QD_OP_SLOTS; j++)
+            count += w->ops[i].slot[j] == slot && writes(&w->ops[i], j);
+    return count;
+}
+
+/* Whether running op `index` again frees more bytes than keeping its inputs takes. Its results must be its alone. */
+static bool pays(const qd_class_writer *w, int index)
+{
+    const qd_op *op = &w->ops[index];
+    int64_t saved = 0, cost = 0;
+    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0) /* products and attention are never cheap */
+        return false;
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        if (op->slot[j] < 0)
+            continue;
+        const qd_slot *slot = &w->slots[op->slot[j]];
+        bool kept = first_backward_read(w, op->slot[j]) >= 0;
+        if (writes(op, j)) {
+            if (slot->kind != QD_SLOT_LOCAL || reads(op, j) || writer_count(w, op->slot[j], 0) > 1)
+                return false;
+            saved += kept ? qd_slot_bytes(slot) : 0;
+        } else if (slot->kind == QD_SLOT_LOCAL) {
+            if (writer_count(w, op->slot[j], index) > 0) /* changed in place since */
+                return false;
+            cost += kept ? 0 : qd_slot_bytes(slot);
+        }
+    }
+    return saved > cost;
+}
+
+/* A second run of op `index` right before the first reader of its results. Its results get slots of their own, which the
+ * backward pass reads instead: those of phase F then end with phase F, and lifetimes are derived as for any other. */
+static qd_status run_again(qd_class_writer *w, int index)
+{
+    qd_op copy = w->ops[index];
+    copy.phase = QD_PHASE_INPUT;
+    copy.again = true;
+    int at = w->op_count;
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        if (!writes(&copy, j))
+            continue;
+        int slot = copy.slot[j], reader = first_backward_read(w, slot);
+        if (w->slot_count == QD_CLASS_SLOTS || w->op_count == QD_CLASS_OPS)
+            return QD_FAIL(QD_SYSTEM, "the op list of a module outgrew its table");
+        at = reader >= 0 && reader < at ? reader : at;
+        w->slots[w->slot_count] = w->slots[slot];
+        copy.slot[j] = (int16_t)w->slot_count++;
+        for (int i = 0; i < w->op_count; i++)
+            for (int k = 0; k < QD_OP_SLOTS && w->ops[i].phase != QD_PHASE_FORWARD; k++)
+                if (w->ops[i].slot[k] == slot)
+                    w->ops[i].slot[k] = copy.slot[j];
+    }
+    memmove(&w->ops[at + 1], &w->ops[at], (size_t)(w->op_count++ - at) * sizeof *w->ops);
+    w->ops[at] = copy;
+    return QD_OK;
+}
+
+/* Backwards through phase F: an op is run again if the backward pass, or an op that is run again, reads its results. */
+static qd_status mark_needed(qd_class_writer *w)
+{
+    bool needed[QD_CLASS_SLOTS] = {false};
+    for (int s = 0; s < w->slot_count; s++)
+        needed[s] = first_backward_read(w, s) >= 0;
+    for (int i = w->op_count - 1; i >= 0; i--) {
+        qd_op *op = &w->ops[i];
+        if (op->phase != QD_PHASE_FORWARD)
+            continue;
+        for (int j = 0; j < QD_OP_SLOTS; j++)
+            op->again = op->again || (writes(op, j) && needed[op->slot[j]]);
+        for (int j = 0; j < QD_OP_SLOTS && op->again; j++) {
+            if (writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)
+                return QD_FAIL(QD_SYSTEM, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind), w->slots[op->slot[j]].name);
+            if (reads(op, j))
+                needed[op->slot[j]] = true;
+        }
+    }
+    return QD_OK;
+}
+
+qd_status qd_recompute_apply(qd_class_writer *w, qd_recompute mode)
+{
+    if (mode == QD_RECOMPUTE_FULL)
+        return mark_needed(w);
+    for (int i = 0; i < w->op_count && mode == QD_RECOMPUTE_SELECTIVE; i++)
+        if (pays(w, i))
+            QD_TRY(run_again(w, i));
+    return QD_OK;
+}
