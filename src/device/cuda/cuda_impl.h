@@ -1,0 +1,76 @@
+/* The CUDA device, as its C files see it: cuda.c (memory, streams, events), matmul*.c (cuBLASLt), attention_cudnn*.c. The
+ * kernels in .cu files see launch_impl.h only.
+ *
+ * Ranks may be threads of one process that share a GPU or have one each: every entry point makes its device current first
+ * (cuda.c does it for the kernel table and for the calls below, so the functions declared here find it current). */
+#ifndef QD_DEVICE_CUDA_CUDA_IMPL_H
+#define QD_DEVICE_CUDA_CUDA_IMPL_H
+
+#include "device/cuda/launch_impl.h"
+#include "device/device_impl.h"
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+/* Workspace that the compute stream starts with: what cuBLASLt may use. The communication stream starts without. */
+#define QD_CUDA_WORKSPACE_BYTES ((int64_t)64 << 20)
+
+typedef struct qd_cuda_stream {
+    qd_stream base; /* first: a qd_stream * of a CUDA device is a qd_cuda_stream * */
+    cudaStream_t stream;
+    void *workspace;
+    int64_t workspace_bytes;
+} qd_cuda_stream;
+
+typedef struct qd_cuda_products qd_cuda_products;   /* matmul.c: algorithms chosen, descriptors */
+typedef struct qd_cuda_attention qd_cuda_attention; /* attention_cudnn.c: plans built */
+
+typedef struct qd_cuda {
+    qd_device base; /* first: a qd_device * of kind "cuda" is a qd_cuda * */
+    qd_cuda_stream compute, comm;
+    int ordinal;
+    struct cudaDeviceProp properties;
+    bool deterministic;
+    qd_cuda_fault *fault; /* page-locked, also the device's address */
+    char isa[16], blas[32];
+    cublasLtHandle_t blas_handle; /* from here on: made by the functions below, NULL before */
+    qd_cuda_products *products;
+    cudnnHandle_t cudnn_handle;
+    qd_cuda_attention *attention;
+} qd_cuda;
+
+static inline qd_cuda *qd_cuda_of(qd_stream *stream)
+{
+    return (qd_cuda *)stream->device;
+}
+
+static inline cudaStream_t qd_cuda_stream_of(qd_stream *stream)
+{
+    return ((qd_cuda_stream *)stream)->stream;
+}
+
+/* Called once, after streams, workspace and properties are there. qd_cuda_products_create sets blas_handle, products, the
+ * text `blas` ("cuBLASLt 13.0") and the fused_* fields of base.caps. The destroy functions take a half-built device. */
+qd_status qd_cuda_products_create(qd_cuda *cuda);
+void qd_cuda_products_destroy(qd_cuda *cuda);
+qd_status qd_cuda_attention_create(qd_cuda *cuda);
+void qd_cuda_attention_destroy(qd_cuda *cuda);
+
+/* Device memory that the two hold themselves beyond the workspace, by name, each item begun with ", ". */
+void qd_cuda_products_describe(const qd_cuda *cuda, qd_strbuf *text);
+void qd_cuda_attention_describe(const qd_cuda *cuda, qd_strbuf *text);
+
+/* qd_device_ops.tune and so on, in matmul*.c. */
+qd_status qd_cuda_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
+qd_status qd_cuda_tuning_get(qd_device *device, qd_strbuf *text);
+qd_status qd_cuda_tuning_set(qd_device *device, const char *text);
+
+/* Attention through cuDNN. QD_UNSUPPORTED, before any work and without recording an error, for what it does not take:
+ * types, head sizes, document masks. Then kernels of our own run. */
+qd_status qd_cuda_attention_forward_cudnn(qd_stream *stream, const qd_attention_args *a);
+qd_status qd_cuda_attention_backward_cudnn(qd_stream *stream, const qd_attention_args *a);
+
+/* qd_device_ops.run_fma: one large bf16 product (ceiling.c). */
+qd_status qd_cuda_run_fma(qd_stream *stream, double *flops);
+
+#endif

@@ -1,0 +1,72 @@
+/* What kernels (.cu files, C++) and the rest of the CUDA device (C) share. Neither `struct qd_cuda` nor library handles are
+ * visible here: see cuda_impl.h, which is C only. */
+#ifndef QD_DEVICE_CUDA_LAUNCH_IMPL_H
+#define QD_DEVICE_CUDA_LAUNCH_IMPL_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "device/device.h"
+
+#include <cuda_runtime_api.h>
+
+/* What a kernel that was given an impossible index leaves behind in page-locked memory. The host cannot look before the
+ * kernel runs, so the next qd_stream_wait reports it. */
+typedef enum qd_cuda_fault_kind { QD_CUDA_NO_FAULT, QD_CUDA_BAD_TOKEN, QD_CUDA_BAD_POSITION, QD_CUDA_BAD_TARGET } qd_cuda_fault_kind;
+typedef struct qd_cuda_fault {
+    int kind; /* qd_cuda_fault_kind */
+    int value;
+    long long row, bound; /* bound: values must be below, or -1: values must be at least 0 */
+} qd_cuda_fault;
+
+/* Where and how to launch, taken from a stream. */
+typedef struct qd_cuda_launch {
+    cudaStream_t stream;
+    int multiprocessors;
+    int shared_most;      /* bytes of shared memory that a block may ask for */
+    bool deterministic;
+    qd_cuda_fault *fault; /* device address */
+} qd_cuda_launch;
+qd_cuda_launch qd_cuda_launch_of(qd_stream *stream);
+
+/* At least `bytes` of memory for the call that is being enqueued on this stream; its contents are undefined, and the next
+ * call on the stream may use it too, which is safe because a stream runs its work in order. Grows where it is too small,
+ * which waits for the stream: calls of one shape do so once at most. Aligned to 256 bytes. */
+qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address);
+
+/* Records the failure of a call of the CUDA runtime and clears its sticky state. Out of memory becomes QD_NO_MEMORY, with
+ * what is free and what there is. */
+qd_status qd_cuda_fail_at(const char *file, int line, const char *function, const char *call, cudaError_t error);
+#define QD_CUDA_TRY(call)                                                                                   \
+    do {                                                                                                    \
+        cudaError_t qd_cuda_error = (call);                                                                 \
+        if (qd_cuda_error != cudaSuccess)                                                                   \
+            return qd_cuda_fail_at(__FILE__, __LINE__, __func__, #call, qd_cuda_error);                     \
+    } while (0)
+/* For functions with one `done:` label that cleans up and returns `status`. */
+#define QD_CUDA_TRY_DONE(call)                                                                              \
+    do {                                                                                                    \
+        cudaError_t qd_cuda_error = (call);                                                                 \
+        if (qd_cuda_error != cudaSuccess) {                                                                 \
+            status = qd_cuda_fail_at(__FILE__, __LINE__, __func__, #call, qd_cuda_error);                   \
+            goto done;                                                                                      \
+        }                                                                                                   \
+    } while (0)
+
+/* QD_OK if dtype is one that kernels store activations and parameters in. */
+qd_status qd_cuda_check_float(const char *kernel, const char *what, qd_dtype dtype);
+
+/* The kernels. Slot S of the table is qd_cuda_S; when it is called the stream's device is current. */
+#define QD_CUDA_KERNEL(slot, args) qd_status qd_cuda_##slot(qd_stream *stream, const args *a);
+QD_KERNEL_TABLE(QD_CUDA_KERNEL)
+#undef QD_CUDA_KERNEL
+
+/* Attention with kernels of our own (attention*.cu): everything that cpu/attention.c takes. */
+qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a);
+qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
