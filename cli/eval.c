@@ -90,6 +90,8 @@ static qd_status run(cli_call *call)
         return QD_FAIL(QD_USAGE, "eval: name a run folder or a checkpoint, and at most one text: quadrille eval MODEL [TEXT]");
     o.model = call->words[0];
     o.text = call->word_count > 1 ? call->words[1] : NULL;
+    if (qd_options_string(call->options, "logits")[0])
+        o.logits = qd_options_string(call->options, "logits");
     progress_catch_signals();
     qd_status status = qd_evaluate(&o, &report);
     progress_clear(&line);
@@ -104,13 +106,14 @@ static const qd_option own[] = {
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens of a window; 0: as in training", NULL},
     {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows that go through the model at once; 0: about 4096 tokens", NULL},
     {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also a Kneser-Ney trigram model of the same training tokens", NULL},
+    {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
 };
 
 const cli_command cli_eval = {
     .name = "eval",
-    .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--threads N] [--json]",
+    .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--logits FILE] [--threads N] [--json]",
     .summary = "Loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"

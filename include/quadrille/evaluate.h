@@ -16,6 +16,9 @@ typedef struct qd_evaluate_options {
     int64_t per_pass;  /* windows that go through the model at once; 0: as many as make about 4096 tokens */
     int threads;       /* 0: all cores */
     bool baseline;     /* also a trigram model of the training tokens, on the same held-out tokens; not with a text */
+    /* NULL, or a safetensors file to write, for comparisons with other programs: tokens (int32) and logits (fp32, one row per
+     * token) of the first window. */
+    const char *logits;
     /* Called after each pass with windows done and in all; false ends with QD_INTERRUPTED. May be NULL. */
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *context;

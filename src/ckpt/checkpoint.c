@@ -283,6 +283,7 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
     for (int i = 0; i < t->piece_count; i++) {
         QD_TRY(check_piece(c, t, &t->pieces[i]));
         copied += copy_shared(&t->pieces[i], box, out);
+        qd_safetensors_release(t->pieces[i].entry);
     }
     if (copied != box->length[0] * box->length[1])
         return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not make up the tensor", c->folder, param->name);
@@ -292,7 +293,9 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
 qd_status qd_checkpoint_verify(qd_checkpoint *c)
 {
     for (int i = 0; i < c->tensor_count; i++)
-        for (int p = 0; p < c->tensors[i].piece_count; p++)
+        for (int p = 0; p < c->tensors[i].piece_count; p++) {
             QD_TRY(check_piece(c, &c->tensors[i], &c->tensors[i].pieces[p]));
+            qd_safetensors_release(c->tensors[i].pieces[p].entry);
+        }
     return QD_OK;
 }

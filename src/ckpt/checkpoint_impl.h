@@ -2,6 +2,7 @@
 #define QD_CKPT_CHECKPOINT_IMPL_H
 
 #include "ckpt/checkpoint.h"
+#include "ckpt/folder.h"
 
 #define QD_CKPT_FORMAT "quadrille checkpoint"
 #define QD_CKPT_VERSION 1
@@ -13,7 +14,4 @@ extern const char *const qd_ckpt_kind_names[QD_CKPT_KIND_COUNT];
 
 char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free it; NULL when memory is out */
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT]);
-qd_status qd_ckpt_sync_folder(const char *path);
-/* Removes a folder and the files in it; a folder that is not there is fine. */
-qd_status qd_ckpt_remove_folder(const char *path);
 #endif

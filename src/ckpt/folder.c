@@ -1,9 +1,10 @@
 /* Files and folders of checkpoints. */
+#define _GNU_SOURCE /* nftw */
 #include "ckpt/checkpoint_impl.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,20 +36,18 @@ qd_status qd_ckpt_sync_folder(const char *path)
     return synced ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", path, strerror(error));
 }
 
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *place)
+{
+    (void)info;
+    (void)kind;
+    (void)place;
+    return remove(path);
+}
+
 qd_status qd_ckpt_remove_folder(const char *path)
 {
-    DIR *dir = opendir(path);
-    if (!dir)
-        return errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be opened: %s", path, strerror(errno));
-    qd_status status = QD_OK;
-    for (struct dirent *entry; status == QD_OK && (entry = readdir(dir)) != NULL;) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
-            status = QD_FAIL(QD_IO, "%s/%s: cannot be removed: %s", path, entry->d_name, strerror(errno));
-    }
-    closedir(dir);
-    if (status == QD_OK && rmdir(path) != 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", path, strerror(errno));
-    return status;
+    enum { OPEN_FOLDERS = 16 };
+    if (nftw(path, remove_one, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS) == 0 || errno == ENOENT)
+        return QD_OK;
+    return QD_FAIL(QD_IO, "%s: cannot be removed: %s", path, strerror(errno));
 }

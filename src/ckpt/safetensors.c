@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "ckpt/safetensors.h"
 
 #include "base/json.h"
@@ -38,9 +39,13 @@ typedef struct declared {
     int64_t shape[QD_SAFETENSORS_DIMS], bytes;
 } declared;
 
+enum { MOST_NOTES = 4 };
+
 struct qd_safetensors_writer {
     char *path;
     int fd;
+    const char *notes[MOST_NOTES][2];
+    int note_count;
     declared *tensors;
     int count, capacity, written;
 };
@@ -81,6 +86,15 @@ qd_status qd_safetensors_create(const char *path, qd_safetensors_writer **writer
     return QD_OK;
 }
 
+qd_status qd_safetensors_note(qd_safetensors_writer *w, const char *key, const char *value)
+{
+    if (w->note_count == MOST_NOTES)
+        return QD_FAIL(QD_USAGE, "%s: more than %d notes", w->path, MOST_NOTES);
+    w->notes[w->note_count][0] = key;
+    w->notes[w->note_count++][1] = value;
+    return QD_OK;
+}
+
 qd_status qd_safetensors_declare(qd_safetensors_writer *w, const char *name, qd_dtype dtype, int dims, const int64_t *shape)
 {
     if (w->count == w->capacity) {
@@ -109,6 +123,12 @@ static qd_status write_header(qd_safetensors_writer *w)
     qd_json_writer json = qd_json_writer_on(&text);
     int64_t offset = 0;
     qd_json_object_begin(&json, NULL);
+    if (w->note_count > 0) {
+        qd_json_object_begin(&json, "__metadata__");
+        for (int i = 0; i < w->note_count; i++)
+            qd_json_put_string(&json, w->notes[i][0], w->notes[i][1]);
+        qd_json_end(&json);
+    }
     for (int i = 0; i < w->count; i++) {
         const declared *t = &w->tensors[i];
         qd_json_object_begin(&json, t->name);
@@ -367,4 +387,15 @@ const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *f, const c
 {
     const qd_safetensors_entry key = {.name = name};
     return bsearch(&key, f->entries, (size_t)f->count, sizeof key, by_name);
+}
+
+void qd_safetensors_release(const qd_safetensors_entry *entry)
+{
+    /* Whole pages only: those at the ends may hold a neighbour that is in use. Clean pages of a file come back by themselves. */
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->data;
+    uintptr_t end = begin + (uintptr_t)entry->count * qd_dtype_size(entry->dtype);
+    begin = (begin + page - 1) / page * page;
+    end = end / page * page;
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
 }

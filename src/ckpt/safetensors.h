@@ -13,6 +13,8 @@
 typedef struct qd_safetensors_writer qd_safetensors_writer;
 
 qd_status qd_safetensors_create(const char *path, qd_safetensors_writer **writer);
+/* Before the first write: a text under `key` in the header's "__metadata__". Both must outlive the writer. */
+qd_status qd_safetensors_note(qd_safetensors_writer *writer, const char *key, const char *value);
 /* Before the first write. Names must differ. */
 qd_status qd_safetensors_declare(qd_safetensors_writer *writer, const char *name, qd_dtype dtype, int dims,
                                  const int64_t *shape);
@@ -40,4 +42,6 @@ void qd_safetensors_close(qd_safetensors *file);
 int qd_safetensors_count(const qd_safetensors *file);
 const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *file, int index);
 const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *file, const char *name); /* NULL: none */
+/* Gives back the memory that reading a tensor took; it can be read again. */
+void qd_safetensors_release(const qd_safetensors_entry *entry);
 #endif

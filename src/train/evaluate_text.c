@@ -1,6 +1,8 @@
 /* qd_evaluate(): which tokens of which data set are predicted. */
+#include "ckpt/safetensors.h"
 #include "train/run_corpus.h"
 #include "train/evaluate.h"
+#include "train/generate.h"
 
 #include "base/clock.h"
 
@@ -110,6 +112,49 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     return qd_run_corpus_open(&c, NULL, corpus);
 }
 
+static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int32_t *tokens, float *logits, int64_t seq)
+{
+    int64_t vocab = qd_generator_vocab(g);
+    uint64_t hash;
+    for (int64_t t = 0; t < seq; t++) {
+        QD_TRY(qd_generator_feed(g, tokens + t, 1));
+        memcpy(logits + t * vocab, qd_generator_logits(g), (size_t)vocab * sizeof *logits);
+    }
+    QD_TRY(qd_safetensors_declare(w, "tokens", QD_I32, 1, &seq));
+    QD_TRY(qd_safetensors_declare(w, "logits", QD_F32, 2, (int64_t[]){seq, vocab}));
+    QD_TRY(qd_safetensors_write(w, tokens, &hash));
+    return qd_safetensors_write(w, logits, &hash);
+}
+
+/* Of the first window, token by token: logits of whole windows are never in memory otherwise. */
+static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, int64_t seq)
+{
+    qd_generator *g = NULL;
+    qd_safetensors_writer *writer = NULL;
+    int32_t *tokens = NULL;
+    float *logits = NULL;
+    qd_status status = QD_OK;
+    int64_t have = w->ranges[0].end - 1 - w->ranges[0].first;
+    have = have < seq ? have : seq;
+    QD_TRY_DONE(qd_generator_create(o->model, have, o->threads, &g));
+    tokens = malloc((size_t)have * 3 * sizeof *tokens);
+    logits = malloc((size_t)(have * qd_generator_vocab(g)) * sizeof *logits);
+    if (!tokens || !logits)
+        QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for the logits of %lld tokens", (long long)have));
+    QD_TRY_DONE(qd_data_window(w->corpus->data, 0, w->ranges[0].first, have, tokens, tokens + have, tokens + 2 * have));
+    QD_TRY_DONE(qd_safetensors_create(o->logits, &writer));
+    status = write_rows(writer, g, tokens, logits, have);
+    if (status == QD_OK)
+        status = qd_safetensors_finish(writer);
+    else
+        qd_safetensors_abandon(writer);
+done:
+    free(tokens);
+    free(logits);
+    qd_generator_destroy(g);
+    return status;
+}
+
 qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
 {
     qd_model_run run;
@@ -138,6 +183,8 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
         report->bytes = windows.bytes;
         report->bits_per_byte = result.loss * (double)result.tokens / ((double)windows.bytes * log(2.0));
     }
+    if (o->logits)
+        QD_TRY_DONE(write_logits(o, &windows, seq));
     if (o->baseline)
         QD_TRY_DONE(qd_data_trigram(corpus.data, &report->baseline));
 done:

@@ -1,0 +1,152 @@
+/* Which of our tensors make up which of theirs. */
+#include "ckpt/huggingface_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct rule {
+    const char *ours, *theirs; /* of blocks: what follows the block's own name */
+} rule;
+
+typedef struct family {
+    const char *prefix, *blocks; /* blocks: below the prefix, before the number */
+    bool transposed;             /* matrices of blocks are (in, out) */
+    const rule *rules;
+} family;
+
+static const rule gpt2_rules[] = {
+    {"embed.tokens.weight", "wte.weight"},
+    {"embed.positions.weight", "wpe.weight"},
+    {"attn_norm.weight", "ln_1.weight"},
+    {"attn_norm.bias", "ln_1.bias"},
+    {"attn.q.weight", "attn.c_attn.weight"},
+    {"attn.k.weight", "attn.c_attn.weight"},
+    {"attn.v.weight", "attn.c_attn.weight"},
+    {"attn.q.bias", "attn.c_attn.bias"},
+    {"attn.k.bias", "attn.c_attn.bias"},
+    {"attn.v.bias", "attn.c_attn.bias"},
+    {"attn.out.weight", "attn.c_proj.weight"},
+    {"attn.out.bias", "attn.c_proj.bias"},
+    {"mlp_norm.weight", "ln_2.weight"},
+    {"mlp_norm.bias", "ln_2.bias"},
+    {"mlp.up.weight", "mlp.c_fc.weight"},
+    {"mlp.up.bias", "mlp.c_fc.bias"},
+    {"mlp.down.weight", "mlp.c_proj.weight"},
+    {"mlp.down.bias", "mlp.c_proj.bias"},
+    {"head.norm.weight", "ln_f.weight"},
+    {"head.norm.bias", "ln_f.bias"},
+    {NULL, NULL},
+};
+
+static const rule llama_rules[] = {
+    {"embed.tokens.weight", "embed_tokens.weight"},
+    {"attn_norm.weight", "input_layernorm.weight"},
+    {"attn.q.weight", "self_attn.q_proj.weight"},
+    {"attn.k.weight", "self_attn.k_proj.weight"},
+    {"attn.v.weight", "self_attn.v_proj.weight"},
+    {"attn.out.weight", "self_attn.o_proj.weight"},
+    {"attn.q.bias", "self_attn.q_proj.bias"},
+    {"attn.k.bias", "self_attn.k_proj.bias"},
+    {"attn.v.bias", "self_attn.v_proj.bias"},
+    {"attn.out.bias", "self_attn.o_proj.bias"},
+    {"mlp_norm.weight", "post_attention_layernorm.weight"},
+    {"mlp.gate.weight", "mlp.gate_proj.weight"},
+    {"mlp.up.weight", "mlp.up_proj.weight"},
+    {"mlp.down.weight", "mlp.down_proj.weight"},
+    {"mlp.gate.bias", "mlp.gate_proj.bias"},
+    {"mlp.up.bias", "mlp.up_proj.bias"},
+    {"mlp.down.bias", "mlp.down_proj.bias"},
+    {"head.norm.weight", "norm.weight"},
+    {NULL, NULL},
+};
+
+static const family families[] = {
+    [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules},
+    [QD_ARCH_LLAMA] = {"model.", "layers.", false, llama_rules},
+};
+
+const char *qd_hf_prefix(qd_arch arch)
+{
+    return families[arch].prefix;
+}
+
+static qd_status their_name(const family *f, const qd_ledger *ledger, const qd_param *p, char *name, size_t size)
+{
+    const qd_module *module = &ledger->modules[p->module];
+    bool block = module->kind == QD_MODULE_BLOCK;
+    const char *ours = block ? p->name + strlen(module->name) + 1 : p->name;
+    if (strcmp(ours, "head.weight") == 0) {
+        snprintf(name, size, "lm_head.weight");
+        return QD_OK;
+    }
+    const rule *r = f->rules;
+    while (r->ours && strcmp(r->ours, ours) != 0)
+        r++;
+    if (!r->ours)
+        return QD_FAIL(QD_UNSUPPORTED, "'%s' has no place in a %s model of transformers", p->name, qd_arch_name(ledger->model.arch));
+    if (block)
+        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, r->theirs);
+    else
+        snprintf(name, size, "%s%s", f->prefix, r->theirs);
+    return QD_OK;
+}
+
+static void start_tensor(qd_hf_tensor *t, const qd_param *p, bool transposed)
+{
+    t->dims = p->ndim;
+    t->transposed = transposed && p->ndim == 2;
+    t->shape[0] = t->transposed ? p->shape[1] : 0;
+    t->shape[1] = t->transposed ? 0 : p->shape[1];
+}
+
+/* Llama of transformers has biases at q, k, v and the output, or at none of them. */
+static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors, int *count)
+{
+    const struct {
+        const char *theirs;
+        bool ours;
+        int64_t size;
+    } biases[] = {
+        {"self_attn.q_proj.bias", m->qkv_bias, (int64_t)m->heads * m->head_dim},
+        {"self_attn.k_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
+        {"self_attn.v_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
+        {"self_attn.o_proj.bias", m->linear_bias, m->hidden},
+    };
+    if (m->arch != QD_ARCH_LLAMA || m->qkv_bias == m->linear_bias)
+        return;
+    for (int layer = 0; layer < m->layers; layer++)
+        for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
+            if (biases[i].ours)
+                continue;
+            qd_hf_tensor *t = &tensors[(*count)++];
+            *t = (qd_hf_tensor){.dims = 1, .shape = {biases[i].size, 1}};
+            snprintf(t->name, sizeof t->name, "%s%s%d.%s", f->prefix, f->blocks, layer, biases[i].theirs);
+        }
+}
+
+qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor **tensors, int *count)
+{
+    const family *f = &families[ledger->model.arch];
+    qd_hf_tensor *list = QD_ARENA_NEW(arena, qd_hf_tensor, ledger->param_count + 3 * ledger->model.layers);
+    int n = 0;
+    if (!list)
+        return QD_NO_MEMORY;
+    for (int i = 0; i < ledger->param_count; i++) {
+        const qd_param *p = &ledger->params[i];
+        char name[sizeof list->name];
+        if (p->tied_to >= 0)
+            continue;
+        QD_TRY(their_name(f, ledger, p, name, sizeof name));
+        qd_hf_tensor *t = n > 0 && strcmp(list[n - 1].name, name) == 0 ? &list[n - 1] : &list[n++];
+        if (t->param_count == 0) {
+            memcpy(t->name, name, sizeof name);
+            start_tensor(t, p, f->transposed && ledger->modules[p->module].kind == QD_MODULE_BLOCK);
+        }
+        t->params[t->param_count++] = i;
+        t->shape[t->transposed ? 1 : 0] += p->shape[0];
+    }
+    add_zeros(f, &ledger->model, list, &n);
+    *tensors = list;
+    *count = n;
+    return QD_OK;
+}

@@ -1,0 +1,361 @@
+/* Reading Hugging Face folders. Files are mapped, and what a tensor took is given back once it has been copied. */
+#include "base/half.h"
+#include "ckpt/checkpoint_impl.h"
+#include "ckpt/huggingface_impl.h"
+#include "ckpt/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct qd_hf_source {
+    char *folder;
+    qd_hf_config config;
+    char **file_names;
+    qd_safetensors **files;
+    int file_count;
+    const qd_ledger *ledger;
+    qd_hf_tensor *tensors;
+    int tensor_count;
+    int *tensor_of; /* per parameter */
+    const qd_safetensors_entry **entries; /* per tensor of theirs; NULL: zeros */
+};
+
+/* ---- files ---- */
+
+static qd_status add_file(qd_hf_source *s, const char *name)
+{
+    for (int i = 0; i < s->file_count; i++)
+        if (strcmp(s->file_names[i], name) == 0)
+            return QD_OK;
+    if (strchr(name, '/') || name[0] == '.' || name[0] == '\0')
+        return QD_FAIL(QD_USAGE, "%s/" QD_HF_INDEX ": names a file outside the folder: %s", s->folder, name);
+    char **names = realloc(s->file_names, (size_t)(s->file_count + 1) * sizeof *names);
+    if (names)
+        s->file_names = names;
+    qd_safetensors **files = realloc(s->files, (size_t)(s->file_count + 1) * sizeof *files);
+    if (files)
+        s->files = files;
+    char *path = qd_ckpt_path(s->folder, name), *kept = strdup(name);
+    qd_status status = names && files && path && kept ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", s->folder);
+    if (status == QD_OK)
+        status = qd_safetensors_open(path, &s->files[s->file_count]);
+    if (status == QD_OK)
+        s->file_names[s->file_count++] = kept;
+    else
+        free(kept);
+    free(path);
+    return status;
+}
+
+static const qd_safetensors_entry *find(const qd_hf_source *s, const char *name)
+{
+    const qd_safetensors_entry *entry = NULL;
+    for (int i = 0; i < s->file_count && !entry; i++)
+        entry = qd_safetensors_find(s->files[i], name);
+    return entry;
+}
+
+/* As it is named, or without the part that folders of models without a head leave out. */
+static const qd_safetensors_entry *find_either(const qd_hf_source *s, const char *name)
+{
+    const char *prefix = qd_hf_prefix(s->config.model.arch);
+    const qd_safetensors_entry *entry = find(s, name);
+    if (!entry && strncmp(name, prefix, strlen(prefix)) == 0)
+        entry = find(s, name + strlen(prefix));
+    return entry;
+}
+
+static qd_status open_indexed(qd_hf_source *s, const char *index)
+{
+    qd_json *document = NULL;
+    const qd_json_node *map, *value;
+    const char *name;
+    QD_TRY(qd_json_load(index, &document));
+    qd_status status = qd_json_get_node(document, qd_json_root(document), "weight_map", QD_JSON_OBJECT, &map);
+    if (status == QD_OK)
+        for (qd_json_iterator it = qd_json_begin(map); status == QD_OK && qd_json_next(&it, &name, &value);) {
+            const char *file = qd_json_as_string(value);
+            status = file ? add_file(s, file) : QD_FAIL(QD_USAGE, "%s: '%s' has no file name", index, name);
+            for (int i = 0; status == QD_OK && i < s->file_count; i++)
+                if (strcmp(s->file_names[i], file) == 0 && !qd_safetensors_find(s->files[i], name))
+                    status = QD_FAIL(QD_CORRUPT, "%s/%s: holds no tensor '%s', but " QD_HF_INDEX " says so", s->folder, file, name);
+        }
+    qd_json_destroy(document);
+    return status;
+}
+
+static qd_status open_files(qd_hf_source *s)
+{
+    char *index = qd_ckpt_path(s->folder, QD_HF_INDEX), *single = qd_ckpt_path(s->folder, QD_HF_FILE);
+    qd_status status = index && single ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", s->folder);
+    if (status == QD_OK && access(single, F_OK) == 0)
+        status = add_file(s, QD_HF_FILE);
+    else if (status == QD_OK && access(index, F_OK) == 0)
+        status = open_indexed(s, index);
+    else if (status == QD_OK)
+        status = QD_FAIL(QD_USAGE, "%s: holds neither " QD_HF_FILE " nor " QD_HF_INDEX "; other formats must be saved as safetensors "
+                                   "first (save_pretrained)", s->folder);
+    free(index);
+    free(single);
+    return status;
+}
+
+/* ---- elements ---- */
+
+static inline float element(const void *data, int64_t index, qd_dtype dtype)
+{
+    uint16_t half;
+    float single;
+    double wide;
+    switch (dtype) { /* data may be unaligned */
+    case QD_BF16: memcpy(&half, (const char *)data + index * 2, 2); return qd_bf16_to_f32(half);
+    case QD_F16: memcpy(&half, (const char *)data + index * 2, 2); return qd_f16_to_f32(half);
+    case QD_F64: memcpy(&wide, (const char *)data + index * 8, 8); return (float)wide;
+    default: memcpy(&single, (const char *)data + index * 4, 4); return single;
+    }
+}
+
+static bool all_zero(const qd_safetensors_entry *entry)
+{
+    for (int64_t i = 0; i < entry->count; i++)
+        if (element(entry->data, i, entry->dtype) != 0.0f)
+            return false;
+    return true;
+}
+
+/* ---- biases ---- */
+
+/* Ours: q, k and v, and apart from them output and MLP. Theirs: q, k, v and output, and apart from them the MLP. Where one says
+ * yes and the other no, zeros stand in; our own exports come back as they were. */
+static void choose_biases(qd_hf_source *s, qd_strbuf *notes)
+{
+    qd_hf_config *c = &s->config;
+    char name[96];
+    if (c->model.arch != QD_ARCH_LLAMA)
+        return;
+    bool output = c->attention_bias && c->mlp_bias, qkv = false;
+    for (int layer = 0; c->attention_bias && !(output && qkv) && layer < c->model.layers; layer++)
+        for (int i = 0; i < 4; i++) {
+            snprintf(name, sizeof name, "%slayers.%d.self_attn.%c_proj.bias", qd_hf_prefix(c->model.arch), layer, "qkvo"[i]);
+            const qd_safetensors_entry *entry = find_either(s, name);
+            bool used = !entry || !all_zero(entry);
+            output = output || (i == 3 && used);
+            qkv = qkv || (i < 3 && used);
+        }
+    c->model.linear_bias = c->mlp_bias || output;
+    /* All zero: new biases, which a model that asks for them has, or those that our export had to add. */
+    c->model.qkv_bias = c->attention_bias && (qkv || !c->mlp_bias);
+    if (c->model.linear_bias && !c->mlp_bias)
+        qd_strbuf_puts(notes, "the MLP has biases of 0 now: attention's output has some, and here they go together\n");
+    if (c->model.linear_bias && !c->attention_bias)
+        qd_strbuf_puts(notes, "attention's output has biases of 0 now: the MLP has some, and here they go together\n");
+}
+
+/* ---- opening ---- */
+
+qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source)
+{
+    qd_hf_source *s = calloc(1, sizeof *s);
+    if (!s || !(s->folder = strdup(folder))) {
+        free(s);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to open %s", folder);
+    }
+    char *path = qd_ckpt_path(folder, QD_HF_CONFIG);
+    qd_status status = path ? qd_hf_config_read(path, notes, &s->config) : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", folder);
+    free(path);
+    if (status == QD_OK)
+        status = open_files(s);
+    if (status != QD_OK) {
+        qd_hf_close(s);
+        return status;
+    }
+    choose_biases(s, notes);
+    *source = s;
+    return QD_OK;
+}
+
+void qd_hf_close(qd_hf_source *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < s->file_count; i++) {
+        qd_safetensors_close(s->files[i]);
+        free(s->file_names[i]);
+    }
+    free(s->file_names);
+    free(s->files);
+    free(s->folder);
+    free(s);
+}
+
+const qd_model *qd_hf_model(const qd_hf_source *s)
+{
+    return &s->config.model;
+}
+
+int64_t qd_hf_positions(const qd_hf_source *s)
+{
+    return s->config.positions;
+}
+
+/* ---- what is there, and what should be ---- */
+
+/* The first few names of a list, for a message. */
+typedef struct names {
+    char text[400];
+    int count;
+} names;
+
+static void add_name(names *n, const char *name)
+{
+    size_t used = strlen(n->text);
+    if (n->count++ < 4)
+        snprintf(n->text + used, sizeof n->text - used, "%s%s", used ? ", " : "", name);
+    else if (n->count == 6)
+        snprintf(n->text + used, sizeof n->text - used, ", …");
+}
+
+/* Biases that their model leaves out and ours has as zeros. */
+static bool may_be_missing(const qd_hf_source *s, const char *name)
+{
+    size_t length = strlen(name);
+    if (s->config.model.arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
+        return false;
+    return strstr(name, ".mlp.") ? !s->config.mlp_bias : strstr(name, ".o_proj.") && !s->config.attention_bias;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcmp(text + length - tail, end) == 0;
+}
+
+/* Tables that older versions of transformers saved with the weights: masks, rotary frequencies. */
+static bool is_constant(const char *name)
+{
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") || ends_with(name, ".rotary_emb.inv_freq");
+}
+
+static qd_status check_shape(const qd_hf_source *s, const qd_hf_tensor *t, const qd_safetensors_entry *e)
+{
+    if (e->dtype != QD_F32 && e->dtype != QD_BF16 && e->dtype != QD_F16 && e->dtype != QD_F64)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' is of type %s: fp32, bf16, fp16 or fp64 would be right", s->folder, e->name,
+                       qd_dtype_name(e->dtype));
+    bool same = e->dims == t->dims;
+    for (int d = 0; d < t->dims && same; d++)
+        same = e->shape[d] == t->shape[d];
+    if (same)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %d dimensions, %lld x %lld; config.json asks for %d, %lld x %lld", s->folder, e->name,
+                   e->dims, (long long)(e->dims > 0 ? e->shape[0] : 1), (long long)(e->dims > 1 ? e->shape[1] : 1), t->dims,
+                   (long long)t->shape[0], (long long)t->shape[1]);
+}
+
+/* A head that is tied may be saved with the table it repeats. */
+static qd_status check_tied(const qd_hf_source *s, const qd_safetensors_entry *head)
+{
+    const qd_safetensors_entry *table = s->entries[0];
+    bool same = table && head->dtype == table->dtype && head->count == table->count &&
+                memcmp(head->data, table->data, (size_t)head->count * qd_dtype_size(head->dtype)) == 0;
+    qd_safetensors_release(head);
+    if (table)
+        qd_safetensors_release(table);
+    return same ? QD_OK : QD_FAIL(QD_USAGE, "%s: config.json says that the head is tied to the token table, but lm_head.weight is another",
+                                  s->folder);
+}
+
+static int by_pointer(const void *a, const void *b)
+{
+    const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Every tensor of the files is used, or known to be of no use. */
+static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
+{
+    const void **used = QD_ARENA_NEW(arena, const void *, s->tensor_count + 1);
+    names unknown = {0};
+    if (!used)
+        return QD_NO_MEMORY;
+    for (int t = 0; t < s->tensor_count; t++)
+        used[t] = s->entries[t];
+    qsort(used, (size_t)s->tensor_count, sizeof *used, by_pointer);
+    for (int f = 0; f < s->file_count; f++)
+        for (int i = 0; i < qd_safetensors_count(s->files[f]); i++) {
+            const qd_safetensors_entry *e = qd_safetensors_at(s->files[f], i);
+            if (bsearch(&e, used, (size_t)s->tensor_count, sizeof *used, by_pointer) || is_constant(e->name))
+                continue;
+            if (s->config.model.tied && strcmp(e->name, "lm_head.weight") == 0)
+                QD_TRY(check_tied(s, e));
+            else
+                add_name(&unknown, e->name);
+        }
+    if (unknown.count == 0)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "%s: %d tensors have no place in the model that config.json describes: %s", s->folder, unknown.count,
+                   unknown.text);
+}
+
+qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
+{
+    names missing = {0};
+    s->ledger = ledger;
+    QD_TRY(qd_hf_tensors(ledger, arena, &s->tensors, &s->tensor_count));
+    s->tensor_of = QD_ARENA_NEW(arena, int, ledger->param_count);
+    s->entries = QD_ARENA_NEW(arena, const qd_safetensors_entry *, s->tensor_count + 1);
+    if (!s->tensor_of || !s->entries)
+        return QD_NO_MEMORY;
+    for (int t = 0; t < s->tensor_count; t++) {
+        const qd_hf_tensor *tensor = &s->tensors[t];
+        const qd_safetensors_entry *entry = find_either(s, tensor->name);
+        for (int i = 0; i < tensor->param_count; i++)
+            s->tensor_of[tensor->params[i]] = t;
+        s->entries[t] = entry;
+        if (entry)
+            QD_TRY(check_shape(s, tensor, entry));
+        else if (tensor->param_count > 0 && !may_be_missing(s, tensor->name))
+            add_name(&missing, tensor->name);
+    }
+    if (missing.count > 0)
+        return QD_FAIL(QD_USAGE, "%s: %d tensors of the model that config.json describes are missing: %s", s->folder, missing.count,
+                       missing.text);
+    return check_unknown(s, arena);
+}
+
+/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that stay in the cache */
+static void copy_transposed(const qd_safetensors_entry *e, int64_t first, int64_t rows, int64_t cols, float *out)
+{
+    enum { TILE = 32 };
+    int64_t total = e->shape[1];
+    for (int64_t r0 = 0; r0 < rows; r0 += TILE)
+        for (int64_t c0 = 0; c0 < cols; c0 += TILE)
+            for (int64_t r = r0; r < rows && r < r0 + TILE; r++)
+                for (int64_t c = c0; c < cols && c < c0 + TILE; c++)
+                    out[r * cols + c] = element(e->data, c * total + first + r, e->dtype);
+}
+
+qd_status qd_hf_fetch(void *source, int param, qd_ckpt_kind kind, float *out)
+{
+    const qd_hf_source *s = source;
+    const qd_param *p = &s->ledger->params[param];
+    if (kind != QD_CKPT_VALUE)
+        return QD_FAIL(QD_USAGE, "%s: holds no optimizer state", s->folder);
+    const qd_hf_tensor *t = &s->tensors[s->tensor_of[param]];
+    const qd_safetensors_entry *e = s->entries[s->tensor_of[param]];
+    int64_t count = p->shape[0] * p->shape[1], first = 0;
+    if (!e) {
+        memset(out, 0, (size_t)count * sizeof *out);
+        return QD_OK;
+    }
+    for (int i = 0; t->params[i] != param; i++)
+        first += s->ledger->params[t->params[i]].shape[0];
+    if (t->transposed)
+        copy_transposed(e, first, p->shape[0], p->shape[1], out);
+    else
+        for (int64_t i = 0; i < count; i++)
+            out[i] = element(e->data, first * p->shape[1] + i, e->dtype);
+    qd_safetensors_release(e);
+    return QD_OK;
+}

@@ -1,0 +1,188 @@
+/* Writing Hugging Face folders: one tensor in memory at a time. */
+#include "base/half.h"
+#include "base/strbuf.h"
+#include "ckpt/checkpoint_impl.h"
+#include "ckpt/huggingface_impl.h"
+#include "ckpt/safetensors.h"
+
+#include <quadrille/json_writer.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct exporter {
+    const char *folder;
+    const qd_ledger *ledger;
+    qd_checkpoint *checkpoint;
+    const qd_hf_export *options;
+    qd_hf_tensor *tensors;
+    int *file_of; /* per tensor, ascending */
+    int tensor_count, file_count;
+    int64_t bytes;
+    float *ours, *theirs; /* one of our tensors, one of theirs */
+} exporter;
+
+static int64_t count_of(const qd_hf_tensor *t)
+{
+    return t->shape[0] * t->shape[1];
+}
+
+static void file_name(const exporter *x, int file, char *name, size_t size)
+{
+    if (x->file_count == 1)
+        snprintf(name, size, QD_HF_FILE);
+    else
+        snprintf(name, size, "model-%05d-of-%05d.safetensors", file + 1, x->file_count);
+}
+
+static void share_out(exporter *x)
+{
+    int64_t size = (int64_t)qd_dtype_size(x->options->dtype), filled = 0, most = x->options->shard_bytes;
+    x->file_count = 1;
+    for (int t = 0; t < x->tensor_count; t++) {
+        int64_t bytes = count_of(&x->tensors[t]) * size;
+        if (most > 0 && filled > 0 && filled + bytes > most) {
+            x->file_count++;
+            filled = 0;
+        }
+        filled += bytes;
+        x->bytes += bytes;
+        x->file_of[t] = x->file_count - 1;
+    }
+}
+
+/* theirs (cols, total)[:, first:first + rows] = ours (rows, cols), in tiles that stay in the cache */
+static void put_transposed(const float *ours, int64_t rows, int64_t cols, int64_t first, int64_t total, float *theirs)
+{
+    enum { TILE = 32 };
+    for (int64_t r0 = 0; r0 < rows; r0 += TILE)
+        for (int64_t c0 = 0; c0 < cols; c0 += TILE)
+            for (int64_t c = c0; c < cols && c < c0 + TILE; c++)
+                for (int64_t r = r0; r < rows && r < r0 + TILE; r++)
+                    theirs[c * total + first + r] = ours[r * cols + c];
+}
+
+static qd_status assemble(exporter *x, const qd_hf_tensor *t)
+{
+    int64_t first = 0;
+    if (t->param_count == 0)
+        memset(x->theirs, 0, (size_t)count_of(t) * sizeof *x->theirs);
+    for (int i = 0; i < t->param_count; i++) {
+        const qd_param *p = &x->ledger->params[t->params[i]];
+        const qd_atom all = {{0, 0}, {p->shape[0], p->shape[1]}};
+        float *to = t->transposed ? x->ours : x->theirs + first * p->shape[1];
+        QD_TRY(qd_checkpoint_read(x->checkpoint, p, QD_CKPT_VALUE, &all, to));
+        if (t->transposed)
+            put_transposed(x->ours, p->shape[0], p->shape[1], first, t->shape[1], x->theirs);
+        first += p->shape[0];
+    }
+    return QD_OK;
+}
+
+/* In place: 16 bits never overtake the 32 they come from. */
+static qd_status narrow(const qd_hf_tensor *t, qd_dtype dtype, float *values)
+{
+    for (int64_t i = 0; dtype != QD_F32 && i < count_of(t); i++) {
+        float value = values[i];
+        uint16_t half = dtype == QD_BF16 ? qd_f32_to_bf16(value) : qd_f32_to_f16(value);
+        if (dtype == QD_F16 && isfinite(value) && (half & 0x7fffu) >= 0x7c00u)
+            return QD_FAIL(QD_USAGE, "'%s' holds %g, which does not fit fp16: take bf16 or fp32", t->name, (double)value);
+        memcpy((char *)values + i * 2, &half, 2);
+    }
+    return QD_OK;
+}
+
+static qd_status write_tensors(exporter *x, int file, qd_safetensors_writer *writer)
+{
+    uint64_t hash;
+    QD_TRY(qd_safetensors_note(writer, "format", "pt")); /* transformers asks for it */
+    for (int t = 0; t < x->tensor_count; t++)
+        if (x->file_of[t] == file)
+            QD_TRY(qd_safetensors_declare(writer, x->tensors[t].name, x->options->dtype, x->tensors[t].dims, x->tensors[t].shape));
+    for (int t = 0; t < x->tensor_count; t++) {
+        if (x->file_of[t] != file)
+            continue;
+        QD_TRY(assemble(x, &x->tensors[t]));
+        QD_TRY(narrow(&x->tensors[t], x->options->dtype, x->theirs));
+        QD_TRY(qd_safetensors_write(writer, x->theirs, &hash));
+    }
+    return QD_OK;
+}
+
+static qd_status write_file(exporter *x, int file)
+{
+    char name[64];
+    qd_safetensors_writer *writer = NULL;
+    file_name(x, file, name, sizeof name);
+    char *path = qd_ckpt_path(x->folder, name);
+    qd_status status = path ? qd_safetensors_create(path, &writer) : QD_FAIL(QD_NO_MEMORY, "no memory to write %s", x->folder);
+    free(path);
+    QD_TRY(status);
+    status = write_tensors(x, file, writer);
+    if (status == QD_OK)
+        return qd_safetensors_finish(writer);
+    qd_safetensors_abandon(writer);
+    return status;
+}
+
+static qd_status write_index(const exporter *x)
+{
+    qd_strbuf text = {0};
+    char name[64], *taken = NULL, *path = qd_ckpt_path(x->folder, QD_HF_INDEX);
+    qd_json_writer json = qd_json_writer_on(&text);
+    qd_json_object_begin(&json, NULL);
+    qd_json_object_begin(&json, "metadata");
+    qd_json_put_int(&json, "total_size", x->bytes);
+    qd_json_end(&json);
+    qd_json_object_begin(&json, "weight_map");
+    for (int t = 0; t < x->tensor_count; t++) {
+        file_name(x, x->file_of[t], name, sizeof name);
+        qd_json_put_string(&json, x->tensors[t].name, name);
+    }
+    qd_json_end(&json);
+    qd_json_end(&json);
+    size_t length = text.length;
+    qd_status status = qd_strbuf_take(&text, &taken);
+    if (status == QD_OK)
+        status = path ? qd_file_replace(path, taken, length) : QD_FAIL(QD_NO_MEMORY, "no memory to write %s", x->folder);
+    free(path);
+    free(taken);
+    return status;
+}
+
+static qd_status write_files(exporter *x)
+{
+    int64_t largest = 1;
+    for (int t = 0; t < x->tensor_count; t++)
+        largest = count_of(&x->tensors[t]) > largest ? count_of(&x->tensors[t]) : largest;
+    x->theirs = malloc((size_t)largest * sizeof *x->theirs);
+    x->ours = malloc((size_t)largest * sizeof *x->ours);
+    if (!x->ours || !x->theirs)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a tensor of %lld values", (long long)largest);
+    for (int file = 0; file < x->file_count; file++)
+        QD_TRY(write_file(x, file));
+    return x->file_count > 1 ? write_index(x) : QD_OK;
+}
+
+qd_status qd_hf_write(const char *folder, const qd_ledger *ledger, qd_checkpoint *checkpoint, const qd_hf_export *options,
+                      int64_t *bytes, int *files)
+{
+    exporter x = {.folder = folder, .ledger = ledger, .checkpoint = checkpoint, .options = options};
+    qd_arena *arena = NULL;
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_hf_tensors(ledger, arena, &x.tensors, &x.tensor_count);
+    if (status == QD_OK && !(x.file_of = QD_ARENA_NEW(arena, int, x.tensor_count + 1)))
+        status = QD_NO_MEMORY;
+    if (status == QD_OK) {
+        share_out(&x);
+        status = write_files(&x);
+    }
+    *bytes = x.bytes;
+    *files = x.file_count;
+    free(x.ours);
+    free(x.theirs);
+    qd_arena_destroy(arena);
+    return status;
+}

@@ -1,0 +1,230 @@
+/* Folders that transformers wrote (tools/hf_fixtures.py) against the logits it computed from them, through import and through
+ * export and import again. ctest: timeout 120 */
+#include "ckpt/safetensors.h"
+#include "support/scratch.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+
+#include <quadrille/convert.h>
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define FIXTURES QD_TEST_SOURCE_DIR "/tests/golden/huggingface/"
+
+static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "llama-untied-scaled",
+                                    "llama-tied-half", "llama-biases",        "llama-attention-bias"};
+enum { NAMES = sizeof names / sizeof *names };
+
+static void ok(qd_status status)
+{
+    if (status != QD_OK)
+        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
+}
+
+static const char *fixture(const char *name)
+{
+    static char path[512];
+    snprintf(path, sizeof path, FIXTURES "%s", name);
+    return path;
+}
+
+static void convert(const char *from, const char *to, qd_dtype dtype, int64_t shard_bytes, qd_convert_report *report)
+{
+    qd_status status = qd_convert(&(qd_convert_options){.from = from, .to = to, .dtype = dtype, .shard_bytes = shard_bytes}, report);
+    qd_strbuf_free(&report->notes);
+    ok(status);
+}
+
+/* Largest difference of the logits, and of the mean loss computed from them. */
+static void compare(const char *model, const char *name, double tolerance)
+{
+    char path[512];
+    qd_safetensors *expected;
+    qd_generator *generator;
+    snprintf(path, sizeof path, FIXTURES "%s/expected.safetensors", name);
+    ok(qd_safetensors_open(path, &expected));
+    const qd_safetensors_entry *tokens = qd_safetensors_find(expected, "tokens"), *logits = qd_safetensors_find(expected, "logits");
+    int64_t count = tokens->count, vocab = logits->shape[1];
+    const int32_t *ids = tokens->data;
+    const float *wanted = logits->data;
+    double worst = 0.0, loss = 0.0;
+    ok(qd_generator_create(model, count, 1, &generator));
+    assert_int_equal(qd_generator_vocab(generator), vocab);
+    for (int64_t t = 0; t < count; t++) {
+        double most = -1e30, sum = 0.0;
+        ok(qd_generator_feed(generator, ids + t, 1));
+        for (int64_t v = 0; v < vocab; v++) {
+            double difference = fabs((double)qd_generator_logits(generator)[v] - (double)wanted[t * vocab + v]);
+            worst = difference > worst || isnan(difference) ? difference : worst;
+            most = fmax(most, wanted[t * vocab + v]);
+        }
+        for (int64_t v = 0; v < vocab; v++)
+            sum += exp(wanted[t * vocab + v] - most);
+        if (t + 1 < count)
+            loss += (most + log(sum) - wanted[t * vocab + ids[t + 1]]) / (double)(count - 1);
+    }
+    qd_generator_destroy(generator);
+    qd_evaluation evaluation;
+    ok(qd_evaluate_tokens(model, ids, count, &(qd_evaluate_passes){.seq = count, .threads = 1}, &evaluation));
+    qd_safetensors_close(expected);
+    if (!(worst <= tolerance) || fabs(evaluation.loss - loss) > tolerance)
+        fail_msg("%s: logits differ by %g, the loss is %.7f and should be %.7f", name, worst, evaluation.loss, loss);
+}
+
+static void test_import(void **state)
+{
+    for (int i = 0; i < NAMES; i++) {
+        qd_convert_report report;
+        const char *run = scratch_path(state, names[i]);
+        convert(fixture(names[i]), run, QD_F32, 0, &report);
+        assert_true(report.imported);
+        assert_int_equal(report.tokenizer, i == 3);
+        compare(run, names[i], 1e-4);
+    }
+}
+
+/* Exported, in one file or several, and imported again: the same bits, so the same logits. */
+static void test_export(void **state)
+{
+    for (int i = 0; i < NAMES; i++) {
+        qd_convert_report report;
+        char a[64], b[64], c[64];
+        snprintf(a, sizeof a, "a-%s", names[i]);
+        snprintf(b, sizeof b, "b-%s", names[i]);
+        snprintf(c, sizeof c, "c-%s", names[i]);
+        convert(fixture(names[i]), scratch_path(state, a), QD_F32, 0, &report);
+        convert(scratch_path(state, a), scratch_path(state, b), QD_F32, i % 2 ? 8000 : 0, &report);
+        assert_false(report.imported);
+        assert_true(i % 2 ? report.files > 1 : report.files == 1);
+        convert(scratch_path(state, b), scratch_path(state, c), QD_F32, 0, &report);
+        compare(scratch_path(state, c), names[i], 1e-4);
+    }
+}
+
+/* What transformers wrote and what we write of it: the same tensors, bit by bit, where nothing has to be added. */
+static void test_same_tensors(void **state)
+{
+    static const int whole[] = {0, 2, 4};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        qd_convert_report report;
+        qd_safetensors *theirs, *ours;
+        char run[64], back[64], path[640];
+        const char *name = names[whole[i]];
+        snprintf(run, sizeof run, "run-%s", name);
+        snprintf(back, sizeof back, "back-%s", name);
+        convert(fixture(name), scratch_path(state, run), QD_F32, 0, &report);
+        convert(scratch_path(state, run), scratch_path(state, back), QD_F32, 0, &report);
+        snprintf(path, sizeof path, "%s/model.safetensors", fixture(name));
+        ok(qd_safetensors_open(path, &theirs));
+        snprintf(path, sizeof path, "%s/model.safetensors", scratch_path(state, back));
+        ok(qd_safetensors_open(path, &ours));
+        assert_int_equal(qd_safetensors_count(ours), qd_safetensors_count(theirs));
+        for (int t = 0; t < qd_safetensors_count(theirs); t++) {
+            const qd_safetensors_entry *x = qd_safetensors_at(theirs, t), *y = qd_safetensors_find(ours, x->name);
+            assert_non_null(y);
+            assert_int_equal(x->count, y->count);
+            assert_memory_equal(x->data, y->data, (size_t)x->count * 4);
+        }
+        qd_safetensors_close(ours);
+        qd_safetensors_close(theirs);
+    }
+}
+
+/* Rounded once: logits move by what 8 or 11 bits allow, and by something. */
+static void test_narrow(void **state)
+{
+    const struct {
+        qd_dtype dtype;
+        double tolerance;
+    } types[] = {{QD_BF16, 0.3}, {QD_F16, 0.03}};
+    qd_convert_report report;
+    convert(fixture(names[2]), scratch_path(state, "wide"), QD_F32, 0, &report);
+    for (int i = 0; i < 2; i++) {
+        char narrow[32], back[32];
+        snprintf(narrow, sizeof narrow, "narrow-%d", i);
+        snprintf(back, sizeof back, "wide-%d", i);
+        convert(scratch_path(state, "wide"), scratch_path(state, narrow), types[i].dtype, 0, &report);
+        assert_int_equal(report.bytes, 2 * report.parameters);
+        convert(scratch_path(state, narrow), scratch_path(state, back), QD_F32, 0, &report);
+        compare(scratch_path(state, back), names[2], types[i].tolerance);
+    }
+}
+
+/* ---- what is wrong is named, and nothing is left ---- */
+
+/* Copies a fixture with a change to one file. */
+static const char *changed(void **state, const char *to, const char *name, const char *file, const char *find, const char *put)
+{
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    char path[512], target[128];
+    for (int i = 0; i < 2; i++) {
+        size_t length;
+        snprintf(path, sizeof path, FIXTURES "%s/%s", name, files[i]);
+        unsigned char *bytes = scratch_read(path, &length);
+        assert_int_equal(strlen(find), strlen(put));
+        bool found = strcmp(files[i], file) != 0;
+        for (size_t at = 0; !found && at + strlen(find) <= length; at++)
+            if (memcmp(bytes + at, find, strlen(find)) == 0) {
+                memcpy(bytes + at, put, strlen(put));
+                found = true;
+            }
+        assert_true(found);
+        snprintf(target, sizeof target, "%s/%s", to, files[i]);
+        scratch_write(state, target, bytes, length);
+        free(bytes);
+    }
+    return scratch_path(state, to);
+}
+
+static void refused(void **state, const char *from, const char *part)
+{
+    qd_convert_report report;
+    const char *to = scratch_path(state, "refused");
+    assert_int_not_equal(qd_convert(&(qd_convert_options){.from = from, .to = to}, &report), QD_OK);
+    qd_strbuf_free(&report.notes);
+    if (!strstr(qd_error_message(), part))
+        fail_msg("'%s' is not in: %s", part, qd_error_message());
+    assert_int_not_equal(access(to, F_OK), 0);
+    assert_int_not_equal(access(scratch_path(state, "refused.part"), F_OK), 0);
+}
+
+static void test_refused(void **state)
+{
+    const char *weights = "model.safetensors", *config = "config.json";
+    refused(state, changed(state, "unknown", names[2], weights, "0.mlp.up_proj", "0.mlp.xx_proj"), "layers.0.mlp.up_proj.weight");
+    refused(state, changed(state, "more", names[0], config, "\"n_layer\": 2", "\"n_layer\": 1"), "transformer.h.1.");
+    refused(state, changed(state, "fewer", names[0], config, "\"n_layer\": 2", "\"n_layer\": 3"), "transformer.h.2.");
+    refused(state, changed(state, "shape", names[0], config, "\"n_embd\": 16", "\"n_embd\": 20"), "wte.weight");
+    refused(state, changed(state, "kind", names[2], config, "\"model_type\": \"llama\"", "\"model_type\": \"mamba\""), "mamba");
+    refused(state, changed(state, "act", names[2], config, "\"silu\"", "\"relu\""), "hidden_act");
+    refused(state, changed(state, "rope", names[2], config, "\"llama3\"", "\"linear\""), "linear");
+    refused(state, changed(state, "tied", names[2], config, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true "),
+            "lm_head.weight");
+    refused(state, changed(state, "cut", names[2], weights, "\"data_offsets\"", "\"data_offsetz\""), "data_offsets");
+    refused(state, scratch_path(state, "nowhere"), "nowhere");
+    qd_convert_report report;
+    convert(fixture(names[0]), scratch_path(state, "taken"), QD_F32, 0, &report);
+    assert_int_equal(qd_convert(&(qd_convert_options){.from = fixture(names[0]), .to = scratch_path(state, "taken")}, &report), QD_USAGE);
+    qd_strbuf_free(&report.notes);
+    assert_non_null(strstr(qd_error_message(), "is there already"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_import, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_export, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_same_tensors, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_narrow, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

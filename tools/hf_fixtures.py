@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/huggingface/: tiny models as `transformers` saves them, with tokens and the logits it computes.
+
+Needs torch, transformers and tokenizers; run with a Python that has them. The test that reads the fixtures needs none of it.
+Each folder is what save_pretrained() wrote, and expected.safetensors: tokens (I32) and logits (F32, one row per token).
+"""
+import os
+import shutil
+import sys
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
+TOKENS = 24
+
+GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
+LLAMA = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
+SCALING = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 16}
+
+# name: class, configuration, type on disk, size of a file, whether a tokenizer goes along
+MODELS = {
+    "gpt2-tied": (GPT2LMHeadModel, GPT2Config(**GPT2, activation_function="gelu_new"), torch.float32, None, False),
+    "gpt2-untied-sharded": (GPT2LMHeadModel, GPT2Config(**{**GPT2, "n_inner": 24}, activation_function="gelu", layer_norm_epsilon=1e-6,
+                                                        tie_word_embeddings=False), torch.bfloat16, 6000, False),
+    "llama-untied-scaled": (LlamaForCausalLM, LlamaConfig(**LLAMA, rms_norm_eps=1e-5, rope_parameters=SCALING,
+                                                          tie_word_embeddings=False), torch.float32, None, False),
+    "llama-tied-half": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "vocab_size": 259, "num_key_value_heads": 4}, head_dim=6,
+                                                      tie_word_embeddings=True), torch.float16, 9000, True),
+    "llama-biases": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+                     torch.float32, None, False),
+    "llama-attention-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, tie_word_embeddings=True),
+                             torch.bfloat16, None, False),
+}
+
+
+def byte_tokenizer():
+    """Bytes, two merges and a special token: 259 entries."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    vocab["th"], vocab["the"] = 256, 257
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+def make(name, kind, config, dtype, shard, with_tokenizer):
+    torch.manual_seed(sum(map(ord, name)))
+    folder = os.path.join(ROOT, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # initial values are too even: norms are 1, biases 0
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model = model.to(dtype)
+    options = {"max_shard_size": shard} if shard else {}
+    model.save_pretrained(folder, **options)
+    if os.path.exists(os.path.join(folder, "generation_config.json")):
+        os.remove(os.path.join(folder, "generation_config.json"))
+    if with_tokenizer:
+        byte_tokenizer().save(os.path.join(folder, "tokenizer.json"))
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()  # what is on the disk, computed in fp32
+    tokens = torch.randint(0, config.vocab_size, (TOKENS,))
+    with torch.no_grad():
+        logits = model(tokens[None]).logits[0]
+    save_file({"tokens": tokens.to(torch.int32), "logits": logits.float().contiguous()}, os.path.join(folder, "expected.safetensors"))
+    size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
+    print(f"{name}: {len(os.listdir(folder))} files, {size} bytes, logits up to {logits.abs().max():.2f}")
+
+
+def main():
+    wanted = sys.argv[1:] or list(MODELS)
+    for name in wanted:
+        make(name, *MODELS[name])
+
+
+if __name__ == "__main__":
+    main()
