@@ -6,7 +6,13 @@
 #include <math.h>
 
 /* Enough runs that some go undisturbed on a busy machine. */
-enum { COPY_BYTES = 128 << 20, RUNS_LEAST = 5, FMA_RUNS = 20 };
+enum { RUNS_LEAST = 5, FMA_RUNS = 20 };
+
+/* Far more than the caches, and long enough that asking for it takes no time. */
+static int64_t copy_bytes(const qd_device *device)
+{
+    return device->caps.host_memory ? (int64_t)128 << 20 : (int64_t)2 << 30;
+}
 
 qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
 {
@@ -26,21 +32,22 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
     qd_status status;
     qd_stream *stream = qd_device_compute_stream(device);
     void *from = NULL, *to = NULL;
+    const int64_t bytes = copy_bytes(device);
     *ceiling = (qd_ceiling){0};
-    QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &from));
-    QD_TRY_DONE(qd_device_alloc(device, COPY_BYTES, &to));
+    QD_TRY_DONE(qd_device_alloc(device, bytes, &from));
+    QD_TRY_DONE(qd_device_alloc(device, bytes, &to));
     double begin = qd_clock_now();
     for (int run = 0; run < RUNS_LEAST || qd_clock_now() - begin < seconds; run++) {
         double flops;
         QD_TRY_DONE(qd_device_measure_fma(device, FMA_RUNS, &flops));
         ceiling->fma_flops = fmax(ceiling->fma_flops, flops);
         double start = qd_clock_now();
-        QD_TRY_DONE(qd_copy(stream, to, from, COPY_BYTES));
+        QD_TRY_DONE(qd_copy(stream, to, from, bytes));
         QD_TRY_DONE(qd_stream_wait(stream));
-        ceiling->copy_bytes = fmax(ceiling->copy_bytes, 2.0 * COPY_BYTES / (qd_clock_now() - start));
+        ceiling->copy_bytes = fmax(ceiling->copy_bytes, 2.0 * (double)bytes / (qd_clock_now() - start));
     }
 done:
-    qd_device_free(device, from, COPY_BYTES);
-    qd_device_free(device, to, COPY_BYTES);
+    qd_device_free(device, from, bytes);
+    qd_device_free(device, to, bytes);
     return status;
 }

@@ -13,7 +13,7 @@ static const struct {
 
 qd_device_config qd_device_config_default(void)
 {
-    return (qd_device_config){.threads = 1, .pin_first = -1, .isa = NULL, .ordinal = 0};
+    return (qd_device_config){.threads = 1, .pin_first = -1, .isa = NULL, .ordinal = 0, .share = false};
 }
 
 qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_device **device)

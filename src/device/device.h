@@ -22,6 +22,7 @@ typedef struct qd_device_config {
     int pin_first;   /* first core to pin compute threads to, or -1: leave it to the scheduler */
     const char *isa; /* CPU: NULL for the best this machine has, or "avx512", "avx2", "generic" (for tests) */
     int ordinal;     /* which accelerator */
+    bool share;      /* an ordinal beyond the last counts on from the first: several ranks use one */
     bool deterministic; /* only kernels that give the same bits on every run; the CPU's always do */
 } qd_device_config;
 qd_device_config qd_device_config_default(void);
@@ -32,6 +33,7 @@ typedef struct qd_device_caps {
     const char *blas;        /* what computes matrix products: "packed kernels", "cuBLAS 13.0" */
     int threads;
     int64_t workspace_bytes; /* held for kernels as long as the device lives */
+    int count;               /* such devices in this machine; ranks may share one */
     bool host_memory;        /* the host can read and write device memory: addresses are plain pointers */
     /* What products can do in the same pass; see qd_matmul_args. The op lists are written for it. */
     bool fused_residual, fused_gelu, fused_bias_grad;

@@ -13,6 +13,42 @@ qd_status qd_run_linear(const qd_op_call *c)
     });
 }
 
+/* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) + add (m, n) */
+qd_status qd_run_linear_add(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .residual = c->at[3], .c = c->at[4],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
+        .trans_b = true,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 4),
+    });
+}
+
+/* sum (m, n) = x (m, k) · W (n, k)ᵀ + b (n), y = gelu(sum) */
+qd_status qd_run_linear_gelu(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .aux = c->at[3], .c = c->at[4],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
+        .trans_b = true, .gelu = QD_MATMUL_GELU,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 4),
+    });
+}
+
+/* dx (m, n) = (dy (m, k) · W (k, n)) times gelu' at sum (m, n) */
+qd_status qd_run_linear_dx_gelu(const qd_op_call *c)
+{
+    const qd_op *op = c->op;
+    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
+        .a = c->at[0], .b = c->at[1], .aux = c->at[2], .c = c->at[3],
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
+        .gelu = QD_MATMUL_GELU_GRAD,
+        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
+    });
+}
+
 /* dx (m, n) = dy (m, k) · W (k, n) */
 qd_status qd_run_linear_dx(const qd_op_call *c)
 {
@@ -28,13 +64,14 @@ qd_status qd_run_linear_dx(const qd_op_call *c)
 qd_status qd_run_linear_dw(const qd_op_call *c)
 {
     const qd_op *op = c->op;
+    bool fused = c->frame->program->strategy.traits->fused_bias_grad;
     QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .c = c->at[2],
+        .a = c->at[0], .b = c->at[1], .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
         .m = op->m, .n = op->n, .k = op->k, .lda = op->m, .ldb = op->n, .ldc = op->n,
         .trans_a = true, .accumulate = true,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
     }));
-    if (!c->at[3])
+    if (!c->at[3] || fused)
         return QD_OK;
     return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
         .dy = c->at[0], .grad = c->at[3], .rows = op->k, .cols = op->m,

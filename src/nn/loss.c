@@ -10,7 +10,9 @@ qd_status qd_run_head_loss(const qd_op_call *c)
     const qd_dtype x_dtype = call_dtype(c, 0), w_dtype = call_dtype(c, 1);
     const bool training = c->at[3] != NULL;
     const int32_t *targets = input_targets(c, 2);
-    float *logits = c->at[6], *losses = c->at[7];
+    const qd_dtype logits_dtype = call_dtype(c, 6);
+    void *logits = c->at[6];
+    float *losses = c->at[7];
     for (int64_t first = 0; first < rows; first += op->chunk) {
         int64_t count = rows - first < op->chunk ? rows - first : op->chunk;
         const char *x = (const char *)c->at[0] + first * hidden * (int64_t)qd_dtype_size(x_dtype);
@@ -18,11 +20,11 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = x, .b = c->at[1], .c = logits, .m = count, .n = vocab, .k = hidden,
             .lda = hidden, .ldb = hidden, .ldc = vocab, .trans_b = true,
-            .a_dtype = x_dtype, .b_dtype = w_dtype, .c_dtype = QD_F32,
+            .a_dtype = x_dtype, .b_dtype = w_dtype, .c_dtype = logits_dtype,
         }));
         QD_TRY(f->kernels->cross_entropy(f->stream, &(qd_cross_entropy_args){
             .logits = logits, .targets = targets + first, .losses = losses + first, .rows = count, .vocab = vocab,
-            .ld = vocab, .scale = f->loss_scale, .grad = training, .dtype = QD_F32,
+            .ld = vocab, .scale = f->loss_scale, .grad = training, .dtype = logits_dtype,
         }));
         if (!training)
             continue;
@@ -31,13 +33,13 @@ qd_status qd_run_head_loss(const qd_op_call *c)
             .a = logits, .b = c->at[1],
             .c = (char *)c->at[3] + first * hidden * (int64_t)qd_dtype_size(call_dtype(c, 3)),
             .m = count, .n = hidden, .k = vocab, .lda = vocab, .ldb = hidden, .ldc = hidden,
-            .a_dtype = QD_F32, .b_dtype = w_dtype, .c_dtype = call_dtype(c, 3),
+            .a_dtype = logits_dtype, .b_dtype = w_dtype, .c_dtype = call_dtype(c, 3),
         }));
         /* dW (vocab, hidden) += dlogits (count, vocab)ᵀ · x (count, hidden) */
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = logits, .b = x, .c = c->at[4], .m = vocab, .n = hidden, .k = count,
             .lda = vocab, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = true,
-            .a_dtype = QD_F32, .b_dtype = x_dtype, .c_dtype = call_dtype(c, 4),
+            .a_dtype = logits_dtype, .b_dtype = x_dtype, .c_dtype = call_dtype(c, 4),
         }));
     }
     return f->kernels->loss_sum(f->stream, &(qd_loss_sum_args){

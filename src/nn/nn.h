@@ -2,10 +2,11 @@
 #ifndef QD_NN_NN_H
 #define QD_NN_NN_H
 
-#include "device/device.h"
+#include "device/timeline.h"
 #include "spec/program.h"
 
-/* Where the time goes, by kind of op; filled when a frame carries one (devices that compute at once only). */
+/* Where the time goes, by kind of op. A frame that carries one counts calls, FLOPs and bytes in it and puts the ops on its
+ * timeline as pieces op_id + kind; who collects the timeline adds the seconds. */
 typedef struct qd_op_profile {
     double seconds[QD_OP_KIND_COUNT], flops[QD_OP_KIND_COUNT];
     int64_t bytes[QD_OP_KIND_COUNT], calls[QD_OP_KIND_COUNT];
@@ -30,6 +31,8 @@ typedef struct qd_frame {
     float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
     bool documents;      /* attention stays inside documents */
     qd_op_profile *profile; /* NULL: not wanted */
+    qd_timeline *timeline;
+    int op_id;
 } qd_frame;
 
 /* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase, or QD_NN_AGAIN: those of phase F that the
@@ -37,5 +40,10 @@ typedef struct qd_frame {
  * all other outputs overwritten. */
 #define QD_NN_AGAIN (1u << QD_PHASE_COUNT)
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
+
+/* The products that the program's ops make, addresses left out, for qd_device_tune. Calls `visit` for each, the same one
+ * several times where several ops make it. */
+typedef qd_status (*qd_product_visitor)(void *context, const qd_matmul_args *product);
+qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context);
 
 #endif

@@ -1,7 +1,5 @@
 #include "nn/nn_impl.h"
 
-#include "base/clock.h"
-
 typedef qd_status (*op_runner)(const qd_op_call *call);
 
 static const op_runner runners[QD_OP_KIND_COUNT] = {
@@ -10,7 +8,10 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_NORM] = qd_run_norm,
     [QD_OP_NORM_GRAD] = qd_run_norm_grad,
     [QD_OP_LINEAR] = qd_run_linear,
+    [QD_OP_LINEAR_ADD] = qd_run_linear_add,
+    [QD_OP_LINEAR_GELU] = qd_run_linear_gelu,
     [QD_OP_LINEAR_DX] = qd_run_linear_dx,
+    [QD_OP_LINEAR_DX_GELU] = qd_run_linear_dx_gelu,
     [QD_OP_LINEAR_DW] = qd_run_linear_dw,
     [QD_OP_ROPE] = qd_run_rope,
     [QD_OP_ROPE_INVERSE] = qd_run_rope_inverse,
@@ -88,16 +89,76 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
                 return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s', which no buffer of the action provides",
                                qd_op_name(op->kind), module, slot->name);
         }
-        double begin = frame->profile ? qd_clock_now() : 0.0;
+        int piece = 0;
+        if (frame->profile)
+            QD_TRY(qd_timeline_begin(frame->timeline, frame->op_id + (int)op->kind, &piece));
         qd_status status = runners[op->kind](&call);
         if (frame->profile) {
-            frame->profile->seconds[op->kind] += qd_clock_now() - begin;
+            QD_TRY(qd_timeline_end(frame->timeline, piece));
             frame->profile->flops[op->kind] += op->flops;
             frame->profile->bytes[op->kind] += op->bytes;
             frame->profile->calls[op->kind]++;
         }
         if (status != QD_OK)
             return qd_error_prefix(status, "%s of %s: ", qd_op_name(op->kind), module);
+    }
+    return QD_OK;
+}
+
+/* ---- the products of a program ---- */
+
+typedef struct listing {
+    qd_product_visitor visit;
+    void *context;
+} listing;
+
+/* Stands in the place of the matmul kernel while the ops are walked: the stream it is handed is the listing. */
+static qd_status list_product(qd_stream *stream, const qd_matmul_args *a)
+{
+    const listing *l = (const listing *)(const void *)stream;
+    return l->visit(l->context, a);
+}
+
+static qd_status skip_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
+{
+    (void)stream;
+    (void)a;
+    return QD_OK;
+}
+
+static qd_status skip_loss_sum(qd_stream *stream, const qd_loss_sum_args *a)
+{
+    (void)stream;
+    (void)a;
+    return QD_OK;
+}
+
+qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context)
+{
+    const qd_kernels kernels = {.matmul = list_product, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
+    listing l = {visit, context};
+    const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l, .loss_scale = 1.0f};
+    static char here[1]; /* an address for slots that exist; only matmul's arguments are looked at, and not their addresses */
+    for (int module = 0; module < program->ledger->module_count; module++) {
+        const qd_module_class *class_ = qd_program_class(program, module);
+        for (int i = 0; i < class_->op_count; i++) {
+            const qd_op *op = &class_->ops[i];
+            switch (op->kind) {
+            case QD_OP_LINEAR:
+            case QD_OP_LINEAR_ADD:
+            case QD_OP_LINEAR_GELU:
+            case QD_OP_LINEAR_DX:
+            case QD_OP_LINEAR_DX_GELU:
+            case QD_OP_LINEAR_DW:
+            case QD_OP_HEAD_LOSS:
+            case QD_OP_HEAD_LOGITS: break;
+            default: continue;
+            }
+            qd_op_call call = {.frame = &frame, .op = op, .slots = class_->slots};
+            for (int j = 0; j < QD_OP_SLOTS; j++)
+                call.at[j] = op->slot[j] >= 0 ? here : NULL;
+            QD_TRY(runners[op->kind](&call));
+        }
     }
     return QD_OK;
 }

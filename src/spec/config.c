@@ -57,6 +57,7 @@ static const qd_option options_table[] = {
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
+    {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL, "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
     {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full", "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
     {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
 
@@ -71,7 +72,9 @@ static const qd_option options_table[] = {
 
     {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl and trace.json; empty: nothing is written", "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
-    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu", "where the model is computed", "device"},
+    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
+    {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL, "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
+    {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL, "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi", "auto: mpi when started by mpirun or srun, else local", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
@@ -253,6 +256,10 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
     c->device = qd_options_string(o, "run.device");
+    c->strategy.traits = qd_device_traits_find(c->device);
+    c->gpu = (int)qd_options_int(o, "run.gpu");
+    c->tuning = qd_options_string(o, "run.tuning");
+    c->deterministic = qd_options_bool(o, "train.deterministic");
     c->backend = qd_options_string(o, "run.backend");
     c->ranks_as_threads = qd_options_enum(o, "run.ranks_as") == 1;
     c->threads = (int)qd_options_int(o, "run.threads");

@@ -23,7 +23,9 @@ typedef struct qd_config {
     int64_t steps;
     uint64_t seed;
     qd_data_config data;
-    const char *run_dir, *device, *backend; /* texts belong to the options */
+    const char *run_dir, *device, *backend, *tuning; /* texts belong to the options */
+    int gpu;            /* which accelerator all local ranks use; -1: one each, round and round */
+    bool deterministic;
     int64_t trace_steps; /* how many steps are traced */
     int64_t save_every;  /* 0: no checkpoints */
     int keep;

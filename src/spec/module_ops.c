@@ -83,12 +83,28 @@ static void linear(writer *w, int x, weight matrix, weight bias, int y)
           2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in);
 }
 
-/* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. */
-static void linear_grad(writer *w, int dy, int x, weight matrix, weight bias, int dx)
+/* y = x·Wᵀ + b + add, where the device adds in the same pass. */
+static void linear_add(writer *w, int x, weight matrix, weight bias, int add, int y)
+{
+    sizes(OP(w, LINEAR_ADD, x, matrix.value, bias.value, add, y), w->rows, matrix.out, matrix.in,
+          2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in);
+}
+
+/* sum = x·Wᵀ + b, y = gelu(sum) */
+static void linear_gelu(writer *w, int x, weight matrix, weight bias, int sum, int y)
+{
+    sizes(OP(w, LINEAR_GELU, x, matrix.value, bias.value, sum, y), w->rows, matrix.out, matrix.in,
+          2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in);
+}
+
+/* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
+ * argument that was. */
+static void linear_grad(writer *w, int dy, int x, weight matrix, weight bias, int sum, int dx)
 {
     double flops = 2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in;
     w->phase = QD_PHASE_INPUT;
-    sizes(OP(w, LINEAR_DX, dy, matrix.value, dx), w->rows, matrix.in, matrix.out, flops);
+    qd_op *input = sum >= 0 ? OP(w, LINEAR_DX_GELU, dy, matrix.value, sum, dx) : OP(w, LINEAR_DX, dy, matrix.value, dx);
+    sizes(input, w->rows, matrix.in, matrix.out, flops);
     w->phase = QD_PHASE_WEIGHT;
     sizes(OP(w, LINEAR_DW, dy, x, matrix.grad, bias.grad), matrix.out, matrix.in, w->rows, flops);
     w->phase = QD_PHASE_INPUT;
@@ -209,14 +225,32 @@ static void write_block(writer *w)
     } else {
         sizes(OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, w->config->seq, attention_flops);
     }
-    linear(w, o, out_w, out_b, branch1);
-    branch1 = dropout(w, "attn_dropped", branch1, 1);
-    norm(w, x, branch1, n2, middle, normed2);
-    linear(w, normed2, up_w, up_b, up);
-    sizes(OP(w, ACTIVATION, up, active), w->rows, m->ffn, 0, 0.0);
-    linear(w, active, down_w, down_b, branch2);
-    branch2 = dropout(w, "mlp_dropped", branch2, 2);
-    sizes(OP(w, ADD, middle, branch2, out), w->rows, m->hidden, 0, 0.0);
+    const qd_device_traits *traits = w->config->traits;
+    bool drops = m->dropout > 0.0 && w->config->training;
+    bool fuse_residual = traits->fused_residual && !drops;
+    /* Computing the GELU again needs it as an op of its own. */
+    bool fuse_gelu = traits->fused_gelu && m->activation == QD_ACT_GELU_TANH && w->config->recompute != QD_RECOMPUTE_SELECTIVE;
+    if (fuse_residual) {
+        linear_add(w, o, out_w, out_b, x, middle);
+        norm(w, middle, -1, n2, -1, normed2);
+    } else {
+        linear(w, o, out_w, out_b, branch1);
+        branch1 = dropout(w, "attn_dropped", branch1, 1);
+        norm(w, x, branch1, n2, middle, normed2);
+    }
+    if (fuse_gelu) {
+        linear_gelu(w, normed2, up_w, up_b, up, active);
+    } else {
+        linear(w, normed2, up_w, up_b, up);
+        sizes(OP(w, ACTIVATION, up, active), w->rows, m->ffn, 0, 0.0);
+    }
+    if (fuse_residual) {
+        linear_add(w, active, down_w, down_b, middle, out);
+    } else {
+        linear(w, active, down_w, down_b, branch2);
+        branch2 = dropout(w, "mlp_dropped", branch2, 2);
+        sizes(OP(w, ADD, middle, branch2, out), w->rows, m->hidden, 0, 0.0);
+    }
     if (!w->config->training)
         return;
 
@@ -233,16 +267,17 @@ static void write_block(writer *w)
 
     w->phase = QD_PHASE_INPUT;
     int d_branch2 = dropout(w, "d_mlp_branch", dy, 2);
-    linear_grad(w, d_branch2, active, down_w, down_b, d_active);
-    sizes(OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
-    linear_grad(w, d_up, normed2, up_w, up_b, d_normed2);
+    linear_grad(w, d_branch2, active, down_w, down_b, fuse_gelu ? up : -1, fuse_gelu ? d_up : d_active);
+    if (!fuse_gelu)
+        sizes(OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
+    linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
     norm_grad(w, d_normed2, middle, n2, dy, d_middle);
     int d_branch1 = dropout(w, "d_attn_branch", d_middle, 1);
-    linear_grad(w, d_branch1, o, out_w, out_b, d_o);
+    linear_grad(w, d_branch1, o, out_w, out_b, -1, d_o);
     sizes(OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, w->config->seq, 2.5 * attention_flops);
     if (table >= 0)
         sizes(OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, 0, 0.0);
-    linear_grad(w, d_qkv, normed1, qkv_w, qkv_b, d_normed1);
+    linear_grad(w, d_qkv, normed1, qkv_w, qkv_b, -1, d_normed1);
     norm_grad(w, d_normed1, x, n1, d_middle, dx);
 }
 
@@ -267,7 +302,8 @@ static void write_head(writer *w)
         write_logits_head(w);
         return;
     }
-    int64_t chunk = qd_head_chunk_rows(m->vocab);
+    const qd_device_traits *traits = w->config->traits;
+    int64_t chunk = qd_head_chunk_rows(traits, m->vocab);
     if (chunk > w->rows)
         chunk = w->rows;
     int x = add_slot(w, "in", QD_SLOT_IN, w->config->activation, w->rows, m->hidden);
@@ -275,7 +311,7 @@ static void write_head(writer *w)
     norm_state n = norm_slots(w, "norm.weight", "norm.bias", "mean", "rstd");
     weight matrix = weights(w, "weight", 1);
     int normed = local(w, "normed", m->hidden);
-    int logits = local_f32(w, "logits", chunk, m->vocab);
+    int logits = add_slot(w, "logits", QD_SLOT_LOCAL, traits->narrow_logits ? w->config->activation : QD_F32, chunk, m->vocab);
     int losses = local_f32(w, "losses", w->rows, 1);
     int loss = add_slot(w, "loss", QD_SLOT_LOSS, QD_F64, 2, 1);
     bool training = w->config->training;

@@ -1,5 +1,23 @@
 #include "spec/ops.h"
 
+#include <string.h>
+
+static const qd_device_traits traits_table[] = {
+    /* 64 MiB of fp32 logits */
+    {.device = "cpu", .head_rows = 1024, .head_logits = 16 * 1024 * 1024},
+    /* About a gigabyte of bf16 logits: products of many rows, and few roundings of the head's gradient. */
+    {.device = "cuda", .fused_residual = true, .fused_gelu = true, .fused_bias_grad = true, .ranks_as_threads = true, .narrow_logits = true,
+     .head_rows = 16384, .head_logits = 544 * 1024 * 1024},
+};
+
+const qd_device_traits *qd_device_traits_find(const char *device)
+{
+    for (size_t i = 0; i < sizeof traits_table / sizeof *traits_table; i++)
+        if (strcmp(traits_table[i].device, device) == 0)
+            return &traits_table[i];
+    return NULL;
+}
+
 static const struct {
     const char *name, *roles;
 } op_table[QD_OP_KIND_COUNT] = {
@@ -41,11 +59,10 @@ double qd_class_recompute_flops(const qd_module_class *class_)
     return flops;
 }
 
-int64_t qd_head_chunk_rows(int64_t vocab)
+int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab)
 {
-    const int64_t most_logits = 16 * 1024 * 1024; /* 64 MiB of fp32 */
-    int64_t rows = 1024;
-    while (rows > 64 && rows * vocab > most_logits)
+    int64_t rows = traits->head_rows;
+    while (rows > 64 && rows * vocab > traits->head_logits)
         rows /= 2;
     return rows;
 }

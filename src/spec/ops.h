@@ -10,6 +10,19 @@
 #include "base/arena.h"
 #include "spec/ledger.h"
 
+/* What the device does in one pass, and what suits it; the lists are written for it. One row per kind of device in
+ * ops.c, so that `check` knows without the device what a run on it will do; a run compares it with what its device says. */
+typedef struct qd_device_traits {
+    const char *device;         /* "cpu", "cuda" */
+    bool fused_residual;        /* a product adds the residual stream */
+    bool fused_gelu;            /* a product applies GELU (tanh form), or its derivative */
+    bool fused_bias_grad;       /* the weight gradient's product gives the bias gradient */
+    bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
+    bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
+    int64_t head_rows, head_logits; /* the head holds at most so many rows, and so many logits, at a time */
+} qd_device_traits;
+const qd_device_traits *qd_device_traits_find(const char *device); /* NULL: unknown */
+
 /* Phases of a module for one micro-batch. I and W are the two halves of the backward pass: gradients of the inputs,
  * gradients of the weights. */
 typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PHASE_COUNT } qd_phase;
@@ -28,7 +41,10 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(NORM, "norm", "rrrrwwww")               /* x, add, gamma, beta, sum, y, mean, rstd */                \
     X(NORM_GRAD, "norm.grad", "rrrrrrwaa")    /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta */       \
     X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                     \
+    X(LINEAR_ADD, "linear.add", "rrrrw")      /* x, weight, bias, add, y: y = x·Wᵀ + b + add */             \
+    X(LINEAR_GELU, "linear.gelu", "rrrww")    /* x, weight, bias, sum, y: y = gelu(sum), sum = x·Wᵀ + b */  \
     X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                         \
+    X(LINEAR_DX_GELU, "linear.dx.gelu", "rrrw") /* dy, weight, sum, dx: dx = dy·W times gelu' at sum */     \
     X(LINEAR_DW, "linear.dw", "rraa")         /* dy, x, weight grad, bias grad */                          \
     X(ROPE, "rope", "arr")                    /* qkv in place, table, input (for positions) */             \
     X(ROPE_INVERSE, "rope.grad", "ar")        /* dqkv in place, table */                                   \
@@ -120,6 +136,7 @@ typedef struct qd_class_config {
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */
+    const qd_device_traits *traits;
 } qd_class_config;
 
 /* Writes the lists of a module from the ledger (local shapes). Lives in `arena`. */
@@ -136,6 +153,7 @@ static inline int64_t qd_positions(int64_t seq, int64_t context)
     return context > 0 ? context : seq;
 }
 
-/* Rows of logits the head holds at a time: fixed by the vocabulary alone, so that no sum depends on the layout. */
-int64_t qd_head_chunk_rows(int64_t vocab);
+/* Rows of logits the head holds at a time: fixed by the vocabulary and the kind of device alone, so that no sum depends
+ * on the layout. */
+int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab);
 #endif

@@ -418,6 +418,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .training = strategy->training,
         .context = strategy->context,
         .split = strategy->split_backward,
+        .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {
         qd_module_kind kind = ledger->modules[module].kind;

@@ -20,6 +20,7 @@ typedef struct qd_strategy {
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
     qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep all */
     int recompute_layers;   /* -1: all */
+    const qd_device_traits *traits; /* of the device it will run on */
     bool training;        /* false: forward only (evaluation) */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
 } qd_strategy;

@@ -13,8 +13,11 @@ struct qd_interpreter {
     const qd_kernels *kernels;
     qd_stream *stream;
     qd_work **work;         /* per action: in flight */
-    int32_t *input;         /* host: (3, rows) of one micro-batch */
+    int32_t *input[2];      /* host: (3, rows) of a micro-batch, in turn: the device may still read the one before */
+    qd_event *input_read[2];
+    int next_input;
     double *squares;        /* host copy of SQUARES */
+    qd_timeline *timeline;  /* made when a step is traced or profiled */
     qd_param_range *ranges; /* per parameter that this rank updates */
     int *range_first;       /* per module and one more */
     /* of the step that runs */
@@ -50,6 +53,20 @@ static void collect_ranges(qd_interpreter *it)
     it->range_first[p->ledger->module_count] = count;
 }
 
+static qd_status staging(qd_interpreter *it)
+{
+    qd_device *device = it->bound->device;
+    void *memory;
+    for (int i = 0; i < 2; i++) {
+        QD_TRY(qd_host_alloc(device, 3 * micro_rows(it->program) * (int64_t)sizeof *it->input[i], &memory));
+        it->input[i] = memory;
+        QD_TRY(qd_event_create(device, &it->input_read[i]));
+    }
+    QD_TRY(qd_host_alloc(device, square_rows(it->program) * (int64_t)sizeof *it->squares, &memory));
+    it->squares = memory;
+    return QD_OK;
+}
+
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
 {
     const qd_program *p = bound->program;
@@ -61,13 +78,13 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
     it->kernels = qd_device_kernels(bound->device);
     it->stream = qd_device_compute_stream(bound->device);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
-    it->input = malloc((size_t)(3 * micro_rows(p)) * sizeof *it->input);
-    it->squares = malloc(((size_t)square_rows(p) + 1) * sizeof *it->squares);
     it->ranges = calloc((size_t)p->ledger->param_count, sizeof *it->ranges);
     it->range_first = calloc((size_t)p->ledger->module_count + 1, sizeof *it->range_first);
-    if (!it->work || !it->input || !it->squares || !it->ranges || !it->range_first) {
+    qd_status status = it->work && it->ranges && it->range_first ? staging(it)
+                                                                 : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    if (status != QD_OK) {
         qd_interpreter_destroy(it);
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+        return status;
     }
     collect_ranges(it);
     *interpreter = it;
@@ -79,8 +96,12 @@ void qd_interpreter_destroy(qd_interpreter *it)
     if (!it)
         return;
     free(it->work);
-    free(it->input);
-    free(it->squares);
+    for (int i = 0; i < 2; i++) {
+        qd_event_destroy(it->input_read[i]);
+        qd_host_free(it->bound->device, it->input[i]);
+    }
+    qd_host_free(it->bound->device, it->squares);
+    qd_timeline_destroy(it->timeline);
     free(it->ranges);
     free(it->range_first);
     free(it);
@@ -118,9 +139,14 @@ static qd_status do_load(qd_interpreter *it, const qd_action *a, int index)
     void *to;
     QD_TRY(qd_bound_buffer(it->bound, a->buffer, &to));
     const qd_batch_source *source = it->in->source;
+    int turn = it->next_input;
+    it->next_input = 1 - turn;
+    int32_t *host = it->input[turn];
+    QD_TRY(qd_event_wait(it->input_read[turn]));
     QD_TRY(source->fill(source->context, it->in->first_sample + first_sequence(it, a->microbatch), p->strategy.micro_batch,
-                        p->strategy.seq, it->input, it->input + rows, it->input + 2 * rows));
-    return qd_copy(it->stream, to, it->input, 3 * rows * (int64_t)sizeof *it->input);
+                        p->strategy.seq, host, host + rows, host + 2 * rows));
+    QD_TRY(qd_copy(it->stream, to, host, 3 * rows * (int64_t)sizeof *host));
+    return qd_event_record(it->input_read[turn], it->stream);
 }
 
 static qd_status do_zero(qd_interpreter *it, const qd_action *a, int index)
@@ -156,6 +182,8 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
         .documents = it->in->source->documents,
         .profile = it->in->profile ? &it->in->profile->ops : NULL,
+        .timeline = it->timeline,
+        .op_id = p->action_count,
     };
     for (int u = 0; u < QD_USE_COUNT; u++) {
         void *address = NULL;
@@ -345,23 +373,44 @@ static qd_status wait_for(qd_interpreter *it, int index)
     return status;
 }
 
+/* Actions that are put on the timeline: those that the compute stream carries out. */
+static bool timed(const qd_interpreter *it, const qd_action *a)
+{
+    return (it->in->trace || it->in->profile) && a->stream == QD_STREAM_COMPUTE && a->kind != QD_ACTION_ALLOC &&
+           a->kind != QD_ACTION_FREE;
+}
+
 static qd_status run_action(qd_interpreter *it, int index)
 {
     const qd_action *a = &it->program->actions[index];
     double arrived = qd_clock_now();
     for (int d = 0; d < a->dep_count; d++)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
-    double begin = qd_clock_now();
+    if (it->in->profile)
+        it->in->profile->wait_seconds += qd_clock_now() - arrived;
+    if (!timed(it, a))
+        return action_table[a->kind](it, a, index);
+    int piece;
+    QD_TRY(qd_timeline_begin(it->timeline, index, &piece));
     QD_TRY(action_table[a->kind](it, a, index));
-    if (it->in->profile) {
-        it->in->profile->wait_seconds += begin - arrived;
-        it->in->profile->action_seconds[a->kind] += qd_clock_now() - begin;
-        it->in->profile->action_calls[a->kind]++;
+    return qd_timeline_end(it->timeline, piece);
+}
+
+/* A piece of the timeline is an action, or an op (numbered after the actions). */
+static void take_piece(void *context, int id, double begin, double end)
+{
+    qd_interpreter *it = context;
+    qd_step_profile *profile = it->in->profile;
+    int actions = it->program->action_count;
+    if (id >= actions) {
+        profile->ops.seconds[id - actions] += end - begin;
+        return;
     }
-    bool moves_memory_only = a->kind == QD_ACTION_ALLOC || a->kind == QD_ACTION_FREE;
-    if (!it->work[index] && !moves_memory_only)
-        qd_trace_add(it->in->trace, it->in->step, index, begin, qd_clock_now());
-    return QD_OK;
+    qd_trace_add(it->in->trace, it->in->step, id, begin, end);
+    if (profile) {
+        profile->action_seconds[it->program->actions[id].kind] += end - begin;
+        profile->action_calls[it->program->actions[id].kind]++;
+    }
 }
 
 /* Where this rank is, for the messages of all ranks. */
@@ -395,6 +444,8 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     it->in = input;
     qd_status status = QD_OK;
     int index = 0;
+    if ((input->trace || input->profile) && !it->timeline)
+        QD_TRY(qd_timeline_create(it->stream, &it->timeline));
     for (; index < it->program->action_count && status == QD_OK; index++) {
         announce(it, index);
         status = run_action(it, index);
@@ -409,6 +460,8 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     }
     if (!it->program->strategy.training)
         QD_TRY(read_loss(it));
+    if (input->trace || input->profile)
+        QD_TRY(qd_timeline_collect(it->timeline, take_piece, it));
     *output = (qd_step_output){
         .loss = it->loss[1] > 0.0 ? it->loss[0] / it->loss[1] : 0.0,
         .tokens = it->loss[1],

@@ -241,10 +241,11 @@ static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *sum
     run->local_ranks = c->world;
     run->observer = observer;
     summary->backend = "local";
-    summary->ranks_as = one ? "this process" : c->ranks_as_threads ? "threads" : "processes";
+    bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
+    summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)
         observer->on_start(observer->context, summary);
-    return one || c->ranks_as_threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
+    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
 }
 
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer)

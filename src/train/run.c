@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/strbuf.h"
+#include "device/ceiling.h"
 #include "train/run_corpus.h"
 #include "train/footprint.h"
 #include "train/long_work.h"
@@ -183,8 +184,17 @@ static qd_status measure_peak(rank_state *s)
 {
     if (qd_comm_rank(s->world) != 0)
         return QD_OK;
-    QD_TRY(qd_machine_peak(&s->peak_flops));
-    s->peak_flops *= (double)qd_comm_size(s->world) / s->run->local_ranks;
+    qd_device *device = qd_trainer_device(s->trainer);
+    const qd_device_caps *caps = qd_device_get_caps(device);
+    double machines = (double)qd_comm_size(s->world) / s->run->local_ranks;
+    if (caps->host_memory) {
+        QD_TRY(qd_machine_peak(&s->peak_flops));
+        s->peak_flops *= machines;
+        return QD_OK;
+    }
+    int used = s->run->local_ranks < caps->count ? s->run->local_ranks : caps->count;
+    QD_TRY(qd_device_measure_fma(device, 20, &s->peak_flops));
+    s->peak_flops *= machines * used;
     return QD_OK;
 }
 
@@ -306,9 +316,9 @@ static qd_status start(rank_state *s)
 {
     const qd_run *run = s->run;
     QD_TRY(agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
-    QD_TRY(agree(s, measure_peak(s)));
     qd_batch_source source = qd_data_source(s->corpus.data);
     QD_TRY(qd_trainer_create(&run->config, s->world, run->local_ranks, &source, &s->trainer));
+    QD_TRY(agree(s, measure_peak(s)));
     if (run->config.trace) {
         QD_TRY(qd_trace_create(&s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);

@@ -2,6 +2,8 @@
 
 #include "base/rng.h"
 #include "base/thread.h"
+#include "spec/fit.h"
+#include "train/tuning.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -97,13 +99,49 @@ static qd_status init_rope(qd_trainer *t)
     return status;
 }
 
+/* The op lists were written for what a device of this kind does in one pass. */
+static qd_status check_traits(const qd_trainer *t)
+{
+    const qd_device_caps *caps = qd_device_get_caps(t->device);
+    const qd_device_traits *traits = t->program->strategy.traits;
+    if ((traits->fused_residual && !caps->fused_residual) || (traits->fused_gelu && !caps->fused_gelu) ||
+        (traits->fused_bias_grad && !caps->fused_bias_grad))
+        return QD_FAIL(QD_SYSTEM, "the step program is written for products that device %s does not offer", caps->name);
+    return QD_OK;
+}
+
+/* On an accelerator, before anything is taken: a run that cannot fit says what would. Ranks that share one ask in turn,
+ * so the figure counts what the others have taken already. */
+static qd_status check_fit(qd_trainer *t)
+{
+    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, left, total;
+    if (qd_device_get_caps(t->device)->host_memory)
+        return QD_OK;
+    QD_TRY(qd_device_memory(t->device, &left, &total));
+    if (needed <= left)
+        return QD_OK;
+    qd_strbuf text = {0};
+    qd_status status = qd_fit_explain(&t->config, qd_comm_rank(t->world), left, &text);
+    if (status == QD_OK)
+        status = QD_FAIL(QD_NO_MEMORY, "rank %d does not fit on its GPU: %s", qd_comm_rank(t->world), text.data ? text.data : "");
+    qd_strbuf_free(&text);
+    return status;
+}
+
 static qd_status build(qd_trainer *t, int local_ranks)
 {
     qd_device_config device = qd_device_config_default();
+    int rank = qd_comm_rank(t->world);
     device.threads = threads_per_rank(&t->config, local_ranks);
+    device.ordinal = t->config.gpu >= 0 ? t->config.gpu : rank % (local_ranks > 0 ? local_ranks : 1);
+    device.share = t->config.gpu < 0;
+    device.deterministic = t->config.deterministic;
     QD_TRY(qd_arena_create(&t->arena));
-    QD_TRY(qd_config_build(&t->config, qd_comm_rank(t->world), t->arena, &t->program));
+    QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
+    QD_TRY(check_traits(t));
+    QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
+    QD_TRY(check_fit(t));
     QD_TRY(qd_bind(t->program, t->device, t->world, NULL, &t->bound));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));

@@ -269,6 +269,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
         .blas = "packed kernels",
         .threads = config->threads,
         .workspace_bytes = workspace,
+        .count = 1,
         .host_memory = true,
     };
     *device = &cpu->base;

@@ -1,0 +1,20 @@
+/* When pieces of a stream's work began and ended. On devices that compute later than they are asked, a pair of events per
+ * piece, read when all has run; elsewhere the clock. */
+#ifndef QD_DEVICE_TIMELINE_H
+#define QD_DEVICE_TIMELINE_H
+
+#include "device/device.h"
+
+typedef struct qd_timeline qd_timeline;
+
+qd_status qd_timeline_create(qd_stream *stream, qd_timeline **timeline);
+void qd_timeline_destroy(qd_timeline *timeline); /* NULL is legal */
+
+/* A piece with a number of the caller's. Pieces may contain others. */
+qd_status qd_timeline_begin(qd_timeline *timeline, int id, int *piece);
+qd_status qd_timeline_end(qd_timeline *timeline, int piece);
+
+/* Waits for the stream, tells every piece (seconds of qd_clock_now), and forgets them. */
+typedef void (*qd_timeline_visitor)(void *context, int id, double begin, double end);
+qd_status qd_timeline_collect(qd_timeline *timeline, qd_timeline_visitor visit, void *context);
+#endif

@@ -1,0 +1,106 @@
+#include "spec/fit.h"
+
+#include <stdio.h>
+
+static double gib(int64_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
+
+static qd_status planned_bytes(const qd_config *config, int rank, qd_memory_report *memory, qd_strategy *strategy)
+{
+    qd_arena *arena = NULL;
+    qd_program *program;
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_config_build(config, rank, arena, &program);
+    if (status == QD_OK)
+        status = qd_memory_account(program, memory);
+    if (status == QD_OK)
+        *strategy = program->strategy;
+    qd_arena_destroy(arena);
+    return status;
+}
+
+/* The largest kinds of buffers, as far as they matter. */
+static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
+{
+    bool told[QD_BUFFER_KIND_COUNT] = {false};
+    for (int n = 0; n < 5; n++) {
+        int largest = -1;
+        for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
+            if (!told[kind] && memory->at_peak[kind] * 50 > memory->total &&
+                (largest < 0 || memory->at_peak[kind] > memory->at_peak[largest]))
+                largest = kind;
+        if (largest < 0)
+            break;
+        told[largest] = true;
+        qd_strbuf_printf(text, "%s%s %.1f", n ? ", " : " (", qd_buffer_kind_name((qd_buffer_kind)largest),
+                         gib(memory->at_peak[largest]));
+    }
+    if (memory->total > 0)
+        qd_strbuf_puts(text, ")");
+}
+
+typedef struct change {
+    char text[64];
+    qd_config config;
+} change;
+
+/* The changes that are tried, from the cheapest on. */
+static int list_changes(const qd_config *config, const qd_strategy *s, change *list)
+{
+    int count = 0;
+    static const char *const modes[] = {"none", "selective", "full"};
+    for (int mode = (int)s->recompute + 1; mode < QD_RECOMPUTE_COUNT; mode++) {
+        list[count].config = *config;
+        list[count].config.strategy.recompute = (qd_recompute)mode;
+        list[count].config.strategy.recompute_layers = -1;
+        snprintf(list[count].text, sizeof list[count].text, "train.recompute=%s", modes[mode]);
+        count++;
+    }
+    int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, 1};
+    for (int i = 0; i < 3; i++) {
+        int64_t size = smaller[i];
+        bool divides = size > 0 && size < s->micro_batch && (s->micro_batch * s->micro_batches) % size == 0;
+        if (!divides || (i > 0 && size == smaller[i - 1]))
+            continue;
+        list[count].config = *config;
+        list[count].config.strategy.micro_batch = size;
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=%lld", (long long)size);
+        count++;
+    }
+    for (int i = 0; i < 1 && s->micro_batch > 1; i++) {
+        list[count].config = *config;
+        list[count].config.strategy.micro_batch = 1;
+        list[count].config.strategy.recompute = QD_RECOMPUTE_FULL;
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full");
+        count++;
+    }
+    return count;
+}
+
+qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_strbuf *text)
+{
+    qd_memory_report memory;
+    qd_strategy strategy;
+    QD_TRY(planned_bytes(config, rank, &memory, &strategy));
+    qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(memory.total));
+    put_kinds(&memory, text);
+    qd_strbuf_printf(text, ", %.2f GiB are there", gib(limit));
+    change changes[8];
+    int count = list_changes(config, &strategy, changes), fits = 0;
+    for (int i = 0; i < count && fits < 2; i++) {
+        qd_memory_report other;
+        qd_strategy unused;
+        if (planned_bytes(&changes[i].config, rank, &other, &unused) != QD_OK) {
+            qd_error_clear();
+            continue;
+        }
+        if (other.total <= limit)
+            qd_strbuf_printf(text, "%s%s needs %.2f GiB", fits++ ? ", or " : "; ", changes[i].text, gib(other.total));
+    }
+    if (!fits)
+        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch makes it fit: spread it over more ranks, or "
+                             "take a smaller model or sequence");
+    return QD_OK;
+}
