@@ -66,6 +66,8 @@ struct qd_transfer {
     int64_t bytes;       /* the backend adds what it copied from other ranks' memory; the core adds it to the stats */
     double busy_seconds; /* the backend adds time spent in copy and sum loops of large messages */
     double moved_at;     /* core: time of the last progress, for the deadline */
+    double noted_at;     /* core: time of the last write to its note */
+    int note;            /* core: where it says that it waits (qd_wait_board), or -1 */
     bool started;        /* core */
     _Alignas(64) unsigned char state[QD_TRANSFER_STATE_BYTES]; /* the backend's; not cleared before start() */
 };
@@ -77,6 +79,33 @@ typedef struct qd_comm_place {
 } qd_comm_place;
 void qd_comm_place_set(qd_comm_place *place, const char *text); /* truncated */
 void qd_comm_place_get(const qd_comm_place *place, char text[QD_COMM_PLACE_BYTES]);
+
+/* ---- who waits for whom ----
+ * An operation that has waited for a while says so in a note that every rank can read, and renews it as long as it waits.
+ * After the deadline a rank follows the notes from whom it waits for to the one that waits for nobody: a rank that was
+ * stopped writes nothing, so its notes grow old. Notes are words like places: a torn one only blurs a message. */
+
+#define QD_WAIT_NOTES 8 /* operations of one rank that wait at the same time; more are not noted */
+#define QD_WAIT_PEERS 4
+
+typedef struct qd_wait_note {
+    double renewed;              /* qd_clock_now(); 0: no note */
+    int64_t group;               /* id of the communicator */
+    qd_fingerprint fingerprint;  /* of the call that waits */
+    char name[QD_COMM_NAME_BYTES]; /* of the communicator */
+    int32_t peers[QD_WAIT_PEERS];  /* world ranks that it waits for; -1: none */
+    uint64_t entered[QD_WAIT_PEERS]; /* the last operation (or message) of this queue that they have entered */
+    int64_t holds;               /* a thread of the rank does nothing else until this call is done */
+} qd_wait_note;
+
+typedef struct qd_wait_board {
+    qd_comm_place place;
+    struct {
+        _Atomic uint64_t words[sizeof(qd_wait_note) / 8];
+    } notes[QD_WAIT_NOTES];
+} qd_wait_board;
+void qd_wait_note_set(qd_wait_board *board, int index, const qd_wait_note *note);
+void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note);
 
 /* ---- communicators and worlds, as this rank sees them ---- */
 
@@ -111,6 +140,7 @@ struct qd_world {
     struct qd_progress *progress; /* NULL until the first asynchronous call */
     _Atomic int failed;           /* qd_status of the first failure of this rank, or QD_OK */
     char failure[QD_COMM_REASON_BYTES]; /* its message; written once before `failed` is set */
+    _Atomic uint32_t notes;       /* of this rank that are in use, as bits */
     _Atomic int failing;          /* claims the right to write `failure` */
 };
 
@@ -132,6 +162,10 @@ struct qd_comm_backend_ops {
 
     /* True if `op` waits for group rank `peer`; then *report says what is known about it. [S] */
     bool (*late)(const qd_transfer *op, int peer, qd_peer_report *report);
+
+    /* What world rank `rank` has shown of its waiting, as far as it is known here; this rank's own is written by the
+     * core. [S] */
+    qd_wait_board *(*board)(qd_world *world, int rank);
 
     /* Sleeping. prepare() announces that a thread of this rank is about to sleep; the core then polls once more, and
      * either cancels or sleeps. sleep() returns when a peer has moved, wake() was called on this rank since prepare(),

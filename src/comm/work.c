@@ -11,6 +11,7 @@
 #define WAIT_YIELDS 200    /* before a waiting caller sleeps */
 #define IDLE_CHECK 64      /* idle polls between looks at the abort record and the clock */
 #define SLEEP_SECONDS 0.02 /* a sleeper looks at the deadline this often */
+#define NOTE_SECONDS 0.05  /* a wait of this length is worth a note */
 
 static inline void relax(void)
 {
@@ -62,35 +63,6 @@ void qd_world_wake(qd_world *world)
 
 /* ---- one operation ---- */
 
-/* Who is missing, after the deadline. */
-static qd_status deadline_passed(const qd_transfer *op)
-{
-    const qd_comm *comm = op->comm;
-    qd_world *world = comm->world;
-    char missing[384] = "", what[128];
-    size_t used = 0;
-    for (int peer = 0; peer < comm->size; peer++) {
-        qd_peer_report report = {0};
-        if (peer == comm->rank) continue;
-        qd_world_lock(world);
-        bool late = world->backend->late(op, peer, &report);
-        qd_world_unlock(world);
-        if (!late || used + 1 >= sizeof missing) continue;
-        int n = snprintf(missing + used, sizeof missing - used, "%srank %d (last in %llu%s%s%s)", used ? ", " : "",
-                         comm->world_ranks[peer], (unsigned long long)report.sequence, report.place[0] ? " at '" : "",
-                         report.place, report.place[0] ? "'" : "");
-        used += n > 0 ? (size_t)n : 0;
-    }
-    char place[QD_COMM_PLACE_BYTES];
-    qd_comm_place_get(&world->place, place);
-    bool message = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
-    return QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s, %s %llu of group %s; rank %d waits%s%s%s",
-                   used ? missing : "a peer", world->config.deadline_seconds,
-                   qd_fingerprint_text(&op->fingerprint, what, sizeof what), message ? "message" : "operation",
-                   (unsigned long long)op->fingerprint.sequence, comm->name, world->rank, place[0] ? " at '" : "",
-                   place, place[0] ? "'" : "");
-}
-
 /* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when needed". */
 static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
 {
@@ -104,20 +76,27 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
         *moved = true;
     }
     if (status == QD_OK) status = world->backend->poll(op, done, moved);
-    if (*moved) op->moved_at = 0;
     qd_world_unlock(world);
+    if (*moved) {
+        op->moved_at = 0;
+        if (op->note >= 0) qd_wait_clear(op);
+    }
     return status;
 }
 
-/* Abort record and deadline, for an operation that has been idle for a while. */
-static qd_status op_check_idle(qd_transfer *op)
+/* Abort record, deadline and note, for an operation that has been idle for a while. holds: see qd_wait_note. */
+static qd_status op_check_idle(qd_transfer *op, bool holds)
 {
     QD_TRY(qd_world_check(op->comm->world));
-    double now = qd_clock_now();
-    if (op->moved_at == 0)
+    double now = qd_clock_now(), deadline = op->comm->world->config.deadline_seconds;
+    if (op->moved_at == 0) {
         op->moved_at = now;
-    else if (now - op->moved_at > op->comm->world->config.deadline_seconds)
-        return deadline_passed(op);
+        return QD_OK;
+    }
+    double waited = now - op->moved_at;
+    if (waited > deadline) return qd_wait_verdict(op);
+    if (waited > NOTE_SECONDS || waited > deadline / 4)
+        if (op->note < 0 || now - op->noted_at > deadline / 16) qd_wait_write(op, now, holds);
     return QD_OK;
 }
 
@@ -125,7 +104,10 @@ static qd_status op_check_idle(qd_transfer *op)
 static void op_end(qd_transfer *op, qd_status status)
 {
     qd_comm *comm = op->comm;
-    if (status != QD_OK) qd_world_fail(comm->world, status);
+    if (status != QD_OK)
+        qd_world_fail(comm->world, status); /* the note stays: it tells the others why */
+    else if (op->note >= 0)
+        qd_wait_clear(op);
     if (op->started) {
         qd_world_lock(comm->world);
         comm->world->backend->finish(op);
@@ -149,7 +131,7 @@ static bool blocking_again(void *context)
     blocking_wait *wait = context;
     bool moved = false;
     wait->status = op_step(wait->op, &wait->done, &moved);
-    if (wait->status == QD_OK && !wait->done && !moved) wait->status = op_check_idle(wait->op);
+    if (wait->status == QD_OK && !wait->done && !moved) wait->status = op_check_idle(wait->op, true);
     return wait->status != QD_OK || wait->done || moved;
 }
 
@@ -165,7 +147,7 @@ static qd_status run_blocking(qd_transfer *op)
             idle.step = 0;
             continue;
         }
-        if (idle.step % IDLE_CHECK == IDLE_CHECK - 1 && (wait.status = op_check_idle(op)) != QD_OK) break;
+        if (idle.step % IDLE_CHECK == IDLE_CHECK - 1 && (wait.status = op_check_idle(op, true)) != QD_OK) break;
         qd_world_idle(op->comm->world, &idle, blocking_again, &wait);
     }
     op_end(op, wait.status);
@@ -236,7 +218,8 @@ static void poll_head(qd_queue *queue, bool *moved)
             status = qd_world_check(queue->world);
         else
             status = op_step(&work->op, &done, &stepped);
-        if (status == QD_OK && !done && !stepped) status = op_check_idle(&work->op);
+        if (status == QD_OK && !done && !stepped)
+            status = op_check_idle(&work->op, atomic_load_explicit(&queue->waiters, memory_order_relaxed) > 0);
         if (stepped) *moved = true;
         if (status == QD_OK && !done) return;
         *moved = true;
@@ -267,7 +250,8 @@ static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *reque
     op->request = *request;
     op->bytes = 0;
     op->busy_seconds = 0;
-    op->moved_at = 0;
+    op->moved_at = op->noted_at = 0;
+    op->note = -1;
     op->started = false;
     uint64_t sequence = request->kind == QD_COLL_SEND   ? ++comm->sent[request->root]
                         : request->kind == QD_COLL_RECV ? ++comm->received[request->root]
@@ -376,12 +360,14 @@ qd_status qd_work_wait_timed(qd_work *work, double *begin, double *end)
     work_waiter waiter = {.work = work};
     qd_queue *queue = work->queue;
     qd_idle idle = {.spins = queue->world->spin, .yields = WAIT_YIELDS};
+    atomic_fetch_add_explicit(&queue->waiters, 1, memory_order_relaxed);
     while (!atomic_load_explicit(&work->done, memory_order_acquire)) {
         if (work_again(&waiter))
             idle.step = 0;
         else
             qd_world_idle(queue->world, &idle, work_again, &waiter);
     }
+    atomic_fetch_sub_explicit(&queue->waiters, 1, memory_order_relaxed);
     if (waiter.turn) {
         atomic_store_explicit(&queue->turn, 0, memory_order_release);
         if (atomic_load_explicit(&queue->length, memory_order_acquire) > 0) qd_progress_nudge(queue->world);

@@ -22,6 +22,7 @@ struct qd_queue {
     qd_work *head, *tail;
     _Atomic int length;
     _Atomic int turn;
+    _Atomic int waiters; /* threads in qd_work_wait() for a work of this queue */
     bool listed; /* in the progress thread's list; under its lock */
     qd_queue *next;
 };
@@ -48,6 +49,11 @@ typedef struct qd_idle {
 typedef bool (*qd_again)(void *context);
 void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context);
 void qd_world_wake(qd_world *world);
+
+/* waits.c */
+void qd_wait_write(qd_transfer *op, double now, bool holds); /* writes or renews the operation's note */
+void qd_wait_clear(qd_transfer *op);                         /* something moved: takes it away */
+qd_status qd_wait_verdict(const qd_transfer *op);            /* the deadline has passed: QD_TIMEOUT that names who is late */
 
 /* progress.c */
 typedef struct qd_progress qd_progress;

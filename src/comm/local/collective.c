@@ -652,7 +652,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
             qd_fingerprint theirs = post->fingerprint;
             if (memcmp(&theirs, &op->fingerprint, sizeof theirs) != 0) {
                 char place[QD_COMM_PLACE_BYTES];
-                qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].place, place);
+                qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[peer]].board.place, place);
                 QD_TRY(qd_transfer_check(op, peer, &theirs, place));
             }
             s->all_can_read = s->all_can_read && post->can_read;
@@ -673,7 +673,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
             if (elements > 0 && rounds > s->rounds) s->rounds = rounds;
             if (to != comm->rank || elements == op->request.out_counts[from]) continue;
             char place[QD_COMM_PLACE_BYTES];
-            qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].place, place);
+            qd_comm_place_get(&qd_local_group_of(op)->ranks[comm->world_ranks[from]].board.place, place);
             QD_TRY(qd_transfer_check_pair(op, from, elements, op->request.out_counts[from], place));
         }
     }

@@ -100,7 +100,7 @@ typedef struct qd_local_rank {
     _Atomic uint32_t attached;
     int32_t pid;
     _Atomic uint64_t probe; /* address of a word with the value of probe_value() in the rank's process */
-    _Alignas(QD_LOCAL_LINE) qd_comm_place place;
+    _Alignas(QD_LOCAL_LINE) qd_wait_board board;
 } qd_local_rank;
 
 typedef struct qd_local_header {

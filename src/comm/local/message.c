@@ -165,7 +165,7 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
     if (!s->posted) {
         if (atomic_load_explicit(&post->posted, memory_order_acquire) != sequence) return QD_OK;
         char place[QD_COMM_PLACE_BYTES];
-        qd_comm_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].place, place);
+        qd_comm_place_get(&qd_local_group_of(op)->ranks[op->comm->world_ranks[from]].board.place, place);
         qd_fingerprint theirs = post->fingerprint;
         QD_TRY(qd_transfer_check(op, from, &theirs, place));
         choose(s, (qd_local_way)post->way);

@@ -364,7 +364,7 @@ static bool aborted(qd_world *world, int *rank, char *reason, size_t reason_byte
 
 static void at(qd_world *world, const char *place)
 {
-    qd_comm_place_set(&own_line(world)->place, place);
+    qd_comm_place_set(&own_line(world)->board.place, place);
 }
 
 bool qd_local_enter(qd_local_group *group, _Atomic uint32_t *mark)
@@ -516,8 +516,14 @@ static bool late(const qd_transfer *op, int peer, qd_peer_report *report)
     qd_local_group *group = qd_local_group_of(op);
     bool is_late = is_message(op) ? qd_local_message_late(op, peer, &report->sequence)
                                   : qd_local_collective_late(op, peer, &report->sequence);
-    if (is_late) qd_comm_place_get(&group->ranks[op->comm->world_ranks[peer]].place, report->place);
+    if (is_late) qd_comm_place_get(&group->ranks[op->comm->world_ranks[peer]].board.place, report->place);
     return is_late;
+}
+
+static qd_wait_board *board(qd_world *world, int rank)
+{
+    qd_local_rank_world *view = world->backend_data;
+    return &view->ranks[rank].board;
 }
 
 static const qd_comm_backend_ops local_backend = {
@@ -526,6 +532,7 @@ static const qd_comm_backend_ops local_backend = {
     .poll = poll_op,
     .finish = finish,
     .late = late,
+    .board = board,
     .sleep_prepare = sleep_prepare,
     .sleep_cancel = sleep_cancel,
     .sleep = sleep_on,

@@ -480,7 +480,7 @@ qd_status qd_mpi_coll_start(qd_transfer *op)
     int n = op->comm->size, rank = op->comm->rank;
     *r = (run){.group = group, .in = q->in, .out = q->out, .parent = -1};
     group->entered = op->fingerprint.sequence;
-    group->asked = false;
+    group->asked = 0;
     QD_TRY(plan(op));
     plan_flows(op);
     if (q->kind == QD_COLL_ALL_TO_ALL && q->in_counts[rank] != q->out_counts[rank])
@@ -568,14 +568,14 @@ static bool silent(const qd_transfer *op, int peer)
     const qd_mpi_link *link = &run_of(op)->group->links[peer];
     if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer)))
         return false;
-    return !link->answered || link->entered < op->fingerprint.sequence;
+    return !qd_mpi_answers(run_of(op)->group, peer) || link->entered < op->fingerprint.sequence;
 }
 
 bool qd_mpi_coll_late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     const qd_mpi_group *group = run_of(op)->group;
     bool known = false;
-    for (int p = 0; group->asked && p < op->comm->size; p++)
+    for (int p = 0; group->asked > 0 && p < op->comm->size; p++)
         known = known || silent(op, p);
     if (known ? !silent(op, peer) : !waits_for(op, peer))
         return false;

@@ -60,7 +60,7 @@ typedef struct qd_mpi_link {
     unsigned char *tx, *rx;          /* (QD_MPI_HEAD_BYTES) of collectives */
     unsigned char *p2p_tx, *p2p_rx;  /* (QD_MPI_HEAD_BYTES) of sends and receives, made at first use */
     uint64_t received;               /* p2p heads so far */
-    bool answered;                   /* the peer answered the last question, with: */
+    double answered;                 /* when the peer answered a question last, with: */
     uint64_t entered;                /* the last collective it has entered */
     char place[QD_COMM_PLACE_BYTES]; /* the last place heard of, in a head or an answer */
 } qd_mpi_link;
@@ -77,7 +77,7 @@ typedef struct qd_mpi_group {
     const void **sources;   /* (size) of a sum */
     unsigned char *staging; /* (size, stages, stage bytes) */
     int64_t staging_bytes;
-    bool asked; /* the peers were asked where they are, for the operation `entered` */
+    double asked; /* when the peers were last asked where they are, for the operation `entered`; 0: never */
     struct qd_mpi_group *next;
 } qd_mpi_group;
 
@@ -88,6 +88,8 @@ typedef struct qd_mpi_control {
     int64_t group;
     uint64_t sequence;
     char text[QD_COMM_REASON_BYTES]; /* abort: the reason; answer: the place */
+    double sent;                     /* answer: by the sender's clock */
+    qd_wait_note notes[QD_WAIT_NOTES]; /* answer: the sender's */
 } qd_mpi_control;
 
 typedef struct qd_mpi_control_send {
@@ -106,6 +108,8 @@ struct qd_mpi_world {
     int64_t next_id, most_ids;
     qd_mpi_group *groups;
     char place[QD_COMM_PLACE_BYTES];
+    qd_wait_board *boards; /* (size): this rank's own, and what the others have answered */
+    double *asked;         /* (size): when each was asked last */
     qd_mpi_control incoming;
     MPI_Request incoming_request;
     qd_mpi_control_send *sends;
@@ -137,9 +141,12 @@ qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, in
 int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer);
 
-/* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, once `op` has waited for half the
- * deadline; the answers are for late(). *asked: it was done for this operation. */
-void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, bool *asked);
+/* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, again and again once `op` has waited for
+ * half the deadline. Those that an answer names are asked in turn. The answers are for late() and for the boards.
+ * *asked: when it was done last for this operation. */
+void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, double *asked);
+/* The group rank has answered, not long ago. */
+bool qd_mpi_answers(const qd_mpi_group *group, int peer);
 
 /* Gives up requests of a failed operation: receives are cancelled, and what does not end within a moment is left to
  * MPI (world->dirty). */

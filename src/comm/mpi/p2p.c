@@ -10,7 +10,8 @@ typedef struct p2p_state {
     MPI_Request head, data;
     unsigned char *bytes;         /* the caller's buffer */
     int64_t total, posted, chunk; /* bytes; posted includes what the head carried; chunk: the message under way */
-    bool sending, greeted, asked;
+    double asked;
+    bool sending, greeted;
 } p2p_state;
 _Static_assert(sizeof(p2p_state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 

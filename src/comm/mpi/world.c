@@ -14,6 +14,8 @@
 enum { SPIN_POLLS = 200 };
 /* A failed rank waits this long for the others to come to the end before it leaves without MPI_Finalize. */
 #define FAILED_GRACE_SECONDS 2.0
+/* Questions to the others are asked again after this share of the deadline. */
+#define ASK_AGAIN 0.125
 
 qd_status qd_mpi_check(int code, const char *call)
 {
@@ -137,6 +139,35 @@ static qd_mpi_group *find_group(const qd_mpi_world *world, int64_t id)
     return group;
 }
 
+static void ask(qd_mpi_world *world, int rank, int64_t group)
+{
+    qd_mpi_control question = {.kind = QD_MPI_ASK, .from = world->rank, .group = group};
+    world->asked[rank] = qd_clock_now();
+    control_send(world, rank, &question);
+}
+
+/* Keeps what a rank has answered, in our time, and asks those that it waits for. */
+static void take_notes(qd_mpi_world *world, const qd_mpi_control *answer)
+{
+    if (answer->from < 0 || answer->from >= world->size)
+        return;
+    double now = qd_clock_now();
+    qd_wait_board *board = &world->boards[answer->from];
+    qd_comm_place_set(&board->place, answer->text);
+    for (int i = 0; i < QD_WAIT_NOTES; i++) {
+        qd_wait_note note = answer->notes[i];
+        if (note.renewed > 0)
+            note.renewed += now - answer->sent;
+        qd_wait_note_set(board, i, &note);
+        for (int k = 0; note.renewed > 0 && k < QD_WAIT_PEERS; k++) {
+            int rank = note.peers[k];
+            if (rank >= 0 && rank < world->size && rank != world->rank &&
+                now - world->asked[rank] > world->deadline * ASK_AGAIN)
+                ask(world, rank, note.group);
+        }
+    }
+}
+
 static void control_handle(qd_mpi_world *world, qd_mpi_control *message)
 {
     qd_mpi_group *group = find_group(world, message->group);
@@ -151,7 +182,10 @@ static void control_handle(qd_mpi_world *world, qd_mpi_control *message)
     case QD_MPI_ASK: {
         qd_mpi_control answer = {.kind = QD_MPI_ANSWER, .from = world->rank, .group = message->group};
         answer.sequence = group ? group->entered : 0;
+        answer.sent = qd_clock_now();
         memcpy(answer.text, world->place, sizeof world->place);
+        for (int i = 0; i < QD_WAIT_NOTES; i++)
+            qd_wait_note_get(&world->boards[world->rank], i, &answer.notes[i]);
         control_send(world, message->from, &answer);
         break;
     }
@@ -160,12 +194,13 @@ static void control_handle(qd_mpi_world *world, qd_mpi_control *message)
             if (group->comm->world_ranks[p] != message->from)
                 continue;
             qd_mpi_link *link = &group->links[p];
-            link->answered = true;
+            link->answered = qd_clock_now();
             if (message->sequence > link->entered)
                 link->entered = message->sequence;
             memcpy(link->place, message->text, sizeof link->place);
             link->place[sizeof link->place - 1] = '\0';
         }
+        take_notes(world, message);
         break;
     default:
         break;
@@ -186,19 +221,27 @@ static void control_poll(qd_mpi_world *world)
         control_reap(world);
 }
 
-void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, bool *asked)
+void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, double *asked)
 {
     qd_mpi_world *world = group->world;
-    if (*asked || op->moved_at == 0 || qd_clock_now() - op->moved_at < 0.5 * world->deadline)
+    double now = qd_clock_now();
+    if (op->moved_at == 0 || now - op->moved_at < 0.5 * world->deadline || now - *asked < ASK_AGAIN * world->deadline)
         return;
-    *asked = true;
-    qd_mpi_control ask = {.kind = QD_MPI_ASK, .from = world->rank, .group = group->comm->id};
-    for (int p = 0; p < group->comm->size; p++) {
-        if (p == group->comm->rank || (peer >= 0 && p != peer))
-            continue;
-        group->links[p].answered = false;
-        control_send(world, group->comm->world_ranks[p], &ask);
-    }
+    *asked = now;
+    for (int p = 0; p < group->comm->size; p++)
+        if (p != group->comm->rank && (peer < 0 || p == peer))
+            ask(world, group->comm->world_ranks[p], group->comm->id);
+}
+
+bool qd_mpi_answers(const qd_mpi_group *group, int peer)
+{
+    return qd_clock_now() - group->links[peer].answered < 3 * ASK_AGAIN * group->world->deadline;
+}
+
+static qd_wait_board *board(qd_world *w, int rank)
+{
+    qd_mpi_world *world = w->backend_data;
+    return &world->boards[rank];
 }
 
 static void world_abort(qd_world *w, const char *reason)
@@ -414,6 +457,8 @@ static void world_free(qd_mpi_world *world)
 {
     pthread_mutex_destroy(&world->sleep_lock);
     pthread_cond_destroy(&world->sleep_wake);
+    free(world->boards);
+    free(world->asked);
     /* Messages that MPI still holds stay where they are. */
     if (!world->sends && world->incoming_request == MPI_REQUEST_NULL)
         free(world);
@@ -472,6 +517,7 @@ static const qd_comm_backend_ops mpi_backend = {
     .poll = op_poll,
     .finish = op_finish,
     .late = op_late,
+    .board = board,
     .sleep_prepare = sleep_prepare,
     .sleep_cancel = sleep_cancel,
     .sleep = sleep_nap,
@@ -514,6 +560,10 @@ static qd_status world_open(qd_mpi_world *world)
     MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world->data, &world->rank);
     MPI_Comm_size(world->data, &world->size);
+    world->boards = calloc((size_t)world->size, sizeof *world->boards);
+    world->asked = calloc((size_t)world->size, sizeof *world->asked);
+    if (!world->boards || !world->asked)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", world->size);
     QD_TRY(choose_spin(world));
     int *most = NULL, found = 0;
     MPI_Comm_get_attr(world->data, MPI_TAG_UB, &most, &found);

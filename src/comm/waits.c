@@ -1,0 +1,205 @@
+/* Who is late: notes of waiting operations, and the verdict when a deadline has passed. */
+#include "comm/work.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(qd_wait_note) % 8 == 0, "notes travel as words");
+
+void qd_wait_note_set(qd_wait_board *board, int index, const qd_wait_note *note)
+{
+    uint64_t words[sizeof *note / 8];
+    memcpy(words, note, sizeof *note);
+    for (size_t i = 0; i < sizeof *note / 8; i++)
+        atomic_store_explicit(&board->notes[index].words[i], words[i], memory_order_relaxed);
+}
+
+void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note)
+{
+    uint64_t words[sizeof *note / 8];
+    for (size_t i = 0; i < sizeof *note / 8; i++)
+        words[i] = atomic_load_explicit(&board->notes[index].words[i], memory_order_relaxed);
+    memcpy(note, words, sizeof *note);
+    note->name[sizeof note->name - 1] = '\0';
+}
+
+static bool is_message(const qd_fingerprint *fingerprint)
+{
+    return fingerprint->kind == QD_COLL_SEND || fingerprint->kind == QD_COLL_RECV;
+}
+
+/* ---- a waiting operation's own note ---- */
+
+void qd_wait_write(qd_transfer *op, double now, bool holds)
+{
+    const qd_comm *comm = op->comm;
+    qd_world *world = comm->world;
+    if (op->note < 0) {
+        for (int i = 0; i < QD_WAIT_NOTES && op->note < 0; i++)
+            if (!(atomic_fetch_or(&world->notes, 1u << i) >> i & 1)) op->note = i;
+        if (op->note < 0) return;
+    }
+    qd_wait_note note = {.renewed = now, .group = comm->id, .fingerprint = op->fingerprint, .holds = holds};
+    memcpy(note.name, comm->name, sizeof note.name);
+    int count = 0;
+    qd_world_lock(world);
+    for (int peer = 0; peer < comm->size && count < QD_WAIT_PEERS; peer++) {
+        qd_peer_report report = {0};
+        if (peer == comm->rank || !world->backend->late(op, peer, &report)) continue;
+        note.entered[count] = report.sequence;
+        note.peers[count++] = comm->world_ranks[peer];
+    }
+    while (count < QD_WAIT_PEERS) note.peers[count++] = -1;
+    qd_wait_note_set(world->backend->board(world, world->rank), op->note, &note);
+    qd_world_unlock(world);
+    op->noted_at = now;
+}
+
+void qd_wait_clear(qd_transfer *op)
+{
+    qd_world *world = op->comm->world;
+    qd_world_lock(world);
+    qd_wait_note_set(world->backend->board(world, world->rank), op->note, &(qd_wait_note){0});
+    qd_world_unlock(world);
+    atomic_fetch_and(&world->notes, ~(1u << op->note));
+    op->note = -1;
+}
+
+/* ---- the verdict ---- */
+
+/* A rank that somebody waits for. */
+typedef struct suspect {
+    int rank;   /* of the world */
+    int waiter; /* index of the suspect that waits for it; -1: this rank itself */
+    int first;  /* the suspect that this rank itself waits for, at the head of the chain */
+    uint64_t entered;
+    char place[QD_COMM_PLACE_BYTES];
+    qd_wait_note note; /* the waiter's */
+    bool waits;        /* it waits for others, so it is not the culprit */
+} suspect;
+
+typedef struct hunt {
+    const qd_transfer *op;
+    double now;
+    suspect *suspects; /* (world size) */
+    int count;
+} hunt;
+
+static void add(hunt *h, int rank, int waiter, uint64_t entered, const char *place, const qd_wait_note *note)
+{
+    const qd_world *world = h->op->comm->world;
+    if (rank < 0 || rank >= world->size || rank == world->rank) return;
+    for (int i = 0; i < h->count; i++)
+        if (h->suspects[i].rank == rank) return;
+    suspect *s = &h->suspects[h->count];
+    *s = (suspect){.rank = rank, .waiter = waiter, .entered = entered, .note = *note};
+    s->first = waiter < 0 ? h->count : h->suspects[waiter].first;
+    memcpy(s->place, place, sizeof s->place);
+    h->count++;
+}
+
+/* The waits of suspect i: that in the operation where it is awaited, if it is there, else whatever holds it. */
+static void follow(hunt *h, int i)
+{
+    qd_world *world = h->op->comm->world;
+    suspect *s = &h->suspects[i];
+    qd_wait_board *board = world->backend->board(world, s->rank);
+    qd_wait_note notes[QD_WAIT_NOTES];
+    bool inside = false;
+    for (int k = 0; k < QD_WAIT_NOTES; k++) {
+        qd_wait_note *note = &notes[k];
+        qd_wait_note_get(board, k, note);
+        /* Who waits renews its note many times in this time. */
+        if (note->renewed <= 0 || h->now - note->renewed > world->config.deadline_seconds / 2) {
+            note->renewed = 0;
+            continue;
+        }
+        inside = inside || (note->group == s->note.group && !is_message(&note->fingerprint) &&
+                            !is_message(&s->note.fingerprint) &&
+                            note->fingerprint.sequence == s->note.fingerprint.sequence);
+    }
+    for (int k = 0; k < QD_WAIT_NOTES; k++) {
+        const qd_wait_note *note = &notes[k];
+        if (note->renewed <= 0) continue;
+        bool same = note->group == s->note.group && !is_message(&note->fingerprint) &&
+                    note->fingerprint.sequence == s->note.fingerprint.sequence;
+        if (inside ? !same : !note->holds) continue;
+        for (int p = 0; p < QD_WAIT_PEERS && note->peers[p] >= 0; p++) {
+            char place[QD_COMM_PLACE_BYTES] = "";
+            if (note->peers[p] < world->size)
+                qd_comm_place_get(&world->backend->board(world, note->peers[p])->place, place);
+            s->waits = true;
+            add(h, note->peers[p], i, note->entered[p], place, note);
+            s = &h->suspects[i];
+        }
+    }
+}
+
+/* "rank 1 (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same operation waits as for the first. */
+static int list(const hunt *h, char *text, size_t bytes)
+{
+    int first = -1;
+    size_t used = 0;
+    for (int pass = 0; pass < 2 && first < 0; pass++) /* if all wait, in a circle, those that this rank waits for */
+        for (int i = 0; i < h->count; i++) {
+            const suspect *s = &h->suspects[i];
+            if ((pass == 0 && s->waits) || (first >= 0 && s->waiter != h->suspects[first].waiter) || used + 1 >= bytes)
+                continue;
+            if (first < 0) first = i;
+            int n = snprintf(text + used, bytes - used, "%srank %d (last in %llu%s%s%s)", used ? ", " : "", s->rank,
+                             (unsigned long long)s->entered, s->place[0] ? " at '" : "", s->place,
+                             s->place[0] ? "'" : "");
+            used += n > 0 ? (size_t)n : 0;
+        }
+    return first;
+}
+
+/* "all-reduce of 100 fp32 (sum), operation 3 of group world" */
+static const char *call_text(const qd_fingerprint *fingerprint, const char *group, char *text, size_t bytes)
+{
+    char what[128];
+    snprintf(text, bytes, "%s, %s %llu of group %s", qd_fingerprint_text(fingerprint, what, sizeof what),
+             is_message(fingerprint) ? "message" : "operation", (unsigned long long)fingerprint->sequence, group);
+    return text;
+}
+
+qd_status qd_wait_verdict(const qd_transfer *op)
+{
+    const qd_comm *comm = op->comm;
+    qd_world *world = comm->world;
+    hunt h = {.op = op, .now = qd_clock_now(), .suspects = malloc((size_t)world->size * sizeof *h.suspects)};
+    if (!h.suspects)
+        return QD_FAIL(QD_TIMEOUT, "a peer did not arrive in group %s; no memory to say more", comm->name);
+    qd_wait_note own = {.group = comm->id, .fingerprint = op->fingerprint};
+    qd_world_lock(world);
+    for (int peer = 0; peer < comm->size; peer++) {
+        qd_peer_report report = {0};
+        if (peer != comm->rank && world->backend->late(op, peer, &report))
+            add(&h, comm->world_ranks[peer], -1, report.sequence, report.place, &own);
+    }
+    for (int i = 0; i < h.count; i++) follow(&h, i);
+    qd_world_unlock(world);
+
+    char missing[384] = "a peer", mine[192], theirs[192], at[QD_COMM_PLACE_BYTES + 8] = "", place[QD_COMM_PLACE_BYTES];
+    int found = list(&h, missing, sizeof missing);
+    qd_comm_place_get(&world->place, place);
+    if (place[0]) snprintf(at, sizeof at, " at '%s'", place);
+    call_text(&op->fingerprint, comm->name, mine, sizeof mine);
+    qd_status status;
+    const suspect *s = found >= 0 ? &h.suspects[found] : NULL;
+    if (!s || s->waiter < 0) {
+        status = QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s; rank %d waits%s%s", missing,
+                         world->config.deadline_seconds, mine, world->rank, at,
+                         s && s->waits ? ", and all of them wait for each other" : "");
+    } else {
+        status = QD_FAIL(QD_TIMEOUT,
+                         "%s did not arrive within %g s in %s; rank %d waits there, and rank %d for rank %d in %s%s", missing, world->config.deadline_seconds,
+                         call_text(&s->note.fingerprint, s->note.name, theirs, sizeof theirs),
+                         h.suspects[s->waiter].rank, world->rank, h.suspects[s->first].rank, mine, at);
+    }
+    free(h.suspects);
+    return status;
+}
