@@ -81,6 +81,7 @@ static qd_status run(cli_call *call)
     qd_evaluate_options o = {
         .seq = qd_options_int(call->options, "seq"),
         .per_pass = qd_options_int(call->options, "per-pass"),
+        .device = qd_options_string(call->options, "device"),
         .threads = (int)qd_options_int(call->options, "threads"),
         .baseline = qd_options_bool(call->options, "baseline"),
         .progress = on_pass,
@@ -107,13 +108,14 @@ static const qd_option own[] = {
     {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows that go through the model at once; 0: about 4096 tokens", NULL},
     {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also a Kneser-Ney trigram model of the same training tokens", NULL},
     {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
+    {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL},
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
 };
 
 const cli_command cli_eval = {
     .name = "eval",
-    .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--logits FILE] [--threads N] [--json]",
+    .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--logits FILE] [--device D] [--threads N] [--json]",
     .summary = "Loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"

@@ -140,6 +140,7 @@ static qd_status run(cli_call *call)
     o.top_p = qd_options_float(options, "top-p");
     o.seed = (uint64_t)qd_options_int(options, "seed");
     o.context = qd_options_int(options, "context");
+    o.device = qd_options_string(options, "device");
     o.threads = (int)qd_options_int(options, "threads");
     o.on_start = on_start;
     o.on_text = on_text;
@@ -169,6 +170,7 @@ static const qd_option own[] = {
     {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "draws from the likeliest tokens that reach this share", NULL},
     {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
     {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
+    {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL},
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object at the end", NULL},
 };
@@ -176,7 +178,7 @@ static const qd_option own[] = {
 const cli_command cli_generate = {
     .name = "generate",
     .arguments = "MODEL [--prompt TEXT | --prompt-file FILE] [--tokens N] [--temperature T] [--top-k K] [--top-p P]\n"
-                 "      [--seed S] [--context N] [--threads N] [--json]",
+                 "      [--seed S] [--context N] [--device D] [--threads N] [--json]",
     .summary = "Goes on with a text, with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
                "MODEL is a run folder (its newest sound checkpoint counts) or a checkpoint. Prompt and continuation go to standard\n"

@@ -37,9 +37,9 @@ FORBIDDEN_CALLS = re.compile(
     r"(?<![\w.>])(printf|vprintf|puts|putchar|perror|exit|_exit|_Exit|quick_exit|abort|getenv|secure_getenv)\s*\(")
 STANDARD_STREAM = re.compile(r"\bf(?:printf|puts|write|flush|putc)\s*\([^;]*\b(stdout|stderr)\b")
 CALLS_ALLOWED = {
-    "getenv": ("src/train/launch.c",),
+    "getenv": ("src/train/launch.c", "src/train/cache_folder.c"),
     # A child process that could not exec has nobody to return to.
-    "_exit": ("src/train/launch.c",),
+    "_exit": ("src/train/launch.c", "src/train/cache_folder.c"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 MOST_LINES = 800

@@ -14,6 +14,7 @@ typedef struct qd_evaluate_options {
     const char *text;  /* text file, folder or shards; NULL: the held-out part of what the model was trained on */
     int64_t seq;       /* tokens of a window; 0: as in training */
     int64_t per_pass;  /* windows that go through the model at once; 0: as many as make about 4096 tokens */
+    const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;       /* 0: all cores */
     bool baseline;     /* also a trigram model of the training tokens, on the same held-out tokens; not with a text */
     /* NULL, or a safetensors file to write, for comparisons with other programs: tokens (int32) and logits (fp32, one row per

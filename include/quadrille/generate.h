@@ -39,6 +39,7 @@ typedef struct qd_generate_options {
     double top_p;       /* only the likeliest that together reach this share; 1: all */
     uint64_t seed;      /* equal seeds, equal text */
     int64_t context;    /* 0: the longest the model was trained for */
+    const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;        /* 0: all cores */
     /* May be NULL. Before the first token: what is known by then. */
     void (*on_start)(void *context, const qd_generate_report *report);

@@ -219,7 +219,7 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
 {
     qd_model_run run;
     qd_arena *arena = NULL;
-    qd_status status = qd_model_run_open(o->from, &run);
+    qd_status status = qd_model_run_open(o->from, NULL, &run);
     if (status == QD_OK)
         status = qd_arena_create(&arena);
     if (status == QD_OK)

@@ -136,7 +136,7 @@ static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, in
     qd_status status = QD_OK;
     int64_t have = w->ranges[0].end - 1 - w->ranges[0].first;
     have = have < seq ? have : seq;
-    QD_TRY_DONE(qd_generator_create(o->model, have, o->threads, &g));
+    QD_TRY_DONE(qd_generator_create(o->model, have, o->device, o->threads, &g));
     tokens = malloc((size_t)have * 3 * sizeof *tokens);
     logits = malloc((size_t)(have * qd_generator_vocab(g)) * sizeof *logits);
     if (!tokens || !logits)
@@ -163,12 +163,12 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
     qd_evaluation result = {0};
     qd_status status = QD_OK;
     memset(report, 0, sizeof *report);
-    QD_TRY_DONE(qd_model_run_open(o->model, &run));
+    QD_TRY_DONE(qd_model_run_open(o->model, o->device, &run));
     QD_TRY_DONE(open_corpus(o, &run, &corpus));
     const int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
     QD_TRY_DONE(make_ranges(&corpus, !o->text, train_seq, seq, &windows));
     qd_batch_source source = {.fill = fill, .context = &windows, .documents = run.config.data.document_mask};
-    qd_evaluate_passes passes = {.seq = seq, .per_pass = o->per_pass, .threads = o->threads, .progress = o->progress,
+    qd_evaluate_passes passes = {.seq = seq, .per_pass = o->per_pass, .device = o->device, .threads = o->threads, .progress = o->progress,
                                  .context = o->context};
     double begin = qd_clock_now();
     QD_TRY_DONE(qd_evaluate_windows(&run, &source, windows.all, &passes, &result));

@@ -61,9 +61,9 @@ static qd_status add_piece_stepper(qd_generator *g)
     return qd_interpreter_create(g->piece.bound, &g->piece.interpreter);
 }
 
-static qd_status build(qd_generator *g, const char *model, int64_t context, int threads)
+static qd_status build(qd_generator *g, const char *model, int64_t context, const char *device, int threads)
 {
-    QD_TRY(qd_model_run_open(model, &g->run));
+    QD_TRY(qd_model_run_open(model, device, &g->run));
     qd_config *c = &g->run.config;
     int64_t longest = c->model.position == QD_POSITION_LEARNED ? c->model.max_seq : c->strategy.seq;
     if (c->model.position == QD_POSITION_LEARNED && context > longest)
@@ -85,12 +85,12 @@ static qd_status build(qd_generator *g, const char *model, int64_t context, int 
     return g->logits && g->candidates ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for %lld logits", (long long)g->vocab);
 }
 
-qd_status qd_generator_create(const char *model, int64_t context, int threads, qd_generator **generator)
+qd_status qd_generator_create(const char *model, int64_t context, const char *device, int threads, qd_generator **generator)
 {
     qd_generator *g = calloc(1, sizeof *g);
     if (!g)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a generator");
-    qd_status status = build(g, model, context, threads);
+    qd_status status = build(g, model, context, device, threads);
     if (status != QD_OK) {
         qd_generator_destroy(g);
         return status;

@@ -13,8 +13,9 @@ typedef struct qd_sampling {
 
 typedef struct qd_generator qd_generator;
 
-/* context: most tokens of prompt and continuation together; 0: the longest the model was trained for. */
-qd_status qd_generator_create(const char *model, int64_t context, int threads, qd_generator **generator);
+/* context: most tokens of prompt and continuation together; 0: the longest the model was trained for. device: NULL for the
+ * CPU. */
+qd_status qd_generator_create(const char *model, int64_t context, const char *device, int threads, qd_generator **generator);
 void qd_generator_destroy(qd_generator *generator); /* NULL is legal */
 
 int64_t qd_generator_vocab(const qd_generator *generator);

@@ -130,7 +130,7 @@ qd_status qd_generate(const qd_generate_options *o, qd_generate_report *report)
     qd_status status = QD_OK;
     memset(report, 0, sizeof *report);
     QD_TRY_DONE(check_options(o));
-    QD_TRY_DONE(qd_generator_create(o->model, o->context, o->threads, &s.generator));
+    QD_TRY_DONE(qd_generator_create(o->model, o->context, o->device, o->threads, &s.generator));
     QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
     report->step = qd_generator_step(s.generator);
     report->context = qd_generator_context(s.generator);

@@ -1,4 +1,5 @@
-/* How a process finds its part in a run. The only file of the library that reads the environment. */
+/* How a process finds its part in a run. This file alone reads from the environment how a run is
+ * started; cache_folder.c asks it where the user keeps caches. */
 #define _GNU_SOURCE
 #include "train/launch.h"
 

@@ -44,7 +44,7 @@ static void find_tokenizer(qd_model_run *run)
         data->tokenizer = "bytes";
 }
 
-qd_status qd_model_run_open(const char *path, qd_model_run *run)
+qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run)
 {
     memset(run, 0, sizeof *run);
     qd_option_table table = qd_config_table();
@@ -53,6 +53,10 @@ qd_status qd_model_run_open(const char *path, qd_model_run *run)
     const char *config = qd_checkpoint_meta(run->checkpoint)->config;
     QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));
     QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    /* Not where it was trained: that machine may be another. */
+    run->config.device = device && device[0] ? device : "cpu";
+    run->config.strategy.traits = qd_device_traits_find(run->config.device);
+    run->config.gpu = -1;
     run->config.world = 1;
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
         run->config.degrees[axis] = 1;

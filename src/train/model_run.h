@@ -18,7 +18,7 @@ typedef struct qd_model_run {
 } qd_model_run;
 
 /* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration; no trainer yet. */
-qd_status qd_model_run_open(const char *path, qd_model_run *run);
+qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run);
 /* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the weights. */
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);
 void qd_model_run_close(qd_model_run *run); /* also of a half-built one */

@@ -112,7 +112,7 @@ static void cache_equals_forward(void **state)
         qd_generator *g;
         double sum = 0.0;
         float *last = malloc(53 * sizeof *last);
-        ok(qd_generator_create(root, 0, 1, &g));
+        ok(qd_generator_create(root, 0, NULL, 1, &g));
         for (int i = 0; i + 1 < N; i++) {
             ok(qd_generator_feed(g, text + i, 1));
             sum += loss_of(qd_generator_logits(g), 53, text[i + 1]);
@@ -122,7 +122,7 @@ static void cache_equals_forward(void **state)
         if (!(fabs(sum / (N - 1) - whole.loss) <= tolerance * whole.loss))
             fail_msg("%s: loss %.9g with a cache, %.9g in one pass", models[m], sum / (N - 1), whole.loss);
 
-        ok(qd_generator_create(root, 0, 2, &g)); /* 74 = 2 pieces of 32 and 10 single tokens */
+        ok(qd_generator_create(root, 0, NULL, 2, &g)); /* 74 = 2 pieces of 32 and 10 single tokens */
         ok(qd_generator_feed(g, text, N - 1));
         for (int i = 0; i < 53; i++)
             assert_true(fabsf(last[i] - qd_generator_logits(g)[i]) < (tolerance > 1e-3 ? 0.1f : 1e-4f));
@@ -140,7 +140,7 @@ static void continues_what_it_learnt(void **state)
     train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", 150);
     qd_generator *g;
     const int32_t prompt[] = {10, 11, 12, 13, 14};
-    ok(qd_generator_create(root, 0, 1, &g));
+    ok(qd_generator_create(root, 0, NULL, 1, &g));
     ok(qd_generator_feed(g, prompt, 5));
     for (int32_t i = 0; i < 20; i++) {
         int32_t token = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
