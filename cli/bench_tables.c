@@ -81,6 +81,12 @@ static qd_status print_step_json(const qd_bench_step_result *r)
     qd_json_put_double(&w, "tokens_per_second", r->tokens_per_second);
     qd_json_put_double(&w, "flops", r->flops);
     qd_json_put_double(&w, "ceiling_share", r->ceiling_share);
+    qd_json_put_double(&w, "model_flops_per_token", r->model_flops);
+    qd_json_put_int(&w, "planned_bytes", r->planned_bytes);
+    qd_json_put_int(&w, "allocated_bytes", r->allocated_bytes);
+    qd_json_put_int(&w, "workspace_bytes", r->workspace_bytes);
+    qd_json_put_string(&w, "workspace", r->workspace);
+    qd_json_put_int(&w, "device_bytes", r->device_bytes);
     put_rows(&w, &r->table);
     qd_json_end(&w);
     return cli_print_json(&text);
@@ -98,6 +104,11 @@ static qd_status run_step(cli_call *call)
     printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the FMA ceiling\n", r.ranks,
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share);
+    printf("memory of rank 0: %.3f GiB planned, %.3f GiB allocated; workspace %.1f MiB (%s)", (double)r.planned_bytes * 0x1p-30,
+           (double)r.allocated_bytes * 0x1p-30, (double)r.workspace_bytes * 0x1p-20, r.workspace);
+    if (r.device_bytes > 0)
+        printf("; %.3f GiB of the device in use", (double)r.device_bytes * 0x1p-30);
+    printf("\n");
     return QD_OK;
 }
 

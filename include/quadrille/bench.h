@@ -83,6 +83,11 @@ typedef struct qd_bench_step_result {
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
     double ceiling_share;                   /* of the FMA rate of all cores the ranks use */
+    double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
+    int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
+    int64_t workspace_bytes;                /* beside it: held for kernels and libraries */
+    int64_t device_bytes;                   /* accelerators: in use on rank 0's, by all its ranks and the driver */
+    char workspace[160];                    /* what the workspace is, by name */
 } qd_bench_step_result;
 
 /* Steps of the configured run on random tokens, ranks as threads of this process. */

@@ -120,11 +120,12 @@ static int by_time(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Times without the profile: on a device that runs behind the host, the events of a profile take time of their own. */
+/* median may be NULL when nothing is timed. On a device that runs behind the host, the events of a profile take time of their
+ * own: there the steps that are timed are not those that are profiled. */
 static qd_status run_steps(qd_team *team, int warm_up, int steps, double *median)
 {
     qd_step_output out;
-    double *times = calloc((size_t)steps, sizeof *times);
+    double *times = calloc((size_t)steps + 1, sizeof *times);
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
     qd_status status = QD_OK;
@@ -136,16 +137,28 @@ static qd_status run_steps(qd_team *team, int warm_up, int steps, double *median
         times[i] = qd_clock_now() - begin;
     }
     qsort(times, (size_t)steps, sizeof *times, by_time);
-    *median = times[steps / 2];
+    if (median)
+        *median = times[steps / 2];
     free(times);
     return status;
 }
 
-static qd_status run_profiled(qd_team *team, int steps)
+static qd_status fill_memory(qd_bench_step_result *r, qd_team *team, qd_device *device)
 {
-    qd_step_output out;
-    for (int i = 0; i < steps; i++)
-        QD_TRY(qd_team_step(team, &out));
+    qd_memory_report memory;
+    qd_strbuf text = {0};
+    int64_t left, total;
+    QD_TRY(qd_memory_account(qd_team_program(team), &memory));
+    r->planned_bytes = memory.total;
+    r->allocated_bytes = qd_device_allocated(device);
+    r->workspace_bytes = qd_device_get_caps(device)->workspace_bytes;
+    qd_device_describe_workspace(device, &text);
+    snprintf(r->workspace, sizeof r->workspace, "%s", text.data ? text.data : "kernels");
+    qd_strbuf_free(&text);
+    if (qd_device_get_caps(device)->host_memory)
+        return QD_OK;
+    QD_TRY(qd_device_memory(device, &left, &total));
+    r->device_bytes = total - left;
     return QD_OK;
 }
 
@@ -164,19 +177,26 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     qd_batch_source source = qd_random_source(&random);
     QD_TRY_DONE(qd_team_create(&config, &source, &team));
     QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
-    QD_TRY_DONE(run_steps(team, warm_up, steps, &result->step_seconds));
-    QD_TRY_DONE(qd_team_call(team, set_profile, profile));
-    QD_TRY_DONE(run_profiled(team, steps));
+    qd_device *device = qd_team_device(team);
+    QD_TRY_DONE(run_steps(team, warm_up, 0, NULL));
+    if (qd_device_get_caps(device)->host_memory) /* a clock costs nothing: the steps that are timed are those profiled */
+        QD_TRY_DONE(qd_team_call(team, set_profile, profile));
+    QD_TRY_DONE(run_steps(team, 0, steps, &result->step_seconds));
+    if (!qd_device_get_caps(device)->host_memory) {
+        QD_TRY_DONE(qd_team_call(team, set_profile, profile));
+        QD_TRY_DONE(run_steps(team, steps, 0, NULL));
+    }
+    QD_TRY_DONE(fill_memory(result, team, device));
     const qd_program *program = qd_team_program(team);
     result->ranks = config.world;
     result->table.fma_flops = ceiling.fma_flops;
     result->table.copy_bytes = ceiling.copy_bytes;
-    qd_device *device = qd_team_device(team);
     result->threads = qd_device_get_caps(device)->threads;
     describe_device(device, result->table.device, sizeof result->table.device);
     result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share = result->flops / ceiling.fma_flops;
+    result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
     fill_rows(result, profile, steps);
 done:
     qd_team_destroy(team);
