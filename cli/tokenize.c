@@ -28,18 +28,13 @@ static bool on_progress(void *context, const qd_tokenize_progress *p)
 
 /* ---- the tokenizer ---- */
 
-/* The settings of a tokenizer that `train` makes for a run: the same text gives the same one. */
 static qd_status train(const cli_call *call, int threads, progress_line *line, qd_tokenizer **tokenizer)
 {
-    static const char *const special[] = {"<|endoftext|>"};
-    qd_tokenizer_training t = qd_tokenizer_training_default();
+    qd_tokenizer_training t = qd_tokenizer_training_for_run((int32_t)qd_options_int(call->options, "train"));
     t.paths = call->words;
     t.path_count = (size_t)call->word_count;
-    t.vocab = (int32_t)qd_options_int(call->options, "train");
-    t.min_frequency = 2;
-    t.whole_files = true;
-    t.special = special;
-    t.special_count = 1;
+    if (qd_options_string(call->options, "field")[0])
+        t.field = qd_options_string(call->options, "field");
     t.threads = threads;
     t.progress = on_training;
     t.progress_context = line;

@@ -91,7 +91,7 @@ qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids,
                               qd_strbuf *text);
 
 typedef struct qd_tokenizer_training {
-    /* Text files and folders; folders are walked and files that hold no text are passed over. */
+    /* Text files and folders, taken as `quadrille tokenize` takes them (data.path in docs/formats.md). */
     const char *const *paths;
     size_t path_count;
     int32_t vocab;           /* entries wanted, special tokens included */
@@ -100,6 +100,7 @@ typedef struct qd_tokenizer_training {
     const char *pattern;     /* gpt2, cl100k, o200k, llama3, qwen2, or a regular expression */
     bool all_bytes;          /* every byte gets a token; else only those that the text holds */
     bool whole_files;        /* text is cut across line ends as in encoding; else line by line as `tokenizers` trains files */
+    const char *field;       /* of .jsonl files only this member of each line is text; NULL: they are text like any other */
     qd_broken_text broken;   /* KEEP or REPLACE */
     const char *const *special;
     size_t special_count;
@@ -110,6 +111,9 @@ typedef struct qd_tokenizer_training {
 } qd_tokenizer_training;
 /* 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */
 qd_tokenizer_training qd_tokenizer_training_default(void);
+/* What `quadrille train` and `quadrille tokenize` use, so that the same text gives the same tokenizer: pairs seen twice,
+ * whole files, the member "text" of .jsonl files, and <|endoftext|>. */
+qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab);
 
 /* Learns the merges that the package `tokenizers` learns from the same text with the same settings. The same result with
  * any number of threads. */

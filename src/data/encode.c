@@ -350,16 +350,18 @@ static qd_status end_document(encode_state *s)
     return QD_OK;
 }
 
-static qd_status hand_on(encode_state *s, const int32_t *tokens, int64_t count)
+/* Tokens [from, to) of a piece. */
+static qd_status hand_on(encode_state *s, const piece *p, int64_t from, int64_t to)
 {
-    if (count == 0)
+    if (from == to) /* there may be none at all, and no place for them */
         return QD_OK;
+    const int64_t count = to - from;
     if (s->document_due) {
         QD_TRY(s->sink->document(s->sink->context));
         s->total->documents++;
         s->document_due = false;
     }
-    QD_TRY(s->sink->append(s->sink->context, tokens, count));
+    QD_TRY(s->sink->append(s->sink->context, p->tokens.ids + from, count));
     s->document_tokens += count;
     s->total->tokens += count;
     return QD_OK;
@@ -371,11 +373,11 @@ static qd_status hand_on_piece(encode_state *s, const piece *p)
     if (p->status != QD_OK)
         return QD_FAIL(p->status, "%s", p->message ? p->message : "no memory for the message of a failure");
     for (int64_t i = 0; i < p->start_count; i++) {
-        QD_TRY(hand_on(s, p->tokens.ids + from, p->starts[i] - from));
+        QD_TRY(hand_on(s, p, from, p->starts[i]));
         QD_TRY(end_document(s));
         from = p->starts[i];
     }
-    QD_TRY(hand_on(s, p->tokens.ids + from, (int64_t)p->tokens.count - from));
+    QD_TRY(hand_on(s, p, from, (int64_t)p->tokens.count));
     s->total->bytes += (int64_t)p->length;
     s->total->files += p->begins_file;
     return QD_OK;

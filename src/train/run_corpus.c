@@ -34,20 +34,16 @@ static void training_progress(void *context, const char *phase, int64_t done, in
 static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
                                  const char *path)
 {
-    static const char *const special[] = {"<|endoftext|>"};
     const char **paths = calloc((size_t)files->count, sizeof *paths);
     if (!paths)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the list of texts");
     for (int64_t i = 0; i < files->count; i++)
         paths[i] = files->items[i].path;
-    qd_tokenizer_training t = qd_tokenizer_training_default();
+    qd_tokenizer_training t = qd_tokenizer_training_for_run((int32_t)c->model.vocab);
     t.paths = paths;
     t.path_count = (size_t)files->count;
-    t.vocab = (int32_t)c->model.vocab;
-    t.min_frequency = 2;
-    t.whole_files = true;
-    t.special = special;
-    t.special_count = 1;
+    if (c->data.field[0])
+        t.field = c->data.field;
     t.progress = training_progress;
     t.progress_context = (void *)(uintptr_t)progress;
     qd_tokenizer *tokenizer = NULL;
@@ -59,11 +55,12 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     return status;
 }
 
-/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text. */
+/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text and of the
+ * member of its lines that counts. */
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
-    XXH64_hash_t hash = (XXH64_hash_t)c->model.vocab;
+    XXH64_hash_t hash = XXH3_64bits_withSeed(c->data.field, strlen(c->data.field), (XXH64_hash_t)c->model.vocab);
     for (int64_t i = 0; i < files->count; i++) {
         const void *bytes;
         size_t size;

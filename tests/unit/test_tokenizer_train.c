@@ -7,7 +7,6 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "data/tokenizer/corpus.h"
 
 #include <quadrille/tokenizer.h>
 #include <stdio.h>
@@ -190,21 +189,21 @@ static void bad_input_is_named(void **state)
     snprintf(path, sizeof path, "%s/nothing", folder);
     refuse(training, path, "nothing");
     refuse(training, NULL, "no text");
-    refuse(training, write_file("empty", "", 0), "empty is empty");
+    refuse(training, write_file("empty", "", 0), "empty: the file is empty");
     snprintf(path, sizeof path, "%s/folder", folder);
     assert_int_equal(mkdir(path, 0700), 0);
-    refuse(training, path, "holds no text files");
+    refuse(training, path, "a folder without text");
     write_file("folder/binary", "\0\1", 2);
     write_file("folder/.hidden", "text", 4);
-    refuse(training, path, "holds no text files");
+    refuse(training, path, "a folder without text");
     write_file("folder/b", "bb bb", 5);
     write_file("folder/a", "aa", 2);
-    qd_corpus corpus;
-    assert_int_equal(qd_corpus_open((const char *const[]){path}, 1, &corpus), QD_OK);
-    assert_int_equal(corpus.count, 2);
-    assert_int_equal(corpus.size, 7);
-    assert_non_null(strstr(corpus.files[0].path, "folder/a"));
-    qd_corpus_close(&corpus);
+    qd_tokenizer_training bytes = training;
+    bytes.all_bytes = false;
+    qd_tokenizer *both = train(bytes, path); /* a, b, the space, aa, bb, and a space before bb */
+    assert_int_equal(qd_tokenizer_size(both), 6);
+    qd_tokenizer_destroy(both);
+    refuse(training, write_file("tokens.qds", "text", 4), "holds tokens");
     qd_tokenizer_training other = training;
     other.pattern = "(";
     refuse(other, path, "regular expression");
@@ -218,6 +217,40 @@ static void bad_input_is_named(void **state)
     other.special = (const char *const[]){"\xc3\xa9"};
     other.special_count = 1;
     refuse(other, path, "other bytes");
+}
+
+/* Of a .jsonl file only the texts are learnt from, in lines of any length and over the bounds of chunks. */
+static void lines_of_objects(void **state)
+{
+    (void)state;
+    qd_tokenizer_training training = qd_tokenizer_training_for_run(600);
+    training.special_count = 0;
+    qd_strbuf objects = {0}, plain = {0};
+    for (int i = 0; i < 40000; i++) {
+        const char *word = i % 3 ? "tea" : "caf\xc3\xa9";
+        qd_strbuf_printf(&objects, "%s{\"id\": %d, \"text\": \"the \\\"%s\\\"\\n\", \"other\": [\"zzzz\"]}\n%s", i % 5 ? "" : " ", i,
+                         word, i % 7 ? "" : "\r\n");
+        qd_strbuf_printf(&plain, "the \"%s\"\n", word);
+    }
+    assert_true(objects.length > 2u << 20);
+    for (int threads = 1; threads <= 3; threads++) {
+        training.threads = threads;
+        qd_tokenizer *a = train(training, write_file("lines.jsonl", objects.data, objects.length));
+        qd_tokenizer *b = train(training, write_file("plain.txt", plain.data, plain.length));
+        qd_strbuf first = {0}, second = {0};
+        assert_int_equal(qd_tokenizer_save_text(a, &first), QD_OK);
+        assert_int_equal(qd_tokenizer_save_text(b, &second), QD_OK);
+        assert_true(qd_tokenizer_size(a) > 260);
+        assert_int_equal(first.length, second.length);
+        assert_memory_equal(first.data, second.data, first.length);
+        qd_strbuf_free(&first);
+        qd_strbuf_free(&second);
+        qd_tokenizer_destroy(a);
+        qd_tokenizer_destroy(b);
+    }
+    qd_strbuf_free(&objects);
+    qd_strbuf_free(&plain);
+    refuse(training, write_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n", 28), "bad.jsonl (the line at byte 14): 'text'");
 }
 
 static int make_folder(void **state)
@@ -240,6 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(learns_by_count_then_id), cmocka_unit_test(bytes_first), cmocka_unit_test(threads_and_chunks),
         cmocka_unit_test(trained_round_trip), cmocka_unit_test(bad_input_is_named),
+        cmocka_unit_test(lines_of_objects),
     };
     return cmocka_run_group_tests_name("tokenizer training", tests, make_folder, remove_folder);
 }

@@ -1,13 +1,13 @@
 /* Learns merges as the package `tokenizers` does, step for step: the pair with the highest count, of equals the one with
  * the lower ids. What looks odd below is needed for equal results: a merged pair keeps its count, and when a token that is
  * known already arises in a second way, pairs with it are queued anew beside their former entries. */
+#include "data/encode.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/word_count.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct pair_slot {
     uint32_t left, right; /* left QD_NO_TOKEN: empty */
@@ -46,6 +46,19 @@ typedef struct trainer {
 qd_tokenizer_training qd_tokenizer_training_default(void)
 {
     return (qd_tokenizer_training){.vocab = 32000, .pattern = "gpt2", .all_bytes = true};
+}
+
+qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
+{
+    static const char *const special[] = {"<|endoftext|>"};
+    qd_tokenizer_training t = qd_tokenizer_training_default();
+    t.vocab = vocab;
+    t.min_frequency = 2;
+    t.whole_files = true;
+    t.field = "text";
+    t.special = special;
+    t.special_count = 1;
+    return t;
 }
 
 static void trainer_free(trainer *train)
@@ -386,20 +399,31 @@ static qd_status set_pattern(qd_tokenizer *tokenizer, const char *pattern)
     return QD_OK;
 }
 
+static qd_status list_files(const qd_tokenizer_training *training, qd_file_list *files)
+{
+    if (training->path_count == 0)
+        return QD_FAIL(QD_USAGE, "no text was named");
+    for (size_t i = 0; i < training->path_count; i++)
+        QD_TRY(qd_file_list_add(files, training->paths[i]));
+    for (int64_t i = 0; i < files->count; i++)
+        if (files->items[i].kind == QD_FILE_SHARD)
+            return QD_FAIL(QD_USAGE, "%s holds tokens; a tokenizer is trained on text", files->items[i].path);
+    return QD_OK;
+}
+
 qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer)
 {
     qd_status status = QD_OK;
-    qd_corpus corpus = {0};
+    qd_file_list files = {0};
     qd_word_counts counts = {0};
     qd_pool *pool = NULL;
     trainer train = {.training = training};
     QD_TRY(check_training(training));
-    QD_TRY_DONE(qd_corpus_open(training->paths, training->path_count, &corpus));
+    QD_TRY_DONE(list_files(training, &files));
     QD_TRY_DONE(qd_tokenizer_new("the trained tokenizer", &train.tokenizer));
     QD_TRY_DONE(set_pattern(train.tokenizer, training->pattern));
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    QD_TRY_DONE(qd_pool_create(training->threads ? training->threads : cores > 0 ? (int)cores : 1, -1, &pool));
-    QD_TRY_DONE(qd_word_count(&corpus, train.tokenizer, training, pool, &counts));
+    QD_TRY_DONE(qd_pool_create(qd_threads_or_all(training->threads), -1, &pool));
+    QD_TRY_DONE(qd_word_count(&files, train.tokenizer, training, pool, &counts));
     QD_TRY_DONE(first_tokens(&train, &counts));
     QD_TRY_DONE(first_pairs(&train, &counts));
     QD_TRY_DONE(learn(&train));
@@ -414,6 +438,6 @@ done:
     qd_tokenizer_destroy(train.tokenizer);
     qd_pool_destroy(pool);
     qd_word_counts_free(&counts);
-    qd_corpus_close(&corpus);
+    qd_file_list_free(&files);
     return status;
 }

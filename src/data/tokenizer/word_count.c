@@ -1,5 +1,6 @@
 #include "data/tokenizer/word_count.h"
 
+#include "base/json.h"
 #include "base/strbuf.h"
 #include "data/tokenizer/unicode.h"
 
@@ -7,7 +8,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -78,7 +81,7 @@ typedef struct counter {
 } counter;
 
 typedef struct count_job {
-    const qd_corpus *corpus;
+    const qd_file_list *files;
     const qd_tokenizer *cutter;
     const qd_tokenizer_training *training;
     const int64_t *first_chunk; /* (files + 1) */
@@ -148,6 +151,32 @@ static qd_status count_lines(const count_job *job, counter *own, const uint8_t *
     return QD_OK;
 }
 
+/* Lines of a .jsonl file, from byte `place` of it on: the texts that would be encoded, without the JSON around them. */
+static qd_status count_documents(const count_job *job, counter *own, const char *path, int64_t place, const uint8_t *text,
+                                 size_t length)
+{
+    qd_status status = QD_OK;
+    for (const uint8_t *at = text, *end = text + length; status == QD_OK && at < end;) {
+        const uint8_t *newline = memchr(at, '\n', (size_t)(end - at)), *stop = newline ? newline : end;
+        const uint8_t *line = at;
+        at = newline ? newline + 1 : end;
+        while (line < stop && (*line == ' ' || *line == '\t' || *line == '\r'))
+            line++;
+        if (line == stop)
+            continue;
+        char name[PATH_MAX + 64];
+        qd_json *document;
+        const char *value;
+        snprintf(name, sizeof name, "%s (the line at byte %lld)", path, (long long)(place + (line - text)));
+        QD_TRY(qd_json_load_text(name, (const char *)line, (size_t)(stop - line), &document));
+        status = qd_json_get_string(document, qd_json_root(document), job->training->field, &value);
+        if (status == QD_OK)
+            status = count_text(job, own, (const uint8_t *)value, strlen(value));
+        qd_json_destroy(document);
+    }
+    return status;
+}
+
 /* Reads [begin, end) of a file into the buffer, behind what is there. */
 static qd_status read_range(counter *own, int fd, const char *path, size_t used, int64_t begin, int64_t end)
 {
@@ -173,9 +202,9 @@ static qd_status read_range(counter *own, int fd, const char *path, size_t used,
 
 /* First place in the buffer, from `from` on, where a part may begin: behind a line end, or for whole files where the pattern
  * cuts in any case. -1: none. */
-static int64_t part_start(const count_job *job, const counter *own, size_t from, size_t length)
+static int64_t part_start(const count_job *job, const counter *own, bool by_line, size_t from, size_t length)
 {
-    if (!job->training->whole_files) {
+    if (by_line) {
         const uint8_t *newline = memchr(own->buffer + from, '\n', length - from);
         return newline ? newline - own->buffer + 1 : -1;
     }
@@ -192,36 +221,39 @@ static int64_t part_start(const count_job *job, const counter *own, size_t from,
 
 /* The parts that begin in chunk `chunk` of a file: each part belongs to the chunk that its first byte is in. A file without
  * such places is one part, of its first chunk. */
-static qd_status count_chunk(const count_job *job, counter *own, const struct qd_corpus_file *file, int64_t chunk)
+static qd_status count_chunk(const count_job *job, counter *own, const qd_file *file, int64_t chunk)
 {
     /* Two bytes earlier, to see what stands before the first place. */
     int64_t begin = chunk * CHUNK, end = begin + CHUNK, start = begin >= 2 ? begin - 2 : 0;
+    const bool objects = file->kind == QD_FILE_LINES && job->training->field;
+    const bool by_line = objects || !job->training->whole_files;
     int fd = open(file->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return QD_FAIL(QD_USAGE, "cannot open %s: %s", file->path, strerror(errno));
     qd_status status = QD_OK;
-    int64_t read_end = end + 2 < file->size ? end + 2 : file->size, first = 0, stop;
+    int64_t read_end = end + 2 < file->bytes ? end + 2 : file->bytes, first = 0, stop;
     QD_TRY_DONE(read_range(own, fd, file->path, 0, start, read_end));
     /* With lines, a part may begin exactly at `begin` when the byte before is a line end. */
-    size_t from = !job->training->whole_files && begin > start ? (size_t)(begin - start) - 1 : 0;
+    size_t from = by_line && begin > start ? (size_t)(begin - start) - 1 : 0;
     if (begin > 0)
-        first = part_start(job, own, from, (size_t)(read_end - start));
+        first = part_start(job, own, by_line, from, (size_t)(read_end - start));
     if (first < 0 || start + first >= end)
         goto done;
-    from = (size_t)(end - start) - (job->training->whole_files ? 2 : 1);
+    from = (size_t)(end - start) - (by_line ? 1 : 2);
     for (int64_t step = CHUNK;; step *= 2) {
         size_t length = (size_t)(read_end - start);
-        stop = from < length ? part_start(job, own, from, length) : -1;
-        if (stop >= 0 || read_end == file->size)
+        stop = from < length ? part_start(job, own, by_line, from, length) : -1;
+        if (stop >= 0 || read_end == file->bytes)
             break;
         from = length - 2;
-        int64_t more = read_end + step < file->size ? read_end + step : file->size;
+        int64_t more = read_end + step < file->bytes ? read_end + step : file->bytes;
         QD_TRY_DONE(read_range(own, fd, file->path, length, read_end, more));
         read_end = more;
     }
     if (stop < 0)
         stop = read_end - start;
-    status = (job->training->whole_files ? count_text : count_lines)(job, own, own->buffer + first, (size_t)(stop - first));
+    status = objects ? count_documents(job, own, file->path, start + first, own->buffer + first, (size_t)(stop - first))
+                     : (by_line ? count_lines : count_text)(job, own, own->buffer + first, (size_t)(stop - first));
 done:
     close(fd);
     return status;
@@ -231,9 +263,9 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
 {
     count_job *job = context;
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        size_t low = 0, high = job->corpus->count - 1; /* the file that holds it */
+        int64_t low = 0, high = job->files->count - 1; /* the file that holds it */
         while (low < high) {
-            size_t middle = (low + high + 1) / 2;
+            int64_t middle = (low + high + 1) / 2;
             if (job->first_chunk[middle] <= chunk)
                 low = middle;
             else
@@ -244,7 +276,7 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
         pthread_mutex_unlock(&job->mutex);
         if (failed)
             return;
-        qd_status status = count_chunk(job, &job->counters[thread], &job->corpus->files[low], chunk - job->first_chunk[low]);
+        qd_status status = count_chunk(job, &job->counters[thread], &job->files->items[low], chunk - job->first_chunk[low]);
         pthread_mutex_lock(&job->mutex);
         if (status != QD_OK && job->status == QD_OK) {
             job->status = status;
@@ -254,8 +286,8 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
         int64_t done = job->bytes_done;
         pthread_mutex_unlock(&job->mutex);
         if (thread == 0 && job->training->progress)
-            job->training->progress(job->training->progress_context, "reading", done < job->corpus->size ? done : job->corpus->size,
-                                    job->corpus->size);
+            job->training->progress(job->training->progress_context, "reading", done < job->files->bytes ? done : job->files->bytes,
+                                    job->files->bytes);
     }
 }
 
@@ -269,23 +301,23 @@ static qd_status add_all(qd_word_counts *to, const qd_word_counts *from)
     return QD_OK;
 }
 
-qd_status qd_word_count(const qd_corpus *corpus, const qd_tokenizer *cutter, const qd_tokenizer_training *training,
+qd_status qd_word_count(const qd_file_list *files, const qd_tokenizer *cutter, const qd_tokenizer_training *training,
                         qd_pool *pool, qd_word_counts *counts)
 {
     qd_status status = QD_OK;
     int threads = qd_pool_threads(pool);
-    int64_t *first_chunk = calloc(corpus->count + 1, sizeof *first_chunk);
+    int64_t *first_chunk = calloc((size_t)files->count + 1, sizeof *first_chunk);
     counter *counters = calloc((size_t)threads, sizeof *counters);
-    count_job job = {corpus, cutter, training, first_chunk, counters, 0, PTHREAD_MUTEX_INITIALIZER, QD_OK, ""};
+    count_job job = {files, cutter, training, first_chunk, counters, 0, PTHREAD_MUTEX_INITIALIZER, QD_OK, ""};
     if (!first_chunk || !counters) {
         status = QD_FAIL(QD_NO_MEMORY, "no memory to count words");
         goto done;
     }
-    for (size_t i = 0; i < corpus->count; i++)
-        first_chunk[i + 1] = first_chunk[i] + (corpus->files[i].size + CHUNK - 1) / CHUNK;
+    for (int64_t i = 0; i < files->count; i++)
+        first_chunk[i + 1] = first_chunk[i] + (files->items[i].bytes + CHUNK - 1) / CHUNK;
     for (int i = 0; i < threads; i++)
         QD_TRY_DONE(qd_regex_state_create(&counters[i].regex));
-    qd_pool_for(pool, first_chunk[corpus->count], 1, count_body, &job);
+    qd_pool_for(pool, first_chunk[files->count], 1, count_body, &job);
     if (job.status != QD_OK) {
         status = QD_FAIL(job.status, "%s", job.message);
         goto done;

@@ -1,9 +1,9 @@
-/* Counts the pieces of a corpus, on all threads of a pool. */
+/* Counts the pieces of text files, on all threads of a pool. */
 #ifndef QD_DATA_TOKENIZER_WORD_COUNT_H
 #define QD_DATA_TOKENIZER_WORD_COUNT_H
 
 #include "base/thread.h"
-#include "data/tokenizer/corpus.h"
+#include "data/files.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
 typedef struct qd_word_entry {
@@ -23,7 +23,7 @@ typedef struct qd_word_counts {
 void qd_word_counts_free(qd_word_counts *counts);
 
 /* `cutter` says how text is cut; it has no vocabulary yet. The sums do not depend on the number of threads. */
-qd_status qd_word_count(const qd_corpus *corpus, const qd_tokenizer *cutter, const qd_tokenizer_training *training,
+qd_status qd_word_count(const qd_file_list *files, const qd_tokenizer *cutter, const qd_tokenizer_training *training,
                         qd_pool *pool, qd_word_counts *counts);
 
 #endif
