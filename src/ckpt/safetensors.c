@@ -210,8 +210,9 @@ void qd_safetensors_abandon(qd_safetensors_writer *w)
 
 struct qd_safetensors {
     char *path;
-    unsigned char *bytes;
+    const unsigned char *bytes;
     size_t size;
+    void *mapping; /* of `size` bytes; NULL: the bytes are the caller's */
     qd_json *header;
     qd_safetensors_entry *entries; /* by name */
     int count;
@@ -335,14 +336,15 @@ static qd_status map_file(qd_safetensors *f)
         if (bytes == MAP_FAILED)
             status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", f->path, strerror(errno));
         else
-            f->bytes = bytes;
+            f->bytes = f->mapping = bytes;
     }
     close(fd);
     return status;
 }
 
-qd_status qd_safetensors_open(const char *path, qd_safetensors **file)
+static qd_status new_file(const char *path, const void *bytes, size_t size, qd_safetensors **file)
 {
+    *file = NULL;
     qd_safetensors *f = calloc(1, sizeof *f);
     if (f)
         f->path = strdup(path);
@@ -350,23 +352,34 @@ qd_status qd_safetensors_open(const char *path, qd_safetensors **file)
         free(f);
         return QD_FAIL(QD_NO_MEMORY, "no memory to read %s", path);
     }
-    qd_status status = map_file(f);
+    f->bytes = bytes;
+    f->size = size;
+    qd_status status = bytes ? QD_OK : map_file(f);
     if (status == QD_OK)
         status = parse(f);
-    if (status != QD_OK) {
+    if (status == QD_OK)
+        *file = f;
+    else
         qd_safetensors_close(f);
-        return status;
-    }
-    *file = f;
-    return QD_OK;
+    return status;
+}
+
+qd_status qd_safetensors_open(const char *path, qd_safetensors **file)
+{
+    return new_file(path, NULL, 0, file);
+}
+
+qd_status qd_safetensors_view(const char *name, const void *bytes, size_t size, qd_safetensors **file)
+{
+    return new_file(name, bytes, size, file);
 }
 
 void qd_safetensors_close(qd_safetensors *f)
 {
     if (!f)
         return;
-    if (f->bytes)
-        munmap(f->bytes, f->size);
+    if (f->mapping)
+        munmap(f->mapping, f->size);
     qd_json_destroy(f->header);
     free(f->entries);
     free(f->path);
@@ -398,4 +411,9 @@ void qd_safetensors_release(const qd_safetensors_entry *entry)
     end = end / page * page;
     if (begin < end)
         madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+const char *qd_safetensors_metadata(const qd_safetensors *f, const char *key)
+{
+    return qd_json_as_string(qd_json_member(qd_json_member(qd_json_root(f->header), "__metadata__"), key));
 }

@@ -38,10 +38,13 @@ typedef struct qd_safetensors_entry {
 
 /* Maps a file and checks all of its header: QD_CORRUPT names the file, the tensor and what is wrong. */
 qd_status qd_safetensors_open(const char *path, qd_safetensors **file);
+/* The same with bytes in memory, which must outlive it. name: for messages. */
+qd_status qd_safetensors_view(const char *name, const void *bytes, size_t size, qd_safetensors **file);
 void qd_safetensors_close(qd_safetensors *file);
 int qd_safetensors_count(const qd_safetensors *file);
 const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *file, int index);
 const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *file, const char *name); /* NULL: none */
-/* Gives back the memory that reading a tensor took; it can be read again. */
+/* Gives back the memory that reading a tensor of an opened file (no view) took; it can be read again. */
 void qd_safetensors_release(const qd_safetensors_entry *entry);
+const char *qd_safetensors_metadata(const qd_safetensors *file, const char *key); /* a string of __metadata__; NULL: none */
 #endif

@@ -32,25 +32,15 @@
 #ifndef QD_TESTS_SUPPORT_GOLDEN_H
 #define QD_TESTS_SUPPORT_GOLDEN_H
 
-#include <quadrille/status.h>
-#include <quadrille/types.h>
+#include "ckpt/safetensors.h"
 
 #define QD_GOLDEN_DIR QD_TEST_SOURCE_DIR "/tests/golden/fixtures"
 
-#define QD_GOLDEN_MAX_DIMS 8
-
 typedef struct qd_golden qd_golden;
 
-typedef struct qd_golden_tensor {
-    const char *name;
-    qd_dtype dtype;
-    int dims;
-    int64_t shape[QD_GOLDEN_MAX_DIMS];
-    int64_t count;    /* elements */
-    const void *data; /* aligned to the element; valid until qd_golden_close */
-} qd_golden_tensor;
+typedef qd_safetensors_entry qd_golden_tensor; /* data is aligned to the element and valid until qd_golden_close */
 
-/* QD_IO when the file cannot be read, QD_CORRUPT with the reason when it is no sound safetensors file. */
+/* QD_CORRUPT with the reason when it is missing or no sound safetensors file. */
 qd_status qd_golden_open(const char *path, qd_golden **golden);
 void qd_golden_close(qd_golden *golden); /* NULL is legal */
 
