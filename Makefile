@@ -42,16 +42,13 @@ test-tsan:
 	@$(MAKE) --no-print-directory build PRESET=tsan
 	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --minutes 6 $(TEST_ARGS)
 
-# Only the fuzz targets and the library are built. A corpus of earlier runs, if there is one, is in build/fuzz/corpus.
+# Only the fuzz targets and the library are built. RUNS=0 only tries the seeds and what earlier runs found.
 RUNS ?= 1000000
 fuzz:
 	@tools/bootstrap.sh clang libclang-rt-14-dev
 	@mkdir -p build && cmake --preset fuzz $(CMAKE_ARGS) >build/fuzz.log 2>&1 || { cat build/fuzz.log; false; }
 	@cmake --build build/fuzz -j $(JOBS) --target fuzz-targets
-	@for t in build/fuzz/fuzz/*; do \
-	   name=$$(basename $$t); mkdir -p build/fuzz/corpus/$$name; echo "== $$name: $(RUNS) runs"; \
-	   $$t -runs=$(RUNS) -max_len=8192 -rss_limit_mb=1024 -timeout=10 -verbosity=0 -print_final_stats=1 \
-	     -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$name || exit 1; done
+	@python3 tools/fuzz.py --build build/fuzz --runs $(RUNS) --jobs $(JOBS)
 
 bench: build
 	@$(BUILD)/bin/quadrille bench kernels

@@ -98,7 +98,9 @@ void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value)
 void qd_json_put_double(qd_json_writer *writer, const char *key, double value)
 {
     char text[QD_DOUBLE_TEXT] = "null";
-    if (isfinite(value))
+    if (value == 0 && signbit(value))
+        strcpy(text, "-0.0"); /* "-0" would read as an integer, which has no sign */
+    else if (isfinite(value))
         qd_double_17(value, text);
     before_value(writer, key);
     qd_strbuf_puts(writer->out, text);

@@ -80,7 +80,7 @@ static void repair(unsigned char *bytes, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     /* A copy of this very length: aligned, and red zones at both ends. */
-    unsigned char *bytes = malloc(size ? size : 1);
+    unsigned char *bytes = calloc(1, size ? size : 1);
     assert(bytes);
     if (size > 0)
         memcpy(bytes, data, size);

@@ -29,6 +29,7 @@ static void writes(void **state)
     qd_json_put_double(&writer, "loss", 0.1);
     qd_json_put_double(&writer, "nan", NAN);
     qd_json_put_double(&writer, "inf", -INFINITY);
+    qd_json_put_double(&writer, "minus_zero", -0.0);
     qd_json_put_bool(&writer, "ok", true);
     qd_json_put_null(&writer, "none");
     qd_json_put_string(&writer, "absent", NULL);
@@ -44,7 +45,7 @@ static void writes(void **state)
     qd_json_newline(&writer);
     qd_json_object_begin(&writer, NULL);
     qd_json_end(&writer);
-    assert_string_equal(out.data, "{\"step\":-3,\"loss\":0.10000000000000001,\"nan\":null,\"inf\":null,\"ok\":true,"
+    assert_string_equal(out.data, "{\"step\":-3,\"loss\":0.10000000000000001,\"nan\":null,\"inf\":null,\"minus_zero\":-0.0,\"ok\":true,"
                                   "\"none\":null,\"absent\":null,\"list\":[1,{},[]],"
                                   "\"text\":\"\\\"\\\\\\b\\f\\n\\r\\t\\u000b\\u001f\\u007f é\"}\n{}");
     qd_strbuf_free(&out);
