@@ -187,7 +187,8 @@ typedef struct qd_attention_cached_args {
 } qd_attention_cached_args;
 
 /* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) * up (rows, cols).
- * Backward: dx from dy and x; dx may equal x (gelu: also dy). */
+ * Backward: dx from dy and x; dx may equal x (gelu: also dy). If y is given, it becomes the forward result again, which
+ * needs a dx apart from x. */
 typedef struct qd_activation_args {
     qd_activation kind;
     const void *x, *dy;

@@ -16,6 +16,14 @@ qd_status qd_run_activation_grad(const qd_op_call *c)
     });
 }
 
+qd_status qd_run_activation_grad_y(const qd_op_call *c)
+{
+    return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
+        .kind = call_model(c)->activation, .x = c->at[0], .dy = c->at[1], .dx = c->at[2], .y = c->at[3],
+        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, 0),
+    });
+}
+
 qd_status qd_run_add(const qd_op_call *c)
 {
     return c->frame->kernels->add(c->frame->stream, &(qd_add_args){

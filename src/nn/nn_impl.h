@@ -63,6 +63,7 @@ qd_status qd_run_attention_cached(const qd_op_call *c);
 qd_status qd_run_attention_grad(const qd_op_call *c);
 qd_status qd_run_activation(const qd_op_call *c);
 qd_status qd_run_activation_grad(const qd_op_call *c);
+qd_status qd_run_activation_grad_y(const qd_op_call *c);
 qd_status qd_run_add(const qd_op_call *c);
 qd_status qd_run_dropout(const qd_op_call *c);
 qd_status qd_run_head_loss(const qd_op_call *c);

@@ -20,6 +20,7 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_ATTENTION_GRAD] = qd_run_attention_grad,
     [QD_OP_ACTIVATION] = qd_run_activation,
     [QD_OP_ACTIVATION_GRAD] = qd_run_activation_grad,
+    [QD_OP_ACTIVATION_GRAD_Y] = qd_run_activation_grad_y,
     [QD_OP_ADD] = qd_run_add,
     [QD_OP_DROPOUT] = qd_run_dropout,
     [QD_OP_HEAD_LOSS] = qd_run_head_loss,

@@ -97,6 +97,14 @@ static void linear_gelu(writer *w, int x, weight matrix, weight bias, int sum, i
           2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in);
 }
 
+static void linear_weight_grad(writer *w, int dy, int x, weight matrix, weight bias)
+{
+    w->phase = QD_PHASE_WEIGHT;
+    sizes(OP(w, LINEAR_DW, dy, x, matrix.grad, bias.grad), matrix.out, matrix.in, w->rows,
+          2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in);
+    w->phase = QD_PHASE_INPUT;
+}
+
 /* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
  * argument that was. */
 static void linear_grad(writer *w, int dy, int x, weight matrix, weight bias, int sum, int dx)
@@ -105,9 +113,7 @@ static void linear_grad(writer *w, int dy, int x, weight matrix, weight bias, in
     w->phase = QD_PHASE_INPUT;
     qd_op *input = sum >= 0 ? OP(w, LINEAR_DX_GELU, dy, matrix.value, sum, dx) : OP(w, LINEAR_DX, dy, matrix.value, dx);
     sizes(input, w->rows, matrix.in, matrix.out, flops);
-    w->phase = QD_PHASE_WEIGHT;
-    sizes(OP(w, LINEAR_DW, dy, x, matrix.grad, bias.grad), matrix.out, matrix.in, w->rows, flops);
-    w->phase = QD_PHASE_INPUT;
+    linear_weight_grad(w, dy, x, matrix, bias);
 }
 
 /* Dropout as an op of its own; without dropout the value passes through. */
@@ -267,9 +273,19 @@ static void write_block(writer *w)
 
     w->phase = QD_PHASE_INPUT;
     int d_branch2 = dropout(w, "d_mlp_branch", dy, 2);
-    linear_grad(w, d_branch2, active, down_w, down_b, fuse_gelu ? up : -1, fuse_gelu ? d_up : d_active);
-    if (!fuse_gelu)
+    if (fuse_gelu) {
+        linear_grad(w, d_branch2, active, down_w, down_b, up, d_up);
+    } else if (traits->remade_activation && m->activation == QD_ACT_SWIGLU) {
+        /* The pass over gate and up that gives their gradients gives their product again: it need not be kept. */
+        int again = local(w, "active_again", m->ffn);
+        sizes(OP(w, LINEAR_DX, d_branch2, down_w.value, d_active), w->rows, down_w.in, down_w.out,
+              2.0 * (double)w->rows * (double)down_w.out * (double)down_w.in);
+        sizes(OP(w, ACTIVATION_GRAD_Y, up, d_active, d_up, again), w->rows, m->ffn, 0, 0.0);
+        linear_weight_grad(w, d_branch2, again, down_w, down_b);
+    } else {
+        linear_grad(w, d_branch2, active, down_w, down_b, -1, d_active);
         sizes(OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
+    }
     linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
     norm_grad(w, d_normed2, middle, n2, dy, d_middle);
     int d_branch1 = dropout(w, "d_attn_branch", d_middle, 1);

@@ -18,6 +18,7 @@ typedef struct qd_device_traits {
     bool fused_gelu;            /* a product applies GELU (tanh form), or its derivative */
     bool fused_bias_grad;       /* the weight gradient's product gives the bias gradient */
     bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
+    bool remade_activation;     /* SwiGLU's result is computed again beside its gradient instead of being kept */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
     int64_t head_rows, head_logits; /* the head holds at most so many rows, and so many logits, at a time */
 } qd_device_traits;
@@ -53,6 +54,7 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */               \
     X(ACTIVATION, "activation", "rw")         /* x, y */                                                   \
     X(ACTIVATION_GRAD, "activation.grad", "rrw") /* x, dy, dx */                                           \
+    X(ACTIVATION_GRAD_Y, "activation.grad.y", "rrww") /* x, dy, dx, y: the gradient, and the result again */ \
     X(ADD, "add", "rrw")                      /* a, b, y */                                                \
     X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */ \
     X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */ \

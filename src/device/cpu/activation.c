@@ -20,6 +20,8 @@ qd_status qd_cpu_activation_backward(qd_stream *stream, const qd_activation_args
 {
     QD_TRY(check("activation_backward", a));
     const qd_cpu_activation_ops *ops = qd_cpu_activation_ops_for(qd_cpu_of(stream));
+    if (a->y)
+        qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), ops->forward, a);
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), ops->backward, a);
     return QD_OK;
 }
