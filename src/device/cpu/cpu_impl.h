@@ -113,4 +113,7 @@ static inline void *qd_cpu_at_mut(void *base, int64_t index, qd_dtype dtype)
     return (char *)base + index * (dtype == QD_F32 ? 4 : 2);
 }
 
+/* Called by qd_cpu_matmul for products with a residual, GELU or bias gradient (matmul_fused.c). */
+qd_status qd_cpu_matmul_fused(qd_stream *stream, const qd_matmul_args *a);
+
 #endif

@@ -178,6 +178,8 @@ qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
         return QD_FAIL(QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
                        (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n,
                        (long long)a->k);
+    if (a->residual || a->gelu != QD_MATMUL_NO_GELU || a->bias_grad)
+        return qd_cpu_matmul_fused(stream, a);
     if (a->m > 0 && a->n > 0)
         run(qd_cpu_of(stream), a);
     return QD_OK;
