@@ -42,6 +42,11 @@ class ProgramTest(unittest.TestCase):
         return subprocess.run([*launcher, PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True,
                               timeout=timeout, env={**os.environ, **leaks, **(environment or {})}, check=False)
 
+    @staticmethod
+    def run_anywhere(*arguments, timeout=100):
+        """Without a folder or a corpus."""
+        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+
     def small(self, *more):
         """Arguments of a small run."""
         return ["train", f"data.path={self.corpus}", *SMALL, *more]

@@ -1,0 +1,100 @@
+"""Training on a GPU against the CPU, against itself, and with several ranks. Skipped where there is no CUDA device.
+ctest: timeout 900
+ctest: processors 2
+"""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+TEXT = os.path.join(program.SOURCE, "examples", "data", "king-james.txt")
+TINY = {
+    "llama": ["model.layers=3", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "data.seq=48"],
+    "gpt2": ["model.arch=gpt2", "model.layers=3", "model.hidden=64", "model.heads=4", "data.seq=33"],
+}
+# 25 M parameters on bytes: large enough for bf16 to matter, small enough for 200 steps in seconds.
+SMALL = ["model.layers=8", "model.hidden=512", "model.heads=8", "model.kv_heads=4", "data.seq=256", "train.global_batch=16"]
+
+
+class Cuda(program.ProgramTest):
+    def train(self, folder, *arguments, timeout=400):
+        self.ok(self.run_program("train", f"data.path={TEXT}", f"run.dir={folder}", "train.schedule=constant", *arguments,
+                                 timeout=timeout))
+        return self.numbers(folder)
+
+    def losses(self, rows):
+        return [float(row[1]) for row in rows]
+
+    def close(self, left, right, relative):
+        for step, (a, b) in enumerate(zip(self.losses(left), self.losses(right)), 1):
+            self.assertLessEqual(abs(a - b), relative * abs(b), f"step {step}: {a} and {b}")
+        self.assertEqual(len(left), len(right))
+
+    def test_tiny_models_follow_the_cpu(self):
+        for name, model in TINY.items():
+            for extra in ([], ["data.document_mask=true", "data.separator=\n"], ["model.dropout=0.1"], ["train.recompute=full"]):
+                run = [*model, "train.steps=50", "train.global_batch=8", "train.micro_batch=4", *extra]
+                cpu = self.train(f"cpu-{name}-{len(extra)}-{extra[:1]}", *run, "--device", "cpu")
+                cuda = self.train(f"cuda-{name}-{len(extra)}-{extra[:1]}", *run, "--device", "cuda")
+                with self.subTest(model=name, extra=extra):
+                    self.close(cuda, cpu, 1e-4)
+
+    def test_gpt2_follows_the_cpu(self):
+        run = ["model.preset=gpt2-124M", "data.tokenizer=bytes", "data.seq=128", "train.global_batch=4", "train.steps=5"]
+        self.close(self.train("cuda", *run, "--device", "cuda"), self.train("cpu", *run, "--device", "cpu"), 1e-4)
+
+    def test_bf16_stays_near_fp32(self):
+        run = [*SMALL, "train.steps=200", "train.lr=3e-4", "--device", "cuda"]
+        full = self.losses(self.train("fp32", *run))
+        for name, extra in {"bf16": [], "bf16-wide": ["train.grad_dtype=fp32"]}.items():
+            half = self.losses(self.train(name, *run, "train.precision=bf16", *extra))
+            for first in range(0, 200, 20):
+                a, b = (sum(x[first:first + 20]) / 20 for x in (full, half))
+                self.assertLessEqual(abs(a - b), 0.02, f"{name}, steps {first + 1} to {first + 20}: {a} and {b}")
+        self.assertLess(full[-1], full[0] - 1)
+
+    def test_deterministic_runs_have_the_same_bits(self):
+        for precision in ("fp32", "bf16"):
+            run = [*SMALL, "train.steps=20", f"train.precision={precision}", "train.deterministic=true", "--device", "cuda"]
+            self.assertEqual(self.train(f"one-{precision}", *run), self.train(f"two-{precision}", *run))
+
+    def test_ranks_that_share_a_gpu(self):
+        for precision, limit in (("fp32", 1e-5), ("bf16", None)):
+            run = [*SMALL, "train.steps=20", f"train.precision={precision}", "--device", "cuda", "run.gpu=0"]
+            one = self.train(f"one-{precision}", *run)
+            for ranks in (2, 4):
+                many = self.train(f"{ranks}-{precision}", *run, f"parallel.ranks={ranks}")
+                if limit:
+                    self.close(many, one, limit)
+                else:
+                    for a, b in zip(self.losses(one), self.losses(many)):
+                        self.assertLessEqual(abs(a - b), 0.02)
+
+    def test_a_model_that_does_not_fit_says_what_would(self):
+        result = self.run_program("train", f"data.path={TEXT}", *SMALL, "model.layers=200", "model.hidden=8192",
+                                  "train.precision=bf16", "--device", "cuda")
+        self.one_line(result, 1, "does not fit on its GPU", "the plan needs", "GiB are there")
+
+    def test_checkpoint_goes_from_gpu_to_cpu_and_back(self):
+        run = [*TINY["llama"], "train.global_batch=8", "train.steps=10", "run.save_every=5"]
+        self.train("gpu", *run, "--device", "cuda")
+        for device in ("cpu", "cuda"):
+            self.ok(self.run_program("eval", "gpu", TEXT, "--device", device, "--per-pass", "16", timeout=300))
+        texts = [self.ok(self.run_program("generate", "gpu", "--prompt", "In the", "--tokens", "30", "--temperature", "0",
+                                          "--device", device)).stdout for device in ("cpu", "cuda")]
+        self.assertEqual(*texts)
+
+
+def has_device():
+    result = program.ProgramTest().run_anywhere("bench", "step", "--device", "cuda", "model.layers=1", "--repeat", "1")
+    if result.returncode != 0:
+        print("skipped:", result.stderr.strip())
+    return result.returncode == 0
+
+
+if __name__ == "__main__":
+    if not has_device():
+        sys.exit(77)
+    unittest.main()
