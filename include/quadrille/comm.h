@@ -15,7 +15,11 @@
  * communicator run in the order of their calls; operations of different communicators do not hold each other back.
  * In-place operation is allowed everywhere: in == out where both have the same size, else the smaller buffer may be the
  * rank's own slice (or its only segment) of the larger one. Calls on one communicator must not be made by two threads at
- * the same time. */
+ * the same time.
+ *
+ * On communicators whose buffers are device memory, which the library makes for training on GPUs, the end of an operation is
+ * ordered on streams: a blocking call or a wait returns when everything is enqueued, and what the rank's compute stream is
+ * given afterwards runs behind the operation. Backend "nccl" adds in an order of its own. */
 #ifndef QUADRILLE_COMM_H
 #define QUADRILLE_COMM_H
 
@@ -60,7 +64,7 @@ qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm);
 int qd_comm_rank(const qd_comm *comm);
 int qd_comm_size(const qd_comm *comm);
 int qd_comm_world_rank(const qd_comm *comm, int rank); /* of a rank of this group */
-const char *qd_comm_backend(const qd_comm *comm);      /* "local" or "mpi" */
+const char *qd_comm_backend(const qd_comm *comm);      /* "local", "mpi" or "nccl" */
 
 /* Collective over `comm`: ranks with the same colour form a group, ordered by (key, rank). colour < 0: no group,
  * *group becomes NULL. `name` appears in messages and traces ("dp"). */

@@ -1,5 +1,5 @@
 /* The public operations: argument checks, and one request for each. */
-#include "comm/sum.h"
+#include "device/sum.h"
 #include "comm/work.h"
 
 #include <limits.h>

@@ -1,4 +1,5 @@
 /* Communicators: creation, splitting, destruction, and what is not an operation. */
+#include "comm/device.h"
 #include "comm/work.h"
 
 #include <stdio.h>
@@ -27,7 +28,7 @@ int qd_comm_world_rank(const qd_comm *comm, int rank)
 
 const char *qd_comm_backend(const qd_comm *comm)
 {
-    return comm->world->backend->name;
+    return comm->on_device ? comm->on_device->name : comm->world->backend->name;
 }
 
 /* ---- making and dropping ---- */
@@ -81,9 +82,14 @@ static qd_comm *comm_new(qd_world *world, int rank, int size, const char *name, 
 static qd_status comm_join(qd_comm *comm)
 {
     qd_world *world = comm->world;
-    qd_world_lock(world);
-    qd_status status = world->backend->group_create(comm);
-    qd_world_unlock(world);
+    qd_status status;
+    if (comm->on_device) {
+        status = comm->on_device->create(comm);
+    } else {
+        qd_world_lock(world);
+        status = world->backend->group_create(comm);
+        qd_world_unlock(world);
+    }
     if (status != QD_OK) {
         comm_free(comm);
         return status;
@@ -134,16 +140,60 @@ void qd_comm_destroy(qd_comm *comm)
     bool last = --world->refs == 0;
     pthread_mutex_unlock(&world->lock);
     if (last) qd_progress_destroy(world);
-    qd_world_lock(world);
-    world->backend->group_destroy(comm);
-    qd_world_unlock(world);
+    qd_comm *host = comm->owns_host ? comm->host : NULL;
+    if (comm->on_device) {
+        comm->on_device->destroy(comm);
+    } else {
+        qd_world_lock(world);
+        world->backend->group_destroy(comm);
+        qd_world_unlock(world);
+    }
     comm_free(comm);
+    if (host) qd_comm_destroy(host); /* so a communicator on a device is never the last of its world */
     if (last) {
         qd_world_lock(world);
         world->backend->world_destroy(world);
         qd_world_unlock(world);
         world_free(world);
     }
+}
+
+/* ---- on a device ---- */
+
+static const qd_comm_device_ops *const device_tables[] = {&qd_comm_device_threads};
+
+qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backend, qd_comm **out)
+{
+    *out = NULL;
+    const qd_comm_device_ops *table = NULL;
+    for (size_t i = 0; i < sizeof device_tables / sizeof *device_tables; i++)
+        if (strcmp(device_tables[i]->name, backend) == 0) table = device_tables[i];
+    if (!table) return QD_FAIL(QD_USAGE, "'%s' does not move device memory; 'local' and 'nccl' do", backend);
+    if (host->on_device) return QD_FAIL(QD_USAGE, "group %s is on a device already", host->name);
+    /* An id that no other communicator has: notes of waiting operations name it. */
+    qd_comm *comm = comm_new(host->world, host->rank, host->size, host->name, -1 - host->id);
+    if (!comm) return QD_FAIL(QD_NO_MEMORY, "no memory for group %s on a device", host->name);
+    memcpy(comm->world_ranks, host->world_ranks, (size_t)host->size * sizeof *comm->world_ranks);
+    comm->on_device = table;
+    comm->host = host;
+    comm->device = device;
+    QD_TRY(comm_join(comm));
+    *out = comm;
+    return QD_OK;
+}
+
+/* The communicator for host memory is split, and the new one put on the same device. */
+static qd_status split_on_device(qd_comm *comm, int colour, int key, const char *name, qd_comm **group)
+{
+    qd_comm *host = NULL;
+    QD_TRY(qd_comm_split(comm->host, colour, key, name, &host));
+    if (!host) return QD_OK;
+    qd_status status = qd_comm_on_device(host, comm->device, comm->on_device->name, group);
+    if (status != QD_OK)
+        qd_comm_destroy(host);
+    else
+        (*group)->owns_host = true;
+    return status;
 }
 
 /* ---- splitting ---- */
@@ -170,6 +220,7 @@ qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd
     qd_status status = QD_OK;
     qd_world *world = comm->world;
     *group = NULL;
+    if (comm->on_device) return split_on_device(comm, colour, key, name, group);
     split_entry *entries = calloc((size_t)comm->size, sizeof *entries);
     int64_t *ids = calloc((size_t)comm->size, sizeof *ids);
     int *members = calloc((size_t)comm->size, sizeof *members);

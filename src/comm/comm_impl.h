@@ -110,9 +110,14 @@ void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note)
 /* ---- communicators and worlds, as this rank sees them ---- */
 
 typedef struct qd_queue qd_queue; /* work.h */
+typedef struct qd_comm_device_ops qd_comm_device_ops;
 
 struct qd_comm {
     qd_world *world;
+    const qd_comm_device_ops *on_device; /* NULL: buffers are host memory, and the world's backend moves them */
+    qd_comm *host; /* on a device: the communicator of the same ranks for host memory */
+    bool owns_host;
+    struct qd_device *device;
     int rank, size;
     int *world_ranks; /* (size) */
     char name[QD_COMM_NAME_BYTES];
@@ -194,6 +199,27 @@ struct qd_comm_backend_ops {
     void (*world_destroy)(qd_world *world); /* the last communicator of this rank is gone [S] */
 };
 
+/* ---- communicators on devices ----
+ * Their data is moved by one of these tables; everything that concerns the world (sleeping, failure, places) stays with
+ * its backend. start, poll, finish and late are as above. */
+
+struct qd_comm_device_ops {
+    const char *name;
+    /* Makes comm->backend_data. The core has filled host, device, rank, size and name. Collective. */
+    qd_status (*create)(qd_comm *comm);
+    void (*destroy)(qd_comm *comm);
+    qd_status (*submit)(qd_transfer *op); /* in the caller's thread, at the call: marks the place in the compute stream */
+    qd_status (*start)(qd_transfer *op);
+    qd_status (*poll)(qd_transfer *op, bool *done, bool *moved); /* done: everything is enqueued */
+    void (*finish)(qd_transfer *op);
+    bool (*late)(const qd_transfer *op, int peer, qd_peer_report *report);
+    /* In the thread that waits, after finish (or a failed submit): if good, the compute stream goes on only after the
+     * operation. Frees what submit took. */
+    qd_status (*complete)(qd_transfer *op, bool good);
+};
+
+extern const qd_comm_device_ops qd_comm_device_threads; /* device/: ranks as threads of one process */
+
 /* ---- what the core offers to backends ---- */
 
 /* Makes this rank's world communicator (name "world", id 0). The backend has filled its own world data; group_create
@@ -211,6 +237,14 @@ int64_t qd_transfer_packed_count(const qd_transfer *op, int rank);
  * element `first`), or back. */
 void qd_transfer_pack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
 void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
+
+/* Whether group rank `rank` has data for others, and whether it takes data from others. A barrier has neither. */
+bool qd_transfer_produces(const qd_transfer *op, int rank);
+bool qd_transfer_consumes(const qd_transfer *op, int rank);
+
+/* The pieces that stay on this rank (see below), as far as they are not in place already. */
+typedef void (*qd_transfer_visit)(void *context, void *to, const void *from, int64_t bytes);
+void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context);
 
 /* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
  * it is in place already). For a group of one this is the whole operation; the core never calls a backend for those. */

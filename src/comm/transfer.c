@@ -76,51 +76,86 @@ void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t 
     copy_pieces(op, rank, first, count, full, (char *)packed, false);
 }
 
-/* Bytes of one buffer; nothing when they are the same place or empty (then pointers may be NULL). */
-static void copy_if_apart(void *to, const void *from, int64_t bytes)
+/* ---- who takes part in what ---- */
+
+bool qd_transfer_produces(const qd_transfer *op, int rank)
 {
-    if (bytes > 0 && to != from) qd_comm_copy(to, from, bytes, bytes >= QD_COMM_STREAM_BYTES);
+    switch (op->request.kind) {
+    case QD_COLL_BROADCAST:
+    case QD_COLL_SCATTER: return rank == op->request.root;
+    case QD_COLL_GATHER:
+    case QD_COLL_REDUCE: return rank != op->request.root;
+    case QD_COLL_SEND: return rank == op->comm->rank;
+    case QD_COLL_RECV: return rank == op->request.root;
+    case QD_COLL_BARRIER: return false;
+    default: return true;
+    }
 }
 
-void qd_transfer_copy_own(const qd_transfer *op)
+bool qd_transfer_consumes(const qd_transfer *op, int rank)
+{
+    switch (op->request.kind) {
+    case QD_COLL_BROADCAST:
+    case QD_COLL_SCATTER: return rank != op->request.root;
+    case QD_COLL_GATHER:
+    case QD_COLL_REDUCE: return rank == op->request.root;
+    case QD_COLL_SEND: return rank == op->request.root;
+    case QD_COLL_RECV: return rank == op->comm->rank;
+    case QD_COLL_BARRIER: return false;
+    default: return true;
+    }
+}
+
+/* ---- what stays on its rank ---- */
+
+void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context)
 {
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank;
     int64_t size = (int64_t)qd_dtype_size(r->dtype), packed = 0;
+    bool gathers = r->kind == QD_COLL_ALL_GATHER || r->kind == QD_COLL_GATHER;
+    char *to = r->out;
+    const char *from = r->in;
     switch (r->kind) {
-    case QD_COLL_ALL_GATHER:
     case QD_COLL_GATHER:
-        if (r->kind == QD_COLL_GATHER && me != r->root) return;
-        for (int i = 0; i < qd_transfer_segment_count(op, me); i++) {
-            qd_segment segment = qd_transfer_segment(op, me, i);
-            if (segment.count > 0)
-                copy_if_apart((char *)r->out + segment.offset * size, (const char *)r->in + packed * size,
-                              segment.count * size);
-            packed += segment.count;
-        }
-        return;
     case QD_COLL_SCATTER:
+        if (me != r->root) return;
+        break;
     case QD_COLL_REDUCE_SCATTER:
-        if (r->kind == QD_COLL_SCATTER ? me != r->root : op->comm->size > 1) return;
-        for (int i = 0; i < qd_transfer_segment_count(op, me); i++) {
-            qd_segment segment = qd_transfer_segment(op, me, i);
-            if (segment.count > 0)
-                copy_if_apart((char *)r->out + packed * size, (const char *)r->in + segment.offset * size,
-                              segment.count * size);
-            packed += segment.count;
-        }
-        return;
+        if (op->comm->size > 1) return;
+        break;
+    case QD_COLL_ALL_GATHER: break;
     case QD_COLL_ALL_TO_ALL:
-        if (r->in_counts[me] > 0)
-            copy_if_apart((char *)r->out + r->out_offsets[me] * size, (const char *)r->in + r->in_offsets[me] * size,
-                          r->in_counts[me] * size);
+        to += r->in_counts[me] > 0 ? r->out_offsets[me] * size : 0;
+        from += r->in_counts[me] > 0 ? r->in_offsets[me] * size : 0;
+        if (r->in_counts[me] > 0 && to != from) visit(context, to, from, r->in_counts[me] * size);
         return;
     case QD_COLL_ALL_REDUCE:
     case QD_COLL_REDUCE:
-        if (op->comm->size == 1) copy_if_apart(r->out, r->in, r->count * size);
+        if (op->comm->size == 1 && r->count > 0 && to != from) visit(context, to, from, r->count * size);
         return;
     default: return;
     }
+    for (int i = 0; i < qd_transfer_segment_count(op, me); i++) {
+        qd_segment segment = qd_transfer_segment(op, me, i);
+        if (segment.count > 0) {
+            char *piece_to = to + (gathers ? segment.offset : packed) * size;
+            const char *piece_from = from + (gathers ? packed : segment.offset) * size;
+            if (piece_to != piece_from) visit(context, piece_to, piece_from, segment.count * size);
+        }
+        packed += segment.count;
+    }
+}
+
+static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
+{
+    (void)context;
+    qd_comm_copy(to, from, bytes, bytes >= QD_COMM_STREAM_BYTES);
+}
+
+void qd_transfer_copy_own(const qd_transfer *op)
+{
+    qd_transfer_own_pieces(op, copy_piece, NULL);
 }
 
 /* ---- agreement ---- */

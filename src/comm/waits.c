@@ -48,7 +48,7 @@ void qd_wait_write(qd_transfer *op, double now, bool holds)
     qd_world_lock(world);
     for (int peer = 0; peer < comm->size && count < QD_WAIT_PEERS; peer++) {
         qd_peer_report report = {0};
-        if (peer == comm->rank || !world->backend->late(op, peer, &report)) continue;
+        if (peer == comm->rank || !qd_op_late(op, peer, &report)) continue;
         note.entered[count] = report.sequence;
         note.peers[count++] = comm->world_ranks[peer];
     }
@@ -177,7 +177,7 @@ qd_status qd_wait_verdict(const qd_transfer *op)
     qd_world_lock(world);
     for (int peer = 0; peer < comm->size; peer++) {
         qd_peer_report report = {0};
-        if (peer != comm->rank && world->backend->late(op, peer, &report))
+        if (peer != comm->rank && qd_op_late(op, peer, &report))
             add(&h, comm->world_ranks[peer], -1, report.sequence, report.place, &own);
     }
     for (int i = 0; i < h.count; i++) follow(&h, i);

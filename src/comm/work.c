@@ -72,10 +72,10 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
     if (!op->started) {
         op->started = true;
         op->moved_at = 0;
-        status = world->backend->start(op);
+        status = qd_op_start(op);
         *moved = true;
     }
-    if (status == QD_OK) status = world->backend->poll(op, done, moved);
+    if (status == QD_OK) status = qd_op_poll(op, done, moved);
     qd_world_unlock(world);
     if (*moved) {
         op->moved_at = 0;
@@ -110,7 +110,7 @@ static void op_end(qd_transfer *op, qd_status status)
         qd_wait_clear(op);
     if (op->started) {
         qd_world_lock(comm->world);
-        comm->world->backend->finish(op);
+        qd_op_finish(op);
         qd_world_unlock(comm->world);
     }
     pthread_mutex_lock(&comm->stats_lock);
@@ -118,6 +118,21 @@ static void op_end(qd_transfer *op, qd_status status)
     comm->stats.bytes[op->request.kind] += op->bytes;
     comm->stats.busy_seconds += op->busy_seconds;
     pthread_mutex_unlock(&comm->stats_lock);
+}
+
+/* In the caller's thread, before the operation is known to anybody, and when it is over. Nothing for host memory. */
+static qd_status op_submit(qd_transfer *op)
+{
+    if (!op->comm->on_device) return QD_OK;
+    qd_status status = op->comm->on_device->submit(op);
+    if (status != QD_OK) qd_world_fail(op->comm->world, status); /* its number is taken: the others would wait for it */
+    return status;
+}
+static qd_status op_complete(qd_transfer *op, qd_status status)
+{
+    if (!op->comm->on_device) return status;
+    qd_status ordered = op->comm->on_device->complete(op, status == QD_OK);
+    return status == QD_OK ? ordered : status;
 }
 
 typedef struct blocking_wait {
@@ -275,7 +290,7 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
         free(owned);
         return qd_world_check(world);
     }
-    bool alone = comm->size == 1;
+    bool alone = comm->size == 1 && !comm->on_device;
     if (!work && (alone || atomic_load_explicit(&queue->length, memory_order_acquire) == 0)) {
         qd_transfer op;
         op_fill(&op, comm, request, shape);
@@ -283,7 +298,9 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
             qd_transfer_copy_own(&op);
             op_end(&op, QD_OK);
         } else {
-            status = run_blocking(&op);
+            status = op_submit(&op);
+            if (status == QD_OK) status = run_blocking(&op);
+            status = op_complete(&op, status);
         }
         free(owned);
         return status;
@@ -302,6 +319,13 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
     item->status = QD_OK;
     item->message[0] = '\0';
     item->owned = owned;
+    status = op_submit(&item->op);
+    if (status != QD_OK) {
+        op_complete(&item->op, status);
+        free(item->owned);
+        free(item);
+        return status;
+    }
     if (alone) {
         item->begin = qd_clock_now();
         qd_transfer_copy_own(&item->op);
@@ -372,10 +396,13 @@ qd_status qd_work_wait_timed(qd_work *work, double *begin, double *end)
         atomic_store_explicit(&queue->turn, 0, memory_order_release);
         if (atomic_load_explicit(&queue->length, memory_order_acquire) > 0) qd_progress_nudge(queue->world);
     }
-    qd_status status = work->status;
+    qd_status status = work->status == QD_OK ? op_complete(&work->op, QD_OK) : work->status;
     if (begin) *begin = work->begin;
     if (end) *end = work->end;
-    if (status != QD_OK) QD_FAIL(status, "%s", work->message);
+    if (work->status != QD_OK) {
+        op_complete(&work->op, status);
+        QD_FAIL(status, "%s", work->message);
+    }
     free(work->owned);
     free(work);
     return status;

@@ -62,6 +62,30 @@ void qd_progress_remove(qd_world *world, qd_queue *queue);   /* the queue will b
 void qd_progress_nudge(qd_world *world);                     /* a waiter has let go of a non-empty queue */
 void qd_progress_destroy(qd_world *world);
 
+/* Who moves the data of an operation: the world's backend, or the table of a communicator on a device. [S] */
+static inline qd_status qd_op_start(qd_transfer *op)
+{
+    const qd_comm_device_ops *on_device = op->comm->on_device;
+    return on_device ? on_device->start(op) : op->comm->world->backend->start(op);
+}
+static inline qd_status qd_op_poll(qd_transfer *op, bool *done, bool *moved)
+{
+    const qd_comm_device_ops *on_device = op->comm->on_device;
+    return on_device ? on_device->poll(op, done, moved) : op->comm->world->backend->poll(op, done, moved);
+}
+static inline void qd_op_finish(qd_transfer *op)
+{
+    if (op->comm->on_device)
+        op->comm->on_device->finish(op);
+    else
+        op->comm->world->backend->finish(op);
+}
+static inline bool qd_op_late(const qd_transfer *op, int peer, qd_peer_report *report)
+{
+    const qd_comm_device_ops *on_device = op->comm->on_device;
+    return on_device ? on_device->late(op, peer, report) : op->comm->world->backend->late(op, peer, report);
+}
+
 static inline void qd_world_lock(qd_world *world)
 {
     if (world->backend->serialized) pthread_mutex_lock(&world->serialize);

@@ -137,6 +137,24 @@ qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds)
     return from->device->ops->event_seconds(from, to, seconds);
 }
 
+qd_status qd_device_reach(qd_device *device, qd_device *other)
+{
+    if (device->ops != other->ops)
+        return QD_FAIL(QD_UNSUPPORTED, "a %s device cannot reach the memory of a %s device", device->caps.name,
+                       other->caps.name);
+    return device->ops->reach && device != other ? device->ops->reach(device, other) : QD_OK;
+}
+
+qd_status qd_device_make_current(qd_device *device)
+{
+    return device->ops->make_current ? device->ops->make_current(device) : QD_OK;
+}
+
+void *qd_stream_native(qd_stream *stream)
+{
+    return stream->device->ops->native ? stream->device->ops->native(stream) : NULL;
+}
+
 qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched)
 {
     *searched = false;

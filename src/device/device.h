@@ -74,6 +74,13 @@ qd_status qd_event_wait(qd_event *event);                           /* the host 
 qd_status qd_event_done(qd_event *event, bool *done);
 qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds); /* both have happened */
 
+/* Makes memory of `other` reachable for kernels and copies of `device`. QD_UNSUPPORTED where the two cannot. */
+qd_status qd_device_reach(qd_device *device, qd_device *other);
+/* For libraries that bring their own calls (NCCL): the device becomes current in the calling thread, and the stream in the
+ * library's terms (a cudaStream_t); NULL on the CPU. */
+qd_status qd_device_make_current(qd_device *device);
+void *qd_stream_native(qd_stream *stream);
+
 /* Host to device, device to host or within the device, ordered on the stream; host memory must stay valid until then. */
 qd_status qd_copy(qd_stream *stream, void *to, const void *from, int64_t bytes);
 qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
@@ -301,6 +308,36 @@ typedef struct qd_cast_args {
     qd_dtype from_dtype, to_dtype;
 } qd_cast_args;
 
+/* ---- between ranks that are threads of one process ----
+ * Addresses may belong to several devices of one kind that reach each other (qd_device_reach). Unlike other kernels these
+ * may be called by a second thread while the rank's own thread enqueues kernels. */
+
+/* For each segment and each output j: outs[j][out + i] = reduction of sources[0][in + i] .. sources[n-1][in + i], along the
+ * pairwise tree of device/sum.h, with its bits. An output may be one of the sources if in == out. */
+#define QD_SUM_RANKS_MOST 64 /* sources, outputs */
+typedef struct qd_sum_segment {
+    int64_t in, out, count; /* elements */
+} qd_sum_segment;
+typedef struct qd_sum_ranks_args {
+    const void *const *sources; /* these arrays are host memory, read before the call returns */
+    void *const *outs;
+    const qd_sum_segment *segments;
+    int source_count, out_count, segment_count;
+    qd_dtype dtype;
+    qd_reduce_op reduce;
+} qd_sum_ranks_args;
+
+/* Copies pieces that do not overlap. The array is host memory, read before the call returns. */
+typedef struct qd_piece {
+    const void *from;
+    void *to;
+    int64_t bytes;
+} qd_piece;
+typedef struct qd_copy_pieces_args {
+    const qd_piece *pieces;
+    int count;
+} qd_copy_pieces_args;
+
 /* One table per device; every slot is required. X(slot, argument struct). */
 #define QD_KERNEL_TABLE(X)                                                                                  \
     X(matmul, qd_matmul_args)                                                                               \
@@ -322,7 +359,9 @@ typedef struct qd_cast_args {
     X(row_squares, qd_row_squares_args)                                                                     \
     X(adamw, qd_adamw_args)                                                                                 \
     X(sgd, qd_sgd_args)                                                                                     \
-    X(cast, qd_cast_args)
+    X(cast, qd_cast_args)                                                                                   \
+    X(sum_ranks, qd_sum_ranks_args)                                                                         \
+    X(copy_pieces, qd_copy_pieces_args)
 
 typedef struct qd_kernels {
 #define QD_KERNEL_SLOT(slot, args) qd_status (*slot)(qd_stream * stream, const args *a);

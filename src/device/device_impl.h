@@ -29,6 +29,9 @@ typedef struct qd_device_ops {
     qd_status (*tune)(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
     qd_status (*tuning_get)(qd_device *device, qd_strbuf *text);
     qd_status (*tuning_set)(qd_device *device, const char *text);
+    qd_status (*reach)(qd_device *device, qd_device *other); /* NULL: everything of its kind is in reach */
+    qd_status (*make_current)(qd_device *device);
+    void *(*native)(qd_stream *stream);
     qd_status (*run_fma)(qd_stream *stream, double *flops); /* keeps every multiply-add unit busy; says with how much */
 } qd_device_ops;
 

@@ -4,6 +4,7 @@
 #include "support/ranks.h"
 
 #include "base/clock.h"
+#include "comm/device.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +32,7 @@ static int table_count;
 
 const char *qd_ranks_mode_name(qd_ranks_mode mode)
 {
-    static const char *const names[] = {"threads", "processes", "staged processes", "mpi"};
+    static const char *const names[] = {"threads", "processes", "staged processes", "mpi", "threads with devices"};
     return names[mode];
 }
 
@@ -39,7 +40,7 @@ bool qd_ranks_mode_available(qd_ranks_mode mode)
 {
 #if defined(__SANITIZE_THREAD__)
     /* The thread sanitizer sees threads; between processes there is nothing for it to see, only time to spend. */
-    if (mode != QD_RANKS_THREADS)
+    if (mode != QD_RANKS_THREADS && mode != QD_RANKS_DEVICE)
         return false;
 #endif
     if (mode != QD_RANKS_MPI) return true;
@@ -95,7 +96,18 @@ static void *thread_main(void *context)
         snprintf(self->result->message, sizeof self->result->message, "%s", qd_error_message());
         return NULL;
     }
-    run_body(self->body, comm, &self->call, self->began, self->result);
+    qd_comm *on_device = NULL;
+    qd_device *device = NULL;
+    if (self->call.mode == QD_RANKS_DEVICE) {
+        self->result->status = qd_device_create("cpu", NULL, &device);
+        if (self->result->status == QD_OK) self->result->status = qd_comm_on_device(comm, device, "local", &on_device);
+    }
+    if (self->result->status == QD_OK)
+        run_body(self->body, on_device ? on_device : comm, &self->call, self->began, self->result);
+    else
+        snprintf(self->result->message, sizeof self->result->message, "%s", qd_error_message());
+    qd_comm_destroy(on_device);
+    qd_device_destroy(device);
     qd_comm_destroy(comm);
     return NULL;
 }
@@ -111,8 +123,8 @@ static void *watchdog_main(void *context)
     _exit(99);
 }
 
-static qd_status run_threads(const char *name, int size, const qd_ranks_options *options, const qd_comm_config *config,
-                             double limit, qd_ranks_result *results)
+static qd_status run_threads(const char *name, qd_ranks_mode mode, int size, const qd_ranks_options *options,
+                             const qd_comm_config *config, double limit, qd_ranks_result *results)
 {
     qd_local_world *world = NULL;
     QD_TRY(qd_local_world_create(size, config, &world));
@@ -124,7 +136,7 @@ static qd_status run_threads(const char *name, int size, const qd_ranks_options 
         ranks[r] = (thread_rank){.body = find_body(name),
                                  .world = world,
                                  .rank = r,
-                                 .call = {.text = options->text ? options->text : "", .mode = QD_RANKS_THREADS},
+                                 .call = {.text = options->text ? options->text : "", .mode = mode},
                                  .began = began,
                                  .result = &results[r]};
         pthread_create(&ranks[r].thread, NULL, thread_main, &ranks[r]);
@@ -372,7 +384,8 @@ qd_status qd_ranks_run(const char *body, qd_ranks_mode mode, int size, const qd_
     memset(results, 0, (size_t)size * sizeof *results);
     if (size < 1 || size > MOST_RANKS || !find_body(body)) return QD_FAIL(QD_USAGE, "cannot run %s on %d ranks", body, size);
     switch (mode) {
-    case QD_RANKS_THREADS: return run_threads(body, size, options, &config, limit, results);
+    case QD_RANKS_THREADS:
+    case QD_RANKS_DEVICE: return run_threads(body, mode, size, options, &config, limit, results);
     case QD_RANKS_PROCESSES:
     case QD_RANKS_STAGED: return run_processes(body, size, options, &config, limit, results);
     default: return run_mpi(body, size, options, &config, limit, results);

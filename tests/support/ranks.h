@@ -12,6 +12,7 @@ typedef enum qd_ranks_mode {
     QD_RANKS_PROCESSES,
     QD_RANKS_STAGED, /* processes that do not read each other's memory (qd_comm_config.no_remote_reads) */
     QD_RANKS_MPI,
+    QD_RANKS_DEVICE, /* threads; the body gets a communicator on a CPU device of its rank (comm/device.h) */
     QD_RANKS_MODE_COUNT
 } qd_ranks_mode;
 const char *qd_ranks_mode_name(qd_ranks_mode mode);

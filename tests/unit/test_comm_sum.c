@@ -1,6 +1,6 @@
 /* The sum of several ranks' values: every instruction set gives the same bits, NaN included.
  * ctest: timeout 60 */
-#include "comm/sum.h"
+#include "device/sum.h"
 
 #include <math.h>
 #include <setjmp.h>

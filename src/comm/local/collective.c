@@ -12,7 +12,7 @@
  * all-to-all); the part of the producer itself is empty, or its result in an all-reduce. "One" kinds hold one part that
  * everybody reads (all-gather, gather, broadcast, reduce). */
 #include "comm/local/local_impl.h"
-#include "comm/sum.h"
+#include "device/sum.h"
 
 #include "base/clock.h"
 
@@ -70,31 +70,6 @@ static bool reduces(const qd_transfer *op)
 }
 
 /* ---- who takes part in what ---- */
-
-/* True if `rank` puts data into its buffer for others; for whom is the consumer's question. */
-static bool is_producer(const qd_transfer *op, int rank)
-{
-    switch (op->request.kind) {
-    case QD_COLL_BROADCAST:
-    case QD_COLL_SCATTER: return rank == op->request.root;
-    case QD_COLL_GATHER:
-    case QD_COLL_REDUCE: return rank != op->request.root;
-    case QD_COLL_BARRIER: return false;
-    default: return true;
-    }
-}
-
-static bool is_consumer(const qd_transfer *op, int rank)
-{
-    switch (op->request.kind) {
-    case QD_COLL_BROADCAST:
-    case QD_COLL_SCATTER: return rank != op->request.root;
-    case QD_COLL_GATHER:
-    case QD_COLL_REDUCE: return rank == op->request.root;
-    case QD_COLL_BARRIER: return false;
-    default: return true;
-    }
-}
 
 static unsigned char *small_of(const qd_transfer *op, int rank)
 {
@@ -241,7 +216,7 @@ static void plan(qd_transfer *op)
         if (s->part > room) s->part = room;
         s->fused = r->kind == QD_COLL_ALL_GATHER && !r->lists;
         s->rounds = (most + s->part - 1) / s->part;
-        for (int i = 0; i < n; i++) s->staged |= is_producer(op, i) ? (uint64_t)1 << i : 0;
+        for (int i = 0; i < n; i++) s->staged |= qd_transfer_produces(op, i) ? (uint64_t)1 << i : 0;
     }
 }
 
@@ -269,10 +244,10 @@ qd_status qd_local_collective_start(qd_transfer *op)
     memset(s, 0, sizeof *s);
     s->base = sequence << QD_LOCAL_ROUND_BITS;
     plan(op);
-    s->produces = is_producer(op, me) && !s->direct &&
+    s->produces = qd_transfer_produces(op, me) && !s->direct &&
                   (s->way == QD_LOCAL_STAGED || (s->way == QD_LOCAL_SMALL && r->kind != QD_COLL_ALL_TO_ALL));
-    s->consumes = is_consumer(op, me) && !s->direct;
-    s->pushes = s->shares && is_producer(op, me);
+    s->consumes = qd_transfer_consumes(op, me) && !s->direct;
+    s->pushes = s->shares && qd_transfer_produces(op, me);
 
     qd_local_lane *lane = group->lanes[me];
     qd_local_post *post = post_of(op, me);
@@ -449,7 +424,7 @@ static bool push(qd_transfer *op)
     int64_t size = element_size(op);
     for (int step = 1; step < n; step++) {
         int to = (me + step) % n;
-        if (!is_consumer(op, to)) continue;
+        if (!qd_transfer_consumes(op, to)) continue;
         int64_t elements = elements_for(op, me, to), first = pulled(op, me, elements), bytes = (elements - first) * size;
         const char *source = (const char *)r->in + first * size;
         char *target = (char *)post_of(op, to)->out + first * size;
@@ -547,7 +522,7 @@ static bool consume(qd_transfer *op)
     } else {
         for (int step = 1; step < n; step++) {
             int from = (me + step) % n;
-            if (is_producer(op, from) && !consume_from(op, from)) return false;
+            if (qd_transfer_produces(op, from) && !consume_from(op, from)) return false;
         }
     }
     s->consumed++;
@@ -592,7 +567,7 @@ static bool can_produce(const qd_transfer *op)
     if (!s->produces || s->produced >= s->rounds) return false;
     if (s->way == QD_LOCAL_SMALL) return true;
     if (s->produced < QD_LOCAL_RING) return s->entered == op->comm->size || ring_is_free(op);
-    return ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1));
+    return ALL_REACHED(op, consumed, qd_transfer_consumes, s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1));
 }
 
 static bool inputs_ready(const qd_transfer *op, int64_t k)
@@ -709,10 +684,10 @@ static bool is_done(const qd_transfer *op)
     if ((s->consumes && s->consumed < s->rounds) || (s->combines && s->combined < s->rounds) ||
         ((s->produces || s->pushes) && s->produced < s->rounds))
         return false;
-    if (s->shares && s->consumes && !ALL_REACHED(op, produced, is_producer, s->base + 1)) return false;
+    if (s->shares && s->consumes && !ALL_REACHED(op, produced, qd_transfer_produces, s->base + 1)) return false;
     /* Others may still be reading this rank's own buffers. */
-    return s->way != QD_LOCAL_MEMORY || !is_producer(op, op->comm->rank) ||
-           ALL_REACHED(op, consumed, is_consumer, s->base + (uint64_t)s->rounds);
+    return s->way != QD_LOCAL_MEMORY || !qd_transfer_produces(op, op->comm->rank) ||
+           ALL_REACHED(op, consumed, qd_transfer_consumes, s->base + (uint64_t)s->rounds);
 }
 
 qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
@@ -739,7 +714,7 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
     *done = is_done(op);
     if (*done && s->shares && s->consumes)
         for (int r = 0; r < op->comm->size; r++)
-            if (r != op->comm->rank && is_producer(op, r))
+            if (r != op->comm->rank && qd_transfer_produces(op, r))
                 op->bytes += group->lanes[r]->parity[op->fingerprint.sequence & 1].pushed[op->comm->rank];
     if (worked) {
         *moved = true;
@@ -780,10 +755,10 @@ bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequenc
             return true;
     }
     if (s->shares && s->consumes)
-        return is_producer(op, peer) && atomic_load(&lane->produced) < s->base + 1;
-    if (!is_consumer(op, peer)) return false;
+        return qd_transfer_produces(op, peer) && atomic_load(&lane->produced) < s->base + 1;
+    if (!qd_transfer_consumes(op, peer)) return false;
     if (s->produces && s->produced < s->rounds)
         return atomic_load(&lane->consumed) < s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1);
-    return s->way == QD_LOCAL_MEMORY && is_producer(op, op->comm->rank) &&
+    return s->way == QD_LOCAL_MEMORY && qd_transfer_produces(op, op->comm->rank) &&
            atomic_load(&lane->consumed) < s->base + (uint64_t)s->rounds;
 }

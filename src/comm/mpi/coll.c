@@ -11,7 +11,7 @@
  * The chunk size depends on the operation and the group only: both ends of a link cut alike. */
 #include "base/clock.h"
 #include "comm/mpi/mpi_impl.h"
-#include "comm/sum.h"
+#include "device/sum.h"
 
 #include <stdlib.h>
 #include <string.h>

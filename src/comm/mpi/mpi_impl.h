@@ -1,6 +1,6 @@
 /* Inside src/comm/mpi: the MPI backend's state and what its files share.
  *
- * MPI moves bytes and nothing else; sums are ours (comm/sum.h), so the bits equal those of the local backend. The
+ * MPI moves bytes and nothing else; sums are ours (device/sum.h), so the bits equal those of the local backend. The
  * backend is `serialized`: the core holds one lock around every call into it, so MPI_THREAD_SERIALIZED is enough.
  *
  * All traffic of a world runs over one private duplicate of MPI_COMM_WORLD; a group is a range of tags, so making one

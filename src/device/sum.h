@@ -1,6 +1,6 @@
 /* The one order in which values of several ranks are combined. */
-#ifndef QD_COMM_SUM_H
-#define QD_COMM_SUM_H
+#ifndef QD_DEVICE_SUM_H
+#define QD_DEVICE_SUM_H
 
 #include <quadrille/types.h>
 

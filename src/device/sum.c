@@ -1,4 +1,4 @@
-#include "comm/sum.h"
+#include "device/sum.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -26,7 +26,7 @@ int qd_sum_left(int n)
 
 #define QD_SUM_ISA(name) name##_generic
 #define QD_SUM_WIDTH 16
-#include "comm/sum_kernels.h"
+#include "device/sum_kernels.h"
 #undef QD_SUM_ISA
 #undef QD_SUM_WIDTH
 
@@ -40,7 +40,7 @@ int qd_sum_left(int n)
 #endif
 #define QD_SUM_ISA(name) name##_avx2
 #define QD_SUM_WIDTH 32
-#include "comm/sum_kernels.h"
+#include "device/sum_kernels.h"
 #undef QD_SUM_ISA
 #undef QD_SUM_WIDTH
 #if defined(__clang__)
@@ -53,7 +53,7 @@ int qd_sum_left(int n)
 #endif
 #define QD_SUM_ISA(name) name##_avx512
 #define QD_SUM_WIDTH 64
-#include "comm/sum_kernels.h"
+#include "device/sum_kernels.h"
 #undef QD_SUM_ISA
 #undef QD_SUM_WIDTH
 #if defined(__clang__)

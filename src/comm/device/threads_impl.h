@@ -1,0 +1,139 @@
+/* Device memory between ranks that are threads of one process: what the ranks of a communicator share.
+ *
+ * Ranks meet on the host, and events order their streams. For a collective, each rank
+ *   posts      its call: fingerprint, addresses, and the event behind which its buffers are ready
+ *   enqueues   once all have posted: its communication stream waits for the peers' events, does this rank's share of the
+ *              work, and records `done`
+ *   leaves     once the peers that touch its buffers have enqueued: its stream waits for their `done`, and records the event
+ *              that the compute stream will wait for
+ * Every event is recorded before anybody is told of it, so streams wait for the past only: they cannot block each other, and
+ * no kernel waits for another one.
+ *
+ * A rank leaves operation s only after all have posted it, so nobody is more than one operation ahead, and what belongs to
+ * operation s (its post, its `done`) may be used again in operation s + 2. */
+#ifndef QD_COMM_DEVICE_THREADS_IMPL_H
+#define QD_COMM_DEVICE_THREADS_IMPL_H
+
+#include "comm/comm_impl.h"
+#include "device/device.h"
+
+#define QD_THREADS_LINE 128
+#define QD_THREADS_STAGED_BYTES (16 << 10) /* the largest direct all-reduce must fit */
+
+/* The events of one operation of this rank: from submit to complete. */
+typedef struct qd_flight {
+    qd_event *ready; /* compute stream, at the call */
+    qd_event *over;  /* communication stream: the operation has run, and the peers are through with this rank's buffers */
+    struct qd_flight *next;
+} qd_flight;
+
+typedef struct qd_threads_post {
+    _Atomic uint64_t posted; /* operation or message number; stored last */
+    qd_fingerprint fingerprint;
+    qd_coll_request request; /* the arrays it points to live until the rank has left */
+    qd_event *ready;
+} qd_threads_post;
+
+/* What a rank shows to its group. Everything but `inside` is written by this rank only. */
+typedef struct qd_threads_lane {
+    _Alignas(QD_THREADS_LINE) _Atomic uint64_t enqueued; /* operation number */
+    _Atomic uint64_t left;     /* operation number: this rank needs the others' events no more */
+    _Atomic uint64_t drained;  /* after a failure in this operation, its stream has run dry */
+    _Atomic uint32_t inside;   /* threads of this rank that use what belongs to others */
+    struct {
+        qd_threads_post post;
+        qd_event *done;
+        qd_event *staged; /* direct all-reduces: this rank's input is in `staging` */
+        void *staging;    /* page-locked host memory that all devices reach */
+        int64_t pushed;   /* bytes written into each peer's memory; readable with `enqueued` */
+    } parity[2];
+    qd_device *device;
+    pthread_mutex_t lock; /* the next */
+    qd_world *world;      /* to wake the rank; NULL once it has gone */
+} qd_threads_lane;
+
+/* Messages of one sender to one receiver. */
+typedef struct qd_threads_channel {
+    _Alignas(QD_THREADS_LINE) qd_threads_post post; /* sender */
+    _Atomic uint64_t left;     /* sender: message number */
+    _Alignas(QD_THREADS_LINE) _Atomic uint64_t entered; /* receiver: message number */
+    _Atomic uint64_t consumed; /* receiver: message number; the copy is enqueued */
+    qd_event *done;            /* receiver; made with its first message, readable with `consumed` */
+} qd_threads_channel;
+
+/* In the memory of the process; freed by the last rank that goes. */
+typedef struct qd_threads_shared {
+    _Atomic int refs;
+    int size;
+    qd_threads_lane *lanes;       /* (size) */
+    qd_threads_channel *channels; /* (size, size), sender first */
+} qd_threads_shared;
+
+/* comm->backend_data: this rank's view. */
+typedef struct qd_threads_group {
+    qd_threads_shared *shared;
+    qd_threads_lane *lane; /* its own */
+    pthread_mutex_t lock;  /* the next */
+    qd_flight *free;
+} qd_threads_group;
+
+/* At the start of a transfer's state, from submit on. */
+typedef struct qd_threads_base {
+    qd_flight *flight; /* NULL: a group of one, whose copies are on the compute stream already */
+} qd_threads_base;
+
+static inline qd_threads_group *qd_threads_of(const qd_transfer *op)
+{
+    return op->comm->backend_data;
+}
+
+static inline qd_threads_lane *qd_threads_lane_of(const qd_transfer *op, int rank)
+{
+    return &qd_threads_of(op)->shared->lanes[rank];
+}
+
+static inline qd_threads_channel *qd_threads_channel_of(const qd_comm *comm, int from, int to)
+{
+    const qd_threads_group *group = comm->backend_data;
+    return &group->shared->channels[from * comm->size + to];
+}
+
+static inline qd_stream *qd_threads_stream(const qd_transfer *op)
+{
+    return qd_device_comm_stream(op->comm->device);
+}
+
+/* Wakes sleeping threads of a rank, or of all but this one. Call after the store that they wait for. */
+void qd_threads_ring(const qd_comm *comm, int rank);
+void qd_threads_ring_all(const qd_comm *comm);
+/* Where a rank says, or last said, that it is. */
+void qd_threads_place(const qd_comm *comm, int rank, char place[QD_COMM_PLACE_BYTES]);
+
+/* Brackets the use of what belongs to other ranks: events, arrays, addresses. False when the world has failed: then they may
+ * be gone and must not be touched. A rank that fails waits for the others to be outside before it lets go of its own. */
+bool qd_threads_enter(const qd_comm *comm);
+void qd_threads_leave(const qd_comm *comm);
+void qd_threads_wait_outside(const qd_comm *comm);
+
+/* Pieces on their way to the device, handed over when there are many and at the end. */
+enum { QD_THREADS_PIECES = 64 };
+typedef struct qd_threads_batch {
+    qd_stream *stream;
+    qd_status status;
+    int count;
+    qd_piece pieces[QD_THREADS_PIECES];
+} qd_threads_batch;
+void qd_threads_batch_add(void *batch, void *to, const void *from, int64_t bytes); /* a qd_transfer_visit */
+qd_status qd_threads_batch_end(qd_threads_batch *batch);
+
+/* collective.c, message.c */
+qd_status qd_threads_collective_start(qd_transfer *op);
+qd_status qd_threads_collective_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_threads_collective_finish(qd_transfer *op);
+bool qd_threads_collective_late(const qd_transfer *op, int peer, uint64_t *sequence);
+qd_status qd_threads_message_start(qd_transfer *op);
+qd_status qd_threads_message_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_threads_message_finish(qd_transfer *op);
+bool qd_threads_message_late(const qd_transfer *op, int peer, uint64_t *sequence);
+
+#endif
