@@ -1,0 +1,173 @@
+/* Descriptors of a product and the algorithms that cuBLASLt offers for it. Only algorithms that give the same bits on every
+ * run are asked for: parts of k are summed in fp32 in the workspace, in a fixed order, or not split at all. */
+#include "device/cuda/matmul_impl.h"
+
+#include <string.h>
+
+static const struct {
+    int fused;
+    cublasLtEpilogue_t epilogue;
+} epilogues[] = {
+    {QD_PRODUCT_GELU | QD_PRODUCT_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    {QD_PRODUCT_GELU, CUBLASLT_EPILOGUE_GELU_AUX},
+    {QD_PRODUCT_GELU_GRAD, CUBLASLT_EPILOGUE_DGELU},
+    {QD_PRODUCT_BIAS_GRAD, CUBLASLT_EPILOGUE_BGRADB}, /* sums of cuBLASLt's second operand, our a, along k */
+    {QD_PRODUCT_BIAS, CUBLASLT_EPILOGUE_BIAS},
+    {0, CUBLASLT_EPILOGUE_DEFAULT},
+};
+enum { EPILOGUES = sizeof epilogues / sizeof *epilogues };
+
+static cudaDataType_t type_of(int32_t dtype)
+{
+    return dtype == QD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+int64_t qd_product_span(int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype)
+{
+    return rows < 1 ? 0 : ((rows - 1) * ld + columns) * (int64_t)qd_dtype_size(dtype);
+}
+
+int qd_product_ways(const qd_product_key *key, qd_product_choice *ways)
+{
+    int count = 0;
+    const int wants = key->wants & QD_PRODUCT_EPILOGUES;
+    const bool types = key->a_dtype == key->b_dtype && (key->a_dtype == QD_BF16 || key->c_dtype == QD_F32);
+    for (int i = 0; i < EPILOGUES && types && count < QD_PRODUCT_WAYS - 1; i++) {
+        int fused = epilogues[i].fused;
+        if ((fused & wants) != fused)
+            continue;
+        if (fused & QD_PRODUCT_BIAS && key->b_dtype != key->c_dtype)
+            continue; /* the epilogue reads a bias of c's type */
+        if (fused & QD_PRODUCT_GELU && (wants & QD_PRODUCT_BIAS) && !(fused & QD_PRODUCT_BIAS))
+            continue; /* the bias comes before GELU */
+        if (fused & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD) && key->ldc % 8)
+            continue; /* aux wants such rows */
+        ways[count++] = (qd_product_choice){.fused = fused};
+    }
+    ways[count++] = (qd_product_choice){.converted = 1};
+    return count;
+}
+
+static qd_status make_layout(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t columns, int64_t ld)
+{
+    QD_CUBLAS_TRY(cublasLtMatrixLayoutCreate(layout, type_of(dtype), (uint64_t)rows, (uint64_t)columns, ld));
+    return QD_OK;
+}
+
+static qd_status set(cublasLtMatmulDesc_t how, cublasLtMatmulDescAttributes_t name, const void *value, size_t size)
+{
+    QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(how, name, value, size));
+    return QD_OK;
+}
+
+static qd_status set_epilogue(cublasLtMatmulDesc_t how, const qd_product_key *key, int fused)
+{
+    /* Addresses come with each call; the heuristics look at their alignment. */
+    const void *some = (const void *)(uintptr_t)(4096 + key->alignment);
+    for (int i = 0; i < EPILOGUES; i++)
+        if (epilogues[i].fused == fused)
+            QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[i].epilogue, sizeof epilogues[i].epilogue));
+    if (fused & (QD_PRODUCT_BIAS | QD_PRODUCT_BIAS_GRAD)) {
+        cudaDataType_t type = type_of(key->c_dtype);
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &some, sizeof some));
+    }
+    if (fused & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD)) {
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->ldc, sizeof key->ldc));
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &some, sizeof some));
+    }
+    return QD_OK;
+}
+
+static qd_status build(qd_product *p)
+{
+    const qd_product_key *key = &p->key;
+    const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
+    QD_CUBLAS_TRY(cublasLtMatmulDescCreate(&p->how, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    QD_TRY(set(p->how, CUBLASLT_MATMUL_DESC_TRANSA, key->trans_b ? &transposed : &plain, sizeof plain));
+    QD_TRY(set(p->how, CUBLASLT_MATMUL_DESC_TRANSB, key->trans_a ? &transposed : &plain, sizeof plain));
+    QD_TRY(set_epilogue(p->how, key, p->choice.fused));
+    /* A row-major (rows, columns) is a column-major (columns, rows). */
+    QD_TRY(make_layout(&p->a, key->b_dtype, key->trans_b ? key->k : key->n, key->trans_b ? key->n : key->k, key->ldb));
+    QD_TRY(make_layout(&p->b, key->a_dtype, key->trans_a ? key->m : key->k, key->trans_a ? key->k : key->m, key->lda));
+    QD_TRY(make_layout(&p->c, key->c_dtype, key->n, key->m, key->ldc));
+    return QD_OK;
+}
+
+qd_status qd_product_build(qd_product *p, const qd_product_choice *choice)
+{
+    qd_product_choice copy = *choice;
+    qd_product_unbuild(p);
+    p->choice = copy;
+    qd_status status = build(p);
+    if (status == QD_OK)
+        p->built = true;
+    else
+        qd_product_unbuild(p);
+    return status;
+}
+
+void qd_product_unbuild(qd_product *p)
+{
+    if (p->how)
+        cublasLtMatmulDescDestroy(p->how);
+    if (p->a)
+        cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b)
+        cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c)
+        cublasLtMatrixLayoutDestroy(p->c);
+    p->how = NULL;
+    p->a = p->b = p->c = NULL;
+    p->built = false;
+}
+
+static qd_status set_preference(cublasLtMatmulPreference_t wish, const qd_product_key *key)
+{
+    const uint64_t workspace = QD_CUDA_WORKSPACE_BYTES / 2;
+    const uint32_t alignment = (uint32_t)key->alignment;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* besides: none */
+    if (key->c_dtype == QD_F32)
+        schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE; /* adds in c's type, in order */
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    QD_CUBLAS_TRY(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                       sizeof workspace));
+    QD_CUBLAS_TRY(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                                       sizeof schemes));
+    for (size_t i = 0; i < sizeof alignments / sizeof *alignments; i++)
+        QD_CUBLAS_TRY(cublasLtMatmulPreferenceSetAttribute(wish, alignments[i], &alignment, sizeof alignment));
+    return QD_OK;
+}
+
+qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *p, qd_product_choice *choices, int *count)
+{
+    cublasLtMatmulHeuristicResult_t results[QD_PRODUCT_CANDIDATES];
+    cublasLtMatmulPreference_t wish;
+    int found = 0;
+    *count = 0;
+    QD_CUBLAS_TRY(cublasLtMatmulPreferenceCreate(&wish));
+    qd_status status = set_preference(wish, &p->key);
+    /* A combination that the library does not know is an error to it, and "no candidates" to us. */
+    if (status == QD_OK && cublasLtMatmulAlgoGetHeuristic(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, wish,
+                                                          QD_PRODUCT_CANDIDATES, results, &found) != CUBLAS_STATUS_SUCCESS)
+        found = 0;
+    cublasLtMatmulPreferenceDestroy(wish);
+    for (int i = 0; i < found; i++) {
+        if (results[i].state != CUBLAS_STATUS_SUCCESS)
+            continue;
+        qd_product_choice *c = &choices[(*count)++];
+        *c = (qd_product_choice){.fused = p->choice.fused, .workspace_bytes = (int64_t)results[i].workspaceSize};
+        memcpy(&c->algorithm, &results[i].algo, sizeof c->algorithm);
+    }
+    return status;
+}
+
+bool qd_product_check(qd_cuda *cuda, const qd_product *p, const qd_product_choice *choice)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    return cublasLtMatmulAlgoCheck(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, &choice->algorithm, &result) ==
+               CUBLAS_STATUS_SUCCESS &&
+           result.state == CUBLAS_STATUS_SUCCESS && (int64_t)result.workspaceSize <= choice->workspace_bytes;
+}
