@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "device/cuda/attention_cudnn_impl.h"
 #include "device/cuda/matmul_impl.h"
+#include "device/cuda/search.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -257,16 +258,30 @@ static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
     qd_error_clear();
 }
 
+static qd_attention_shape shape_of(const qd_attention_args *a, bool backward, bool deterministic)
+{
+    return (qd_attention_shape){
+        .batch = a->batch, .seq = a->seq, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+        .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
+        .backward = backward, .deterministic = backward && deterministic,
+    };
+}
+
+qd_status qd_cuda_attention_graph_check(const qd_attention_args *a, bool backward, bool deterministic)
+{
+    qd_attention_shape shape = shape_of(a, backward, deterministic);
+    qd_cudnn_graph graph;
+    QD_TRY(qd_cudnn_graph_create(NULL, &shape, &graph));
+    qd_cudnn_graph_destroy(&graph);
+    return QD_OK;
+}
+
 static qd_status run(qd_stream *stream, const qd_attention_args *a, bool backward)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
     if (!takes(cuda, a, backward))
         return QD_UNSUPPORTED;
-    qd_attention_shape shape = {
-        .batch = a->batch, .seq = a->seq, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-        .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
-        .backward = backward, .deterministic = backward && cuda->deterministic,
-    };
+    qd_attention_shape shape = shape_of(a, backward, cuda->deterministic);
     entry *e;
     QD_TRY(find_entry(cuda->attention, &shape, &e));
     if (!e->tried)

@@ -26,4 +26,7 @@ typedef struct qd_search_report {
  * but what is not NULL is taken as asked for. */
 qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_search_report *report);
 
+/* Builds and finalises cuDNN's operation graph for an attention call; needs no GPU. QD_OK: the library accepts it. */
+qd_status qd_cuda_attention_graph_check(const qd_attention_args *a, bool backward, bool deterministic);
+
 #endif
