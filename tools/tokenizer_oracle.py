@@ -371,7 +371,8 @@ def check_tokenizers(library, documents, work):
         compare(f"tokenizers {name}, special tokens as text", sample[::5], lambda d: ours.encode(d, broken=REPLACE),
                 lambda d: reference.encode(d.decode("utf-8", "replace"), add_special_tokens=False).ids)
         if name != "llama3":
-            check_round_trip(f"tokenizers {name}", documents[::4], ours)
+            # the added token "  wide " takes the spaces around it with it
+            check_round_trip(f"tokenizers {name}", [d for d in documents[::4] if b"  wide " not in d], ours)
     # No full alphabet, so bytes are lost or unknown; spaces put before; patterns of the user's own.
     small = hugging_face(None, 800, ["only a few letters here"] * 3, [], alphabet=False, prefix=True)
     small.save(os.path.join(work, "small.json"))
@@ -395,7 +396,59 @@ def model_of(tokenizer):
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
+def differences_of(mine, theirs):
+    """Of two (vocabulary, merges)."""
+    differences = []
+    if mine[1] != theirs[1]:
+        at = next((i for i, (x, y) in enumerate(zip(mine[1], theirs[1])) if x != y), min(len(mine[1]), len(theirs[1])))
+        differences.append(f"merge {at}: {mine[1][at:at + 3]} instead of {theirs[1][at:at + 3]}")
+    if mine[0] != theirs[0]:
+        differences.append(f"vocabularies of {len(mine[0])} and {len(theirs[0])} differ")
+    return differences
+
+
+def cjk_text(random_source, size):
+    """Chinese, Japanese and Korean characters in words of a Zipf-like frequency, so that there is something to merge."""
+    ranges = [range(0x4E00, 0x5500), range(0x3041, 0x3094), range(0x30A1, 0x30F7), range(0xAC00, 0xAD00)]
+    words = ["".join(chr(random_source.choice(kind)) for _ in range(random_source.choice([1, 2, 2, 3, 4])))
+             for kind in random_source.choices(ranges, [8, 3, 1, 2], k=20000)]
+    weights = [1 / (rank + 3) for rank in range(len(words))]
+    ends = ["", "", "", "，", "。", "、", " ", "\n", "！"]
+    parts, total = [], 0
+    while total < size:
+        part = "".join(word + random_source.choice(ends) for word in random_source.choices(words, weights, k=1000))
+        parts.append(part)
+        total += len(part.encode())
+    return "".join(parts)
+
+
+def large_text(seed):
+    """More than 10 MB: a book, code and text of this machine, CJK."""
+    source = random.Random(seed)
+    with open(os.path.join(os.path.dirname(__file__), "../examples/data/king-james.txt"), encoding="utf-8", newline="") as book:
+        parts = [book.read()]
+    parts += [d.decode("utf-8", "replace") for d in local_documents(source, 7_000_000)]
+    return "\n".join(parts + [cjk_text(source, 4_000_000)])
+
+
+def check_large_training(library, work):
+    path, text = os.path.join(work, "large.txt"), large_text(3)
+    with open(path, "w", encoding="utf-8", newline="") as out:
+        out.write(text)
+    saved = os.path.join(work, "large.json")
+    for name, pattern, vocab, whole in (("gpt2", None, 8000, False), ("gpt2", None, 32000, True), ("llama3", LLAMA3, 8000, True),
+                                        ("llama3", LLAMA3, 32000, False)):
+        reference = hugging_face(pattern, vocab, [text] if whole else [path], ["<|endoftext|>"], min_frequency=2, files=not whole)
+        ours = Ours.train(library, [path], pattern=name, vocab=vocab, special=["<|endoftext|>"], min_frequency=2, whole_files=whole)
+        ours.save(saved)
+        theirs = model_of(reference)
+        report(f"training on a book, code and CJK, {name} {vocab} {'whole' if whole else 'lines'}",
+               differences_of(model_of(open(saved, encoding="utf-8").read()), theirs),
+               f"{len(text.encode()) / 1e6:.1f} MB, {len(theirs[1])} merges")
+
+
 def check_training(library, documents, work):
+    check_large_training(library, work)
     texts = [d.decode("utf-8", "replace") for d in documents]
     corpora = {"code and text": texts[:300], "unicode": [t for t in texts if len(t.encode()) > 1.3 * len(t)][:200] or texts[:50],
                "repetitive": ["ab" * 300 + " aaa aaaa aaaaa " * 50 + "\n\n x  y\n" * 20] * 3 + texts[300:310]}
@@ -423,14 +476,9 @@ def check_training(library, documents, work):
                                   max_token=settings.get("max_token") or 0)
                 saved = os.path.join(work, "trained.json")
                 ours.save(saved)
-                mine, theirs = model_of(open(saved, encoding="utf-8").read()), model_of(reference)
-                differences = []
-                if mine[1] != theirs[1]:
-                    at = next((i for i, (x, y) in enumerate(zip(mine[1], theirs[1])) if x != y), min(len(mine[1]), len(theirs[1])))
-                    differences.append(f"merge {at}: {mine[1][at:at + 3]} instead of {theirs[1][at:at + 3]}")
-                if mine[0] != theirs[0]:
-                    differences.append(f"vocabularies of {len(mine[0])} and {len(theirs[0])} differ")
-                report(f"training on {title}, {name} {vocab} {settings or ''} {'lines' if files else 'whole'}", differences,
+                theirs = model_of(reference)
+                report(f"training on {title}, {name} {vocab} {settings or ''} {'lines' if files else 'whole'}",
+                       differences_of(model_of(open(saved, encoding="utf-8").read()), theirs),
                        f"{len(joined.encode()) / 1e6:.1f} MB, {len(theirs[1])} merges")
 
 
@@ -459,9 +507,9 @@ def best_seconds(function, repeats):
     return min(times)
 
 
-def check_speed(library, work, repeats):
+def check_speed(library, work, repeats, megabytes):
     source = random.Random(5)
-    documents = [d for d in local_documents(source, 24_000_000)]
+    documents = [d for d in local_documents(source, megabytes * 1_000_000)]
     texts = [d.decode("utf-8", "replace") for d in documents]
     data = [text.encode() for text in texts]
     size = sum(map(len, data)) / 1e6
@@ -474,10 +522,12 @@ def check_speed(library, work, repeats):
         reference = hugging_face(pattern, 32000, [training], ["<|endoftext|>"], files=True, ignore_merges=name == "llama3")
         their_training = time.perf_counter() - start
         start = time.perf_counter()
-        Ours.train(library, [training], pattern=name, vocab=32000, special=["<|endoftext|>"])
+        trained = Ours.train(library, [training], pattern=name, vocab=32000, special=["<|endoftext|>"])
         our_training = time.perf_counter() - start
-        print(f"speed train  {name}: {size:.0f} MB, 32000 tokens: ours {our_training:.2f} s, tokenizers {their_training:.2f} s, "
-              f"ratio {their_training / our_training:.2f}")
+        trained.save(path)
+        report(f"speed train  {name}, the same merges", differences_of(model_of(open(path, encoding="utf-8").read()), model_of(reference)),
+               f"{size:.0f} MB, 32000 tokens: ours {our_training:.2f} s, tokenizers {their_training:.2f} s, "
+               f"ratio {their_training / our_training:.2f}")
         reference.save(path)
         ours = Ours.load(library, path)
         workers = max(1, min(os.cpu_count(), len(os.sched_getaffinity(0))))
@@ -495,12 +545,12 @@ def check_speed(library, work, repeats):
                 thread.join()
 
         rates = {}
-        def one_by_one():
-            for text in texts:
-                reference.encode(text, add_special_tokens=False)
-        rates["one thread"] = (best_seconds(lambda: run(ours.another(), data), repeats), best_seconds(one_by_one, repeats))
-        rates[f"{workers} threads"] = (best_seconds(run_parallel, repeats),
-                                       best_seconds(lambda: reference.encode_batch_fast(texts, add_special_tokens=False), repeats))
+        for threads in (1, workers):
+            # its fastest call, on one core or on all; ours after it, in the same minute
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+            theirs = best_seconds(lambda: reference.encode_batch_fast(texts, add_special_tokens=False), repeats)
+            mine = best_seconds(run_parallel if threads > 1 else lambda: run(ours.another(), data), repeats)
+            rates[f"{threads} thread{'s' if threads > 1 else ''}"] = (mine, theirs)
         for what, (mine, theirs) in rates.items():
             report(f"speed encode {name}, {what}", [] if mine <= theirs else ["slower than tokenizers"],
                    f"ours {size / mine:.1f} MB/s, tokenizers {size / theirs:.1f} MB/s, ratio {theirs / mine:.2f}")
@@ -533,7 +583,7 @@ def main():
         if "files" in arguments.only:
             check_files(library, documents, arguments.vocabularies, work)
         if "speed" in arguments.only:
-            check_speed(library, work, arguments.repeats)
+            check_speed(library, work, arguments.repeats, arguments.megabytes)
     print(f"{len(FAILURES)} failures")
     sys.exit(1 if FAILURES else 0)
 

@@ -446,7 +446,8 @@ qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, q
     if (s.fd >= 0)
         close(s.fd);
     for (int64_t i = 0; s.pieces && i < MOST_PIECES; i++)
-        piece_free(&s.pieces[i]);
+        if (s.pieces[i].text) /* a piece that was used; most never are */
+            piece_free(&s.pieces[i]);
     free(s.pieces);
     free(s.carry);
     return status;

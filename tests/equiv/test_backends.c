@@ -15,11 +15,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s", qd_error_message());
-}
+#include "support/ok.h"
 
 /* Trains 10 steps and hashes losses, norms and weights. */
 static qd_status train(qd_comm *world, void *arg)

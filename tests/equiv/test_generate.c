@@ -19,20 +19,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-static const char *root;
-
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
-}
-
-static int make_root(void **state)
-{
-    int failed = scratch_setup(state);
-    root = *state;
-    return failed;
-}
+#include "support/ok.h"
 
 typedef struct saved {
     char folder[80];
@@ -74,7 +61,7 @@ static void train_and_save(const char *words, int steps)
         ok(qd_team_step(team, &out));
     }
     saved where = {.config = yaml};
-    snprintf(where.folder, sizeof where.folder, "%s/checkpoints", root);
+    snprintf(where.folder, sizeof where.folder, "%s/checkpoints", scratch_folder());
     ok(qd_team_call(team, save, &where));
     qd_team_destroy(team);
     qd_options_destroy(options);
@@ -105,14 +92,14 @@ static void cache_equals_forward(void **state)
         for (int i = 0; i < N; i++)
             text[i] = (i * i + 3 * i) % 53;
         qd_evaluation whole;
-        ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.threads = 1}, &whole));
+        ok(qd_evaluate_tokens(scratch_folder(), text, N, &(qd_evaluate_passes){.threads = 1}, &whole));
         assert_int_equal(whole.tokens, N - 1);
         double tolerance = strstr(models[m], "bf16") ? 2e-2 : 1e-5;
 
         qd_generator *g;
         double sum = 0.0;
         float *last = malloc(53 * sizeof *last);
-        ok(qd_generator_create(root, 0, NULL, 1, &g));
+        ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
         for (int i = 0; i + 1 < N; i++) {
             ok(qd_generator_feed(g, text + i, 1));
             sum += loss_of(qd_generator_logits(g), 53, text[i + 1]);
@@ -122,7 +109,7 @@ static void cache_equals_forward(void **state)
         if (!(fabs(sum / (N - 1) - whole.loss) <= tolerance * whole.loss))
             fail_msg("%s: loss %.9g with a cache, %.9g in one pass", models[m], sum / (N - 1), whole.loss);
 
-        ok(qd_generator_create(root, 0, NULL, 2, &g)); /* 74 = 2 pieces of 32 and 10 single tokens */
+        ok(qd_generator_create(scratch_folder(), 0, NULL, 2, &g)); /* 74 = 2 pieces of 32 and 10 single tokens */
         ok(qd_generator_feed(g, text, N - 1));
         for (int i = 0; i < 53; i++)
             assert_true(fabsf(last[i] - qd_generator_logits(g)[i]) < (tolerance > 1e-3 ? 0.1f : 1e-4f));
@@ -140,7 +127,7 @@ static void continues_what_it_learnt(void **state)
     train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", 150);
     qd_generator *g;
     const int32_t prompt[] = {10, 11, 12, 13, 14};
-    ok(qd_generator_create(root, 0, NULL, 1, &g));
+    ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
     ok(qd_generator_feed(g, prompt, 5));
     for (int32_t i = 0; i < 20; i++) {
         int32_t token = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
@@ -174,9 +161,9 @@ static void passes_are_windows(void **state)
     for (int i = 0; i < N; i++)
         text[i] = (i * i + 3 * i) % 53;
     qd_evaluation one, many;
-    ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = 1, .threads = 1}, &one));
+    ok(qd_evaluate_tokens(scratch_folder(), text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = 1, .threads = 1}, &one));
     for (int per_pass = 2; per_pass <= 20; per_pass += 3) {
-        ok(qd_evaluate_tokens(root, text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = per_pass, .threads = 1}, &many));
+        ok(qd_evaluate_tokens(scratch_folder(), text, N, &(qd_evaluate_passes){.seq = 11, .per_pass = per_pass, .threads = 1}, &many));
         assert_int_equal(many.tokens, one.tokens);
         assert_true(fabs(many.loss - one.loss) < 1e-6);
     }
@@ -234,7 +221,7 @@ static void text_goes_on_beyond_the_context(void **state)
     heard h = {0};
     qd_generate_report report;
     qd_generate_options o = qd_generate_options_default();
-    o.model = root;
+    o.model = scratch_folder();
     o.prompt = "ABCDEFGH";
     o.prompt_length = 8;
     o.tokens = 40; /* to 'p' */
@@ -271,11 +258,11 @@ static void text_goes_on_beyond_the_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(cache_equals_forward, make_root, scratch_teardown),
-        cmocka_unit_test_setup_teardown(continues_what_it_learnt, make_root, scratch_teardown),
-        cmocka_unit_test_setup_teardown(passes_are_windows, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(cache_equals_forward, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(continues_what_it_learnt, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(passes_are_windows, scratch_setup, scratch_teardown),
         cmocka_unit_test(characters_stay_whole),
-        cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,23 +14,10 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "support/ok.h"
+
 #define MODEL                                                                                               \
     "model.layers=2 model.hidden=32 model.heads=4 model.vocab=61 data.seq=12 train.global_batch=8 train.steps=20 run.threads=1 "
-
-static const char *root;
-
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
-}
-
-static int make_root(void **state)
-{
-    int failed = scratch_setup(state);
-    root = *state;
-    return failed;
-}
 
 static qd_team *start(const char *words, qd_random_tokens *random)
 {
@@ -55,7 +42,7 @@ static void run_steps(qd_team *team, int count, double *losses)
 static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)argument;
-    return qd_state_save(trainer, world, root, "train: {steps: 20}\n", 3);
+    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 20}\n", 3);
 }
 
 static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
@@ -63,7 +50,7 @@ static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
     (void)world;
     (void)argument;
     qd_checkpoint *checkpoint;
-    QD_TRY(qd_store_open(root, &checkpoint, NULL));
+    QD_TRY(qd_store_open(scratch_folder(), &checkpoint, NULL));
     qd_status status = qd_state_load(trainer, checkpoint, false);
     qd_checkpoint_close(checkpoint);
     return status;
@@ -125,7 +112,7 @@ static void damage_falls_back(void **state)
         for (int where = 0; where < 12; where++) {
             ok(qd_team_call(team, save, NULL)); /* step 4 anew */
             char path[256];
-            snprintf(path, sizeof path, "%s/step-000000000004/%s", root, files[f]);
+            snprintf(path, sizeof path, "%s/step-000000000004/%s", scratch_folder(), files[f]);
             FILE *file = fopen(path, "r+b");
             assert_non_null(file);
             fseek(file, 0, SEEK_END);
@@ -141,7 +128,7 @@ static void damage_falls_back(void **state)
             fclose(file);
             qd_checkpoint *checkpoint;
             char *why;
-            ok(qd_store_open(root, &checkpoint, &why));
+            ok(qd_store_open(scratch_folder(), &checkpoint, &why));
             assert_int_equal(qd_checkpoint_meta(checkpoint)->step, 2);
             if (!why || !strstr(why, "step-000000000004"))
                 fail_msg("%s, damage %d: said '%s'", files[f], where, why ? why : "");
@@ -164,7 +151,7 @@ static void old_ones_are_pruned(void **state)
     struct stat info;
     for (int step = 1; step <= 5; step++) {
         char path[256];
-        snprintf(path, sizeof path, "%s/step-%012d", root, step);
+        snprintf(path, sizeof path, "%s/step-%012d", scratch_folder(), step);
         assert_int_equal(stat(path, &info) == 0, step > 2);
     }
     qd_team_destroy(team);
@@ -187,10 +174,10 @@ static void another_model_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(resume_is_exact, make_root, scratch_teardown),
-        cmocka_unit_test_setup_teardown(damage_falls_back, make_root, scratch_teardown),
-        cmocka_unit_test_setup_teardown(old_ones_are_pruned, make_root, scratch_teardown),
-        cmocka_unit_test_setup_teardown(another_model_is_refused, make_root, scratch_teardown),
+        cmocka_unit_test_setup_teardown(resume_is_exact, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(damage_falls_back, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(old_ones_are_pruned, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(another_model_is_refused, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,24 +12,19 @@
 #include <unistd.h>
 
 #include "support/golden.h"
-
-static void must(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s", qd_error_message());
-}
+#include "support/ok.h"
 
 static int64_t config_int(const qd_golden *g, const char *path)
 {
     int64_t value = 0;
-    must(qd_golden_config_int(g, path, &value));
+    ok(qd_golden_config_int(g, path, &value));
     return value;
 }
 
 static bool config_bool(const qd_golden *g, const char *path)
 {
     bool value = false;
-    must(qd_golden_config_bool(g, path, &value));
+    ok(qd_golden_config_bool(g, path, &value));
     return value;
 }
 
@@ -38,7 +33,7 @@ static const qd_golden_tensor *expect(const qd_golden *g, const char *name, qd_d
                                       int64_t d2)
 {
     const qd_golden_tensor *t = NULL;
-    must(qd_golden_find(g, name, dtype, &t));
+    ok(qd_golden_find(g, name, dtype, &t));
     const int64_t want[3] = {d0, d1, d2};
     int dims = d1 < 0 ? 1 : d2 < 0 ? 2 : 3;
     if (t->dims != dims || memcmp(t->shape, want, (size_t)dims * sizeof *want) != 0)
@@ -49,7 +44,7 @@ static const qd_golden_tensor *expect(const qd_golden *g, const char *name, qd_d
 static void check_fixture(const char *path)
 {
     qd_golden *g;
-    must(qd_golden_open(path, &g));
+    ok(qd_golden_open(path, &g));
     assert_string_equal(qd_golden_metadata(g, "format"), "quadrille-golden-1");
     int64_t steps = config_int(g, "steps"), batch = config_int(g, "batch"), seq = config_int(g, "seq");
     int64_t hidden = config_int(g, "hidden"), vocab = config_int(g, "vocab"), head_dim = config_int(g, "head_dim");
@@ -71,14 +66,14 @@ static void check_fixture(const char *path)
         char name[128];
         snprintf(name, sizeof name, "grad.%s", t->name + 5);
         const qd_golden_tensor *grad = NULL;
-        must(qd_golden_find(g, name, QD_F32, &grad));
+        ok(qd_golden_find(g, name, QD_F32, &grad));
         assert_int_equal(t->dims, grad->dims);
         assert_memory_equal(t->shape, grad->shape, sizeof t->shape);
         double norm = qd_norm_of(grad->data, grad->count);
         squares += norm * norm;
     }
     const double *norms = expect(g, "grad_norms", QD_F64, steps, -1, -1)->data;
-    must(qd_golden_compare_scalar("norm of the gradients", sqrt(squares), norms[0], 1e-6));
+    ok(qd_golden_compare_scalar("norm of the gradients", sqrt(squares), norms[0], 1e-6));
 
     const int32_t *tokens = expect(g, "tokens", QD_I32, steps, batch, seq)->data;
     const int32_t *targets = expect(g, "targets", QD_I32, steps, batch, seq)->data;
@@ -91,7 +86,7 @@ static void check_fixture(const char *path)
     const double *losses = expect(g, "losses", QD_F64, steps, -1, -1)->data;
     const double *single = expect(g, "losses_f32", QD_F64, steps, -1, -1)->data;
     for (int64_t i = 0; i < steps; i++)
-        must(qd_golden_compare_scalar("float32 loss", single[i], losses[i], 1e-6));
+        ok(qd_golden_compare_scalar("float32 loss", single[i], losses[i], 1e-6));
     assert_true(losses[steps - 1] < losses[0]);
     qd_golden_close(g);
 }
@@ -163,11 +158,11 @@ static void test_damaged_files(void **state)
     }
     qd_golden *g;
     assert_int_equal(qd_golden_open(QD_GOLDEN_DIR "/none.safetensors", &g), QD_CORRUPT);
-    must(open_text("{\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, 0, &g));
+    ok(open_text("{\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, 0, &g));
     const qd_golden_tensor *t;
     assert_int_equal(qd_golden_find(g, "b", QD_F32, &t), QD_USAGE);
     assert_int_equal(qd_golden_find(g, "a", QD_U8, &t), QD_USAGE);
-    must(qd_golden_find(g, "b", QD_U8, &t));
+    ok(qd_golden_find(g, "b", QD_U8, &t));
     int64_t layers;
     assert_int_equal(qd_golden_config_int(g, "layers", &layers), QD_USAGE);
     qd_golden_close(g);
@@ -180,7 +175,7 @@ static void test_comparison(void **state)
     const float noise[3] = {0, 1e-6f, 0};
     qd_golden_tensor t = {.name = "t", .dtype = QD_F32, .dims = 1, .shape = {3}, .count = 3, .data = want};
     assert_true(fabs(qd_norm_of(want, 3) - 5) < 1e-12);
-    must(qd_golden_compare(near, 3, &t, 5, 1e-5)); /* 4e-5 / 5 = 8e-6 */
+    ok(qd_golden_compare(near, 3, &t, 5, 1e-5)); /* 4e-5 / 5 = 8e-6 */
     assert_int_equal(qd_golden_compare(near, 3, &t, 5, 7e-6), QD_DIFFERENT);
     assert_non_null(strstr(qd_error_message(), "element 2"));
     assert_int_equal(qd_golden_compare(bad, 3, &t, 5, 1e9), QD_DIFFERENT);
@@ -188,11 +183,11 @@ static void test_comparison(void **state)
     assert_int_equal(qd_golden_compare(want, 2, &t, 5, 1), QD_DIFFERENT);
     /* A gradient that should be zero is measured by the others: 1e-6 / (1e-3 · 200) = 5e-6. */
     t.data = zero;
-    must(qd_golden_compare(noise, 3, &t, 200, 1e-5));
+    ok(qd_golden_compare(noise, 3, &t, 200, 1e-5));
     assert_int_equal(qd_golden_compare(noise, 3, &t, 50, 1e-5), QD_DIFFERENT);
     assert_int_equal(qd_golden_compare(noise, 3, &t, 0, 1e-5), QD_DIFFERENT);
-    must(qd_golden_compare(zero, 3, &t, 0, 0));
-    must(qd_golden_compare_scalar("x", 1.00009, 1, 1e-4));
+    ok(qd_golden_compare(zero, 3, &t, 0, 0));
+    ok(qd_golden_compare_scalar("x", 1.00009, 1, 1e-4));
     assert_int_equal(qd_golden_compare_scalar("x", 1.0002, 1, 1e-4), QD_DIFFERENT);
     assert_int_equal(qd_golden_compare_scalar("x", NAN, 1, 1e-4), QD_DIFFERENT);
 }

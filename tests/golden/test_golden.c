@@ -10,6 +10,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "support/ok.h"
+
 static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha", "llama-gqa-scaled", "llama-tied",
                                      "llama-packed", "llama-qkv-bias"};
 static const char *const layouts[] = {
@@ -19,12 +21,6 @@ static const char *const layouts[] = {
     "parallel.ranks=2 train.micro_batch=1 parallel.bucket_mb=0.01",
     "parallel.ranks=4 parallel.overlap=false",
 };
-
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
-}
 
 /* Each parameter of the ledger against the fixture's tensor of that prefix. */
 static void compare_gradients(qd_team *team, qd_golden *g)

@@ -17,17 +17,13 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "support/ok.h"
+
 #define FIXTURES QD_TEST_SOURCE_DIR "/tests/golden/huggingface/"
 
 static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "llama-untied-scaled",
                                     "llama-tied-half", "llama-biases",        "llama-attention-bias"};
 enum { NAMES = sizeof names / sizeof *names };
-
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s\n%s", qd_error_message(), qd_error_trace());
-}
 
 static const char *fixture(const char *name)
 {

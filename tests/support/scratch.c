@@ -16,13 +16,20 @@
 enum { MOST_PATHS = 512 };
 static char *paths[MOST_PATHS];
 static int path_count;
+static const char *folder;
 
 int scratch_setup(void **state)
 {
     char name[] = "/tmp/quadrille-test-XXXXXX";
     char *made = mkdtemp(name);
     *state = made ? strdup(made) : NULL;
+    folder = *state;
     return *state ? 0 : -1;
+}
+
+const char *scratch_folder(void)
+{
+    return folder;
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *at)

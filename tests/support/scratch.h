@@ -7,6 +7,8 @@
 /* cmocka setup and teardown; *state is the folder's path. */
 int scratch_setup(void **state);
 int scratch_teardown(void **state);
+/* The same path, for callbacks that do not get the state. */
+const char *scratch_folder(void);
 
 /* "folder/name", kept until the teardown. */
 const char *scratch_path(void **state, const char *name);

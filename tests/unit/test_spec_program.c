@@ -9,13 +9,9 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define SMALL "model.layers=3 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=97 data.seq=16 train.global_batch=8 "
+#include "support/ok.h"
 
-static void ok(qd_status status)
-{
-    if (status != QD_OK)
-        fail_msg("%s", qd_error_message());
-}
+#define SMALL "model.layers=3 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=97 data.seq=16 train.global_batch=8 "
 
 static qd_program *build(const char *words, qd_arena **arena)
 {

@@ -1,0 +1,14 @@
+/* What must work in a test. cmocka.h comes first. */
+#ifndef QD_TESTS_SUPPORT_OK_H
+#define QD_TESTS_SUPPORT_OK_H
+
+#include <quadrille/status.h>
+
+/* Fails the test, with the message and the places it came through, unless the call returns QD_OK. */
+#define ok(call)                                                               \
+    do {                                                                       \
+        if ((call) != QD_OK)                                                   \
+            fail_msg("%s: %s\n%s", #call, qd_error_message(), qd_error_trace()); \
+    } while (0)
+
+#endif
