@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 static const cli_command *const commands[] = {
@@ -124,9 +125,12 @@ static qd_status dispatch(int argc, char *const *argv)
     return run_command(command, argc - 2, argv + 2, argv);
 }
 
-/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at run time. */
+/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at run time; 75 (EX_TEMPFAIL):
+ * it was asked to stop and can be started again. */
 static int exit_status(qd_status status)
 {
+    if (status == QD_STOPPED)
+        return EX_TEMPFAIL;
     return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT ? 2 : 1;
 }
 

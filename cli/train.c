@@ -205,7 +205,8 @@ const cli_command cli_train = {
     .details = "  quadrille train run.yaml --ranks 4 train.lr=1e-3\n"
                "  mpirun -n 4 quadrille train run.yaml\n\n"
                "CONFIG is a YAML file with the keys below; what is given on the command line wins. Ctrl-C ends the run after\n"
-               "the step that runs, a second one at once.",
+               "the step that runs, a second one at once. SIGTERM and SIGUSR1, to this process or any rank, write a checkpoint into\n"
+               "run.dir after the step that runs and end with exit status 75: start again with --resume.",
     .configuration = true,
     .run = run,
 };

@@ -25,6 +25,7 @@ extern "C" {
     X(NOT_FINITE, "not a finite number")                                                                    \
     X(DIFFERENT, "results differ")      /* verify: two layouts disagree */                                  \
     X(INTERRUPTED, "interrupted")                                                                           \
+    X(STOPPED, "stopped with a checkpoint to go on from") /* a scheduler asked for it: exit status 75 */    \
     X(SYSTEM, "a library or system call failed")
 
 typedef enum qd_status {

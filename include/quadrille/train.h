@@ -37,7 +37,7 @@ typedef struct qd_train_end {
     double tokens, seconds;
     int64_t allocated_bytes; /* largest of the ranks */
     int64_t resident_bytes;  /* resident peak of the largest process, from its start */
-    bool interrupted;
+    bool interrupted; /* by a signal */
 } qd_train_end;
 
 /* Each may be NULL. Called from one thread at a time. */
@@ -52,9 +52,10 @@ typedef struct qd_train_observer {
     void (*on_note)(void *context, const char *text);
 } qd_train_observer;
 
-/* argv: of this process, ended by NULL; the ranks get the same. SIGINT and SIGTERM end the run after the step that
- * runs: QD_INTERRUPTED. A second one ends it at once. Returns when no rank is left; the failure is that of the rank
- * that failed first. */
+/* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step that runs:
+ * QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a checkpoint in run.dir: QD_STOPPED, or
+ * QD_INTERRUPTED where none could be written. A second SIGINT or SIGTERM ends it at once. Returns when no rank is left; the
+ * failure is that of the rank that failed first. */
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the

@@ -54,6 +54,7 @@ static const qd_option options_table[] = {
     {"train.momentum", QD_OPTION_FLOAT, "0", 0, 0.999999, NULL, "SGD: momentum", NULL},
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
+    {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip", "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)", NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
@@ -79,7 +80,7 @@ static const qd_option options_table[] = {
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
-    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none", "save-every"},
+    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
@@ -255,6 +256,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->save_every = qd_options_int(o, "run.save_every");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
+    c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
     c->gpu = (int)qd_options_int(o, "run.gpu");

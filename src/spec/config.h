@@ -30,6 +30,7 @@ typedef struct qd_config {
     int64_t save_every;  /* 0: no checkpoints */
     int keep;
     bool resume;
+    bool skip_nonfinite; /* steps with numbers that are not finite are left out; else the run stops */
     bool ranks_as_threads, trace;
     int threads; /* compute threads per rank; 0: share out the cores */
     int64_t log_every;

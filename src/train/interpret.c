@@ -1,6 +1,7 @@
 #include "train/interpret.h"
 
 #include "base/clock.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ struct qd_interpreter {
     const qd_step_input *in;
     double loss[2]; /* sum, tokens */
     double norm, grad_scale;
+    char not_finite[160]; /* "": nothing yet */
 };
 
 static int64_t micro_rows(const qd_program *p)
@@ -243,6 +245,36 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
+/* Looks at what this rank is about to add to a sum over ranks, element by element in pieces. */
+static qd_status look_at(qd_interpreter *it, const qd_action *a, const void *data)
+{
+    enum { PIECE = 512 };
+    const qd_program *p = it->program;
+    int64_t size = (int64_t)qd_dtype_size(a->dtype);
+    bool loss = a->buffer == p->persistent[QD_BUFFER_LOSS];
+    union {
+        double f64[PIECE];
+        float f32[PIECE];
+        uint16_t bf16[PIECE];
+    } piece;
+    for (int64_t done = 0; done < a->count; done += PIECE) {
+        int64_t count = a->count - done < PIECE ? a->count - done : PIECE;
+        QD_TRY(qd_copy(it->stream, &piece, (const char *)data + done * size, count * size));
+        QD_TRY(qd_stream_wait(it->stream));
+        for (int64_t i = 0; i < count; i++) {
+            double value = a->dtype == QD_F64 ? piece.f64[i] : a->dtype == QD_F32 ? piece.f32[i] : qd_bf16_to_f32(piece.bf16[i]);
+            int64_t at = a->first + done + i;
+            if (isfinite(value))
+                continue;
+            it->in->look->loss = it->in->look->loss || loss;
+            for (int k = 0; !loss && it->in->look->gradient < 0 && k < p->ledger->param_count; k++)
+                if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.count[k])
+                    it->in->look->gradient = k;
+        }
+    }
+    return QD_OK;
+}
+
 static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
 {
     qd_comm *group = it->bound->groups[a->axes];
@@ -251,6 +283,8 @@ static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
     data = (char *)data + a->first * (int64_t)qd_dtype_size(a->dtype);
     if (!group)
         return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
+    if (it->in->look)
+        QD_TRY(look_at(it, a, data));
     return qd_comm_all_reduce(group, data, data, a->count, a->dtype, QD_SUM,
                               a->stream == QD_STREAM_COMM ? &it->work[index] : NULL);
 }
@@ -289,8 +323,7 @@ static qd_status read_loss(qd_interpreter *it)
     QD_TRY(qd_copy(it->stream, it->loss, qd_bound_kind(it->bound, QD_BUFFER_LOSS), sizeof it->loss));
     QD_TRY(qd_stream_wait(it->stream));
     if (!isfinite(it->loss[0]))
-        return QD_FAIL(QD_NOT_FINITE, "step %lld: the loss is not a finite number; the weights are those of step %lld",
-                       (long long)it->in->step, (long long)(it->in->step - 1));
+        snprintf(it->not_finite, sizeof it->not_finite, "the loss is not a finite number");
     return QD_OK;
 }
 
@@ -310,9 +343,8 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
         int64_t rows = qd_ledger_atom(p->ledger, i, p->rank).length[0];
         for (int64_t r = 0; r < rows; r++)
             sum += it->squares[p->square_row[i] + r];
-        if (!isfinite(sum))
-            return QD_FAIL(QD_NOT_FINITE, "step %lld: the gradient of %s is not finite; the weights are those of step %lld",
-                           (long long)it->in->step, p->ledger->params[i].name, (long long)(it->in->step - 1));
+        if (!isfinite(sum) && it->not_finite[0] == '\0')
+            snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[i].name);
         total += sum;
     }
     double correction = token_correction(it);
@@ -324,6 +356,8 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
+    if (it->not_finite[0] != '\0' || it->in->look)
+        return QD_OK;
     const qd_bound *b = it->bound;
     const qd_strategy *s = &it->program->strategy;
     void *param = qd_bound_kind(b, QD_BUFFER_PARAM);
@@ -442,6 +476,7 @@ static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
 qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_output *output)
 {
     it->in = input;
+    it->not_finite[0] = '\0';
     qd_status status = QD_OK;
     int index = 0;
     if ((input->trace || input->profile) && !it->timeline)
@@ -458,8 +493,11 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         if (status != QD_OK)
             return fail_step(it, i, status);
     }
-    if (!it->program->strategy.training)
+    if (!it->program->strategy.training) {
         QD_TRY(read_loss(it));
+        if (it->not_finite[0] != '\0')
+            return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
+    }
     if (input->trace || input->profile)
         QD_TRY(qd_timeline_collect(it->timeline, take_piece, it));
     *output = (qd_step_output){
@@ -467,6 +505,8 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         .tokens = it->loss[1],
         .grad_norm = it->norm,
         .lr = qd_optim_lr(input->optim, input->step),
+        .skipped = it->not_finite[0] != '\0',
     };
+    snprintf(output->not_finite, sizeof output->not_finite, "%s", it->not_finite);
     return QD_OK;
 }

@@ -17,6 +17,12 @@ typedef struct qd_step_profile {
     int64_t action_calls[QD_ACTION_KIND_COUNT];
 } qd_step_profile;
 
+/* What a rank finds when a step is gone through again to see where numbers stop being finite. */
+typedef struct qd_nonfinite_finding {
+    bool loss;    /* this rank's own, before the sum over ranks */
+    int gradient; /* -1, or the first parameter whose gradient is not finite on this rank, before the sum over ranks */
+} qd_nonfinite_finding;
+
 typedef struct qd_step_input {
     int64_t step;         /* from 1 */
     int64_t first_sample; /* index in the run of the global batch's first sequence */
@@ -27,6 +33,7 @@ typedef struct qd_step_input {
     const qd_optim *optim;
     qd_trace *trace;          /* NULL: none */
     qd_step_profile *profile; /* NULL: none */
+    qd_nonfinite_finding *look; /* NULL, or filled in; nothing is updated then */
 } qd_step_input;
 
 typedef struct qd_step_output {
@@ -34,11 +41,14 @@ typedef struct qd_step_output {
     double tokens;    /* counted */
     double grad_norm; /* before clipping */
     double lr;
+    bool skipped;          /* the loss or a gradient was not finite: weights and optimizer state are untouched */
+    char not_finite[160];  /* what it was */
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
 void qd_interpreter_destroy(qd_interpreter *interpreter); /* NULL is legal */
 
-/* Collective over the bound world. When it fails, this rank's communicators are aborted and no work is left pending. */
+/* Collective over the bound world. Numbers that are not finite are no failure in training: all ranks see them and leave out the
+ * update. When it fails, this rank's communicators are aborted and no work is left pending. */
 qd_status qd_interpret(qd_interpreter *interpreter, const qd_step_input *input, qd_step_output *output);
 #endif

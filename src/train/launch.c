@@ -87,7 +87,7 @@ static place find_place(void)
     return p;
 }
 
-/* ---- SIGINT and SIGTERM ---- */
+/* ---- signals that ask a run to end ---- */
 
 static atomic_int stop_asked;
 /* From here on a failing MPI rank speaks for itself: before, all ranks see the same bad configuration. */
@@ -95,22 +95,37 @@ static atomic_int world_joined;
 
 static void on_stop_signal(int number)
 {
-    atomic_store(&stop_asked, number);
+    int asked = number == QD_SIGNAL_INTERRUPT ? SIGINT : number;
+    /* SIGTERM after SIGUSR1 changes nothing but the name; SIGINT after either would lose the checkpoint. */
+    if (atomic_load(&stop_asked) < asked)
+        atomic_store(&stop_asked, asked);
 }
 
-static const int stop_signals[] = {SIGINT, SIGTERM};
-enum { STOP_SIGNALS = 2 };
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, QD_SIGNAL_INTERRUPT};
+enum { STOP_SIGNALS = 4 };
 
-/* The second signal finds the default action and ends the process. What was ignored stays ignored. */
-static void catch_stop(struct sigaction before[STOP_SIGNALS])
+/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and ends it. Local ranks may get
+ * one from the launcher and one from whoever signals all processes of a job; the launcher ends them by other means. What was
+ * ignored stays ignored. */
+static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
 {
+    sigset_t own;
+    sigemptyset(&own);
     for (int i = 0; i < STOP_SIGNALS; i++) {
-        struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART | SA_RESETHAND};
+        int number = stop_signals[i];
+        bool once = !local_rank && number != SIGUSR1;
+        struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART | (once ? SA_RESETHAND : 0)};
         sigemptyset(&action.sa_mask);
-        sigaction(stop_signals[i], NULL, &before[i]);
+        sigaction(number, NULL, &before[i]);
+        if (number == QD_SIGNAL_INTERRUPT && !local_rank)
+            continue;
         if (before[i].sa_handler != SIG_IGN)
-            sigaction(stop_signals[i], &action, NULL);
+            sigaction(number, &action, NULL);
+        if (number != SIGINT)
+            sigaddset(&own, number);
     }
+    if (local_rank) /* the launcher blocked them until now, so that none came too early */
+        sigprocmask(SIG_UNBLOCK, &own, NULL);
 }
 
 static void restore_stop(const struct sigaction before[STOP_SIGNALS])
@@ -225,7 +240,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     }
     status = qd_run_rank(run, world);
 done:
-    if (status != QD_OK && status != QD_REMOTE && qd_error_message()[0] != '\0' && !agreed)
+    if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
     qd_comm_destroy(world);
     return status;
@@ -260,7 +275,7 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     bool mpi = p.role != ROLE_LOCAL_RANK &&
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "auto") == 0));
     atomic_store(&stop_asked, 0);
-    catch_stop(before);
+    catch_stop(p.role == ROLE_LOCAL_RANK, before);
     if (p.role == ROLE_LOCAL_RANK)
         status = run_local_rank(&p, &run);
     else if (mpi)

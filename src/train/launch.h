@@ -4,6 +4,7 @@
 
 #include "train/run.h"
 
+#include <signal.h>
 #include <sys/types.h>
 
 /* What a local rank hears from its launcher through the environment. */
@@ -12,6 +13,9 @@
 #define QD_ENV_REPORT_FD "QUADRILLE_REPORT_FD"
 #define QD_ENV_LAUNCHER "QUADRILLE_LAUNCHER"
 #define QD_ENV_CONFIG_FD "QUADRILLE_CONFIG_FD" /* the configuration as the launcher understood it */
+
+/* What the launcher sends a local rank instead of SIGINT, which a terminal sends to all processes of a job. */
+#define QD_SIGNAL_INTERRUPT SIGUSR2
 
 /* ---- reports of a local rank to its launcher: one packet each ---- */
 
@@ -47,6 +51,9 @@ typedef struct qd_failure {
 void qd_failure_add(qd_failure *failure, qd_status status, const char *message);
 /* Records it as this thread's failure and returns its status. */
 qd_status qd_failure_raise(const qd_failure *failure);
+
+/* A signal ended the run on all ranks after the same step: nobody has to be told. */
+bool qd_ended_in_order(qd_status status);
 
 /* ---- the configuration, from the launcher to its ranks ---- */
 

@@ -71,16 +71,19 @@ static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_B
     return QD_OK;
 }
 
-/* Two descriptors go down; SIGINT stays blocked in the ranks, because a terminal sends it to all processes of the job
- * and the launcher passes it on. */
+/* Three descriptors go down. SIGINT stays blocked in the ranks, because a terminal sends it to all processes of the job and the
+ * launcher passes it on; the other signals until the rank can take them. */
 static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
 {
     sigset_t mask = c->mask_before, defaults;
     int world = qd_local_world_fd(c->world), error;
-    sigaddset(&mask, SIGINT);
+    static const int late[] = {SIGINT, SIGTERM, SIGUSR1, QD_SIGNAL_INTERRUPT};
     sigemptyset(&defaults);
-    sigaddset(&defaults, SIGTERM);
     sigaddset(&defaults, SIGCHLD);
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+        sigaddset(&mask, late[i]);
+        sigaddset(&defaults, late[i]);
+    }
     if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->report[1], c->report[1])) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->config, c->config)) != 0 ||
@@ -125,8 +128,8 @@ static qd_status watch_signals(crew *c)
     sigemptyset(&c->watched);
     sigaddset(&c->watched, SIGCHLD);
     /* What the user's shell made ignored (a job in the background) stays ignored. */
-    for (int i = 0; i < 2; i++) {
-        int number = (int[]){SIGINT, SIGTERM}[i];
+    for (int i = 0; i < 3; i++) {
+        int number = (int[]){SIGINT, SIGTERM, SIGUSR1}[i];
         sigaction(number, NULL, &present);
         if (present.sa_handler != SIG_IGN)
             sigaddset(&c->watched, number);
@@ -173,7 +176,7 @@ static void take_reports(crew *c)
             if (report.rank >= 0 && report.rank < c->size)
                 c->children[report.rank].told = report.failure.status;
             /* An interrupted run ends in order and may still have files to write. */
-            if (report.failure.status != QD_INTERRUPTED)
+            if (!qd_ended_in_order(report.failure.status))
                 enter(c, PHASE_RETURNING);
         }
     }
@@ -183,7 +186,7 @@ static void take_reports(crew *c)
 static void note_death(crew *c, int rank, int wait_status)
 {
     char how[160], message[256];
-    if (c->children[rank].told == QD_INTERRUPTED)
+    if (qd_ended_in_order(c->children[rank].told))
         return;
     int number = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
     if (number != 0)
@@ -215,14 +218,17 @@ static void reap(crew *c)
     }
 }
 
-/* The first SIGINT or SIGTERM asks the ranks to stop after their step, the second ends them. */
+/* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does a second SIGTERM; schedulers
+ * send SIGTERM after SIGUSR1 while the checkpoint is being written. */
 static void take_stop(crew *c, int number)
 {
-    if (c->stop_signal != 0) {
-        enter(c, PHASE_KILLING);
-    } else {
+    if (c->stop_signal == 0) {
         c->stop_signal = number;
-        send_all(c, SIGTERM);
+        send_all(c, number == SIGINT ? QD_SIGNAL_INTERRUPT : number);
+    } else if (number == SIGINT || (number == SIGTERM && c->stop_signal == SIGTERM)) {
+        enter(c, PHASE_KILLING);
+    } else if (number == SIGTERM) {
+        c->stop_signal = SIGTERM;
     }
 }
 

@@ -46,3 +46,8 @@ qd_status qd_failure_raise(const qd_failure *failure)
 {
     return failure->status == QD_OK ? QD_OK : QD_FAIL(failure->status, "%s", failure->message);
 }
+
+bool qd_ended_in_order(qd_status status)
+{
+    return status == QD_INTERRUPTED || status == QD_STOPPED;
+}

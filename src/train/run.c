@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <quadrille/machine.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,9 @@ typedef struct rank_state {
     int64_t traced; /* steps */
     qd_train_end end;
     double peak_flops; /* rank 0: of all machines of the run, measured */
+    int stop;      /* the signal that ends the run, on all ranks; 0: none */
+    int64_t saved; /* step of the last checkpoint that was written; -1: none */
+    int skipped;   /* steps in a row that were left out */
     bool agreed; /* all ranks know of the failure and return: no alarm is needed */
 } rank_state;
 
@@ -170,13 +174,20 @@ static qd_status agree(rank_state *s, qd_status mine)
     return (qd_status)(worst & 0xff);
 }
 
-/* Collective: true on all ranks when one has been asked to stop. */
-static qd_status asked_to_stop(rank_state *s, bool *stop)
+/* Collective: all ranks learn of a signal that has reached any of them, so that they stop after the same step. Where there are
+ * several, the highest number counts: SIGINT, SIGUSR1, SIGTERM. */
+static qd_status ask_to_stop(rank_state *s)
 {
-    int32_t asked = atomic_load(s->run->stop) != 0;
+    int32_t asked = atomic_load(s->run->stop);
     QD_TRY(qd_comm_all_reduce(s->control, &asked, &asked, 1, QD_I32, QD_MAX, NULL));
-    *stop = asked != 0;
+    s->stop = asked;
     return QD_OK;
+}
+
+/* SIGTERM and SIGUSR1 come from schedulers: the run is to go on later. */
+static bool wants_checkpoint(const rank_state *s)
+{
+    return s->stop != 0 && s->stop != SIGINT && s->run->config.run_dir[0] != '\0';
 }
 
 /* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. */
@@ -304,11 +315,13 @@ static qd_status save(rank_state *s)
     qd_status status = qd_state_save(s->trainer, s->control, root, s->config_text, c->keep);
     if (status == QD_REMOTE || status == QD_TIMEOUT || status == QD_MISMATCH)
         return status;
-    if (status != QD_OK) {
-        snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)qd_trainer_position(s->trainer).step,
-                 qd_error_message());
-        note(s, text);
+    if (status == QD_OK) {
+        s->saved = qd_trainer_position(s->trainer).step;
+        return QD_OK;
     }
+    snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)qd_trainer_position(s->trainer).step,
+             qd_error_message());
+    note(s, text);
     return QD_OK;
 }
 
@@ -352,12 +365,28 @@ static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *
     return QD_OK;
 }
 
+/* A step that was left out is told; a run that leaves out all of them makes no progress. */
+static qd_status note_skipped(rank_state *s, int64_t step, const qd_step_output *output)
+{
+    enum { MOST = 20 };
+    char text[256];
+    s->skipped = output->skipped ? s->skipped + 1 : 0;
+    if (!output->skipped)
+        return QD_OK;
+    snprintf(text, sizeof text, "step %lld was left out: %s", (long long)step, output->not_finite);
+    note(s, text);
+    if (s->skipped < MOST)
+        return QD_OK;
+    return QD_FAIL(QD_NOT_FINITE, "%d steps in a row were left out, the last, %lld, because of %s; the weights are those of step %lld", MOST,
+                   (long long)step, output->not_finite, (long long)(step - MOST));
+}
+
 static qd_status run_steps(rank_state *s)
 {
     const qd_run *run = s->run;
     double begin = qd_clock_now();
     int64_t every = run->config.save_every;
-    for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && !s->end.interrupted; step++) {
+    for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && s->stop == 0; step++) {
         qd_step_output output;
         double from = qd_clock_now();
         if (s->trace && s->traced++ == run->config.trace_steps)
@@ -368,13 +397,35 @@ static qd_status run_steps(rank_state *s)
         s->end.steps = step;
         s->end.loss = output.loss;
         s->end.tokens += output.tokens;
-        QD_TRY(asked_to_stop(s, &s->end.interrupted));
-        if (every > 0 && (step % every == 0 || step == run->config.steps || s->end.interrupted))
+        QD_TRY(note_skipped(s, step, &output));
+        QD_TRY(ask_to_stop(s));
+        bool due = every > 0 && (step % every == 0 || step == run->config.steps || s->stop != 0);
+        if (due || wants_checkpoint(s))
             QD_TRY(save(s));
     }
     s->end.seconds = qd_clock_now() - begin;
-    s->end.interrupted = s->end.interrupted && s->end.steps < run->config.steps;
+    s->end.interrupted = s->stop != 0 && s->end.steps < run->config.steps;
     return QD_OK;
+}
+
+/* How an interrupted run ends: rank 0 says it, the others return the same status. */
+static qd_status tell_end(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    bool resumable = s->stop != SIGINT && s->saved == s->end.steps;
+    qd_status status = resumable ? QD_STOPPED : QD_INTERRUPTED;
+    s->agreed = true;
+    if (qd_comm_rank(s->world) != 0) {
+        qd_error_clear();
+        return status;
+    }
+    if (resumable)
+        return QD_FAIL(status, "%s: stopped after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
+                       s->stop == SIGUSR1 ? "SIGUSR1" : "SIGTERM", (long long)s->end.steps, (long long)c->steps, c->run_dir);
+    return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
+                   s->stop == SIGINT           ? ""
+                   : c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
+                                              : " without a checkpoint");
 }
 
 static qd_status finish(rank_state *s)
@@ -393,20 +444,12 @@ static qd_status finish(rank_state *s)
     }
     if (qd_comm_rank(s->world) == 0 && run->observer && run->observer->on_end)
         run->observer->on_end(run->observer->context, &s->end);
-    if (s->end.interrupted) {
-        s->agreed = true;
-        if (qd_comm_rank(s->world) == 0)
-            return QD_FAIL(QD_INTERRUPTED, "interrupted after step %lld of %lld", (long long)s->end.steps,
-                           (long long)run->config.steps);
-        qd_error_clear();
-        return QD_INTERRUPTED;
-    }
-    return QD_OK;
+    return s->end.interrupted ? tell_end(s) : QD_OK;
 }
 
 qd_status qd_run_rank(const qd_run *run, qd_comm *world)
 {
-    rank_state s = {.run = run, .world = world};
+    rank_state s = {.run = run, .world = world, .saved = -1};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
     QD_TRY_DONE(start(&s));

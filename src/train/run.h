@@ -13,7 +13,7 @@ typedef struct qd_run {
     qd_config config;
     int local_ranks; /* ranks that share this machine's cores */
     const qd_train_observer *observer; /* of rank 0: on_step and on_end */
-    const atomic_int *stop;            /* not 0: end after this step */
+    const atomic_int *stop;            /* 0, or the signal that asks to end after this step */
 } qd_run;
 
 /* What can be wrong with a run before it starts: configuration, layout, run folder. Needs no ranks and writes nothing.

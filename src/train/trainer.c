@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "spec/fit.h"
+#include "train/nonfinite.h"
 #include "train/tuning.h"
 
 #include <stdlib.h>
@@ -190,6 +191,11 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
         .profile = t->profile,
     };
     QD_TRY(qd_interpret(t->interpreter, &input, output));
+    if (output->skipped)
+        QD_TRY(qd_nonfinite_explain(t, t->interpreter, t->world, &input, output));
+    if (output->skipped && !t->config.skip_nonfinite)
+        return QD_FAIL(QD_NOT_FINITE, "step %lld: %s; the weights are those of step %lld", (long long)input.step, output->not_finite,
+                       (long long)(input.step - 1));
     t->position.step++;
     t->position.next_sample += t->config.global_batch;
     return QD_OK;

@@ -158,9 +158,9 @@ class Outputs(program.ProgramTest):
                             break
                     run.send_signal(number)
                     _, errors = run.communicate(timeout=60)
-                self.assertEqual(run.returncode, 1, errors)
-                self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 1000000\n$")
-                self.assertEqual(len(self.metrics(folder)), int(errors.split()[4]))
+                self.assertEqual(run.returncode, 1 if number == signal.SIGINT else 75, errors)
+                self.assertRegex(errors, r"^quadrille: (interrupted|SIGTERM: stopped) after step \d+ of 1000000( with a checkpoint: .*)?\n$")
+                self.assertEqual(len(self.metrics(folder)), int(errors.split("after step ")[1].split()[0]))
                 with open(self.path(f"{folder}/trace.json"), encoding="utf-8") as file:
                     json.load(file)
                 self.assertEqual(program.processes(self.folder), [])

@@ -1,0 +1,127 @@
+"""SIGTERM and SIGUSR1: a checkpoint within one step, exit status 75, and the run goes on with the same bits.
+ctest: timeout 240
+ctest: processors 2
+"""
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+RANKS = 3
+STOPPED = 75
+# Steps of some tens of milliseconds: a signal falls into one of them, not between two.
+SLOW = ["model.layers=3", "model.hidden=64", "data.seq=96", "train.global_batch=6", "train.steps=12", "train.lr=1e-3"]
+
+
+class Signals(program.ProgramTest):
+    def start(self, *more, launcher=(), after=3):
+        """A run that has done `after` steps, and the processes of its ranks."""
+        run = subprocess.Popen([*launcher, program.PROGRAM, *self.small(*SLOW, *more)], cwd=self.folder, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.addCleanup(self.end, run)
+        for line in run.stdout:
+            if line.startswith(f"step {after:2d}/"):
+                break
+        ranks = {program.rank_of(pid): pid for pid in program.processes(self.folder)}
+        return run, ranks
+
+    def end(self, run):
+        if run.poll() is None:
+            run.kill()
+        run.communicate()
+
+    def finish(self, run):
+        output, errors = run.communicate(timeout=60)
+        return output, errors
+
+    def saved(self, folder):
+        return sorted(int(name[5:]) for name in os.listdir(self.path(f"{folder}/checkpoints")))
+
+    def test_every_target_and_resume(self):
+        self.ok(self.run_program(*self.small(*SLOW, f"parallel.ranks={RANKS}", "--dir", "whole")))
+        whole = self.numbers("whole")
+        cases = [(signal.SIGTERM, "launcher"), (signal.SIGUSR1, "launcher"), (signal.SIGTERM, 2), (signal.SIGUSR1, 1),
+                 (signal.SIGTERM, "all"), (signal.SIGUSR1, "all")]
+        for i, (number, target) in enumerate(cases):
+            with self.subTest(signal=number.name, target=target):
+                folder = f"run{i}"
+                run, ranks = self.start(f"parallel.ranks={RANKS}", "--dir", folder)
+                if target == "launcher":
+                    run.send_signal(number)
+                elif target == "all":
+                    os.killpg(run.pid, number)
+                else:
+                    os.kill(ranks[target], number)
+                _, errors = self.finish(run)
+                self.assertEqual(run.returncode, STOPPED, errors)
+                self.assertRegex(errors, rf"^quadrille: {number.name}: stopped after step \d+ of 12 with a checkpoint: .*--resume\n$")
+                last = len(self.metrics(folder))
+                # The step that ran, and what had ended before its line was read here.
+                self.assertLessEqual(last, 3 + 3)
+                self.assertEqual(self.saved(folder), [last])
+                if i % 3 == 0:
+                    self.ok(self.run_program("train", "--dir", folder, "--resume"))
+                    self.assertEqual(self.numbers(folder), whole)
+
+    def test_threads_and_one_rank(self):
+        for more in (["parallel.ranks=2", "--ranks-as", "threads"], ["parallel.ranks=1"]):
+            run, _ = self.start(*more, "--dir", "run", "--overwrite")
+            run.send_signal(signal.SIGUSR1)
+            _, errors = self.finish(run)
+            self.assertEqual(run.returncode, STOPPED, errors)
+            self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+
+    def test_signals_follow_each_other(self):
+        """Schedulers send SIGUSR1 as a warning and SIGTERM after it."""
+        run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", "run")
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+            run.send_signal(number)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, STOPPED, errors)
+        self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+
+    def test_without_a_checkpoint(self):
+        run, _ = self.start(f"parallel.ranks={RANKS}")
+        run.send_signal(signal.SIGTERM)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 1, errors)
+        self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 12 without a checkpoint: there is no run.dir\n$")
+        run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", "run")
+        self.write("run/checkpoints", "a file where the folder should be")
+        run.send_signal(signal.SIGTERM)
+        output, errors = self.finish(run)
+        self.assertEqual(run.returncode, 1, errors)
+        self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 12 without a checkpoint\n$")
+        self.assertIn("no checkpoint after step", output)
+
+    def test_interrupt_is_no_request_to_go_on(self):
+        run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", "run")
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 1)
+        self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 12\n$")
+        self.assertFalse(os.path.exists(self.path("run/checkpoints")))
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_mpi(self):
+        run, _ = self.start("--dir", "run", "train.steps=99", launcher=[program.MPIRUN, "--oversubscribe", "-n", "2"])
+        ranks = [pid for pid in program.processes(self.folder) if pid != run.pid and b"mpirun" not in command(pid)]
+        self.assertEqual(len(ranks), 2)
+        os.kill(ranks[1], signal.SIGUSR1)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, STOPPED, errors)
+        self.assertIn("quadrille: SIGUSR1: stopped after step", errors)
+        self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+
+
+def command(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    unittest.main()
