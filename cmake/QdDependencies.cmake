@@ -7,6 +7,16 @@ pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+if(QD_STATIC_DEPS)
+  foreach(pair "YAML;yaml" "JANSSON;jansson" "XXHASH;xxhash" "PCRE2;pcre2-8")
+    list(GET pair 0 module)
+    list(GET pair 1 library)
+    find_library(QD_STATIC_${module} lib${library}.a HINTS ${${module}_LIBDIR} REQUIRED)
+    set_target_properties(PkgConfig::${module} PROPERTIES INTERFACE_LINK_LIBRARIES ${QD_STATIC_${module}})
+  endforeach()
+  # Programs look for what has no .a file beside themselves, and for CUDA where it usually is.
+  set(CMAKE_BUILD_RPATH "$ORIGIN/../lib;$ORIGIN/../../lib;/usr/local/cuda/lib64")
+endif()
 set(QD_BASE_LIBRARIES PkgConfig::YAML PkgConfig::JANSSON PkgConfig::XXHASH Threads::Threads m)
 
 set(QD_MPI_FOUND OFF)
@@ -21,6 +31,10 @@ endif()
 
 if(QD_TESTS)
   pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+  if(QD_STATIC_DEPS)
+    get_target_property(library PkgConfig::CMOCKA INTERFACE_LINK_LIBRARIES)
+    file(COPY ${library} DESTINATION ${PROJECT_BINARY_DIR}/lib FOLLOW_SYMLINK_CHAIN)
+  endif()
 endif()
 
 # CUDA: the compiler, cuBLASLt and cuDNN together, or none of it. NCCL comes on top.

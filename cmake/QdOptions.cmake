@@ -7,6 +7,7 @@ set_property(CACHE QD_CUDA PROPERTY STRINGS auto on off)
 set(QD_SANITIZE none CACHE STRING "none, address (with undefined), thread, or fuzz (address and coverage, clang only)")
 set_property(CACHE QD_SANITIZE PROPERTY STRINGS none address thread fuzz)
 option(QD_TESTS "build the tests" ON)
+option(QD_STATIC_DEPS "link libraries from their .a files, so that the programs run on machines without them" OFF)
 option(QD_WERROR "treat warnings as errors" OFF)
 
 foreach(pair "QD_MPI;auto|on|off" "QD_CUDA;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")

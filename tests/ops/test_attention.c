@@ -58,11 +58,10 @@ static int list(const attention_case *c, ops_tensor *t, bool backward)
     t[DQ] = (ops_tensor){"dq", gradient, c->dtype, l.rows, l.q_stride, 0, 0, 0, 0, false, 0, floor};
     t[DK] = (ops_tensor){"dk", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, floor};
     t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
-    t[DELTA] = (ops_tensor){"delta", gradient, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0.1};
-    if (c->dtype == QD_BF16) { /* the kernel reads o as it was rounded */
-        t[DELTA].tol = 1e-2;
+    ops_role scratch = backward ? OPS_SCRATCH : OPS_ABSENT;
+    t[DELTA] = (ops_tensor){"delta", scratch, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0};
+    if (c->dtype == QD_BF16) /* the kernel reads o as it was rounded */
         t[DQ].tol = t[DK].tol = 1e-2;
-    }
     if (c->spread > 1) /* scores of some hundred, of which fp32 keeps 1e-5 */
         t[O].tol = t[DQ].tol = t[DK].tol = t[DV].tol = 3e-5;
     return COUNT;
@@ -267,8 +266,19 @@ static const attention_case cases[] = {
     {1, 130, 2, 2, 64, QD_BF16, false, true, 0},
     {1, 101, 4, 2, 22, QD_BF16, true, false, 0},
 };
-/* dq does not fit the workspace: bf16 in two passes. Without numerical gradients, which would take too long. */
-static const attention_case long_cases[] = {{1, 420, 20, 1, 64, QD_BF16, true, false, 0}};
+/* Without numerical gradients, which would take too long. */
+static const attention_case long_cases[] = {
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0}, /* dq does not fit the CPU's workspace: two passes */
+    /* shapes of models, as the accelerator's kernels cut them */
+    {2, 192, 4, 4, 64, QD_BF16, false, true, 0},
+    {2, 256, 4, 2, 128, QD_BF16, false, true, 0},
+    {1, 200, 4, 2, 128, QD_BF16, true, true, 0},
+    {2, 150, 2, 1, 96, QD_BF16, true, false, 0},
+    {1, 129, 3, 1, 96, QD_BF16, false, false, 0},
+    {1, 77, 2, 2, 40, QD_BF16, true, true, 0},
+    {1, 65, 2, 2, 160, QD_BF16, true, true, 0},
+    {2, 130, 4, 2, 128, QD_F32, true, true, 0},
+};
 static const attention_case speed_cases[] = {
     {4, 1024, 12, 12, 64, QD_F32, false, true, 0},
     {4, 1024, 12, 12, 64, QD_BF16, false, true, 0},
@@ -308,6 +318,9 @@ static const ops_op ops[] = {
      .derive = derive_documents, .reference = reference_forward, .run = run_forward, .flops = flops_forward},
     {BACKWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases,
      .speed_count = COUNT_OF(speed_cases), .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {.kernel = "attention_forward", .cases = long_cases, .case_count = COUNT_OF(long_cases), .case_size = sizeof *cases,
+     .describe = describe, .tensors = tensors_forward, .derive = derive_documents, .reference = reference_forward,
+     .run = run_forward},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
 };
 

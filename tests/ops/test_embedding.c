@@ -180,6 +180,38 @@ static void out_of_range(void **state)
         assert_true(table[i] == 0);
 }
 
+/* A GPU finds out later, and says so when the host waits; nothing is written out of bounds. */
+static void out_of_range_on_gpu(void **state)
+{
+    (void)state;
+    qd_device *device = ops_cuda();
+    if (!device)
+        skip();
+    enum { ROWS = 3, COLS = 8, VOCAB = 4 };
+    int32_t tokens[ROWS] = {1, VOCAB, 2};
+    float grad[VOCAB * COLS], dy[ROWS * COLS];
+    void *t, *g, *d;
+    qd_stream *stream = qd_device_compute_stream(device);
+    for (int i = 0; i < ROWS * COLS; i++)
+        dy[i] = 1;
+    ops_assert_ok(qd_device_alloc(device, sizeof tokens, &t));
+    ops_assert_ok(qd_device_alloc(device, sizeof grad, &g));
+    ops_assert_ok(qd_device_alloc(device, sizeof dy, &d));
+    ops_assert_ok(qd_copy(stream, t, tokens, sizeof tokens));
+    ops_assert_ok(qd_copy(stream, d, dy, sizeof dy));
+    qd_embedding_backward_args b = {.tokens = t, .dy = d, .token_grad = g, .rows = ROWS, .cols = COLS, .seq = ROWS,
+                                    .vocab = VOCAB, .dtype = QD_F32, .grad_dtype = QD_F32};
+    ops_assert_ok(qd_device_kernels(device)->embedding_backward(stream, &b));
+    ops_assert_fails(qd_stream_wait(stream), QD_USAGE, "row 1 has token 4; it must be within 0 .. 3");
+    ops_assert_ok(qd_copy(stream, grad, g, sizeof grad));
+    ops_assert_ok(qd_stream_wait(stream)); /* said once */
+    for (int i = 0; i < VOCAB * COLS; i++)
+        assert_true(grad[i] == (float)(i / COLS == 1 || i / COLS == 2));
+    qd_device_free(device, t, sizeof tokens);
+    qd_device_free(device, g, sizeof grad);
+    qd_device_free(device, d, sizeof dy);
+}
+
 int main(int argc, char **argv)
 {
     const ops_op ops[] = {
@@ -190,6 +222,7 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = backward_tensors,
          .reference = backward_reference, .run = backward_run, .bytes = backward_bytes},
     };
-    const struct CMUnitTest more[] = {cmocka_unit_test(sums_in_row_order), cmocka_unit_test(out_of_range)};
+    const struct CMUnitTest more[] = {cmocka_unit_test(sums_in_row_order), cmocka_unit_test(out_of_range),
+                                      cmocka_unit_test(out_of_range_on_gpu)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
 }

@@ -2,7 +2,7 @@
  *
  *   values     against a plain reference in double, fresh random inputs (the seed is printed; --seed N repeats a run);
  *              outputs start as NaN, guard zones and the gaps of strided rows must stay as they were, inputs too
- *   threads    1, 2 and 3 compute threads give the same bits
+ *   threads    1, 2 and 3 compute threads give the same bits; on a GPU, three runs
  *   gradients  the forward reference, differentiated numerically in double, against the backward kernel and its reference
  *   speed      with --speed: time, GFLOP/s and GB/s of the speed cases (--isa NAME, --threads N choose the device)
  *
@@ -21,8 +21,9 @@
 
 enum { OPS_TENSORS = 16, OPS_GRADIENTS = 6 };
 
-/* OPS_INOUT: random at the start and changed by the kernel (accumulation, or in place). */
-typedef enum ops_role { OPS_ABSENT, OPS_IN, OPS_OUT, OPS_INOUT } ops_role; /* absent: the kernel gets NULL */
+/* OPS_INOUT: random at the start and changed by the kernel (accumulation, or in place). OPS_SCRATCH: what the kernel leaves in
+ * it is its own affair. OPS_ABSENT: the kernel gets NULL. */
+typedef enum ops_role { OPS_ABSENT, OPS_IN, OPS_OUT, OPS_INOUT, OPS_SCRATCH } ops_role;
 
 typedef struct ops_tensor {
     const char *name;
@@ -69,6 +70,9 @@ double ops_normal(void);
 
 /* The fastest CPU device with `threads` compute threads, kept until the end of the process. */
 qd_device *ops_device(const char *isa, int threads);
+
+/* The first GPU in deterministic mode, kept likewise, or NULL: then a line has said why. */
+qd_device *ops_cuda(void);
 
 /* Asserts that a call succeeded, showing the recorded error otherwise. */
 void ops_assert_ok(qd_status status);

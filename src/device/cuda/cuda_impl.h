@@ -15,6 +15,10 @@
 /* Workspace that the compute stream starts with: what cuBLASLt may use. The communication stream starts without. */
 #define QD_CUDA_WORKSPACE_BYTES ((int64_t)64 << 20)
 
+/* The ceiling's product has size x size operands of bf16. Large enough to run for more than a millisecond. */
+#define QD_CUDA_CEILING_SIZE 8192
+#define QD_CUDA_CEILING_BYTES ((int64_t)3 * 2 * QD_CUDA_CEILING_SIZE * QD_CUDA_CEILING_SIZE)
+
 typedef struct qd_cuda_stream {
     qd_stream base; /* first: a qd_stream * of a CUDA device is a qd_cuda_stream * */
     cudaStream_t stream;
@@ -32,6 +36,7 @@ typedef struct qd_cuda {
     struct cudaDeviceProp properties;
     bool deterministic;
     qd_cuda_fault *fault; /* page-locked, also the device's address */
+    void *ceiling; /* operands of the ceiling's product, from its first run on */
     char isa[16], blas[32];
     cublasLtHandle_t blas_handle; /* from here on: made by the functions below, NULL before */
     qd_cuda_products *products;

@@ -66,6 +66,9 @@ QD_KERNEL_TABLE(QD_CUDA_KERNEL)
 qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a);
 qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a);
 
+/* bf16 numbers in [-1, 1), for measurements. */
+qd_status qd_cuda_fill_random(qd_stream *stream, void *to, int64_t n);
+
 #ifdef __cplusplus
 }
 #endif

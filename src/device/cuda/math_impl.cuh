@@ -1,0 +1,203 @@
+/* What the kernels share: vectors of elements in registers as fp32, sums over warps and blocks, and launches. */
+#ifndef QD_DEVICE_CUDA_MATH_IMPL_CUH
+#define QD_DEVICE_CUDA_MATH_IMPL_CUH
+
+#include "device/cuda/launch_impl.h"
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+typedef __nv_bfloat16 bf16;
+
+/* Elements that a thread moves at a time where everything is aligned: 16 bytes of bf16, two times 16 of fp32. */
+#define VECTOR 8
+
+/* ---- loads and stores: N consecutive elements, N 8, 4 or 1; for N > 1 the address is a multiple of N elements ---- */
+
+template <int N> static __device__ __forceinline__ void load(const float *p, float (&v)[N])
+{
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            float4 q = *reinterpret_cast<const float4 *>(p + i);
+            v[i] = q.x, v[i + 1] = q.y, v[i + 2] = q.z, v[i + 3] = q.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = p[i];
+    }
+}
+
+static __device__ __forceinline__ void unpack(uint32_t word, float &low, float &high)
+{
+    low = __uint_as_float(word << 16);
+    high = __uint_as_float(word & 0xffff0000u);
+}
+
+template <int N> static __device__ __forceinline__ void load(const bf16 *p, float (&v)[N])
+{
+    if constexpr (N == 8) {
+        uint4 q = *reinterpret_cast<const uint4 *>(p);
+        unpack(q.x, v[0], v[1]), unpack(q.y, v[2], v[3]), unpack(q.z, v[4], v[5]), unpack(q.w, v[6], v[7]);
+    } else if constexpr (N == 4) {
+        uint2 q = *reinterpret_cast<const uint2 *>(p);
+        unpack(q.x, v[0], v[1]), unpack(q.y, v[2], v[3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = __bfloat162float(p[i]);
+    }
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+template <int N> static __device__ __forceinline__ void store(float *p, const float (&v)[N])
+{
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4)
+            *reinterpret_cast<float4 *>(p + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            p[i] = v[i];
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store(bf16 *p, const float (&v)[N])
+{
+    if constexpr (N == 8) {
+        *reinterpret_cast<uint4 *>(p) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+    } else if constexpr (N == 4) {
+        *reinterpret_cast<uint2 *>(p) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            p[i] = __float2bfloat16_rn(v[i]);
+    }
+}
+
+/* With the type known at run time: the branch is the same for all threads. */
+template <int N> static __device__ __forceinline__ void load_as(const void *p, int64_t i, bool is_bf16, float (&v)[N])
+{
+    if (is_bf16)
+        load<N>((const bf16 *)p + i, v);
+    else
+        load<N>((const float *)p + i, v);
+}
+
+template <int N> static __device__ __forceinline__ void store_as(void *p, int64_t i, bool is_bf16, const float (&v)[N])
+{
+    if (is_bf16)
+        store<N>((bf16 *)p + i, v);
+    else
+        store<N>((float *)p + i, v);
+}
+
+static __device__ __forceinline__ float to_float(float x)
+{
+    return x;
+}
+static __device__ __forceinline__ float to_float(bf16 x)
+{
+    return __bfloat162float(x);
+}
+/* x as it will be read back once it is stored as T. */
+template <typename T> static __device__ __forceinline__ float rounded(float x)
+{
+    if constexpr (sizeof(T) == 2)
+        return __bfloat162float(__float2bfloat16_rn(x));
+    else
+        return x;
+}
+
+/* ---- sums ---- */
+
+template <typename V> static __device__ __forceinline__ V warp_sum(V x)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+static __device__ __forceinline__ float warp_max(float x)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* The sum over the block, in every thread. blockDim.x is a multiple of 32. `room` holds 32 values and is free again when
+ * all threads have passed the next barrier. */
+template <typename V> static __device__ __forceinline__ V block_sum(V x, V *room)
+{
+    int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    x = warp_sum(x);
+    if (warps == 1)
+        return x;
+    if (lane == 0)
+        room[threadIdx.x / 32] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? room[lane] : V(0));
+}
+
+/* ---- indices ---- */
+
+/* Row and column of item i of a table with `cols` columns; 32-bit arithmetic where it suffices. */
+static __device__ __forceinline__ void split_index(int64_t i, int64_t cols, int64_t &row, int64_t &col)
+{
+    if ((uint64_t)i >> 32 == 0 && (uint64_t)cols >> 32 == 0) {
+        row = (uint32_t)i / (uint32_t)cols;
+        col = (uint32_t)i - (uint32_t)row * (uint32_t)cols;
+    } else {
+        row = i / cols;
+        col = i - row * cols;
+    }
+}
+
+static __device__ __forceinline__ void report_fault(qd_cuda_fault *fault, int kind, int64_t row, int value, int64_t bound)
+{
+    if (atomicCAS_system(&fault->kind, QD_CUDA_NO_FAULT, kind) == QD_CUDA_NO_FAULT) {
+        fault->value = value;
+        fault->row = row;
+        fault->bound = bound;
+        __threadfence_system();
+    }
+}
+
+/* ---- launches ---- */
+
+static inline int64_t divide_up(int64_t x, int64_t step)
+{
+    return (x + step - 1) / step;
+}
+
+static inline bool is_aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+/* Whether rows of `cols` elements at these addresses can be read VECTOR elements at a time. NULL counts as aligned. */
+static inline bool can_vector(int64_t cols, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL,
+                              const void *e = NULL)
+{
+    return cols % VECTOR == 0 && is_aligned(a) && is_aligned(b) && is_aligned(c) && is_aligned(d) && is_aligned(e);
+}
+
+/* Calls body with a value of the element type. */
+template <typename F> static qd_status with_type(qd_dtype dtype, F body)
+{
+    return dtype == QD_F32 ? body(float()) : body(bf16());
+}
+
+/* After each launch. */
+#define QD_CUDA_LAUNCHED() QD_CUDA_TRY(cudaGetLastError())
+
+#endif

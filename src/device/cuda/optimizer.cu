@@ -1,0 +1,323 @@
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter,
+ * clear the gradient. All ranges of a call are one launch: their table travels as a kernel argument. Also the sums of
+ * squares that the gradient's norm is made of. */
+#include "device/cuda/math_impl.cuh"
+
+#include <math.h>
+
+enum { THREADS = 256, STEP = 4, ROUNDS = 4, CHUNK = THREADS * STEP * ROUNDS }; /* elements that a block updates */
+enum { TABLE = 960 }; /* ranges of one launch: with 16 bytes each, half of what a kernel's arguments may hold */
+
+struct range_table {
+    int64_t offset[TABLE];
+    uint32_t count_low[TABLE]; /* of elements; the upper part and the flag share a word */
+    uint32_t first_chunk[TABLE + 1];
+    uint8_t count_high[TABLE], decay[TABLE];
+    int ranges;
+};
+static_assert(sizeof(range_table) <= 24 << 10, "fits a kernel's arguments beside the rest");
+
+struct part {
+    int64_t begin, end; /* elements */
+    bool decay, aligned;
+};
+
+/* The elements that this block updates. */
+static __device__ __forceinline__ part find_part(const range_table &t, bool aligned)
+{
+    int low = 0, high = t.ranges - 1;
+    while (low < high) { /* the last range whose first chunk is not after this one */
+        int middle = (low + high + 1) / 2;
+        if (t.first_chunk[middle] <= blockIdx.x)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    int64_t count = (int64_t)t.count_high[low] << 32 | t.count_low[low];
+    int64_t first = (int64_t)(blockIdx.x - t.first_chunk[low]) * CHUNK, left = count - first;
+    part p;
+    p.begin = t.offset[low] + first;
+    p.end = p.begin + (left < CHUNK ? left : CHUNK);
+    p.decay = t.decay[low];
+    p.aligned = aligned && t.offset[low] % STEP == 0;
+    return p;
+}
+
+struct adamw_numbers {
+    void *param, *grad; /* param NULL: the master is all there is */
+    float *master, *m, *v;
+    float scale, beta1, beta2, eps, rest1, rest2, rate, correction, decay;
+    bool zero_grad, param_half;
+};
+
+template <typename G, int N>
+static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_t i, float decay)
+{
+    float g[N], m[N], v[N], p[N];
+    load<N>((const G *)a.grad + i, g);
+    load<N>(a.m + i, m);
+    load<N>(a.v + i, v);
+    load<N>(a.master + i, p);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        g[j] *= a.scale;
+        m[j] = m[j] * a.beta1 + g[j] * a.rest1;
+        v[j] = v[j] * a.beta2 + g[j] * g[j] * a.rest2;
+        p[j] = p[j] - (a.rate * m[j] / (sqrtf(v[j]) * a.correction + a.eps) + decay * p[j]);
+        g[j] = 0.0f;
+    }
+    store<N>(a.m + i, m);
+    store<N>(a.v + i, v);
+    store<N>(a.master + i, p);
+    if (a.param)
+        store_as<N>(a.param, i, a.param_half, p);
+    if (a.zero_grad)
+        store<N>((G *)a.grad + i, g);
+}
+
+template <typename G>
+static __global__ void __launch_bounds__(THREADS) adamw_kernel(const __grid_constant__ range_table table, adamw_numbers a, bool aligned)
+{
+    part p = find_part(table, aligned);
+    float decay = p.decay ? a.decay : 0.0f;
+    int64_t i = p.begin;
+    if (p.aligned) {
+        int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
+#pragma unroll 2
+        for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
+            adamw_step<G, STEP>(a, i, decay);
+        i = whole;
+    }
+    for (i += threadIdx.x; i < p.end; i += THREADS)
+        adamw_step<G, 1>(a, i, decay);
+}
+
+struct sgd_numbers {
+    void *param, *grad;
+    float *master, *m; /* m NULL: no momentum */
+    float scale, momentum, lr, decay;
+    bool zero_grad, param_half;
+};
+
+template <typename G, int N> static __device__ __forceinline__ void sgd_step(const sgd_numbers &a, int64_t i, float decay)
+{
+    float d[N], m[N], p[N];
+    load<N>((const G *)a.grad + i, d);
+    load<N>(a.master + i, p);
+    if (a.m)
+        load<N>(a.m + i, m);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        d[j] *= a.scale;
+        if (a.m)
+            d[j] = m[j] = m[j] * a.momentum + d[j];
+        p[j] = p[j] - a.lr * (d[j] + decay * p[j]);
+        d[j] = 0.0f;
+    }
+    if (a.m)
+        store<N>(a.m + i, m);
+    store<N>(a.master + i, p);
+    if (a.param)
+        store_as<N>(a.param, i, a.param_half, p);
+    if (a.zero_grad)
+        store<N>((G *)a.grad + i, d);
+}
+
+template <typename G>
+static __global__ void __launch_bounds__(THREADS) sgd_kernel(const __grid_constant__ range_table table, sgd_numbers a, bool aligned)
+{
+    part p = find_part(table, aligned);
+    float decay = p.decay ? a.decay : 0.0f;
+    int64_t i = p.begin;
+    if (p.aligned) {
+        int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
+        for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
+            sgd_step<G, STEP>(a, i, decay);
+        i = whole;
+    }
+    for (i += threadIdx.x; i < p.end; i += THREADS)
+        sgd_step<G, 1>(a, i, decay);
+}
+
+/* Calls launch(table, blocks) for the ranges, TABLE at a time. */
+template <typename F> static qd_status for_ranges(const char *kernel, const qd_param_range *ranges, int count, F launch)
+{
+    range_table table;
+    for (int first = 0; first < count;) {
+        uint64_t chunks = 0;
+        int taken = 0;
+        for (; first < count && taken < TABLE; first++) {
+            const qd_param_range *r = &ranges[first];
+            if (r->count <= 0)
+                continue;
+            uint64_t more = (uint64_t)divide_up(r->count, CHUNK);
+            if (r->count >> 40 || more > 0x7fffffffu)
+                return QD_FAIL(QD_UNSUPPORTED, "%s: a range of %lld elements; fewer than 2^40 are supported", kernel,
+                               (long long)r->count);
+            if (chunks + more > 0x7fffffffu)
+                break; /* the next launch takes it */
+            table.offset[taken] = r->offset;
+            table.count_low[taken] = (uint32_t)r->count;
+            table.count_high[taken] = (uint8_t)(r->count >> 32);
+            table.decay[taken] = r->decay;
+            table.first_chunk[taken++] = (uint32_t)chunks;
+            chunks += more;
+        }
+        table.ranges = taken;
+        if (taken)
+            QD_TRY(launch(table, (unsigned)chunks));
+    }
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
+{
+    QD_TRY(qd_cuda_check_float("adamw", "the parameter", a->param_dtype));
+    QD_TRY(qd_cuda_check_float("adamw", "the gradient", a->grad_dtype));
+    if (!(a->bias_correction1 > 0 && a->bias_correction2 > 0))
+        return QD_FAIL(QD_USAGE, "adamw: bias corrections %g and %g; both are 1 - beta^step and above 0", a->bias_correction1,
+                       a->bias_correction2);
+    cudaStream_t s = qd_cuda_launch_of(stream).stream;
+    adamw_numbers n;
+    n.param = a->param == a->master ? NULL : a->param;
+    n.grad = a->grad;
+    n.master = a->master;
+    n.m = a->m;
+    n.v = a->v;
+    n.scale = (float)a->grad_scale;
+    n.beta1 = (float)a->beta1;
+    n.beta2 = (float)a->beta2;
+    n.eps = (float)a->eps;
+    n.rest1 = (float)(1.0 - a->beta1);
+    n.rest2 = (float)(1.0 - a->beta2);
+    n.rate = (float)(a->lr / a->bias_correction1);
+    n.correction = (float)(1.0 / sqrt(a->bias_correction2));
+    n.decay = (float)(a->lr * a->weight_decay);
+    n.zero_grad = a->zero_grad;
+    n.param_half = a->param_dtype == QD_BF16;
+    bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m) && is_aligned(n.v);
+    return with_type(a->grad_dtype, [&](auto type) -> qd_status {
+        using G = decltype(type);
+        return for_ranges("adamw", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
+            adamw_kernel<G><<<blocks, THREADS, 0, s>>>(table, n, aligned);
+            QD_CUDA_LAUNCHED();
+            return QD_OK;
+        });
+    });
+}
+
+extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
+{
+    QD_TRY(qd_cuda_check_float("sgd", "the parameter", a->param_dtype));
+    QD_TRY(qd_cuda_check_float("sgd", "the gradient", a->grad_dtype));
+    if (!a->m && a->momentum != 0)
+        return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);
+    cudaStream_t s = qd_cuda_launch_of(stream).stream;
+    sgd_numbers n;
+    n.param = a->param == a->master ? NULL : a->param;
+    n.grad = a->grad;
+    n.master = a->master;
+    n.m = a->m;
+    n.scale = (float)a->grad_scale;
+    n.momentum = (float)a->momentum;
+    n.lr = (float)a->lr;
+    n.decay = (float)a->weight_decay;
+    n.zero_grad = a->zero_grad;
+    n.param_half = a->param_dtype == QD_BF16;
+    bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m);
+    return with_type(a->grad_dtype, [&](auto type) -> qd_status {
+        using G = decltype(type);
+        return for_ranges("sgd", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
+            sgd_kernel<G><<<blocks, THREADS, 0, s>>>(table, n, aligned);
+            QD_CUDA_LAUNCHED();
+            return QD_OK;
+        });
+    });
+}
+
+/* ---- sums of squares ---- */
+
+enum { SHORT_ROW = 2048, SEGMENT = 65536 }; /* columns: a warp's row; what a block sums of a longer one */
+
+/* Squares of columns lane, lane + lanes, ... (in vectors of N) of one stretch, in double: the norm decides about clipping
+ * and is compared between layouts. */
+template <typename T, int N>
+static __device__ __forceinline__ double sum_squares(const T *x, int64_t cols, int lane, int lanes)
+{
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t c = (int64_t)lane * N; c < cols; c += (int64_t)lanes * N) {
+        float v[N];
+        load<N>(x + c, v);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum += (double)v[i] * (double)v[i];
+    }
+    return sum;
+}
+
+/* A warp per row. */
+template <typename T, int N> static __global__ void __launch_bounds__(THREADS) short_rows_kernel(qd_row_squares_args a)
+{
+    int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= a.rows)
+        return;
+    double sum = warp_sum(sum_squares<T, N>((const T *)a.x + row * a.cols, a.cols, threadIdx.x % 32, 32));
+    if (threadIdx.x % 32 == 0)
+        a.out[row] = sum;
+}
+
+/* A block per segment of a row. out: (rows, segments). */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) long_rows_kernel(qd_row_squares_args a, double *out, int segments)
+{
+    __shared__ double room[32];
+    int64_t row = blockIdx.x / segments, first = (int64_t)(blockIdx.x % segments) * SEGMENT;
+    int64_t count = a.cols - first < SEGMENT ? a.cols - first : SEGMENT;
+    double sum = block_sum(sum_squares<T, N>((const T *)a.x + row * a.cols + first, count, threadIdx.x, THREADS), room);
+    if (threadIdx.x == 0)
+        out[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(THREADS) join_segments_kernel(double *out, const double *parts, int64_t rows, int segments)
+{
+    int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (row >= rows)
+        return;
+    double sum = 0;
+    for (int s = 0; s < segments; s++)
+        sum += parts[row * segments + s];
+    out[row] = sum;
+}
+
+template <typename T, int N> static qd_status launch_squares(qd_stream *stream, const qd_row_squares_args *a)
+{
+    cudaStream_t s = qd_cuda_launch_of(stream).stream;
+    if (a->cols <= SHORT_ROW) {
+        short_rows_kernel<T, N><<<(unsigned)divide_up(a->rows, THREADS / 32), THREADS, 0, s>>>(*a);
+        QD_CUDA_LAUNCHED();
+        return QD_OK;
+    }
+    int segments = (int)divide_up(a->cols, SEGMENT);
+    void *parts = a->out;
+    if (segments > 1)
+        QD_TRY(qd_cuda_workspace(stream, a->rows * segments * (int64_t)sizeof(double), &parts));
+    long_rows_kernel<T, N><<<(unsigned)(a->rows * segments), THREADS, 0, s>>>(*a, (double *)parts, segments);
+    QD_CUDA_LAUNCHED();
+    if (segments > 1) {
+        join_segments_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, s>>>(a->out, (const double *)parts, a->rows, segments);
+        QD_CUDA_LAUNCHED();
+    }
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares_args *a)
+{
+    QD_TRY(qd_cuda_check_float("row_squares", "x", a->dtype));
+    if (a->rows <= 0)
+        return QD_OK;
+    return with_type(a->dtype, [&](auto type) -> qd_status {
+        using T = decltype(type);
+        return can_vector(a->cols, a->x) ? launch_squares<T, VECTOR>(stream, a) : launch_squares<T, 1>(stream, a);
+    });
+}
