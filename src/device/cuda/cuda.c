@@ -364,17 +364,18 @@ static const qd_device_ops ops = {
     .run_fma = cuda_run_fma,
 };
 
-static qd_status choose_device(const qd_device_config *config)
+static qd_status choose_device(const qd_device_config *config, int *ordinal, int *count)
 {
-    int count = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess || count == 0) {
+    *count = 0;
+    cudaError_t error = cudaGetDeviceCount(count);
+    if (error != cudaSuccess || *count == 0) {
         (void)cudaGetLastError();
         return QD_FAIL(QD_UNSUPPORTED, "device 'cuda': this machine shows no GPU (%s)",
                        error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
     }
-    if (config->ordinal < 0 || config->ordinal >= count)
-        return QD_FAIL(QD_USAGE, "device 'cuda': GPU %d; this machine has 0 .. %d", config->ordinal, count - 1);
+    if (config->ordinal < 0 || (config->ordinal >= *count && !config->share))
+        return QD_FAIL(QD_USAGE, "device 'cuda': GPU %d; this machine has 0 .. %d", config->ordinal, *count - 1);
+    *ordinal = config->ordinal % *count;
     return QD_OK;
 }
 
@@ -404,11 +405,12 @@ static qd_status open_device(qd_cuda *cuda)
 qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **device)
 {
     qd_status status;
-    QD_TRY(choose_device(config));
+    int ordinal = 0, count = 0;
+    QD_TRY(choose_device(config, &ordinal, &count));
     qd_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return QD_FAIL(QD_NO_MEMORY, "cuda device: no memory for its description");
-    cuda->ordinal = config->ordinal;
+    cuda->ordinal = ordinal;
     cuda->deterministic = config->deterministic;
     cuda->compute.base.device = cuda->comm.base.device = &cuda->base;
     cuda->base.ops = &ops;
@@ -419,6 +421,7 @@ qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **devi
     cuda->base.caps.isa = cuda->isa;
     cuda->base.caps.blas = cuda->blas;
     cuda->base.caps.threads = config->threads;
+    cuda->base.caps.count = count;
     QD_TRY_DONE(open_device(cuda));
     *device = &cuda->base;
     return QD_OK;

@@ -129,7 +129,7 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         x_at = row * 2 * a.cols + col;
         y_at = row * a.cols + col;
     }
-    float x[N], up[N], d[N], slope;
+    float x[N], up[N], d[N], again[N], slope; /* again: the forward result, where the backward pass is asked for it too */
     load<N>((const T *)a.x + x_at, x);
     if constexpr (KIND == QD_ACT_SWIGLU)
         load<N>((const T *)a.x + x_at + a.cols, up);
@@ -138,17 +138,18 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float value = activate<KIND>(x[i], slope);
+        again[i] = KIND == QD_ACT_SWIGLU ? value * up[i] : value;
         if constexpr (BACKWARD && KIND == QD_ACT_SWIGLU) {
             x[i] = d[i] * up[i] * slope;
             up[i] = d[i] * value;
         } else if constexpr (BACKWARD) {
             x[i] = d[i] * slope;
-        } else if constexpr (KIND == QD_ACT_SWIGLU) {
-            x[i] = value * up[i];
         } else {
-            x[i] = value;
+            x[i] = again[i];
         }
     }
+    if (BACKWARD && a.y)
+        store<N>((T *)a.y + y_at, again);
     if constexpr (BACKWARD) {
         store<N>((T *)a.dx + x_at, x);
         if constexpr (KIND == QD_ACT_SWIGLU)
@@ -167,7 +168,7 @@ template <int KIND, bool BACKWARD> static qd_status launch_activation(qd_stream 
         if (n <= 0)
             return QD_OK;
         /* Rows matter for SwiGLU only, but every model's rows are whole vectors. */
-        if (can_vector(a->cols, a->x, BACKWARD ? a->dy : a->y, BACKWARD ? a->dx : NULL))
+        if (can_vector(a->cols, a->x, a->y, BACKWARD ? a->dy : NULL, BACKWARD ? a->dx : NULL))
             activation_kernel<KIND, T, VECTOR, BACKWARD><<<grid_for(n / VECTOR), THREADS, 0, l.stream>>>(*a);
         else
             activation_kernel<KIND, T, 1, BACKWARD><<<grid_for(n), THREADS, 0, l.stream>>>(*a);
