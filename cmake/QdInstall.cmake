@@ -1,8 +1,9 @@
 # What `make install` puts where.
-set(QD_INSTALLED quadrille-static quadrille-shared quadrille-plan-static quadrille-plan-shared)
-if(TARGET quadrille-program)
-  list(APPEND QD_INSTALLED quadrille-program)
-endif()
+foreach(target quadrille-static quadrille-shared quadrille-plan-static quadrille-plan-shared quadrille-program)
+  if(TARGET ${target})
+    list(APPEND QD_INSTALLED ${target})
+  endif()
+endforeach()
 install(TARGETS ${QD_INSTALLED}
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}

@@ -362,6 +362,9 @@ static const qd_device_ops ops = {
     .tuning_get = cuda_tuning_get,
     .tuning_set = cuda_tuning_set,
     .run_fma = cuda_run_fma,
+    .reach = qd_cuda_reach,
+    .make_current = qd_cuda_make_current,
+    .native = qd_cuda_native,
 };
 
 static qd_status choose_device(const qd_device_config *config, int *ordinal, int *count)
