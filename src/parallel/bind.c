@@ -1,5 +1,7 @@
 #include "parallel/bind.h"
 
+#include "comm/device.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,12 +15,16 @@ static qd_status make_groups(qd_bound *b)
     for (int i = 0; i < p->action_count; i++)
         wanted[p->actions[i].axes] = true;
     int rank = qd_comm_rank(b->world);
+    if (!qd_device_get_caps(b->device)->host_memory && qd_comm_size(b->world) > 1)
+        QD_TRY(qd_comm_on_device(b->world, b->device, strcmp(qd_comm_backend(b->world), "mpi") == 0 ? "nccl" : "local",
+                                 &b->device_world));
+    qd_comm *parent = b->device_world ? b->device_world : b->world;
     for (unsigned mask = 1; mask < (1u << QD_AXIS_COUNT); mask++) {
         if (!wanted[mask] || qd_mesh_group_size(mesh, mask) == 1)
             continue;
         char name[32];
         qd_mesh_mask_name(mask, name, sizeof name);
-        QD_TRY(qd_comm_split(b->world, qd_mesh_group_colour(mesh, mask, rank), qd_mesh_group_coord(mesh, mask, rank), name,
+        QD_TRY(qd_comm_split(parent, qd_mesh_group_colour(mesh, mask, rank), qd_mesh_group_coord(mesh, mask, rank), name,
                              &b->groups[mask]));
     }
     return QD_OK;
@@ -87,6 +93,7 @@ void qd_bound_destroy(qd_bound *b)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
     for (unsigned mask = 0; mask < (1u << QD_AXIS_COUNT); mask++)
         qd_comm_destroy(b->groups[mask]);
+    qd_comm_destroy(b->device_world);
     free(b->persistent);
     free(b->alive);
     free(b->borrowed);

@@ -11,6 +11,7 @@ typedef struct qd_bound {
     const qd_program *program;
     qd_device *device;
     qd_comm *world;
+    qd_comm *device_world;               /* the world for device memory, where the host cannot read it; else NULL */
     qd_comm *groups[1 << QD_AXIS_COUNT]; /* by mask of axes; NULL where the program needs none */
     void **persistent;                   /* per buffer of the program; NULL: dynamic */
     char *dynamic;

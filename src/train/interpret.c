@@ -16,6 +16,7 @@ struct qd_interpreter {
     qd_work **work;         /* per action: in flight */
     int32_t *input[2];      /* host: (3, rows) of a micro-batch, in turn: the device may still read the one before */
     qd_event *input_read[2];
+    int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
     int next_input;
     double *squares;        /* host copy of SQUARES */
     qd_timeline *timeline;  /* made when a step is traced or profiled */
@@ -63,6 +64,7 @@ static qd_status staging(qd_interpreter *it)
         QD_TRY(qd_host_alloc(device, 3 * micro_rows(it->program) * (int64_t)sizeof *it->input[i], &memory));
         it->input[i] = memory;
         QD_TRY(qd_event_create(device, &it->input_read[i]));
+        it->input_first[i] = -1;
     }
     QD_TRY(qd_host_alloc(device, square_rows(it->program) * (int64_t)sizeof *it->squares, &memory));
     it->squares = memory;
@@ -133,21 +135,42 @@ static int64_t first_sequence(const qd_interpreter *it, int microbatch)
     return ((int64_t)coord * p->strategy.micro_batches + microbatch) * p->strategy.micro_batch;
 }
 
+/* Tokens, targets and document starts of the samples from `first` on, into one of the host's buffers. */
+static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
+{
+    const qd_strategy *s = &it->program->strategy;
+    const qd_batch_source *source = it->in->source;
+    int64_t rows = micro_rows(it->program);
+    int32_t *host = it->input[turn];
+    QD_TRY(qd_event_wait(it->input_read[turn]));
+    it->input_first[turn] = -1;
+    return source->fill(source->context, first, s->micro_batch, s->seq, host, host + rows, host + 2 * rows);
+}
+
+/* While a device works behind the host, the host reads what the next step will begin with. */
+static qd_status fill_ahead(qd_interpreter *it)
+{
+    if (qd_device_get_caps(it->bound->device)->host_memory)
+        return QD_OK;
+    int turn = it->next_input;
+    int64_t first = it->in->first_sample + it->in->global_batch + first_sequence(it, 0);
+    QD_TRY(fill_input(it, turn, first));
+    it->input_first[turn] = first;
+    return QD_OK;
+}
+
 static qd_status do_load(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
-    const qd_program *p = it->program;
-    int64_t rows = micro_rows(p);
     void *to;
     QD_TRY(qd_bound_buffer(it->bound, a->buffer, &to));
-    const qd_batch_source *source = it->in->source;
     int turn = it->next_input;
     it->next_input = 1 - turn;
-    int32_t *host = it->input[turn];
-    QD_TRY(qd_event_wait(it->input_read[turn]));
-    QD_TRY(source->fill(source->context, it->in->first_sample + first_sequence(it, a->microbatch), p->strategy.micro_batch,
-                        p->strategy.seq, host, host + rows, host + 2 * rows));
-    QD_TRY(qd_copy(it->stream, to, host, 3 * rows * (int64_t)sizeof *host));
+    int64_t first = it->in->first_sample + first_sequence(it, a->microbatch);
+    if (it->input_first[turn] != first)
+        QD_TRY(fill_input(it, turn, first));
+    it->input_first[turn] = -1;
+    QD_TRY(qd_copy(it->stream, to, it->input[turn], 3 * micro_rows(it->program) * (int64_t)sizeof *it->input[turn]));
     return qd_event_record(it->input_read[turn], it->stream);
 }
 
@@ -334,6 +357,7 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     (void)index;
     const qd_program *p = it->program;
     QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
+    QD_TRY(fill_ahead(it));
     QD_TRY(read_loss(it));
     double total = 0.0;
     for (int i = 0; i < p->ledger->param_count; i++) {
