@@ -11,7 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REPEATS = 5, MOST_HEAD_DIM = 128 };
+enum {
+    REPEATS = 5,
+    MOST_HEAD_DIM = 128,
+    WHOLE_TILES_ONLY = 91600, /* before this version the backward pass wants sequences of whole tiles, or a padding mask */
+};
 static const int64_t most_workspace = (int64_t)8 << 30; /* the deterministic backward pass asks for seq² per head */
 
 typedef struct entry {
@@ -103,6 +107,8 @@ static bool takes(const qd_cuda *cuda, const qd_attention_args *a, bool backward
         return false;
     if (!backward)
         return true;
+    if (cudnnGetVersion() < WHOLE_TILES_ONLY && a->seq % 128)
+        return false;
     return aligned(a->d_o) && aligned(a->dq) && aligned(a->dk) && aligned(a->dv) && aligned(a->delta) && a->dq != a->q &&
            a->dk != a->k && a->dv != a->v;
 }

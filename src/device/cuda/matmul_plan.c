@@ -17,6 +17,8 @@ static const struct {
 };
 enum { EPILOGUES = sizeof epilogues / sizeof *epilogues };
 
+static const uint64_t most_workspace = QD_CUDA_WORKSPACE_BYTES / 2; /* the rest is for sums beside it */
+
 static cudaDataType_t type_of(int32_t dtype)
 {
     return dtype == QD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -124,7 +126,7 @@ void qd_product_unbuild(qd_product *p)
 
 static qd_status set_preference(cublasLtMatmulPreference_t wish, const qd_product_key *key)
 {
-    const uint64_t workspace = QD_CUDA_WORKSPACE_BYTES / 2;
+    const uint64_t workspace = most_workspace;
     const uint32_t alignment = (uint32_t)key->alignment;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* besides: none */
     if (key->c_dtype == QD_F32)
@@ -162,6 +164,82 @@ qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *p, qd_product_c
         memcpy(&c->algorithm, &results[i].algo, sizeof c->algorithm);
     }
     return status;
+}
+
+/* Settings that variants take from each other; a split of k and how its parts are summed go together. */
+enum { SETTINGS = 6, VALUES = 2 };
+static const struct setting {
+    struct {
+        cublasLtMatmulAlgoConfigAttributes_t name;
+        size_t size;
+    } values[VALUES];
+} settings[SETTINGS] = {
+    {{{CUBLASLT_ALGO_CONFIG_TILE_ID, 4}}},
+    {{{CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}}},
+    {{{CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4}}},
+    {{{CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}}},
+    {{{CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4}}},
+    {{{CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}}},
+};
+
+static uint32_t algorithm_id(const qd_product_choice *choice)
+{
+    uint32_t id = 0;
+    size_t written;
+    (void)cublasLtMatmulAlgoConfigGetAttribute(&choice->algorithm, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
+    return id;
+}
+
+/* to gets the setting of `from`; false where it has none or the same. */
+static bool take_setting(const struct setting *s, qd_product_choice *to, const qd_product_choice *from)
+{
+    bool changed = false;
+    for (int i = 0; i < VALUES && s->values[i].size; i++) {
+        uint32_t old = 0, new = 0;
+        size_t size = s->values[i].size, written;
+        if (cublasLtMatmulAlgoConfigGetAttribute(&to->algorithm, s->values[i].name, &old, size, &written) != CUBLAS_STATUS_SUCCESS ||
+            cublasLtMatmulAlgoConfigGetAttribute(&from->algorithm, s->values[i].name, &new, size, &written) != CUBLAS_STATUS_SUCCESS ||
+            cublasLtMatmulAlgoConfigSetAttribute(&to->algorithm, s->values[i].name, &new, size) != CUBLAS_STATUS_SUCCESS)
+            return false;
+        changed |= old != new;
+    }
+    return changed;
+}
+
+static bool known(const qd_product_choice *choice, const qd_product_choice *among, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (memcmp(&choice->algorithm, &among[i].algorithm, sizeof choice->algorithm) == 0)
+            return true;
+    return false;
+}
+
+static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    if (cublasLtMatmulAlgoCheck(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, &choice->algorithm, &result) !=
+            CUBLAS_STATUS_SUCCESS ||
+        result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > most_workspace)
+        return false;
+    choice->workspace_bytes = (int64_t)result.workspaceSize;
+    return true;
+}
+
+int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
+                        qd_product_choice *variants)
+{
+    int made = 0;
+    for (int s = 0; s < SETTINGS; s++) {
+        const int most = made + QD_PRODUCT_VARIANTS / SETTINGS;
+        for (int pair = 0; pair < count * count && made < most; pair++) {
+            const qd_product_choice *from = &candidates[pair % count];
+            qd_product_choice v = candidates[pair / count];
+            if (algorithm_id(&v) == algorithm_id(from) && take_setting(&settings[s], &v, from) &&
+                !known(&v, candidates, count) && !known(&v, variants, made) && takes(cuda, p, &v))
+                variants[made++] = v;
+        }
+    }
+    return made;
 }
 
 bool qd_product_check(qd_cuda *cuda, const qd_product *p, const qd_product_choice *choice)

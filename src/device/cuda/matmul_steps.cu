@@ -69,6 +69,25 @@ __global__ void fill_random(void *to, int64_t elements, qd_dtype dtype, uint32_t
     }
 }
 
+__global__ void compare(const void *x, const void *y, int64_t elements, qd_dtype dtype, double *sums)
+{
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    double difference = 0, norm = 0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < elements; i += step) {
+        const double a = load(x, i, dtype), b = load(y, i, dtype);
+        difference += (a - b) * (a - b);
+        norm += b * b;
+    }
+    for (int lane = 16; lane > 0; lane /= 2) {
+        difference += __shfl_down_sync(0xFFFFFFFFu, difference, lane);
+        norm += __shfl_down_sync(0xFFFFFFFFu, norm, lane);
+    }
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&sums[0], difference);
+        atomicAdd(&sums[1], norm);
+    }
+}
+
 unsigned blocks_for(const qd_cuda_launch *launch, int64_t items)
 {
     const int64_t most = (int64_t)launch->multiprocessors * 16;
@@ -103,6 +122,15 @@ qd_status qd_product_fill_random(qd_stream *stream, void *to, int64_t elements, 
     if (elements < 1)
         return QD_OK;
     fill_random<<<blocks_for(&launch, (elements + THREADS - 1) / THREADS), THREADS, 0, launch.stream>>>(to, elements, dtype, seed);
+    QD_CUDA_TRY(cudaGetLastError());
+    return QD_OK;
+}
+
+qd_status qd_product_compare(qd_stream *stream, const void *x, const void *y, int64_t elements, qd_dtype dtype, double *sums)
+{
+    const qd_cuda_launch launch = qd_cuda_launch_of(stream);
+    QD_CUDA_TRY(cudaMemsetAsync(sums, 0, 2 * sizeof *sums, launch.stream));
+    compare<<<blocks_for(&launch, (elements + THREADS - 1) / THREADS), THREADS, 0, launch.stream>>>(x, y, elements, dtype, sums);
     QD_CUDA_TRY(cudaGetLastError());
     return QD_OK;
 }

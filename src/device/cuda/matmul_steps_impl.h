@@ -31,6 +31,9 @@ qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *
 /* Uniform numbers in (-1, 1) from a counter; every 16-bit or 32-bit element of the span is written. */
 qd_status qd_product_fill_random(qd_stream *stream, void *to, int64_t elements, qd_dtype dtype, uint32_t seed);
 
+/* sums[0] = sum of (x - y)², sums[1] = sum of y²; device memory. Not in a fixed order. */
+qd_status qd_product_compare(qd_stream *stream, const void *x, const void *y, int64_t elements, qd_dtype dtype, double *sums);
+
 #ifdef __cplusplus
 }
 #endif

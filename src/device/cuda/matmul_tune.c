@@ -1,7 +1,9 @@
 /* The search for the fastest way to compute a product: every algorithm that cuBLASLt proposes, for each split between epilogue
- * and separate kernels, is run on random data (zeros would be faster than what training multiplies). Buffers rotate so that
- * what a small product reads is not in the cache. The few best are then timed again in turns, so that a card that grows warm
- * slows them alike, and the best median stays. */
+ * and separate kernels, is run on random data (zeros would be faster than what training multiplies), then variants of the
+ * proposals. Buffers rotate so that what a small product reads is not in the cache. The few best are timed again: in turns, so
+ * that a card that grows warm slows them alike, and back to back after a while of steady work, because under load the card
+ * lowers its clock and then what needs less power wins. The best median stays; a variant must also give the favourite's
+ * values. */
 #include "base/log.h"
 #include "device/cuda/matmul_impl.h"
 #include "device/cuda/search.h"
@@ -10,7 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { QUICK = 2, ROUNDS = 9, MOST_SETS = 8, FAVOURITES = 4, FINALISTS = FAVOURITES + QD_PRODUCT_WAYS };
+enum {
+    ROUNDS = 9,
+    MOST_SETS = 8,
+    FAVOURITES = 4,
+    MOST_BATCH = 16,
+    MOST_PER_WAY = QD_PRODUCT_CANDIDATES + QD_PRODUCT_VARIANTS,
+};
+static const double warm_seconds = 0.05, batch_seconds = 1.5e-3;
 
 /* One set of operands; all in one allocation, then the next set. */
 typedef struct bench {
@@ -20,11 +29,16 @@ typedef struct bench {
     int sets, next;
     cudaEvent_t from, to;
     qd_matmul_args call; /* of the first set */
+    char *results;       /* from c to the end of the first set */
+    int64_t results_bytes;
+    char *expected;      /* as many bytes, after the sets, and two sums */
+    double *sums;
 } bench;
 
 typedef struct candidate {
     qd_product_choice choice;
     int way, index;
+    bool variant;
     double quick, rounds[ROUNDS];
 } candidate;
 
@@ -65,6 +79,13 @@ static void close_bench(bench *b)
     qd_device_free(&b->cuda->base, b->memory, b->bytes);
 }
 
+/* Fills what calls write, and what they read of its type, anew. */
+static qd_status fill_results(bench *b, int set, uint32_t seed)
+{
+    return qd_product_fill_random(b->cuda->base.compute, b->results + b->set_bytes * set,
+                                  b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype), b->call.c_dtype, seed);
+}
+
 static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
 {
     const qd_matmul_args *a = call;
@@ -77,10 +98,14 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
     int64_t grad_at = take(&used, a->bias_grad ? a->m * (int64_t)qd_dtype_size(a->c_dtype) : 0);
     int64_t sets = (2 * (int64_t)cuda->properties.l2CacheSize + used - 1) / used;
     *b = (bench){.cuda = cuda, .set_bytes = used, .sets = sets < 1 ? 1 : sets > MOST_SETS ? MOST_SETS : (int)sets, .call = *a};
-    b->bytes = b->set_bytes * b->sets;
+    b->results_bytes = used - c_at;
+    b->bytes = b->set_bytes * b->sets + b->results_bytes + 256;
     void *memory;
     QD_TRY(qd_device_alloc(&cuda->base, b->bytes, &memory));
     b->memory = memory;
+    b->results = b->memory + c_at;
+    b->expected = b->memory + b->set_bytes * b->sets;
+    b->sums = (double *)(b->expected + b->results_bytes);
     b->call.a = b->memory + a_at;
     b->call.b = b->memory + b_at;
     b->call.c = b->memory + c_at;
@@ -97,7 +122,7 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
         uint32_t seed = 7u * (uint32_t)i;
         QD_TRY_DONE(qd_product_fill_random(stream, set + a_at, (b_at - a_at) / (int64_t)qd_dtype_size(a->a_dtype), a->a_dtype, seed));
         QD_TRY_DONE(qd_product_fill_random(stream, set + b_at, (c_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
-        QD_TRY_DONE(qd_product_fill_random(stream, set + c_at, (used - c_at) / (int64_t)qd_dtype_size(a->c_dtype), a->c_dtype, seed + 2));
+        QD_TRY_DONE(fill_results(b, i, seed + 2));
     }
 done:
     if (status != QD_OK)
@@ -105,41 +130,76 @@ done:
     return status;
 }
 
-/* One timed run of a choice. */
-static qd_status time_run(bench *b, qd_product *product, const qd_product_choice *choice, double *seconds)
+static qd_status use(qd_product *product, const qd_product_choice *choice)
+{
+    if (!choice->converted)
+        return qd_product_build(product, choice);
+    qd_product_unbuild(product);
+    product->choice = *choice;
+    return QD_OK;
+}
+
+/* Seconds of one run of a choice, over `runs` in a row. */
+static qd_status time_runs(bench *b, qd_product *product, const qd_product_choice *choice, int runs, double *seconds)
 {
     qd_stream *stream = b->cuda->base.compute;
     cudaStream_t s = qd_cuda_stream_of(stream);
     float ms = 0;
-    qd_matmul_args call = next_call(b);
-    if (choice->converted) {
-        qd_product_unbuild(product);
-        product->choice = *choice;
-    } else {
-        QD_TRY(qd_product_build(product, choice));
-    }
+    QD_TRY(use(product, choice));
     QD_CUDA_TRY(cudaEventRecord(b->from, s));
-    QD_TRY(qd_product_run(stream, product, &call));
+    for (int i = 0; i < runs; i++) {
+        qd_matmul_args call = next_call(b);
+        QD_TRY(qd_product_run(stream, product, &call));
+    }
     QD_CUDA_TRY(cudaEventRecord(b->to, s));
     QD_CUDA_TRY(cudaEventSynchronize(b->to));
     QD_CUDA_TRY(cudaEventElapsedTime(&ms, b->from, b->to));
-    *seconds = ms * 1e-3;
+    *seconds = ms * 1e-3 / runs;
     return QD_OK;
 }
 
-/* false: the algorithm does not run. */
+/* false: the algorithm does not run. The first run loads the kernel and does not count. */
 static bool time_quick(bench *b, qd_product *product, candidate *c)
 {
-    double seconds;
-    for (int i = 0; i <= QUICK; i++) {
-        if (time_run(b, product, &c->choice, &seconds) != QD_OK) {
-            qd_error_clear();
-            return false;
-        }
-        if (i == 1 || (i > 1 && seconds < c->quick)) /* the first run loads the kernel */
-            c->quick = seconds;
+    double again;
+    if (time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK || time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK ||
+        time_runs(b, product, &c->choice, 1, &again) != QD_OK) {
+        qd_error_clear();
+        return false;
     }
+    if (again < c->quick)
+        c->quick = again;
     return true;
+}
+
+static qd_status run_fresh(bench *b, qd_product *product, const qd_product_choice *choice)
+{
+    QD_TRY(fill_results(b, 0, 2));
+    QD_TRY(use(product, choice));
+    return qd_product_run(b->cuda->base.compute, product, &b->call);
+}
+
+/* Whether a choice gives what another gives, up to rounding. */
+static bool agrees(bench *b, qd_product *product, const qd_product_choice *choice, const qd_product_choice *other)
+{
+    qd_stream *stream = b->cuda->base.compute;
+    const double tol = b->call.c_dtype == QD_F32 ? 1e-4 : 1e-2;
+    double sums[2] = {1, 0};
+    qd_status status = run_fresh(b, product, other);
+    if (status == QD_OK)
+        status = qd_copy(stream, b->expected, b->results, b->results_bytes);
+    if (status == QD_OK)
+        status = run_fresh(b, product, choice);
+    if (status == QD_OK)
+        status = qd_product_compare(stream, b->results, b->expected, b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype),
+                                    b->call.c_dtype, b->sums);
+    if (status == QD_OK)
+        status = qd_copy(stream, sums, b->sums, sizeof sums);
+    if (status == QD_OK)
+        status = qd_stream_wait(stream);
+    if (status != QD_OK)
+        qd_error_clear();
+    return status == QD_OK && sums[0] <= tol * tol * sums[1];
 }
 
 static int by_quick(const void *x, const void *y)
@@ -188,21 +248,55 @@ static void count_candidate(qd_search_way *way, const candidate *c)
         return;
     way->best = c->quick;
     way->chosen = c->index;
+}
+
+static void describe_chosen(qd_search_way *way, const candidate *c)
+{
+    way->chosen = c->index;
     way->algorithm = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_ID);
     way->tile = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_TILE_ID);
     way->stages = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_STAGES_ID);
     way->split = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
 }
 
-/* Everything that runs, timed roughly. all: QD_PRODUCT_WAYS * QD_PRODUCT_CANDIDATES */
+/* Times `offered` choices of one way roughly and appends those that run to all. */
+static void time_offers(bench *b, qd_product *product, const qd_product_choice *choices, int offered, bool variants,
+                        int way_index, qd_search_way *way, candidate *all, int *count)
+{
+    for (int i = 0; i < offered; i++) {
+        candidate *c = &all[*count];
+        *c = (candidate){.choice = choices[i], .way = way_index, .index = variants ? QD_PRODUCT_CANDIDATES + i : i, .variant = variants};
+        if (!time_quick(b, product, c))
+            continue;
+        count_candidate(way, c);
+        ++*count;
+    }
+}
+
+/* Variants of a way's proposals, the best of which come first. */
+static int make_variants(bench *b, qd_product *product, const qd_product_choice *way, candidate *proposals, int count,
+                         qd_product_choice *variants)
+{
+    qd_product_choice seeds[QD_PRODUCT_CANDIDATES];
+    qsort(proposals, (size_t)count, sizeof *proposals, by_quick);
+    for (int i = 0; i < count; i++)
+        seeds[i] = proposals[i].choice;
+    if (qd_product_build(product, way) != QD_OK) {
+        qd_error_clear();
+        return 0;
+    }
+    return qd_product_variants(b->cuda, product, seeds, count, variants);
+}
+
+/* Everything that runs, timed roughly. all: QD_PRODUCT_WAYS * MOST_PER_WAY */
 static qd_status time_all(bench *b, qd_product *product, candidate *all, int *count, qd_search_report *report)
 {
-    qd_product_choice ways[QD_PRODUCT_WAYS], choices[QD_PRODUCT_CANDIDATES];
+    qd_product_choice ways[QD_PRODUCT_WAYS], choices[MOST_PER_WAY];
     int way_count = qd_product_ways(&product->key, ways);
     *count = 0;
     *report = (qd_search_report){.chosen = -1};
     for (int w = 0; w < way_count; w++) {
-        int offered = 1;
+        int offered = 1, first = *count;
         choices[0] = ways[w];
         if (ways[w].converted) {
             if (*count > 0)
@@ -213,13 +307,10 @@ static qd_status time_all(bench *b, qd_product *product, candidate *all, int *co
         }
         qd_search_way *way = &report->ways[report->way_count];
         describe_way(&ways[w], way);
-        for (int i = 0; i < offered; i++) {
-            candidate *c = &all[*count];
-            *c = (candidate){.choice = choices[i], .way = report->way_count, .index = i};
-            if (!time_quick(b, product, c))
-                continue;
-            count_candidate(way, c);
-            ++*count;
+        time_offers(b, product, choices, offered, false, report->way_count, way, all, count);
+        if (!ways[w].converted && *count > first) {
+            offered = make_variants(b, product, &ways[w], all + first, *count - first, choices);
+            time_offers(b, product, choices, offered, true, report->way_count, way, all, count);
         }
         report->way_count += way->candidates > 0;
     }
@@ -245,50 +336,86 @@ static int pick_finalists(candidate *all, int count)
     return finalists;
 }
 
-static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, qd_search_report *report)
+/* The first proposal of a candidate's way, to compare with. */
+static const qd_product_choice *proposal_of(const candidate *all, int count, int way)
 {
-    qd_matmul_args plain = *call;
-    plain.a = plain.b = NULL;
-    plain.c = NULL;
-    plain.aux = NULL;
-    qd_product_key key = qd_product_key_of(&plain);
-    key.alignment = 16;
-    qd_product product = {.key = key}, *kept;
-    candidate *all = calloc(QD_PRODUCT_WAYS * QD_PRODUCT_CANDIDATES, sizeof *all);
-    bench b;
-    int count = 0;
-    if (!all)
-        return QD_FAIL(QD_NO_MEMORY, "products: no host memory for a search");
-    qd_status status = open_bench(cuda, call, &b);
-    if (status != QD_OK) {
-        free(all);
-        return status;
-    }
-    QD_TRY_DONE(time_all(&b, &product, all, &count, report));
-    if (count == 0) {
-        status = QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): nothing that cuBLASLt proposes runs", (long long)key.m,
-                         (long long)key.n, (long long)key.k);
-        goto done;
-    }
-    int finalists = pick_finalists(all, count), best = 0;
+    for (int i = 0; i < count; i++)
+        if (all[i].way == way && !all[i].variant)
+            return &all[i].choice;
+    return NULL;
+}
+
+static int by_median(const void *x, const void *y)
+{
+    const candidate *a = x, *b = y;
+    return (a->choice.seconds > b->choice.seconds) - (a->choice.seconds < b->choice.seconds);
+}
+
+/* Times the finalists, which are the first of all, under steady load and sorts them, the fastest first. */
+static qd_status time_finalists(bench *b, qd_product *product, candidate *all, int finalists)
+{
+    double seconds;
+    int batch = (int)(batch_seconds / all[0].quick);
+    batch = batch < 1 ? 1 : batch > MOST_BATCH ? MOST_BATCH : batch;
+    for (double warm = 0; warm < warm_seconds; warm += all[0].quick * batch)
+        QD_TRY(time_runs(b, product, &all[0].choice, batch, &seconds));
     for (int r = 0; r < ROUNDS; r++)
         for (int i = 0; i < finalists; i++)
-            QD_TRY_DONE(time_run(&b, &product, &all[i].choice, &all[i].rounds[r]));
+            QD_TRY(time_runs(b, product, &all[i].choice, batch, &all[i].rounds[r]));
     for (int i = 0; i < finalists; i++) {
         qsort(all[i].rounds, ROUNDS, sizeof *all[i].rounds, by_value);
         all[i].choice.seconds = all[i].rounds[ROUNDS / 2];
-        if (all[i].choice.seconds < all[best].choice.seconds)
-            best = i;
     }
+    qsort(all, (size_t)finalists, sizeof *all, by_median);
+    return QD_OK;
+}
+
+static qd_status search_with(bench *b, qd_product *product, candidate *all, qd_search_report *report)
+{
+    const qd_product_key *key = &product->key;
+    int count = 0, best = 0;
+    QD_TRY(time_all(b, product, all, &count, report));
+    if (count == 0)
+        return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): nothing that cuBLASLt proposes runs", (long long)key->m,
+                       (long long)key->n, (long long)key->k);
+    int finalists = pick_finalists(all, count);
+    QD_TRY(time_finalists(b, product, all, finalists));
+    while (best < finalists - 1 && all[best].variant) {
+        const qd_product_choice *proposal = proposal_of(all, count, all[best].way);
+        if (proposal && agrees(b, product, &all[best].choice, proposal))
+            break;
+        best++;
+    }
+    if (all[best].variant && best == finalists - 1) /* none left but an unchecked one: the library's own */
+        for (best = 0; best < count - 1 && all[best].variant;)
+            best++;
+    for (int i = finalists - 1; i >= 0; i--)
+        report->ways[all[i].way].best = all[i].choice.seconds;
     report->chosen = all[best].way;
-    report->seconds = all[best].choice.seconds;
-    report->ways[all[best].way].chosen = all[best].index;
-    QD_TRY_DONE(qd_product_find(cuda->products, &key, &kept));
+    report->seconds = all[best].choice.seconds > 0 ? all[best].choice.seconds : all[best].quick;
+    describe_chosen(&report->ways[all[best].way], &all[best]);
+    qd_product *kept;
+    QD_TRY(qd_product_find(b->cuda->products, key, &kept));
     qd_product_unbuild(kept);
     kept->choice = all[best].choice;
-done:
-    qd_product_unbuild(&product);
-    close_bench(&b);
+    kept->choice.seconds = report->seconds;
+    return QD_OK;
+}
+
+static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, qd_search_report *report)
+{
+    qd_product product = {.key = qd_product_key_of(call)};
+    product.key.alignment = 16;
+    candidate *all = calloc(QD_PRODUCT_WAYS * MOST_PER_WAY, sizeof *all);
+    bench b;
+    if (!all)
+        return QD_FAIL(QD_NO_MEMORY, "products: no host memory for a search");
+    qd_status status = open_bench(cuda, call, &b);
+    if (status == QD_OK) {
+        status = search_with(&b, &product, all, report);
+        qd_product_unbuild(&product);
+        close_bench(&b);
+    }
     free(all);
     return status;
 }
