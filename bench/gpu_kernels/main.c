@@ -211,13 +211,13 @@ static double attention(qd_device *device, const model *m)
     return (forward + backward) * m->layers;
 }
 
-/* Which engines attention uses: the lines of the tuning text that say so. */
+/* Device and library versions, and which engines attention uses: the lines of the tuning text that say so. */
 static void print_engines(qd_device *device)
 {
     qd_strbuf text = {0};
     check(qd_device_tuning_get(device, &text));
     for (char *line = strtok(text.data, "\n"); line; line = strtok(NULL, "\n"))
-        if (strncmp(line, "attention", 9) == 0)
+        if (strncmp(line, "product", 7) != 0)
             printf("%s\n", line);
     qd_strbuf_free(&text);
 }
