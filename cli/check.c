@@ -21,6 +21,15 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_double(&w, "flops_per_step", r->flops_per_step);
     qd_json_put_double(&w, "recompute_flops_per_step", r->recompute_flops_per_step);
     qd_json_put_int(&w, "communication_bytes_per_step", r->comm_bytes);
+    qd_json_object_begin(&w, "communication");
+    for (int i = 0; i < r->traffic_count; i++)
+        qd_json_put_int(&w, r->traffic[i].name, r->traffic[i].bytes);
+    qd_json_end(&w);
+    qd_json_put_string(&w, "theory", r->theory);
+    qd_json_put_int(&w, "theory_bytes", r->theory_bytes);
+    qd_json_put_int(&w, "theory_kept_bytes", r->kept_bytes);
+    qd_json_put_int(&w, "theory_padding_bytes", r->padding_bytes);
+    qd_json_put_int(&w, "state_bytes_per_rank", r->state_bytes);
     qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
     qd_json_object_begin(&w, "memory");
     for (int i = 0; i < r->line_count; i++)
@@ -30,14 +39,38 @@ static qd_status print_report_json(const qd_check_report *r)
     return cli_print_json(&text);
 }
 
-static void print_report(const qd_check_report *r)
+static void print_traffic(const qd_check_report *r)
 {
     char amount[32];
+    qd_text_bytes(r->comm_bytes, amount, sizeof amount);
+    printf("traffic  %s sent per step by all ranks together\n", amount);
+    for (int i = 0; i < r->traffic_count; i++) {
+        qd_text_bytes(r->traffic[i].bytes, amount, sizeof amount);
+        printf("  %-38s %10s\n", r->traffic[i].name, amount);
+    }
+    if (r->theory[0] == '\0')
+        return;
+    qd_text_bytes(r->theory_bytes, amount, sizeof amount);
+    printf("  parameters and gradients by the textbook: %s = %s", r->theory, amount);
+    if (r->kept_bytes > 0) {
+        qd_text_bytes(r->kept_bytes, amount, sizeof amount);
+        printf(", less %s of modules that need not be gathered again", amount);
+    }
+    if (r->padding_bytes > 0) {
+        qd_text_bytes(r->padding_bytes, amount, sizeof amount);
+        printf(", and %s of padding and of short sums", amount);
+    }
+    putchar('\n');
+}
+
+static void print_report(const qd_check_report *r)
+{
     plan_print_head(r);
     plan_print_memory(r);
-    qd_text_bytes(r->comm_bytes, amount, sizeof amount);
-    printf("one step: %d actions per rank; all ranks together %.3g GFLOP and %s sent\n", r->action_count,
-           r->flops_per_step * 1e-9, amount);
+    printf("         of it %.3g GB are parameters, gradients and optimizer state that stay from step to step\n", (double)r->state_bytes * 1e-9);
+    if (r->world > 1)
+        print_traffic(r);
+    printf("one step: %d actions per rank; all ranks together %.3g GFLOP\n", r->action_count, r->flops_per_step * 1e-9);
     if (r->recompute_flops_per_step > 0.0)
         printf("recompute adds %.3g GFLOP (%.1f %%)\n", r->recompute_flops_per_step * 1e-9,
                100.0 * r->recompute_flops_per_step / r->flops_per_step);

@@ -14,7 +14,8 @@ typedef struct qd_check_line {
     int64_t bytes;    /* at the moment of the rank's peak */
 } qd_check_line;
 
-#define QD_CHECK_LINES 24
+#define QD_CHECK_LINES 32
+#define QD_CHECK_TRAFFIC 8
 typedef struct qd_check_report {
     char model[64], layout[96]; /* "dp 4", "pp 2 × dp 2" */
     int world;
@@ -23,6 +24,13 @@ typedef struct qd_check_report {
     double flops_per_step;     /* all ranks, of the model; what is computed again is not in it */
     double recompute_flops_per_step;
     int64_t comm_bytes;        /* sent by all ranks together in one step */
+    qd_check_line traffic[QD_CHECK_TRAFFIC]; /* what they are, by purpose */
+    int traffic_count;
+    char theory[64];      /* "3Ψ(n-1)": what parameters and gradients take by the textbook, Ψ being all parameters */
+    int64_t theory_bytes;
+    int64_t kept_bytes;   /* less than that: modules that need not be gathered again */
+    int64_t padding_bytes; /* more than that: padding between tensors, and short sums that every rank sends to every other */
+    int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay from step to step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
     qd_check_line lines[QD_CHECK_LINES];
     int line_count;

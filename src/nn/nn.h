@@ -18,8 +18,8 @@ typedef struct qd_frame {
     const qd_kernels *kernels;
     const qd_program *program;
     int module;
-    char *param, *grad, *tied_grad; /* bases of the persistent buffers; gradients may be NULL when not training */
-    char *use[QD_USE_COUNT];        /* addresses of the action's buffers, NULL: none */
+    char *use[QD_USE_COUNT];     /* addresses of the action's buffers, NULL: none */
+    int64_t first[QD_USE_COUNT]; /* element of the storage at which those of parameters and gradients begin */
     char *scratch;
     const float *rope;
     char *cache;   /* generation: keys and values of all blocks */
@@ -36,8 +36,7 @@ typedef struct qd_frame {
 } qd_frame;
 
 /* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase, or QD_NN_AGAIN: those of phase F that the
- * backward pass needs once more. Gradients of parameters are accumulated,
- * all other outputs overwritten. */
+ * backward pass needs once more. Gradients of parameters are accumulated, all other outputs overwritten. */
 #define QD_NN_AGAIN (1u << QD_PHASE_COUNT)
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 

@@ -34,9 +34,9 @@ static char *param_address(const qd_frame *f, const qd_slot *slot, bool grad)
     const qd_program *p = f->program;
     int index = p->ledger->modules[f->module].param_begin + slot->param;
     int tied_to = p->ledger->params[index].tied_to;
-    char *base = !grad ? f->param : tied_to >= 0 ? f->tied_grad : f->grad;
-    int64_t offset = p->storage.offset[!grad && tied_to >= 0 ? tied_to : index];
-    return base ? base + offset * (int64_t)qd_dtype_size(slot->dtype) : NULL;
+    qd_use use = grad ? (tied_to >= 0 ? QD_USE_TIED_GRAD : QD_USE_GRAD) : tied_to >= 0 ? QD_USE_TIED_PARAM : QD_USE_PARAM;
+    int64_t offset = p->storage.offset[!grad && tied_to >= 0 ? tied_to : index] - f->first[use];
+    return f->use[use] ? f->use[use] + offset * (int64_t)qd_dtype_size(slot->dtype) : NULL;
 }
 
 static char *local_address(const qd_frame *f, const qd_slot *slot)

@@ -1,31 +1,26 @@
 #include "parallel/bind.h"
 
 #include "comm/device.h"
+#include "parallel/shard.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One communicator per set of axes that some action uses and that has more than one rank. Ranks walk the masks in the
- * same order, so the collective splits match. */
+/* Ranks walk the groups in the same order, so the collective splits match. */
 static qd_status make_groups(qd_bound *b)
 {
     const qd_program *p = b->program;
     const qd_mesh *mesh = &p->ledger->mesh;
-    bool wanted[1 << QD_AXIS_COUNT] = {false};
-    for (int i = 0; i < p->action_count; i++)
-        wanted[p->actions[i].axes] = true;
     int rank = qd_comm_rank(b->world);
     if (!qd_device_get_caps(b->device)->host_memory && qd_comm_size(b->world) > 1)
         QD_TRY(qd_comm_on_device(b->world, b->device, strcmp(qd_comm_backend(b->world), "mpi") == 0 ? "nccl" : "local",
                                  &b->device_world));
     qd_comm *parent = b->device_world ? b->device_world : b->world;
-    for (unsigned mask = 1; mask < (1u << QD_AXIS_COUNT); mask++) {
-        if (!wanted[mask] || qd_mesh_group_size(mesh, mask) == 1)
-            continue;
-        char name[32];
-        qd_mesh_mask_name(mask, name, sizeof name);
-        QD_TRY(qd_comm_split(parent, qd_mesh_group_colour(mesh, mask, rank), qd_mesh_group_coord(mesh, mask, rank), name,
-                             &b->groups[mask]));
+    for (int i = 0; i < p->group_count; i++) {
+        char name[48];
+        qd_group_name(mesh, p->groups[i], name, sizeof name);
+        QD_TRY(qd_comm_split(parent, qd_group_colour(mesh, p->groups[i], rank), qd_group_coord(mesh, p->groups[i], rank), name,
+                             &b->groups[i]));
     }
     return QD_OK;
 }
@@ -42,7 +37,8 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
     b->persistent = calloc((size_t)p->buffer_count, sizeof *b->persistent);
     b->alive = calloc((size_t)p->buffer_count, sizeof *b->alive);
     b->borrowed = calloc((size_t)p->buffer_count, sizeof *b->borrowed);
-    if (!b->persistent || !b->alive || !b->borrowed)
+    b->lists = calloc((size_t)p->ledger->param_count + 1, sizeof *b->lists);
+    if (!b->persistent || !b->alive || !b->borrowed || !b->lists)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the table of %d buffers", p->buffer_count);
     for (int i = 0; i < p->buffer_count; i++) {
         if (!p->buffers[i].persistent)
@@ -91,9 +87,12 @@ void qd_bound_destroy(qd_bound *b)
             qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
     if (b->dynamic)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
-    for (unsigned mask = 0; mask < (1u << QD_AXIS_COUNT); mask++)
-        qd_comm_destroy(b->groups[mask]);
+    for (int i = 0; i < p->group_count; i++)
+        qd_comm_destroy(b->groups[i]);
     qd_comm_destroy(b->device_world);
+    for (int i = 0; b->lists && i <= p->ledger->param_count; i++)
+        qd_shard_lists_destroy(b->lists[i]);
+    free(b->lists);
     free(b->persistent);
     free(b->alive);
     free(b->borrowed);
@@ -107,6 +106,22 @@ qd_status qd_bound_buffer(const qd_bound *b, int buffer, void **address)
         return QD_FAIL(QD_SYSTEM, "step program: buffer %d is used where it is not allocated", buffer);
     *address = b->persistent[buffer] ? b->persistent[buffer] : b->dynamic + p->buffers[buffer].offset;
     return QD_OK;
+}
+
+qd_status qd_bound_at(const qd_bound *b, int buffer, int64_t element, qd_dtype dtype, void **address)
+{
+    QD_TRY(qd_bound_buffer(b, buffer, address));
+    *address = (char *)*address + (element - b->program->buffers[buffer].first) * (int64_t)qd_dtype_size(dtype);
+    return QD_OK;
+}
+
+qd_comm *qd_bound_axes(const qd_bound *b, unsigned axes)
+{
+    const qd_program *p = b->program;
+    for (int i = 0; i < p->group_count; i++)
+        if (qd_group_equal(p->groups[i], qd_group_whole(&p->ledger->mesh, axes)))
+            return b->groups[i];
+    return NULL;
 }
 
 void *qd_bound_kind(const qd_bound *b, qd_buffer_kind kind)

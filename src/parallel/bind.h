@@ -12,11 +12,12 @@ typedef struct qd_bound {
     qd_device *device;
     qd_comm *world;
     qd_comm *device_world;               /* the world for device memory, where the host cannot read it; else NULL */
-    qd_comm *groups[1 << QD_AXIS_COUNT]; /* by mask of axes; NULL where the program needs none */
+    qd_comm *groups[QD_GROUP_LIMIT];     /* of the program's groups */
     void **persistent;                   /* per buffer of the program; NULL: dynamic */
     char *dynamic;
     bool *alive;    /* per buffer: between ALLOC and FREE */
     bool *borrowed; /* per buffer: another bound's */
+    struct qd_shard_lists **lists; /* per first parameter of a run, and one for the norm's sums; see shard.h */
 } qd_bound;
 
 /* Collective over `world`. Allocates exactly program->persistent_bytes + program->dynamic_bytes. With `share` (NULL: none),
@@ -26,6 +27,10 @@ void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
 
 /* Address of a buffer; QD_SYSTEM when it is used outside its ALLOC and FREE. */
 qd_status qd_bound_buffer(const qd_bound *bound, int buffer, void **address);
+/* Address of an element, counted from the start of the storage as the buffer's `first` is. */
+qd_status qd_bound_at(const qd_bound *bound, int buffer, int64_t element, qd_dtype dtype, void **address);
+/* The communicator of all ranks along some axes; NULL when the program has none. */
+qd_comm *qd_bound_axes(const qd_bound *bound, unsigned axes);
 /* A persistent buffer by kind; NULL when the program has none. */
 void *qd_bound_kind(const qd_bound *bound, qd_buffer_kind kind);
 #endif

@@ -6,11 +6,17 @@
 #include <string.h>
 
 /* Ranks with the same local shapes do the same and share a program. */
-static bool same_shapes(const qd_ledger *ledger, int a, int b)
+static bool same_shapes(const qd_ledger *ledger, int parts, int a, int b)
 {
     for (int i = 0; i < ledger->param_count; i++) {
         qd_atom x = qd_ledger_atom(ledger, i, a), y = qd_ledger_atom(ledger, i, b);
         if (memcmp(x.length, y.length, sizeof x.length) != 0)
+            return false;
+        /* Parts of the rows may differ by one, with the rank's place among those that share them. */
+        int64_t at, rows[2];
+        for (int k = 0; k < 2; k++)
+            qd_slice(x.length[0], parts, qd_mesh_group_coord(&ledger->mesh, QD_AXES_DATA, k ? b : a) % parts, &at, &rows[k]);
+        if (rows[0] != rows[1])
             return false;
     }
     return true;
@@ -24,7 +30,7 @@ static qd_status build_all(const qd_config *config, qd_arena *arena, const qd_pr
         return QD_NO_MEMORY;
     for (int rank = 0; rank < config->world; rank++) {
         const qd_program *last = rank > 0 ? list[rank - 1] : NULL;
-        if (last && same_shapes(last->ledger, last->rank, rank)) {
+        if (last && same_shapes(last->ledger, last->storage.parts, last->rank, rank)) {
             list[rank] = last;
             continue;
         }
@@ -49,12 +55,69 @@ static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
     }
 }
 
+/* What a collective is for: the line it is added to. */
+static const char *purpose(const qd_program *p, const qd_action *a)
+{
+    switch (p->buffers[a->buffer].kind) {
+    case QD_BUFFER_LOSS: return "loss, all-reduce";
+    case QD_BUFFER_SQUARES: return "gradient norm, all-gather";
+    case QD_BUFFER_PARAM:
+    case QD_BUFFER_UNIT: return "parameters, all-gather";
+    default: break;
+    }
+    if (a->kind == QD_ACTION_REDUCE_SCATTER)
+        return "gradients, reduce-scatter";
+    return p->groups[a->group].stride > 1 ? "gradients, all-reduce of replicas" : "gradients, all-reduce";
+}
+
+static void add_traffic(qd_check_report *r, const char *name, int64_t bytes)
+{
+    int i = 0;
+    while (i < r->traffic_count && strcmp(r->traffic[i].name, name) != 0)
+        i++;
+    if (i == r->traffic_count)
+        r->traffic[r->traffic_count++] = (qd_check_line){name, 0};
+    r->traffic[i].bytes += bytes;
+}
+
+/* The textbook's figure: ranks that share a copy pass each gradient and each parameter on n - 1 times, sums that all of them
+ * get pass twice. */
+static void fill_theory(const qd_program *p, qd_check_report *r)
+{
+    const qd_strategy *s = &p->strategy;
+    int64_t n = p->storage.parts, all = qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA), copies = all / n;
+    int64_t grads = p->storage.held * (int64_t)qd_dtype_size(s->grad), params = p->storage.held * (int64_t)qd_dtype_size(s->param);
+    int64_t syncs = s->sync_each ? s->micro_batches : 1, gathers = s->zero == 3 ? 2 * s->micro_batches : s->zero > 0;
+    int64_t sums = s->zero == 0 ? 2 * (all - 1) * grads : (n - 1) * copies * grads + 2 * (copies - 1) * grads;
+    int64_t gather_bytes = gathers * (n - 1) * copies * params, planned = 0;
+    if (all == 1)
+        return;
+    for (int i = 0; i < p->action_count; i++)
+        if (p->actions[i].kind == QD_ACTION_GATHER && p->actions[i].params > 0)
+            planned += p->actions[i].bytes;
+    if (s->zero == 0)
+        snprintf(r->theory, sizeof r->theory, "%lldΨ(n-1)", (long long)(2 * syncs));
+    else if (copies == 1)
+        snprintf(r->theory, sizeof r->theory, "%lldΨ(n-1)", (long long)(syncs + gathers));
+    else
+        snprintf(r->theory, sizeof r->theory, "%lldΨ(s-1)n/s + %lldΨ(n/s-1)", (long long)(syncs + gathers), (long long)(2 * syncs));
+    r->theory_bytes = syncs * sums + gather_bytes;
+    r->kept_bytes = gather_bytes - planned;
+    r->padding_bytes = -r->theory_bytes + r->kept_bytes;
+    for (int i = 0; i < r->traffic_count; i++)
+        if (strncmp(r->traffic[i].name, "parameters", 10) == 0 || strncmp(r->traffic[i].name, "gradients", 9) == 0)
+            r->padding_bytes += r->traffic[i].bytes;
+}
+
 static qd_status fill_report(const qd_config *config, const qd_program *p, qd_check_report *r)
 {
     qd_memory_report memory;
     QD_TRY(qd_memory_account(p, &memory));
     snprintf(r->model, sizeof r->model, "%s", config->model.name);
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
+    size_t used = strlen(r->layout);
+    if (p->strategy.zero > 0)
+        snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
     r->parameters = qd_model_parameters(&config->model);
     r->micro_batch = p->strategy.micro_batch;
@@ -66,6 +129,14 @@ static qd_status fill_report(const qd_config *config, const qd_program *p, qd_ch
     r->recompute_flops_per_step = qd_program_recompute_flops(p) * config->world;
     r->comm_bytes = qd_program_comm_bytes(p);
     r->memory_bytes = memory.total;
+    for (int i = 0; i < p->action_count; i++)
+        if (qd_action_communicates(&p->actions[i]))
+            add_traffic(r, purpose(p, &p->actions[i]), p->actions[i].bytes);
+    fill_theory(p, r);
+    static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
+        if (p->persistent[states[i]] >= 0)
+            r->state_bytes += p->buffers[p->persistent[states[i]]].bytes;
     r->action_count = p->action_count;
     for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
         if (memory.at_peak[kind] > 0)

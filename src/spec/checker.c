@@ -7,14 +7,15 @@
 /* The next communication action of a rank at or after `from`; action_count if there is none. */
 static int next_comm(const qd_program *p, int from)
 {
-    while (from < p->action_count && p->actions[from].kind != QD_ACTION_REDUCE)
+    while (from < p->action_count && !qd_action_communicates(&p->actions[from]))
         from++;
     return from;
 }
 
-static bool same_call(const qd_action *a, const qd_action *b)
+static bool same_call(const qd_program *p, const qd_action *a, const qd_program *q, const qd_action *b)
 {
-    return a->kind == b->kind && a->axes == b->axes && a->count == b->count && a->dtype == b->dtype;
+    return a->kind == b->kind && qd_group_equal(p->groups[a->group], q->groups[b->group]) && a->count == b->count &&
+           a->dtype == b->dtype && a->param == b->param && a->params == b->params && a->parts == b->parts;
 }
 
 static qd_status disagree(const qd_program *const *programs, const int *at, int rank, int other)
@@ -39,19 +40,18 @@ static bool advance(const qd_mesh *mesh, const qd_program *const *programs, int 
         if (at[rank] >= p->action_count)
             continue;
         const qd_action *a = &p->actions[at[rank]];
-        int size = qd_mesh_group_size(mesh, a->axes);
-        if (qd_mesh_group_coord(mesh, a->axes, rank) != 0)
+        qd_group group = p->groups[a->group];
+        if (qd_group_coord(mesh, group, rank) != 0)
             continue; /* the group is looked at once, through its first member */
         bool all = true;
-        for (int i = 1; i < size && all; i++) {
-            int other = qd_mesh_group_rank(mesh, a->axes, rank, i);
-            all = at[other] < programs[other]->action_count && same_call(a, &programs[other]->actions[at[other]]);
+        for (int i = 1; i < group.size && all; i++) {
+            int other = qd_group_rank(mesh, group, rank, i);
+            all = at[other] < programs[other]->action_count && same_call(p, a, programs[other], &programs[other]->actions[at[other]]);
         }
         if (!all)
             continue;
-        unsigned axes = a->axes;
-        for (int i = 0; i < size; i++) {
-            int other = qd_mesh_group_rank(mesh, axes, rank, i);
+        for (int i = 0; i < group.size; i++) {
+            int other = qd_group_rank(mesh, group, rank, i);
             at[other] = next_comm(programs[other], at[other] + 1);
         }
         moved = true;
@@ -78,10 +78,11 @@ qd_status qd_check_programs(const qd_mesh *mesh, const qd_program *const *progra
         if (at[rank] >= programs[rank]->action_count)
             continue;
         const qd_action *a = &programs[rank]->actions[at[rank]];
-        int size = qd_mesh_group_size(mesh, a->axes);
-        for (int i = 0; i < size && status == QD_OK; i++) {
-            int other = qd_mesh_group_rank(mesh, a->axes, rank, i);
-            if (at[other] >= programs[other]->action_count || !same_call(a, &programs[other]->actions[at[other]]))
+        qd_group group = programs[rank]->groups[a->group];
+        for (int i = 0; i < group.size && status == QD_OK; i++) {
+            int other = qd_group_rank(mesh, group, rank, i);
+            if (at[other] >= programs[other]->action_count ||
+                !same_call(programs[rank], a, programs[other], &programs[other]->actions[at[other]]))
                 status = disagree(programs, at, rank, other);
         }
     }

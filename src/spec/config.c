@@ -1,6 +1,7 @@
 #include "spec/config.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
@@ -59,6 +60,7 @@ static const qd_option options_table[] = {
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
     {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL, "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
+    {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch", "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
     {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full", "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
     {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
 
@@ -67,7 +69,11 @@ static const qd_option options_table[] = {
     {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
-    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL, "gradients are reduced while the backward pass still runs", NULL},
+    {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
+    {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL, "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
+    {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL, "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
+    {"parallel.reshard_after_forward", QD_OPTION_STRING, "true", 0, 0, NULL, "zero 3: parameters leave after the forward pass and are gathered again (true), stay (false), or are kept by groups of so many ranks", NULL},
+    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL, "communication runs beside computation: gradients are reduced while the backward pass still runs, parameters gathered ahead of use", NULL},
     {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
@@ -206,6 +212,35 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
     return QD_OK;
 }
 
+/* true, false, or a number of ranks. */
+static qd_status resolve_reshard(const qd_options *o, int *reshard)
+{
+    const char *key = "parallel.reshard_after_forward", *text = qd_options_string(o, key);
+    char *end;
+    long ranks = strtol(text, &end, 10);
+    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
+        *reshard = text[0] == 't' ? QD_RESHARD_ALL : QD_RESHARD_NEVER;
+        return QD_OK;
+    }
+    if (text[0] == '\0' || *end != '\0' || ranks < 2 || ranks > 65536)
+        return QD_FAIL(QD_USAGE, "%s is '%s': it must be true, false, or a number of ranks from 2 on", key, text);
+    *reshard = (int)ranks;
+    return QD_OK;
+}
+
+static qd_status resolve_sharding(const qd_options *o, qd_strategy *s)
+{
+    s->zero = (int)qd_options_int(o, "parallel.zero");
+    s->prefetch = (int)qd_options_int(o, "parallel.prefetch");
+    int64_t shard = qd_options_int(o, "parallel.dp_shard");
+    if (shard == 0)
+        return QD_FAIL(QD_USAGE, "parallel.dp_shard is 0: it must be at least 1, or -1 for all ranks of dp");
+    s->shard = shard < 0 ? 0 : (int)shard;
+    int sync = qd_options_enum(o, "train.grad_sync");
+    s->sync_each = sync == 0 ? s->zero >= 2 : sync == 2;
+    return resolve_reshard(o, &s->reshard);
+}
+
 qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
 {
     memset(c, 0, sizeof *c);
@@ -239,6 +274,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .training = true,
     };
+    QD_TRY(resolve_sharding(o, &c->strategy));
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
     c->seed = (uint64_t)qd_options_int(o, "train.seed");

@@ -58,6 +58,12 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.recompute=%s", modes[mode]);
         count++;
     }
+    for (int zero = s->zero + 1; zero <= 3 && config->world > 1; zero++) {
+        list[count].config = *config;
+        list[count].config.strategy.zero = zero;
+        snprintf(list[count].text, sizeof list[count].text, "parallel.zero=%d", zero);
+        count++;
+    }
     int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, 1};
     for (int i = 0; i < 3; i++) {
         int64_t size = smaller[i];
@@ -87,7 +93,7 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_st
     qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(memory.total));
     put_kinds(&memory, text);
     qd_strbuf_printf(text, ", %.2f GiB are there", gib(limit));
-    change changes[8];
+    change changes[12];
     int count = list_changes(config, &strategy, changes), fits = 0;
     for (int i = 0; i < count && fits < 2; i++) {
         qd_memory_report other;

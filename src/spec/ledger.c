@@ -216,29 +216,3 @@ int qd_ledger_find(const qd_ledger *ledger, const char *name)
             return i;
     return -1;
 }
-
-qd_status qd_ledger_storage(const qd_ledger *ledger, int rank, qd_arena *arena, qd_storage *storage)
-{
-    memset(storage, 0, sizeof *storage);
-    storage->offset = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
-    storage->count = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
-    if (!storage->offset || !storage->count)
-        return QD_NO_MEMORY;
-    int fuse = -1;
-    for (int i = 0; i < ledger->param_count; i++) {
-        const qd_param *p = &ledger->params[i];
-        qd_atom atom = qd_ledger_atom(ledger, i, rank);
-        int64_t *end = p->tied_to >= 0 ? &storage->tied : &storage->values;
-        if (p->fuse != fuse)
-            *end = (*end + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
-        fuse = p->fuse;
-        storage->offset[i] = *end;
-        storage->count[i] = qd_atom_count(&atom, p->ndim);
-        *end += storage->count[i];
-        if (p->tied_to < 0)
-            storage->held += storage->count[i];
-    }
-    storage->values = (storage->values + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
-    storage->tied = (storage->tied + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
-    return QD_OK;
-}

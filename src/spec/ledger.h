@@ -71,16 +71,4 @@ unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
 
 /* Index by logical name, -1 if there is none. */
 int qd_ledger_find(const qd_ledger *ledger, const char *name);
-
-/* Where parameters lie in a rank's buffers, in elements. Values, gradients and optimizer state share the offsets. Each
- * fused group starts at a multiple of QD_STORAGE_ALIGN elements. Gradients of tied parameters lie in a buffer of
- * their own. */
-#define QD_STORAGE_ALIGN 32
-typedef struct qd_storage {
-    int64_t *offset;      /* per parameter; of a tied one: in the tied-gradient buffer */
-    int64_t *count;       /* local elements */
-    int64_t values, tied; /* elements of the two buffers, padding included */
-    int64_t held;         /* elements of parameters this rank holds, padding excluded */
-} qd_storage;
-qd_status qd_ledger_storage(const qd_ledger *ledger, int rank, qd_arena *arena, qd_storage *storage);
 #endif

@@ -85,12 +85,33 @@ static qd_status bad(const qd_program *p, int action, int buffer, const char *wh
     return QD_FAIL(QD_USAGE, "step program, action %d (%s): buffer %d %s", action, text, buffer, what);
 }
 
+/* Communication on its own stream has ended for an action that waits for it, or for a later one of its group. `busy` names
+ * the last such action that works on each buffer. */
+static void note_communication(const qd_program *p, int index, int *busy, int *ended)
+{
+    const qd_action *a = &p->actions[index];
+    for (int d = 0; d < a->dep_count; d++) {
+        const qd_action *on = &p->actions[p->deps[a->dep_first + d]];
+        if (qd_action_communicates(on) && p->deps[a->dep_first + d] > ended[on->group])
+            ended[on->group] = p->deps[a->dep_first + d];
+    }
+    if (!qd_action_communicates(a) || a->stream != QD_STREAM_COMM)
+        return;
+    busy[a->buffer] = index;
+    if (a->part >= 0)
+        busy[a->part] = index;
+}
+
 static qd_status walk(const qd_program *p, change_fn change, void *context)
 {
     qd_status status = QD_OK;
     bool *alive = calloc((size_t)p->buffer_count + 1, sizeof *alive);
-    if (!alive)
+    int *busy = calloc((size_t)p->buffer_count + 1, sizeof *busy), ended[QD_GROUP_LIMIT] = {0};
+    if (!alive || !busy) {
+        free(alive);
+        free(busy);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the memory plan");
+    }
     for (int i = 0; i < p->action_count && status == QD_OK; i++) {
         const qd_action *a = &p->actions[i];
         bool allocates = a->kind == QD_ACTION_ALLOC, frees = a->kind == QD_ACTION_FREE;
@@ -100,13 +121,25 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
             status = bad(p, i, a->buffer, "is allocated already");
         else if (a->buffer >= 0 && !allocates && !alive[a->buffer] && !p->buffers[a->buffer].persistent)
             status = bad(p, i, a->buffer, "is not allocated here");
+        else if (a->part >= p->buffer_count)
+            status = bad(p, i, a->part, "does not exist");
+        else if (a->part >= 0 && !alive[a->part] && !p->buffers[a->part].persistent)
+            status = bad(p, i, a->part, "is not allocated here");
         for (int u = 0; u < QD_USE_COUNT && status == QD_OK; u++) {
             if (a->use[u] >= p->buffer_count)
                 status = bad(p, i, a->use[u], "does not exist");
             else if (a->use[u] >= 0 && !alive[a->use[u]] && !p->buffers[a->use[u]].persistent)
                 status = bad(p, i, a->use[u], "is used but not allocated here");
         }
-        if (status != QD_OK || !(allocates || frees))
+        if (status != QD_OK)
+            continue;
+        note_communication(p, i, busy, ended);
+        if (!(allocates || frees))
+            continue;
+        if (frees && busy[a->buffer] > 0 && busy[a->buffer] > ended[p->actions[busy[a->buffer]].group])
+            status = bad(p, i, a->buffer, "is freed while a transfer that nobody has waited for still works on it");
+        busy[a->buffer] = 0;
+        if (status != QD_OK)
             continue;
         alive[a->buffer] = allocates;
         status = change(context, i, a->buffer, allocates ? 1 : -1);
@@ -115,6 +148,7 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
         if (alive[b])
             status = bad(p, p->action_count - 1, b, "is never freed");
     free(alive);
+    free(busy);
     return status;
 }
 

@@ -115,3 +115,44 @@ void qd_mesh_mask_name(unsigned mask, char *text, size_t size)
         used += n > 0 ? (size_t)n : 0;
     }
 }
+
+qd_group qd_group_whole(const qd_mesh *mesh, unsigned axes)
+{
+    return (qd_group){axes, qd_mesh_group_size(mesh, axes), 1};
+}
+
+bool qd_group_equal(qd_group a, qd_group b)
+{
+    return a.axes == b.axes && a.size == b.size && a.stride == b.stride;
+}
+
+/* Positions of the whole group lie in blocks of size × stride; a block holds `stride` parts, interleaved. */
+int qd_group_colour(const qd_mesh *mesh, qd_group group, int rank)
+{
+    int at = qd_mesh_group_coord(mesh, group.axes, rank), block = group.size * group.stride;
+    int parts = qd_mesh_group_size(mesh, group.axes) / group.size;
+    return qd_mesh_group_colour(mesh, group.axes, rank) * parts + at / block * group.stride + at % group.stride;
+}
+
+int qd_group_coord(const qd_mesh *mesh, qd_group group, int rank)
+{
+    return qd_mesh_group_coord(mesh, group.axes, rank) % (group.size * group.stride) / group.stride;
+}
+
+int qd_group_rank(const qd_mesh *mesh, qd_group group, int colour_of, int coord)
+{
+    int at = qd_mesh_group_coord(mesh, group.axes, colour_of), block = group.size * group.stride;
+    return qd_mesh_group_rank(mesh, group.axes, colour_of, at / block * block + at % group.stride + coord * group.stride);
+}
+
+void qd_group_name(const qd_mesh *mesh, qd_group group, char *text, size_t size)
+{
+    char axes[32];
+    qd_mesh_mask_name(group.axes, axes, sizeof axes);
+    if (group.stride > 1)
+        snprintf(text, size, "%s (%d, %d apart)", axes, group.size, group.stride);
+    else if (group.size < qd_mesh_group_size(mesh, group.axes))
+        snprintf(text, size, "%s (%d)", axes, group.size);
+    else
+        snprintf(text, size, "%s", axes);
+}

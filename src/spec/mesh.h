@@ -32,4 +32,18 @@ int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int co
                                                                                          the group of `colour_of` */
 /* "dp", "dp×cp", … into text. */
 void qd_mesh_mask_name(unsigned mask, char *text, size_t size);
+
+/* A part of such a group: of its positions every `stride`-th, `size` of them. size and stride multiply to a divisor of the
+ * whole group's size. */
+typedef struct qd_group {
+    unsigned axes;
+    int size, stride;
+} qd_group;
+qd_group qd_group_whole(const qd_mesh *mesh, unsigned axes);
+bool qd_group_equal(qd_group a, qd_group b);
+int qd_group_colour(const qd_mesh *mesh, qd_group group, int rank);
+int qd_group_coord(const qd_mesh *mesh, qd_group group, int rank);
+int qd_group_rank(const qd_mesh *mesh, qd_group group, int colour_of, int coord);
+/* "dp", "dp (4)", "dp (2, 4 apart)", … into text. */
+void qd_group_name(const qd_mesh *mesh, qd_group group, char *text, size_t size);
 #endif

@@ -10,9 +10,27 @@ static const char *module_name(const qd_program *p, int module)
     return module >= 0 ? p->ledger->modules[module].name : "";
 }
 
+/* The parameters of a run: "block.3", or "block.3.attn.q.weight .. block.3.mlp.up.weight". */
+static const char *run_name(const qd_program *p, const qd_action *a, char *text, size_t size)
+{
+    const qd_param *first = &p->ledger->params[a->param];
+    const qd_module *m = &p->ledger->modules[first->module];
+    text[0] = '\0';
+    if (a->params == m->param_count && a->param == m->param_begin)
+        snprintf(text, size, "%s", m->name);
+    else if (a->params == 1)
+        snprintf(text, size, "%s", first->name);
+    else if (a->params > 1)
+        snprintf(text, size, "%s .. %s", first->name, first[a->params - 1].name);
+    return text;
+}
+
 static int describe_head(const qd_program *p, const qd_action *a, char *text, size_t size)
 {
-    char amount[32], axes[32];
+    char amount[32], group[48] = "";
+    if (a->group >= 0)
+        qd_group_name(&p->ledger->mesh, p->groups[a->group], group, sizeof group);
+    char run[96];
     const char *name = qd_action_name((qd_action_kind)a->kind);
     const qd_buffer *b = a->buffer >= 0 && a->buffer < p->buffer_count ? &p->buffers[a->buffer] : NULL;
     switch ((qd_action_kind)a->kind) {
@@ -22,8 +40,8 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
             break;
         qd_text_bytes(b->bytes, amount, sizeof amount);
         if (a->microbatch < 0)
-            return snprintf(text, size, "%s %s %s%s", name, qd_buffer_kind_name(b->kind),
-                            a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
+            return snprintf(text, size, "%s %s%s%s %s%s", name, module_name(p, b->module), b->module >= 0 ? "  " : "",
+                            qd_buffer_kind_name(b->kind), a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
         return snprintf(text, size, "%s %s mb %d  %s %s%s", name, module_name(p, b->module), b->microbatch,
                         qd_buffer_kind_name(b->kind), a->kind == QD_ACTION_ALLOC ? "+" : "-", amount);
     case QD_ACTION_ZERO:
@@ -35,10 +53,26 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
         if (!b)
             break;
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
-        qd_mesh_mask_name(a->axes, axes, sizeof axes);
         return snprintf(text, size, "%s %s[%lld, %lld)  %s  %s  %s", name, qd_buffer_kind_name(b->kind),
-                        (long long)a->first, (long long)(a->first + a->count), axes, amount,
+                        (long long)a->first, (long long)(a->first + a->count), group, amount,
                         a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
+    case QD_ACTION_REDUCE_SCATTER:
+    case QD_ACTION_GATHER:
+        if (!b)
+            break;
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        run_name(p, a, run, sizeof run);
+        return snprintf(text, size, "%s %s%s%s  %s  %s  %s", name, run, run[0] ? "  " : "",
+                        qd_buffer_kind_name(b->kind), group, amount, a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
+    case QD_ACTION_PACK:
+    case QD_ACTION_UNPACK:
+        return snprintf(text, size, "%s %s", name, run_name(p, a, run, sizeof run));
+    case QD_ACTION_ADD:
+        if (!b)
+            break;
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        return snprintf(text, size, "%s %s[%lld, %lld)  %s", name, qd_buffer_kind_name(b->kind), (long long)a->first,
+                        (long long)(a->first + a->count), amount);
     case QD_ACTION_FORWARD:
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:

@@ -1,6 +1,6 @@
-/* Builds the data-parallel step: micro-batches one after another, gradients reduced in buckets while the last backward
- * pass still runs, then norm and update. */
-#include "spec/program.h"
+/* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c says when parameters are
+ * gathered, gradients.c when gradients are reduced. */
+#include "spec/program_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,89 +27,7 @@ const char *qd_buffer_kind_name(qd_buffer_kind kind)
     return buffer_names[kind];
 }
 
-/* Growing arrays while the program is written; copied into the arena at the end. */
-typedef struct builder {
-    qd_program *p;
-    const qd_ledger *ledger;
-    const qd_strategy *strategy;
-    int modules, action_capacity, buffer_capacity, dep_capacity;
-    int *port, *port_grad, *stash_i, *stash_w, *mid; /* buffer of each module (port: behind it) in this micro-batch */
-    int input;
-    int64_t reduced_from;  /* gradients at and above this element have been handed to a reduction */
-    unsigned gradient_axes; /* over which gradients are summed */
-    int last_compute;      /* last action on the compute stream that wrote gradients */
-    bool no_memory;
-} builder;
-
-static void *grow(builder *b, void *array, int count, int *capacity, size_t size)
-{
-    if (count < *capacity)
-        return array;
-    int wanted = *capacity ? *capacity * 2 : 256;
-    void *larger = realloc(array, (size_t)wanted * size);
-    if (!larger) {
-        b->no_memory = true;
-        return array;
-    }
-    *capacity = wanted;
-    return larger;
-}
-
-static int add_buffer(builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes, bool persistent)
-{
-    qd_program *p = b->p;
-    p->buffers = grow(b, p->buffers, p->buffer_count, &b->buffer_capacity, sizeof *p->buffers);
-    if (b->no_memory)
-        return 0;
-    p->buffers[p->buffer_count] =
-        (qd_buffer){.kind = kind, .module = module, .microbatch = microbatch, .bytes = bytes, .persistent = persistent};
-    if (persistent)
-        p->persistent[kind] = p->buffer_count;
-    return p->buffer_count++;
-}
-
-static qd_action *add_action(builder *b, qd_action_kind kind, int module, int microbatch)
-{
-    static _Thread_local qd_action lost; /* written to when memory is out; the build then fails as a whole */
-    qd_program *p = b->p;
-    p->actions = grow(b, p->actions, p->action_count, &b->action_capacity, sizeof *p->actions);
-    qd_action *a = b->no_memory ? &lost : &p->actions[p->action_count++];
-    *a = (qd_action){.kind = (uint8_t)kind, .module = module, .microbatch = microbatch, .buffer = -1,
-                     .dep_first = p->dep_count};
-    for (int i = 0; i < QD_USE_COUNT; i++)
-        a->use[i] = -1;
-    return a;
-}
-
-/* The newest action waits for `on`. */
-static void add_dep(builder *b, int on)
-{
-    qd_program *p = b->p;
-    p->deps = grow(b, p->deps, p->dep_count, &b->dep_capacity, sizeof *p->deps);
-    if (b->no_memory)
-        return;
-    p->deps[p->dep_count++] = on;
-    p->actions[p->action_count - 1].dep_count++;
-}
-
-static int alloc(builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes)
-{
-    if (bytes == 0)
-        return -1;
-    int buffer = add_buffer(b, kind, module, microbatch, bytes, false);
-    add_action(b, QD_ACTION_ALLOC, module, microbatch)->buffer = buffer;
-    return buffer;
-}
-
-/* Frees *buffer if there is one; a second call does nothing. */
-static void free_once(builder *b, int *buffer)
-{
-    if (*buffer < 0)
-        return;
-    const qd_buffer *freed = &b->p->buffers[*buffer];
-    add_action(b, QD_ACTION_FREE, freed->module, freed->microbatch)->buffer = *buffer;
-    *buffer = -1;
-}
+typedef qd_builder builder;
 
 static int64_t port_bytes(const builder *b)
 {
@@ -119,6 +37,9 @@ static int64_t port_bytes(const builder *b)
 
 static void set_uses(builder *b, qd_action *a, int module)
 {
+    qd_units_uses(b, module, a->use);
+    if (b->strategy->training)
+        qd_gradients_uses(b, module, a->use);
     a->use[QD_USE_IN] = module > 0 ? b->port[module - 1] : -1;
     a->use[QD_USE_OUT] = b->port[module];
     a->use[QD_USE_GRAD_IN] = module > 0 ? b->port_grad[module - 1] : -1;
@@ -132,24 +53,26 @@ static void set_uses(builder *b, qd_action *a, int module)
 static void alloc_stash(builder *b, int module, int mb)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
-    b->stash_i[module] = alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
-    b->stash_w[module] = alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
+    b->stash_i[module] = qd_build_alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
+    b->stash_w[module] = qd_build_alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
 }
 
-static void forward(builder *b, int module, int mb)
+static void forward(builder *b, int item)
 {
+    int module = b->items[item].module, mb = b->items[item].microbatch;
     const qd_module_class *c = qd_program_class(b->p, module);
     alloc_stash(b, module, mb);
-    b->port[module] = module < b->modules - 1 ? alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
-    qd_action *a = add_action(b, QD_ACTION_FORWARD, module, mb);
+    b->port[module] = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
+    qd_action *a = qd_build_action(b, QD_ACTION_FORWARD, module, mb);
     set_uses(b, a, module);
     a->flops = qd_class_flops(c, QD_PHASE_FORWARD);
+    qd_units_wait(b, item);
     if (c->recompute == QD_RECOMPUTE_FULL) {
-        free_once(b, &b->stash_i[module]);
-        free_once(b, &b->stash_w[module]);
+        qd_build_free(b, &b->stash_i[module]);
+        qd_build_free(b, &b->stash_w[module]);
     }
     if (!b->strategy->training && module > 0)
-        free_once(b, &b->port[module - 1]);
+        qd_build_free(b, &b->port[module - 1]);
 }
 
 /* What dies after a phase of the backward pass. */
@@ -157,168 +80,102 @@ static void free_after(builder *b, int module, qd_phase phase)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
     if (module > 0 && c->in_until <= phase)
-        free_once(b, &b->port[module - 1]);
+        qd_build_free(b, &b->port[module - 1]);
     if (c->grad_out_until <= phase)
-        free_once(b, &b->port_grad[module]);
-    free_once(b, &b->stash_i[module]);
+        qd_build_free(b, &b->port_grad[module]);
+    qd_build_free(b, &b->stash_i[module]);
     if (phase == QD_PHASE_WEIGHT) {
-        free_once(b, &b->stash_w[module]);
-        free_once(b, &b->mid[module]);
+        qd_build_free(b, &b->stash_w[module]);
+        qd_build_free(b, &b->mid[module]);
     }
 }
 
 static void backward_action(builder *b, qd_action_kind kind, int module, int mb, double flops)
 {
-    qd_action *a = add_action(b, kind, module, mb);
+    qd_action *a = qd_build_action(b, kind, module, mb);
     set_uses(b, a, module);
     a->flops = flops;
-    b->last_compute = b->p->action_count - 1;
+    b->last_gradient = b->p->action_count - 1;
 }
 
 /* Fills the stash a second time, from the port that enters the module. */
-static void recompute(builder *b, int module, int mb)
+static void recompute(builder *b, int item)
 {
+    int module = b->items[item].module, mb = b->items[item].microbatch;
     alloc_stash(b, module, mb);
-    qd_action *a = add_action(b, QD_ACTION_RECOMPUTE, module, mb);
+    qd_action *a = qd_build_action(b, QD_ACTION_RECOMPUTE, module, mb);
     set_uses(b, a, module);
     a->flops = qd_class_recompute_flops(qd_program_class(b->p, module));
+    qd_units_wait(b, item);
 }
 
-static void backward(builder *b, int module, int mb)
+static void backward(builder *b, int item)
 {
+    int module = b->items[item].module, mb = b->items[item].microbatch;
     const qd_module_class *c = qd_program_class(b->p, module);
     if (c->recompute == QD_RECOMPUTE_FULL)
-        recompute(b, module, mb);
+        recompute(b, item);
     double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
     if (module > 0)
-        b->port_grad[module - 1] = alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
+        b->port_grad[module - 1] = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
     if (b->strategy->split_backward && c->has_weight_phase) {
-        b->mid[module] = alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
+        b->mid[module] = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
         backward_action(b, QD_ACTION_BACKWARD_INPUT, module, mb, input_flops);
+        qd_units_wait(b, item);
         free_after(b, module, QD_PHASE_INPUT);
         backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, weight_flops);
     } else {
         backward_action(b, QD_ACTION_BACKWARD, module, mb, input_flops + weight_flops);
+        qd_units_wait(b, item);
     }
     free_after(b, module, QD_PHASE_WEIGHT);
 }
 
-/* Sums gradients [first, last) over the axes on which the ledger calls them partial, cut into pieces of at most a bucket. */
-static void reduce_range(builder *b, int64_t first, int64_t last, unsigned axes)
+/* The order of work: each micro-batch forward through all modules and back. */
+static qd_status write_items(builder *b, qd_arena *arena)
 {
     const qd_strategy *s = b->strategy;
-    int group = qd_mesh_group_size(&b->ledger->mesh, axes);
-    int64_t most = s->bucket_bytes / (int64_t)qd_dtype_size(s->grad);
-    if (most < 1)
-        most = 1;
-    if (group == 1)
-        return;
-    while (last > first) {
-        int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
-        qd_action *a = add_action(b, QD_ACTION_REDUCE, -1, -1);
-        a->stream = s->overlap ? QD_STREAM_COMM : QD_STREAM_COMPUTE;
-        a->buffer = b->p->persistent[QD_BUFFER_GRAD];
-        a->first = from;
-        a->count = last - from;
-        a->dtype = s->grad;
-        a->axes = axes;
-        a->bytes = qd_coll_bytes(QD_COLL_ALL_REDUCE, a->count, s->grad, group);
-        if (s->overlap)
-            add_dep(b, b->last_compute);
-        last = from;
+    b->items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * 2);
+    if (!b->items)
+        return QD_NO_MEMORY;
+    for (int mb = 0; mb < s->micro_batches; mb++) {
+        for (int module = 0; module < b->modules; module++)
+            b->items[b->item_count++] = (qd_step_item){false, module, mb};
+        for (int module = b->modules - 1; module >= 0 && s->training; module--)
+            b->items[b->item_count++] = (qd_step_item){true, module, mb};
     }
+    return QD_OK;
 }
 
-/* Called when the gradients of `module` and all behind it are complete. */
-static void gradients_ready(builder *b, int module)
-{
-    const qd_module *m = &b->ledger->modules[module];
-    int64_t from = module == 0 ? 0 : b->p->storage.offset[m->param_begin];
-    int64_t size = (int64_t)qd_dtype_size(b->strategy->grad);
-    if (module > 0 && (b->reduced_from - from) * size < b->strategy->bucket_bytes)
-        return;
-    reduce_range(b, from, b->reduced_from, b->gradient_axes);
-    b->reduced_from = from;
-}
-
-static void add_tied(builder *b)
-{
-    if (!b->ledger->model.tied)
-        return;
-    add_action(b, QD_ACTION_ADD_TIED, b->modules - 1, -1);
-    b->last_compute = b->p->action_count - 1;
-}
-
-static void zero(builder *b, qd_buffer_kind kind, qd_dtype dtype)
-{
-    int buffer = b->p->persistent[kind];
-    if (buffer < 0)
-        return;
-    qd_action *a = add_action(b, QD_ACTION_ZERO, -1, -1);
-    a->buffer = buffer;
-    a->count = b->p->buffers[buffer].bytes / (int64_t)qd_dtype_size(dtype);
-    a->dtype = dtype;
-}
-
-static void micro_batch(builder *b, int mb, bool reduce)
+static void run_item(builder *b, int index)
 {
     const qd_strategy *s = b->strategy;
-    b->input = alloc(b, QD_BUFFER_INPUT, -1, mb, 3 * s->micro_batch * s->seq * (int64_t)sizeof(int32_t));
-    add_action(b, QD_ACTION_LOAD, -1, mb)->buffer = b->input;
-    for (int module = 0; module < b->modules; module++)
-        forward(b, module, mb);
-    if (s->training) {
-        for (int module = b->modules - 1; module >= 0; module--) {
-            backward(b, module, mb);
-            if (!reduce)
-                continue;
-            if (module == 0)
-                add_tied(b);
-            if (s->overlap)
-                gradients_ready(b, module);
-        }
-        if (reduce && !s->overlap)
-            gradients_ready(b, 0);
+    const qd_step_item *item = &b->items[index];
+    bool starts = !item->backward && item->module == 0, ends = item->module == (s->training ? 0 : b->modules - 1);
+    if (starts) {
+        b->input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, 3 * s->micro_batch * s->seq * (int64_t)sizeof(int32_t));
+        qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = b->input;
     }
-    free_once(b, &b->input);
+    qd_units_before(b, index);
+    qd_gradients_before(b, index);
+    if (item->backward)
+        backward(b, index);
+    else
+        forward(b, index);
+    qd_units_after(b, index);
+    qd_gradients_after(b, index);
+    if (ends && item->backward == s->training)
+        qd_build_free(b, &b->input);
 }
 
 /* The sum over the group of the losses and of the tokens counted: two doubles. */
 static void reduce_loss(builder *b)
 {
-    int group = qd_mesh_group_size(&b->ledger->mesh, QD_AXES_DATA);
-    if (group == 1)
+    if (b->data_group < 0)
         return;
-    qd_action *a = add_action(b, QD_ACTION_REDUCE, -1, -1);
+    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->data_group, 2, QD_F64, -1);
     a->buffer = b->p->persistent[QD_BUFFER_LOSS];
-    a->count = 2;
-    a->dtype = QD_F64;
-    a->axes = QD_AXES_DATA;
-    a->bytes = qd_coll_bytes(QD_COLL_ALL_REDUCE, 2, QD_F64, group);
     a->stream = QD_STREAM_COMPUTE;
-}
-
-/* Reductions end in the order in which they started, from the last module to the first; so do the norms, each waiting
- * only for the reductions that cover its module. */
-static void finish_step(builder *b)
-{
-    qd_program *p = b->p;
-    int reduce = 0, end = p->action_count;
-    for (int module = b->modules - 1; module >= 0; module--) {
-        int64_t from = module == 0 ? 0 : p->storage.offset[b->ledger->modules[module].param_begin];
-        add_action(b, QD_ACTION_SQUARES, module, -1);
-        for (; reduce < end && !b->no_memory; reduce++) {
-            const qd_action *a = &p->actions[reduce];
-            if (a->kind != QD_ACTION_REDUCE || a->stream != QD_STREAM_COMM)
-                continue;
-            if (a->first + a->count <= from)
-                break;
-            add_dep(b, reduce);
-        }
-    }
-    add_action(b, QD_ACTION_NORM, -1, -1);
-    for (int module = 0; module < b->modules; module++)
-        add_action(b, QD_ACTION_UPDATE, module, -1);
 }
 
 static qd_status check_strategy(const qd_strategy *s)
@@ -330,15 +187,51 @@ static qd_status check_strategy(const qd_strategy *s)
     return QD_OK;
 }
 
-/* One buffer of gradients is reduced in ranges, so all in it must be partial over the same axes. */
-static qd_status find_gradient_axes(const qd_ledger *ledger, unsigned *axes)
+/* One run of gradients is reduced at a time, so all must be partial over the same axes. */
+static qd_status check_gradient_axes(const qd_ledger *ledger)
 {
-    *axes = qd_ledger_gradient_axes(ledger, 0);
-    for (int i = 1; i < ledger->param_count; i++)
-        if (qd_ledger_gradient_axes(ledger, i) != *axes)
-            return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is summed over other ranks than that of %s", ledger->params[i].name,
-                           ledger->params[0].name);
+    for (int i = 0; i < ledger->param_count; i++)
+        if (qd_ledger_gradient_axes(ledger, i) != QD_AXES_DATA)
+            return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is not summed over the data axes alone", ledger->params[i].name);
     return QD_OK;
+}
+
+/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
+ * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
+ * meaningless is switched off. */
+static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
+{
+    const qd_mesh *mesh = &b->ledger->mesh;
+    qd_group data = qd_group_whole(mesh, QD_AXES_DATA), shard = data;
+    if (s->shard > 0 && data.size > 1)
+        shard.size = s->shard * mesh->degree[QD_AXIS_CP];
+    if (data.size % shard.size != 0)
+        return QD_FAIL(QD_USAGE, "parallel.dp_shard is %d, which does not divide the data-parallel degree (%d)", s->shard,
+                       mesh->degree[QD_AXIS_DP]);
+    if (s->prefetch < 1)
+        return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
+    s->zero = shard.size > 1 ? s->zero : 0;
+    s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
+    if (s->zero == 0)
+        shard.size = 1;
+    b->data_group = qd_build_group(b, data);
+    b->shard_group = qd_build_group(b, shard);
+    b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
+    b->kept_group = -1;
+    if (s->zero == 3 && s->reshard > QD_RESHARD_ALL) {
+        if (shard.size % s->reshard != 0)
+            return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard,
+                           shard.size);
+        b->kept_group = s->training ? qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1}) : -1;
+    }
+    return qd_storage_create(b->ledger, b->p->rank, shard.size, qd_group_coord(mesh, shard, b->p->rank), arena, storage);
+}
+
+static void add_param_buffer(builder *b, qd_buffer_kind kind, qd_dtype dtype, int64_t count, bool sharded)
+{
+    int buffer = qd_build_buffer(b, kind, -1, -1, count * (int64_t)qd_dtype_size(dtype), true);
+    if (!b->no_memory)
+        b->p->buffers[buffer].sharded = sharded;
 }
 
 static void add_persistent(builder *b)
@@ -346,40 +239,36 @@ static void add_persistent(builder *b)
     qd_program *p = b->p;
     const qd_strategy *s = b->strategy;
     const qd_model *m = &b->ledger->model;
-    int64_t n = p->storage.values;
-    add_buffer(b, QD_BUFFER_PARAM, -1, -1, n * (int64_t)qd_dtype_size(s->param), true);
+    bool sharded = s->zero > 0, grads_sharded;
+    int64_t whole = p->storage.values, shard = p->storage.shard_values, state = sharded ? shard : whole;
+    add_param_buffer(b, QD_BUFFER_PARAM, s->param, s->zero == 3 ? shard : whole, s->zero == 3);
     if (s->training) {
-        add_buffer(b, QD_BUFFER_GRAD, -1, -1, n * (int64_t)qd_dtype_size(s->grad), true);
-        if (m->tied)
-            add_buffer(b, QD_BUFFER_TIED_GRAD, -1, -1, p->storage.tied * (int64_t)qd_dtype_size(s->grad), true);
+        int64_t grads = qd_gradients_storage(b, &grads_sharded);
+        add_param_buffer(b, QD_BUFFER_GRAD, s->grad, grads, grads_sharded);
+        if (m->tied && !b->blocks)
+            add_param_buffer(b, QD_BUFFER_TIED_GRAD, s->grad, p->storage.tied, false);
         if (s->param != QD_F32)
-            add_buffer(b, QD_BUFFER_MASTER, -1, -1, n * 4, true);
+            add_param_buffer(b, QD_BUFFER_MASTER, QD_F32, state, sharded);
         if (s->optimizer == QD_OPTIM_ADAMW || s->momentum)
-            add_buffer(b, QD_BUFFER_MOMENT1, -1, -1, n * 4, true);
+            add_param_buffer(b, QD_BUFFER_MOMENT1, QD_F32, state, sharded);
         if (s->optimizer == QD_OPTIM_ADAMW)
-            add_buffer(b, QD_BUFFER_MOMENT2, -1, -1, n * 4, true);
-        int64_t rows = 0;
-        for (int i = 0; i < b->ledger->param_count; i++) {
-            p->square_row[i] = rows;
-            if (b->ledger->params[i].tied_to < 0)
-                rows += qd_ledger_atom(b->ledger, i, p->rank).length[0];
-        }
-        add_buffer(b, QD_BUFFER_SQUARES, -1, -1, rows * 8, true);
+            add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, state, sharded);
+        qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_base(p, p->storage.parts) * 8, true);
     }
     if (m->position == QD_POSITION_ROPE)
-        add_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
+        qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
     if (s->context > 0) {
         int64_t kv = (int64_t)m->kv_heads * m->head_dim;
-        add_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
-        add_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
+        qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
+        qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
     }
-    add_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
+    qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
     int64_t scratch = 0;
     for (int module = 0; module < b->modules; module++) {
         int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];
         scratch = wanted > scratch ? wanted : scratch;
     }
-    add_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
+    qd_build_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
 }
 
 /* Moves a finished array from the heap into the arena. */
@@ -407,7 +296,17 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->ledger = ledger;
     p->strategy = *strategy;
     p->rank = rank;
-    QD_TRY(qd_ledger_storage(ledger, rank, arena, &p->storage));
+    int modules = ledger->module_count;
+    int *slots = QD_ARENA_NEW(arena, int, 5 * modules);
+    if (!slots)
+        return QD_NO_MEMORY;
+    memset(slots, 0xff, (size_t)(5 * modules) * sizeof *slots);
+    memset(p->persistent, 0xff, sizeof p->persistent);
+    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = modules, .port = slots,
+                 .port_grad = slots + modules, .stash_i = slots + 2 * modules, .stash_w = slots + 3 * modules,
+                 .mid = slots + 4 * modules, .input = -1};
+    QD_TRY(check_gradient_axes(ledger));
+    QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
     qd_class_config classes = {
         .rank = rank,
         .batch = strategy->micro_batch,
@@ -427,27 +326,19 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         if (!class_->ops)
             QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
     }
-    p->square_row = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
-    int modules = ledger->module_count;
-    int *slots = QD_ARENA_NEW(arena, int, 5 * modules);
-    if (!p->square_row || !slots)
-        return QD_NO_MEMORY;
-    memset(slots, 0xff, (size_t)(5 * modules) * sizeof *slots);
-    memset(p->persistent, 0xff, sizeof p->persistent);
-    builder b = {.p = p, .ledger = ledger, .strategy = strategy, .modules = modules, .port = slots,
-                 .port_grad = slots + modules, .stash_i = slots + 2 * modules, .stash_w = slots + 3 * modules,
-                 .mid = slots + 4 * modules, .input = -1, .reduced_from = p->storage.values};
-    QD_TRY(find_gradient_axes(ledger, &b.gradient_axes));
+    QD_TRY(write_items(&b, arena));
+    QD_TRY(qd_units_create(&b, arena));
+    QD_TRY(qd_gradients_create(&b, arena));
     add_persistent(&b);
-    zero(&b, QD_BUFFER_LOSS, QD_F64);
-    zero(&b, QD_BUFFER_GRAD, strategy->grad);
-    zero(&b, QD_BUFFER_TIED_GRAD, strategy->grad);
-    for (int mb = 0; mb < strategy->micro_batches; mb++)
-        micro_batch(&b, mb, mb == strategy->micro_batches - 1);
+    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], QD_F64);
+    qd_gradients_begin(&b);
+    for (int item = 0; item < b.item_count; item++)
+        run_item(&b, item);
     if (strategy->context == 0)
         reduce_loss(&b);
     if (strategy->training)
-        finish_step(&b);
+        qd_gradients_finish(&b);
+    free(b.pending);
     p->actions = settle(&b, arena, p->actions, p->action_count, sizeof *p->actions);
     p->buffers = settle(&b, arena, p->buffers, p->buffer_count, sizeof *p->buffers);
     p->deps = settle(&b, arena, p->deps, p->dep_count, sizeof *p->deps);
@@ -456,6 +347,27 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(qd_memory_plan(p));
     *program = p;
     return QD_OK;
+}
+
+int64_t qd_program_square_base(const qd_program *p, int part)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < p->ledger->param_count; i++)
+        for (int r = 0; r < part && p->ledger->params[i].tied_to < 0; r++)
+            rows += qd_storage_part(&p->storage, i, p->storage.parts, r).rows;
+    return rows;
+}
+
+qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int param)
+{
+    const qd_storage *s = &p->storage;
+    qd_extent own = qd_storage_part(s, param, s->parts, s->part);
+    qd_holding h = {.box = qd_ledger_atom(p->ledger, param, p->rank), .count = own.count};
+    h.box.begin[0] += own.first_row;
+    h.box.length[0] = own.rows;
+    bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
+    h.offset = sharded ? s->shard_offset[param] : s->offset[param] + own.first;
+    return h;
 }
 
 int64_t qd_program_comm_bytes(const qd_program *program)

@@ -5,8 +5,12 @@
 #define QD_SPEC_PROGRAM_H
 
 #include "spec/ops.h"
+#include "spec/storage.h"
 
 #include <stdio.h>
+
+#define QD_RESHARD_NEVER 0
+#define QD_RESHARD_ALL 1
 
 /* How the step is carried out; with the model and the mesh it determines the program. */
 typedef struct qd_strategy {
@@ -18,6 +22,11 @@ typedef struct qd_strategy {
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
     bool split_backward;  /* backward_input and backward_weight are separate actions */
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
+    int zero;             /* sharded over ranks of the data axes: 1: optimizer state, 2: gradients too, 3: parameters too */
+    int shard;            /* how many ranks hold one sharded copy together, a divisor of the data axes; 0: all */
+    int prefetch;         /* zero 3: modules whose parameters are in memory at once; 1, 2: that are gathered at once */
+    int reshard;          /* zero 3, after the forward pass: QD_RESHARD_NEVER, QD_RESHARD_ALL, or kept by groups of so many */
+    bool sync_each;       /* gradients are summed over ranks after each micro-batch, not once per step */
     qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep all */
     int recompute_layers;   /* -1: all */
     const qd_device_traits *traits; /* of the device it will run on */
@@ -40,6 +49,11 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(BACKWARD_WEIGHT, "backward_weight") /* phase W */                                                     \
     X(ADD_TIED, "add_tied")               /* the second gradient of a tied parameter joins the first */     \
     X(REDUCE, "reduce")                   /* sum of a range of a buffer over the group (all-reduce) */      \
+    X(REDUCE_SCATTER, "reduce_scatter")   /* sums of a run of parameters, each rank getting its part */     \
+    X(GATHER, "gather")                   /* all parts of a run of parameters, or of the norm's sums */     \
+    X(PACK, "pack")                       /* this rank's part of a run of parameters, out of whole tensors */ \
+    X(UNPACK, "unpack")                   /* and back into them */                                          \
+    X(ADD, "add")                         /* a range of one buffer joins that of another */                 \
     X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
     X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
     X(UPDATE, "update")                   /* the optimizer on a module's parameters */
@@ -59,6 +73,10 @@ typedef enum qd_action_kind {
     X(MASTER, "master weights")                                                                             \
     X(MOMENT1, "first moment")                                                                              \
     X(MOMENT2, "second moment")                                                                             \
+    X(UNIT, "gathered parameters")                                                                          \
+    X(KEPT, "parameters kept by groups")                                                                    \
+    X(GRAD_BLOCK, "gradients before their reduction")                                                       \
+    X(PART, "parts of tensors on their way")                                                                \
     X(INPUT, "input")                                                                                       \
     X(PORT, "activations between modules")                                                                  \
     X(STASH_I, "activations until backward of inputs")                                                      \
@@ -84,11 +102,17 @@ typedef struct qd_buffer {
     int module, microbatch; /* -1: of all */
     int64_t bytes;
     bool persistent; /* lives as long as the run; others between their ALLOC and FREE */
+    bool sharded;    /* holds parts of tensors, as storage.h says; else whole ones */
+    int64_t first;   /* element of the whole or sharded storage at which it begins */
     int64_t offset;  /* of the others: in the dynamic area, planned by qd_memory_plan */
 } qd_buffer;
 
 /* The buffers a module action works on. */
 typedef enum qd_use {
+    QD_USE_PARAM,      /* values of the module's own parameters */
+    QD_USE_TIED_PARAM, /* values of those it shares with another module */
+    QD_USE_GRAD,
+    QD_USE_TIED_GRAD,
     QD_USE_IN,
     QD_USE_OUT,
     QD_USE_GRAD_IN,
@@ -105,16 +129,20 @@ typedef struct qd_action {
     uint8_t stream; /* qd_stream_id */
     int32_t module; /* -1: none */
     int32_t microbatch;
-    int32_t buffer;              /* ALLOC, FREE, LOAD, ZERO, REDUCE */
+    int32_t buffer;              /* ALLOC, FREE, LOAD, ZERO, REDUCE; ADD: the sum; others below: the one of whole tensors */
+    int32_t part;                /* REDUCE_SCATTER, GATHER, PACK, UNPACK: the buffer of this rank's parts; ADD: what is added */
+    int32_t param, params;       /* of those: the run of parameters [param, param + params) */
+    int32_t parts;               /* of those: into how many parts tensors are cut */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
-    int64_t first, count;        /* ZERO, REDUCE: elements of the buffer */
+    int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all */
     qd_dtype dtype;              /* of those elements */
-    uint32_t axes;               /* REDUCE: the group */
-    int64_t bytes;               /* REDUCE: what all ranks of the group together send */
+    int32_t group;               /* collectives: in the program's groups; -1: none */
+    int64_t bytes;               /* collectives: what all ranks of the world together send */
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
 } qd_action;
 
+#define QD_GROUP_LIMIT 8
 typedef struct qd_program {
     const qd_ledger *ledger;
     qd_strategy strategy;
@@ -128,7 +156,8 @@ typedef struct qd_program {
     int32_t *deps;
     int dep_count;
     int persistent[QD_BUFFER_KIND_COUNT]; /* buffer index of each persistent kind, -1: none */
-    int64_t *square_row;                  /* per parameter: first row in SQUARES */
+    qd_group groups[QD_GROUP_LIMIT];      /* that its collectives use, each with more than one rank */
+    int group_count;
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;
 } qd_program;
@@ -153,6 +182,23 @@ static inline const qd_module_class *qd_program_class(const qd_program *program,
     return &program->classes[program->ledger->modules[module].kind][qd_strategy_recompute(&program->strategy, program->ledger, module)];
 }
 
+/* What this rank answers for of a parameter in a persistent kind of buffer: a box of the logical tensor, whose elements lie
+ * one after another from `offset` on. Ranks that hold the same box hold the same bits; elements outside it may be out of
+ * date between steps. */
+typedef struct qd_holding {
+    qd_atom box;
+    int64_t offset, count;
+} qd_holding;
+qd_holding qd_program_holding(const qd_program *program, qd_buffer_kind kind, int param);
+
+static inline bool qd_action_communicates(const qd_action *a)
+{
+    return a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER;
+}
+
+/* First row of a rank's part in SQUARES: parts follow each other by rank, so that one piece of each rank is gathered. */
+int64_t qd_program_square_base(const qd_program *program, int part);
+
 /* The peak of each kind of buffer at the moment of the largest total, and the total. */
 typedef struct qd_memory_report {
     int64_t at_peak[QD_BUFFER_KIND_COUNT];
@@ -166,7 +212,7 @@ typedef struct qd_memory_report {
 qd_status qd_memory_plan(qd_program *program);
 qd_status qd_memory_account(const qd_program *program, qd_memory_report *report);
 
-/* Bytes sent by all ranks of this program's groups in one step. */
+/* Bytes sent by all ranks of the world in one step, if all do what this one does. */
 int64_t qd_program_comm_bytes(const qd_program *program);
 double qd_program_flops(const qd_program *program);           /* of the model; what is computed again is not in it */
 double qd_program_recompute_flops(const qd_program *program);

@@ -104,7 +104,7 @@ static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int ste
         explained += p->ops.seconds[kind] * per;
     }
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {
-        if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
+        if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_RECOMPUTE || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
             kind == QD_ACTION_BACKWARD_WEIGHT)
             continue;
         add_row(r, qd_action_name((qd_action_kind)kind), p->action_seconds[kind] * per, 0.0, 0.0);

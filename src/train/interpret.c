@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/half.h"
+#include "parallel/shard.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,9 +20,9 @@ struct qd_interpreter {
     int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
     int next_input;
     double *squares;        /* host copy of SQUARES */
+    int64_t *cursor;        /* per part: the next row of it to be summed */
+    int64_t first_row;      /* of this rank's part in SQUARES */
     qd_timeline *timeline;  /* made when a step is traced or profiled */
-    qd_param_range *ranges; /* per parameter that this rank updates */
-    int *range_first;       /* per module and one more */
     /* of the step that runs */
     const qd_step_input *in;
     double loss[2]; /* sum, tokens */
@@ -38,22 +39,6 @@ static int64_t square_rows(const qd_program *p)
 {
     int buffer = p->persistent[QD_BUFFER_SQUARES];
     return buffer >= 0 ? p->buffers[buffer].bytes / 8 : 0;
-}
-
-static void collect_ranges(qd_interpreter *it)
-{
-    const qd_program *p = it->program;
-    int count = 0;
-    for (int m = 0; m < p->ledger->module_count; m++) {
-        const qd_module *module = &p->ledger->modules[m];
-        it->range_first[m] = count;
-        for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
-            const qd_param *param = &p->ledger->params[i];
-            if (param->tied_to < 0)
-                it->ranges[count++] = (qd_param_range){p->storage.offset[i], p->storage.count[i], param->decay};
-        }
-    }
-    it->range_first[p->ledger->module_count] = count;
 }
 
 static qd_status staging(qd_interpreter *it)
@@ -81,16 +66,14 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
     it->program = p;
     it->kernels = qd_device_kernels(bound->device);
     it->stream = qd_device_compute_stream(bound->device);
+    it->first_row = qd_program_square_base(p, p->storage.part);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
-    it->ranges = calloc((size_t)p->ledger->param_count, sizeof *it->ranges);
-    it->range_first = calloc((size_t)p->ledger->module_count + 1, sizeof *it->range_first);
-    qd_status status = it->work && it->ranges && it->range_first ? staging(it)
-                                                                 : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    it->cursor = calloc((size_t)p->storage.parts, sizeof *it->cursor);
+    qd_status status = it->work && it->cursor ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
     if (status != QD_OK) {
         qd_interpreter_destroy(it);
         return status;
     }
-    collect_ranges(it);
     *interpreter = it;
     return QD_OK;
 }
@@ -100,14 +83,13 @@ void qd_interpreter_destroy(qd_interpreter *it)
     if (!it)
         return;
     free(it->work);
+    free(it->cursor);
     for (int i = 0; i < 2; i++) {
         qd_event_destroy(it->input_read[i]);
         qd_host_free(it->bound->device, it->input[i]);
     }
     qd_host_free(it->bound->device, it->squares);
     qd_timeline_destroy(it->timeline);
-    free(it->ranges);
-    free(it->range_first);
     free(it);
 }
 
@@ -179,8 +161,8 @@ static qd_status do_zero(qd_interpreter *it, const qd_action *a, int index)
     (void)index;
     void *to;
     int64_t size = (int64_t)qd_dtype_size(a->dtype);
-    QD_TRY(qd_bound_buffer(it->bound, a->buffer, &to));
-    return qd_fill_zero(it->stream, (char *)to + a->first * size, a->count * size);
+    QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &to));
+    return qd_fill_zero(it->stream, to, a->count * size);
 }
 
 static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned phases)
@@ -192,9 +174,6 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         .kernels = it->kernels,
         .program = p,
         .module = a->module,
-        .param = qd_bound_kind(b, QD_BUFFER_PARAM),
-        .grad = qd_bound_kind(b, QD_BUFFER_GRAD),
-        .tied_grad = qd_bound_kind(b, QD_BUFFER_TIED_GRAD),
         .scratch = qd_bound_kind(b, QD_BUFFER_SCRATCH),
         .rope = qd_bound_kind(b, QD_BUFFER_TABLE),
         .loss = qd_bound_kind(b, QD_BUFFER_LOSS),
@@ -215,6 +194,7 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         if (a->use[u] >= 0)
             QD_TRY(qd_bound_buffer(b, a->use[u], &address));
         frame.use[u] = address;
+        frame.first[u] = a->use[u] >= 0 ? p->buffers[a->use[u]].first : 0;
     }
     return qd_nn_run(&frame, phases);
 }
@@ -255,38 +235,38 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
     const qd_program *p = it->program;
     const qd_module *module = &p->ledger->modules[a->module];
     qd_dtype dtype = p->strategy.grad;
-    int64_t size = (int64_t)qd_dtype_size(dtype);
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
         int owner = p->ledger->params[i].tied_to;
+        void *to, *from;
         if (owner < 0)
             continue;
-        char *to = (char *)qd_bound_kind(it->bound, QD_BUFFER_GRAD) + p->storage.offset[owner] * size;
-        const char *from = (char *)qd_bound_kind(it->bound, QD_BUFFER_TIED_GRAD) + p->storage.offset[i] * size;
+        QD_TRY(qd_bound_at(it->bound, a->use[QD_USE_GRAD], p->storage.offset[owner], dtype, &to));
+        QD_TRY(qd_bound_at(it->bound, a->use[QD_USE_TIED_GRAD], p->storage.offset[i], dtype, &from));
         QD_TRY(it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = p->storage.count[i],
                                                            .a_dtype = dtype, .b_dtype = dtype, .y_dtype = dtype}));
     }
     return QD_OK;
 }
 
-/* Looks at what this rank is about to add to a sum over ranks, element by element in pieces. */
-static qd_status look_at(qd_interpreter *it, const qd_action *a, const void *data)
+/* Looks at what this rank is about to add to a sum over ranks, element by element in pieces: elements [first, first + count)
+ * of the loss or of the gradients. */
+static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, bool loss)
 {
     enum { PIECE = 512 };
     const qd_program *p = it->program;
-    int64_t size = (int64_t)qd_dtype_size(a->dtype);
-    bool loss = a->buffer == p->persistent[QD_BUFFER_LOSS];
+    int64_t size = (int64_t)qd_dtype_size(dtype);
     union {
         double f64[PIECE];
         float f32[PIECE];
         uint16_t bf16[PIECE];
     } piece;
-    for (int64_t done = 0; done < a->count; done += PIECE) {
-        int64_t count = a->count - done < PIECE ? a->count - done : PIECE;
+    for (int64_t done = 0; done < length; done += PIECE) {
+        int64_t count = length - done < PIECE ? length - done : PIECE;
         QD_TRY(qd_copy(it->stream, &piece, (const char *)data + done * size, count * size));
         QD_TRY(qd_stream_wait(it->stream));
         for (int64_t i = 0; i < count; i++) {
-            double value = a->dtype == QD_F64 ? piece.f64[i] : a->dtype == QD_F32 ? piece.f32[i] : qd_bf16_to_f32(piece.bf16[i]);
-            int64_t at = a->first + done + i;
+            double value = dtype == QD_F64 ? piece.f64[i] : dtype == QD_F32 ? piece.f32[i] : qd_bf16_to_f32(piece.bf16[i]);
+            int64_t at = first + done + i;
             if (isfinite(value))
                 continue;
             it->in->look->loss = it->in->look->loss || loss;
@@ -298,36 +278,79 @@ static qd_status look_at(qd_interpreter *it, const qd_action *a, const void *dat
     return QD_OK;
 }
 
-static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
+static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
 {
-    qd_comm *group = it->bound->groups[a->axes];
-    void *data;
-    QD_TRY(qd_bound_buffer(it->bound, a->buffer, &data));
-    data = (char *)data + a->first * (int64_t)qd_dtype_size(a->dtype);
-    if (!group)
-        return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
-    if (it->in->look)
-        QD_TRY(look_at(it, a, data));
-    return qd_comm_all_reduce(group, data, data, a->count, a->dtype, QD_SUM,
-                              a->stream == QD_STREAM_COMM ? &it->work[index] : NULL);
+    return a->stream == QD_STREAM_COMM ? &it->work[index] : NULL;
 }
 
+static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
+{
+    void *data;
+    QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &data));
+    if (a->group < 0 || !it->bound->groups[a->group])
+        return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
+    if (it->in->look && !it->program->buffers[a->buffer].sharded) /* parts were looked at before their reduce_scatter */
+        QD_TRY(look_at(it, data, a->first, a->count, a->dtype, a->buffer == it->program->persistent[QD_BUFFER_LOSS]));
+    return qd_comm_all_reduce(it->bound->groups[a->group], data, data, a->count, a->dtype, QD_SUM, work_of(it, a, index));
+}
+
+static qd_status do_reduce_scatter(qd_interpreter *it, const qd_action *a, int index)
+{
+    const qd_storage *s = &it->program->storage;
+    for (int i = a->param; i < a->param + a->params && it->in->look; i++) {
+        void *data;
+        if (it->program->ledger->params[i].tied_to >= 0)
+            continue;
+        QD_TRY(qd_bound_at(it->bound, a->buffer, s->offset[i], a->dtype, &data));
+        QD_TRY(look_at(it, data, s->offset[i], s->count[i], a->dtype, false));
+    }
+    return qd_shard_reduce_scatter(it->bound, a, work_of(it, a, index));
+}
+
+static qd_status do_gather(qd_interpreter *it, const qd_action *a, int index)
+{
+    return qd_shard_gather(it->bound, a, work_of(it, a, index));
+}
+
+static qd_status do_pack(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return qd_shard_pack(it->bound, a, it->stream);
+}
+
+static qd_status do_unpack(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    return qd_shard_unpack(it->bound, a, it->stream);
+}
+
+static qd_status do_add(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    void *to, *from;
+    QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &to));
+    QD_TRY(qd_bound_at(it->bound, a->part, a->first, a->dtype, &from));
+    return it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = a->count, .a_dtype = a->dtype,
+                                                       .b_dtype = a->dtype, .y_dtype = a->dtype});
+}
+
+/* Sums of squares of the rows this rank answers for. */
 static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
     const qd_program *p = it->program;
     const qd_module *module = &p->ledger->modules[a->module];
-    double *out = qd_bound_kind(it->bound, QD_BUFFER_SQUARES);
+    double *out = (double *)qd_bound_kind(it->bound, QD_BUFFER_SQUARES) + it->first_row;
     const char *grad = qd_bound_kind(it->bound, QD_BUFFER_GRAD);
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
-        if (p->ledger->params[i].tied_to >= 0)
+        qd_holding own = qd_program_holding(p, QD_BUFFER_GRAD, i);
+        if (p->ledger->params[i].tied_to >= 0 || own.count == 0)
             continue;
-        qd_atom atom = qd_ledger_atom(p->ledger, i, p->rank);
         QD_TRY(it->kernels->row_squares(it->stream, &(qd_row_squares_args){
-            .x = grad + p->storage.offset[i] * (int64_t)qd_dtype_size(p->strategy.grad),
-            .out = out + p->square_row[i],
-            .rows = atom.length[0],
-            .cols = p->ledger->params[i].ndim > 1 ? atom.length[1] : 1,
+            .x = grad + own.offset * (int64_t)qd_dtype_size(p->strategy.grad),
+            .out = out + p->storage.shard_row[i],
+            .rows = own.box.length[0],
+            .cols = own.count / own.box.length[0],
             .dtype = p->strategy.grad,
         }));
     }
@@ -350,7 +373,7 @@ static qd_status read_loss(qd_interpreter *it)
     return QD_OK;
 }
 
-/* Rows in order, parameters in order: the same sum on every rank and in every bucketing. */
+/* Rows in order, parameters in order, whoever has them: the same sum on every rank and in every stage and bucketing. */
 static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
@@ -360,13 +383,21 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(fill_ahead(it));
     QD_TRY(read_loss(it));
     double total = 0.0;
+    int64_t row = 0;
+    for (int part = 0; part < p->storage.parts; part++) {
+        it->cursor[part] = row;
+        for (int i = 0; i < p->ledger->param_count; i++)
+            row += p->ledger->params[i].tied_to < 0 ? qd_storage_part(&p->storage, i, p->storage.parts, part).rows : 0;
+    }
     for (int i = 0; i < p->ledger->param_count; i++) {
         if (p->ledger->params[i].tied_to >= 0)
             continue;
         double sum = 0.0;
-        int64_t rows = qd_ledger_atom(p->ledger, i, p->rank).length[0];
-        for (int64_t r = 0; r < rows; r++)
-            sum += it->squares[p->square_row[i] + r];
+        for (int part = 0; part < p->storage.parts; part++) {
+            int64_t rows = qd_storage_part(&p->storage, i, p->storage.parts, part).rows;
+            for (int64_t r = 0; r < rows; r++)
+                sum += it->squares[it->cursor[part]++];
+        }
         if (!isfinite(sum) && it->not_finite[0] == '\0')
             snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[i].name);
         total += sum;
@@ -377,26 +408,70 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
+/* Elements of each buffer at which this rank's part of a parameter lies. */
+typedef struct places {
+    int64_t param, grad, state, count;
+    bool decay;
+} places;
+
+static places find_places(const qd_program *p, int param)
+{
+    bool wide = p->strategy.param == QD_F32;
+    qd_holding value = qd_program_holding(p, QD_BUFFER_PARAM, param);
+    qd_holding state = qd_program_holding(p, wide && p->persistent[QD_BUFFER_MOMENT1] < 0 ? QD_BUFFER_PARAM
+                                             : wide                                       ? QD_BUFFER_MOMENT1
+                                                                                          : QD_BUFFER_MASTER, param);
+    return (places){value.offset, qd_program_holding(p, QD_BUFFER_GRAD, param).offset, state.offset, value.count,
+                    p->ledger->params[param].decay};
+}
+
+static void *shifted(void *base, int64_t elements, qd_dtype dtype)
+{
+    return base ? (char *)base + elements * (int64_t)qd_dtype_size(dtype) : NULL;
+}
+
+/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter lies in one piece in each:
+ * neighbours that are equally far apart in all buffers go in one call. */
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
     if (it->not_finite[0] != '\0' || it->in->look)
         return QD_OK;
+    const qd_program *p = it->program;
     const qd_bound *b = it->bound;
-    const qd_strategy *s = &it->program->strategy;
-    void *param = qd_bound_kind(b, QD_BUFFER_PARAM);
-    qd_optim_state state = {
-        .param = param,
-        .grad = qd_bound_kind(b, QD_BUFFER_GRAD),
-        .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
-        .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
-        .moment2 = qd_bound_kind(b, QD_BUFFER_MOMENT2),
-        .param_dtype = s->param,
-        .grad_dtype = s->grad,
-    };
-    int first = it->range_first[a->module], count = it->range_first[a->module + 1] - first;
-    return qd_optim_update(it->in->optim, it->kernels, it->stream, &state, it->ranges + first, count, it->in->step,
-                           it->grad_scale);
+    const qd_strategy *s = &p->strategy;
+    const qd_module *module = &p->ledger->modules[a->module];
+    int end = module->param_begin + module->param_count;
+    for (int i = module->param_begin; i < end;) {
+        enum { MOST = 64 };
+        qd_param_range ranges[MOST];
+        int count = 0;
+        places first = find_places(p, i);
+        for (; i < end && count < MOST; i++) {
+            places at = find_places(p, i);
+            if (p->ledger->params[i].tied_to >= 0 || at.count == 0)
+                continue;
+            if (count == 0)
+                first = at;
+            if (at.param - at.state != first.param - first.state || at.grad - at.state != first.grad - first.state)
+                break;
+            ranges[count++] = (qd_param_range){at.state, at.count, at.decay};
+        }
+        if (count == 0)
+            continue;
+        void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), first.param - first.state, s->param);
+        qd_optim_state state = {
+            .param = param,
+            .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), first.grad - first.state, s->grad),
+            .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
+            .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
+            .moment2 = qd_bound_kind(b, QD_BUFFER_MOMENT2),
+            .param_dtype = s->param,
+            .grad_dtype = s->grad,
+        };
+        QD_TRY(qd_optim_update(it->in->optim, it->kernels, it->stream, &state, ranges, count, it->in->step, it->grad_scale));
+    }
+    return QD_OK;
 }
 
 typedef qd_status (*action_fn)(qd_interpreter *it, const qd_action *a, int index);
@@ -412,6 +487,11 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_BACKWARD_WEIGHT] = do_backward_weight,
     [QD_ACTION_ADD_TIED] = do_add_tied,
     [QD_ACTION_REDUCE] = do_reduce,
+    [QD_ACTION_REDUCE_SCATTER] = do_reduce_scatter,
+    [QD_ACTION_GATHER] = do_gather,
+    [QD_ACTION_PACK] = do_pack,
+    [QD_ACTION_UNPACK] = do_unpack,
+    [QD_ACTION_ADD] = do_add,
     [QD_ACTION_SQUARES] = do_squares,
     [QD_ACTION_NORM] = do_norm,
     [QD_ACTION_UPDATE] = do_update,

@@ -22,8 +22,9 @@ static qd_status find_weight(qd_trainer *t, int *param)
     for (int i = 0; i < p->ledger->param_count && status == QD_OK && *param < 0; i++) {
         if (p->ledger->params[i].tied_to >= 0)
             continue;
-        status = qd_trainer_read(t, p->ledger->params[i].name, QD_TENSOR_VALUE, values, p->storage.count[i]);
-        for (int64_t k = 0; k < p->storage.count[i] && status == QD_OK; k++)
+        status = qd_trainer_get(t, i, QD_TENSOR_VALUE, values);
+        int64_t count = qd_trainer_holding(t, i, QD_TENSOR_VALUE).count;
+        for (int64_t k = 0; k < count && status == QD_OK; k++)
             if (!isfinite(values[k]))
                 *param = i;
     }

@@ -76,14 +76,14 @@ static void event_name(const qd_program *p, const qd_action *a, char *text, size
 static void put_event(qd_json_writer *w, const qd_program *p, int rank, const event *e, double origin)
 {
     const qd_action *a = &p->actions[e->action];
-    char name[128], axes[32];
+    char name[128], group[48];
     event_name(p, a, name, sizeof name);
     qd_json_object_begin(w, NULL);
     qd_json_put_string(w, "ph", "X");
     qd_json_put_string(w, "name", name);
     qd_json_put_string(w, "cat", qd_action_name((qd_action_kind)a->kind));
     qd_json_put_int(w, "pid", rank);
-    qd_json_put_int(w, "tid", a->kind == QD_ACTION_REDUCE ? QD_STREAM_COMM : (int)a->stream);
+    qd_json_put_int(w, "tid", qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream);
     /* Microseconds, to the nanosecond. */
     qd_json_put_double(w, "ts", round((e->begin - origin) * 1e9) / 1e3);
     qd_json_put_double(w, "dur", round((e->end - e->begin) * 1e9) / 1e3);
@@ -92,9 +92,9 @@ static void put_event(qd_json_writer *w, const qd_program *p, int rank, const ev
     qd_json_put_int(w, "action", e->action);
     if (a->microbatch >= 0)
         qd_json_put_int(w, "microbatch", a->microbatch);
-    if (a->kind == QD_ACTION_REDUCE) {
-        qd_mesh_mask_name(a->axes, axes, sizeof axes);
-        qd_json_put_string(w, "axes", axes);
+    if (qd_action_communicates(a)) {
+        qd_group_name(&p->ledger->mesh, p->groups[a->group], group, sizeof group);
+        qd_json_put_string(w, "axes", group);
         qd_json_put_int(w, "elements", a->count);
     }
     if (a->bytes > 0)

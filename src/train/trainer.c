@@ -32,19 +32,21 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
     return share > 1 ? share : 1;
 }
 
-/* Copies fp32 values to elements first .. first + count - 1 of a parameter, and to its master copy. */
+/* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and of its master copy. */
 static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
     const qd_program *p = t->program;
     qd_stream *stream = qd_device_compute_stream(t->device);
-    int64_t offset = p->storage.offset[param] + first;
+    int64_t offset = qd_program_holding(p, QD_BUFFER_PARAM, param).offset + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
     float *master = qd_bound_kind(t->bound, QD_BUFFER_MASTER);
+    if (count == 0)
+        return QD_OK;
     if (p->strategy.param == QD_F32) {
         QD_TRY(qd_copy(stream, to, values, count * 4));
         return qd_stream_wait(stream);
     }
-    void *wide = master ? master + offset : NULL;
+    void *wide = master ? master + qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first : NULL;
     if (!master)
         QD_TRY(qd_device_alloc(t->device, count * 4, &wide));
     qd_status status = qd_copy(stream, wide, values, count * 4);
@@ -63,16 +65,17 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
 static qd_status init_params(qd_trainer *t)
 {
     enum { PIECE = 1 << 14 };
-    const qd_ledger *l = t->program->ledger;
+    const qd_program *p = t->program;
     float values[PIECE];
-    for (int i = 0; i < l->param_count; i++) {
-        const qd_param *param = &l->params[i];
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        const qd_param *param = &p->ledger->params[i];
         qd_philox_key key = qd_rng_key(t->config.seed, param->name);
-        int64_t total = param->tied_to < 0 ? t->program->storage.count[i] : 0;
+        qd_extent own = qd_storage_part(&p->storage, i, p->storage.parts, p->storage.part);
+        int64_t total = param->tied_to < 0 ? own.count : 0;
         for (int64_t first = 0; first < total; first += PIECE) {
             int64_t count = total - first < PIECE ? total - first : PIECE;
             if (param->init == QD_INIT_NORMAL)
-                qd_rng_normal(key, first, count, param->init_std, values);
+                qd_rng_normal(key, own.first + first, count, param->init_std, values);
             else
                 for (int64_t e = 0; e < count; e++)
                     values[e] = param->init == QD_INIT_ONE ? 1.0f : 0.0f;
@@ -236,45 +239,89 @@ bool qd_trainer_holds(const qd_trainer *t, qd_tensor_kind kind)
     return qd_bound_kind(t->bound, buffer_of(t, kind, &dtype)) != NULL;
 }
 
-qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, float *out, int64_t count)
+qd_holding qd_trainer_holding(const qd_trainer *t, int param, qd_tensor_kind kind)
 {
-    int param;
     qd_dtype dtype;
-    QD_TRY(find_param(t, name, count, &param));
+    return qd_program_holding(t->program, buffer_of(t, kind, &dtype), param);
+}
+
+qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *out)
+{
+    qd_dtype dtype;
+    qd_holding own = qd_trainer_holding(t, param, kind);
     const char *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
     if (!base)
-        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", name);
-    const char *from = base + t->program->storage.offset[param] * (int64_t)qd_dtype_size(dtype);
+        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
+    if (own.count == 0)
+        return QD_OK;
+    const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
     if (dtype == QD_F32) {
-        QD_TRY(qd_copy(stream, out, from, count * 4));
+        QD_TRY(qd_copy(stream, out, from, own.count * 4));
         return qd_stream_wait(stream);
     }
     void *widened;
-    QD_TRY(qd_device_alloc(t->device, count * 4, &widened));
+    QD_TRY(qd_device_alloc(t->device, own.count * 4, &widened));
     qd_status status = qd_device_kernels(t->device)->cast(
-        stream, &(qd_cast_args){.from = from, .to = widened, .n = count, .from_dtype = dtype, .to_dtype = QD_F32});
+        stream, &(qd_cast_args){.from = from, .to = widened, .n = own.count, .from_dtype = dtype, .to_dtype = QD_F32});
     if (status == QD_OK)
-        status = qd_copy(stream, out, widened, count * 4);
+        status = qd_copy(stream, out, widened, own.count * 4);
     if (status == QD_OK)
         status = qd_stream_wait(stream);
-    qd_device_free(t->device, widened, count * 4);
+    qd_device_free(t->device, widened, own.count * 4);
     return status;
+}
+
+qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const float *values)
+{
+    qd_dtype dtype;
+    qd_holding own = qd_trainer_holding(t, param, kind);
+    if (kind == QD_TENSOR_VALUE)
+        return store_param(t, param, 0, own.count, values);
+    float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
+    if (!base || dtype != QD_F32)
+        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    QD_TRY(qd_copy(stream, base + own.offset, values, own.count * 4));
+    return qd_stream_wait(stream);
+}
+
+/* Every rank of the world gets the parts of those that hold the first copy. */
+static qd_status gather_parts(qd_trainer *t, int param, float *out)
+{
+    const qd_program *p = t->program;
+    int world = qd_comm_size(t->world);
+    qd_segment_list *lists = calloc((size_t)world, sizeof *lists);
+    qd_segment *segments = calloc((size_t)world, sizeof *segments);
+    qd_status status = lists && segments ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to gather %s", p->ledger->params[param].name);
+    for (int r = 0; r < world && status == QD_OK; r++) {
+        int at = qd_mesh_group_coord(&p->ledger->mesh, QD_AXES_DATA, r);
+        qd_extent part = qd_storage_part(&p->storage, param, p->storage.parts, at % p->storage.parts);
+        segments[r] = (qd_segment){part.first, at < p->storage.parts ? part.count : 0};
+        lists[r] = (qd_segment_list){&segments[r], segments[r].count > 0 ? 1 : 0};
+    }
+    if (status == QD_OK)
+        status = qd_comm_all_gather_v(t->world, out + segments[qd_comm_rank(t->world)].offset, out, lists, QD_F32, NULL);
+    free(lists);
+    free(segments);
+    return status;
+}
+
+qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, float *out, int64_t count)
+{
+    int param;
+    const qd_storage *s = &t->program->storage;
+    QD_TRY(find_param(t, name, count, &param));
+    QD_TRY(qd_trainer_get(t, param, kind, out + qd_storage_part(s, param, s->parts, s->part).first));
+    return s->parts > 1 ? gather_parts(t, param, out) : QD_OK;
 }
 
 qd_status qd_trainer_write(qd_trainer *t, const char *name, qd_tensor_kind kind, const float *values, int64_t count)
 {
     int param;
-    qd_dtype dtype;
+    const qd_storage *s = &t->program->storage;
     QD_TRY(find_param(t, name, count, &param));
-    if (kind == QD_TENSOR_VALUE)
-        return store_param(t, param, 0, count, values);
-    float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
-    if (!base || dtype != QD_F32)
-        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", name);
-    qd_stream *stream = qd_device_compute_stream(t->device);
-    QD_TRY(qd_copy(stream, base + t->program->storage.offset[param], values, count * 4));
-    return qd_stream_wait(stream);
+    return qd_trainer_put(t, param, kind, values + qd_storage_part(s, param, s->parts, s->part).first);
 }
 
 qd_position qd_trainer_position(const qd_trainer *t)
@@ -299,7 +346,7 @@ qd_program *qd_trainer_program_mutable(qd_trainer *t)
 
 qd_comm *qd_trainer_group(const qd_trainer *t, unsigned axes)
 {
-    return t->bound->groups[axes];
+    return qd_bound_axes(t->bound, axes);
 }
 
 qd_device *qd_trainer_device(const qd_trainer *t)

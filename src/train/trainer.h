@@ -22,6 +22,10 @@ typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOM
 qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind kind, float *out, int64_t count);
 /* Collective. Replaces a logical parameter's value or optimizer state on all ranks. */
 qd_status qd_trainer_write(qd_trainer *trainer, const char *name, qd_tensor_kind kind, const float *values, int64_t count);
+/* Not collective: what this rank answers for of a parameter (an index of the ledger), as fp32. */
+qd_holding qd_trainer_holding(const qd_trainer *trainer, int param, qd_tensor_kind kind);
+qd_status qd_trainer_get(qd_trainer *trainer, int param, qd_tensor_kind kind, float *out);
+qd_status qd_trainer_put(qd_trainer *trainer, int param, qd_tensor_kind kind, const float *values);
 /* Whether the optimizer keeps state of this kind. */
 bool qd_trainer_holds(const qd_trainer *trainer, qd_tensor_kind kind);
 

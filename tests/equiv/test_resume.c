@@ -61,7 +61,9 @@ static void resume_is_exact(void **state)
     (void)state;
     static const char *const bases[] = {MODEL "parallel.ranks=2 ", MODEL "parallel.ranks=2 train.precision=bf16 ",
                                         MODEL "parallel.ranks=2 train.optimizer=sgd train.momentum=0.9 model.tied=true ",
-                                        MODEL "parallel.ranks=2 model.dropout=0.2 "};
+                                        MODEL "parallel.ranks=2 model.dropout=0.2 ",
+                                        MODEL "parallel.ranks=4 parallel.zero=3 ",
+                                        MODEL "parallel.ranks=3 train.global_batch=24 parallel.zero=2 train.precision=bf16 "};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
         double whole[20], part[20];
         qd_random_tokens random, other;
@@ -82,7 +84,8 @@ static void resume_is_exact(void **state)
             if (whole[s] != part[s])
                 fail_msg("%s: step %d: %.17g uninterrupted, %.17g resumed", bases[b], s + 1, whole[s], part[s]);
 
-        static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=4 train.micro_batch=1 ", "parallel.ranks=8 "};
+        static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=4 train.micro_batch=1 ", "parallel.ranks=8 ",
+                                              "parallel.ranks=2 parallel.zero=1 ", "parallel.ranks=4 parallel.zero=3 parallel.dp_shard=2 "};
         bool exact = strstr(bases[b], "bf16") == NULL;
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             char words[512];

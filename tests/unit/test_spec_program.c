@@ -1,6 +1,9 @@
 /* The ledger, the step program, its memory plan and its checker. */
 #include "support/layout.h"
 
+#include <quadrille/check.h>
+
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +57,9 @@ static void bad_layouts_are_refused(void **state)
     refused("model.preset=gpt2-124M data.seq=2048", "1024 learned positions");
     refused("train.warmup=200", "longer than train.steps");
     refused("run.trace=true", "run.trace needs run.dir");
+    refused(SMALL "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=3", "parallel.dp_shard is 3, which does not divide");
+    refused(SMALL "parallel.ranks=4 parallel.zero=3 parallel.reshard_after_forward=3", "does not divide the 4 ranks");
+    refused("parallel.reshard_after_forward=maybe", "must be true, false, or a number");
 }
 
 static void presets_have_their_published_size(void **state)
@@ -82,7 +88,7 @@ static void presets_have_their_published_size(void **state)
             continue;
         ok(qd_arena_create(&arena));
         ok(qd_ledger_create(&model, &mesh, arena, &ledger));
-        ok(qd_ledger_storage(ledger, 0, arena, &storage));
+        ok(qd_storage_create(ledger, 0, 1, 0, arena, &storage));
         assert_int_equal(storage.held, qd_model_parameters(&model));
         qd_arena_destroy(arena);
     }
@@ -177,6 +183,95 @@ static void bf16_takes_16_bytes_per_parameter(void **state)
     qd_arena_destroy(arena);
 }
 
+/* Of tensors and states of a rank, and the traffic of all: the figures of the ZeRO paper (7.5 billion parameters on 64
+ * ranks), and the textbook's sums. */
+static void stages_take_what_the_paper_says(void **state)
+{
+    (void)state;
+    static const double gigabytes[] = {120.0, 31.4, 16.6, 1.9};
+    static const char *const theory[] = {"2Ψ(n-1)", "2Ψ(n-1)", "2Ψ(n-1)", "3Ψ(n-1)"};
+    for (int zero = 0; zero <= 3; zero++) {
+        char words[256];
+        snprintf(words, sizeof words, "model.arch=gpt2 model.layers=36 model.hidden=4096 model.heads=32 model.vocab=60000 data.seq=1024 "
+                                      "train.global_batch=64 train.precision=bf16 parallel.ranks=64 parallel.zero=%d", zero);
+        qd_options *options = layout_options(words);
+        qd_check_report report;
+        ok(qd_check(options, 0, &report));
+        assert_true(fabs((double)report.parameters - 7.5e9) < 0.005e9);
+        if (fabs((double)report.state_bytes * 1e-9 - gigabytes[zero]) > 0.05)
+            fail_msg("stage %d: %.2f GB", zero, (double)report.state_bytes * 1e-9);
+        assert_string_equal(report.theory, theory[zero]);
+        assert_int_equal(report.theory_bytes, (zero == 3 ? 3 : 2) * report.parameters * 2 * 63);
+        int64_t moved = 0;
+        for (int i = 0; i < report.traffic_count; i++)
+            moved += strstr(report.traffic[i].name, "parameters") || strstr(report.traffic[i].name, "gradients") ? report.traffic[i].bytes : 0;
+        assert_int_equal(moved, report.theory_bytes - report.kept_bytes + report.padding_bytes);
+        assert_int_equal(report.padding_bytes, 0);
+        /* the head's norm is read by its backward pass at once; its matrix is the token table, gathered again */
+        assert_int_equal(report.kept_bytes, zero == 3 ? 63 * 2 * 2 * 4096 : 0);
+        qd_options_destroy(options);
+    }
+}
+
+/* 16Ψ, 4Ψ + 12Ψ/n, 2Ψ + 14Ψ/n, 16Ψ/n bytes with bf16, on every rank, also where rows do not divide. */
+static void bytes_per_parameter(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 8; ranks *= 2)
+        for (int zero = 0; zero <= 3; zero++) {
+            int64_t total = 0;
+            for (int rank = 0; rank < ranks; rank++) {
+                char words[256];
+                snprintf(words, sizeof words, SMALL "train.precision=bf16 parallel.ranks=%d parallel.zero=%d", ranks, zero);
+                qd_config config = layout_config(words);
+                qd_arena *arena;
+                qd_program *p;
+                ok(qd_arena_create(&arena));
+                ok(qd_config_build(&config, rank, arena, &p));
+                static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1,
+                                                       QD_BUFFER_MOMENT2};
+                for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+                    total += p->buffers[p->persistent[kinds[i]]].bytes;
+                static const int whole[] = {16, 4, 2, 0};
+                if (rank == ranks - 1)
+                    assert_int_equal(total, ranks * whole[zero] * p->storage.values + (16 - whole[zero]) * p->storage.held);
+                qd_arena_destroy(arena);
+            }
+        }
+}
+
+/* Parts cover every row once, and a run's parts are one stretch of a sharded buffer. */
+static void parts_cover_all_rows(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 7; ranks++) {
+        qd_arena *arena;
+        qd_program *p = build("model.arch=gpt2 model.layers=1 model.hidden=24 model.heads=4 model.vocab=97 data.seq=5", &arena);
+        const qd_ledger *l = p->ledger;
+        int64_t *next = calloc((size_t)l->param_count, sizeof *next), total = 0;
+        for (int part = 0; part < ranks; part++) {
+            qd_storage s;
+            ok(qd_storage_create(l, 0, ranks, part, arena, &s));
+            int64_t end = 0;
+            for (int i = 0; i < l->param_count; i++) {
+                if (l->params[i].tied_to >= 0)
+                    continue;
+                qd_extent e = qd_storage_part(&s, i, ranks, part);
+                assert_int_equal(e.first, next[i]);
+                assert_int_equal(s.shard_offset[i], end);
+                assert_int_equal(s.shard_count[i], e.count);
+                next[i] += e.count;
+                end += e.count;
+            }
+            assert_int_equal(end, s.shard_values);
+            total += end;
+        }
+        assert_int_equal(total, p->storage.held);
+        free(next);
+        qd_arena_destroy(arena);
+    }
+}
+
 /* Programs that do not match are refused with both sides named. */
 static void checker_refuses_broken_programs(void **state)
 {
@@ -239,7 +334,8 @@ int main(void)
         cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(presets_have_their_published_size),
         cmocka_unit_test(memory_plan_is_sound),           cmocka_unit_test(buckets_cover_all_gradients),
         cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(checker_refuses_broken_programs),
-        cmocka_unit_test(plan_refuses_broken_programs),
+        cmocka_unit_test(plan_refuses_broken_programs),   cmocka_unit_test(stages_take_what_the_paper_says),
+        cmocka_unit_test(bytes_per_parameter),            cmocka_unit_test(parts_cover_all_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

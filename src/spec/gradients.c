@@ -1,0 +1,334 @@
+/* Gradients in the step: where they are collected, how they are summed over the ranks, and what becomes of the sums.
+ *
+ * Collected in GRAD itself, or (zero 2 and 3, or a reduction after each micro-batch) in a block of modules of their own that
+ * lives until it is reduced. Reduced whole (zero 0) or each rank its part, over the ranks that share a copy and then over
+ * the replicas. The sums end up in GRAD: in place, unpacked into it, received by it, or added to it.
+ *
+ * A block's reduction runs while the next block is computed. What follows it is written into the program one block later. */
+#include "spec/program_impl.h"
+
+static int64_t module_first(const qd_builder *b, int module)
+{
+    return module == 0 ? 0 : b->p->storage.offset[b->ledger->modules[module].param_begin];
+}
+
+static int64_t module_end(const qd_builder *b, int module)
+{
+    return module + 1 < b->modules ? module_first(b, module + 1) : b->p->storage.values;
+}
+
+static int64_t grad_size(const qd_builder *b)
+{
+    return (int64_t)qd_dtype_size(b->strategy->grad);
+}
+
+qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
+{
+    b->block_of = QD_ARENA_NEW(arena, int, b->modules);
+    b->grads = QD_ARENA_NEW(arena, qd_grad_block, b->modules);
+    if (!b->block_of || !b->grads)
+        return QD_NO_MEMORY;
+    b->blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
+    b->tied_grad = b->last_gradient = -1;
+    for (int module = b->modules - 1, high = module; module >= 0; module--) {
+        b->block_of[module] = b->block_count;
+        int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
+        if (module > 0 && bytes < b->strategy->bucket_bytes)
+            continue;
+        b->grads[b->block_count++] = (qd_grad_block){.low = module, .high = high, .buffer = -1};
+        high = module - 1;
+    }
+    return QD_OK;
+}
+
+int64_t qd_gradients_storage(const qd_builder *b, bool *sharded)
+{
+    const qd_strategy *s = b->strategy;
+    *sharded = s->zero >= 2 || (s->zero == 1 && s->sync_each);
+    return *sharded ? b->p->storage.shard_values : b->p->storage.values;
+}
+
+static bool has_tied(const qd_builder *b, int module)
+{
+    const qd_module *m = &b->ledger->modules[module];
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
+        if (b->ledger->params[i].tied_to >= 0)
+            return true;
+    return false;
+}
+
+void qd_gradients_begin(qd_builder *b)
+{
+    if (b->strategy->training && (!b->blocks || b->strategy->sync_each))
+        qd_build_zero(b, b->p->persistent[QD_BUFFER_GRAD], b->strategy->grad);
+    if (b->strategy->training)
+        qd_build_zero(b, b->p->persistent[QD_BUFFER_TIED_GRAD], b->strategy->grad);
+}
+
+static void finish_until(qd_builder *b, int until);
+
+static bool writes_gradients(const qd_builder *b, const qd_step_item *item)
+{
+    const qd_module_class *c = qd_program_class(b->p, item->module);
+    for (int i = 0; i < c->op_count; i++) {
+        if ((c->ops[i].phase != QD_PHASE_FORWARD) != item->backward)
+            continue;
+        for (int j = 0; j < QD_OP_SLOTS; j++)
+            if (c->ops[i].slot[j] >= 0 && c->slots[c->ops[i].slot[j]].kind == QD_SLOT_GRAD)
+                return true;
+    }
+    return false;
+}
+
+void qd_gradients_before(qd_builder *b, int item)
+{
+    int module = b->items[item].module;
+    if (!b->strategy->training || !b->blocks || !writes_gradients(b, &b->items[item]))
+        return;
+    qd_grad_block *block = &b->grads[b->block_of[module]];
+    if (block->reducing)
+        finish_until(b, block->pending + block->pending_count);
+    if (block->buffer < 0) {
+        int64_t first = module_first(b, block->low);
+        block->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, -1, (module_end(b, block->high) - first) * grad_size(b));
+        if (b->no_memory)
+            return;
+        b->p->buffers[block->buffer].first = first;
+        qd_build_zero(b, block->buffer, b->strategy->grad);
+    }
+    if (b->tied_grad < 0 && has_tied(b, module)) {
+        b->tied_grad = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
+        qd_build_zero(b, b->tied_grad, b->strategy->grad);
+    }
+}
+
+void qd_gradients_uses(const qd_builder *b, int module, int32_t *use)
+{
+    use[QD_USE_GRAD] = b->blocks ? b->grads[b->block_of[module]].buffer : b->p->persistent[QD_BUFFER_GRAD];
+    if (has_tied(b, module))
+        use[QD_USE_TIED_GRAD] = b->blocks ? b->tied_grad : b->p->persistent[QD_BUFFER_TIED_GRAD];
+}
+
+/* ---- the start of a reduction ---- */
+
+static qd_pending *add_pending(qd_builder *b, int low)
+{
+    static _Thread_local qd_pending lost;
+    b->pending = qd_build_grow(b, b->pending, b->pending_count, &b->pending_capacity, sizeof *b->pending);
+    qd_pending *pending = b->no_memory ? &lost : &b->pending[b->pending_count++];
+    *pending = (qd_pending){.low = low, .part = -1, .block = -1};
+    return pending;
+}
+
+/* Sums elements [first, last) over the data axes, cut into pieces of at most a bucket. */
+static void reduce_whole(qd_builder *b, const qd_grad_block *block)
+{
+    int64_t first = module_first(b, block->low), last = module_end(b, block->high);
+    int64_t most = b->strategy->bucket_bytes / grad_size(b);
+    most = most < 1 ? 1 : most;
+    while (last > first) {
+        int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->data_group, last - from, b->strategy->grad, b->last_gradient);
+        a->buffer = b->blocks ? block->buffer : b->p->persistent[QD_BUFFER_GRAD];
+        a->first = from;
+        qd_pending *pending = add_pending(b, block->low);
+        pending->action = b->p->action_count - 1;
+        pending->first = from;
+        pending->count = last - from;
+        last = from;
+    }
+}
+
+/* The run of whole parameters that ends before `end` and is about a bucket long; *param: its first. */
+static int64_t choose_run(const qd_builder *b, int begin, int end, int *param)
+{
+    int64_t count = 0;
+    *param = end;
+    while (*param > begin && (count == 0 || (count + b->p->storage.count[*param - 1]) * grad_size(b) <= b->strategy->bucket_bytes)) {
+        --*param;
+        count += b->ledger->params[*param].tied_to < 0 ? b->p->storage.count[*param] : 0;
+    }
+    return count;
+}
+
+static void reduce_parts(qd_builder *b, const qd_grad_block *block)
+{
+    const qd_storage *storage = &b->p->storage;
+    const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
+    int begin = low->param_begin, end = high->param_begin + high->param_count;
+    while (end > begin) {
+        int param;
+        int64_t count = choose_run(b, begin, end, &param);
+        int64_t own = qd_storage_run(b->ledger, storage, param, end - param, storage->parts, storage->part);
+        int part = b->p->persistent[QD_BUFFER_GRAD];
+        bool direct = b->strategy->zero >= 2 && !b->strategy->sync_each;
+        if (!direct) {
+            part = qd_build_alloc(b, QD_BUFFER_PART, b->ledger->params[param].module, -1, own * grad_size(b));
+            if (part >= 0 && !b->no_memory) {
+                b->p->buffers[part].sharded = true;
+                b->p->buffers[part].first = storage->shard_offset[param];
+            }
+        }
+        if (count > 0) {
+            qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->shard_group, count, b->strategy->grad,
+                                               b->last_gradient);
+            a->buffer = b->blocks ? block->buffer : b->p->persistent[QD_BUFFER_GRAD];
+            a->part = part;
+            a->param = param;
+            a->params = end - param;
+            a->parts = storage->parts;
+            qd_pending *pending = add_pending(b, block->low);
+            *pending = (qd_pending){.action = b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
+                                    .first = storage->shard_offset[param], .count = own, .part = direct ? -1 : part,
+                                    .replicas = b->replica_group >= 0, .block = -1};
+        }
+        end = param;
+    }
+}
+
+/* ---- and its end ---- */
+
+/* Sums this rank's part over the replicas. Ranks at the same place of each copy have the same parts. */
+static void reduce_replicas(qd_builder *b, qd_pending *pending)
+{
+    if (!pending->replicas || b->no_memory)
+        return;
+    pending->replicas = false;
+    if (pending->count == 0)
+        return; /* on all of its group */
+    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_group, pending->count, b->strategy->grad, pending->action);
+    a->buffer = pending->part >= 0 ? pending->part : b->p->persistent[QD_BUFFER_GRAD];
+    a->first = pending->first;
+    a->bytes = 0; /* groups at other places of the copies have other parts */
+    const qd_storage *s = &b->p->storage;
+    int copies = b->p->groups[b->replica_group].size;
+    for (int part = 0; part < s->parts; part++)
+        a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, s->parts, part),
+                                  b->strategy->grad, copies) * (b->ledger->mesh.world / (s->parts * copies));
+    pending->action = b->p->action_count - 1;
+}
+
+static void wait_pending(qd_builder *b, const qd_pending *pending)
+{
+    if (b->strategy->overlap)
+        qd_build_dep(b, pending->action);
+}
+
+static void finish_pending(qd_builder *b, qd_pending *pending)
+{
+    const qd_strategy *s = b->strategy;
+    int grad = b->p->persistent[QD_BUFFER_GRAD];
+    reduce_replicas(b, pending);
+    if (s->sync_each && (s->zero == 0 || pending->part >= 0)) {
+        qd_action *a = qd_build_action(b, QD_ACTION_ADD, -1, -1);
+        a->buffer = grad;
+        a->part = s->zero == 0 ? b->grads[b->block_of[pending->low]].buffer : pending->part;
+        a->first = pending->first;
+        a->count = pending->count;
+        a->dtype = s->grad;
+        wait_pending(b, pending);
+    } else if (s->zero == 1 && pending->part >= 0) {
+        qd_action *a = qd_build_action(b, QD_ACTION_UNPACK, -1, -1);
+        a->buffer = grad;
+        a->part = pending->part;
+        a->param = pending->param;
+        a->params = pending->params;
+        a->parts = b->p->storage.parts;
+        a->dtype = s->grad;
+        wait_pending(b, pending);
+    }
+    qd_build_free(b, &pending->part);
+    if (pending->block >= 0 && b->blocks) {
+        qd_build_free(b, &b->grads[pending->block].buffer);
+        wait_pending(b, pending);
+        b->grads[pending->block].reducing = false;
+    }
+}
+
+/* What follows the reductions before number `until`. */
+static void finish_until(qd_builder *b, int until)
+{
+    for (; b->pending_done < until && !b->no_memory; b->pending_done++)
+        finish_pending(b, &b->pending[b->pending_done]);
+}
+
+/* The gradients of a block are complete. */
+static void reduce_block(qd_builder *b, int index)
+{
+    int begin = b->pending_count;
+    if (b->data_group < 0)
+        return;
+    if (b->strategy->zero == 0)
+        reduce_whole(b, &b->grads[index]);
+    else
+        reduce_parts(b, &b->grads[index]);
+    if (b->no_memory || b->pending_count == begin)
+        return;
+    b->pending[b->pending_count - 1].block = index;
+    b->grads[index].pending = begin;
+    b->grads[index].pending_count = b->pending_count - begin;
+    b->grads[index].reducing = b->blocks;
+    /* The previous block's sums go on over the replicas; those before it, or without replicas this one, have arrived. */
+    int keep = begin;
+    for (int k = b->pending_done; k < begin; k++) {
+        if (b->pending[k].replicas && keep == begin)
+            keep = k;
+        reduce_replicas(b, &b->pending[k]);
+    }
+    if (b->blocks || b->strategy->zero > 0)
+        finish_until(b, keep);
+}
+
+static void add_tied(qd_builder *b)
+{
+    for (int module = 0; module < b->modules; module++) {
+        if (!has_tied(b, module))
+            continue;
+        qd_action *a = qd_build_action(b, QD_ACTION_ADD_TIED, module, -1);
+        qd_gradients_uses(b, 0, a->use);
+        a->use[QD_USE_TIED_GRAD] = b->blocks ? b->tied_grad : b->p->persistent[QD_BUFFER_TIED_GRAD];
+        b->last_gradient = b->p->action_count - 1;
+        qd_build_free(b, &b->tied_grad);
+    }
+}
+
+void qd_gradients_after(qd_builder *b, int item)
+{
+    const qd_step_item *it = &b->items[item];
+    if (!it->backward)
+        return;
+    if (!b->strategy->sync_each && it->microbatch < b->strategy->micro_batches - 1)
+        return;
+    if (it->module == 0)
+        add_tied(b); /* the owner of tied values is in the first module */
+    int block = b->block_of[it->module];
+    if (it->module == b->grads[block].low)
+        reduce_block(b, block);
+}
+
+/* ---- norm and update ---- */
+
+/* Reductions end in the order in which they started, from the last module to the first; so do the norms, each waiting only
+ * for the reductions that cover its module. */
+void qd_gradients_finish(qd_builder *b)
+{
+    qd_program *p = b->p;
+    for (int module = b->modules - 1; module >= 0; module--) {
+        const qd_grad_block *block = &b->grads[b->block_of[module]];
+        int end = block->pending + block->pending_count;
+        finish_until(b, end);
+        qd_build_action(b, QD_ACTION_SQUARES, module, -1);
+        for (int k = block->pending; k < end && module == block->high && !b->no_memory; k++)
+            wait_pending(b, &b->pending[k]);
+    }
+    if (b->strategy->zero > 0) {
+        int64_t rows = qd_program_square_base(p, p->storage.parts);
+        qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->shard_group, rows, QD_F64, -1);
+        a->stream = QD_STREAM_COMPUTE;
+        a->buffer = a->part = p->persistent[QD_BUFFER_SQUARES];
+        a->parts = p->storage.parts;
+    }
+    qd_build_action(b, QD_ACTION_NORM, -1, -1);
+    for (int module = 0; module < b->modules; module++)
+        qd_build_action(b, QD_ACTION_UPDATE, module, -1);
+}

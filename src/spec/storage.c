@@ -1,0 +1,65 @@
+#include "spec/storage.h"
+
+#include <string.h>
+
+static int64_t align(int64_t elements)
+{
+    return (elements + QD_STORAGE_ALIGN - 1) / QD_STORAGE_ALIGN * QD_STORAGE_ALIGN;
+}
+
+qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int part, qd_arena *arena, qd_storage *s)
+{
+    memset(s, 0, sizeof *s);
+    s->parts = parts;
+    s->part = part;
+    int64_t **const tables[] = {&s->offset, &s->count, &s->rows, &s->shard_offset, &s->shard_count, &s->shard_row};
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
+        *tables[t] = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
+        if (!*tables[t])
+            return QD_NO_MEMORY;
+    }
+    int fuse = -1;
+    for (int i = 0; i < ledger->param_count; i++) {
+        const qd_param *p = &ledger->params[i];
+        qd_atom atom = qd_ledger_atom(ledger, i, rank);
+        int64_t *end = p->tied_to >= 0 ? &s->tied : &s->values;
+        if (p->fuse != fuse)
+            *end = align(*end);
+        fuse = p->fuse;
+        s->offset[i] = *end;
+        s->count[i] = qd_atom_count(&atom, p->ndim);
+        s->rows[i] = atom.length[0];
+        *end += s->count[i];
+        s->shard_offset[i] = s->shard_values;
+        s->shard_row[i] = s->shard_rows;
+        if (p->tied_to >= 0)
+            continue;
+        s->held += s->count[i];
+        qd_extent own = qd_storage_part(s, i, parts, part);
+        s->shard_count[i] = own.count;
+        s->shard_values += own.count;
+        s->shard_rows += own.rows;
+    }
+    s->values = align(s->values);
+    s->tied = align(s->tied);
+    return QD_OK;
+}
+
+qd_extent qd_storage_part(const qd_storage *s, int param, int parts, int part)
+{
+    qd_extent e;
+    int64_t cols = s->rows[param] > 0 ? s->count[param] / s->rows[param] : 0;
+    qd_slice(s->rows[param], parts, part, &e.first_row, &e.rows);
+    e.first = e.first_row * cols;
+    e.count = e.rows * cols;
+    return e;
+}
+
+int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *s, int param, int params, int parts, int part)
+{
+    int64_t count = 0;
+    for (int i = param; i < param + params; i++)
+        if (ledger->params[i].tied_to < 0)
+            count += qd_storage_part(s, i, parts, part).count;
+    return count;
+}

@@ -1,0 +1,40 @@
+/* Where a rank's parameters lie in its buffers, in elements, and what of them it answers for.
+ *
+ * A whole buffer holds each local tensor; values, gradients and optimizer state share its offsets. Each fused group starts
+ * at a multiple of QD_STORAGE_ALIGN elements. Gradients of tied parameters lie in a buffer of their own.
+ *
+ * A sharded buffer holds one part of each tensor: tensors keep their shape and are cut by rows, unevenly where rows do not
+ * divide (each logical tensor by its own rows, fused or not), and the parts follow each other without gaps. So the parts
+ * of any run of parameters are one stretch of a sharded buffer and a list of segments of a whole one, and one vectored
+ * collective carries them. */
+#ifndef QD_SPEC_STORAGE_H
+#define QD_SPEC_STORAGE_H
+
+#include "spec/ledger.h"
+
+#define QD_STORAGE_ALIGN 32
+typedef struct qd_storage {
+    int64_t *offset;      /* per parameter, in a whole buffer; of a tied one: in the tied-gradient buffer */
+    int64_t *count;       /* local elements */
+    int64_t *rows;        /* local rows; a vector has one element per row */
+    int64_t values, tied; /* elements of the two whole buffers, padding included */
+    int64_t held;         /* elements of parameters of the whole local tensors, padding excluded */
+    int parts, part;      /* rows of each tensor are cut into so many parts, and this rank has one of them; 1 and 0: whole */
+    int64_t *shard_offset, *shard_count; /* per parameter, in a sharded buffer; tied ones have none */
+    int64_t *shard_row;   /* rows of this rank's parts before this parameter's */
+    int64_t shard_values; /* elements of a sharded buffer */
+    int64_t shard_rows;
+} qd_storage;
+
+/* parts 1: nothing is sharded. */
+qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int part, qd_arena *arena, qd_storage *storage);
+
+/* A stretch of a local tensor: rows, and the elements they are. */
+typedef struct qd_extent {
+    int64_t first_row, rows, first, count;
+} qd_extent;
+qd_extent qd_storage_part(const qd_storage *storage, int param, int parts, int part);
+
+/* Elements of the parts of parameters [param, param + params) that rank `part` of `parts` has; tied ones have none. */
+int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *storage, int param, int params, int parts, int part);
+#endif

@@ -1,0 +1,214 @@
+/* Parameters that a rank has to gather before a module can read them.
+ *
+ * zero 3: a module's parameters are in memory from their gather to the end of the use after which they are not needed soon.
+ * At any item of the step the `prefetch` modules that are needed next are gathered or on their way. zero 1 and 2: whole
+ * parameters stay in memory, and the parts that other ranks have updated are gathered once, ahead of the first use. */
+#include "spec/program_impl.h"
+
+#include <string.h>
+
+/* The units whose parameters an item reads: its own, and that of a tied parameter. Returns how many. */
+static int item_units(const qd_builder *b, const qd_step_item *item, int units[2])
+{
+    const qd_module *module = &b->ledger->modules[item->module];
+    const qd_module_class *c = qd_program_class(b->p, item->module);
+    bool own = false;
+    int tied = -1;
+    for (int i = 0; i < c->op_count; i++) {
+        const qd_op *op = &c->ops[i];
+        bool forward = op->phase == QD_PHASE_FORWARD;
+        if (item->backward ? forward && !(c->recompute == QD_RECOMPUTE_FULL && op->again) : !forward)
+            continue;
+        for (int j = 0; j < QD_OP_SLOTS; j++) {
+            const qd_slot *slot = op->slot[j] >= 0 ? &c->slots[op->slot[j]] : NULL;
+            if (!slot || slot->kind != QD_SLOT_PARAM)
+                continue;
+            int owner = b->ledger->params[module->param_begin + slot->param].tied_to;
+            own = own || owner < 0;
+            tied = owner >= 0 ? b->ledger->params[owner].module : tied;
+        }
+    }
+    int count = 0;
+    if (own)
+        units[count++] = item->module;
+    if (tied >= 0)
+        units[count++] = tied;
+    return count;
+}
+
+qd_status qd_units_create(qd_builder *b, qd_arena *arena)
+{
+    b->units = QD_ARENA_NEW(arena, qd_unit, b->modules);
+    b->window = QD_ARENA_NEW(arena, int, b->modules);
+    if (!b->units || !b->window)
+        return QD_NO_MEMORY;
+    b->window_item = -1;
+    for (int m = 0; m < b->modules; m++)
+        b->units[m] = (qd_unit){.buffer = -1, .pending = -1, .packed = -1, .kept = -1, .in_window = -1};
+    for (int i = 0; i < b->item_count; i++) {
+        int units[2], count = item_units(b, &b->items[i], units);
+        for (int u = 0; u < count; u++)
+            b->units[units[u]].uses_left++;
+    }
+    return QD_OK;
+}
+
+/* A buffer for this rank's parts of a module, cut into `parts`. */
+static int alloc_parts(qd_builder *b, qd_buffer_kind kind, int module, int parts, int part, int64_t first)
+{
+    const qd_module *m = &b->ledger->modules[module];
+    int64_t count = qd_storage_run(b->ledger, &b->p->storage, m->param_begin, m->param_count, parts, part);
+    int buffer = qd_build_alloc(b, kind, module, -1, count * (int64_t)qd_dtype_size(b->strategy->param));
+    if (buffer >= 0 && !b->no_memory) {
+        b->p->buffers[buffer].sharded = true;
+        b->p->buffers[buffer].first = first;
+    }
+    return buffer;
+}
+
+static void set_run(qd_builder *b, qd_action *a, int module, int buffer, int part, int parts)
+{
+    a->buffer = buffer;
+    a->part = part;
+    a->param = b->ledger->modules[module].param_begin;
+    a->params = b->ledger->modules[module].param_count;
+    a->parts = parts;
+}
+
+static int64_t whole_count(const qd_builder *b, int module)
+{
+    const qd_module *m = &b->ledger->modules[module];
+    return qd_storage_run(b->ledger, &b->p->storage, m->param_begin, m->param_count, 1, 0);
+}
+
+static int64_t shard_first(const qd_builder *b, int module)
+{
+    return b->p->storage.shard_offset[b->ledger->modules[module].param_begin];
+}
+
+static void pack(qd_builder *b, int module, int from, int to, int parts)
+{
+    qd_action *a = qd_build_action(b, QD_ACTION_PACK, module, -1);
+    set_run(b, a, module, from, to, parts);
+    a->dtype = b->strategy->param;
+}
+
+static void gather(qd_builder *b, int module)
+{
+    const qd_strategy *s = b->strategy;
+    const qd_storage *storage = &b->p->storage;
+    qd_unit *unit = &b->units[module];
+    int64_t count = whole_count(b, module);
+    int whole = b->p->persistent[QD_BUFFER_PARAM], part = whole, parts = storage->parts, group = b->shard_group;
+    if (s->zero < 3) {
+        part = unit->packed = alloc_parts(b, QD_BUFFER_PART, module, parts, storage->part, shard_first(b, module));
+        if (part >= 0) /* a rank may have no row of a small module */
+            pack(b, module, whole, part, parts);
+    } else {
+        const qd_module *m = &b->ledger->modules[module];
+        int64_t first = storage->offset[m->param_begin];
+        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->values;
+        whole = unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(s->param));
+        if (!b->no_memory)
+            b->p->buffers[whole].first = first;
+        if (unit->is_kept) {
+            part = unit->kept;
+            parts = b->p->groups[b->kept_group].size;
+            group = b->kept_group;
+        }
+    }
+    /* The memory it writes may have been given back by the last action that computed; what it reads was written before. */
+    qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, module, group, count, s->param, qd_build_last_compute(b));
+    set_run(b, a, module, whole, part, parts);
+    unit->pending = b->p->action_count - 1;
+    unit->gathered = true;
+}
+
+static bool resident(const qd_builder *b, int module)
+{
+    return b->strategy->zero < 3 ? b->units[module].gathered : b->units[module].buffer >= 0;
+}
+
+/* The modules that items from `first` on read: all of the first, and further ones up to the number that fits. */
+static void find_window(qd_builder *b, int first)
+{
+    if (b->window_item == first)
+        return;
+    b->window_item = first;
+    b->window_count = 0;
+    for (int i = first; i < b->item_count && (i == first || b->window_count < b->strategy->prefetch); i++) {
+        int units[2], count = item_units(b, &b->items[i], units);
+        for (int u = 0; u < count; u++) {
+            if (b->units[units[u]].in_window == first || (i > first && b->window_count >= b->strategy->prefetch))
+                continue;
+            b->units[units[u]].in_window = first;
+            b->window[b->window_count++] = units[u];
+        }
+    }
+}
+
+void qd_units_before(qd_builder *b, int item)
+{
+    if (b->strategy->zero == 0)
+        return;
+    find_window(b, item);
+    for (int w = 0; w < b->window_count; w++)
+        if (!resident(b, b->window[w]))
+            gather(b, b->window[w]);
+}
+
+void qd_units_wait(qd_builder *b, int item)
+{
+    int units[2], count = item_units(b, &b->items[item], units);
+    for (int u = 0; u < count; u++) {
+        qd_unit *unit = &b->units[units[u]];
+        if (b->strategy->overlap)
+            qd_build_dep(b, unit->pending);
+        unit->pending = -1;
+    }
+}
+
+/* The parameters leave; what this rank keeps of them for the gather before the backward pass stays. */
+static void release(qd_builder *b, int module, bool keep)
+{
+    qd_unit *unit = &b->units[module];
+    if (keep && unit->buffer >= 0) {
+        int parts = b->p->groups[b->kept_group].size;
+        int part = qd_group_coord(&b->ledger->mesh, b->p->groups[b->kept_group], b->p->rank);
+        unit->is_kept = true;
+        unit->kept = alloc_parts(b, QD_BUFFER_KEPT, module, parts, part, 0);
+        if (unit->kept >= 0)
+            pack(b, module, unit->buffer, unit->kept, parts);
+    }
+    qd_build_free(b, &unit->buffer);
+}
+
+void qd_units_after(qd_builder *b, int item)
+{
+    if (b->strategy->zero == 0)
+        return;
+    int units[2], count = item_units(b, &b->items[item], units);
+    bool forward = !b->items[item].backward;
+    if (item + 1 < b->item_count)
+        find_window(b, item + 1);
+    for (int u = 0; u < count; u++) {
+        qd_unit *unit = &b->units[units[u]];
+        unit->uses_left--;
+        qd_build_free(b, &unit->packed);
+        qd_build_free(b, &unit->kept);
+        unit->is_kept = false;
+        bool soon = unit->in_window == item + 1, kept = b->strategy->reshard == QD_RESHARD_NEVER && unit->uses_left > 0;
+        if (b->strategy->zero == 3 && !soon && !kept)
+            release(b, units[u], forward && unit->uses_left > 0 && b->kept_group >= 0);
+    }
+}
+
+void qd_units_uses(const qd_builder *b, int module, int32_t *use)
+{
+    const qd_module *m = &b->ledger->modules[module];
+    bool sharded = b->strategy->zero == 3;
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
+        int tied_to = b->ledger->params[i].tied_to, owner = tied_to >= 0 ? b->ledger->params[tied_to].module : module;
+        use[tied_to >= 0 ? QD_USE_TIED_PARAM : QD_USE_PARAM] = sharded ? b->units[owner].buffer : b->p->persistent[QD_BUFFER_PARAM];
+    }
+}

@@ -1,0 +1,248 @@
+/* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy gives the bits of plain data
+ * parallelism, with the bytes and the memory that the program says.
+ * ctest: timeout 600 */
+#include "support/trained.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define LLAMA "model.layers=3 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=16 "
+#define GPT2 "model.arch=gpt2 model.layers=3 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
+#define RUN "train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 train.clip=0.5 "
+
+static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
+{
+    trained plain = trained_run(base, steps, random);
+    for (size_t v = 0; v < count; v++) {
+        char words[640];
+        snprintf(words, sizeof words, "%s%s", base, variants[v]);
+        trained sharded = trained_run(words, steps, random);
+        trained_same_bits(&sharded, &plain, words);
+        free(sharded.weights);
+    }
+    free(plain.weights);
+}
+#define COMPARE(base, variants, steps, ...) \
+    compare(base, variants, sizeof(variants) / sizeof *(variants), steps, (qd_random_tokens){__VA_ARGS__})
+
+static const char *const stages[] = {
+    "parallel.zero=1",
+    "parallel.zero=2",
+    "parallel.zero=3",
+    "parallel.zero=1 parallel.bucket_mb=0.001",
+    "parallel.zero=2 parallel.bucket_mb=0.001 parallel.overlap=false",
+    "parallel.zero=3 parallel.bucket_mb=0.02 parallel.prefetch=1",
+    "parallel.zero=3 parallel.prefetch=3 parallel.reshard_after_forward=false",
+    "parallel.zero=3 parallel.prefetch=100",
+    "parallel.zero=3 parallel.overlap=false parallel.split_backward=true train.recompute=full",
+    "parallel.zero=2 train.recompute=selective",
+};
+
+/* 50 steps, one micro-batch. */
+static void stages_give_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "parallel.ranks=4 train.global_batch=8 ", stages, 50, .seed = 1);
+    COMPARE(GPT2 RUN "parallel.ranks=3 train.global_batch=6 model.dropout=0.1 ", stages, 50, .seed = 2, .ignored = 5);
+}
+
+/* Gradient accumulation, with gradients summed once per step or after each micro-batch. */
+static void accumulation_gives_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=12 train.micro_batch=2 train.grad_sync=per_step ", stages, 20, .seed = 3,
+            .documents = 3);
+    COMPARE(GPT2 RUN "parallel.ranks=4 train.global_batch=12 train.micro_batch=1 train.grad_sync=per_microbatch ", stages, 20, .seed = 4);
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch model.tied=true ", stages,
+            20, .seed = 5);
+}
+
+static void bf16_gives_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(GPT2 RUN "parallel.ranks=4 train.global_batch=8 train.precision=bf16 ", stages, 50, .seed = 6);
+    COMPARE(LLAMA RUN "parallel.ranks=3 train.global_batch=12 train.micro_batch=2 train.precision=bf16 train.grad_sync=per_microbatch ",
+            stages, 20, .seed = 7);
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=8 train.micro_batch=2 train.precision=bf16 train.grad_dtype=fp32 "
+                      "train.grad_sync=per_step model.tied=true ",
+            stages, 20, .seed = 8);
+}
+
+/* Replicas of sharded copies, and parameters that small groups keep between the passes. */
+static void hybrid_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.zero=1 parallel.dp_shard=2",
+        "parallel.zero=2 parallel.dp_shard=4",
+        "parallel.zero=3 parallel.dp_shard=2",
+        "parallel.zero=3 parallel.dp_shard=4 parallel.bucket_mb=0.01",
+        "parallel.zero=3 parallel.reshard_after_forward=2",
+        "parallel.zero=3 parallel.reshard_after_forward=4 parallel.prefetch=1",
+        "parallel.zero=3 parallel.dp_shard=4 parallel.reshard_after_forward=2 parallel.overlap=false",
+        "parallel.zero=3 parallel.dp_shard=1",
+    };
+    COMPARE(LLAMA RUN "parallel.ranks=8 train.global_batch=8 ", layouts, 10, .seed = 9);
+    COMPARE(GPT2 RUN "parallel.ranks=8 train.global_batch=16 train.micro_batch=1 train.grad_sync=per_microbatch ", layouts, 10, .seed = 10);
+    COMPARE(GPT2 RUN "parallel.ranks=8 train.global_batch=16 train.micro_batch=1 train.grad_sync=per_step ", layouts, 10, .seed = 10);
+}
+
+/* Other optimizers keep other state. */
+static void sgd_gives_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=4 train.optimizer=sgd ", stages, 10, .seed = 11);
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=4 train.optimizer=sgd train.momentum=0.9 train.precision=bf16 ", stages, 10,
+            .seed = 12);
+}
+
+typedef struct counted {
+    int64_t bytes, calls;
+} counted;
+
+/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
+static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[2] = {0}, sum[2];
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
+            mine[0] += stats.bytes[k];
+            mine[1] += stats.calls[k];
+        }
+    }
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 2, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(counted *)argument = (counted){sum[0], sum[1]};
+    return QD_OK;
+}
+
+static void plan_equals_run(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.zero=1 ",
+        "parallel.zero=2 parallel.bucket_mb=0.02 ",
+        "parallel.zero=3 ",
+        "parallel.zero=3 train.micro_batch=1 parallel.prefetch=1 ",
+        "parallel.zero=3 train.micro_batch=1 train.grad_sync=per_step parallel.reshard_after_forward=false ",
+        "parallel.zero=3 parallel.reshard_after_forward=2 ",
+        "parallel.zero=2 parallel.dp_shard=2 parallel.overlap=false model.tied=true ",
+        "train.micro_batch=1 train.grad_sync=per_microbatch ",
+    };
+    for (int ranks = 2; ranks <= 8; ranks *= 2)
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            char words[640];
+            snprintf(words, sizeof words, LLAMA RUN "train.global_batch=16 train.precision=bf16 parallel.ranks=%d %s", ranks, layouts[l]);
+            qd_config config = layout_config(words);
+            qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            counted before, after;
+            qd_step_output out;
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_call(team, count_all, &before));
+            trained_ok(qd_team_step(team, &out));
+            trained_ok(qd_team_call(team, count_all, &after));
+            const qd_program *p = qd_team_program(team);
+            int64_t calls = 0;
+            for (int i = 0; i < p->action_count; i++)
+                calls += qd_action_communicates(&p->actions[i]);
+            if (after.bytes - before.bytes != qd_program_comm_bytes(p) || after.calls - before.calls != calls * ranks)
+                fail_msg("%s: %lld bytes in %lld calls, planned %lld in %lld", words, (long long)(after.bytes - before.bytes),
+                         (long long)(after.calls - before.calls), (long long)qd_program_comm_bytes(p), (long long)(calls * ranks));
+            qd_team_destroy(team);
+        }
+}
+
+typedef struct mutation {
+    int action;
+    bool changed;
+} mutation;
+
+static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    qd_action *a = &p->actions[((const mutation *)argument)->action];
+    a->kind = QD_ACTION_ZERO;
+    a->buffer = p->persistent[QD_BUFFER_LOSS];
+    a->first = a->count = 0;
+    a->dtype = QD_F64;
+    return QD_OK;
+}
+
+/* Every action that moves parameters or gradients matters: without it the run fails or ends with other bits. */
+static void actions_matter(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.zero=1 train.global_batch=4 ",
+        "parallel.ranks=2 parallel.zero=3 train.global_batch=4 train.micro_batch=1 train.recompute=full ",
+        "parallel.ranks=4 parallel.zero=3 train.global_batch=4 parallel.reshard_after_forward=2 ",
+        "parallel.ranks=4 parallel.zero=2 parallel.dp_shard=2 train.global_batch=8 train.micro_batch=1 ",
+    };
+    int tried = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[640];
+        snprintf(words, sizeof words, GPT2 RUN "run.deadline=20 %s", layouts[l]);
+        trained good = trained_run(words, 3, (qd_random_tokens){.seed = 13});
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        for (int i = 0; i < p->action_count; i++) {
+            if (!qd_action_communicates(&p->actions[i]) && p->actions[i].kind != QD_ACTION_PACK &&
+                p->actions[i].kind != QD_ACTION_UNPACK && p->actions[i].kind != QD_ACTION_ADD && p->actions[i].kind != QD_ACTION_RECOMPUTE)
+                continue;
+            qd_random_tokens random = {.seed = 13, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            mutation m = {.action = i};
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_call(team, leave_out, &m));
+            for (int s = 0; s < 3 && !m.changed; s++) {
+                qd_step_output out;
+                m.changed = qd_team_step(team, &out) != QD_OK || out.loss != good.losses[s] || out.grad_norm != good.norms[s];
+            }
+            if (!m.changed) {
+                float *weights;
+                int64_t count;
+                trained_read(team, QD_TENSOR_VALUE, &weights, &count);
+                m.changed = memcmp(weights, good.weights, (size_t)count * sizeof *weights) != 0;
+                free(weights);
+            }
+            if (!m.changed) {
+                char text[200];
+                qd_action_describe(p, i, text, sizeof text);
+                fail_msg("%s: action %d (%s) was left out, and nothing happened", words, i, text);
+            }
+            qd_team_destroy(team);
+            tried++;
+        }
+        qd_arena_destroy(arena);
+        free(good.weights);
+    }
+    assert_true(tried > 60);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_give_the_same_bits), cmocka_unit_test(accumulation_gives_the_same_bits),
+        cmocka_unit_test(bf16_gives_the_same_bits),  cmocka_unit_test(hybrid_gives_the_same_bits),
+        cmocka_unit_test(sgd_gives_the_same_bits),   cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(actions_matter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
