@@ -17,7 +17,8 @@ static const loss_case cases[] = {
     {1, 1, 1, true, QD_F32},         {3, 7, 7, false, QD_F32},        {40, 7, 16, true, QD_F32},
     {37, 1000, 1000, true, QD_F32},  {9, 4097, 4160, true, QD_F32},   {9, 4097, 4160, false, QD_F32},
     {5, 50257, 50304, true, QD_F32}, {37, 1000, 1024, true, QD_BF16}, {9, 4097, 4097, false, QD_BF16},
-    {5, 50257, 50257, true, QD_BF16},
+    {5, 50257, 50257, true, QD_BF16}, {5, 50257, 50304, true, QD_BF16}, {4, 50304, 50304, true, QD_BF16},
+    {3, 128251, 128256, true, QD_BF16}, {2, 65537, 65540, true, QD_F32},
 };
 static const loss_case speed[] = {
     {512, 50257, 50304, false, QD_F32},

@@ -33,6 +33,19 @@ static const norm_case cases[] = {
     {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16},
 };
 
+/* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes several. Without numerical
+ * gradients, which would take too long. */
+static const norm_case wide[] = {
+    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16},
+    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32},
+    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16},
+    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16},
+    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32},
+    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16},
+    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32},
+    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16},
+};
+
 static const norm_case speed[] = {
     {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32},
     {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32},
@@ -298,6 +311,10 @@ int main(int argc, char **argv)
          .derive = backward_derive, .reference = backward_reference, .run = backward_run, .loss = backward_loss,
          .gradients = {{B_X, B_DX}, {B_GAMMA, B_DGAMMA}, {B_BETA, B_DBETA}}, .gradient_count = 3,
          .bytes = backward_bytes},
+        {.kernel = "norm_forward", .cases = wide, .case_size = sizeof *wide, .case_count = COUNT(wide), .describe = describe,
+         .tensors = forward_tensors, .reference = forward_reference, .run = forward_run},
+        {.kernel = "norm_backward", .cases = wide, .case_size = sizeof *wide, .case_count = COUNT(wide), .describe = describe,
+         .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference, .run = backward_run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(input_only_and_nan), cmocka_unit_test(no_rows),
                                       cmocka_unit_test(wrong_type_is_refused)};

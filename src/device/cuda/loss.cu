@@ -15,9 +15,18 @@ static __device__ __forceinline__ float shift_of(float most)
     return most == -INFINITY ? 0.0f : most; /* infinity minus infinity must not arise */
 }
 
-static __device__ __forceinline__ float exp_of(float x, float shift)
+/* 2^x in one instruction; results below 2^-126 are 0. */
+static __device__ __forceinline__ float exp2_fast(float x)
 {
-    return exp2f((x - shift) * LOG2_E);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* e^(x - shift). From bf16 logits, with shift times LOG2_E given: one rounding of an argument that has few digits itself. */
+template <typename T> static __device__ __forceinline__ float exp_of(float x, float shift, float shift2)
+{
+    return sizeof(T) == 2 ? exp2_fast(fmaf(x, LOG2_E, -shift2)) : exp2_fast((x - shift) * LOG2_E);
 }
 
 static __device__ __forceinline__ running join(running a, running b)
@@ -25,7 +34,7 @@ static __device__ __forceinline__ running join(running a, running b)
     running r;
     r.most = fmaxf(a.most, b.most);
     float shift = shift_of(r.most);
-    r.sum = a.sum * exp_of(a.most, shift) + b.sum * exp_of(b.most, shift);
+    r.sum = a.sum * exp_of<float>(a.most, shift, 0.0f) + b.sum * exp_of<float>(b.most, shift, 0.0f);
     return r;
 }
 
@@ -40,54 +49,88 @@ static __device__ __forceinline__ running warp_join(running r)
     return r;
 }
 
+/* Takes COUNT logits into account. */
+template <typename T, int COUNT> static __device__ __forceinline__ void take(running &r, const float (&x)[COUNT])
+{
+    float most = x[0], sum = 0.0f;
+#pragma unroll
+    for (int j = 1; j < COUNT; j++)
+        most = fmaxf(most, x[j]);
+    if (most > r.most) { /* seldom, after the first few */
+        r.sum *= exp_of<float>(r.most, shift_of(most), 0.0f);
+        r.most = most;
+    }
+    const float shift = shift_of(r.most), shift2 = shift * LOG2_E;
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        sum += exp_of<T>(x[j], shift, shift2);
+    r.sum += sum;
+}
+
+template <typename T, int N> struct alignas(N * sizeof(T)) vector_of {
+    T v[N];
+};
+
+enum { TOGETHER = 4 }; /* vectors of a thread whose loads are under way together */
+
 /* One block per row. The first `kept` vectors of the row stay in shared memory between the two passes; what does not fit is
- * read again, from the second-level cache if it is still there. N is VECTOR or 1. */
+ * read again, from the second-level cache if it is still there. N: 16 bytes of elements, or 1. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_entropy_args a, int64_t kept, qd_cuda_fault *fault)
 {
+    using V = vector_of<T, N>;
     extern __shared__ uint4 shared[];
     __shared__ running room[32];
-    struct alignas(N * sizeof(T)) vector_of {
-        T v[N];
-    };
     T *row = (T *)a.logits + (int64_t)blockIdx.x * a.ld;
-    vector_of *keep = (vector_of *)shared;
-    const int64_t vectors = (a.vocab + N - 1) / N; /* with a logit in them */
+    V *vectors = (V *)row, *keep = (V *)shared;
+    const int whole = (int)(a.vocab / N), left = (int)(a.vocab % N), stored = (int)kept; /* vectors; logits in one more */
     const int target = a.targets[blockIdx.x];
+    const V zero = {};
     if (target < 0 || target >= a.vocab) {
         if (threadIdx.x == 0) {
             a.losses[blockIdx.x] = 0.0f;
             if (target >= 0)
                 report_fault(fault, QD_CUDA_BAD_TARGET, blockIdx.x, target, a.vocab);
         }
-        if (a.grad) {
-            const float zero[N] = {};
-            for (int64_t i = threadIdx.x; i < a.ld / N; i += blockDim.x)
-                store<N>(row + i * N, zero);
-        }
+        for (int i = threadIdx.x; a.grad && i < (int)(a.ld / N); i += blockDim.x)
+            vectors[i] = zero;
         return;
     }
     const float chosen = to_float(row[target]); /* before anyone overwrites it: see the barrier below */
 
     running r = {-INFINITY, 0.0f};
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-        vector_of raw = *(const vector_of *)(row + i * N);
-        float x[N], most = r.most;
-        if (i < kept)
-            keep[i] = raw; /* each thread reads back what it wrote itself */
+    int i = threadIdx.x;
+    for (; i + (TOGETHER - 1) * (int)blockDim.x < whole; i += TOGETHER * blockDim.x) {
+        V raw[TOGETHER];
+        float x[TOGETHER * N];
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            x[j] = i * N + j < a.vocab ? to_float(raw.v[j]) : -INFINITY;
-            most = fmaxf(most, x[j]);
+        for (int t = 0; t < TOGETHER; t++)
+            raw[t] = vectors[i + t * (int)blockDim.x];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) {
+            if (i + t * (int)blockDim.x < stored)
+                keep[i + t * (int)blockDim.x] = raw[t]; /* each thread reads back what it wrote itself */
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                x[t * N + j] = to_float(raw[t].v[j]);
         }
-        float shift = shift_of(most), sum = 0.0f;
+        take<T>(r, x);
+    }
+    for (; i < whole; i += blockDim.x) {
+        V raw = vectors[i];
+        float x[N];
+        if (i < stored)
+            keep[i] = raw;
 #pragma unroll
         for (int j = 0; j < N; j++)
-            sum += exp_of(x[j], shift);
-        r.sum = r.sum * exp_of(r.most, shift) + sum;
-        r.most = most;
+            x[j] = to_float(raw.v[j]);
+        take<T>(r, x);
     }
+    if (i == whole) /* the thread whose turn it would be */
+        for (int j = 0; j < left; j++) {
+            float x[1] = {to_float(row[whole * (int64_t)N + j])};
+            take<T>(r, x);
+        }
     r = warp_join(r);
     if (threadIdx.x % 32 == 0)
         room[threadIdx.x / 32] = r;
@@ -95,39 +138,50 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
     r = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : running{-INFINITY, 0.0f};
     r = warp_join(r);
 
-    const float shift = shift_of(r.most);
+    const float shift = shift_of(r.most), shift2 = shift * LOG2_E;
     const double shifted = (double)chosen - (double)shift;
     if (threadIdx.x == 0)
         a.losses[blockIdx.x] = (float)(log((double)r.sum) - shifted);
     if (!a.grad)
         return;
-    const float factor = (float)((double)a.scale / (double)r.sum);
-    const float at_target = (float)((exp(shifted) / (double)r.sum - 1.0) * (double)a.scale);
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-        vector_of raw = i < kept ? keep[i] : *(const vector_of *)(row + i * N);
+    const float factor = a.scale / r.sum;
+#pragma unroll 2
+    for (i = threadIdx.x; i < whole; i += blockDim.x) {
+        V raw = i < stored ? keep[i] : vectors[i];
         float x[N];
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            x[j] = i * N + j < a.vocab ? exp_of(to_float(raw.v[j]), shift) * factor : 0.0f;
-            x[j] = i * N + j == target ? at_target : x[j];
+        for (int j = 0; j < N; j++)
+            x[j] = exp_of<T>(to_float(raw.v[j]), shift, shift2) * factor;
+        store<N>(row + (int64_t)i * N, x);
+        if (i == target / N) { /* after the store, by the same thread */
+            float v[1] = {(float)((exp(shifted) / (double)r.sum - 1.0) * (double)a.scale)};
+            store<1>(row + target, v);
         }
-        store<N>(row + i * N, x);
     }
-    const float zero[N] = {};
-    for (int64_t i = vectors + threadIdx.x; i < a.ld / N; i += blockDim.x)
-        store<N>(row + i * N, zero);
+    if (i == whole && left > 0) { /* the vector in which the logits end, if there is one */
+        for (int j = 0; j < N; j++) {
+            const int64_t at = whole * (int64_t)N + j;
+            float v[1] = {0.0f};
+            if (j < left)
+                v[0] = exp_of<T>(to_float(row[at]), shift, shift2) * factor;
+            if (at == target)
+                v[0] = (float)((exp(shifted) / (double)r.sum - 1.0) * (double)a.scale);
+            store<1>(row + at, v);
+        }
+    }
+    for (i = whole + (left > 0) + (int)threadIdx.x; i < (int)(a.ld / N); i += blockDim.x)
+        vectors[i] = zero;
 }
 
 template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
-    const int64_t vectors = divide_up(a->vocab, N), size = N * (int64_t)sizeof(T);
+    const int64_t vectors = a->vocab / N, size = N * (int64_t)sizeof(T);
     const int64_t spare = 2048; /* the kernel's own and the system's shared memory */
     int64_t most = l.shared_most - spare, half = (l.shared_most - 2 * spare) / 2;
     /* Two blocks per multiprocessor where two rows fit: one computes while the other moves. */
     bool two = vectors * size <= half;
-    int64_t kept = !a->grad ? 0 : two ? vectors : vectors * size <= most ? vectors : most / size;
+    int64_t kept = !a->grad ? 0 : vectors * size <= most ? vectors : most / size;
     int threads = two ? 512 : 1024;
     while (threads > 32 && threads / 2 >= vectors)
         threads /= 2;

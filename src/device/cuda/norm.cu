@@ -1,17 +1,118 @@
 /* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken in an order fixed by
  * the shapes and the number of multiprocessors.
  *
- * Rows of up to ROW_MOST columns that can be read in vectors stay in registers: PIECES vectors per thread, one block per
- * row, so that memory is read once. Other rows are read again for each pass over them, mostly from the caches. */
+ * Rows that can be read in vectors stay in registers, so that memory is read once: a group of threads has a row, PIECES vectors
+ * each; a short row's group is a warp, and a block has several; a longer row's is a block. Groups walk over the rows, and the
+ * next rows are on their way into shared memory while one is worked on. Each thread fetches what it will read itself, so there
+ * is nothing to wait for but its own copies. Other rows are read again for each pass over them, mostly from the caches. */
 #include "device/cuda/math_impl.cuh"
 
-enum { ROW_THREADS = 512, ROW_PIECES = 2, ROW_MOST = ROW_THREADS * VECTOR * ROW_PIECES };
+/* Groups of a block if they are warps, and a warp's pieces; threads of a longer row's group, and its pieces. */
+enum { WARP_GROUPS = 8, WARP_PIECES = 4, GROUP_MOST = 512, GROUP_PIECES = 2 };
+enum { SPLIT_FROM = 256 }; /* vectors from which on a longer row's threads have two pieces: fewer warps have to meet */
+enum { FORWARD_STAGES = 3 }; /* rows in shared memory, the one that is worked on included */
 enum { LOOP_THREADS = 256 };
 
-static int row_threads(int64_t cols, int pieces)
+template <typename T> struct vector_size {
+    enum { V = 16 / sizeof(T) };
+};
+
+/* How a row is laid over threads; pieces 0: it is not. */
+struct row_layout {
+    int pieces, threads, groups;
+};
+
+static row_layout lay_out(int64_t cols, int vector)
 {
-    return (int)(divide_up(divide_up(cols, VECTOR * pieces), 32) * 32);
+    int64_t vectors = cols / vector;
+    row_layout l = {0, 0, 0};
+    if (vectors <= 32 * WARP_PIECES) {
+        l.threads = 32;
+        l.groups = WARP_GROUPS;
+        l.pieces = (int)divide_up(vectors, 32);
+    } else if (vectors <= (int64_t)GROUP_MOST * GROUP_PIECES) {
+        l.pieces = vectors < SPLIT_FROM ? 1 : GROUP_PIECES;
+        l.threads = (int)(divide_up(divide_up(vectors, l.pieces), 32) * 32);
+        l.groups = 1;
+    }
+    return l;
 }
+
+static __device__ __forceinline__ void copy_async(uint4 *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+static __device__ __forceinline__ void copies_end_group()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until at most PENDING of this thread's latest groups are under way. */
+template <int PENDING> static __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* The block's part in the walk over rows, as one thread sees it. */
+template <typename T, int PIECES> struct row_walk {
+    enum { V = vector_size<T>::V };
+    uint4 *slots; /* (stages, tensors, PIECES, threads of the block) */
+    int64_t cols, row, step;
+    int tensors, threads, self;
+
+    __device__ row_walk(void *shared, int64_t columns, int tensor_count)
+    {
+        slots = (uint4 *)shared;
+        cols = columns;
+        tensors = tensor_count;
+        threads = blockDim.x * blockDim.y;
+        self = threadIdx.y * blockDim.x + threadIdx.x;
+        row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+        step = (int64_t)gridDim.x * blockDim.y;
+    }
+    __device__ __forceinline__ int column(int p) const
+    {
+        return (p * (int)blockDim.x + (int)threadIdx.x) * V;
+    }
+    __device__ __forceinline__ uint4 *slot(int stage, int tensor, int p) const
+    {
+        return slots + ((stage * tensors + tensor) * PIECES + p) * threads + self;
+    }
+    __device__ __forceinline__ void fetch(int stage, int tensor, const void *base, int64_t from) const
+    {
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (column(p) < cols)
+                copy_async(slot(stage, tensor, p), (const T *)base + from * cols + column(p));
+    }
+    __device__ __forceinline__ void read(int stage, int tensor, int p, float (&v)[V]) const
+    {
+        load<V>((const T *)slot(stage, tensor, p), v);
+    }
+};
+
+/* Two sums over a group, in every thread of it. room: (parity of the row, sum, warp); the parity lets a row's sums be read
+ * while the next one's are written, so one barrier is enough. */
+static __device__ __forceinline__ void group_sums(float &x, float &y, float (&room)[2][2][GROUP_MOST / 32], int parity)
+{
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    x = warp_sum(x);
+    y = warp_sum(y);
+    if (warps == 1)
+        return;
+    if (lane == 0) {
+        room[parity][0][threadIdx.x / 32] = x;
+        room[parity][1][threadIdx.x / 32] = y;
+    }
+    __syncthreads();
+    x = warp_sum(lane < warps ? room[parity][0][lane] : 0.0f);
+    y = warp_sum(lane < warps ? room[parity][1][lane] : 0.0f);
+}
+
+template <int PIECES> struct block_shape {
+    enum { THREADS = PIECES == GROUP_PIECES ? GROUP_MOST : PIECES == 1 ? SPLIT_FROM : 32 * WARP_GROUPS }; /* at most */
+    enum { BACKWARD_STAGES = PIECES <= GROUP_PIECES ? 3 : 2 }; /* so that two blocks fit a multiprocessor */
+    enum { BACKWARD_BLOCKS = PIECES == 1 ? 3 : 512 / THREADS }; /* of a multiprocessor, for the allotment of registers */
+};
 
 /* ---- forward ---- */
 
@@ -28,60 +129,83 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     }
 }
 
-template <typename T, typename P, int PIECES>
-static __global__ void __launch_bounds__(ROW_THREADS) norm_forward_kernel(qd_norm_forward_args a)
+template <typename T, int PIECES>
+static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS) norm_forward_kernel(qd_norm_forward_args a, bool param_half)
 {
-    __shared__ float room[2][32];
-    const int64_t at = (int64_t)blockIdx.x * a.cols;
-    float x[PIECES][VECTOR], v[VECTOR];
-    float sum = 0.0f, squares = 0.0f, count = (float)a.cols;
+    enum { V = vector_size<T>::V, STAGES = FORWARD_STAGES };
+    extern __shared__ uint4 shared[];
+    __shared__ float room[2][2][GROUP_MOST / 32]; /* first index: the mean's, the variance's; RMSNorm: parity of the row */
+    row_walk<T, PIECES> w(shared, a.cols, a.add ? 2 : 1);
+    const float count = (float)a.cols;
+    auto fetch = [&](int64_t row, int stage) {
+        if (row < a.rows) {
+            w.fetch(stage, 0, a.x, row);
+            if (a.add)
+                w.fetch(stage, 1, a.add, row);
+        }
+        copies_end_group();
+    };
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        int col = (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-        if (col >= a.cols)
-            continue;
-        load<VECTOR>((const T *)a.x + at + col, x[p]);
-        if (a.add) {
-            load<VECTOR>((const T *)a.add + at + col, v);
+    for (int s = 0; s < STAGES - 1; s++)
+        fetch(w.row + s * w.step, s);
+    int place = 1;
+    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = (stage + 1) % STAGES) {
+        fetch(w.row + (STAGES - 1) * w.step, (stage + STAGES - 1) % STAGES);
+        copies_wait<STAGES - 1>();
+        const int64_t at = w.row * a.cols;
+        float x[PIECES][V], v[V], sum = 0.0f, squares = 0.0f, unused = 0.0f;
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++)
-                x[p][i] = rounded<T>(x[p][i] + v[i]); /* as stored: the backward pass sees the rounded value too */
-            store<VECTOR>((T *)a.sum + at + col, x[p]);
+        for (int p = 0; p < PIECES; p++) {
+            const int col = w.column(p);
+            if (col >= a.cols)
+                continue;
+            w.read(stage, 0, p, x[p]);
+            if (a.add) {
+                w.read(stage, 1, p, v);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    x[p][i] = rounded<T>(x[p][i] + v[i]); /* as stored: the backward pass sees the rounded value too */
+                store<V>((T *)a.sum + at + col, x[p]);
+            }
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                sum += x[p][i];
+        }
+        row_statistics s = {0.0f, 0.0f};
+        if (!a.rms) {
+            group_sums(sum, unused, room, 0);
+            s.mean = sum / count;
+        } else {
+            place ^= 1;
         }
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            sum += x[p][i];
-    }
-    row_statistics s = {0.0f, 0.0f};
-    if (!a.rms)
-        s.mean = block_sum(sum, room[0]) / count;
+        for (int p = 0; p < PIECES; p++)
+            if (w.column(p) < a.cols)
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        if ((p * (int)blockDim.x + (int)threadIdx.x) * VECTOR >= a.cols)
-            continue;
+                for (int i = 0; i < V; i++)
+                    squares += (x[p][i] - s.mean) * (x[p][i] - s.mean);
+        group_sums(squares, unused, room, place);
+        s.rstd = 1.0f / sqrtf(squares / count + a.eps);
+        keep_statistics(a, w.row, s);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            squares += (x[p][i] - s.mean) * (x[p][i] - s.mean);
-    }
-    s.rstd = 1.0f / sqrtf(block_sum(squares, room[1]) / count + a.eps);
-    keep_statistics(a, blockIdx.x, s);
+        for (int p = 0; p < PIECES; p++) {
+            const int col = w.column(p);
+            if (col >= a.cols)
+                continue;
+            load_as<V>(a.gamma, col, param_half, v);
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        int col = (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-        if (col >= a.cols)
-            continue;
-        load<VECTOR>((const P *)a.gamma + col, v);
+            for (int i = 0; i < V; i++)
+                x[p][i] = (x[p][i] - s.mean) * s.rstd * v[i];
+            if (a.beta) {
+                load_as<V>(a.beta, col, param_half, v);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            x[p][i] = (x[p][i] - s.mean) * s.rstd * v[i];
-        if (a.beta) {
-            load<VECTOR>((const P *)a.beta + col, v);
-#pragma unroll
-            for (int i = 0; i < VECTOR; i++)
-                x[p][i] += v[i];
+                for (int i = 0; i < V; i++)
+                    x[p][i] += v[i];
+            }
+            store<V>((T *)a.y + at + col, x[p]);
         }
-        store<VECTOR>((T *)a.y + at + col, x[p]);
     }
+    copies_wait<0>();
 }
 
 /* Any row, one element at a time. */
@@ -116,6 +240,40 @@ template <typename T, typename P> static __global__ void norm_forward_loop(qd_no
     }
 }
 
+template <int N> struct constant {
+    enum { value = N };
+};
+
+/* Calls body with the number of pieces as a constant. */
+template <typename F> static qd_status with_pieces(int pieces, F body)
+{
+    return pieces == 1 ? body(constant<1>()) : pieces == 2 ? body(constant<2>()) : pieces == 3 ? body(constant<3>()) : body(constant<4>());
+}
+
+struct row_launch {
+    unsigned blocks;
+    size_t shared;
+};
+
+/* As many blocks as the multiprocessors hold at a time. tiles: rows in shared memory, of all tensors and stages. */
+template <typename K>
+static qd_status plan_launch(qd_stream *stream, K kernel, row_layout layout, int tiles, int64_t least_shared, int64_t rows, row_launch *launch)
+{
+    qd_cuda_launch l = qd_cuda_launch_of(stream);
+    const int threads = layout.threads * layout.groups;
+    int64_t shared = (int64_t)tiles * layout.pieces * threads * 16, most = divide_up(rows, layout.groups);
+    int resident = 0;
+    shared = shared < least_shared ? least_shared : shared;
+    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared));
+    if (resident < 1)
+        return QD_FAIL(QD_UNSUPPORTED, "norm: rows take %lld bytes of shared memory; this GPU has %d", (long long)shared, l.shared_most);
+    const int64_t blocks = (int64_t)l.multiprocessors * resident;
+    launch->blocks = (unsigned)(blocks < most ? blocks : most);
+    launch->shared = (size_t)shared;
+    return QD_OK;
+}
+
 extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
 {
     QD_TRY(qd_cuda_check_float("norm_forward", "x", a->dtype));
@@ -124,17 +282,20 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
+        bool vector = can_vector(a->cols, a->x, a->add, a->gamma, a->beta, a->y) && is_aligned(a->sum);
+        row_layout layout = lay_out(a->cols, vector_size<T>::V);
+        if (vector && layout.pieces)
+            return with_pieces(layout.pieces, [&](auto pieces) -> qd_status {
+                row_launch launch;
+                auto kernel = norm_forward_kernel<T, decltype(pieces)::value>;
+                QD_TRY(plan_launch(stream, kernel, layout, FORWARD_STAGES * (a->add ? 2 : 1), 0, a->rows, &launch));
+                kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, qd_cuda_launch_of(stream).stream>>>(
+                    *a, a->param_dtype == QD_BF16);
+                QD_CUDA_LAUNCHED();
+                return QD_OK;
+            });
         return with_type(a->param_dtype, [&](auto param) -> qd_status {
-            using P = decltype(param);
-            cudaStream_t s = qd_cuda_launch_of(stream).stream;
-            unsigned rows = (unsigned)a->rows;
-            bool vector = can_vector(a->cols, a->x, a->add, a->gamma, a->beta, a->y) && is_aligned(a->sum);
-            if (vector && a->cols <= ROW_THREADS * VECTOR)
-                norm_forward_kernel<T, P, 1><<<rows, row_threads(a->cols, 1), 0, s>>>(*a);
-            else if (vector && a->cols <= ROW_MOST)
-                norm_forward_kernel<T, P, ROW_PIECES><<<rows, row_threads(a->cols, ROW_PIECES), 0, s>>>(*a);
-            else
-                norm_forward_loop<T, P><<<rows, LOOP_THREADS, 0, s>>>(*a);
+            norm_forward_loop<T, decltype(param)><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
             QD_CUDA_LAUNCHED();
             return QD_OK;
         });
@@ -145,18 +306,25 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
 
 enum { SUM_COLS = 32, SUM_LANES = 32 };
 
-/* grad (cols) += sum over the parts of column `first` + col, part p at parts + p * width. A block takes SUM_COLS columns; its
- * SUM_LANES rows of threads sum every SUM_LANES-th part each, and then their sums are added in order. */
-template <typename G>
-static __global__ void __launch_bounds__(SUM_COLS *SUM_LANES)
-    add_parts_kernel(G *grad, const float *parts, int count, int64_t width, int64_t cols)
+/* Block row 0: first (cols) += the sum over the parts; 1: second, of the next cols columns; part p is at parts + p * width. A block takes SUM_COLS
+ * columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
+struct part_sums {
+    void *first, *second;
+    const float *parts;
+    int count;
+    int64_t width, cols;
+};
+
+template <typename G> static __global__ void __launch_bounds__(SUM_COLS *SUM_LANES) add_parts_kernel(part_sums s)
 {
     __shared__ float sums[SUM_LANES][SUM_COLS + 1];
-    int64_t col = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x;
+    const int64_t col = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x;
+    const float *parts = s.parts + blockIdx.y * s.cols;
     float sum = 0.0f;
-    if (col < cols)
-        for (int p = threadIdx.y; p < count; p += SUM_LANES)
-            sum += parts[p * width + col];
+    if (col < s.cols)
+#pragma unroll 4
+        for (int p = threadIdx.y; p < s.count; p += SUM_LANES)
+            sum += parts[p * s.width + col];
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     for (int half = SUM_LANES / 2; half; half /= 2) {
@@ -164,19 +332,20 @@ static __global__ void __launch_bounds__(SUM_COLS *SUM_LANES)
             sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
         __syncthreads();
     }
-    if (threadIdx.y == 0 && col < cols) {
-        float v[1] = {to_float(grad[col]) + sums[0][threadIdx.x]};
-        store<1>(grad + col, v);
+    if (threadIdx.y == 0 && col < s.cols) {
+        G *grad = (G *)(blockIdx.y ? s.second : s.first) + col;
+        float v[1] = {to_float(*grad) + sums[0][threadIdx.x]};
+        store<1>(grad, v);
     }
 }
 
-static qd_status add_parts(cudaStream_t stream, void *grad, qd_dtype dtype, const float *parts, int count, int64_t width,
-                           int64_t cols)
+/* The parts hold sums for `first`, then for `second`; NULL: none. */
+static qd_status add_parts(cudaStream_t stream, void *first, void *second, qd_dtype dtype, const float *parts, int count, int64_t cols)
 {
+    part_sums s = {first ? first : second, second, parts, count, cols * ((first != NULL) + (second != NULL)), cols};
     return with_type(dtype, [&](auto type) -> qd_status {
-        using G = decltype(type);
-        dim3 block(SUM_COLS, SUM_LANES);
-        add_parts_kernel<G><<<(unsigned)divide_up(cols, SUM_COLS), block, 0, stream>>>((G *)grad, parts, count, width, cols);
+        dim3 grid((unsigned)divide_up(cols, SUM_COLS), first && second ? 2 : 1);
+        add_parts_kernel<decltype(type)><<<grid, dim3(SUM_COLS, SUM_LANES), 0, stream>>>(s);
         QD_CUDA_LAUNCHED();
         return QD_OK;
     });
@@ -275,11 +444,7 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    if (scaled_grad)
-        QD_TRY(add_parts(l.stream, scaled_grad, grad_dtype, s.scaled, parts, s.width, s.cols));
-    if (plain_grad)
-        QD_TRY(add_parts(l.stream, plain_grad, grad_dtype, s.plain, parts, s.width, s.cols));
-    return QD_OK;
+    return add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols);
 }
 
 extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
@@ -298,85 +463,102 @@ extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_arg
 /* ---- backward ---- */
 
 /* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
- * mean(g). A block walks over every gridDim.x-th row; each thread keeps its columns' sums for dgamma and dbeta, which go to
- * parts + block * width at the end: dgamma (cols), then dbeta (cols). */
-template <typename T, typename P, int PIECES>
-static __global__ void __launch_bounds__(ROW_THREADS) norm_backward_kernel(qd_norm_backward_args a, float *parts, int64_t width)
+ * mean(g). Each thread keeps its columns' sums for dgamma and dbeta; the block's go to parts + block * width at the end: dgamma
+ * (cols), then dbeta (cols), those that are wanted. */
+template <typename T, int PIECES>
+static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS, block_shape<PIECES>::BACKWARD_BLOCKS)
+    norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
 {
-    __shared__ float room[2][2][32]; /* (parity of the row, sum, warp): a row's sums are read while the next one's are written */
-    float gamma[PIECES][VECTOR], dgamma[PIECES][VECTOR], dbeta[PIECES][VECTOR];
+    enum { V = vector_size<T>::V, STAGES = block_shape<PIECES>::BACKWARD_STAGES };
+    extern __shared__ uint4 shared[];
+    __shared__ float room[2][2][GROUP_MOST / 32];
+    row_walk<T, PIECES> w(shared, a.cols, a.add ? 3 : 2);
     const float count = (float)a.cols;
-    bool inside[PIECES];
+    float dgamma[PIECES][V], dbeta[PIECES][V];
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        int col = (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-        inside[p] = col < a.cols;
+    for (int p = 0; p < PIECES; p++)
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            gamma[p][i] = dgamma[p][i] = dbeta[p][i] = 0.0f;
-        if (inside[p])
-            load<VECTOR>((const P *)a.gamma + col, gamma[p]);
-    }
+        for (int i = 0; i < V; i++)
+            dgamma[p][i] = dbeta[p][i] = 0.0f;
+    auto fetch = [&](int64_t row, int stage) {
+        if (row < a.rows) {
+            w.fetch(stage, 0, a.dy, row);
+            w.fetch(stage, 1, a.x, row);
+            if (a.add)
+                w.fetch(stage, 2, a.add, row);
+        }
+        copies_end_group();
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++)
+        fetch(w.row + s * w.step, s);
     int parity = 0;
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 1) {
-        const float mean = a.rms ? 0.0f : a.mean[row], rstd = a.rstd[row];
-        float g[PIECES][VECTOR], hat[PIECES][VECTOR], add[PIECES][VECTOR];
+    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = (stage + 1) % STAGES, parity ^= 1) {
+        fetch(w.row + (STAGES - 1) * w.step, (stage + STAGES - 1) % STAGES);
+        const float mean = a.rms ? 0.0f : a.mean[w.row], rstd = a.rstd[w.row];
+        copies_wait<STAGES - 1>();
+        const int64_t at = w.row * a.cols;
         float sum_g = 0.0f, sum_gx = 0.0f;
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
-            int64_t at = row * a.cols + (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-            if (!inside[p])
+            if (w.column(p) >= a.cols)
                 continue;
-            load<VECTOR>((const T *)a.dy + at, g[p]);
-            load<VECTOR>((const T *)a.x + at, hat[p]);
-            if (a.add)
-                load<VECTOR>((const T *)a.add + at, add[p]);
+            float g[V], hat[V], v[V];
+            w.read(stage, 0, p, g);
+            w.read(stage, 1, p, hat);
+            load_as<V>(a.gamma, w.column(p), param_half, v);
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++) {
-                hat[p][i] = (hat[p][i] - mean) * rstd;
-                dgamma[p][i] += g[p][i] * hat[p][i];
-                dbeta[p][i] += g[p][i];
-                g[p][i] *= gamma[p][i];
-                sum_g += g[p][i];
-                sum_gx += g[p][i] * hat[p][i];
+            for (int i = 0; i < V; i++) {
+                hat[i] = (hat[i] - mean) * rstd;
+                dgamma[p][i] += g[i] * hat[i];
+                dbeta[p][i] += g[i];
+                g[i] *= v[i];
+                sum_g += g[i];
+                sum_gx += g[i] * hat[i];
             }
         }
-        /* both sums with one barrier */
-        int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-        sum_g = warp_sum(sum_g);
-        sum_gx = warp_sum(sum_gx);
-        if (warps > 1) {
-            if (lane == 0) {
-                room[parity][0][threadIdx.x / 32] = sum_g;
-                room[parity][1][threadIdx.x / 32] = sum_gx;
-            }
-            __syncthreads();
-            sum_g = warp_sum(lane < warps ? room[parity][0][lane] : 0.0f);
-            sum_gx = warp_sum(lane < warps ? room[parity][1][lane] : 0.0f);
-        }
+        group_sums(sum_g, sum_gx, room, parity);
         const float mean_g = a.rms ? 0.0f : sum_g / count, mean_gx = sum_gx / count;
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
-            int64_t at = row * a.cols + (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-            if (!inside[p])
+            if (w.column(p) >= a.cols)
                 continue;
+            float g[V], hat[V], v[V]; /* from shared memory again: registers are dearer */
+            w.read(stage, 0, p, g);
+            w.read(stage, 1, p, hat);
+            load_as<V>(a.gamma, w.column(p), param_half, v);
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++) {
-                float d = (g[p][i] - mean_g - hat[p][i] * mean_gx) * rstd;
-                g[p][i] = a.add ? d + add[p][i] : d;
+            for (int i = 0; i < V; i++)
+                g[i] = (g[i] * v[i] - mean_g - (hat[i] - mean) * rstd * mean_gx) * rstd;
+            if (a.add) {
+                w.read(stage, 2, p, v);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    g[i] += v[i];
             }
-            store<VECTOR>((T *)a.dx + at, g[p]);
+            store<V>((T *)a.dx + at + w.column(p), g);
         }
     }
+    copies_wait<0>();
+    /* The groups' sums, in order: (groups, cols) where the rows were. */
+    float *area = (float *)shared;
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        int64_t to = blockIdx.x * width + (p * (int)blockDim.x + (int)threadIdx.x) * VECTOR;
-        if (!inside[p])
+    for (int which = 0; which < 2; which++) {
+        if (which == 0 ? !a.dgamma : !a.dbeta)
             continue;
-        if (a.dgamma)
-            store<VECTOR>(parts + to, dgamma[p]);
-        if (a.dbeta)
-            store<VECTOR>(parts + to + (a.dgamma ? a.cols : 0), dbeta[p]);
+        __syncthreads();
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (w.column(p) < a.cols)
+                store<V>(area + threadIdx.y * a.cols + w.column(p), which == 0 ? dgamma[p] : dbeta[p]);
+        __syncthreads();
+        float *to = parts + blockIdx.x * width + (which == 1 && a.dgamma ? a.cols : 0);
+        for (int c = w.self; c < a.cols; c += w.threads) {
+            float sum = 0.0f;
+            for (int group = 0; group < (int)blockDim.y; group++)
+                sum += area[group * a.cols + c];
+            to[c] = sum;
+        }
     }
 }
 
@@ -405,24 +587,21 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
     }
 }
 
-template <typename T, typename P, int PIECES>
-static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a)
+template <typename T, int PIECES>
+static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a, row_layout layout)
 {
-    qd_cuda_launch l = qd_cuda_launch_of(stream);
-    int threads = row_threads(a->cols, PIECES), resident = 1;
-    QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, norm_backward_kernel<T, P, PIECES>, threads, 0));
-    int64_t blocks = (int64_t)l.multiprocessors * (resident > 0 ? resident : 1), width = 0;
-    blocks = blocks < a->rows ? blocks : a->rows;
-    width = a->cols * ((a->dgamma != NULL) + (a->dbeta != NULL));
+    cudaStream_t s = qd_cuda_launch_of(stream).stream;
+    auto kernel = norm_backward_kernel<T, PIECES>;
+    const int64_t width = a->cols * ((a->dgamma != NULL) + (a->dbeta != NULL));
+    row_launch launch;
     void *parts;
-    QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
-    norm_backward_kernel<T, P, PIECES><<<(unsigned)blocks, threads, 0, l.stream>>>(*a, (float *)parts, width);
+    QD_TRY(plan_launch(stream, kernel, layout, block_shape<PIECES>::BACKWARD_STAGES * (a->add ? 3 : 2), layout.groups * a->cols * (int64_t)sizeof(float),
+                       a->rows, &launch));
+    QD_TRY(qd_cuda_workspace(stream, launch.blocks * width * (int64_t)sizeof(float), &parts));
+    kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, s>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
-    const float *sums = (const float *)parts;
-    if (a->dgamma)
-        QD_TRY(add_parts(l.stream, a->dgamma, a->grad_dtype, sums, (int)blocks, width, a->cols));
-    if (a->dbeta)
-        QD_TRY(add_parts(l.stream, a->dbeta, a->grad_dtype, sums + (a->dgamma ? a->cols : 0), (int)blocks, width, a->cols));
+    if (width)
+        QD_TRY(add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols));
     return QD_OK;
 }
 
@@ -453,14 +632,11 @@ extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_back
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
-        return with_type(a->param_dtype, [&](auto param) -> qd_status {
-            using P = decltype(param);
-            bool vector = can_vector(a->cols, a->dy, a->x, a->gamma, a->add, a->dx);
-            if (vector && a->cols <= ROW_THREADS * VECTOR)
-                return backward_rows<T, P, 1>(stream, a);
-            if (vector && a->cols <= ROW_MOST)
-                return backward_rows<T, P, ROW_PIECES>(stream, a);
-            return backward_any<T, P>(stream, a);
-        });
+        row_layout layout = lay_out(a->cols, vector_size<T>::V);
+        if (can_vector(a->cols, a->dy, a->x, a->gamma, a->add, a->dx) && layout.pieces)
+            return with_pieces(layout.pieces, [&](auto pieces) -> qd_status {
+                return backward_rows<T, decltype(pieces)::value>(stream, a, layout);
+            });
+        return with_type(a->param_dtype, [&](auto param) -> qd_status { return backward_any<T, decltype(param)>(stream, a); });
     });
 }
