@@ -1,9 +1,9 @@
 #include "train/trainer.h"
 
-#include "base/rng.h"
 #include "base/thread.h"
 #include "spec/fit.h"
 #include "train/nonfinite.h"
+#include "train/initial.h"
 #include "train/tuning.h"
 
 #include <stdlib.h>
@@ -61,28 +61,9 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     return status;
 }
 
-/* Values depend on (seed, name, element) alone. Drawn in short pieces, so that starting takes no more memory than running. */
-static qd_status init_params(qd_trainer *t)
+static qd_status store_initial(void *context, int param, int64_t first, int64_t count, const float *values)
 {
-    enum { PIECE = 1 << 14 };
-    const qd_program *p = t->program;
-    float values[PIECE];
-    for (int i = 0; i < p->ledger->param_count; i++) {
-        const qd_param *param = &p->ledger->params[i];
-        qd_philox_key key = qd_rng_key(t->config.seed, param->name);
-        qd_extent own = qd_storage_part(&p->storage, i, p->storage.parts, p->storage.part);
-        int64_t total = param->tied_to < 0 ? own.count : 0;
-        for (int64_t first = 0; first < total; first += PIECE) {
-            int64_t count = total - first < PIECE ? total - first : PIECE;
-            if (param->init == QD_INIT_NORMAL)
-                qd_rng_normal(key, own.first + first, count, param->init_std, values);
-            else
-                for (int64_t e = 0; e < count; e++)
-                    values[e] = param->init == QD_INIT_ONE ? 1.0f : 0.0f;
-            QD_TRY(store_param(t, i, first, count, values));
-        }
-    }
-    return QD_OK;
+    return store_param(context, param, first, count, values);
 }
 
 static qd_status init_rope(qd_trainer *t)
@@ -114,22 +95,28 @@ static qd_status check_traits(const qd_trainer *t)
     return QD_OK;
 }
 
-/* On an accelerator, before anything is taken: a run that cannot fit says what would. Ranks that share one ask in turn,
- * so the figure counts what the others have taken already. */
-static qd_status check_fit(qd_trainer *t)
+/* A run that does not fit on an accelerator says what would. */
+static qd_status explain_fit(qd_trainer *t, int64_t left)
 {
-    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, left, total;
-    if (qd_device_get_caps(t->device)->host_memory)
-        return QD_OK;
-    QD_TRY(qd_device_memory(t->device, &left, &total));
-    if (needed <= left)
-        return QD_OK;
     qd_strbuf text = {0};
     qd_status status = qd_fit_explain(&t->config, qd_comm_rank(t->world), left, &text);
     if (status == QD_OK)
         status = QD_FAIL(QD_NO_MEMORY, "rank %d does not fit on its GPU: %s", qd_comm_rank(t->world), text.data ? text.data : "");
     qd_strbuf_free(&text);
     return status;
+}
+
+/* Looks before anything is taken; ranks that share a GPU may still take it from each other in between. */
+static qd_status take_memory(qd_trainer *t)
+{
+    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, left = 0, total = 0;
+    bool own = !qd_device_get_caps(t->device)->host_memory;
+    if (own)
+        QD_TRY(qd_device_memory(t->device, &left, &total));
+    if (own && needed > left)
+        return explain_fit(t, left);
+    qd_status status = qd_bind(t->program, t->device, t->world, NULL, &t->bound);
+    return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
 static qd_status build(qd_trainer *t, int local_ranks)
@@ -145,11 +132,10 @@ static qd_status build(qd_trainer *t, int local_ranks)
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
-    QD_TRY(check_fit(t));
-    QD_TRY(qd_bind(t->program, t->device, t->world, NULL, &t->bound));
+    QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));
-    return init_params(t);
+    return qd_initial_values(t->program, t->config.seed, device.threads, store_initial, t);
 }
 
 qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_ranks, const qd_batch_source *source,

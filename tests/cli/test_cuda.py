@@ -73,7 +73,7 @@ class Cuda(program.ProgramTest):
                         self.assertLessEqual(abs(a - b), 0.02)
 
     def test_a_model_that_does_not_fit_says_what_would(self):
-        result = self.run_program("train", f"data.path={TEXT}", *SMALL, "model.layers=200", "model.hidden=8192",
+        result = self.run_program("train", f"data.path={TEXT}", *SMALL, "model.layers=200", "model.hidden=8192", "model.head_dim=128",
                                   "train.precision=bf16", "--device", "cuda")
         self.one_line(result, 1, "does not fit on its GPU", "the plan needs", "GiB are there")
 

@@ -1,0 +1,56 @@
+#include "train/initial.h"
+
+#include "base/rng.h"
+#include "base/thread.h"
+
+#include <stdlib.h>
+
+enum { PIECE = 1 << 14 }; /* elements that a thread draws at a time */
+
+typedef struct drawing {
+    const qd_param *param;
+    qd_philox_key key;
+    int64_t first; /* element of the parameter that values[0] is */
+    float *values;
+} drawing;
+
+static void draw(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const drawing *d = context;
+    if (d->param->init == QD_INIT_NORMAL)
+        qd_rng_normal(d->key, d->first + begin, end - begin, d->param->init_std, d->values + begin);
+    else
+        for (int64_t i = begin; i < end; i++)
+            d->values[i] = d->param->init == QD_INIT_ONE ? 1.0f : 0.0f;
+}
+
+static qd_status draw_param(const qd_program *p, int param, drawing *d, qd_pool *pool, qd_initial_sink sink, void *context)
+{
+    qd_extent own = qd_storage_part(&p->storage, param, p->storage.parts, p->storage.part);
+    int64_t most = (int64_t)qd_pool_threads(pool) * PIECE;
+    for (int64_t first = 0; first < own.count; first += most) {
+        int64_t count = own.count - first < most ? own.count - first : most;
+        d->first = own.first + first;
+        qd_pool_for(pool, count, PIECE, draw, d);
+        QD_TRY(sink(context, param, first, count, d->values));
+    }
+    return QD_OK;
+}
+
+qd_status qd_initial_values(const qd_program *p, uint64_t seed, int threads, qd_initial_sink sink, void *context)
+{
+    qd_pool *pool = NULL;
+    QD_TRY(qd_pool_create(threads, -1, &pool));
+    drawing d = {.values = malloc((size_t)threads * PIECE * sizeof(float))};
+    qd_status status = d.values ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to draw initial values");
+    for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++) {
+        d.param = &p->ledger->params[i];
+        d.key = qd_rng_key(seed, d.param->name);
+        if (d.param->tied_to < 0)
+            status = draw_param(p, i, &d, pool, sink, context);
+    }
+    free(d.values);
+    qd_pool_destroy(pool);
+    return status;
+}
