@@ -1,7 +1,10 @@
-/* Matrix products: op(a) and op(b) are packed into panels as wide as a register tile (transposed, converted to fp32 and
- * padded as needed), and a register tile of MR x NR is multiplied along two panels.
+/* Matrix products: a register tile of MR x NR is multiplied along a panel of op(a) and one of op(b), which are as wide as
+ * the tile. Panels of b are (kc, NR), packed: transposed, converted to fp32 and padded as needed. Panels of a are
+ *   rows     (MR, kc), row stride `lda` where a lies, or kc where it was converted;
+ *   columns  (kc, MR), packed, where a is stored transposed.
+ * Single elements of a are broadcast, so either order is as good, and a need not be moved unless its rows lie across.
  *
- * Each element of c is the sum over blocks of QD_GEMM_KC steps of k, blocks in ascending order, each block summed in
+ * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending order, each block summed in
  * ascending k. This holds wherever the element lies, so cutting c differently changes no bit. */
 #include "device/cpu/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
@@ -26,6 +29,12 @@ _Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole vector
 typedef float half __attribute__((vector_size(QD_VF * 2)));
 #endif
 
+/* A line more than the panel takes, so that the same place of several panels lies in different sets of the cache. */
+QD_INLINE int64_t stride_of_panel(int width, int64_t kc)
+{
+    return width * kc + LINE;
+}
+
 /* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of its first lane. */
 QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
 {
@@ -42,7 +51,7 @@ QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
     half high = __builtin_shufflevector(lanes, lanes, 4, 5, 6, 7);
 #endif
     memcpy(to, &low, sizeof low);
-    memcpy(to + width * kc, &high, sizeof high);
+    memcpy(to + stride_of_panel(width, kc), &high, sizeof high);
 #else
     (void)kc;
 #endif
@@ -62,9 +71,10 @@ enum { AHEAD = 64, ROWS_AHEAD = 6 };
 QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64_t stride, bool by_line, int64_t begin,
                        int64_t end, int64_t lines, int64_t kc, qd_dtype dtype)
 {
+    const int wide = width > QD_VF ? width : QD_VF; /* lines written together: whole panels and whole vectors */
     if (by_line) {
         for (int64_t l = begin; l < end; l += QD_VF) {
-            float *out = to + l / width * width * kc + l % width;
+            float *out = to + l / width * stride_of_panel(width, kc) + l % width;
             int here = lines - l < QD_VF ? (int)(lines - l > 0 ? lines - l : 0) : QD_VF;
             for (int64_t p = 0; p < kc; p += QD_VF, out += QD_VF * width) {
                 int steps = kc - p < QD_VF ? (int)(kc - p) : QD_VF;
@@ -91,18 +101,18 @@ QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64
         return;
     }
     for (int64_t p = 0; p < kc; p++) { /* along the rows of x, which are long */
-        int64_t at = first + p * stride, l = begin;
-        float *out = to + begin * kc + p * width; /* begin is a whole panel */
-        int64_t panel = (width > QD_VF ? width : QD_VF), whole = end < lines ? end : lines;
-        for (; l + panel <= whole; l += panel, out += panel * kc) {
+        int64_t at = first + p * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
+        float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a whole panel */
+        int64_t whole = end < lines ? end : lines;
+        for (; l + wide <= whole; l += wide, out += next_panels) {
 #pragma GCC unroll 4
-            for (int v = 0; v < panel; v += QD_VF) {
+            for (int v = 0; v < wide; v += QD_VF) {
                 __builtin_prefetch(element(x, at + l + v + ROWS_AHEAD * stride, dtype), 0, 2);
                 put_lanes(out + v, width, kc, vf_load_as(x, at + l + v, dtype));
             }
         }
-        for (; l < end; l += panel, out += panel * kc)
-            for (int v = 0; v < panel; v += QD_VF) {
+        for (; l < end; l += wide, out += next_panels)
+            for (int v = 0; v < wide; v += QD_VF) {
                 int64_t rest = lines - l - v;
                 int here = rest < QD_VF ? (int)(rest > 0 ? rest : 0) : QD_VF;
                 put_lanes(out + v, width, kc, vf_load_n_as(x, at + l + v, here, dtype));
@@ -110,30 +120,93 @@ QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64
     }
 }
 
-static void pack_a(const qd_gemm_block *g, int64_t begin, int64_t end)
+/* to (panels, MR, kc) = rows [begin, end) of which `lines` exist, in fp32. */
+QD_INLINE void pack_rows(float *to, const void *x, int64_t first, int64_t stride, int64_t begin, int64_t end, int64_t lines,
+                         int64_t kc, qd_dtype dtype)
+{
+    for (int64_t l = begin; l < end; l++) {
+        float *out = to + l / MR * stride_of_panel(MR, kc) + l % MR * kc;
+        for (int64_t p = 0; p < kc; p += QD_VF) {
+            int here = kc - p < QD_VF ? (int)(kc - p) : QD_VF;
+            vf_store_n(out + p, l < lines ? vf_load_n_as(x, first + l * stride + p, here, dtype) : (vf){0}, here);
+        }
+    }
+}
+
+static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end)
 {
     const qd_matmul_args *a = g->args;
     int64_t first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k;
-    if (a->a_dtype == QD_F32)
-        pack_as(g->a, MR, a->a, first, a->lda, !a->trans_a, begin, end, g->rows, g->kc, QD_F32);
+    if (!a->trans_a)
+        pack_rows(to, a->a, first, a->lda, begin, end, g->rows, g->kc, QD_BF16); /* fp32 stays where it is */
+    else if (a->a_dtype == QD_F32)
+        pack_as(to, MR, a->a, first, a->lda, false, begin, end, g->rows, g->kc, QD_F32);
     else
-        pack_as(g->a, MR, a->a, first, a->lda, !a->trans_a, begin, end, g->rows, g->kc, QD_BF16);
+        pack_as(to, MR, a->a, first, a->lda, false, begin, end, g->rows, g->kc, QD_BF16);
 }
 
-static void pack_b(const qd_gemm_block *g, int64_t begin, int64_t end)
+static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end)
 {
     const qd_matmul_args *a = g->args;
     int64_t first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n;
     if (a->b_dtype == QD_F32)
-        pack_as(g->b, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_F32);
+        pack_as(to, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_F32);
     else
-        pack_as(g->b, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_BF16);
+        pack_as(to, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_BF16);
+}
+
+static int64_t offset_a(int64_t line, int64_t kc)
+{
+    return line / MR * stride_of_panel(MR, kc);
+}
+
+static int64_t offset_b(int64_t line, int64_t kc)
+{
+    return line / NR * stride_of_panel(NR, kc);
 }
 
 /* ---- multiplying ---- */
 
+/* Walks through the lines of a qd_gemm_ahead. */
+typedef struct walk {
+    const char *at;
+    int64_t lines, left; /* of a row; of the present one */
+    int64_t jump;        /* from the end of a row to the next */
+    int64_t rows;
+} walk;
+
+QD_INLINE void fetch_ahead(walk *w)
+{
+    if (w->rows <= 0)
+        return;
+    __builtin_prefetch(w->at, 0, 2);
+    w->at += 4 * LINE;
+    if (--w->left == 0) {
+        w->at += w->jump;
+        w->left = w->lines;
+        w->rows--;
+    }
+}
+
+typedef struct tile {
+    int64_t kc;
+    const float *a, *b;
+    int64_t a_row;     /* between the rows of a panel, where it is stored by rows */
+    const float *next; /* a panel that comes later: MR pieces, `next_row` apart, a line of each every four steps … */
+    int64_t next_row, next_step; /* … `next_step` on */
+    const vf *bias;
+    bool add;
+    float *c;
+    int64_t ldc;
+    walk *ahead;
+    int ahead_lines; /* for each of MR parts of the tile */
+} tile;
+
+/* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
+enum { BASES = (MR + 2) / 3 };
+
 /* sum (MR, NV) += column of a (MR) x row of b (NR) */
-QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *restrict b)
+QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t row, int64_t at, const float *restrict b)
 {
     vf line[NV];
 #pragma GCC unroll 4
@@ -141,7 +214,9 @@ QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *
         line[j] = vf_load(b + j * QD_VF);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
-        vf x = vf_set(a[i]);
+        float value;
+        memcpy(&value, base[i / 3] + i % 3 * row + at, sizeof value);
+        vf x = vf_set(value);
         QD_IN_REGISTER(x); /* or each multiply-add would load it again */
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
@@ -149,9 +224,8 @@ QD_INLINE void micro_step(vf sum[MR][NV], const float *restrict a, const float *
     }
 }
 
-/* c (MR, NR) = a · b [+ bias] [+ c]; a (kc, MR), b (kc, NR) packed. `next`: what comes after b, fetched on the way. */
-static void micro_tile(int64_t kc, const float *restrict a, const float *restrict b, const float *next, const vf *bias,
-                       bool add, float *restrict c, int64_t ldc)
+/* c (MR, NR) = a · b [+ bias] [+ c]. a_row, a_step: floats between a panel's rows and steps. */
+QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
 {
     vf sum[MR][NV];
 #pragma GCC unroll 16
@@ -159,52 +233,86 @@ static void micro_tile(int64_t kc, const float *restrict a, const float *restric
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
             sum[i][j] = (vf){0};
+    const char *base[BASES];
+    int64_t row = a_row * 4, kc = t->kc;
+    QD_HIDE(row);
+#pragma GCC unroll 8
+    for (int i = 0; i < BASES; i++) {
+        base[i] = (const char *)(t->a + 3 * i * a_row);
+        QD_HIDE(base[i]); /* or the compiler would address all rows from one pointer, with a register for each */
+    }
+    const float *restrict b = t->b;
+    float *restrict c = t->c;
     /* the rows of c are fetched one after another: all at once they would hold up the loads of a and b */
     int64_t p = 0, fours = kc / 4 / MR;
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < NR; j += LINE)
-            __builtin_prefetch(c + r * ldc + j, 1);
-        __builtin_prefetch(c + r * ldc + NR - 1, 1);
-        for (int64_t four = 0; four < fours; four++, p += 4, a += 4 * MR, b += 4 * NR, next += LINE) {
+            __builtin_prefetch(c + r * t->ldc + j, 1);
+        __builtin_prefetch(c + r * t->ldc + NR - 1, 1);
+        for (int i = 0; i < t->ahead_lines; i++)
+            fetch_ahead(t->ahead);
+        const float *next = t->next + r * t->next_row;
+        for (int64_t four = 0; four < fours; four++, p += 4, b += 4 * NR, next += t->next_step) {
             __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++)
-                micro_step(sum, a + q * MR, b + q * NR);
+                micro_step(sum, base, row, q * a_step * 4, b + q * NR);
+#pragma GCC unroll 8
+            for (int i = 0; i < BASES; i++)
+                base[i] += 4 * a_step * 4;
         }
     }
-    for (; p < kc; p++, a += MR, b += NR)
-        micro_step(sum, a, b);
-    if (bias) {
+    for (; p < kc; p++, b += NR) {
+        micro_step(sum, base, row, 0, b);
+#pragma GCC unroll 8
+        for (int i = 0; i < BASES; i++)
+            base[i] += a_step * 4;
+    }
+    if (t->bias) {
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
             for (int j = 0; j < NV; j++)
-                sum[i][j] += bias[j];
+                sum[i][j] += t->bias[j];
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++) {
-            float *to = c + i * ldc + j * QD_VF;
-            vf_store(to, add ? vf_load(to) + sum[i][j] : sum[i][j]);
+            float *to = c + i * t->ldc + j * QD_VF;
+            vf_store(to, t->add ? vf_load(to) + sum[i][j] : sum[i][j]);
         }
     }
 }
 
+static __attribute__((noinline)) void micro_tile_rows(const tile *t)
+{
+    micro_tile_as(t, t->a_row, 1);
+}
+
+static __attribute__((noinline)) void micro_tile_columns(const tile *t)
+{
+    micro_tile_as(t, 1, MR);
+}
+
+typedef void micro_tile(const tile *t);
+
 /* The tile hangs over the edge of c: through a full one on the side. */
-static void edge_tile(int64_t kc, const float *a, const float *b, const vf *bias, bool add, float *c, int64_t ldc,
-                      int rows, int cols)
+static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
 {
     float side[MR * NR];
-    if (add) {
+    if (t->add) {
         memset(side, 0, sizeof side);
         for (int i = 0; i < rows; i++)
-            memcpy(side + i * NR, c + i * ldc, (size_t)cols * sizeof(float));
+            memcpy(side + i * NR, t->c + i * t->ldc, (size_t)cols * sizeof(float));
     }
-    micro_tile(kc, a, b, b, bias, add, side, NR);
+    tile whole = *t;
+    whole.c = side;
+    whole.ldc = NR;
+    micro(&whole);
     for (int i = 0; i < rows; i++)
-        memcpy(c + i * ldc, side + i * NR, (size_t)cols * sizeof(float));
+        memcpy(t->c + i * t->ldc, side + i * NR, (size_t)cols * sizeof(float));
 }
 
 /* Rounds finished sums into a bf16 c. */
@@ -228,6 +336,38 @@ static int64_t smaller(int64_t x, int64_t y)
     return x < y ? x : y;
 }
 
+/* How panels of a lie. */
+typedef struct layout {
+    int64_t row, panel; /* floats between the rows of a panel, and between panels */
+    bool by_rows;
+} layout;
+
+static layout layout_of_a(const qd_gemm_block *g)
+{
+    const qd_matmul_args *a = g->args;
+    if (qd_gemm_direct(a))
+        return (layout){.row = a->lda, .panel = MR * a->lda, .by_rows = true};
+    return (layout){.row = a->trans_a ? 1 : g->kc, .panel = stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
+}
+
+/* What a tile fetches of the panel that goes by next: its share, 1 / staying, of every piece. */
+static void share_next(tile *t, const float *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
+{
+    int64_t lines = (length / LINE + staying - 1) / staying, fours = t->kc / 4 / MR;
+    t->next = panel + share * lines * LINE;
+    t->next_row = row;
+    t->next_step = fours ? (lines * LINE + fours - 1) / fours : 0;
+}
+
+static walk start_walk(const qd_gemm_ahead *ahead, int64_t tiles, int *lines_each)
+{
+    walk w = {.at = ahead->at, .lines = (ahead->row_bytes + 4 * LINE - 1) / (4 * LINE), .rows = ahead->rows};
+    w.left = w.lines;
+    w.jump = ahead->stride - w.lines * 4 * LINE;
+    *lines_each = (int)((w.rows * w.lines + tiles * MR - 1) / (tiles * MR));
+    return w;
+}
+
 static void multiply(const qd_gemm_block *g)
 {
     const qd_matmul_args *args = g->args;
@@ -236,26 +376,44 @@ static void multiply(const qd_gemm_block *g)
     float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums;
     int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
     int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
-    /* the panels of the smaller side stay in the second-level cache, those of the other go by once */
-    bool by_rows = g->rows > g->cols;
-    int64_t passing = by_rows ? high : wide, staying = by_rows ? wide : high, width = by_rows ? MR : NR;
+    layout a = layout_of_a(g);
+    micro_tile *micro = a.by_rows ? micro_tile_rows : micro_tile_columns;
+    /* rows beyond the last must not be read where a lies */
+    float edge[MR * QD_GEMM_KC];
+    int64_t edge_rows = qd_gemm_direct(args) ? g->rows % MR : 0;
+    if (edge_rows) {
+        memset(edge, 0, (size_t)(MR * kc) * sizeof(float));
+        for (int64_t i = 0; i < edge_rows; i++)
+            memcpy(edge + i * kc, g->a + (high - 1) * a.panel + i * a.row, (size_t)kc * sizeof(float));
+    }
+    int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high;
+    tile t = {.kc = kc, .add = add, .ldc = ldc};
+    walk ahead = start_walk(&g->ahead, passing * staying, &t.ahead_lines);
+    t.ahead = &ahead;
     for (int64_t o = 0; o < passing; o++) {
         for (int64_t s = 0; s < staying; s++) {
-            int64_t i = by_rows ? o : s, j = by_rows ? s : o;
-            const float *a = g->a + i * MR * kc, *b = g->b + j * NR * kc;
-            float *to = c + i * MR * ldc + j * NR;
+            int64_t i = g->b_stays ? o : s, j = g->b_stays ? s : o;
+            bool on_edge = edge_rows && i == high - 1;
+            t.a = on_edge ? edge : g->a + i * a.panel;
+            t.a_row = on_edge ? kc : a.row;
+            t.b = g->b + j * stride_of_panel(NR, kc);
+            t.c = c + i * MR * ldc + j * NR;
             int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
             vf bias[NV] = {0};
             for (int v = 0; use_bias && v * QD_VF < nr; v++)
                 bias[v] = vf_load_n_as(args->bias, g->n + j * NR + v * QD_VF, (int)smaller(nr - v * QD_VF, QD_VF),
                                        args->b_dtype);
-            /* a tile's share of the next panel that goes by: a line for each four steps, until all is fetched */
-            int64_t share = s * (kc / 4) * LINE;
-            const float *next = o + 1 < passing && share < width * kc ? (by_rows ? a : b) + width * kc + share : b;
-            if (mr == MR && nr == NR)
-                micro_tile(kc, a, b, next, use_bias ? bias : NULL, add, to, ldc);
+            t.bias = use_bias ? bias : NULL;
+            if (o + 1 == passing)
+                share_next(&t, t.b, 0, 0, 0, 1);
+            else if (!g->b_stays)
+                share_next(&t, t.b + stride_of_panel(NR, kc), NR * kc / MR, NR * kc / MR, s, staying);
             else
-                edge_tile(kc, a, b, use_bias ? bias : NULL, add, to, ldc, mr, nr);
+                share_next(&t, t.a + a.panel, a.by_rows ? a.row : kc, kc, s, staying);
+            if (mr == MR && nr == NR)
+                micro(&t);
+            else
+                edge_tile(micro, &t, mr, nr);
         }
     }
     if (!direct && g->k + kc >= args->k)
@@ -263,5 +421,6 @@ static void multiply(const qd_gemm_block *g)
 }
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
-    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply,
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .offset_a = offset_a, .offset_b = offset_b,
+    .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply,
 };

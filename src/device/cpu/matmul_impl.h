@@ -4,26 +4,51 @@
 
 #include "device/cpu/cpu_impl.h"
 
-/* Steps of k that are summed in registers before they are added to c. The only thing about blocking that changes bits,
- * so it is the same for every shape, block and thread count. */
-#define QD_GEMM_KC 384
+/* Most steps of k that are summed in registers before they are added to c: each pass over c costs a read and a write of it.
+ * A longer k is cut into blocks of one length (qd_gemm_k_block). The only thing about blocking that changes bits, so it
+ * depends on k alone. */
+#define QD_GEMM_KC 1024
+
+static inline int64_t qd_gemm_k_block(int64_t k)
+{
+    int64_t blocks = (k + QD_GEMM_KC - 1) / QD_GEMM_KC;
+    return blocks < 2 ? k : ((k + blocks - 1) / blocks + 15) / 16 * 16;
+}
+
+/* op(a) in fp32 with its rows one after another in memory is multiplied where it lies. */
+static inline bool qd_gemm_direct(const qd_matmul_args *a)
+{
+    return a->a_dtype == QD_F32 && !a->trans_a;
+}
+
+/* Memory that will be packed next: `rows` pieces of `row_bytes`, `stride` bytes apart. */
+typedef struct qd_gemm_ahead {
+    const char *at;
+    int64_t rows, row_bytes, stride;
+} qd_gemm_ahead;
 
 /* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a product. */
 typedef struct qd_gemm_block {
     const qd_matmul_args *args;
     int64_t m, rows, n, cols, k, kc;
-    float *a;    /* (panels of rows, kc, mr), with room for a multiple of row_step rows */
-    float *b;    /* (panels of cols, kc, nr) */
-    float *sums; /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
+    const float *a; /* row m: where it lies if qd_gemm_direct, else packed, with room for a multiple of row_step rows */
+    const float *b; /* column n, packed */
+    bool b_stays;   /* b's panels are few and stay in the cache while a's go by once, or the other way round */
+    float *sums;    /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
     int64_t ld_sums;
+    qd_gemm_ahead ahead; /* brought into the second-level cache while this is multiplied; rows 0: nothing */
 } qd_gemm_block;
 
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* the register tile: widths of the panels of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) of nr */
-    /* Packs rows of op(a), columns of op(b), [begin, end) of the block; those beyond its last become 0. */
-    void (*pack_a)(const qd_gemm_block *g, int64_t begin, int64_t end);
-    void (*pack_b)(const qd_gemm_block *g, int64_t begin, int64_t end);
+    /* Floats from the first panel of a packed operand to that of line `line` (a multiple of row_step or nr). */
+    int64_t (*offset_a)(int64_t line, int64_t kc);
+    int64_t (*offset_b)(int64_t line, int64_t kc);
+    /* Packs rows of op(a), columns of op(b), [begin, end) of the block; those beyond its last become 0. `to` is the first
+     * panel of the block. */
+    void (*pack_a)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end);
+    void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end);
     /* c [+]= a · b */
     void (*multiply)(const qd_gemm_block *g);
 } qd_cpu_gemm;

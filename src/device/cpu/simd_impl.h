@@ -45,6 +45,9 @@ QD_INLINE vf vf_set(float x)
 #define QD_IN_REGISTER(v) (void)(v)
 #endif
 
+/* The compiler forgets what it knows about the value of an integer or pointer in a register. */
+#define QD_HIDE(x) __asm__("" : "+r"(x))
+
 /* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
 QD_INLINE vf vf_add_product(vf sum, vf x, vf y)
 {
