@@ -9,6 +9,8 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
     qd_json_put_string(w, "device", t->device);
     qd_json_put_double(w, "fma_flops", t->fma_flops);
     qd_json_put_double(w, "copy_bytes_per_second", t->copy_bytes);
+    if (t->beside_flops > 0.0)
+        qd_json_put_double(w, "fma_flops_beside_steps", t->beside_flops);
     qd_json_list_begin(w, "rows");
     for (int i = 0; i < t->count; i++) {
         const qd_bench_row *r = &t->rows[i];
@@ -20,6 +22,7 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
         qd_json_put_double(w, "flops", r->flops);
         qd_json_put_double(w, "bytes_per_second", r->bytes);
         qd_json_put_double(w, "ceiling_share", r->ceiling_share);
+        qd_json_put_double(w, "quiet_share", r->quiet_share);
         qd_json_end(w);
     }
     qd_json_end(w);
@@ -27,12 +30,18 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
 
 static void print_rows(const qd_bench_table *t, bool shares)
 {
-    printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n\n", t->device, t->fma_flops * 1e-9,
+    printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n", t->device, t->fma_flops * 1e-9,
            t->copy_bytes * 1e-9);
-    printf("%-26s %-34s %11s %7s %14s %9s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling");
+    if (shares)
+        printf("right before and after the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
+    else
+        printf("ceiling: the median over runs, each held against multiply-adds timed right before and after it; quiet: over the\n"
+               "runs beside which they did at least 97 %% of the above\n\n");
+    printf("%-26s %-34s %11s %7s %14s %9s %7s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
+           shares ? "" : "quiet");
     for (int i = 0; i < t->count; i++) {
         const qd_bench_row *r = &t->rows[i];
-        char share[16] = "", rate[32] = "", ceiling[16] = "";
+        char share[16] = "", rate[32] = "", ceiling[16] = "", quiet[16] = "";
         if (shares)
             snprintf(share, sizeof share, "%.1f %%", 100.0 * r->share);
         if (r->flops > 0.0)
@@ -41,7 +50,9 @@ static void print_rows(const qd_bench_table *t, bool shares)
             snprintf(rate, sizeof rate, "%.1f GB/s", r->bytes * 1e-9);
         if (r->ceiling_share > 0.0)
             snprintf(ceiling, sizeof ceiling, "%.0f %%", 100.0 * r->ceiling_share);
-        printf("%-26s %-34s %8.3f ms %7s %14s %9s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling);
+        if (r->quiet_share > 0.0)
+            snprintf(quiet, sizeof quiet, "%.0f %%", 100.0 * r->quiet_share);
+        printf("%-26s %-34s %8.3f ms %7s %14s %9s %7s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling, quiet);
     }
 }
 

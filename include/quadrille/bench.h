@@ -63,13 +63,16 @@ typedef struct qd_bench_row {
     double seconds;       /* kernels: best run; step: per step */
     double share;         /* step: of the step's time; kernels: 0 */
     double flops, bytes;  /* per second; 0 where it does not apply */
-    double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable */
+    double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable. Kernels: the
+                             median over runs, each held against multiply-adds timed right before and after it */
+    double quiet_share;   /* kernels: the same over runs beside which the machine did nearly fma_flops; 0: there were none */
 } qd_bench_row;
 
 enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     char device[96];              /* instruction set, product library, threads */
-    double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second */
+    double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
+    double beside_flops;          /* step: the mean of fma_flops as measured right before and after each step */
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
@@ -82,7 +85,8 @@ typedef struct qd_bench_step_result {
     int ranks, threads;                     /* threads per rank */
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
-    double ceiling_share;                   /* of the FMA rate of all cores the ranks use */
+    double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
+                             right before and after it */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
     int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
     int64_t workspace_bytes;                /* beside it: held for kernels and libraries */

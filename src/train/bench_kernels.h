@@ -17,7 +17,9 @@ typedef struct qd_kernel_bench_row {
     char kernel[32], shape[64];
     double seconds;             /* best run */
     double flops, bytes;        /* per second; the one that limits the kernel, the other is 0 */
-    double share;               /* of ceiling.fma_flops or ceiling.copy_bytes */
+    double share;       /* products: median over the runs, each held against the multiply-adds right beside it; others: of
+                           ceiling.copy_bytes */
+    double quiet_share; /* the same over the runs beside which the machine did nearly ceiling.fma_flops; 0: there were none */
 } qd_kernel_bench_row;
 
 enum { QD_KERNEL_BENCH_ROWS = 40 };

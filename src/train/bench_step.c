@@ -51,7 +51,8 @@ qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_t
     for (int i = 0; i < bench.count && i < QD_BENCH_ROWS; i++) {
         const qd_kernel_bench_row *from = &bench.rows[i];
         qd_bench_row *to = &table->rows[table->count++];
-        *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes, .ceiling_share = from->share};
+        *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes, .ceiling_share = from->share,
+                             .quiet_share = from->quiet_share};
         snprintf(to->name, sizeof to->name, "%s", from->kernel);
         snprintf(to->shape, sizeof to->shape, "%s", from->shape);
     }
@@ -78,6 +79,23 @@ static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argu
     return QD_OK;
 }
 
+/* The multiply-add rate of all ranks' threads together, as it is now: the mean over some ten milliseconds. */
+static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    enum { RUNS = 20 };
+    double sum = 0.0, *mean = argument;
+    QD_TRY(qd_comm_barrier(world, NULL));
+    for (int i = 0; i < RUNS; i++) {
+        double flops;
+        QD_TRY(qd_device_measure_fma(qd_trainer_device(trainer), 1, &flops));
+        sum += flops / RUNS;
+    }
+    QD_TRY(qd_comm_all_reduce(world, &sum, &sum, 1, QD_F64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *mean = sum;
+    return QD_OK;
+}
+
 static void add_row(qd_bench_step_result *r, const char *name, double seconds, double flops, double bytes)
 {
     if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
@@ -87,7 +105,7 @@ static void add_row(qd_bench_step_result *r, const char *name, double seconds, d
     snprintf(row->name, sizeof row->name, "%s", name);
     if (flops > 0.0) {
         row->flops = flops / seconds;
-        row->ceiling_share = row->flops / (r->table.fma_flops / r->ranks);
+        row->ceiling_share = row->flops / (r->table.beside_flops / r->ranks);
     } else if (bytes > 0.0) {
         row->bytes = bytes / seconds;
         row->ceiling_share = row->bytes / (r->table.copy_bytes / r->ranks);
@@ -114,31 +132,45 @@ static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int ste
     add_row(r, "interpreter and the rest", r->step_seconds - explained - p->wait_seconds * per, 0.0, 0.0);
 }
 
-static int by_time(const void *a, const void *b)
+static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
-/* median may be NULL when nothing is timed. On a device that runs behind the host, the events of a profile take time of their
- * own: there the steps that are timed are not those that are profiled. */
-static qd_status run_steps(qd_team *team, int warm_up, int steps, double *median)
+static double take_median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+static qd_status run_steps(qd_team *team, int steps)
 {
     qd_step_output out;
-    double *times = calloc((size_t)steps + 1, sizeof *times);
+    for (int i = 0; i < steps; i++)
+        QD_TRY(qd_team_step(team, &out));
+    return QD_OK;
+}
+
+/* Each step between two looks at what the machine can do just then: on a shared machine that moves. */
+static qd_status time_steps(qd_team *team, int steps, qd_bench_step_result *r)
+{
+    qd_status status;
+    double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before, after;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
-    qd_status status = QD_OK;
-    for (int i = 0; i < warm_up && status == QD_OK; i++)
-        status = qd_team_step(team, &out);
-    for (int i = 0; i < steps && status == QD_OK; i++) {
+    QD_TRY_DONE(qd_team_call(team, measure_now, &before));
+    for (int i = 0; i < steps; i++, before = after) {
         double begin = qd_clock_now();
-        status = qd_team_step(team, &out);
+        QD_TRY_DONE(run_steps(team, 1));
         times[i] = qd_clock_now() - begin;
+        QD_TRY_DONE(qd_team_call(team, measure_now, &after));
+        steps_per_flop[i] = 1.0 / (times[i] * 0.5 * (before + after));
+        r->table.beside_flops += 0.5 * (before + after) / steps;
     }
-    qsort(times, (size_t)steps, sizeof *times, by_time);
-    if (median)
-        *median = times[steps / 2];
+    r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, once multiplied by its FLOPs */
+    r->step_seconds = take_median(times, steps);
+done:
     free(times);
     return status;
 }
@@ -178,13 +210,15 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     QD_TRY_DONE(qd_team_create(&config, &source, &team));
     QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     qd_device *device = qd_team_device(team);
-    QD_TRY_DONE(run_steps(team, warm_up, 0, NULL));
-    if (qd_device_get_caps(device)->host_memory) /* a clock costs nothing: the steps that are timed are those profiled */
+    QD_TRY_DONE(run_steps(team, warm_up));
+    /* On a device that runs behind the host, the events of a profile take time of their own: there the steps that are timed are
+     * not those that are profiled. */
+    if (qd_device_get_caps(device)->host_memory)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
-    QD_TRY_DONE(run_steps(team, 0, steps, &result->step_seconds));
+    QD_TRY_DONE(time_steps(team, steps, result));
     if (!qd_device_get_caps(device)->host_memory) {
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
-        QD_TRY_DONE(run_steps(team, steps, 0, NULL));
+        QD_TRY_DONE(run_steps(team, steps));
     }
     QD_TRY_DONE(fill_memory(result, team, device));
     const qd_program *program = qd_team_program(team);
@@ -195,7 +229,7 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     describe_device(device, result->table.device, sizeof result->table.device);
     result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
-    result->ceiling_share = result->flops / ceiling.fma_flops;
+    result->ceiling_share *= qd_program_flops(program) * config.world;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
     fill_rows(result, profile, steps);
 done:
