@@ -167,27 +167,6 @@ static int64_t offset_b(int64_t line, int64_t kc)
 
 /* ---- multiplying ---- */
 
-/* Walks through the lines of a qd_gemm_ahead. */
-typedef struct walk {
-    const char *at;
-    int64_t lines, left; /* of a row; of the present one */
-    int64_t jump;        /* from the end of a row to the next */
-    int64_t rows;
-} walk;
-
-QD_INLINE void fetch_ahead(walk *w)
-{
-    if (w->rows <= 0)
-        return;
-    __builtin_prefetch(w->at, 0, 2);
-    w->at += 4 * LINE;
-    if (--w->left == 0) {
-        w->at += w->jump;
-        w->left = w->lines;
-        w->rows--;
-    }
-}
-
 typedef struct tile {
     int64_t kc;
     const float *a, *b;
@@ -198,8 +177,6 @@ typedef struct tile {
     bool add;
     float *c;
     int64_t ldc;
-    walk *ahead;
-    int ahead_lines; /* for each of MR parts of the tile */
 } tile;
 
 /* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
@@ -250,8 +227,6 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
         for (int j = 0; j < NR; j += LINE)
             __builtin_prefetch(c + r * t->ldc + j, 1);
         __builtin_prefetch(c + r * t->ldc + NR - 1, 1);
-        for (int i = 0; i < t->ahead_lines; i++)
-            fetch_ahead(t->ahead);
         const float *next = t->next + r * t->next_row;
         for (int64_t four = 0; four < fours; four++, p += 4, b += 4 * NR, next += t->next_step) {
             __builtin_prefetch(next, 0, 2);
@@ -359,15 +334,6 @@ static void share_next(tile *t, const float *panel, int64_t row, int64_t length,
     t->next_step = fours ? (lines * LINE + fours - 1) / fours : 0;
 }
 
-static walk start_walk(const qd_gemm_ahead *ahead, int64_t tiles, int *lines_each)
-{
-    walk w = {.at = ahead->at, .lines = (ahead->row_bytes + 4 * LINE - 1) / (4 * LINE), .rows = ahead->rows};
-    w.left = w.lines;
-    w.jump = ahead->stride - w.lines * 4 * LINE;
-    *lines_each = (int)((w.rows * w.lines + tiles * MR - 1) / (tiles * MR));
-    return w;
-}
-
 static void multiply(const qd_gemm_block *g)
 {
     const qd_matmul_args *args = g->args;
@@ -388,8 +354,6 @@ static void multiply(const qd_gemm_block *g)
     }
     int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high;
     tile t = {.kc = kc, .add = add, .ldc = ldc};
-    walk ahead = start_walk(&g->ahead, passing * staying, &t.ahead_lines);
-    t.ahead = &ahead;
     for (int64_t o = 0; o < passing; o++) {
         for (int64_t s = 0; s < staying; s++) {
             int64_t i = g->b_stays ? o : s, j = g->b_stays ? s : o;

@@ -2,8 +2,7 @@
  *
  * An item is a chunk of one operand's lines (rows of op(a), columns of op(b)) in one block of k: the thread packs it for
  * itself, into its own cache, and multiplies it with the lines of the other operand, which all items share. The shared
- * operand is packed by all threads together beforehand, unless it can be read where it lies. So nothing is packed twice,
- * and while an item is multiplied the memory of the thread's next one is fetched.
+ * operand is packed by all threads together beforehand, unless it can be read where it lies. So nothing is packed twice.
  *
  * Chunks shrink towards the end, so that the threads end together. */
 #include "device/cpu/matmul_impl.h"
@@ -12,8 +11,8 @@
 #include <stdatomic.h>
 
 enum {
-    CHUNK_FLOATS = 112 << 10, /* of a packed chunk: it and the memory of the next fit a second-level cache together */
-    OWN_FLOATS = 128 << 10,   /* with room for the gaps between panels */
+    CHUNK_FLOATS = 96 << 10, /* of a packed chunk: a part of a second-level cache, which the other operand passes through */
+    OWN_FLOATS = 112 << 10,   /* with room for the gaps between panels */
     LEAST = 48,               /* fewest lines of a chunk */
     CHUNKS = 2048,            /* most chunks, or chunks times parts, of a block */
     ITEMS = 4,                /* per thread at least, if there is enough to share */
@@ -116,20 +115,6 @@ static qd_gemm_block item_block(const job *j, int64_t index)
     return g;
 }
 
-/* Where the own operand of the item lies before it is packed. */
-static qd_gemm_ahead source(const job *j, const qd_gemm_block *g)
-{
-    const qd_matmul_args *a = g->args;
-    bool across = j->own_a ? a->trans_a : !a->trans_b; /* lines are columns of what is stored */
-    int64_t line = j->own_a ? g->m : g->n, lines = lines_of(g, j->own_a), ld = j->own_a ? a->lda : a->ldb;
-    qd_dtype dtype = j->own_a ? a->a_dtype : a->b_dtype;
-    int64_t size = (int64_t)qd_dtype_size(dtype);
-    return (qd_gemm_ahead){
-        .at = (const char *)qd_cpu_at(j->own_a ? a->a : a->b, across ? g->k * ld + line : line * ld + g->k, dtype),
-        .rows = across ? g->kc : lines, .row_bytes = (across ? lines : g->kc) * size, .stride = ld * size,
-    };
-}
-
 /* Blocks of k are added to c in ascending order. Items are taken in that order too, so whoever has the earlier block is
  * at work on it. */
 static void wait_for_block(job *j, int64_t which, int64_t block)
@@ -151,15 +136,8 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
     (void)end;
     const int64_t per_block = j->chunks * j->parts, items = j->blocks * per_block;
     float *own = j->own + thread * (int64_t)OWN_FLOATS;
-    /* an item is taken when the one before begins, so that its memory can be fetched meanwhile */
-    int64_t item = take_item(j), after;
-    for (; item < items; item = after) {
-        after = take_item(j);
+    for (int64_t item; (item = take_item(j)) < items;) {
         qd_gemm_block g = item_block(j, item);
-        if (after < items) {
-            qd_gemm_block next = item_block(j, after);
-            g.ahead = source(j, &next);
-        }
         if (g.rows > 0 && g.cols > 0) {
             const qd_matmul_args *a = g.args;
             const float *lies = (const float *)a->a + g.m * a->lda + g.k; /* where it is read as it is */

@@ -21,12 +21,6 @@ static inline bool qd_gemm_direct(const qd_matmul_args *a)
     return a->a_dtype == QD_F32 && !a->trans_a;
 }
 
-/* Memory that will be packed next: `rows` pieces of `row_bytes`, `stride` bytes apart. */
-typedef struct qd_gemm_ahead {
-    const char *at;
-    int64_t rows, row_bytes, stride;
-} qd_gemm_ahead;
-
 /* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a product. */
 typedef struct qd_gemm_block {
     const qd_matmul_args *args;
@@ -36,7 +30,6 @@ typedef struct qd_gemm_block {
     bool b_stays;   /* b's panels are few and stay in the cache while a's go by once, or the other way round */
     float *sums;    /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
     int64_t ld_sums;
-    qd_gemm_ahead ahead; /* brought into the second-level cache while this is multiplied; rows 0: nothing */
 } qd_gemm_block;
 
 typedef struct qd_cpu_gemm {
