@@ -4,8 +4,8 @@
   tools/fuzz.py --build build/fuzz --runs 1000000 [--only NAME …]
 
 Each target starts from tests/fuzz/seeds/NAME and what earlier runs found (BUILD/corpus/NAME), with the words of
-tests/fuzz/NAME.dict. --runs 0 only tries the seeds and that corpus. A target fails when it crashes, takes more than 10
-seconds for an input, or more than 1 GiB of memory; the input is then left in BUILD and named. Exit status 1 when one failed.
+tests/fuzz/NAME.dict. --runs 0 only tries the seeds and that corpus. A target fails when it crashes, takes more than
+--timeout seconds for an input, or more than 1 GiB of memory; the input is then left in BUILD and named. Exit status 1 when one failed.
 """
 import argparse
 import concurrent.futures
@@ -17,16 +17,16 @@ import sys
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
 # Short histories of allocations, few freed blocks kept: more runs per second. To look into a failure, run the target by hand.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=3:quarantine_size_mb=32", "UBSAN_OPTIONS": "print_stacktrace=1"}
-LIMITS = ["-max_len=8192", "-rss_limit_mb=1024", "-timeout=10", "-verbosity=0", "-print_final_stats=1"]
+LIMITS = ["-max_len=8192", "-rss_limit_mb=1024", "-verbosity=0", "-print_final_stats=1"]
 
 
-def run(build, name, runs):
+def run(build, name, runs, timeout):
     """(executions, seconds of the processor, MiB at most, output, exit status)"""
     corpus = os.path.join(build, "corpus", name)
     seeds = os.path.join(ROOT, "tests", "fuzz", "seeds", name)
     words = os.path.join(ROOT, "tests", "fuzz", name + ".dict")
     os.makedirs(corpus, exist_ok=True)
-    command = [os.path.join(build, "fuzz", name), f"-runs={runs}", *LIMITS, f"-artifact_prefix={build}/{name}-",
+    command = [os.path.join(build, "fuzz", name), f"-runs={runs}", f"-timeout={timeout}", *LIMITS, f"-artifact_prefix={build}/{name}-",
                *([f"-dict={words}"] if os.path.exists(words) else []), corpus, *([seeds] if os.path.isdir(seeds) else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                env={**os.environ, **SANITIZERS})
@@ -42,6 +42,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", default="build/fuzz")
     parser.add_argument("--runs", type=int, default=1000000)
+    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; more where the machine is busy")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="targets at a time")
     parser.add_argument("--only", nargs="+", help="names of targets")
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main():
     failed = []
     print(f"{'target':<26}{'executions':>12}{'CPU s':>9}{'per CPU s':>12}{'peak MiB':>10}", flush=True)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        jobs = {pool.submit(run, options.build, name, options.runs): name for name in options.only or known}
+        jobs = {pool.submit(run, options.build, name, options.runs, options.timeout): name for name in options.only or known}
         for job in concurrent.futures.as_completed(jobs):
             executions, seconds, memory, output, status = job.result()
             name = jobs[job]

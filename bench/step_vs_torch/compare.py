@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Quadrille's training step beside PyTorch's on this machine's cores: same models, same batch, one run.
 
-  python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3 [--quadrille build/release/bin/quadrille]
+  python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3 [--quadrille build/release/bin/quadrille] [--case gpt2:1x2]
 
 VENV is a virtual environment with PyTorch from the Python index. Each case runs ours, theirs (eager and compiled) and ours
 again; medians of the timed steps, the better of PyTorch's two counts.
@@ -16,10 +16,10 @@ import sys
 import tempfile
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-CASES = [  # name, preset, vocabulary, seq, global batch
-    ("GPT-2 124M", "gpt2-124M", 50257, 256, 4),
-    ("small Llama", "llama-small", 8192, 256, 8),
-]
+CASES = {  # name, preset, vocabulary, seq, global batch
+    "gpt2": ("GPT-2 124M", "gpt2-124M", 50257, 256, 4),
+    "llama": ("small Llama", "llama-small", 8192, 256, 8),
+}
 LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads of each
 
 
@@ -55,14 +55,18 @@ def main():
     a.add_argument("--steps", type=int, default=5)
     a.add_argument("--warm-up", type=int, default=2)
     a.add_argument("--json", action="store_true")
+    every = [f"{key}:{ranks}x{threads}" for key in CASES for ranks, threads in LAYOUTS]
+    a.add_argument("--case", choices=every, action="append", help="only this model, ranks and threads; may be repeated")
     o = a.parse_args()
     rows, port = [], random.randint(20000, 40000)
     with tempfile.TemporaryDirectory() as folder:
         text = os.path.join(folder, "text")
         with open(text, "wb") as f:
             f.write(random.Random(1).randbytes(1 << 20))
-        for case in CASES:
+        for key, case in CASES.items():
             for ranks, threads in LAYOUTS:
+                if o.case and f"{key}:{ranks}x{threads}" not in o.case:
+                    continue
                 before = ours(o, case, ranks, threads, folder, text)
                 peers = {}
                 for kind in ("eager", "compiled"):

@@ -1,10 +1,12 @@
 """Text in, text out: eval, generate, tokenize, and training on what tokenize made.
 ctest: timeout 300
 """
+import ctypes
 import json
 import math
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import unittest
@@ -15,6 +17,23 @@ import program  # noqa: E402
 KING_JAMES = os.path.join(program.SOURCE, "examples", "data", "king-james.txt")
 MODEL = ["model.layers=2", "model.hidden=32", "model.heads=2", "data.seq=32", "train.global_batch=8", "train.lr=1e-2",
          "run.threads=1", "run.save_every=1k"]
+
+
+def with_token(shard, index, token):
+    """A shard of two-byte tokens and one chunk with one token changed and all checksums right (docs/formats.md)."""
+    xxh3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
+    xxh3.restype = ctypes.c_uint64
+
+    def hash_of(data):
+        return struct.pack("<Q", xxh3(bytes(data), ctypes.c_size_t(len(data))))
+
+    data = bytearray(shard)
+    (table,) = struct.unpack_from("<Q", data, 64)
+    struct.pack_into("<H", data, 128 + 2 * index, token)
+    data[table:table + 8] = hash_of(data[128:table])
+    data[80:88] = hash_of(data[table:])
+    data[120:128] = hash_of(data[:120])
+    return bytes(data)
 
 
 class Text(program.ProgramTest):
@@ -214,16 +233,33 @@ class Text(program.ProgramTest):
             self.one_line(self.run_program("tokenize", *arguments), 2, part)
             self.assertFalse(os.path.exists(self.path("out")))
 
-    def test_damaged_shard(self):
+    def test_damaged_shards(self):
+        """Each way of being wrong is named with the file, by train and eval, and exits with 2."""
         self.json_of("tokenize", "corpus.txt", "--output", "shards", "--tokenizer", "bytes")
         shard = self.path("shards/shard-00000.qds")
-        with open(shard, "r+b") as file:
-            file.seek(-100, os.SEEK_END)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 1]))
-        self.one_line(self.run_program("train", "data.path=shards", *program.SMALL, "train.steps=1"), 2, "shard-00000.qds")
-        self.one_line(self.run_program("eval", self.bytes_run, "shards"), 2, "shard-00000.qds")
+        with open(shard, "rb") as file:
+            sound = file.read()
+
+        def changed(at, value):
+            return sound[:at] + value + sound[at + len(value):]
+
+        flipped = changed(len(sound) - 100, bytes([sound[len(sound) - 100] ^ 1]))
+        for damaged, parts in ((flipped, ["checksum"]), (changed(16, b"\0\1\1"), ["header"]), (changed(0, b"X"), []),
+                               (sound[:-8], []), (sound[:100], []), (sound[:-8] + bytes(8), []), (b"", ["empty"]),
+                               (with_token(sound, 1000, 256), ["token 1000 is 256", "256"])):
+            with open(shard, "wb") as file:
+                file.write(damaged)
+            for command in (["train", "data.path=shards", *program.SMALL, "train.steps=1"],
+                            ["train", "data.path=shards/shard-00000.qds", *program.SMALL, "train.steps=1", "parallel.ranks=2"],
+                            ["eval", self.bytes_run, "shards"]):
+                self.one_line(self.run_program(*command), 2, "shard-00000.qds", *parts)
+        # Without the checks at the start a wrong token is still found before it is used.
+        with open(shard, "wb") as file:
+            for index in range(0, 4000, 7):
+                sound = with_token(sound, index, 300)
+            file.write(sound)
+        self.one_line(self.run_program("train", "data.path=shards", *program.SMALL, "train.steps=1", "data.verify=false"), 2,
+                      "shard-00000.qds", "is 300")
 
 
 if __name__ == "__main__":
