@@ -74,14 +74,13 @@ qd_status qd_cuda_check_float(const char *kernel, const char *what, qd_dtype dty
     return QD_FAIL(QD_UNSUPPORTED, "%s: %s has type %s; fp32 and bf16 are supported", kernel, what, qd_dtype_name(dtype));
 }
 
-/* What a kernel found and could not say. */
-static qd_status check_fault(qd_cuda *cuda)
+/* What a kernel found and could not say; `fault` is the copy of the device's record. */
+static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
 {
     static const char *const names[] = {"", "token", "position", "target"};
-    qd_cuda_fault fault = *(volatile qd_cuda_fault *)cuda->fault;
     if (fault.kind == QD_CUDA_NO_FAULT)
         return QD_OK;
-    memset(cuda->fault, 0, sizeof *cuda->fault);
+    QD_CUDA_TRY(cudaMemsetAsync(cuda->fault, 0, sizeof *cuda->fault, cuda->compute.stream));
     if (fault.bound < 0)
         return QD_FAIL(QD_USAGE, "cuda: row %lld has %s %d; it must be at least 0", fault.row, names[fault.kind], fault.value);
     return QD_FAIL(QD_USAGE, "cuda: row %lld has %s %d; it must be within 0 .. %lld", fault.row, names[fault.kind],
@@ -196,9 +195,12 @@ qd_cuda_launch qd_cuda_launch_of(qd_stream *stream)
 static qd_status cuda_wait(qd_stream *stream)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
+    bool compute = stream == &cuda->compute.base; /* on which all kernels run that take indices */
     QD_TRY(make_current(cuda));
+    if (compute)
+        QD_CUDA_TRY(cudaMemcpyAsync(cuda->fault_seen, cuda->fault, sizeof *cuda->fault, cudaMemcpyDeviceToHost, cuda->compute.stream));
     QD_CUDA_TRY(cudaStreamSynchronize(qd_cuda_stream_of(stream)));
-    return check_fault(cuda);
+    return compute ? check_fault(cuda, *cuda->fault_seen) : QD_OK;
 }
 
 static qd_status cuda_copy(qd_stream *stream, void *to, const void *from, int64_t bytes)
@@ -267,7 +269,7 @@ static qd_status cuda_event_wait(qd_event *event)
 {
     QD_TRY(make_current(of_device(event->device)));
     QD_CUDA_TRY(cudaEventSynchronize(of_event(event)->event));
-    return check_fault(of_device(event->device));
+    return QD_OK;
 }
 
 static qd_status cuda_event_done(qd_event *event, bool *done)
@@ -335,7 +337,8 @@ static void cuda_destroy(qd_device *device)
         (void)cudaFree(cuda->ceiling);
         destroy_stream(&cuda->compute);
         destroy_stream(&cuda->comm);
-        (void)cudaFreeHost(cuda->fault);
+        (void)cudaFreeHost(cuda->fault_seen);
+        (void)cudaFree(cuda->fault);
     }
     free(cuda);
 }
@@ -396,9 +399,11 @@ static qd_status open_device(qd_cuda *cuda)
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->compute.stream, cudaStreamNonBlocking, least));
     /* Communication goes first where both have work: others wait for it. */
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->comm.stream, cudaStreamNonBlocking, greatest));
-    QD_CUDA_TRY(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocPortable));
-    memset(cuda->fault, 0, sizeof *cuda->fault);
-    void *workspace;
+    void *workspace, *fault;
+    QD_TRY(take_memory(cuda, "a record", sizeof *cuda->fault, &fault));
+    cuda->fault = fault;
+    QD_CUDA_TRY(cudaMemsetAsync(cuda->fault, 0, sizeof *cuda->fault, cuda->compute.stream));
+    QD_CUDA_TRY(cudaHostAlloc((void **)&cuda->fault_seen, sizeof *cuda->fault_seen, cudaHostAllocPortable));
     QD_TRY(qd_cuda_workspace(&cuda->compute.base, QD_CUDA_WORKSPACE_BYTES, &workspace));
     QD_TRY(qd_cuda_products_create(cuda));
     QD_TRY(qd_cuda_attention_create(cuda));

@@ -35,7 +35,7 @@ typedef struct qd_cuda {
     int ordinal;
     struct cudaDeviceProp properties;
     bool deterministic;
-    qd_cuda_fault *fault; /* page-locked, also the device's address */
+    qd_cuda_fault *fault, *fault_seen; /* the kernels' record, and its copy in page-locked memory */
     void *ceiling; /* operands of the ceiling's product, from its first run on */
     char isa[16], blas[32];
     cublasLtHandle_t blas_handle; /* from here on: made by the functions below, NULL before */

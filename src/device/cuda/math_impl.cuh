@@ -164,11 +164,10 @@ static __device__ __forceinline__ void split_index(int64_t i, int64_t cols, int6
 
 static __device__ __forceinline__ void report_fault(qd_cuda_fault *fault, int kind, int64_t row, int value, int64_t bound)
 {
-    if (atomicCAS_system(&fault->kind, QD_CUDA_NO_FAULT, kind) == QD_CUDA_NO_FAULT) {
+    if (atomicCAS(&fault->kind, QD_CUDA_NO_FAULT, kind) == QD_CUDA_NO_FAULT) { /* the first to come */
         fault->value = value;
         fault->row = row;
         fault->bound = bound;
-        __threadfence_system();
     }
 }
 

@@ -354,18 +354,19 @@ static qd_status add_parts(cudaStream_t stream, void *first, void *second, qd_dt
 /* Column sums of dy (rows, cols), or with xhat of dy * xhat and of dy together. */
 struct column_source {
     const void *dy, *x;
-    const float *mean, *rstd; /* rstd NULL: plain sums */
+    const float *mean, *rstd; /* of the scaled sums */
     int64_t rows, cols, rows_each;
     float *scaled, *plain; /* (parts, cols) with row stride `width`; either may be NULL */
     int64_t width;
 };
 
-enum { COLUMN_LANES = 8, COLUMN_THREADS = 32 }; /* rows and columns of a block's threads */
+enum { COLUMN_LANES = 8, COLUMN_THREADS = 32, COLUMN_BLOCKS = 4 }; /* rows and columns of a block's threads; blocks of a multiprocessor */
 
 /* Block (column tile, part): sums rows [part * rows_each, ...) of N columns per thread. */
-template <typename T, int N> static __global__ void column_sums_kernel(column_source s)
+template <typename T, int N, bool SCALED>
+static __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_THREADS, COLUMN_BLOCKS) column_sums_kernel(column_source s)
 {
-    __shared__ float sums[2][COLUMN_LANES][COLUMN_THREADS * N];
+    __shared__ float sums[1 + SCALED][COLUMN_LANES][COLUMN_THREADS * N];
     int64_t col = ((int64_t)blockIdx.x * COLUMN_THREADS + threadIdx.x) * N;
     int64_t begin = blockIdx.y * s.rows_each, end = begin + s.rows_each;
     end = end < s.rows ? end : s.rows;
@@ -374,14 +375,15 @@ template <typename T, int N> static __global__ void column_sums_kernel(column_so
     for (int i = 0; i < N; i++)
         plain[i] = scaled[i] = 0.0f;
     if (col < s.cols) {
-#pragma unroll 4
-        for (int64_t row = begin + threadIdx.y; row < end; row += COLUMN_LANES) {
+        const T *at = (const T *)s.dy + (begin + threadIdx.y) * s.cols + col;
+#pragma unroll 8
+        for (int64_t row = begin + threadIdx.y; row < end; row += COLUMN_LANES, at += COLUMN_LANES * s.cols) {
             float d[N];
-            load<N>((const T *)s.dy + row * s.cols + col, d);
+            load<N>(at, d);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 plain[i] += d[i];
-            if (s.rstd) {
+            if constexpr (SCALED) {
                 float x[N], rstd = s.rstd[row], mean = s.mean ? s.mean[row] : 0.0f;
                 load<N>((const T *)s.x + row * s.cols + col, x);
 #pragma unroll
@@ -393,7 +395,8 @@ template <typename T, int N> static __global__ void column_sums_kernel(column_so
 #pragma unroll
     for (int i = 0; i < N; i++) {
         sums[0][threadIdx.y][threadIdx.x * N + i] = plain[i];
-        sums[1][threadIdx.y][threadIdx.x * N + i] = scaled[i];
+        if constexpr (SCALED)
+            sums[SCALED][threadIdx.y][threadIdx.x * N + i] = scaled[i];
     }
     __syncthreads();
     for (int c = threadIdx.y * COLUMN_THREADS + threadIdx.x; c < COLUMN_THREADS * N; c += COLUMN_LANES * COLUMN_THREADS) {
@@ -404,7 +407,8 @@ template <typename T, int N> static __global__ void column_sums_kernel(column_so
 #pragma unroll
         for (int lane = 0; lane < COLUMN_LANES; lane++) {
             p += sums[0][lane][c];
-            q += sums[1][lane][c];
+            if constexpr (SCALED)
+                q += sums[SCALED][lane][c];
         }
         if (s.plain)
             s.plain[blockIdx.y * s.width + to] = p;
@@ -413,10 +417,10 @@ template <typename T, int N> static __global__ void column_sums_kernel(column_so
     }
 }
 
-/* How many parts the rows are cut into, so that all multiprocessors have blocks. Never more than there are rows. */
+/* How many parts the rows are cut into: as many as make one round of blocks on all multiprocessors, but none too short. */
 static int part_count(int64_t rows, int64_t tiles, int multiprocessors)
 {
-    int64_t parts = divide_up((int64_t)multiprocessors * 8, tiles), most = divide_up(rows, 4 * COLUMN_LANES);
+    int64_t parts = (int64_t)multiprocessors * COLUMN_BLOCKS / tiles, most = divide_up(rows, 4 * COLUMN_LANES);
     parts = parts < most ? parts : most;
     return (int)(parts < 1 ? 1 : parts > 4096 ? 4096 : parts);
 }
@@ -437,10 +441,14 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
     QD_TRY(with_type(dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         dim3 grid((unsigned)tiles, (unsigned)parts), block(COLUMN_THREADS, COLUMN_LANES);
-        if (vector)
-            column_sums_kernel<T, VECTOR><<<grid, block, 0, l.stream>>>(s);
+        if (vector && scaled_grad)
+            column_sums_kernel<T, VECTOR, true><<<grid, block, 0, l.stream>>>(s);
+        else if (vector)
+            column_sums_kernel<T, VECTOR, false><<<grid, block, 0, l.stream>>>(s);
+        else if (scaled_grad)
+            column_sums_kernel<T, 1, true><<<grid, block, 0, l.stream>>>(s);
         else
-            column_sums_kernel<T, 1><<<grid, block, 0, l.stream>>>(s);
+            column_sums_kernel<T, 1, false><<<grid, block, 0, l.stream>>>(s);
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
