@@ -262,12 +262,14 @@ typedef struct qd_loss_sum_args {
     double *total, *counted;
 } qd_loss_sum_args;
 
-/* out[row] = sum of squares of row (rows, cols), in double, in an order fixed by cols. Not finite stays not finite. */
+/* out[row] = sum of squares of row (rows, cols), in double, in an order fixed by cols. Not finite stays not finite.
+ * next: another matrix, or NULL; small ones take less time together. */
 typedef struct qd_row_squares_args {
     const void *x;
     double *out;
     int64_t rows, cols;
     qd_dtype dtype;
+    const struct qd_row_squares_args *next;
 } qd_row_squares_args;
 
 /* A stretch of equally laid out parameter, gradient and state buffers, in elements. */

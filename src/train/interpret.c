@@ -342,18 +342,28 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     const qd_module *module = &p->ledger->modules[a->module];
     double *out = (double *)qd_bound_kind(it->bound, QD_BUFFER_SQUARES) + it->first_row;
     const char *grad = qd_bound_kind(it->bound, QD_BUFFER_GRAD);
+    enum { TOGETHER = 32 };
+    qd_row_squares_args list[TOGETHER];
+    int count = 0;
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
         qd_holding own = qd_program_holding(p, QD_BUFFER_GRAD, i);
         if (p->ledger->params[i].tied_to >= 0 || own.count == 0)
             continue;
-        QD_TRY(it->kernels->row_squares(it->stream, &(qd_row_squares_args){
+        list[count] = (qd_row_squares_args){
             .x = grad + own.offset * (int64_t)qd_dtype_size(p->strategy.grad),
             .out = out + p->storage.shard_row[i],
             .rows = own.box.length[0],
             .cols = own.count / own.box.length[0],
             .dtype = p->strategy.grad,
-        }));
+            .next = count ? &list[count - 1] : NULL,
+        };
+        if (++count == TOGETHER) {
+            QD_TRY(it->kernels->row_squares(it->stream, &list[count - 1]));
+            count = 0;
+        }
     }
+    if (count)
+        QD_TRY(it->kernels->row_squares(it->stream, &list[count - 1]));
     return QD_OK;
 }
 

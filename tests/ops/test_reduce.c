@@ -18,6 +18,7 @@ static const reduce_case cases[] = {
     {1, 1, QD_F32, QD_F32},       {3, 7, QD_F32, QD_F32},      {1000, 7, QD_F32, QD_F32},
     {70, 1000, QD_F32, QD_F32},   {33, 4097, QD_F32, QD_F32},  {1, 40961, QD_F32, QD_F32},
     {70, 1000, QD_BF16, QD_BF16}, {33, 4097, QD_BF16, QD_F32}, {33, 4097, QD_F32, QD_BF16},
+    {3000, 2304, QD_BF16, QD_BF16}, {3, 140000, QD_BF16, QD_F32}, {700, 1, QD_F32, QD_F32},
 };
 static const reduce_case speed[] = {
     {4096, 768, QD_F32, QD_F32},
@@ -81,8 +82,12 @@ static void squares_reference(const void *p, double *const *v)
 static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const reduce_case *c = p;
-    return k->row_squares(
-        stream, &(qd_row_squares_args){.x = t[0], .out = t[1], .rows = c->rows, .cols = c->cols, .dtype = c->dtype});
+    /* As two matrices: the upper rows, then the rest. */
+    int64_t upper = c->rows / 3;
+    qd_row_squares_args rest = {.x = (const char *)t[0] + upper * c->cols * (int64_t)qd_dtype_size(c->dtype),
+                                .out = (double *)t[1] + upper, .rows = c->rows - upper, .cols = c->cols, .dtype = c->dtype};
+    return k->row_squares(stream, &(qd_row_squares_args){.x = t[0], .out = t[1], .rows = upper, .cols = c->cols,
+                                                         .dtype = c->dtype, .next = &rest});
 }
 
 /* So many columns that the partial sums of all rows do not fit the workspace of one thread, but that of three. */

@@ -88,8 +88,10 @@ qd_status qd_cpu_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
 
 qd_status qd_cpu_row_squares(qd_stream *stream, const qd_row_squares_args *a)
 {
-    QD_TRY(qd_cpu_check_float("row_squares", "x", a->dtype));
-    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_reduce_ops_for(qd_cpu_of(stream))->row_squares, a);
+    for (; a; a = a->next) {
+        QD_TRY(qd_cpu_check_float("row_squares", "x", a->dtype));
+        qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_reduce_ops_for(qd_cpu_of(stream))->row_squares, a);
+    }
     return QD_OK;
 }
 

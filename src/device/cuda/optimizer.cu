@@ -237,7 +237,22 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
 
 /* ---- sums of squares ---- */
 
-enum { SHORT_ROW = 2048, SEGMENT = 65536 }; /* columns: a warp's row; what a block sums of a longer one */
+enum { FEW = 32, SHORT_ROW = 2048, SEGMENT = 65536 }; /* columns: a thread's row, a warp's; what a block sums of a longer one */
+enum { MATRICES = 128 };                             /* of one launch */
+
+/* A matrix and the blocks that have it. Rows longer than a segment leave (rows, segments) sums in `out`, to be joined. */
+struct square_rows {
+    const void *x;
+    double *out;
+    int64_t rows, cols;
+    uint32_t first_block, segments;
+};
+
+struct square_table {
+    square_rows matrix[MATRICES];
+    int count;
+};
+static_assert(sizeof(square_table) <= 24 << 10, "fits a kernel's arguments");
 
 /* Squares of columns lane, lane + lanes, ... (in vectors of N) of one stretch, in double: the norm decides about clipping
  * and is compared between layouts. */
@@ -256,27 +271,46 @@ static __device__ __forceinline__ double sum_squares(const T *x, int64_t cols, i
     return sum;
 }
 
-/* A warp per row. */
-template <typename T, int N> static __global__ void __launch_bounds__(THREADS) short_rows_kernel(qd_row_squares_args a)
+/* What lanes sum together of [first, first + count) of a row; in vectors where rows and address allow it. */
+template <typename T>
+static __device__ __forceinline__ double sum_stretch(const square_rows &m, int64_t row, int64_t first, int64_t count, int lane, int lanes)
 {
-    int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (row >= a.rows)
-        return;
-    double sum = warp_sum(sum_squares<T, N>((const T *)a.x + row * a.cols, a.cols, threadIdx.x % 32, 32));
-    if (threadIdx.x % 32 == 0)
-        a.out[row] = sum;
+    const T *x = (const T *)m.x + row * m.cols + first;
+    return m.cols % VECTOR == 0 && (uintptr_t)m.x % 16 == 0 ? sum_squares<T, VECTOR>(x, count, lane, lanes)
+                                                            : sum_squares<T, 1>(x, count, lane, lanes);
 }
 
-/* A block per segment of a row. out: (rows, segments). */
-template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS) long_rows_kernel(qd_row_squares_args a, double *out, int segments)
+template <typename T> static __global__ void __launch_bounds__(THREADS) row_squares_kernel(const __grid_constant__ square_table table)
 {
     __shared__ double room[32];
-    int64_t row = blockIdx.x / segments, first = (int64_t)(blockIdx.x % segments) * SEGMENT;
-    int64_t count = a.cols - first < SEGMENT ? a.cols - first : SEGMENT;
-    double sum = block_sum(sum_squares<T, N>((const T *)a.x + row * a.cols + first, count, threadIdx.x, THREADS), room);
-    if (threadIdx.x == 0)
-        out[blockIdx.x] = sum;
+    int low = 0, high = table.count - 1;
+    while (low < high) { /* the last matrix whose first block is not after this one */
+        int middle = (low + high + 1) / 2;
+        if (table.matrix[middle].first_block <= blockIdx.x)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const square_rows &m = table.matrix[low];
+    const int64_t block = blockIdx.x - m.first_block;
+    if (m.cols <= FEW) { /* a thread per row */
+        const int64_t row = block * THREADS + threadIdx.x;
+        if (row < m.rows)
+            m.out[row] = sum_squares<T, 1>((const T *)m.x + row * m.cols, m.cols, 0, 1);
+    } else if (m.cols <= SHORT_ROW) { /* a warp per row */
+        const int64_t row = block * (THREADS / 32) + threadIdx.x / 32;
+        if (row >= m.rows)
+            return;
+        const double sum = warp_sum(sum_stretch<T>(m, row, 0, m.cols, threadIdx.x % 32, 32));
+        if (threadIdx.x % 32 == 0)
+            m.out[row] = sum;
+    } else { /* a block per segment of a row */
+        const int64_t row = block / m.segments, first = block % m.segments * SEGMENT;
+        const int64_t count = m.cols - first < SEGMENT ? m.cols - first : SEGMENT;
+        const double sum = block_sum(sum_stretch<T>(m, row, first, count, threadIdx.x, THREADS), room);
+        if (threadIdx.x == 0)
+            m.out[block] = sum;
+    }
 }
 
 static __global__ void __launch_bounds__(THREADS) join_segments_kernel(double *out, const double *parts, int64_t rows, int segments)
@@ -290,22 +324,46 @@ static __global__ void __launch_bounds__(THREADS) join_segments_kernel(double *o
     out[row] = sum;
 }
 
-template <typename T, int N> static qd_status launch_squares(qd_stream *stream, const qd_row_squares_args *a)
+static int64_t square_blocks(const qd_row_squares_args *a)
+{
+    return a->cols <= FEW         ? divide_up(a->rows, THREADS)
+           : a->cols <= SHORT_ROW ? divide_up(a->rows, THREADS / 32)
+                                  : a->rows * divide_up(a->cols, SEGMENT);
+}
+
+/* One launch for the matrices from *a on, as many as fit; *a moves on. Rows of several segments go alone. */
+template <typename T> static qd_status launch_squares(qd_stream *stream, const qd_row_squares_args **a)
 {
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
-    if (a->cols <= SHORT_ROW) {
-        short_rows_kernel<T, N><<<(unsigned)divide_up(a->rows, THREADS / 32), THREADS, 0, s>>>(*a);
-        QD_CUDA_LAUNCHED();
-        return QD_OK;
-    }
-    int segments = (int)divide_up(a->cols, SEGMENT);
-    void *parts = a->out;
+    const qd_row_squares_args *first = *a;
+    square_table table;
+    table.count = 0;
+    int64_t blocks = 0;
+    void *parts = NULL;
+    int segments = (int)divide_up(first->cols, SEGMENT);
     if (segments > 1)
-        QD_TRY(qd_cuda_workspace(stream, a->rows * segments * (int64_t)sizeof(double), &parts));
-    long_rows_kernel<T, N><<<(unsigned)(a->rows * segments), THREADS, 0, s>>>(*a, (double *)parts, segments);
+        QD_TRY(qd_cuda_workspace(stream, first->rows * segments * (int64_t)sizeof(double), &parts));
+    for (; *a && table.count < MATRICES && (*a)->dtype == first->dtype; *a = (*a)->next) {
+        const qd_row_squares_args *m = *a;
+        if (m != first && (segments > 1 || m->cols > SEGMENT || blocks + square_blocks(m) > 0x7fffffff))
+            break;
+        if (m->rows <= 0)
+            continue;
+        square_rows *to = &table.matrix[table.count++];
+        to->x = m->x;
+        to->out = segments > 1 ? (double *)parts : m->out;
+        to->rows = m->rows;
+        to->cols = m->cols;
+        to->first_block = (uint32_t)blocks;
+        to->segments = (uint32_t)(segments > 1 ? segments : 1);
+        blocks += square_blocks(m);
+    }
+    if (!blocks)
+        return QD_OK;
+    row_squares_kernel<T><<<(unsigned)blocks, THREADS, 0, s>>>(table);
     QD_CUDA_LAUNCHED();
     if (segments > 1) {
-        join_segments_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, s>>>(a->out, (const double *)parts, a->rows, segments);
+        join_segments_kernel<<<(unsigned)divide_up(first->rows, THREADS), THREADS, 0, s>>>(first->out, (const double *)parts, first->rows, segments);
         QD_CUDA_LAUNCHED();
     }
     return QD_OK;
@@ -313,11 +371,9 @@ template <typename T, int N> static qd_status launch_squares(qd_stream *stream, 
 
 extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares_args *a)
 {
-    QD_TRY(qd_cuda_check_float("row_squares", "x", a->dtype));
-    if (a->rows <= 0)
-        return QD_OK;
-    return with_type(a->dtype, [&](auto type) -> qd_status {
-        using T = decltype(type);
-        return can_vector(a->cols, a->x) ? launch_squares<T, VECTOR>(stream, a) : launch_squares<T, 1>(stream, a);
-    });
+    while (a) {
+        QD_TRY(qd_cuda_check_float("row_squares", "x", a->dtype));
+        QD_TRY(with_type(a->dtype, [&](auto type) -> qd_status { return launch_squares<decltype(type)>(stream, &a); }));
+    }
+    return QD_OK;
 }
