@@ -31,6 +31,7 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_int(&w, "theory_padding_bytes", r->padding_bytes);
     qd_json_put_int(&w, "state_bytes_per_rank", r->state_bytes);
     qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
+    qd_json_put_int(&w, "snapshot_bytes_per_rank", r->snapshot_bytes);
     qd_json_object_begin(&w, "memory");
     for (int i = 0; i < r->line_count; i++)
         qd_json_put_int(&w, r->lines[i].name, r->lines[i].bytes);

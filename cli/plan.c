@@ -47,4 +47,7 @@ void plan_print_memory(const qd_check_report *r)
         plan_bar(share, WIDTH, bar);
         printf("  %-38s %10s  %s %5.1f %%\n", r->lines[i].name, amount, bar, 100.0 * share);
     }
+    qd_text_bytes(r->snapshot_bytes, amount, sizeof amount);
+    if (r->snapshot_bytes > 0)
+        printf("snapshot %s of host memory per rank beside that: what checkpoints are written from\n", amount);
 }

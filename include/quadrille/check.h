@@ -32,6 +32,7 @@ typedef struct qd_check_report {
     int64_t padding_bytes; /* more than that: padding between tensors, and short sums that every rank sends to every other */
     int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay from step to step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
+    int64_t snapshot_bytes;    /* beside that, in host memory: the copy of a rank's state that checkpoints are written from */
     qd_check_line lines[QD_CHECK_LINES];
     int line_count;
     int action_count;

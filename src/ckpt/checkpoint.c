@@ -14,7 +14,8 @@ enum { MOST_MANIFEST = 256 << 20 };
 
 typedef struct piece {
     int file;
-    const qd_safetensors_entry *entry;
+    const char *key;
+    const qd_safetensors_entry *entry; /* NULL: not looked for yet */
     qd_atom box;
     uint64_t hash;
     bool checked;
@@ -29,18 +30,22 @@ typedef struct tensor {
     int piece_count;
 } tensor;
 
+typedef struct stored_file {
+    const char *name;
+    int64_t bytes;
+    uint64_t header_hash;
+    qd_safetensors *open; /* NULL: not yet */
+} stored_file;
+
 struct qd_checkpoint {
     char *folder;
     qd_json *manifest;
     qd_ckpt_meta meta;
-    char **file_names;
-    qd_safetensors **files;
+    stored_file *files; /* by name */
     int file_count;
     tensor *tensors;
     int tensor_count;
 };
-
-const char *const qd_ckpt_kind_names[QD_CKPT_KIND_COUNT] = {"value", "moment1", "moment2"};
 
 static qd_status damaged(const qd_checkpoint *c, const char *what, const char *name)
 {
@@ -91,48 +96,42 @@ static qd_status read_box(const qd_checkpoint *c, const tensor *t, const qd_json
     return QD_OK;
 }
 
-static qd_status find_file(qd_checkpoint *c, const char *name, int *index)
+static int by_name(const void *a, const void *b)
 {
-    for (*index = 0; *index < c->file_count; (*index)++)
-        if (strcmp(c->file_names[*index], name) == 0)
-            return QD_OK;
-    if (strchr(name, '/') || name[0] == '.' || name[0] == '\0')
-        return damaged(c, "a piece is in a file outside the folder:", name);
-    char **names = realloc(c->file_names, (size_t)(c->file_count + 1) * sizeof *names);
-    if (names)
-        c->file_names = names;
-    qd_safetensors **files = realloc(c->files, (size_t)(c->file_count + 1) * sizeof *files);
-    if (files)
-        c->files = files;
-    char *path = qd_ckpt_path(c->folder, name);
-    if (!names || !files || !path || !(c->file_names[c->file_count] = strdup(name))) {
-        free(path);
+    return strcmp(((const stored_file *)a)->name, ((const stored_file *)b)->name);
+}
+
+static qd_status read_files(qd_checkpoint *c, const qd_json_node *list)
+{
+    size_t count = qd_json_count(list);
+    c->files = calloc(count + 1, sizeof *c->files);
+    if (!c->files)
         return QD_FAIL(QD_NO_MEMORY, "no memory to open %s", c->folder);
+    for (size_t i = 0; i < count; i++) {
+        const qd_json_node *node = qd_json_item(list, i);
+        stored_file *f = &c->files[c->file_count++];
+        f->name = qd_json_as_string(qd_json_member(node, "name"));
+        if (!f->name || !qd_json_as_int(qd_json_member(node, "bytes"), &f->bytes) ||
+            !qd_ckpt_hash_parse(qd_json_as_string(qd_json_member(node, "header_xxh3")), &f->header_hash))
+            return damaged(c, "a file lacks its name, size or checksum:", f->name);
+        if (strchr(f->name, '/') || f->name[0] == '.' || f->name[0] == '\0')
+            return damaged(c, "a file lies outside the folder:", f->name);
     }
-    qd_status status = qd_safetensors_open(path, &c->files[c->file_count]);
-    if (status == QD_OK)
-        c->file_count++;
-    else
-        free(c->file_names[c->file_count]);
-    free(path);
-    return status;
+    qsort(c->files, count, sizeof *c->files, by_name);
+    return QD_OK;
 }
 
 static qd_status read_piece(qd_checkpoint *c, const tensor *t, const qd_json_node *node, piece *p)
 {
     const char *file = qd_json_as_string(qd_json_member(node, "file"));
-    const char *key = qd_json_as_string(qd_json_member(node, "key"));
-    const char *hash = qd_json_as_string(qd_json_member(node, "xxh3"));
-    if (!file || !key || !hash)
+    p->key = qd_json_as_string(qd_json_member(node, "key"));
+    if (!file || !p->key || !qd_ckpt_hash_parse(qd_json_as_string(qd_json_member(node, "xxh3")), &p->hash))
         return damaged(c, "'file', 'key' or 'xxh3' is missing in a piece of", t->name);
-    QD_TRY(read_box(c, t, node, &p->box));
-    QD_TRY(find_file(c, file, &p->file));
-    char *end;
-    p->hash = strtoull(hash, &end, 16);
-    p->entry = qd_safetensors_find(c->files[p->file], key);
-    if (*end != '\0' || !p->entry || p->entry->dtype != QD_F32 || p->entry->count != qd_atom_count(&p->box, t->ndim))
-        return QD_FAIL(QD_CORRUPT, "%s/%s: tensor '%s' is missing or not what the manifest says", c->folder, file, key);
-    return QD_OK;
+    const stored_file wanted = {.name = file}, *found = bsearch(&wanted, c->files, (size_t)c->file_count, sizeof wanted, by_name);
+    if (!found)
+        return damaged(c, "a piece lies in a file that is not listed:", file);
+    p->file = (int)(found - c->files);
+    return read_box(c, t, node, &p->box);
 }
 
 static qd_status read_tensor(qd_checkpoint *c, const qd_json_node *node, tensor *t)
@@ -164,7 +163,7 @@ static qd_status read_tensor(qd_checkpoint *c, const qd_json_node *node, tensor 
 
 static qd_status read_manifest(qd_checkpoint *c)
 {
-    const qd_json_node *root = qd_json_root(c->manifest), *tensors;
+    const qd_json_node *root = qd_json_root(c->manifest), *tensors, *files;
     const char *format;
     int64_t version, seed;
     QD_TRY(qd_json_get_string(c->manifest, root, "format", &format));
@@ -176,7 +175,9 @@ static qd_status read_manifest(qd_checkpoint *c)
     QD_TRY(qd_json_get_int(c->manifest, root, "next_sample", &c->meta.next_sample));
     QD_TRY(qd_json_get_int(c->manifest, root, "seed", &seed));
     QD_TRY(qd_json_get_string(c->manifest, root, "config", &c->meta.config));
+    QD_TRY(qd_json_get_node(c->manifest, root, "files", QD_JSON_LIST, &files));
     QD_TRY(qd_json_get_node(c->manifest, root, "tensors", QD_JSON_LIST, &tensors));
+    QD_TRY(read_files(c, files));
     c->meta.seed = (uint64_t)seed;
     size_t count = qd_json_count(tensors);
     c->tensors = calloc(count + 1, sizeof *c->tensors);
@@ -209,14 +210,11 @@ void qd_checkpoint_close(qd_checkpoint *c)
 {
     if (!c)
         return;
-    for (int i = 0; i < c->file_count; i++) {
-        qd_safetensors_close(c->files[i]);
-        free(c->file_names[i]);
-    }
+    for (int i = 0; i < c->file_count; i++)
+        qd_safetensors_close(c->files[i].open);
     for (int i = 0; i < c->tensor_count; i++)
         free(c->tensors[i].pieces);
     free(c->files);
-    free(c->file_names);
     free(c->tensors);
     qd_json_destroy(c->manifest);
     free(c->folder);
@@ -236,35 +234,64 @@ bool qd_checkpoint_has(const qd_checkpoint *c, qd_ckpt_kind kind)
     return false;
 }
 
-static qd_status check_piece(const qd_checkpoint *c, const tensor *t, piece *p)
+/* The file's size and header are as they were written, so its tensors are where they were. */
+static qd_status open_file(qd_checkpoint *c, stored_file *f)
 {
+    if (f->open)
+        return QD_OK;
+    char *path = qd_ckpt_path(c->folder, f->name);
+    qd_status status = path ? qd_safetensors_open(path, &f->open) : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", c->folder);
+    free(path);
+    QD_TRY(status);
+    qd_safetensors_summary summary = qd_safetensors_look(f->open);
+    if (summary.bytes == f->bytes && summary.header_hash == f->header_hash)
+        return QD_OK;
+    qd_safetensors_close(f->open);
+    f->open = NULL;
+    return QD_FAIL(QD_CORRUPT, "%s/%s: its size or header is not what " QD_CKPT_MANIFEST " says", c->folder, f->name);
+}
+
+static qd_status check_piece(qd_checkpoint *c, const tensor *t, piece *p)
+{
+    stored_file *f = &c->files[p->file];
     if (p->checked)
         return QD_OK;
-    uint64_t hash = XXH3_64bits(p->entry->data, (size_t)p->entry->count * sizeof(float));
-    if (hash != p->hash)
-        return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, c->file_names[p->file],
-                       t->name, qd_ckpt_kind_names[t->kind]);
+    qd_status status = open_file(c, f);
+    if (status != QD_OK)
+        return qd_error_prefix(status, "'%s' (%s): ", t->name, qd_ckpt_kind_names[t->kind]);
+    p->entry = qd_safetensors_find(f->open, p->key);
+    if (!p->entry || p->entry->dtype != QD_F32 || p->entry->count != qd_atom_count(&p->box, t->ndim))
+        return QD_FAIL(QD_CORRUPT, "%s/%s: '%s' (%s) is missing or not what the manifest says", c->folder, f->name, t->name,
+                       qd_ckpt_kind_names[t->kind]);
+    if (XXH3_64bits(p->entry->data, (size_t)p->entry->count * sizeof(float)) != p->hash) {
+        qd_safetensors_release(f->open, p->entry);
+        return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, f->name, t->name,
+                       qd_ckpt_kind_names[t->kind]);
+    }
     p->checked = true;
     return QD_OK;
 }
 
-/* Copies what a piece and the wanted box share, row by row; returns the number of elements. */
-static int64_t copy_shared(const piece *p, const qd_atom *box, float *out)
+/* What two boxes share; false: nothing. */
+static bool intersect(const qd_atom *a, const qd_atom *b, qd_atom *shared)
 {
-    int64_t begin[QD_PARAM_DIMS], end[QD_PARAM_DIMS];
     for (int d = 0; d < QD_PARAM_DIMS; d++) {
-        int64_t box_end = box->begin[d] + box->length[d], piece_end = p->box.begin[d] + p->box.length[d];
-        begin[d] = box->begin[d] > p->box.begin[d] ? box->begin[d] : p->box.begin[d];
-        end[d] = box_end < piece_end ? box_end : piece_end;
-        if (begin[d] >= end[d])
-            return 0;
+        int64_t a_end = a->begin[d] + a->length[d], b_end = b->begin[d] + b->length[d], end = a_end < b_end ? a_end : b_end;
+        shared->begin[d] = a->begin[d] > b->begin[d] ? a->begin[d] : b->begin[d];
+        shared->length[d] = end - shared->begin[d];
+        if (shared->length[d] <= 0)
+            return false;
     }
-    for (int64_t row = begin[0]; row < end[0]; row++) {
-        int64_t from = (row - p->box.begin[0]) * p->box.length[1] + begin[1] - p->box.begin[1];
-        int64_t to = (row - box->begin[0]) * box->length[1] + begin[1] - box->begin[1];
-        memcpy(out + to, (const char *)p->entry->data + (size_t)from * sizeof(float), (size_t)(end[1] - begin[1]) * sizeof(float));
+    return true;
+}
+
+static void copy_shared(const piece *p, const qd_atom *box, const qd_atom *shared, float *out)
+{
+    for (int64_t row = shared->begin[0]; row < shared->begin[0] + shared->length[0]; row++) {
+        int64_t from = (row - p->box.begin[0]) * p->box.length[1] + shared->begin[1] - p->box.begin[1];
+        int64_t to = (row - box->begin[0]) * box->length[1] + shared->begin[1] - box->begin[1];
+        memcpy(out + to, (const char *)p->entry->data + (size_t)from * sizeof(float), (size_t)shared->length[1] * sizeof(float));
     }
-    return (end[0] - begin[0]) * (end[1] - begin[1]);
 }
 
 qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
@@ -281,9 +308,14 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
                        (long long)t->shape[0], (long long)t->shape[1], (long long)param->shape[0], (long long)param->shape[1]);
     int64_t copied = 0;
     for (int i = 0; i < t->piece_count; i++) {
-        QD_TRY(check_piece(c, t, &t->pieces[i]));
-        copied += copy_shared(&t->pieces[i], box, out);
-        qd_safetensors_release(t->pieces[i].entry);
+        piece *p = &t->pieces[i];
+        qd_atom shared;
+        if (!intersect(&p->box, box, &shared))
+            continue;
+        QD_TRY(check_piece(c, t, p));
+        copy_shared(p, box, &shared, out);
+        copied += shared.length[0] * shared.length[1];
+        qd_safetensors_release(c->files[p->file].open, p->entry);
     }
     if (copied != box->length[0] * box->length[1])
         return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not make up the tensor", c->folder, param->name);
@@ -294,8 +326,9 @@ qd_status qd_checkpoint_verify(qd_checkpoint *c)
 {
     for (int i = 0; i < c->tensor_count; i++)
         for (int p = 0; p < c->tensors[i].piece_count; p++) {
-            QD_TRY(check_piece(c, &c->tensors[i], &c->tensors[i].pieces[p]));
-            qd_safetensors_release(c->tensors[i].pieces[p].entry);
+            piece *one = &c->tensors[i].pieces[p];
+            QD_TRY(check_piece(c, &c->tensors[i], one));
+            qd_safetensors_release(c->files[one->file].open, one->entry);
         }
     return QD_OK;
 }

@@ -4,14 +4,28 @@
 #include "ckpt/checkpoint.h"
 #include "ckpt/folder.h"
 
+#include <quadrille/json_writer.h>
+
 #define QD_CKPT_FORMAT "quadrille checkpoint"
-#define QD_CKPT_VERSION 1
+#define QD_CKPT_VERSION 2
 #define QD_CKPT_MANIFEST "manifest.json"
 #define QD_CKPT_MANIFEST_HASH "manifest.xxh3"
+#define QD_CKPT_PART "part-%05d.json" /* what a rank has written; gone when the manifest stands */
+#define QD_CKPT_LATEST "latest"
+#define QD_CKPT_ASIDE ".part"
 #define QD_CKPT_HASH_TEXT 17
 
 extern const char *const qd_ckpt_kind_names[QD_CKPT_KIND_COUNT];
 
 char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free it; NULL when memory is out */
+/* root/step-000000000012 and `suffix`; as above. */
+char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix);
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT]);
+/* False when it is no hash. */
+bool qd_ckpt_hash_parse(const char *text, uint64_t *hash);
+
+void qd_ckpt_put_sizes(qd_json_writer *json, const char *key, const int64_t *sizes, int count);
+
+/* Writes the manifest of `parts` parts into a folder. */
+qd_status qd_ckpt_manifest_write(const char *folder, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts);
 #endif

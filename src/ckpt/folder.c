@@ -25,6 +25,15 @@ void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT])
     snprintf(text, QD_CKPT_HASH_TEXT, "%016" PRIx64, hash);
 }
 
+bool qd_ckpt_hash_parse(const char *text, uint64_t *hash)
+{
+    char *end;
+    if (!text || strlen(text) != QD_CKPT_HASH_TEXT - 1)
+        return false;
+    *hash = strtoull(text, &end, 16);
+    return *end == '\0';
+}
+
 qd_status qd_ckpt_sync_folder(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -57,6 +57,13 @@ static const qd_safetensors_entry *find(const qd_hf_source *s, const char *name)
     return entry;
 }
 
+static void release(const qd_hf_source *s, const qd_safetensors_entry *entry)
+{
+    for (int i = 0; i < s->file_count; i++)
+        if (qd_safetensors_find(s->files[i], entry->name) == entry)
+            qd_safetensors_release(s->files[i], entry);
+}
+
 /* As it is named, or without the part that folders of models without a head leave out. */
 static const qd_safetensors_entry *find_either(const qd_hf_source *s, const char *name)
 {
@@ -259,9 +266,9 @@ static qd_status check_tied(const qd_hf_source *s, const qd_safetensors_entry *h
     const qd_safetensors_entry *table = s->entries[0];
     bool same = table && head->dtype == table->dtype && head->count == table->count &&
                 memcmp(head->data, table->data, (size_t)head->count * qd_dtype_size(head->dtype)) == 0;
-    qd_safetensors_release(head);
+    release(s, head);
     if (table)
-        qd_safetensors_release(table);
+        release(s, table);
     return same ? QD_OK : QD_FAIL(QD_USAGE, "%s: config.json says that the head is tied to the token table, but lm_head.weight is another",
                                   s->folder);
 }
@@ -336,26 +343,25 @@ static void copy_transposed(const qd_safetensors_entry *e, int64_t first, int64_
                     out[r * cols + c] = element(e->data, c * total + first + r, e->dtype);
 }
 
-qd_status qd_hf_fetch(void *source, int param, qd_ckpt_kind kind, float *out)
+qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
 {
     const qd_hf_source *s = source;
-    const qd_param *p = &s->ledger->params[param];
-    if (kind != QD_CKPT_VALUE)
+    if (piece->kind != QD_CKPT_VALUE)
         return QD_FAIL(QD_USAGE, "%s: holds no optimizer state", s->folder);
-    const qd_hf_tensor *t = &s->tensors[s->tensor_of[param]];
-    const qd_safetensors_entry *e = s->entries[s->tensor_of[param]];
-    int64_t count = p->shape[0] * p->shape[1], first = 0;
+    const qd_hf_tensor *t = &s->tensors[s->tensor_of[piece->param]];
+    const qd_safetensors_entry *e = s->entries[s->tensor_of[piece->param]];
+    int64_t cols = piece->box.length[1], first = piece->box.begin[0];
     if (!e) {
-        memset(out, 0, (size_t)count * sizeof *out);
+        memset(out, 0, (size_t)piece->count * sizeof *out);
         return QD_OK;
     }
-    for (int i = 0; t->params[i] != param; i++)
+    for (int i = 0; t->params[i] != piece->param; i++)
         first += s->ledger->params[t->params[i]].shape[0];
     if (t->transposed)
-        copy_transposed(e, first, p->shape[0], p->shape[1], out);
+        copy_transposed(e, first, piece->box.length[0], cols, out);
     else
-        for (int64_t i = 0; i < count; i++)
-            out[i] = element(e->data, first * p->shape[1] + i, e->dtype);
-    qd_safetensors_release(e);
+        for (int64_t i = 0; i < piece->count; i++)
+            out[i] = element(e->data, first * cols + i, e->dtype);
+    release(s, e);
     return QD_OK;
 }

@@ -122,7 +122,7 @@ static qd_status write_file(exporter *x, int file)
     QD_TRY(status);
     status = write_tensors(x, file, writer);
     if (status == QD_OK)
-        return qd_safetensors_finish(writer);
+        return qd_safetensors_finish(writer, NULL);
     qd_safetensors_abandon(writer);
     return status;
 }

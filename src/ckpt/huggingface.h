@@ -38,8 +38,8 @@ int64_t qd_hf_positions(const qd_hf_source *source); /* max_position_embeddings 
 /* Every tensor of the ledger is there in its shape, and no other: QD_USAGE names those that are missing or unknown. Before
  * the first fetch. */
 qd_status qd_hf_check(qd_hf_source *source, const qd_ledger *ledger, qd_arena *arena);
-/* qd_ckpt_fetch over a source: memory for nothing but `out`. */
-qd_status qd_hf_fetch(void *source, int param, qd_ckpt_kind kind, float *out);
+/* qd_ckpt_fetch over a source, of whole rows: memory for nothing but `out`. */
+qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out);
 
 /* ---- export ---- */
 

@@ -46,6 +46,7 @@ struct qd_safetensors_writer {
     int fd;
     const char *notes[MOST_NOTES][2];
     int note_count;
+    qd_safetensors_summary summary;
     declared *tensors;
     int count, capacity, written;
 };
@@ -117,6 +118,11 @@ qd_status qd_safetensors_declare(qd_safetensors_writer *w, const char *name, qd_
     return QD_OK;
 }
 
+static uint64_t header_hash(const unsigned char prefix[8], const char *header, size_t length)
+{
+    return XXH3_64bits_withSeed(header, length, XXH3_64bits(prefix, 8));
+}
+
 static qd_status write_header(qd_safetensors_writer *w)
 {
     qd_strbuf text = {0};
@@ -156,6 +162,7 @@ static qd_status write_header(qd_safetensors_writer *w)
     qd_status status = write_all(w, prefix, sizeof prefix);
     if (status == QD_OK)
         status = write_all(w, header, length);
+    w->summary = (qd_safetensors_summary){8 + (int64_t)length + offset, header_hash(prefix, header, length)};
     free(header);
     return status;
 }
@@ -182,7 +189,7 @@ static void free_writer(qd_safetensors_writer *w)
     free(w);
 }
 
-qd_status qd_safetensors_finish(qd_safetensors_writer *w)
+qd_status qd_safetensors_finish(qd_safetensors_writer *w, qd_safetensors_summary *summary)
 {
     qd_status status = QD_OK;
     if (w->written != w->count)
@@ -193,6 +200,8 @@ qd_status qd_safetensors_finish(qd_safetensors_writer *w)
         status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", w->path, strerror(errno));
     if (close(w->fd) != 0 && status == QD_OK)
         status = QD_FAIL(QD_IO, "%s: cannot be closed: %s", w->path, strerror(errno));
+    if (summary)
+        *summary = w->summary;
     free_writer(w);
     return status;
 }
@@ -402,8 +411,10 @@ const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *f, const c
     return bsearch(&key, f->entries, (size_t)f->count, sizeof key, by_name);
 }
 
-void qd_safetensors_release(const qd_safetensors_entry *entry)
+void qd_safetensors_release(const qd_safetensors *f, const qd_safetensors_entry *entry)
 {
+    if (!f->mapping)
+        return;
     /* Whole pages only: those at the ends may hold a neighbour that is in use. Clean pages of a file come back by themselves. */
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->data;
     uintptr_t end = begin + (uintptr_t)entry->count * qd_dtype_size(entry->dtype);
@@ -411,6 +422,14 @@ void qd_safetensors_release(const qd_safetensors_entry *entry)
     end = end / page * page;
     if (begin < end)
         madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+qd_safetensors_summary qd_safetensors_look(const qd_safetensors *f)
+{
+    uint64_t length = 0;
+    for (int i = 0; i < 8; i++)
+        length |= (uint64_t)f->bytes[i] << (8 * i);
+    return (qd_safetensors_summary){(int64_t)f->size, header_hash(f->bytes, (const char *)f->bytes + 8, (size_t)length)};
 }
 
 const char *qd_safetensors_metadata(const qd_safetensors *f, const char *key)

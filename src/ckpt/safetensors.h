@@ -20,8 +20,12 @@ qd_status qd_safetensors_declare(qd_safetensors_writer *writer, const char *name
                                  const int64_t *shape);
 /* The next tensor's data, whole. *hash: XXH3 of the bytes. */
 qd_status qd_safetensors_write(qd_safetensors_writer *writer, const void *data, uint64_t *hash);
-/* Flushes to the disk (fsync) and closes. QD_USAGE when declared tensors were not written. */
-qd_status qd_safetensors_finish(qd_safetensors_writer *writer);
+typedef struct qd_safetensors_summary {
+    int64_t bytes;        /* of the file */
+    uint64_t header_hash; /* XXH3 of the header and the 8 bytes before it */
+} qd_safetensors_summary;
+/* Flushes to the disk (fsync) and closes. QD_USAGE when declared tensors were not written. summary: NULL is legal. */
+qd_status qd_safetensors_finish(qd_safetensors_writer *writer, qd_safetensors_summary *summary);
 void qd_safetensors_abandon(qd_safetensors_writer *writer); /* closes and removes the file; NULL is legal */
 
 /* ---- reading ---- */
@@ -41,10 +45,11 @@ qd_status qd_safetensors_open(const char *path, qd_safetensors **file);
 /* The same with bytes in memory, which must outlive it. name: for messages. */
 qd_status qd_safetensors_view(const char *name, const void *bytes, size_t size, qd_safetensors **file);
 void qd_safetensors_close(qd_safetensors *file);
+qd_safetensors_summary qd_safetensors_look(const qd_safetensors *file); /* of a file that is read */
 int qd_safetensors_count(const qd_safetensors *file);
 const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *file, int index);
 const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *file, const char *name); /* NULL: none */
 /* Gives back the memory that reading a tensor of an opened file (no view) took; it can be read again. */
-void qd_safetensors_release(const qd_safetensors_entry *entry);
+void qd_safetensors_release(const qd_safetensors *file, const qd_safetensors_entry *entry);
 const char *qd_safetensors_metadata(const qd_safetensors *file, const char *key); /* a string of __metadata__; NULL: none */
 #endif

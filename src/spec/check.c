@@ -1,6 +1,7 @@
 #include <quadrille/check.h>
 
 #include "spec/config.h"
+#include "spec/pieces.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *p, qd_ch
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
         if (p->persistent[states[i]] >= 0)
             r->state_bytes += p->buffers[p->persistent[states[i]]].bytes;
+    r->snapshot_bytes = config->save_every > 0 && config->async_save ? qd_pieces_bytes(p) : 0;
     r->action_count = p->action_count;
     for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
         if (memory.at_peak[kind] > 0)

@@ -87,6 +87,7 @@ static const qd_option options_table[] = {
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
     {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
+    {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL, "checkpoints are written from a copy in host memory while training goes on; false: training waits, and no copy is kept", NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
@@ -290,6 +291,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     };
     c->run_dir = qd_options_string(o, "run.dir");
     c->save_every = qd_options_int(o, "run.save_every");
+    c->async_save = qd_options_bool(o, "run.async_save");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;

@@ -28,6 +28,7 @@ typedef struct qd_config {
     bool deterministic;
     int64_t trace_steps; /* how many steps are traced */
     int64_t save_every;  /* 0: no checkpoints */
+    bool async_save;     /* written from a copy while training goes on */
     int keep;
     bool resume;
     bool skip_nonfinite; /* steps with numbers that are not finite are left out; else the run stops */

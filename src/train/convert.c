@@ -115,6 +115,7 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
                           qd_convert_report *report)
 {
     qd_program *program;
+    qd_state_pieces pieces;
     char *text = NULL;
     file_path path;
     qd_status status = make_config(o, source, arena, &program, &text);
@@ -128,9 +129,11 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
         status = import_tokenizer(o, aside, program->ledger->model.vocab, report);
     if (status == QD_OK)
         status = path_in(aside, "checkpoints", path);
+    if (status == QD_OK)
+        status = qd_pieces_plan(program, 1u << QD_CKPT_VALUE, arena, &pieces);
     const qd_ckpt_meta meta = {.config = text, .seed = 1};
     if (status == QD_OK)
-        status = qd_store_save(path, program->ledger, &meta, 1u << QD_CKPT_VALUE, 0, qd_hf_fetch, source);
+        status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
     free(text);
     return status;
 }

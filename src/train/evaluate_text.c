@@ -145,7 +145,7 @@ static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, in
     QD_TRY_DONE(qd_safetensors_create(o->logits, &writer));
     status = write_rows(writer, g, tokens, logits, have);
     if (status == QD_OK)
-        status = qd_safetensors_finish(writer);
+        status = qd_safetensors_finish(writer, NULL);
     else
         qd_safetensors_abandon(writer);
 done:

@@ -26,7 +26,7 @@ static qd_status open_checkpoint(const char *path, qd_model_run *run)
     bool single = exists(path, "manifest.json", inner);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with run.save_every)", path);
-    QD_TRY(single ? qd_checkpoint_open(path, &run->checkpoint) : qd_store_open(inner, &run->checkpoint, NULL));
+    QD_TRY(single ? qd_checkpoint_open(path, &run->checkpoint) : qd_store_open(inner, INT64_MAX, true, &run->checkpoint, NULL));
     snprintf(run->folder, sizeof run->folder, "%s", path);
     file_path above;
     if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, run->folder))

@@ -12,10 +12,8 @@ static qd_status find_weight(qd_trainer *t, int *param)
 {
     const qd_program *p = qd_trainer_program(t);
     qd_status status = QD_OK;
-    int64_t largest = 1;
+    int64_t largest = qd_trainer_largest(t);
     *param = -1;
-    for (int i = 0; i < p->ledger->param_count; i++)
-        largest = p->storage.count[i] > largest ? p->storage.count[i] : largest;
     float *values = malloc((size_t)largest * sizeof *values);
     if (!values)
         return QD_FAIL(QD_NO_MEMORY, "no memory to look at the weights");

@@ -7,6 +7,7 @@
 #include "train/footprint.h"
 #include "train/long_work.h"
 #include "train/metrics.h"
+#include "train/saver.h"
 #include "train/state.h"
 
 #include <errno.h>
@@ -29,6 +30,7 @@ typedef struct rank_state {
     qd_comm *control; /* for agreements, apart from the program's traffic and its counters */
     qd_run_corpus corpus;
     qd_trainer *trainer;
+    qd_saver *saver; /* with a run folder */
     qd_trace *trace;
     char *config_text; /* rank 0: the configuration as it is saved */
     qd_metrics *metrics; /* rank 0 with a run folder */
@@ -258,6 +260,7 @@ static qd_status check_checkpoint(rank_state *s, const qd_checkpoint *checkpoint
 
 typedef struct opening {
     const char *root;
+    int64_t below; /* steps from here on are damaged */
     qd_checkpoint *checkpoint;
     char *passed_over;
 } opening;
@@ -265,64 +268,120 @@ typedef struct opening {
 static qd_status open_newest(void *context)
 {
     opening *o = context;
-    return qd_store_open(o->root, &o->checkpoint, &o->passed_over);
+    qd_status status = qd_store_open(o->root, o->below, false, &o->checkpoint, &o->passed_over);
+    if (status == QD_USAGE && o->below != INT64_MAX)
+        return QD_FAIL(QD_CORRUPT, "%s: no sound checkpoint is left", o->root);
+    return status;
 }
 
-/* Collective. Rank 0 chooses the newest sound checkpoint; all load it. */
+static void note_passed_over(const rank_state *s, const char *why)
+{
+    char text[1200];
+    snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", why);
+    note(s, text);
+}
+
+/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open it. */
+static qd_status open_agreed(rank_state *s, opening *o, int64_t *step)
+{
+    qd_status status = qd_long_work_run(s->control, open_newest, o);
+    *step = -1;
+    if (status == QD_OK && o->checkpoint) {
+        *step = qd_checkpoint_meta(o->checkpoint)->step;
+        status = check_checkpoint(s, o->checkpoint);
+    }
+    if (o->passed_over)
+        note_passed_over(s, o->passed_over);
+    free(o->passed_over);
+    o->passed_over = NULL;
+    QD_TRY(agree(s, status));
+    QD_TRY(qd_comm_broadcast(s->control, step, 1, QD_I64, 0, NULL));
+    return QD_OK;
+}
+
+/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
+static qd_status load_agreed(rank_state *s, opening *o, int64_t step, bool *damaged)
+{
+    enum { MESSAGE = 1024 };
+    char message[MESSAGE] = "";
+    int size = qd_comm_size(s->control);
+    qd_status status = o->checkpoint ? QD_OK : qd_store_open_step(o->root, step, &o->checkpoint);
+    if (status == QD_OK)
+        status = qd_state_load(s->trainer, o->checkpoint, false);
+    int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
+    if (found)
+        snprintf(message, sizeof message, "%s", qd_error_message());
+    QD_TRY(qd_comm_all_reduce(s->control, &found, &found, 1, QD_I32, QD_MAX, NULL));
+    *damaged = found > 0;
+    if (!*damaged)
+        return agree(s, status);
+    QD_TRY(qd_comm_broadcast(s->control, message, MESSAGE, QD_U8, size - found, NULL));
+    note_passed_over(s, message);
+    return QD_OK;
+}
+
+/* Collective. Goes on from the newest sound checkpoint. */
 static qd_status resume(rank_state *s)
 {
     const qd_config *c = &s->run->config;
     file_path root;
-    char text[1200];
-    opening o = {.root = root};
+    char text[128];
+    opening o = {.root = root, .below = INT64_MAX};
     int64_t step = -1;
+    qd_status status = QD_OK;
     QD_TRY(path_in(c, "checkpoints", root));
-    qd_status status = qd_long_work_run(s->control, open_newest, &o);
-    qd_checkpoint *checkpoint = o.checkpoint;
-    if (status == QD_OK && checkpoint) {
-        step = qd_checkpoint_meta(checkpoint)->step;
-        status = check_checkpoint(s, checkpoint);
+    for (bool damaged = true; damaged;) {
+        QD_TRY_DONE(open_agreed(s, &o, &step));
+        QD_TRY_DONE(load_agreed(s, &o, step, &damaged));
+        qd_checkpoint_close(o.checkpoint);
+        o.checkpoint = NULL;
+        o.below = step;
     }
-    if (status == QD_OK && o.passed_over) {
-        snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", o.passed_over);
-        note(s, text);
-    }
-    free(o.passed_over);
-    QD_TRY_DONE(agree(s, status));
-    QD_TRY_DONE(qd_comm_broadcast(s->control, &step, 1, QD_I64, 0, NULL));
-    if (!checkpoint)
-        status = qd_store_open_step(root, step, &checkpoint);
-    if (status == QD_OK)
-        status = qd_state_load(s->trainer, checkpoint, false);
-    QD_TRY_DONE(agree(s, status));
     if (step >= c->steps)
         QD_TRY_DONE(agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
                                      (long long)step)));
     snprintf(text, sizeof text, "goes on after step %lld", (long long)step);
     note(s, text);
 done:
-    qd_checkpoint_close(checkpoint);
+    qd_checkpoint_close(o.checkpoint);
     return status;
 }
 
-/* Collective. A checkpoint that cannot be written is told, and training goes on. */
-static qd_status save(rank_state *s)
+/* ---- checkpoints ---- */
+
+static qd_status open_saver(rank_state *s)
 {
     const qd_config *c = &s->run->config;
     file_path root;
-    char text[1200];
-    QD_TRY(path_in(c, "checkpoints", root));
-    qd_status status = qd_state_save(s->trainer, s->control, root, s->config_text, c->keep);
-    if (status == QD_REMOTE || status == QD_TIMEOUT || status == QD_MISMATCH)
-        return status;
-    if (status == QD_OK) {
-        s->saved = qd_trainer_position(s->trainer).step;
+    if (c->run_dir[0] == '\0')
         return QD_OK;
+    QD_TRY(path_in(c, "checkpoints", root));
+    return qd_saver_create(s->trainer, s->control, root, c->keep, c->save_every > 0 && c->async_save, &s->saver);
+}
+
+/* Collective. How the checkpoint that is being written stands; one that could not be written is told, and training goes on. */
+static qd_status poll_save(rank_state *s, bool wait)
+{
+    qd_save_report report;
+    char text[640];
+    QD_TRY(qd_saver_poll(s->saver, wait, &report));
+    if (report.state == QD_SAVE_DONE)
+        s->saved = report.step;
+    if (report.state == QD_SAVE_FAILED) {
+        snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)report.step, report.message);
+        note(s, text);
     }
-    snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)qd_trainer_position(s->trainer).step,
-             qd_error_message());
-    note(s, text);
     return QD_OK;
+}
+
+/* Collective. One is written at a time; the last of a run, and one without room for a copy, is waited for. */
+static qd_status save(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    QD_TRY(poll_save(s, true));
+    QD_TRY(qd_saver_begin(s->saver, s->config_text));
+    bool last = s->stop != 0 || qd_trainer_position(s->trainer).step == c->steps;
+    return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
 static qd_status start(rank_state *s)
@@ -338,6 +397,7 @@ static qd_status start(rank_state *s)
     }
     if (run->config.resume)
         QD_TRY(resume(s));
+    QD_TRY(agree(s, open_saver(s)));
     return agree(s, open_folder(s));
 }
 
@@ -399,10 +459,14 @@ static qd_status run_steps(rank_state *s)
         s->end.tokens += output.tokens;
         QD_TRY(note_skipped(s, step, &output));
         QD_TRY(ask_to_stop(s));
+        if (s->saver)
+            QD_TRY(poll_save(s, false));
         bool due = every > 0 && (step % every == 0 || step == run->config.steps || s->stop != 0);
         if (due || wants_checkpoint(s))
             QD_TRY(save(s));
     }
+    if (s->saver)
+        QD_TRY(poll_save(s, true));
     s->end.seconds = qd_clock_now() - begin;
     s->end.interrupted = s->stop != 0 && s->end.steps < run->config.steps;
     return QD_OK;
@@ -459,6 +523,7 @@ done:
     if (status != QD_OK && status != QD_REMOTE && !s.agreed)
         qd_comm_abort(world, qd_error_message());
     qd_metrics_destroy(s.metrics);
+    qd_saver_destroy(s.saver);
     qd_trainer_destroy(s.trainer);
     qd_trace_destroy(s.trace);
     qd_run_corpus_close(&s.corpus);

@@ -5,8 +5,8 @@
 #include "ckpt/checkpoint.h"
 #include "train/trainer.h"
 
-/* Collective over the trainer's world. Writes <root>/step-…; keep: how many stay (0: all). config: YAML of the run. A
- * failure on the writing rank is returned on all, and training can go on. */
+/* Collective over the trainer's world: qd_saver, and waits. Writes <root>/step-…; keep: how many stay (0: all). config: YAML of
+ * the run. What fails on one rank is returned on all (QD_IO), and training can go on. */
 qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, const char *config, int keep);
 
 /* Collective. Weights, and unless weights_only optimizer state and position, from a checkpoint of any layout. */

@@ -231,6 +231,16 @@ qd_holding qd_trainer_holding(const qd_trainer *t, int param, qd_tensor_kind kin
     return qd_program_holding(t->program, buffer_of(t, kind, &dtype), param);
 }
 
+int64_t qd_trainer_largest(const qd_trainer *t)
+{
+    int64_t largest = 1;
+    for (int i = 0; i < t->program->ledger->param_count; i++) {
+        int64_t count = qd_trainer_holding(t, i, QD_TENSOR_VALUE).count;
+        largest = count > largest ? count : largest;
+    }
+    return largest;
+}
+
 qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *out)
 {
     qd_dtype dtype;

@@ -24,6 +24,7 @@ qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind 
 qd_status qd_trainer_write(qd_trainer *trainer, const char *name, qd_tensor_kind kind, const float *values, int64_t count);
 /* Not collective: what this rank answers for of a parameter (an index of the ledger), as fp32. */
 qd_holding qd_trainer_holding(const qd_trainer *trainer, int param, qd_tensor_kind kind);
+int64_t qd_trainer_largest(const qd_trainer *trainer); /* elements of the largest of these, at least 1 */
 qd_status qd_trainer_get(qd_trainer *trainer, int param, qd_tensor_kind kind, float *out);
 qd_status qd_trainer_put(qd_trainer *trainer, int param, qd_tensor_kind kind, const float *values);
 /* Whether the optimizer keeps state of this kind. */

@@ -1,6 +1,7 @@
 /* Stop, resume, on the same and on other layouts; damaged checkpoints are named and passed over. */
 #include "support/layout.h"
 #include "support/scratch.h"
+#include "train/saver.h"
 #include "train/state.h"
 
 #include <math.h>
@@ -50,7 +51,7 @@ static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
     (void)world;
     (void)argument;
     qd_checkpoint *checkpoint;
-    QD_TRY(qd_store_open(scratch_folder(), &checkpoint, NULL));
+    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
     qd_status status = qd_state_load(trainer, checkpoint, false);
     qd_checkpoint_close(checkpoint);
     return status;
@@ -101,6 +102,85 @@ static void resume_is_exact(void **state)
     }
 }
 
+/* Saved at 4 ranks under ZeRO 3, gone on with at 1, 2, 4 and 8 under other stages. */
+static void any_stage_reads_any(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words;
+        bool exact;
+    } others[] = {{"parallel.ranks=4 parallel.zero=3 ", true},  {"parallel.ranks=4 parallel.zero=1 ", false},
+                  {"parallel.ranks=1 ", false},                  {"parallel.ranks=2 parallel.zero=2 ", false},
+                  {"parallel.ranks=8 parallel.zero=1 ", false}, {"parallel.ranks=8 parallel.zero=3 parallel.dp_shard=4 ", false},
+                  {"parallel.ranks=8 parallel.zero=0 ", false}};
+    double whole[27], part[27];
+    qd_random_tokens random;
+    qd_team *team = start(MODEL "parallel.ranks=4 parallel.zero=3", &random);
+    run_steps(team, 7, whole);
+    ok(qd_team_call(team, save, NULL));
+    run_steps(team, 20, whole + 7);
+    qd_team_destroy(team);
+    for (size_t o = 0; o < sizeof others / sizeof *others; o++) {
+        char words[512];
+        snprintf(words, sizeof words, MODEL "%s", others[o].words);
+        team = start(words, &random);
+        ok(qd_team_call(team, load, NULL));
+        run_steps(team, 20, part + 7);
+        qd_team_destroy(team);
+        for (int s = 7; s < 27; s++)
+            if (others[o].exact ? whole[s] != part[s] : !(fabs(whole[s] - part[s]) <= 1e-5 * whole[s]))
+                fail_msg("%s: step %d: %.17g against %.17g", words, s + 1, part[s], whole[s]);
+    }
+}
+
+/* Per rank, for the time a save takes. */
+static qd_saver *savers[4];
+
+static qd_status begin(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    int rank = qd_comm_rank(world);
+    (void)argument;
+    if (!savers[rank])
+        QD_TRY(qd_saver_create(trainer, world, scratch_folder(), 0, true, &savers[rank]));
+    return qd_saver_begin(savers[rank], rank == 0 ? "a: 1\n" : NULL);
+}
+
+static qd_status finish(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    int rank = qd_comm_rank(world);
+    qd_save_report report;
+    (void)argument;
+    /* The plan's figure is what is allocated. */
+    if (qd_saver_snapshot(savers[rank]) != qd_pieces_bytes(qd_trainer_program(trainer)))
+        return QD_FAIL(QD_DIFFERENT, "the copy takes %lld bytes", (long long)qd_saver_snapshot(savers[rank]));
+    QD_TRY(qd_saver_poll(savers[rank], true, &report));
+    if (report.state != QD_SAVE_DONE || report.step != 5)
+        return QD_FAIL(QD_DIFFERENT, "state %d of step %lld: %s", report.state, (long long)report.step, report.message);
+    QD_TRY(qd_saver_poll(savers[rank], false, &report));
+    qd_saver_destroy(savers[rank]);
+    savers[rank] = NULL;
+    return report.state == QD_SAVE_IDLE ? QD_OK : QD_FAIL(QD_DIFFERENT, "a save is told twice");
+}
+
+/* A checkpoint holds the step at which it was begun, however much was trained while it was written. */
+static void written_while_training(void **state)
+{
+    (void)state;
+    double whole[20], part[20];
+    qd_random_tokens random;
+    qd_team *team = start(MODEL "parallel.ranks=4", &random);
+    run_steps(team, 5, whole);
+    ok(qd_team_call(team, begin, NULL));
+    run_steps(team, 15, whole + 5);
+    ok(qd_team_call(team, finish, NULL));
+    qd_team_destroy(team);
+    team = start(MODEL "parallel.ranks=4", &random);
+    ok(qd_team_call(team, load, NULL));
+    run_steps(team, 15, part + 5);
+    qd_team_destroy(team);
+    assert_memory_equal(whole + 5, part + 5, 15 * sizeof *part);
+}
+
 /* Flips a bit of the newest checkpoint's file: it is named, and the one before it is used. */
 static void damage_falls_back(void **state)
 {
@@ -131,7 +211,7 @@ static void damage_falls_back(void **state)
             fclose(file);
             qd_checkpoint *checkpoint;
             char *why;
-            ok(qd_store_open(scratch_folder(), &checkpoint, &why));
+            ok(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, &why));
             assert_int_equal(qd_checkpoint_meta(checkpoint)->step, 2);
             if (!why || !strstr(why, "step-000000000004"))
                 fail_msg("%s, damage %d: said '%s'", files[f], where, why ? why : "");
@@ -178,6 +258,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(resume_is_exact, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(any_stage_reads_any, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(written_while_training, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(damage_falls_back, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(old_ones_are_pruned, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(another_model_is_refused, scratch_setup, scratch_teardown),

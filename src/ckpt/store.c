@@ -1,0 +1,255 @@
+/* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found; old ones go. */
+#define _GNU_SOURCE /* renameat2 */
+#include "ckpt/checkpoint_impl.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static qd_status no_memory(const char *root)
+{
+    return QD_FAIL(QD_NO_MEMORY, "no memory for the checkpoints in %s", root);
+}
+
+/* ---- names ---- */
+
+char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix)
+{
+    char name[64];
+    snprintf(name, sizeof name, "step-%012lld%s", (long long)step, suffix);
+    return qd_ckpt_path(root, name);
+}
+
+/* "step-12", and what follows the number. */
+static const char *parse_step(const char *name, long long *step)
+{
+    int used = 0;
+    return sscanf(name, "step-%lld%n", step, &used) == 1 && used > 0 ? name + used : NULL;
+}
+
+/* Steps of the checkpoints under `root`, newest first. Returns how many, -1 when memory is out. */
+static int list_steps(const char *root, long long **steps)
+{
+    DIR *dir = opendir(root);
+    int count = 0, capacity = 0;
+    *steps = NULL;
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        long long step;
+        const char *rest = parse_step(entry->d_name, &step);
+        if (!rest || *rest != '\0')
+            continue;
+        if (count == capacity) {
+            capacity = capacity ? 2 * capacity : 16;
+            long long *larger = realloc(*steps, (size_t)capacity * sizeof *larger);
+            if (!larger) {
+                closedir(dir);
+                return -1;
+            }
+            *steps = larger;
+        }
+        int at = count++;
+        while (at > 0 && (*steps)[at - 1] < step) {
+            (*steps)[at] = (*steps)[at - 1];
+            at--;
+        }
+        (*steps)[at] = step;
+    }
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+/* ---- writing ---- */
+
+qd_status qd_store_prepare(const char *root, int64_t step)
+{
+    if (mkdir(root, 0755) != 0 && errno != EEXIST)
+        return QD_FAIL(QD_IO, "%s: cannot be created: %s", root, strerror(errno));
+    char *aside = qd_ckpt_step_path(root, step, QD_CKPT_ASIDE);
+    qd_status status = aside ? qd_ckpt_remove_folder(aside) : no_memory(root); /* what a killed run left */
+    if (status == QD_OK && mkdir(aside, 0755) != 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", aside, strerror(errno));
+    free(aside);
+    return status;
+}
+
+void qd_store_abandon(const char *root, int64_t step)
+{
+    char *aside = qd_ckpt_step_path(root, step, QD_CKPT_ASIDE);
+    if (aside)
+        qd_ckpt_remove_folder(aside);
+    free(aside);
+}
+
+/* `aside` gets the name `folder`. One of that name changes places with it, so that there is a whole one at every moment. */
+static qd_status move_into_place(const char *aside, const char *folder)
+{
+    if (renameat2(AT_FDCWD, aside, AT_FDCWD, folder, RENAME_NOREPLACE) == 0)
+        return QD_OK;
+    if (errno == EEXIST && renameat2(AT_FDCWD, aside, AT_FDCWD, folder, RENAME_EXCHANGE) == 0)
+        return QD_OK; /* the old one is what lies aside now, and goes with the next pruning */
+    if (errno == EINVAL || errno == ENOSYS) { /* a file system that knows neither */
+        QD_TRY(qd_ckpt_remove_folder(folder));
+        if (rename(aside, folder) == 0)
+            return QD_OK;
+    }
+    return QD_FAIL(QD_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
+}
+
+/* Replaces the link in one step. Where there are no links, there is none. */
+static qd_status point_latest(const char *root, int64_t step)
+{
+    char target[64];
+    snprintf(target, sizeof target, "step-%012lld", (long long)step);
+    char *link = qd_ckpt_path(root, QD_CKPT_LATEST), *beside = qd_ckpt_path(root, QD_CKPT_LATEST QD_CKPT_ASIDE);
+    qd_status status = link && beside ? QD_OK : no_memory(root);
+    if (status == QD_OK) {
+        unlink(beside);
+        if (symlink(target, beside) != 0) {
+            unlink(link);
+        } else if (rename(beside, link) != 0) {
+            status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", link, strerror(errno));
+            unlink(beside);
+        }
+    }
+    free(link);
+    free(beside);
+    return status;
+}
+
+/* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left (damaged, or overtaken by
+ * a resume from before them) and do not count. What lies aside was left by a kill or a replacement. */
+static qd_status prune(const char *root, int keep, long long newest)
+{
+    long long *steps, step;
+    int count = list_steps(root, &steps);
+    qd_status status = count < 0 ? no_memory(root) : QD_OK;
+    for (int i = 0, kept = 0; i < count && status == QD_OK && keep >= 0; i++) {
+        if (steps[i] <= newest && kept++ < keep)
+            continue;
+        char *folder = qd_ckpt_step_path(root, steps[i], "");
+        status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
+        free(folder);
+    }
+    free(steps);
+    DIR *dir = opendir(root);
+    for (struct dirent *entry; dir && status == QD_OK && (entry = readdir(dir)) != NULL;) {
+        const char *rest = parse_step(entry->d_name, &step);
+        if (!rest || strcmp(rest, QD_CKPT_ASIDE) != 0)
+            continue;
+        char *folder = qd_ckpt_path(root, entry->d_name);
+        status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
+        free(folder);
+    }
+    if (dir)
+        closedir(dir);
+    return status;
+}
+
+qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep)
+{
+    char *aside = qd_ckpt_step_path(root, meta->step, QD_CKPT_ASIDE), *folder = qd_ckpt_step_path(root, meta->step, "");
+    qd_status status = aside && folder ? QD_OK : no_memory(root);
+    if (status == QD_OK)
+        status = qd_ckpt_manifest_write(aside, ledger, meta, parts);
+    if (status == QD_OK)
+        status = qd_ckpt_sync_folder(aside);
+    if (status == QD_OK)
+        status = move_into_place(aside, folder);
+    if (status == QD_OK)
+        status = qd_ckpt_sync_folder(root);
+    if (status == QD_OK)
+        status = point_latest(root, meta->step);
+    if (status == QD_OK)
+        status = prune(root, keep > 0 ? keep : -1, meta->step);
+    free(aside);
+    free(folder);
+    return status;
+}
+
+qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, const qd_state_pieces *pieces, int keep,
+                        qd_ckpt_fetch fetch, void *context)
+{
+    qd_status status = qd_store_prepare(root, meta->step);
+    if (status == QD_OK)
+        status = qd_store_write(root, meta->step, 0, ledger, pieces, fetch, context);
+    if (status == QD_OK)
+        status = qd_store_commit(root, ledger, meta, 1, keep);
+    if (status != QD_OK) {
+        char message[1024];
+        snprintf(message, sizeof message, "%s", qd_error_message());
+        qd_store_abandon(root, meta->step);
+        status = QD_FAIL(status, "%s", message);
+    }
+    return status;
+}
+
+/* ---- reading ---- */
+
+static void note_passed_over(char **notes, const char *message)
+{
+    if (!notes)
+        return;
+    size_t old = *notes ? strlen(*notes) : 0;
+    char *longer = realloc(*notes, old + strlen(message) + 3);
+    if (!longer)
+        return;
+    sprintf(longer + old, "%s%s", old ? "; " : "", message);
+    *notes = longer;
+}
+
+static qd_status open_one(const char *root, long long step, bool verify, qd_checkpoint **checkpoint)
+{
+    QD_TRY(qd_store_open_step(root, step, checkpoint));
+    qd_status status = verify ? qd_checkpoint_verify(*checkpoint) : QD_OK;
+    if (status != QD_OK) {
+        qd_checkpoint_close(*checkpoint);
+        *checkpoint = NULL;
+    }
+    return status;
+}
+
+qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpoint **checkpoint, char **passed_over)
+{
+    long long *steps;
+    int count = list_steps(root, &steps);
+    qd_status status = count < 0 ? no_memory(root) : QD_FAIL(QD_USAGE, "%s: holds no checkpoint", root);
+    *checkpoint = NULL;
+    if (passed_over)
+        *passed_over = NULL;
+    for (int i = 0; i < count && status != QD_OK; i++) {
+        if (steps[i] >= below)
+            continue;
+        status = open_one(root, steps[i], verify, checkpoint);
+        if (status != QD_OK && status != QD_CORRUPT)
+            break; /* no damage, but something to mend: going on from an older one would hide it */
+        if (status != QD_OK)
+            note_passed_over(passed_over, qd_error_message());
+    }
+    free(steps);
+    return status;
+}
+
+qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint)
+{
+    char *folder = qd_ckpt_step_path(root, step, "");
+    qd_status status = folder ? qd_checkpoint_open(folder, checkpoint) : no_memory(root);
+    free(folder);
+    return status;
+}
+
+qd_status qd_store_clear(const char *root)
+{
+    char *link = qd_ckpt_path(root, QD_CKPT_LATEST);
+    qd_status status = link ? QD_OK : no_memory(root);
+    if (status == QD_OK && unlink(link) != 0 && errno != ENOENT && errno != ENOTDIR)
+        status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", link, strerror(errno));
+    free(link);
+    return status == QD_OK ? prune(root, 0, LLONG_MAX) : status;
+}

@@ -1,0 +1,189 @@
+/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what was there before is intact.
+ * ctest: wrap write fsync open mkdir rename renameat2 symlink
+ * ctest: timeout 200 */
+#define _GNU_SOURCE
+#include "support/layout.h"
+#include "support/scratch.h"
+#include "train/state.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+#define MODEL "model.layers=1 model.hidden=8 model.heads=2 model.vocab=11 data.seq=8 train.global_batch=6 train.steps=90 run.threads=1 "
+
+/* ---- system calls that fail ---- */
+
+static atomic_int armed, calls, fail_at, failed;
+static atomic_bool shorten; /* a write that fails is a short one, and the next fails */
+
+/* Writes to these files count. Descriptors of other files (sockets, memfd) are left alone: the test has none open for writing. */
+static int refused(int error)
+{
+    if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at) || atomic_load(&failed) > 0)
+        return 0;
+    atomic_fetch_add(&failed, 1);
+    errno = error;
+    return -1;
+}
+
+ssize_t __real_write(int fd, const void *data, size_t count);
+int __real_open(const char *path, int flags, ...);
+int __real_mkdir(const char *path, mode_t mode);
+int __real_rename(const char *from, const char *to);
+int __real_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
+int __real_symlink(const char *target, const char *path);
+int __real_fsync(int fd);
+ssize_t __wrap_write(int fd, const void *data, size_t count);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
+int __wrap_symlink(const char *target, const char *path);
+int __wrap_fsync(int fd);
+
+ssize_t __wrap_write(int fd, const void *data, size_t count)
+{
+    if (atomic_load(&shorten) && atomic_load(&armed) && atomic_load(&calls) + 1 == atomic_load(&fail_at) && count > 1) {
+        atomic_fetch_add(&fail_at, 1);
+        atomic_fetch_add(&calls, 1);
+        return __real_write(fd, data, count / 2);
+    }
+    return refused(ENOSPC) ? -1 : __real_write(fd, data, count);
+}
+
+int __wrap_open(const char *path, int flags, ...)
+{
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    return flags & O_CREAT && refused(ENOSPC) ? -1 : __real_open(path, flags, mode);
+}
+
+int __wrap_mkdir(const char *path, mode_t mode)
+{
+    return refused(ENOSPC) ? -1 : __real_mkdir(path, mode);
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+    return refused(EIO) ? -1 : __real_rename(from, to);
+}
+
+int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned flags)
+{
+    return refused(EIO) ? -1 : __real_renameat2(a, from, b, to, flags);
+}
+
+int __wrap_symlink(const char *target, const char *path)
+{
+    return refused(EIO) ? -1 : __real_symlink(target, path);
+}
+
+int __wrap_fsync(int fd)
+{
+    (void)fd; /* a disk that keeps its promises would only slow this down */
+    return refused(EIO) ? -1 : 0;
+}
+
+/* ---- a run ---- */
+
+static char root[512];
+
+typedef struct outcome {
+    qd_status status[2]; /* per rank */
+} outcome;
+
+static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    outcome *o = argument;
+    o->status[qd_comm_rank(world)] = qd_state_save(trainer, world, root, "train: {steps: 90}\n", 2);
+    return QD_OK;
+}
+
+static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    int64_t *step = argument;
+    qd_checkpoint *checkpoint;
+    QD_TRY(qd_store_open(root, INT64_MAX, true, &checkpoint, NULL));
+    *step = qd_checkpoint_meta(checkpoint)->step;
+    qd_status status = qd_state_load(trainer, checkpoint, false);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+static void nothing_lies_aside(int n)
+{
+    DIR *dir = opendir(root);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
+        if (strstr(entry->d_name, ".part"))
+            fail_msg("call %d failed, and %s was left", n, entry->d_name);
+    closedir(dir);
+}
+
+static void every_call_fails(void **state)
+{
+    snprintf(root, sizeof root, "%s/checkpoints", (const char *)*state);
+    qd_config config = layout_config(MODEL "parallel.ranks=2");
+    qd_random_tokens random = {.seed = 3, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team, *other;
+    qd_step_output out;
+    outcome o = {{QD_OK, QD_OK}};
+    ok(qd_team_create(&config, &source, &team));
+    ok(qd_team_create(&config, &source, &other));
+    ok(qd_team_step(team, &out));
+    ok(qd_team_call(team, save, &o));
+    ok(o.status[0]);
+    int64_t last = 1, step = 1;
+    int failures = 0, n = 1;
+    for (bool reached = true; reached; n++) {
+        ok(qd_team_step(team, &out));
+        step++;
+        atomic_store(&shorten, n % 3 == 0);
+        atomic_store(&calls, 0);
+        atomic_store(&failed, 0);
+        atomic_store(&fail_at, n);
+        atomic_store(&armed, 1);
+        ok(qd_team_call(team, save, &o));
+        atomic_store(&armed, 0);
+        reached = atomic_load(&failed) > 0;
+        assert_int_equal(o.status[0], o.status[1]);
+        if (o.status[0] == QD_OK)
+            last = step;
+        else
+            failures++;
+        if (!reached)
+            ok(o.status[0]);
+        nothing_lies_aside(n);
+        /* Either what was there before, or the new one as a whole; what was told to be saved is saved. */
+        int64_t found = 0;
+        ok(qd_team_call(other, load, &found));
+        assert_true(found == last || (o.status[0] != QD_OK && found == step));
+        last = found;
+    }
+    /* header, tensors and flush of two files on two ranks, their lists, the manifest and its hash, the folders, the link */
+    assert_true(failures > 60 && failures <= n);
+    qd_team_destroy(other);
+    qd_team_destroy(team);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(every_call_fails, scratch_setup, scratch_teardown)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,77 @@
+"""kill -9 of a random rank at random moments of a run that saves every other step: it always goes on and ends with the same bits.
+QUADRILLE_KILLS=100 for the long form.
+ctest: timeout 240
+ctest: processors 2
+"""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+RANKS, STEPS = 3, 60
+KILLS = int(os.environ.get("QUADRILLE_KILLS", "10"))
+RUN = ["train.global_batch=6", f"train.steps={STEPS}", f"parallel.ranks={RANKS}", "run.save_every=2", "run.deadline=30"]
+
+
+class Kill(program.ProgramTest):
+    def weights(self, folder):
+        with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
+            text = file.read()
+        return text[text.index('"tensors"'):]  # names, shapes and the checksums of all values and moments
+
+    def start(self, *more):
+        return subprocess.Popen([program.PROGRAM, *self.small(*RUN, "run.dir=run", *more)], cwd=self.folder,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def test_same_bits(self):
+        chance = random.Random(11)
+        begin = time.monotonic()
+        self.ok(self.run_program(*self.small(*RUN, "run.dir=whole")))
+        length = time.monotonic() - begin
+        kills = done = resumed = 0
+        while kills < KILLS:
+            # A run of its own now and then, so that its start is hit too; else the one that was killed.
+            fresh = not os.path.exists(self.path("run/checkpoints/latest"))
+            run = self.start("--overwrite" if fresh else "--resume")
+            resumed += not fresh
+            time.sleep(chance.random() * length)
+            ranks = [pid for pid in program.processes(self.folder) if pid != run.pid] if run.poll() is None else []
+            ranks = [pid for pid in program.processes(self.corpus) if program.rank_of(pid) is not None] or ranks
+            if ranks:
+                try:
+                    os.kill(chance.choice(ranks), signal.SIGKILL)
+                    kills += 1
+                except ProcessLookupError:
+                    pass
+            _, errors = run.communicate(timeout=60)
+            if run.returncode == 0:
+                done += 1
+                self.check()
+                continue
+            self.assertEqual(run.returncode, 1, errors)
+            self.assertIn("killed by signal 9", errors)
+        if os.path.exists(self.path("run/checkpoints/latest")):
+            run = self.start("--resume")
+            _, errors = run.communicate(timeout=60)
+            self.assertEqual(run.returncode, 0, errors)
+            self.check()
+        self.assertGreater(resumed, KILLS // 4)
+
+    def check(self):
+        self.assertEqual(self.numbers("run"), self.numbers("whole"))
+        self.assertEqual(self.weights("run"), self.weights("whole"))
+        self.assertEqual([name for name in os.listdir(self.path("run/checkpoints")) if name.endswith(".part")], [])
+        for root, folders, files in os.walk(self.path("run"), topdown=False):
+            for name in files + [folder for folder in folders if os.path.islink(os.path.join(root, folder))]:
+                os.remove(os.path.join(root, name))
+            os.rmdir(root)
+
+
+if __name__ == "__main__":
+    unittest.main()
