@@ -1,20 +1,25 @@
 /* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken in an order fixed by
  * the shapes and the number of multiprocessors.
  *
- * Rows that can be read in vectors stay in registers, so that memory is read once: a group of threads has a row, PIECES vectors
- * each; a short row's group is a warp, and a block has several; a longer row's is a block. Groups walk over the rows, and the
- * next rows are on their way into shared memory while one is worked on. Each thread fetches what it will read itself, so there
- * is nothing to wait for but its own copies. Other rows are read again for each pass over them, mostly from the caches. */
+ * Rows that can be read in vectors stay on chip, so that memory is read once: a group of threads, one warp for most models,
+ * has a row, and a block has several groups. Groups walk over the rows, and the next rows are on their way into shared memory
+ * while one is worked on. Each thread fetches what it will read itself, so there is nothing to wait for but its own copies.
+ * These kernels are bound by instructions as much as by memory: hence few threads with many elements each (sums across
+ * threads cost the same for few elements), and gamma and beta as fp32 in shared memory, ready to use.
+ * Other rows are read again for each pass over them, mostly from the caches. */
 #include "device/cuda/math_impl.cuh"
 
-/* Groups of a block if they are warps, and a warp's pieces; threads of a longer row's group, and its pieces. */
-enum { WARP_GROUPS = 8, WARP_PIECES = 4, GROUP_MOST = 512, GROUP_PIECES = 2 };
-enum { SPLIT_FROM = 256 }; /* vectors from which on a longer row's threads have two pieces: fewer warps have to meet */
-enum { FORWARD_STAGES = 3 }; /* rows in shared memory, the one that is worked on included */
+enum { BLOCK_THREADS = 256, GROUP_MOST = 512, WARPS_MOST = GROUP_MOST / 32 };
+enum { FORWARD_PIECES = 8, BACKWARD_PIECES = 4 }; /* vectors of a row that a thread has, at most */
 enum { LOOP_THREADS = 256 };
 
 template <typename T> struct vector_size {
     enum { V = 16 / sizeof(T) };
+};
+
+/* Rows in shared memory, the one that is worked on included. */
+template <int PIECES, bool FORWARD> struct stages {
+    enum { COUNT = FORWARD && PIECES < FORWARD_PIECES ? 3 : 2 };
 };
 
 /* How a row is laid over threads; pieces 0: it is not. */
@@ -22,19 +27,17 @@ struct row_layout {
     int pieces, threads, groups;
 };
 
-static row_layout lay_out(int64_t cols, int vector)
+static row_layout lay_out(int64_t cols, int vector, int most_pieces)
 {
-    int64_t vectors = cols / vector;
-    row_layout l = {0, 0, 0};
-    if (vectors <= 32 * WARP_PIECES) {
-        l.threads = 32;
-        l.groups = WARP_GROUPS;
-        l.pieces = (int)divide_up(vectors, 32);
-    } else if (vectors <= (int64_t)GROUP_MOST * GROUP_PIECES) {
-        l.pieces = vectors < SPLIT_FROM ? 1 : GROUP_PIECES;
-        l.threads = (int)(divide_up(divide_up(vectors, l.pieces), 32) * 32);
-        l.groups = 1;
-    }
+    const int64_t vectors = cols < vector ? 1 : cols / vector;
+    row_layout l = {2, 0, 0};
+    while (l.pieces < most_pieces && vectors > 32 * l.pieces)
+        l.pieces *= 2;
+    int64_t threads = divide_up(divide_up(vectors, l.pieces), 32) * 32;
+    l.threads = (int)threads;
+    l.groups = threads < BLOCK_THREADS ? (int)(BLOCK_THREADS / threads) : 1;
+    if (threads > GROUP_MOST)
+        l.pieces = 0;
     return l;
 }
 
@@ -90,29 +93,42 @@ template <typename T, int PIECES> struct row_walk {
     }
 };
 
-/* Two sums over a group, in every thread of it. room: (parity of the row, sum, warp); the parity lets a row's sums be read
- * while the next one's are written, so one barrier is enough. */
-static __device__ __forceinline__ void group_sums(float &x, float &y, float (&room)[2][2][GROUP_MOST / 32], int parity)
+/* Where the warps of a group meet: (parity, sum, warp of the block). The parity, which changes from call to call, lets one call's
+ * sums be read while the next one's are written, so one barrier each is enough. */
+typedef float meeting_room[2][2][WARPS_MOST];
+
+/* COUNT sums over a group, in every thread of it. */
+template <int COUNT> static __device__ __forceinline__ void group_sums(float (&x)[COUNT], meeting_room &room, int &parity)
 {
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    x = warp_sum(x);
-    y = warp_sum(y);
+    const int warps = blockDim.x / 32, first = threadIdx.y * warps; /* the group's own */
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = warp_sum(x[i]);
     if (warps == 1)
         return;
-    if (lane == 0) {
-        room[parity][0][threadIdx.x / 32] = x;
-        room[parity][1][threadIdx.x / 32] = y;
+    parity ^= 1;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        if (threadIdx.x % 32 == 0)
+            room[parity][i][first + threadIdx.x / 32] = x[i];
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory"); /* the group's */
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = 0.0f;
+        for (int warp = 0; warp < warps; warp++)
+            x[i] += room[parity][i][first + warp];
     }
-    __syncthreads();
-    x = warp_sum(lane < warps ? room[parity][0][lane] : 0.0f);
-    y = warp_sum(lane < warps ? room[parity][1][lane] : 0.0f);
 }
 
-template <int PIECES> struct block_shape {
-    enum { THREADS = PIECES == GROUP_PIECES ? GROUP_MOST : PIECES == 1 ? SPLIT_FROM : 32 * WARP_GROUPS }; /* at most */
-    enum { BACKWARD_STAGES = PIECES <= GROUP_PIECES ? 3 : 2 }; /* so that two blocks fit a multiprocessor */
-    enum { BACKWARD_BLOCKS = PIECES == 1 ? 3 : 512 / THREADS }; /* of a multiprocessor, for the allotment of registers */
-};
+/* gamma or beta as fp32; all threads of the block. */
+static __device__ __forceinline__ void spread_params(float *to, const void *from, int64_t cols, bool half)
+{
+    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < cols; c += blockDim.x * blockDim.y) {
+        float v[1];
+        load_as<1>(from, c, half, v);
+        to[c] = v[0];
+    }
+}
 
 /* ---- forward ---- */
 
@@ -129,14 +145,15 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     }
 }
 
-template <typename T, int PIECES>
-static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS) norm_forward_kernel(qd_norm_forward_args a, bool param_half)
+/* Shared memory: the rows' slots, gamma (cols), beta (cols) if there is one. */
+template <typename T, int PIECES, bool RMS>
+static __global__ void __launch_bounds__(GROUP_MOST) norm_forward_kernel(qd_norm_forward_args a, bool param_half)
 {
-    enum { V = vector_size<T>::V, STAGES = FORWARD_STAGES };
+    enum { V = vector_size<T>::V, STAGES = stages<PIECES, true>::COUNT };
     extern __shared__ uint4 shared[];
-    __shared__ float room[2][2][GROUP_MOST / 32]; /* first index: the mean's, the variance's; RMSNorm: parity of the row */
+    __shared__ meeting_room room;
     row_walk<T, PIECES> w(shared, a.cols, a.add ? 2 : 1);
-    const float count = (float)a.cols;
+    float *gamma = (float *)(w.slots + STAGES * w.tensors * PIECES * w.threads), *beta = a.beta ? gamma + a.cols : NULL;
     auto fetch = [&](int64_t row, int stage) {
         if (row < a.rows) {
             w.fetch(stage, 0, a.x, row);
@@ -148,12 +165,18 @@ static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS) norm_forw
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
         fetch(w.row + s * w.step, s);
-    int place = 1;
-    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = (stage + 1) % STAGES) {
-        fetch(w.row + (STAGES - 1) * w.step, (stage + STAGES - 1) % STAGES);
+    spread_params(gamma, a.gamma, a.cols, param_half);
+    if (a.beta)
+        spread_params(beta, a.beta, a.cols, param_half);
+    __syncthreads();
+    const float share = 1.0f / (float)a.cols;
+    int parity = 0;
+    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+        fetch(w.row + (STAGES - 1) * w.step, stage == 0 ? STAGES - 1 : stage - 1);
         copies_wait<STAGES - 1>();
-        const int64_t at = w.row * a.cols;
-        float x[PIECES][V], v[V], sum = 0.0f, squares = 0.0f, unused = 0.0f;
+        T *y = (T *)a.y + w.row * a.cols;
+        float x[PIECES][V], v[V], sum[1] = {0.0f};
+        row_statistics s = {0.0f, 0.0f};
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             const int col = w.column(p);
@@ -165,44 +188,49 @@ static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS) norm_forw
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[p][i] = rounded<T>(x[p][i] + v[i]); /* as stored: the backward pass sees the rounded value too */
-                store<V>((T *)a.sum + at + col, x[p]);
+                store<V>((T *)a.sum + w.row * a.cols + col, x[p]);
             }
 #pragma unroll
             for (int i = 0; i < V; i++)
-                sum += x[p][i];
+                sum[0] = RMS ? fmaf(x[p][i], x[p][i], sum[0]) : sum[0] + x[p][i];
         }
-        row_statistics s = {0.0f, 0.0f};
-        if (!a.rms) {
-            group_sums(sum, unused, room, 0);
-            s.mean = sum / count;
-        } else {
-            place ^= 1;
+        group_sums(sum, room, parity);
+        if constexpr (!RMS) {
+            s.mean = sum[0] * share;
+            sum[0] = 0.0f;
+#pragma unroll
+            for (int p = 0; p < PIECES; p++)
+                if (w.column(p) < a.cols)
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        x[p][i] -= s.mean;
+                        sum[0] = fmaf(x[p][i], x[p][i], sum[0]);
+                    }
+            group_sums(sum, room, parity);
         }
-#pragma unroll
-        for (int p = 0; p < PIECES; p++)
-            if (w.column(p) < a.cols)
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    squares += (x[p][i] - s.mean) * (x[p][i] - s.mean);
-        group_sums(squares, unused, room, place);
-        s.rstd = 1.0f / sqrtf(squares / count + a.eps);
+        s.rstd = 1.0f / sqrtf(sum[0] * share + a.eps);
         keep_statistics(a, w.row, s);
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             const int col = w.column(p);
             if (col >= a.cols)
                 continue;
-            load_as<V>(a.gamma, col, param_half, v);
+            load<V>(gamma + col, v);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                x[p][i] = (x[p][i] - s.mean) * s.rstd * v[i];
-            if (a.beta) {
-                load_as<V>(a.beta, col, param_half, v);
+                v[i] *= s.rstd;
+            if (beta) {
+                float b[V];
+                load<V>(beta + col, b);
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    x[p][i] += v[i];
+                    x[p][i] = fmaf(x[p][i], v[i], b[i]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    x[p][i] *= v[i];
             }
-            store<V>((T *)a.y + at + col, x[p]);
+            store<V>(y + col, x[p]);
         }
     }
     copies_wait<0>();
@@ -244,10 +272,14 @@ template <int N> struct constant {
     enum { value = N };
 };
 
-/* Calls body with the number of pieces as a constant. */
-template <typename F> static qd_status with_pieces(int pieces, F body)
+/* Calls body with the number of pieces and whether it is RMSNorm as constants. */
+template <int MOST, typename F> static qd_status with_layout(int pieces, bool rms, F body)
 {
-    return pieces == 1 ? body(constant<1>()) : pieces == 2 ? body(constant<2>()) : pieces == 3 ? body(constant<3>()) : body(constant<4>());
+    auto choose = [&](auto count) -> qd_status { return rms ? body(count, constant<1>()) : body(count, constant<0>()); };
+    if constexpr (MOST == 8)
+        if (pieces == 8)
+            return choose(constant<8>());
+    return pieces == 4 ? choose(constant<4>()) : choose(constant<2>());
 }
 
 struct row_launch {
@@ -255,22 +287,40 @@ struct row_launch {
     size_t shared;
 };
 
-/* As many blocks as the multiprocessors hold at a time. tiles: rows in shared memory, of all tensors and stages. */
+/* As many blocks as the multiprocessors hold at a time. tiles: rows in shared memory, of all tensors and stages; params: floats
+ * after them; area: bytes that are needed at the end in any case. blocks 0: it does not fit. */
 template <typename K>
-static qd_status plan_launch(qd_stream *stream, K kernel, row_layout layout, int tiles, int64_t least_shared, int64_t rows, row_launch *launch)
+static qd_status plan_launch(qd_stream *stream, K kernel, row_layout layout, int tiles, int64_t params, int64_t area, int64_t rows,
+                             row_launch *launch)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     const int threads = layout.threads * layout.groups;
-    int64_t shared = (int64_t)tiles * layout.pieces * threads * 16, most = divide_up(rows, layout.groups);
+    int64_t shared = (int64_t)tiles * layout.pieces * threads * 16 + params * (int64_t)sizeof(float), most = divide_up(rows, layout.groups);
     int resident = 0;
-    shared = shared < least_shared ? least_shared : shared;
+    shared = shared < area ? area : shared;
+    launch->blocks = 0;
+    launch->shared = (size_t)shared;
+    if (shared + (int64_t)sizeof(meeting_room) > l.shared_most)
+        return QD_OK;
     QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared));
-    if (resident < 1)
-        return QD_FAIL(QD_UNSUPPORTED, "norm: rows take %lld bytes of shared memory; this GPU has %d", (long long)shared, l.shared_most);
     const int64_t blocks = (int64_t)l.multiprocessors * resident;
     launch->blocks = (unsigned)(blocks < most ? blocks : most);
-    launch->shared = (size_t)shared;
+    return QD_OK;
+}
+
+template <typename T, int PIECES, bool RMS>
+static qd_status forward_rows(qd_stream *stream, const qd_norm_forward_args *a, row_layout layout, bool *done)
+{
+    auto kernel = norm_forward_kernel<T, PIECES, RMS>;
+    row_launch launch;
+    QD_TRY(plan_launch(stream, kernel, layout, stages<PIECES, true>::COUNT * (a->add ? 2 : 1), a->cols * (a->beta ? 2 : 1), 0, a->rows,
+                       &launch));
+    *done = launch.blocks > 0;
+    if (*done)
+        kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, qd_cuda_launch_of(stream).stream>>>(
+            *a, a->param_dtype == QD_BF16);
+    QD_CUDA_LAUNCHED();
     return QD_OK;
 }
 
@@ -282,18 +332,14 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
-        bool vector = can_vector(a->cols, a->x, a->add, a->gamma, a->beta, a->y) && is_aligned(a->sum);
-        row_layout layout = lay_out(a->cols, vector_size<T>::V);
-        if (vector && layout.pieces)
-            return with_pieces(layout.pieces, [&](auto pieces) -> qd_status {
-                row_launch launch;
-                auto kernel = norm_forward_kernel<T, decltype(pieces)::value>;
-                QD_TRY(plan_launch(stream, kernel, layout, FORWARD_STAGES * (a->add ? 2 : 1), 0, a->rows, &launch));
-                kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, qd_cuda_launch_of(stream).stream>>>(
-                    *a, a->param_dtype == QD_BF16);
-                QD_CUDA_LAUNCHED();
-                return QD_OK;
-            });
+        row_layout layout = lay_out(a->cols, vector_size<T>::V, FORWARD_PIECES);
+        bool done = false;
+        if (can_vector(a->cols, a->x, a->add, a->y, a->sum) && layout.pieces)
+            QD_TRY(with_layout<FORWARD_PIECES>(layout.pieces, a->rms, [&](auto pieces, auto rms) -> qd_status {
+                return forward_rows<T, decltype(pieces)::value, decltype(rms)::value>(stream, a, layout, &done);
+            }));
+        if (done)
+            return QD_OK;
         return with_type(a->param_dtype, [&](auto param) -> qd_status {
             norm_forward_loop<T, decltype(param)><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
             QD_CUDA_LAUNCHED();
@@ -472,16 +518,16 @@ extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_arg
 
 /* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
  * mean(g). Each thread keeps its columns' sums for dgamma and dbeta; the block's go to parts + block * width at the end: dgamma
- * (cols), then dbeta (cols), those that are wanted. */
-template <typename T, int PIECES>
-static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS, block_shape<PIECES>::BACKWARD_BLOCKS)
+ * (cols), then dbeta (cols), those that are wanted. Shared memory: the rows' slots, gamma (cols). */
+template <typename T, int PIECES, bool RMS>
+static __global__ void __launch_bounds__(PIECES == BACKWARD_PIECES ? GROUP_MOST : BLOCK_THREADS)
     norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
 {
-    enum { V = vector_size<T>::V, STAGES = block_shape<PIECES>::BACKWARD_STAGES };
+    enum { V = vector_size<T>::V, STAGES = stages<PIECES, false>::COUNT };
     extern __shared__ uint4 shared[];
-    __shared__ float room[2][2][GROUP_MOST / 32];
+    __shared__ meeting_room room;
     row_walk<T, PIECES> w(shared, a.cols, a.add ? 3 : 2);
-    const float count = (float)a.cols;
+    float *gamma = (float *)(w.slots + STAGES * w.tensors * PIECES * w.threads);
     float dgamma[PIECES][V], dbeta[PIECES][V];
 #pragma unroll
     for (int p = 0; p < PIECES; p++)
@@ -500,51 +546,62 @@ static __global__ void __launch_bounds__(block_shape<PIECES>::THREADS, block_sha
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
         fetch(w.row + s * w.step, s);
+    spread_params(gamma, a.gamma, a.cols, param_half);
+    __syncthreads();
+    const float share = 1.0f / (float)a.cols;
+    const bool with_beta = a.dbeta != NULL;
     int parity = 0;
-    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = (stage + 1) % STAGES, parity ^= 1) {
-        fetch(w.row + (STAGES - 1) * w.step, (stage + STAGES - 1) % STAGES);
-        const float mean = a.rms ? 0.0f : a.mean[w.row], rstd = a.rstd[w.row];
+    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+        fetch(w.row + (STAGES - 1) * w.step, stage == 0 ? STAGES - 1 : stage - 1);
+        const float mean = RMS ? 0.0f : a.mean[w.row], rstd = a.rstd[w.row], offset = -mean * rstd;
         copies_wait<STAGES - 1>();
-        const int64_t at = w.row * a.cols;
-        float sum_g = 0.0f, sum_gx = 0.0f;
+        T *dx = (T *)a.dx + w.row * a.cols;
+        float sums[RMS ? 1 : 2] = {}; /* of g * xhat, of g */
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             if (w.column(p) >= a.cols)
                 continue;
-            float g[V], hat[V], v[V];
-            w.read(stage, 0, p, g);
-            w.read(stage, 1, p, hat);
-            load_as<V>(a.gamma, w.column(p), param_half, v);
+            float d[V], x[V], v[V];
+            w.read(stage, 0, p, d);
+            w.read(stage, 1, p, x);
+            load<V>(gamma + w.column(p), v);
 #pragma unroll
             for (int i = 0; i < V; i++) {
-                hat[i] = (hat[i] - mean) * rstd;
-                dgamma[p][i] += g[i] * hat[i];
-                dbeta[p][i] += g[i];
-                g[i] *= v[i];
-                sum_g += g[i];
-                sum_gx += g[i] * hat[i];
+                const float hat = RMS ? x[i] * rstd : fmaf(x[i], rstd, offset), g = d[i] * v[i];
+                dgamma[p][i] = fmaf(d[i], hat, dgamma[p][i]);
+                sums[0] = fmaf(g, hat, sums[0]);
+                if constexpr (!RMS)
+                    sums[1] += g;
             }
+            if (with_beta)
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    dbeta[p][i] += d[i];
         }
-        group_sums(sum_g, sum_gx, room, parity);
-        const float mean_g = a.rms ? 0.0f : sum_g / count, mean_gx = sum_gx / count;
+        group_sums(sums, room, parity);
+        /* dx = g * rstd + x * slope + level, the last two made of the sums */
+        const float slope = -sums[0] * share * rstd * rstd;
+        float level = -mean * slope;
+        if constexpr (!RMS)
+            level -= sums[1] * share * rstd;
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             if (w.column(p) >= a.cols)
                 continue;
-            float g[V], hat[V], v[V]; /* from shared memory again: registers are dearer */
-            w.read(stage, 0, p, g);
-            w.read(stage, 1, p, hat);
-            load_as<V>(a.gamma, w.column(p), param_half, v);
+            float d[V], x[V], v[V]; /* from shared memory again: registers are dearer */
+            w.read(stage, 0, p, d);
+            w.read(stage, 1, p, x);
+            load<V>(gamma + w.column(p), v);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                g[i] = (g[i] * v[i] - mean_g - (hat[i] - mean) * rstd * mean_gx) * rstd;
+                d[i] = fmaf(d[i] * v[i], rstd, RMS ? x[i] * slope : fmaf(x[i], slope, level));
             if (a.add) {
                 w.read(stage, 2, p, v);
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    g[i] += v[i];
+                    d[i] += v[i];
             }
-            store<V>((T *)a.dx + at + w.column(p), g);
+            store<V>(dx + w.column(p), d);
         }
     }
     copies_wait<0>();
@@ -595,16 +652,19 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
     }
 }
 
-template <typename T, int PIECES>
-static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a, row_layout layout)
+template <typename T, int PIECES, bool RMS>
+static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a, row_layout layout, bool *done)
 {
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
-    auto kernel = norm_backward_kernel<T, PIECES>;
+    auto kernel = norm_backward_kernel<T, PIECES, RMS>;
     const int64_t width = a->cols * ((a->dgamma != NULL) + (a->dbeta != NULL));
     row_launch launch;
     void *parts;
-    QD_TRY(plan_launch(stream, kernel, layout, block_shape<PIECES>::BACKWARD_STAGES * (a->add ? 3 : 2), layout.groups * a->cols * (int64_t)sizeof(float),
-                       a->rows, &launch));
+    QD_TRY(plan_launch(stream, kernel, layout, stages<PIECES, false>::COUNT * (a->add ? 3 : 2), a->cols,
+                       layout.groups * a->cols * (int64_t)sizeof(float), a->rows, &launch));
+    *done = launch.blocks > 0;
+    if (!*done)
+        return QD_OK;
     QD_TRY(qd_cuda_workspace(stream, launch.blocks * width * (int64_t)sizeof(float), &parts));
     kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, s>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
@@ -640,11 +700,14 @@ extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_back
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
-        row_layout layout = lay_out(a->cols, vector_size<T>::V);
-        if (can_vector(a->cols, a->dy, a->x, a->gamma, a->add, a->dx) && layout.pieces)
-            return with_pieces(layout.pieces, [&](auto pieces) -> qd_status {
-                return backward_rows<T, decltype(pieces)::value>(stream, a, layout);
-            });
+        row_layout layout = lay_out(a->cols, vector_size<T>::V, BACKWARD_PIECES);
+        bool done = false;
+        if (can_vector(a->cols, a->dy, a->x, a->add, a->dx) && layout.pieces)
+            QD_TRY(with_layout<BACKWARD_PIECES>(layout.pieces, a->rms, [&](auto pieces, auto rms) -> qd_status {
+                return backward_rows<T, decltype(pieces)::value, decltype(rms)::value>(stream, a, layout, &done);
+            }));
+        if (done)
+            return QD_OK;
         return with_type(a->param_dtype, [&](auto param) -> qd_status { return backward_any<T, decltype(param)>(stream, a); });
     });
 }
