@@ -59,7 +59,7 @@ struct qd_cuda_products {
     int capacity, count;
 };
 
-enum { QD_PRODUCT_CANDIDATES = 32, QD_PRODUCT_VARIANTS = 72 };
+enum { QD_PRODUCT_CANDIDATES = 32, QD_PRODUCT_SIBLINGS = 24, QD_PRODUCT_VARIANTS = 72 };
 
 qd_product_key qd_product_key_of(const qd_matmul_args *a);
 
@@ -75,6 +75,10 @@ qd_status qd_product_build(qd_product *product, const qd_product_choice *choice)
 void qd_product_unbuild(qd_product *product);
 /* Up to QD_PRODUCT_CANDIDATES algorithms for a product whose descriptors are built, the library's favourite first. */
 qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *product, qd_product_choice *choices, int *count);
+/* Up to QD_PRODUCT_SIBLINGS more that the library proposes for products of other sizes and takes for this one too: for some
+ * sizes it overlooks a whole family of kernels. */
+int qd_product_siblings(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
+                        qd_product_choice *siblings);
 /* Up to QD_PRODUCT_VARIANTS more: each is one of the candidates, the best of which come first, with one setting (tile,
  * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best combination of what it knows. */
 int qd_product_variants(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,

@@ -225,6 +225,39 @@ static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice)
     return true;
 }
 
+static int64_t scaled(int64_t size, int quarters)
+{
+    return (size * quarters / 4 + 63) / 64 * 64;
+}
+
+int qd_product_siblings(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
+                        qd_product_choice *siblings)
+{
+    static const struct {
+        int m, n, k; /* quarters of the product's own sizes */
+    } sizes[] = {{4, 3, 3}, {4, 6, 6}, {2, 4, 4}, {8, 4, 4}, {4, 3, 4}, {4, 6, 4}, {4, 4, 3}, {4, 4, 6}};
+    int made = 0;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        qd_product other = {.key = p->key};
+        qd_product_key *k = &other.key;
+        qd_product_choice offers[QD_PRODUCT_CANDIDATES];
+        int offered = 0;
+        k->m = scaled(k->m, sizes[s].m);
+        k->n = scaled(k->n, sizes[s].n);
+        k->k = scaled(k->k, sizes[s].k);
+        k->lda = k->trans_a ? k->m : k->k;
+        k->ldb = k->trans_b ? k->k : k->n;
+        k->ldc = k->n;
+        if (qd_product_build(&other, &p->choice) != QD_OK || qd_product_candidates(cuda, &other, offers, &offered) != QD_OK)
+            qd_error_clear();
+        for (int i = 0; i < offered && made < QD_PRODUCT_SIBLINGS; i++)
+            if (!known(&offers[i], candidates, count) && !known(&offers[i], siblings, made) && takes(cuda, p, &offers[i]))
+                siblings[made++] = offers[i];
+        qd_product_unbuild(&other);
+    }
+    return made;
+}
+
 int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
                         qd_product_choice *variants)
 {

@@ -1,6 +1,6 @@
 /* The search for the fastest way to compute a product: every algorithm that cuBLASLt proposes, for each split between epilogue
- * and separate kernels, is run on random data (zeros would be faster than what training multiplies), then variants of the
- * proposals. Buffers rotate so that what a small product reads is not in the cache. The few best are timed again: in turns, so
+ * and separate kernels, is run on random data (zeros would be faster than what training multiplies), then its proposals for
+ * products of other sizes and variants of them. Buffers rotate so that what a small product reads is not in the cache. The few best are timed again: in turns, so
  * that a card that grows warm slows them alike, and back to back after a while of steady work, because under load the card
  * lowers its clock and then what needs less power wins. The best median stays; a variant must also give the favourite's
  * values. */
@@ -17,7 +17,8 @@ enum {
     MOST_SETS = 8,
     FAVOURITES = 4,
     MOST_BATCH = 16,
-    MOST_PER_WAY = QD_PRODUCT_CANDIDATES + QD_PRODUCT_VARIANTS,
+    SEEDS = QD_PRODUCT_CANDIDATES + QD_PRODUCT_SIBLINGS,
+    MOST_PER_WAY = SEEDS + QD_PRODUCT_VARIANTS,
 };
 static const double warm_seconds = 0.05, batch_seconds = 1.5e-3;
 
@@ -273,19 +274,22 @@ static void time_offers(bench *b, qd_product *product, const qd_product_choice *
     }
 }
 
-/* Variants of a way's proposals, the best of which come first. */
-static int make_variants(bench *b, qd_product *product, const qd_product_choice *way, candidate *proposals, int count,
-                         qd_product_choice *variants)
+typedef int (*more_choices)(qd_cuda *cuda, const qd_product *product, const qd_product_choice *seeds, int count,
+                            qd_product_choice *more);
+
+/* What `more` makes of a way's choices so far, the best of which come first. */
+static int make_more(bench *b, qd_product *product, const qd_product_choice *way, more_choices more, candidate *so_far,
+                     int count, qd_product_choice *choices)
 {
-    qd_product_choice seeds[QD_PRODUCT_CANDIDATES];
-    qsort(proposals, (size_t)count, sizeof *proposals, by_quick);
+    qd_product_choice seeds[SEEDS];
+    qsort(so_far, (size_t)count, sizeof *so_far, by_quick);
     for (int i = 0; i < count; i++)
-        seeds[i] = proposals[i].choice;
+        seeds[i] = so_far[i].choice;
     if (qd_product_build(product, way) != QD_OK) {
         qd_error_clear();
         return 0;
     }
-    return qd_product_variants(b->cuda, product, seeds, count, variants);
+    return more(b->cuda, product, seeds, count, choices);
 }
 
 /* Everything that runs, timed roughly. all: QD_PRODUCT_WAYS * MOST_PER_WAY */
@@ -308,8 +312,9 @@ static qd_status time_all(bench *b, qd_product *product, candidate *all, int *co
         qd_search_way *way = &report->ways[report->way_count];
         describe_way(&ways[w], way);
         time_offers(b, product, choices, offered, false, report->way_count, way, all, count);
-        if (!ways[w].converted && *count > first) {
-            offered = make_variants(b, product, &ways[w], all + first, *count - first, choices);
+        static const more_choices more[] = {qd_product_siblings, qd_product_variants};
+        for (size_t i = 0; i < sizeof more / sizeof *more && !ways[w].converted && *count > first; i++) {
+            offered = make_more(b, product, &ways[w], more[i], all + first, *count - first, choices);
             time_offers(b, product, choices, offered, true, report->way_count, way, all, count);
         }
         report->way_count += way->candidates > 0;

@@ -10,7 +10,7 @@ enum { QD_SEARCH_WAYS = 4 };
 typedef struct qd_search_way {
     char fused[24];      /* "bias+gelu", "none"; "converted": through fp32 copies */
     int candidates;      /* algorithms that ran */
-    int chosen;          /* place of the best one in the library's order; from 32 on: a variant of its proposals */
+    int chosen;          /* place of the best one in the library's order; from 32 on: not its proposal for this size */
     int algorithm, tile; /* of the chosen way's best one, as the library numbers them */
     int stages, split;
     double first, best, worst; /* the library's favourite, the fastest (a median under load), the slowest */
