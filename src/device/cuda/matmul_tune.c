@@ -159,12 +159,13 @@ static qd_status time_runs(bench *b, qd_product *product, const qd_product_choic
     return QD_OK;
 }
 
-/* false: the algorithm does not run. The first run loads the kernel and does not count. */
-static bool time_quick(bench *b, qd_product *product, candidate *c)
+/* false: the algorithm does not run. The first run loads the kernel and does not count; one that is far from the best so
+ * far (0: none) is not run again. */
+static bool time_quick(bench *b, qd_product *product, candidate *c, double best)
 {
-    double again;
-    if (time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK || time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK ||
-        time_runs(b, product, &c->choice, 1, &again) != QD_OK) {
+    double again = 0;
+    if (time_runs(b, product, &c->choice, 1, &again) != QD_OK || time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK ||
+        ((best == 0 || c->quick < 1.2 * best) && time_runs(b, product, &c->choice, 1, &again) != QD_OK)) {
         qd_error_clear();
         return false;
     }
@@ -267,7 +268,7 @@ static void time_offers(bench *b, qd_product *product, const qd_product_choice *
     for (int i = 0; i < offered; i++) {
         candidate *c = &all[*count];
         *c = (candidate){.choice = choices[i], .way = way_index, .index = variants ? QD_PRODUCT_CANDIDATES + i : i, .variant = variants};
-        if (!time_quick(b, product, c))
+        if (!time_quick(b, product, c, way->best))
             continue;
         count_candidate(way, c);
         ++*count;
