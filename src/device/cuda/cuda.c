@@ -1,6 +1,7 @@
 /* The CUDA device: memory, streams, events, copies, and the table of kernels. Every entry point makes its device current,
  * because ranks are threads that may have a GPU each. */
 #include "device/cuda/cuda_impl.h"
+#include "device/cuda/libraries.h"
 
 #include <quadrille/text.h>
 #include <stdio.h>
@@ -415,6 +416,7 @@ qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **devi
     qd_status status;
     int ordinal = 0, count = 0;
     QD_TRY(choose_device(config, &ordinal, &count));
+    QD_TRY(qd_cuda_libraries_load());
     qd_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return QD_FAIL(QD_NO_MEMORY, "cuda device: no memory for its description");
