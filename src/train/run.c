@@ -218,6 +218,18 @@ static void note(const rank_state *s, const char *text)
         o->on_note(o->context, text);
 }
 
+/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the way. */
+static bool same_tensors(const qd_model *now, const qd_model *then)
+{
+    qd_model other = *then;
+    other.rope = now->rope;
+    other.dropout = now->dropout;
+    other.init_std = now->init_std;
+    if (now->position == QD_POSITION_ROPE)
+        other.max_seq = now->max_seq;
+    return qd_model_equal(now, &other);
+}
+
 /* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. */
 static qd_status check_continues(const qd_config *now, const qd_config *then)
 {
@@ -227,10 +239,9 @@ static qd_status check_continues(const qd_config *now, const qd_config *then)
     } keys[] = {
         {"train.seed", now->seed == then->seed},
         {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
-        {"data.seq", now->strategy.seq == then->strategy.seq},
         {"data.validation", now->data.validation == then->data.validation},
         {"data.document_mask", now->data.document_mask == then->data.document_mask},
-        {"the model", qd_model_equal(&now->model, &then->model)},
+        {"the model", same_tensors(&now->model, &then->model)},
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!keys[i].same)
@@ -239,8 +250,43 @@ static qd_status check_continues(const qd_config *now, const qd_config *then)
     return QD_OK;
 }
 
-/* Compares this run with the configuration a checkpoint was written with. */
-static qd_status check_checkpoint(rank_state *s, const qd_checkpoint *checkpoint)
+/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as it has seen, in the order
+ * that the new windows have. */
+static void rescale_position(rank_state *s, const qd_config *then)
+{
+    qd_position at = qd_trainer_position(s->trainer);
+    int64_t seq = s->run->config.strategy.seq;
+    if (seq == then->strategy.seq)
+        return;
+    at.next_sample = at.next_sample / seq * then->strategy.seq + (at.next_sample % seq * then->strategy.seq + seq - 1) / seq;
+    qd_trainer_set_position(s->trainer, at);
+}
+
+static void note_changes(const rank_state *s, const qd_config *then)
+{
+    const qd_config *now = &s->run->config;
+    const qd_rope *rope = &now->model.rope, *before = &then->model.rope;
+    char text[160];
+    if (strcmp(then->data.path, now->data.path) != 0)
+        note(s, "data.path is another than before");
+    if (then->strategy.seq != now->strategy.seq) {
+        snprintf(text, sizeof text, "data.seq was %lld and is %lld: samples are other windows from here on", (long long)then->strategy.seq,
+                 (long long)now->strategy.seq);
+        note(s, text);
+    }
+    if (then->global_batch != now->global_batch) {
+        snprintf(text, sizeof text, "train.global_batch was %lld and is %lld", (long long)then->global_batch, (long long)now->global_batch);
+        note(s, text);
+    }
+    if (rope->base != before->base || rope->scaled != before->scaled) {
+        snprintf(text, sizeof text, "the rotary embedding had the base %g%s and has %g%s", before->base, before->scaled ? " (scaled)" : "",
+                 rope->base, rope->scaled ? " (scaled)" : "");
+        note(s, text);
+    }
+}
+
+/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's state is in place. */
+static qd_status check_checkpoint(rank_state *s, const qd_checkpoint *checkpoint, bool loaded)
 {
     const char *text = qd_checkpoint_meta(checkpoint)->config;
     qd_option_table table = qd_config_table();
@@ -252,8 +298,10 @@ static qd_status check_checkpoint(rank_state *s, const qd_checkpoint *checkpoint
         status = qd_config_resolve(options, 0, &then);
     if (status == QD_OK)
         status = check_continues(&s->run->config, &then);
-    if (status == QD_OK && strcmp(then.data.path, s->run->config.data.path) != 0)
-        note(s, "data.path is another than before");
+    if (status == QD_OK && loaded) {
+        rescale_position(s, &then);
+        note_changes(s, &then);
+    }
     qd_options_destroy(options);
     return status;
 }
@@ -288,7 +336,7 @@ static qd_status open_agreed(rank_state *s, opening *o, int64_t *step)
     *step = -1;
     if (status == QD_OK && o->checkpoint) {
         *step = qd_checkpoint_meta(o->checkpoint)->step;
-        status = check_checkpoint(s, o->checkpoint);
+        status = check_checkpoint(s, o->checkpoint, false);
     }
     if (o->passed_over)
         note_passed_over(s, o->passed_over);
@@ -308,6 +356,8 @@ static qd_status load_agreed(rank_state *s, opening *o, int64_t step, bool *dama
     qd_status status = o->checkpoint ? QD_OK : qd_store_open_step(o->root, step, &o->checkpoint);
     if (status == QD_OK)
         status = qd_state_load(s->trainer, o->checkpoint, false);
+    if (status == QD_OK)
+        status = check_checkpoint(s, o->checkpoint, true);
     int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
     if (found)
         snprintf(message, sizeof message, "%s", qd_error_message());

@@ -61,11 +61,26 @@ class Resume(program.ProgramTest):
         self.ok(self.run_program("train", f"run.dir={part}", "--resume"))
         self.assertEqual(losses(part), first)
         shutil.rmtree(os.path.join(part, "checkpoints", f"step-{30:012d}"))
-        for words, text in [(["train.seed=8"], "train.seed"), (["model.rope_base=5000"], "the model"), (["data.seq=16"], "data.seq"),
+        for words, text in [(["train.seed=8"], "train.seed"), (["model.hidden=32"], "the model"), (["model.norm_eps=1e-6"], "the model"),
                             (["train.optimizer=sgd"], "train.optimizer")]:
             result = self.train(f"run.dir={part}", "--resume", *words, check=False)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(text, result.stderr)
+
+    def test_longer_context(self):
+        """Another length, rotary base and batch from a checkpoint on, as in the long-context phase of a model."""
+        part = self.path("part")
+        self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=15", "run.keep=0", "train.global_batch=8")
+        result = self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=36", "data.seq=96", "train.global_batch=4",
+                                          "model.rope_base=500000", "--ranks", "4"))
+        for text in ("data.seq was 32 and is 96", "train.global_batch was 8 and is 4", "base 10000 and has 500000"):
+            self.assertIn(text, result.stdout)
+        with open(os.path.join(part, "metrics.jsonl"), encoding="utf-8") as file:
+            tokens = [json.loads(line)["tokens"] for line in file]
+        self.assertEqual(tokens, [8 * 32] * 30 + [4 * 96] * 6)
+        with open(os.path.join(part, "checkpoints/latest/manifest.json"), encoding="utf-8") as file:
+            # 30 steps of 8 windows of 32 tokens are 80 windows of 96.
+            self.assertEqual(json.load(file)["next_sample"], 80 + 6 * 4)
 
     def test_damaged_checkpoints_do_not_push_out_good_ones(self):
         part = self.path("part")
