@@ -36,7 +36,7 @@ static void print_rows(const qd_bench_table *t, bool shares)
         printf("right before and after the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
     else
         printf("ceiling: the median over runs, each held against multiply-adds timed right before and after it; quiet: over the\n"
-               "runs beside which they did at least 97 %% of the above\n\n");
+               "runs beside which they did at least 95 %% of the above\n\n");
     printf("%-26s %-34s %11s %7s %14s %9s %7s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
            shares ? "" : "quiet");
     for (int i = 0; i < t->count; i++) {

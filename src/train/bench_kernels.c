@@ -91,7 +91,7 @@ static qd_status take_samples(const context *c, call what, bool with_fma, sample
  * the one beside it. quiet: only runs beside which the machine did nearly its best, before and after. */
 static double median_share(const context *c, const samples *s, double flops, bool quiet)
 {
-    static const double nearly = 0.97;
+    static const double nearly = 0.95;
     double shares[RUNS_MOST], least = quiet ? nearly * c->bench->ceiling.fma_flops : 0.0;
     int count = 0;
     for (int i = 0; i < s->count; i++)
