@@ -27,6 +27,12 @@ qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
     return QD_OK;
 }
 
+qd_status qd_device_run_tiles(qd_device *device, double *flops, double *seconds)
+{
+    *flops = *seconds = 0.0;
+    return device->ops->run_tiles ? device->ops->run_tiles(qd_device_compute_stream(device), flops, seconds) : QD_OK;
+}
+
 qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling)
 {
     qd_status status;

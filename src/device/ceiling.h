@@ -15,4 +15,9 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
 /* fma_flops alone, from `runs` runs of about a millisecond. Allocates nothing. */
 qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops);
 
+/* Multiplies panels that lie packed in each core's second-level cache, as products do between their visits to memory, and says
+ * with how many FLOPs and how long: what a product could reach if packing and memory cost nothing. A device that has no such
+ * thing gives 0 FLOPs. */
+qd_status qd_device_run_tiles(qd_device *device, double *flops, double *seconds);
+
 #endif

@@ -69,12 +69,16 @@ typedef struct samples {
     double seconds[RUNS_MOST], before[RUNS_MOST], after[RUNS_MOST];
 } samples;
 
+static bool enough(const context *c, const samples *s, double begin)
+{
+    return s->count == RUNS_MOST || (s->count >= RUNS_LEAST && qd_clock_now() - begin >= c->config->seconds);
+}
+
 static qd_status take_samples(const context *c, call what, bool with_fma, samples *s)
 {
     double begin = qd_clock_now();
     QD_TRY(run_call(c, what)); /* first touch of pages and caches */
-    for (s->count = 0; s->count < RUNS_MOST && (s->count < RUNS_LEAST || qd_clock_now() - begin < c->config->seconds);
-         s->count++) {
+    for (s->count = 0; !enough(c, s, begin); s->count++) {
         if (with_fma)
             QD_TRY(qd_device_measure_fma(c->device, 1, &s->before[s->count]));
         double start = qd_clock_now();
@@ -100,13 +104,12 @@ static double median_share(const context *c, const samples *s, double flops, boo
     return median(shares, count);
 }
 
-/* Times the call and adds a row. Either flops or bytes of one run is given, the other is 0. */
-static qd_status measure(context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
+/* Either flops or bytes of one run is given, the other is 0. */
+static qd_status add_row(const context *c, const char *kernel, const char *shape, double flops, double bytes)
 {
+    const samples *s = c->samples;
     if (c->bench->count == QD_KERNEL_BENCH_ROWS)
         return QD_FAIL(QD_USAGE, "bench: more than %d rows", QD_KERNEL_BENCH_ROWS);
-    samples *s = c->samples;
-    QD_TRY(take_samples(c, what, flops > 0, s));
     double best = INFINITY;
     for (int i = 0; i < s->count; i++)
         best = fmin(best, s->seconds[i]);
@@ -117,6 +120,27 @@ static qd_status measure(context *c, const char *kernel, const char *shape, call
     snprintf(row->kernel, sizeof row->kernel, "%s", kernel);
     snprintf(row->shape, sizeof row->shape, "%s", shape);
     return QD_OK;
+}
+
+static qd_status measure(const context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
+{
+    QD_TRY(take_samples(c, what, flops > 0, c->samples));
+    return add_row(c, kernel, shape, flops, bytes);
+}
+
+/* What the products below could reach if packing and memory cost nothing. */
+static qd_status measure_tiles(const context *c)
+{
+    samples *s = c->samples;
+    double flops = 0.0, begin = qd_clock_now();
+    for (s->count = 0; !enough(c, s, begin); s->count++) {
+        QD_TRY(qd_device_measure_fma(c->device, 1, &s->before[s->count]));
+        QD_TRY(qd_device_run_tiles(c->device, &flops, &s->seconds[s->count]));
+        if (flops <= 0.0)
+            return QD_OK;
+        QD_TRY(qd_device_measure_fma(c->device, 1, &s->after[s->count]));
+    }
+    return add_row(c, "register tiles", "panels in the second-level cache", flops, 0);
 }
 
 /* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
@@ -294,6 +318,7 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
     int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
     QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
     QD_TRY_DONE(take_buffers(&c));
+    QD_TRY_DONE(measure_tiles(&c));
     QD_TRY_DONE(measure_linear(&c, "qkv", qkv, config->channels));
     QD_TRY_DONE(measure_linear(&c, "attention out", config->channels, config->channels));
     QD_TRY_DONE(measure_linear(&c, "MLP up", config->hidden, config->channels));
