@@ -152,19 +152,31 @@ static qd_status run_steps(qd_team *team, int steps)
     return QD_OK;
 }
 
+static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
+}
+
 /* Each step between two looks at what the machine can do just then: on a shared machine that moves. */
-static qd_status time_steps(qd_team *team, int steps, qd_bench_step_result *r)
+static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_bench_step_result *r)
 {
     qd_status status;
-    double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before, after;
+    double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
-    QD_TRY_DONE(qd_team_call(team, measure_now, &before));
+    /* An accelerator is nobody else's, and products between the steps would only warm it up. */
+    bool look = qd_device_get_caps(qd_team_device(team))->host_memory;
+    if (look)
+        QD_TRY_DONE(qd_team_call(team, measure_now, &before));
     for (int i = 0; i < steps; i++, before = after) {
         double begin = qd_clock_now();
         QD_TRY_DONE(run_steps(team, 1));
+        QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL)); /* a step returns before its last kernels have run */
         times[i] = qd_clock_now() - begin;
-        QD_TRY_DONE(qd_team_call(team, measure_now, &after));
+        if (look)
+            QD_TRY_DONE(qd_team_call(team, measure_now, &after));
         steps_per_flop[i] = 1.0 / (times[i] * 0.5 * (before + after));
         r->table.beside_flops += 0.5 * (before + after) / steps;
     }
@@ -211,11 +223,12 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     qd_device *device = qd_team_device(team);
     QD_TRY_DONE(run_steps(team, warm_up));
+    QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL));
     /* On a device that runs behind the host, the events of a profile take time of their own: there the steps that are timed are
      * not those that are profiled. */
     if (qd_device_get_caps(device)->host_memory)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
-    QD_TRY_DONE(time_steps(team, steps, result));
+    QD_TRY_DONE(time_steps(team, steps, ceiling.fma_flops, result));
     if (!qd_device_get_caps(device)->host_memory) {
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
         QD_TRY_DONE(run_steps(team, steps));
