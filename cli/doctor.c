@@ -71,6 +71,8 @@ static void give_advice(findings *f)
         advise(f, "built without MPI: local ranks work, several machines do not. Install an MPI library (Debian: libopenmpi-dev) and build again");
     else if (!f->mpirun[0])
         advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun may do as well");
+    if (m->gpu_count > 0 && m->gpus[0].free_bytes < m->gpus[0].bytes / 2)
+        advise(f, "less than half of GPU 0's memory is free: another program uses it (nvidia-smi shows which)");
     if (m->mpi_built && m->shared_bytes > 0 && m->shared_bytes < (int64_t)64 << 20)
         advise(f, "/dev/shm is small, which MPI libraries use (containers: --shm-size=1g); local ranks do not need it");
 }
@@ -97,12 +99,37 @@ static qd_status print_json(const findings *f)
     qd_json_put_int(&w, "shared_free_bytes", m->shared_free_bytes);
     qd_json_put_bool(&w, "mpi_built", m->mpi_built);
     qd_json_put_string(&w, "mpirun", f->mpirun[0] ? f->mpirun : NULL);
+    qd_json_list_begin(&w, "gpus");
+    for (int i = 0; i < m->gpu_count && i < QD_MACHINE_GPUS; i++) {
+        qd_json_object_begin(&w, NULL);
+        qd_json_put_string(&w, "name", m->gpus[i].name);
+        qd_json_put_int(&w, "memory_bytes", m->gpus[i].bytes);
+        qd_json_put_int(&w, "memory_free_bytes", m->gpus[i].free_bytes);
+        qd_json_end(&w);
+    }
+    qd_json_end(&w);
+    qd_json_put_string(&w, "gpu_libraries", m->gpu_libraries[0] ? m->gpu_libraries : NULL);
+    qd_json_put_string(&w, "gpu_reason", m->gpu_reason[0] ? m->gpu_reason : NULL);
     qd_json_list_begin(&w, "advice");
     for (int i = 0; i < f->count; i++)
         qd_json_put_string(&w, NULL, f->advice[i]);
     qd_json_end(&w);
     qd_json_end(&w);
     return cli_print_json(&text);
+}
+
+static void print_gpus(const qd_machine *m)
+{
+    for (int i = 0; i < m->gpu_count && i < QD_MACHINE_GPUS; i++) {
+        char bytes[32], left[32];
+        qd_text_bytes(m->gpus[i].bytes, bytes, sizeof bytes);
+        qd_text_bytes(m->gpus[i].free_bytes, left, sizeof left);
+        printf("GPU %-2d         %s, %s, %s free\n", i, m->gpus[i].name, bytes, left);
+    }
+    if (m->gpu_count == 0)
+        printf("GPU            none: %s\n", m->gpu_reason);
+    else
+        printf("CUDA           %s\n", m->gpu_libraries);
 }
 
 static void print_text(const findings *f)
@@ -124,6 +151,7 @@ static void print_text(const findings *f)
     printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");
     printf("shared memory  %s in /dev/shm\n", m->shared_bytes > 0 ? shared : "none");
     printf("MPI            %s; %s\n", m->mpi_built ? "built in" : "not built in", f->mpirun[0] ? f->mpirun : "no mpirun in PATH");
+    print_gpus(m);
     putchar('\n');
     for (int i = 0; i < f->count; i++)
         printf("- %s\n", f->advice[i]);

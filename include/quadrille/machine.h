@@ -10,6 +10,8 @@
 extern "C" {
 #endif
 
+enum { QD_MACHINE_GPUS = 16 };
+
 typedef struct qd_machine {
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
     char isa[32];              /* instruction set of our kernels: "avx512" */
@@ -22,6 +24,13 @@ typedef struct qd_machine {
     bool mpi_built;
     double fma_flops;          /* per second: fp32 multiply-adds of one core, measured */
     double product_flops;      /* per second: fp32 matrix products on one core, measured */
+    int gpu_count;             /* that this process sees; the first QD_MACHINE_GPUS are described */
+    struct {
+        char name[96]; /* "NVIDIA H200, sm_90" */
+        int64_t bytes, free_bytes;
+    } gpus[QD_MACHINE_GPUS];
+    char gpu_libraries[224];   /* "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.14.0, NCCL 2.28.3" */
+    char gpu_reason[256];      /* why there is none */
 } qd_machine;
 
 /* Takes about 0.2 s. */

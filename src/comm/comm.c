@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 qd_comm_config qd_comm_config_default(void)
 {
@@ -160,12 +161,23 @@ void qd_comm_destroy(qd_comm *comm)
 
 /* ---- on a device ---- */
 
-static const qd_comm_device_ops *const device_tables[] = {&qd_comm_device_threads};
+static const qd_comm_device_ops *const device_tables[] = {&qd_comm_device_threads, &qd_comm_device_nccl};
+
+qd_status qd_comm_one_process(qd_comm *host, bool *one)
+{
+    int64_t pids[2] = {(int64_t)getpid(), -(int64_t)getpid()};
+    QD_TRY(qd_comm_all_reduce(host, pids, pids, 2, QD_I64, QD_MAX, NULL));
+    *one = pids[0] == -pids[1] && strcmp(qd_comm_backend(host), "local") == 0;
+    return QD_OK;
+}
 
 qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backend, qd_comm **out)
 {
     *out = NULL;
     const qd_comm_device_ops *table = NULL;
+    bool one = false;
+    if (!backend) QD_TRY(qd_comm_one_process(host, &one));
+    if (!backend) backend = one ? "local" : "nccl";
     for (size_t i = 0; i < sizeof device_tables / sizeof *device_tables; i++)
         if (strcmp(device_tables[i]->name, backend) == 0) table = device_tables[i];
     if (!table) return QD_FAIL(QD_USAGE, "'%s' does not move device memory; 'local' and 'nccl' do", backend);

@@ -201,7 +201,8 @@ struct qd_comm_backend_ops {
 
 /* ---- communicators on devices ----
  * Their data is moved by one of these tables; everything that concerns the world (sleeping, failure, places) stays with
- * its backend. start, poll, finish and late are as above. */
+ * its backend. start, poll, finish and late are as above, but never called under the lock of a serialized backend, so they may
+ * use communicators for host memory. */
 
 struct qd_comm_device_ops {
     const char *name;
@@ -219,6 +220,10 @@ struct qd_comm_device_ops {
 };
 
 extern const qd_comm_device_ops qd_comm_device_threads; /* device/: ranks as threads of one process */
+extern const qd_comm_device_ops qd_comm_device_nccl;    /* nccl/: one rank per GPU */
+
+/* Collective: whether all ranks are threads of one process. */
+qd_status qd_comm_one_process(qd_comm *host, bool *one);
 
 /* ---- what the core offers to backends ---- */
 

@@ -27,8 +27,12 @@
 
 #include <quadrille/comm.h>
 
-/* Collective over `host`, which must outlive *comm (for messages and splitting) and remains the way to exchange host memory.
+/* `backend` NULL: "local" where all ranks are threads of one process, else "nccl".
+ * Collective over `host`, which must outlive *comm (for messages and splitting) and remains the way to exchange host memory.
  * The device must outlive *comm. Groups split from *comm are on the same device. */
 qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backend, qd_comm **comm);
+
+/* "2.28.3"; false where NCCL is not built in or cannot be loaded. */
+bool qd_nccl_version(char *text, size_t size);
 
 #endif

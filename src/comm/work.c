@@ -66,9 +66,8 @@ void qd_world_wake(qd_world *world)
 /* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when needed". */
 static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
 {
-    qd_world *world = op->comm->world;
     qd_status status = QD_OK;
-    qd_world_lock(world);
+    qd_op_lock(op);
     if (!op->started) {
         op->started = true;
         op->moved_at = 0;
@@ -76,7 +75,7 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
         *moved = true;
     }
     if (status == QD_OK) status = qd_op_poll(op, done, moved);
-    qd_world_unlock(world);
+    qd_op_unlock(op);
     if (*moved) {
         op->moved_at = 0;
         if (op->note >= 0) qd_wait_clear(op);
@@ -109,9 +108,9 @@ static void op_end(qd_transfer *op, qd_status status)
     else if (op->note >= 0)
         qd_wait_clear(op);
     if (op->started) {
-        qd_world_lock(comm->world);
+        qd_op_lock(op);
         qd_op_finish(op);
-        qd_world_unlock(comm->world);
+        qd_op_unlock(op);
     }
     pthread_mutex_lock(&comm->stats_lock);
     comm->stats.calls[op->request.kind]++;

@@ -62,7 +62,16 @@ void qd_progress_remove(qd_world *world, qd_queue *queue);   /* the queue will b
 void qd_progress_nudge(qd_world *world);                     /* a waiter has let go of a non-empty queue */
 void qd_progress_destroy(qd_world *world);
 
-/* Who moves the data of an operation: the world's backend, or the table of a communicator on a device. [S] */
+static inline void qd_world_lock(qd_world *world)
+{
+    if (world->backend->serialized) pthread_mutex_lock(&world->serialize);
+}
+static inline void qd_world_unlock(qd_world *world)
+{
+    if (world->backend->serialized) pthread_mutex_unlock(&world->serialize);
+}
+
+/* Who moves the data of an operation: the world's backend, or the table of a communicator on a device. */
 static inline qd_status qd_op_start(qd_transfer *op)
 {
     const qd_comm_device_ops *on_device = op->comm->on_device;
@@ -86,13 +95,14 @@ static inline bool qd_op_late(const qd_transfer *op, int peer, qd_peer_report *r
     return on_device ? on_device->late(op, peer, report) : op->comm->world->backend->late(op, peer, report);
 }
 
-static inline void qd_world_lock(qd_world *world)
+/* Around calls marked [S] for an operation. Tables of devices see to themselves. */
+static inline void qd_op_lock(const qd_transfer *op)
 {
-    if (world->backend->serialized) pthread_mutex_lock(&world->serialize);
+    if (!op->comm->on_device) qd_world_lock(op->comm->world);
 }
-static inline void qd_world_unlock(qd_world *world)
+static inline void qd_op_unlock(const qd_transfer *op)
 {
-    if (world->backend->serialized) pthread_mutex_unlock(&world->serialize);
+    if (!op->comm->on_device) qd_world_unlock(op->comm->world);
 }
 
 #endif

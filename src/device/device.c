@@ -1,14 +1,16 @@
 /* The registry of devices and the calls that are the same for all of them. */
 #include "device/device_impl.h"
+#include "device/info.h"
 
 #include <string.h>
 
 static const struct {
     const char *kind;
     qd_status (*create)(const qd_device_config *config, qd_device **device);
+    qd_status (*look)(int ordinal, qd_device_info *info); /* accelerators */
 } backends[] = {
-    {"cpu", qd_cpu_device_create},
-    {"cuda", qd_cuda_device_create},
+    {"cpu", qd_cpu_device_create, NULL},
+    {"cuda", qd_cuda_device_create, qd_cuda_device_look},
 };
 
 qd_device_config qd_device_config_default(void)
@@ -27,6 +29,15 @@ qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_
         }
     }
     return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu, cuda", kind);
+}
+
+qd_status qd_device_look(const char *kind, int ordinal, qd_device_info *info)
+{
+    memset(info, 0, sizeof *info);
+    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
+        if (strcmp(kind, backends[i].kind) == 0 && backends[i].look)
+            return backends[i].look(ordinal, info);
+    return QD_FAIL(QD_UNSUPPORTED, "'%s' is not a kind of accelerator", kind);
 }
 
 void qd_device_destroy(qd_device *device)

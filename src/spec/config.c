@@ -82,7 +82,7 @@ static const qd_option options_table[] = {
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL, "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL, "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
-    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi", "auto: mpi when started by mpirun or srun, else local", "backend"},
+    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl", "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
@@ -301,6 +301,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->tuning = qd_options_string(o, "run.tuning");
     c->deterministic = qd_options_bool(o, "train.deterministic");
     c->backend = qd_options_string(o, "run.backend");
+    if (strcmp(c->backend, "nccl") == 0 && strcmp(c->device, "cuda") != 0)
+        return QD_FAIL(QD_USAGE, "run.backend=nccl moves GPU memory: it needs run.device=cuda");
     c->ranks_as_threads = qd_options_enum(o, "run.ranks_as") == 1;
     c->threads = (int)qd_options_int(o, "run.threads");
     c->deadline = qd_options_float(o, "run.deadline");

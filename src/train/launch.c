@@ -273,7 +273,7 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     qd_train_summary summary = {0};
     qd_status status;
     bool mpi = p.role != ROLE_LOCAL_RANK &&
-               (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "auto") == 0));
+               (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&stop_asked, 0);
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
     if (p.role == ROLE_LOCAL_RANK)

@@ -1,6 +1,8 @@
 #include "base/thread.h"
 #include "base/clock.h"
+#include "comm/device.h"
 #include "device/ceiling.h"
+#include "device/info.h"
 
 #include <quadrille/comm.h>
 #include <quadrille/machine.h>
@@ -123,11 +125,32 @@ static qd_status look_at_kernels(qd_machine *m)
     return status;
 }
 
+static void look_at_gpus(qd_machine *m)
+{
+    qd_device_info info;
+    char nccl[32];
+    for (int i = 0; i < QD_MACHINE_GPUS && (i == 0 || i < m->gpu_count); i++) {
+        if (qd_device_look("cuda", i, &info) != QD_OK) {
+            snprintf(m->gpu_reason, sizeof m->gpu_reason, "%s", qd_error_message());
+            qd_error_clear();
+            return;
+        }
+        m->gpu_count = info.count;
+        memcpy(m->gpus[i].name, info.name, sizeof info.name);
+        m->gpus[i].bytes = info.total_bytes;
+        m->gpus[i].free_bytes = info.free_bytes;
+        bool with_nccl = qd_nccl_version(nccl, sizeof nccl);
+        snprintf(m->gpu_libraries, sizeof m->gpu_libraries, "%s, %s%s", info.libraries, with_nccl ? "NCCL " : "no NCCL",
+                 with_nccl ? nccl : "");
+    }
+}
+
 qd_status qd_machine_look(qd_machine *m)
 {
     *m = (qd_machine){.mpi_built = qd_mpi_built()};
     look_at_cores(m);
     look_at_memory(m);
+    look_at_gpus(m);
     return look_at_kernels(m);
 }
 

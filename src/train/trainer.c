@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include "base/thread.h"
+#include "comm/device.h"
 #include "spec/fit.h"
 #include "train/nonfinite.h"
 #include "train/initial.h"
@@ -13,6 +14,7 @@ struct qd_trainer {
     qd_config config;
     qd_batch_source source;
     qd_comm *world;
+    qd_comm *data; /* NULL, or the world with buffers on the device */
     qd_arena *arena;
     qd_program *program;
     qd_device *device;
@@ -106,6 +108,15 @@ static qd_status explain_fit(qd_trainer *t, int64_t left)
     return status;
 }
 
+/* Memory that the host cannot read moves between devices; what the host has to say still goes through `world`. */
+static qd_status reach_peers(qd_trainer *t)
+{
+    bool nccl = strcmp(t->config.backend, "nccl") == 0;
+    if (qd_device_get_caps(t->device)->host_memory || (qd_comm_size(t->world) == 1 && !nccl))
+        return QD_OK;
+    return qd_comm_on_device(t->world, t->device, nccl ? "nccl" : NULL, &t->data);
+}
+
 /* Looks before anything is taken; ranks that share a GPU may still take it from each other in between. */
 static qd_status take_memory(qd_trainer *t)
 {
@@ -115,7 +126,7 @@ static qd_status take_memory(qd_trainer *t)
         QD_TRY(qd_device_memory(t->device, &left, &total));
     if (own && needed > left)
         return explain_fit(t, left);
-    qd_status status = qd_bind(t->program, t->device, t->world, NULL, &t->bound);
+    qd_status status = qd_bind(t->program, t->device, t->data ? t->data : t->world, NULL, &t->bound);
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
@@ -132,6 +143,7 @@ static qd_status build(qd_trainer *t, int local_ranks)
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
+    QD_TRY(reach_peers(t));
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));
@@ -162,6 +174,7 @@ void qd_trainer_destroy(qd_trainer *t)
         return;
     qd_interpreter_destroy(t->interpreter);
     qd_bound_destroy(t->bound);
+    qd_comm_destroy(t->data);
     qd_device_destroy(t->device);
     qd_arena_destroy(t->arena);
     free(t);

@@ -117,6 +117,10 @@ class Outputs(program.ProgramTest):
         self.assertGreater(report["product_flops"], 0)
         self.assertIsInstance(report["advice"], list)
         self.assertIn("CPU", self.ok(self.run_program("doctor")).stdout)
+        # Either GPUs with their memory and libraries, or why there is none.
+        self.assertNotEqual(bool(report["gpus"]), bool(report["gpu_reason"]))
+        for gpu in report["gpus"]:
+            self.assertGreater(gpu["memory_bytes"], 0)
 
     def test_bench_collectives(self):
         report = self.json_of("bench", "collectives", "--json", "--ranks", "2", "--smallest", "1024", "--largest", "4096",

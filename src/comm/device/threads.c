@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static bool is_message(const qd_transfer *op)
 {
@@ -263,28 +262,22 @@ static qd_status fill_lane(qd_comm *comm, qd_threads_lane *lane)
 }
 
 typedef struct entry { /* of a rank, for all */
-    int64_t pid, shared, device;
+    int64_t shared, device;
 } entry;
 
-/* Every rank learns of the shared memory, and that all are threads of its process. */
+/* Every rank learns where the shared memory is. */
 static qd_status meet(qd_comm *comm, entry *entries)
 {
     qd_threads_group *group = comm->backend_data;
+    bool one = false;
+    QD_TRY(qd_comm_one_process(comm->host, &one));
+    if (!one)
+        return QD_FAIL(QD_UNSUPPORTED, "group %s: ranks that share device memory must be threads of one process "
+                                       "(run.ranks_as=threads); for one rank per GPU there is run.backend=nccl", comm->name);
     qd_threads_shared *made = comm->rank == 0 ? shared_new(comm->size) : NULL;
-    int n = comm->size;
-    entries[comm->rank] = (entry){(int64_t)getpid(), (int64_t)(intptr_t)made, (int64_t)(intptr_t)comm->device};
+    entries[comm->rank] = (entry){(int64_t)(intptr_t)made, (int64_t)(intptr_t)comm->device};
     /* Should this fail on rank 0, others may have the address already: then the memory is not given back. */
-    QD_TRY(qd_comm_all_gather(comm->host, &entries[comm->rank], entries, 3 * (int64_t)n, QD_I64, NULL));
-    for (int r = 1; r < n; r++)
-        if (entries[r].pid != entries[0].pid || strcmp(comm->world->backend->name, "local") != 0) {
-            if (made) {
-                atomic_store(&made->refs, 1);
-                shared_drop(made);
-            }
-            return QD_FAIL(QD_UNSUPPORTED, "group %s: ranks that share device memory must be threads of one process "
-                                           "(run.ranks_as=threads); for one rank per GPU there is run.backend=nccl",
-                           comm->name);
-        }
+    QD_TRY(qd_comm_all_gather(comm->host, &entries[comm->rank], entries, 2 * (int64_t)comm->size, QD_I64, NULL));
     if (!entries[0].shared) return QD_FAIL(QD_NO_MEMORY, "no memory for what group %s shares", comm->name);
     group->shared = (qd_threads_shared *)(intptr_t)entries[0].shared;
     group->lane = &group->shared->lanes[comm->rank];

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Quadrille's training step beside PyTorch's on one GPU: the same models and batches, one after another in one run.
+
+  python3 bench/gpu_step/compare.py [CASE ...] [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
+      [--ours-only] [--json FILE]
+
+Without cases: all six, some 8 minutes with PyTorch's compiling. Prints a table (tokens per second, model TFLOP/s, MFU against
+989.5 TFLOP/s, peak memory, ratio, share of the floor) and for each case where our time goes, by op. The floor is what the same
+products and attention take when each is timed alone, plus the fewest bytes of the rest (torch_step.py floor).
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+from cases import CASES, PEAK_FLOPS, flops_per_token
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+
+
+def last_json(command, what):
+    """The last line of a command's output as JSON; None, and a word on why, if it fails."""
+    begin = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    print(f"  {what}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    errors = done.stderr.strip().splitlines()
+    print(f"  {what} failed: {errors[-1] if errors else f'exit status {done.returncode}'}", file=sys.stderr, flush=True)
+    return None
+
+
+def ours(o, name):
+    layers, hidden, heads, kv, ffn, vocab, llama, batch, seq = CASES[name]
+    keys = {"model.arch": "llama" if llama else "gpt2", "model.layers": layers, "model.hidden": hidden, "model.heads": heads,
+            "model.kv_heads": kv, "model.ffn": ffn, "model.vocab": vocab, "data.seq": seq,
+            "train.global_batch": batch, "train.micro_batch": batch, "train.precision": "bf16", "train.clip": 1,
+            "train.lr": 1e-4, "run.device": "cuda"}
+    if llama:
+        keys["model.rope_base"] = 500000
+    return last_json([o.quadrille, "bench", "step", "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.repeat)] +
+                     [f"{key}={value}" for key, value in keys.items()] + o.set, "quadrille")
+
+
+def theirs(o, what, name):
+    return last_json([o.python, os.path.join(HERE, "torch_step.py"), what, name, "--warm-up", str(o.warm_up), "--repeat",
+                      str(o.repeat)], "PyTorch" if what == "step" else "floor")
+
+
+def compare(o, name):
+    """One row of the table. Our peak is what the plan takes from the device plus workspaces; PyTorch's is its allocator's."""
+    case = CASES[name]
+    tokens, flops = case[7] * case[8], flops_per_token(case)
+    mine = ours(o, name)
+    step = None if o.ours_only else theirs(o, "step", name)
+    floor = None if o.ours_only else theirs(o, "floor", name)
+    row = {"case": name, "batch": case[7], "seq": case[8], "flops_per_token": flops, "quadrille": mine, "torch": step, "floor": floor}
+    if mine:
+        row["tokens_per_second"] = mine["tokens_per_second"]
+        row["peak_bytes"] = mine["allocated_bytes"] + mine["workspace_bytes"]
+    if step:
+        row["torch_tokens_per_second"] = tokens / step["milliseconds"] * 1e3
+    if mine and step:
+        row["ratio"] = row["tokens_per_second"] / row["torch_tokens_per_second"]
+    if mine and floor:
+        row["floor_tokens_per_second"] = tokens / floor["milliseconds"] * 1e3
+        row["floor_share"] = row["tokens_per_second"] / row["floor_tokens_per_second"]
+    return row
+
+
+def rate_columns(rate, flops, peak):
+    if not rate:
+        return f"{'failed':>10} {'':>7} {'':>6} {'':>9}"
+    return f"{rate:10,.0f} {rate * flops / 1e12:7.1f} {rate * flops / PEAK_FLOPS:6.1%} {peak / 2**30:5.1f} GiB"
+
+
+def print_table(rows, ours_only):
+    head = f"{'tokens/s':>10} {'TFLOP/s':>7} {'MFU':>6} {'peak':>9}"
+    print(f"\n{'case':13} {'batch':>11} | {'quadrille ' + head:>35}" + ("" if ours_only else f" | {'PyTorch ' + head:>35} | {'ratio':>6} {'of the floor':>12}"))
+    for r in rows:
+        line = f"{r['case']:13} {r['batch']:4} x {r['seq']:4} | " + rate_columns(r.get("tokens_per_second"), r["flops_per_token"], r.get("peak_bytes"))
+        if not ours_only:
+            torch_peak = r["torch"]["peak_bytes"] if r["torch"] else 0
+            line += " | " + rate_columns(r.get("torch_tokens_per_second"), r["flops_per_token"], torch_peak)
+            line += f" | {r['ratio']:5.3f}x" if "ratio" in r else f" | {'':6}"
+            line += f" {r['floor_share']:12.1%}" if "floor_share" in r else ""
+        print(line)
+
+
+def print_breakdown(row):
+    mine = row["quadrille"]
+    if not mine:
+        return
+    table = mine.get("table", mine)
+    print(f"\n{row['case']}: {mine['step_seconds'] * 1e3:.2f} ms a step, by op ({table.get('device', '')}; ceilings "
+          f"{table.get('fma_flops', 0) / 1e12:.0f} TFLOP/s, {table.get('copy_bytes_per_second', 0) / 1e12:.2f} TB/s)")
+    if row["floor"]:
+        print("  floor " + ", ".join(f"{key[:-3]} {row['floor'][key]:.1f} ms" for key in ("products_ms", "attention_ms", "bytes_ms")))
+    for r in sorted(table.get("rows", []), key=lambda r: -r["seconds"]):
+        rate = f"{r['flops'] / 1e12:8.1f} TFLOP/s" if r["flops"] else f"{r['bytes_per_second'] / 1e12:8.2f} TB/s   " if r["bytes_per_second"] else " " * 16
+        ceiling = f"{r['ceiling_share']:6.1%} of the ceiling" if r["ceiling_share"] else ""
+        print(f"  {r['name']:28} {r['seconds'] * 1e3:9.3f} ms {r['share']:6.1%} {rate} {ceiling}")
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
+    a.add_argument("--python", default=sys.executable, help="python3 that has PyTorch")
+    a.add_argument("--ours-only", action="store_true")
+    a.add_argument("--warm-up", type=int, default=5)
+    a.add_argument("--repeat", type=int, default=20)
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    o = a.parse_args()
+    wrong = [name for name in o.cases if name not in CASES]
+    if wrong:
+        a.error(f"there is no case {wrong[0]}; there are: {', '.join(CASES)}")
+    rows = []
+    for name in o.cases or CASES:
+        print(name, file=sys.stderr, flush=True)
+        rows.append(compare(o, name))
+        if o.json:
+            with open(o.json, "w", encoding="utf-8") as file:
+                json.dump(rows, file, indent=1)
+    print_table(rows, o.ours_only)
+    for row in rows:
+        print_breakdown(row)
+    return 0 if all(row["quadrille"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
