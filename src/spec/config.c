@@ -89,6 +89,7 @@ static const qd_option options_table[] = {
     {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
     {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL, "checkpoints are written from a copy in host memory while training goes on; false: training waits, and no copy is kept", NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
+    {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL, "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same", "weights"},
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
@@ -294,6 +295,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->async_save = qd_options_bool(o, "run.async_save");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
+    c->weights = qd_options_string(o, "run.weights");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);

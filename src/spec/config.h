@@ -31,6 +31,7 @@ typedef struct qd_config {
     bool async_save;     /* written from a copy while training goes on */
     int keep;
     bool resume;
+    const char *weights; /* where the first values come from; "": drawn */
     bool skip_nonfinite; /* steps with numbers that are not finite are left out; else the run stops */
     bool ranks_as_threads, trace;
     int threads; /* compute threads per rank; 0: share out the cores */

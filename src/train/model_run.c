@@ -16,8 +16,8 @@ static bool exists(const char *folder, const char *name, file_path path)
     return (size_t)snprintf(path, sizeof(file_path), "%s/%s", folder, name) < sizeof(file_path) && stat(path, &info) == 0;
 }
 
-/* Finds the checkpoint, and the run folder that it belongs to: a checkpoint that was copied out of its run is its own. */
-static qd_status open_checkpoint(const char *path, qd_model_run *run)
+/* A checkpoint that was copied out of its run is its own run folder. */
+qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder)
 {
     file_path inner;
     struct stat info;
@@ -26,10 +26,10 @@ static qd_status open_checkpoint(const char *path, qd_model_run *run)
     bool single = exists(path, "manifest.json", inner);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with run.save_every)", path);
-    QD_TRY(single ? qd_checkpoint_open(path, &run->checkpoint) : qd_store_open(inner, INT64_MAX, true, &run->checkpoint, NULL));
-    snprintf(run->folder, sizeof run->folder, "%s", path);
+    QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : qd_store_open(inner, INT64_MAX, true, checkpoint, NULL));
+    snprintf(folder, PATH_MAX, "%s", path);
     file_path above;
-    if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, run->folder))
+    if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, folder))
         return QD_FAIL(QD_IO, "%s: %s", above, strerror(errno));
     return QD_OK;
 }
@@ -48,7 +48,7 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
 {
     memset(run, 0, sizeof *run);
     qd_option_table table = qd_config_table();
-    QD_TRY(open_checkpoint(path, run));
+    QD_TRY(qd_model_checkpoint_open(path, &run->checkpoint, run->folder));
     QD_TRY(qd_options_create(&table, 1, &run->options));
     const char *config = qd_checkpoint_meta(run->checkpoint)->config;
     QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));

@@ -17,6 +17,9 @@ typedef struct qd_model_run {
     qd_trainer *trainer;
 } qd_model_run;
 
+/* The checkpoint that a path names: itself, or the newest sound one of a run folder. folder: of the run (PATH_MAX). */
+qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder);
+
 /* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration; no trainer yet. */
 qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run);
 /* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the weights. */

@@ -7,6 +7,7 @@
 #include "train/footprint.h"
 #include "train/long_work.h"
 #include "train/metrics.h"
+#include "train/model_run.h"
 #include "train/saver.h"
 #include "train/state.h"
 
@@ -397,6 +398,19 @@ done:
     return status;
 }
 
+/* Every rank reads its own part; what is wrong with the folder is the same for all. */
+static qd_status load_weights(rank_state *s)
+{
+    const char *path = s->run->config.weights;
+    qd_checkpoint *checkpoint = NULL;
+    file_path folder;
+    qd_status status = qd_model_checkpoint_open(path, &checkpoint, folder);
+    if (status == QD_OK)
+        status = qd_state_load(s->trainer, checkpoint, true);
+    qd_checkpoint_close(checkpoint);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
+}
+
 /* ---- checkpoints ---- */
 
 static qd_status open_saver(rank_state *s)
@@ -447,6 +461,8 @@ static qd_status start(rank_state *s)
     }
     if (run->config.resume)
         QD_TRY(resume(s));
+    else if (run->config.weights[0] != '\0')
+        QD_TRY(agree(s, load_weights(s)));
     QD_TRY(agree(s, open_saver(s)));
     return agree(s, open_folder(s));
 }

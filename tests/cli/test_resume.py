@@ -140,6 +140,18 @@ class Resume(program.ProgramTest):
             self.assertEqual(step, other)
             self.assertLess(abs(loss - expected), 1e-4 * expected)
 
+    def test_begins_with_the_weights_of_another_run(self):
+        self.train("parallel.ranks=2", "run.dir=first", "run.save_every=10", "train.steps=10")
+        tokenizer = f"data.tokenizer={self.path('first')}/tokenizer.json"
+        still = ["train.steps=1", "train.lr=0", "train.weight_decay=0", "run.save_every=1", tokenizer]
+        for name, layout in (("one", []), ("sharded", ["parallel.ranks=4", "parallel.zero=3"])):
+            self.train("run.weights=first", f"run.dir={name}", *layout, *still)
+            values = [json.loads(self.ok(self.run_program("eval", folder, "--json")).stdout)["loss"] for folder in ("first", name)]
+            self.assertEqual(*values)
+        self.assertLess(losses(self.path("one"))[0][1], losses(self.path("first"))[0][1] - 0.2)
+        self.one_line(self.run_program(*BASE, "run.weights=nowhere", tokenizer), 2, "run.weights: nowhere", "a run folder or a checkpoint")
+        self.one_line(self.run_program(*BASE, "run.weights=first", "model.hidden=32", tokenizer), 2, "run.weights: ")
+
     def test_bad_requests(self):
         for words, text in [
             ([f"run.dir={self.whole}"], "--resume"),

@@ -250,7 +250,7 @@ static void lines_of_objects(void **state)
     }
     qd_strbuf_free(&objects);
     qd_strbuf_free(&plain);
-    refuse(training, write_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n", 28), "bad.jsonl (the line at byte 14): 'text'");
+    refuse(training, write_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n", 26), "bad.jsonl (the line at byte 14): 'text'");
 }
 
 static int make_folder(void **state)
