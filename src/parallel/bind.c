@@ -31,16 +31,23 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
-/* Buffers that the program reduces as a whole lie in memory that the ranks share, where the device works on host memory: the
- * reduction then copies less. Buffers of sharded runs stay the device's own. */
+/* Buffers that the program's collectives work on lie in memory that the ranks share, where the device works on host memory:
+ * the collectives then copy less. The dynamic area stays the device's own: most of it is never communicated. */
 static void mark_shared(qd_bound *b)
 {
     const qd_program *p = b->program;
     if (!qd_device_get_caps(b->device)->host_memory || qd_comm_size(b->world) == 1)
         return;
-    for (int i = 0; i < p->action_count; i++)
-        if (p->actions[i].kind == QD_ACTION_REDUCE && p->actions[i].buffer >= 0)
-            b->shared[p->actions[i].buffer] = true;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        bool cuts = a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER;
+        if (a->group < 0 || !(cuts || a->kind == QD_ACTION_REDUCE))
+            continue;
+        if (a->buffer >= 0)
+            b->shared[a->buffer] = true;
+        if (cuts && a->part >= 0)
+            b->shared[a->part] = true;
+    }
 }
 
 static qd_status take_buffer(qd_bound *b, int i)
