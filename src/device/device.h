@@ -48,9 +48,6 @@ const qd_device_caps *qd_device_get_caps(const qd_device *device);
 qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address);
 void qd_device_free(qd_device *device, void *address, int64_t bytes);
 int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc */
-/* Memory that the caller has taken elsewhere for the device's kernels counts as allocated too: bytes > 0 when it is taken,
- * < 0 when it is given back. Only where the device works on host memory. */
-void qd_device_count(qd_device *device, int64_t bytes);
 
 /* What the accelerator (or the machine) has, and what of it is free now. */
 qd_status qd_device_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes);

@@ -31,57 +31,15 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
-/* Buffers that the program's collectives work on lie in memory that the ranks share, where the device works on host memory:
- * the collectives then copy less. The dynamic area stays the device's own: most of it is never communicated. */
-static void mark_shared(qd_bound *b)
-{
-    const qd_program *p = b->program;
-    if (!qd_device_get_caps(b->device)->host_memory || qd_comm_size(b->world) == 1)
-        return;
-    for (int i = 0; i < p->action_count; i++) {
-        const qd_action *a = &p->actions[i];
-        bool cuts = a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER;
-        if (a->group < 0 || !(cuts || a->kind == QD_ACTION_REDUCE))
-            continue;
-        if (a->buffer >= 0)
-            b->shared[a->buffer] = true;
-        if (cuts && a->part >= 0)
-            b->shared[a->part] = true;
-    }
-}
-
-static qd_status take_buffer(qd_bound *b, int i)
-{
-    int64_t bytes = b->program->buffers[i].bytes;
-    if (!b->shared[i])
-        return qd_device_alloc(b->device, bytes, &b->persistent[i]);
-    QD_TRY(qd_comm_alloc(b->world, bytes, &b->persistent[i]));
-    qd_device_count(b->device, bytes);
-    return QD_OK;
-}
-
-static void give_buffer(qd_bound *b, int i)
-{
-    int64_t bytes = b->program->buffers[i].bytes;
-    if (!b->shared[i]) {
-        qd_device_free(b->device, b->persistent[i], bytes);
-        return;
-    }
-    qd_comm_free(b->world, b->persistent[i]);
-    qd_device_count(b->device, -bytes);
-}
-
 static qd_status allocate(qd_bound *b, const qd_bound *share)
 {
     const qd_program *p = b->program;
     b->persistent = calloc((size_t)p->buffer_count, sizeof *b->persistent);
     b->alive = calloc((size_t)p->buffer_count, sizeof *b->alive);
     b->borrowed = calloc((size_t)p->buffer_count, sizeof *b->borrowed);
-    b->shared = calloc((size_t)p->buffer_count, sizeof *b->shared);
     b->lists = calloc((size_t)p->ledger->param_count + 1, sizeof *b->lists);
-    if (!b->persistent || !b->alive || !b->borrowed || !b->shared || !b->lists)
+    if (!b->persistent || !b->alive || !b->borrowed || !b->lists)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the table of %d buffers", p->buffer_count);
-    mark_shared(b);
     for (int i = 0; i < p->buffer_count; i++) {
         if (!p->buffers[i].persistent)
             continue;
@@ -90,7 +48,7 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
         b->borrowed[i] = b->persistent[i] != NULL;
         if (b->borrowed[i])
             continue;
-        qd_status status = take_buffer(b, i);
+        qd_status status = qd_device_alloc(b->device, p->buffers[i].bytes, &b->persistent[i]);
         if (status != QD_OK)
             return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
     }
@@ -126,7 +84,7 @@ void qd_bound_destroy(qd_bound *b)
     const qd_program *p = b->program;
     for (int i = 0; b->persistent && i < p->buffer_count; i++)
         if (b->persistent[i] && !b->borrowed[i])
-            give_buffer(b, i);
+            qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
     if (b->dynamic)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
     for (int i = 0; i < p->group_count; i++)
@@ -138,16 +96,7 @@ void qd_bound_destroy(qd_bound *b)
     free(b->persistent);
     free(b->alive);
     free(b->borrowed);
-    free(b->shared);
     free(b);
-}
-
-int64_t qd_bound_shared_bytes(const qd_bound *b)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < b->program->buffer_count; i++)
-        bytes += b->persistent[i] && b->shared[i] && !b->borrowed[i] ? b->program->buffers[i].bytes : 0;
-    return bytes;
 }
 
 qd_status qd_bound_buffer(const qd_bound *b, int buffer, void **address)

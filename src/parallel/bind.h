@@ -17,7 +17,6 @@ typedef struct qd_bound {
     char *dynamic;
     bool *alive;    /* per buffer: between ALLOC and FREE */
     bool *borrowed; /* per buffer: another bound's */
-    bool *shared;   /* per buffer: memory that the ranks share (qd_comm_alloc) */
     struct qd_shard_lists **lists; /* per first parameter of a run, and one for the norm's sums; see shard.h */
 } qd_bound;
 
@@ -25,9 +24,6 @@ typedef struct qd_bound {
  * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
 qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
-
-/* Of the buffers that are this bound's own: what lies in memory that the ranks share. */
-int64_t qd_bound_shared_bytes(const qd_bound *bound);
 
 /* Address of a buffer; QD_SYSTEM when it is used outside its ALLOC and FREE. */
 qd_status qd_bound_buffer(const qd_bound *bound, int buffer, void **address);

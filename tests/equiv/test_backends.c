@@ -117,21 +117,16 @@ static qd_status measure(qd_comm *world, void *arg)
         QD_TRY_DONE(qd_trainer_step(trainer, &out));
     }
     QD_TRY_DONE(qd_footprint_read(&after));
-    /* A rank that gives its shared buffers back takes them from the others' figures. */
-    QD_TRY_DONE(qd_comm_barrier(world, NULL));
     const qd_program *p = qd_trainer_program(trainer);
     int64_t planned = p->persistent_bytes + p->dynamic_bytes;
     int64_t workspace = qd_device_get_caps(qd_trainer_device(trainer))->workspace_bytes;
-    /* Own shared buffers are planned. Pages of the other ranks' ones count as resident here too, once they are used. */
-    int64_t own = qd_bound_shared_bytes(qd_trainer_bound(trainer)), most = own * (qd_comm_size(world) - 1);
-    int64_t shared = after.shared - before.shared - own, others = shared < most ? shared : most;
-    int64_t staging = shared - others, files = after.file - before.file;
+    int64_t staging = after.shared - before.shared, files = after.file - before.file;
     int64_t grown = after.peak - before.resident;
-    int64_t rest = grown - planned - workspace - others - staging - files;
+    int64_t rest = grown - planned - workspace - staging - files;
     fprintf(stderr, "rank %d: resident peak over baseline %.1f MiB = planned %.1f + workspace %.2f + "
-                    "others' buffers %.2f + staging %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
+                    "staging %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
             qd_comm_rank(world), (double)grown / 1048576, (double)planned / 1048576, (double)workspace / 1048576,
-            (double)others / 1048576, (double)staging / 1048576, (double)files / 1048576, (double)rest / 1048576, 100.0 * (double)rest / (double)planned);
+            (double)staging / 1048576, (double)files / 1048576, (double)rest / 1048576, 100.0 * (double)rest / (double)planned);
     if (qd_trainer_allocated(trainer) != planned)
         status = QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned,
                          (long long)qd_trainer_allocated(trainer));
