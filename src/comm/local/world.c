@@ -5,7 +5,6 @@
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
-#include "base/memory.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -26,7 +25,6 @@
 #define MOST_SLOTS 512
 #define MARKS_BYTES ((int64_t)sizeof(qd_local_marks))
 #define MOST_VIRTUAL_BYTES ((int64_t)64 << 30) /* address space for all slots */
-#define MOST_HEAP_BYTES ((int64_t)16 << 40)    /* and for all heaps */
 
 struct qd_local_world {
     int fd;
@@ -77,11 +75,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     plan.slots_at = round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
                                  QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
                              4096);
-    plan.heap_at = round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
-    plan.heap_bytes = MOST_HEAP_BYTES / size;
-    int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if (machine > 0 && plan.heap_bytes > machine) plan.heap_bytes = round_up(machine, QD_HUGE_PAGE);
-    plan.total_bytes = plan.heap_at + size * plan.heap_bytes;
+    plan.total_bytes = plan.slots_at + plan.slot_count * plan.slot_bytes;
 
     qd_local_world *world = calloc(1, sizeof *world);
     if (!world) return QD_FAIL(QD_NO_MEMORY, "no memory for a local world");
@@ -93,7 +87,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
                          strerror(errno));
         goto done;
     }
-    world->header = mmap(NULL, (size_t)plan.heap_at, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
+    world->header = mmap(NULL, (size_t)plan.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
     if (world->header == MAP_FAILED) {
         status = QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
         goto done;
@@ -114,7 +108,7 @@ int qd_local_world_fd(const qd_local_world *world)
 void qd_local_world_destroy(qd_local_world *world)
 {
     if (!world) return;
-    if (world->header != MAP_FAILED) munmap(world->header, (size_t)world->header->heap_at);
+    if (world->header != MAP_FAILED) munmap(world->header, (size_t)world->header->total_bytes);
     if (world->fd >= 0) close(world->fd);
     free(world);
 }
@@ -144,14 +138,20 @@ static bool move(const qd_comm *comm, int rank, void *mine, void *theirs, int64_
     return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
 }
 
-bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
+bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
 {
-    return move(comm, rank, to, (void *)from, bytes, false);
+    qd_local_group *group = comm->backend_data;
+    if (!group->threads) return move(comm, rank, to, (void *)from, bytes, false);
+    qd_comm_copy(to, from, bytes, large);
+    return true;
 }
 
-bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
+bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
 {
-    return move(comm, rank, (void *)from, to, bytes, true);
+    qd_local_group *group = comm->backend_data;
+    if (!group->threads) return move(comm, rank, (void *)from, to, bytes, true);
+    qd_comm_copy(to, from, bytes, large);
+    return true;
 }
 
 bool qd_local_probe(const qd_comm *comm)
@@ -200,13 +200,11 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     view->ranks = rank_lines(header);
     view->threads = threads;
     view->owns_mapping = !threads;
-    pthread_mutex_init(&view->heap.lock, NULL);
     qd_comm_config config = {.deadline_seconds = header->deadline_seconds, .staging_bytes = header->staging_bytes,
                              .no_remote_reads = header->no_remote_reads};
     int size = header->size;
     if (atomic_exchange(&view->ranks[rank].attached, 1)) {
         if (!threads) munmap(header, (size_t)header->total_bytes);
-        pthread_mutex_destroy(&view->heap.lock);
         free(view);
         return QD_FAIL(QD_USAGE, "rank %d has already joined this world", rank);
     }
@@ -256,8 +254,6 @@ static void world_destroy(qd_world *world)
 {
     qd_local_rank_world *view = world->backend_data;
     if (view->owns_mapping) munmap(view->header, (size_t)view->header->total_bytes);
-    pthread_mutex_destroy(&view->heap.lock);
-    free(view->heap.ranges);
     free(view);
 }
 
@@ -543,8 +539,6 @@ static const qd_comm_backend_ops local_backend = {
     .wake = wake,
     .abort = abort_world,
     .aborted = aborted,
-    .alloc = qd_local_heap_alloc,
-    .free = qd_local_heap_free,
     .at = at,
     .reserve_id = reserve_id,
     .release_id = release_id,

@@ -145,6 +145,8 @@ int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int6
  * half the deadline. Those that an answer names are asked in turn. The answers are for late() and for the boards.
  * *asked: when it was done last for this operation. */
 void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, double *asked);
+/* The group rank has answered, not long ago. */
+bool qd_mpi_answers(const qd_mpi_group *group, int peer);
 
 /* Gives up requests of a failed operation: receives are cancelled, and what does not end within a moment is left to
  * MPI (world->dirty). */

@@ -233,6 +233,11 @@ void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, double *as
             ask(world, group->comm->world_ranks[p], group->comm->id);
 }
 
+bool qd_mpi_answers(const qd_mpi_group *group, int peer)
+{
+    return qd_clock_now() - group->links[peer].answered < 3 * ASK_AGAIN * group->world->deadline;
+}
+
 static qd_wait_board *board(qd_world *w, int rank)
 {
     qd_mpi_world *world = w->backend_data;
@@ -427,8 +432,7 @@ static bool meet_at_end(qd_mpi_world *world)
     if (MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
         return false;
     bool failed = world->aborted_by >= 0;
-    /* One that did not fail leaves those who wait for it in vain the time to say so. */
-    double end = qd_clock_now() + FAILED_GRACE_SECONDS + (failed ? 0 : world->deadline);
+    double end = qd_clock_now() + (failed ? FAILED_GRACE_SECONDS : world->deadline);
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
         if (MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
