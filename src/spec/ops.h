@@ -34,7 +34,7 @@ typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PH
  * phase F that the backward pass needs are run again before it, as an action of their own. */
 typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMPUTE_FULL, QD_RECOMPUTE_COUNT } qd_recompute;
 
-/* X(kind, name, roles): one letter per slot of the op, in the order of the comments in module_ops.c.
+/* X(kind, name, roles): one letter per slot of the op, in the order of the comments.
  * r: read, w: overwritten, a: read and written (accumulated or in place). */
 #define QD_OP_TABLE(X)                                                                                      \
     X(EMBED, "embed", "rrrw")                 /* input, token table, position table, y */                  \

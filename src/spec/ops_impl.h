@@ -4,21 +4,65 @@
 
 #include "spec/ops.h"
 
-#define QD_CLASS_SLOTS 80
-#define QD_CLASS_OPS 64
-
+/* Grows as it is written; everything lives in `arena`. */
 typedef struct qd_class_writer {
     const qd_ledger *ledger;
     const qd_model *model;
     const qd_class_config *config;
     const qd_module *module; /* any module of the class: names and shapes are the same in all */
+    qd_arena *arena;
     int64_t rows;
-    qd_slot slots[QD_CLASS_SLOTS];
-    qd_op ops[QD_CLASS_OPS];
-    int slot_count, op_count;
-    qd_phase phase;
-    bool overflow;
+    qd_slot *slots;
+    qd_op *ops;
+    int slot_count, op_count, slot_capacity, op_capacity;
+    qd_phase phase; /* of the ops that are written next */
+    bool no_memory, wrong; /* the build fails as a whole */
 } qd_class_writer;
+
+/* One more slot and one more op fit; false when memory is out. */
+bool qd_class_reserve(qd_class_writer *w);
+int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
+int qd_class_local(qd_class_writer *w, const char *name, int64_t cols); /* (R, cols) of the activations' type */
+int qd_class_local_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
+
+/* A parameter (or the `count` fused ones that start with it) and its gradient. */
+typedef struct qd_class_weight {
+    int value, grad; /* slots; -1 where the model has none */
+    int64_t out, in;
+} qd_class_weight;
+qd_class_weight qd_class_weights(qd_class_writer *w, const char *suffix, int count);
+
+qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int count);
+#define QD_CLASS_OP(w, kind, ...) \
+    qd_class_op((w), QD_OP_##kind, (const int[]){__VA_ARGS__}, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)))
+void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
+
+void qd_class_linear(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int y);
+/* y = x·Wᵀ + b + add, where the device adds in the same pass. */
+void qd_class_linear_add(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int add, int y);
+/* sum = x·Wᵀ + b, y = gelu(sum) */
+void qd_class_linear_gelu(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int y);
+void qd_class_linear_weight_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias);
+/* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
+ * argument that was. */
+void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx);
+
+/* Dropout as an op of its own; without dropout the value passes through. Returns the slot of the result. */
+int qd_class_dropout(qd_class_writer *w, const char *name, int x, int site);
+
+typedef struct qd_class_norm_state {
+    qd_class_weight gamma, beta;
+    int mean, rstd;
+} qd_class_norm_state;
+qd_class_norm_state qd_class_norm_slots(qd_class_writer *w, const char *gamma, const char *beta, const char *mean, const char *rstd);
+/* y = norm(x), or with `add`: sum = x + add, y = norm(sum). */
+void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, int sum, int y);
+void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx);
+
+/* The lists themselves. */
+void qd_write_embed(qd_class_writer *w);
+void qd_write_block(qd_class_writer *w);
+void qd_write_head(qd_class_writer *w);
 
 /* Marks or copies the ops that are run again, before places are given to local values. */
 qd_status qd_recompute_apply(qd_class_writer *writer, qd_recompute mode);

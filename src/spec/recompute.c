@@ -71,8 +71,8 @@ static qd_status run_again(qd_class_writer *w, int index)
         if (!writes(&copy, j))
             continue;
         int slot = copy.slot[j], reader = first_backward_read(w, slot);
-        if (w->slot_count == QD_CLASS_SLOTS || w->op_count == QD_CLASS_OPS)
-            return QD_FAIL(QD_SYSTEM, "the op list of a module outgrew its table");
+        if (!qd_class_reserve(w))
+            return QD_NO_MEMORY;
         at = reader >= 0 && reader < at ? reader : at;
         w->slots[w->slot_count] = w->slots[slot];
         copy.slot[j] = (int16_t)w->slot_count++;
@@ -89,7 +89,9 @@ static qd_status run_again(qd_class_writer *w, int index)
 /* Backwards through phase F: an op is run again if the backward pass, or an op that is run again, reads its results. */
 static qd_status mark_needed(qd_class_writer *w)
 {
-    bool needed[QD_CLASS_SLOTS] = {false};
+    bool *needed = QD_ARENA_NEW(w->arena, bool, w->slot_count);
+    if (!needed)
+        return QD_NO_MEMORY;
     for (int s = 0; s < w->slot_count; s++)
         needed[s] = first_backward_read(w, s) >= 0;
     for (int i = w->op_count - 1; i >= 0; i--) {

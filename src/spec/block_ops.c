@@ -1,0 +1,114 @@
+/* The op list of a block. */
+#include "spec/ops_impl.h"
+
+/* x → norm → qkv → rope → attention → out → + x → norm → up (gate) → activation → down → + . */
+void qd_write_block(qd_class_writer *w)
+{
+    const qd_model *m = w->model;
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    int64_t up_cols = m->activation == QD_ACT_SWIGLU ? 2 * m->ffn : m->ffn;
+    int up_parts = m->activation == QD_ACT_SWIGLU ? 2 : 1;
+    /* QKᵀ and PV over the causal half. */
+    double attention_flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)q;
+
+    int x = qd_class_slot(w, "in", QD_SLOT_IN, w->config->activation, w->rows, m->hidden);
+    int input = qd_class_slot(w, "input", QD_SLOT_INPUT, QD_I32, 3, w->rows);
+    int table = m->position == QD_POSITION_ROPE
+                    ? qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(w->config->seq, w->config->context), m->head_dim)
+                    : -1;
+    qd_class_norm_state n1 = qd_class_norm_slots(w, "attn_norm.weight", "attn_norm.bias", "attn_mean", "attn_rstd");
+    qd_class_weight qkv_w = qd_class_weights(w, "attn.q.weight", 3), qkv_b = qd_class_weights(w, "attn.q.bias", 3);
+    qd_class_weight out_w = qd_class_weights(w, "attn.out.weight", 1), out_b = qd_class_weights(w, "attn.out.bias", 1);
+    qd_class_norm_state n2 = qd_class_norm_slots(w, "mlp_norm.weight", "mlp_norm.bias", "mlp_mean", "mlp_rstd");
+    const char *up_name = up_parts == 2 ? "mlp.gate.weight" : "mlp.up.weight";
+    const char *up_bias = up_parts == 2 ? "mlp.gate.bias" : "mlp.up.bias";
+    qd_class_weight up_w = qd_class_weights(w, up_name, up_parts), up_b = qd_class_weights(w, up_bias, up_parts);
+    qd_class_weight down_w = qd_class_weights(w, "mlp.down.weight", 1), down_b = qd_class_weights(w, "mlp.down.bias", 1);
+    int normed1 = qd_class_local(w, "attn_normed", m->hidden);
+    int qkv = qd_class_local(w, "qkv", q + 2 * kv);
+    int o = qd_class_local(w, "attended", q);
+    int lse = qd_class_local_f32(w, "lse", w->config->batch * m->heads, w->config->seq);
+    int branch1 = qd_class_local(w, "attn_branch", m->hidden);
+    int middle = qd_class_local(w, "residual", m->hidden);
+    int normed2 = qd_class_local(w, "mlp_normed", m->hidden);
+    int up = qd_class_local(w, "up", up_cols);
+    int active = qd_class_local(w, "active", m->ffn);
+    int branch2 = qd_class_local(w, "mlp_branch", m->hidden);
+    int out = qd_class_slot(w, "out", QD_SLOT_OUT, w->config->activation, w->rows, m->hidden);
+
+    w->phase = QD_PHASE_FORWARD;
+    qd_class_norm(w, x, -1, n1, -1, normed1);
+    qd_class_linear(w, normed1, qkv_w, qkv_b, qkv);
+    if (table >= 0)
+        qd_op_sizes(QD_CLASS_OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, 0, 0.0);
+    if (w->config->context > 0) {
+        int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
+        qd_op_sizes(QD_CLASS_OP(w, ATTENTION_CACHED, qkv, cache, o), w->rows, q, w->config->context, 0.0);
+    } else {
+        qd_op_sizes(QD_CLASS_OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, w->config->seq, attention_flops);
+    }
+    const qd_device_traits *traits = w->config->traits;
+    bool drops = m->dropout > 0.0 && w->config->training;
+    bool fuse_residual = traits->fused_residual && !drops;
+    /* Computing the GELU again needs it as an op of its own. */
+    bool fuse_gelu = traits->fused_gelu && m->activation == QD_ACT_GELU_TANH && w->config->recompute != QD_RECOMPUTE_SELECTIVE;
+    if (fuse_residual) {
+        qd_class_linear_add(w, o, out_w, out_b, x, middle);
+        qd_class_norm(w, middle, -1, n2, -1, normed2);
+    } else {
+        qd_class_linear(w, o, out_w, out_b, branch1);
+        branch1 = qd_class_dropout(w, "attn_dropped", branch1, 1);
+        qd_class_norm(w, x, branch1, n2, middle, normed2);
+    }
+    if (fuse_gelu) {
+        qd_class_linear_gelu(w, normed2, up_w, up_b, up, active);
+    } else {
+        qd_class_linear(w, normed2, up_w, up_b, up);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, up, active), w->rows, m->ffn, 0, 0.0);
+    }
+    if (fuse_residual) {
+        qd_class_linear_add(w, active, down_w, down_b, middle, out);
+    } else {
+        qd_class_linear(w, active, down_w, down_b, branch2);
+        branch2 = qd_class_dropout(w, "mlp_dropped", branch2, 2);
+        qd_op_sizes(QD_CLASS_OP(w, ADD, middle, branch2, out), w->rows, m->hidden, 0, 0.0);
+    }
+    if (!w->config->training)
+        return;
+
+    int dy = qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, w->rows, m->hidden);
+    int dx = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, w->rows, m->hidden);
+    int d_active = qd_class_local(w, "d_active", m->ffn);
+    int d_up = qd_class_local(w, "d_up", up_cols);
+    int d_normed2 = qd_class_local(w, "d_mlp_normed", m->hidden);
+    int d_middle = qd_class_local(w, "d_residual", m->hidden);
+    int d_o = qd_class_local(w, "d_attended", q);
+    int d_qkv = qd_class_local(w, "d_qkv", q + 2 * kv);
+    int delta = qd_class_local_f32(w, "delta", w->config->batch * m->heads, w->config->seq);
+    int d_normed1 = qd_class_local(w, "d_attn_normed", m->hidden);
+
+    w->phase = QD_PHASE_INPUT;
+    int d_branch2 = qd_class_dropout(w, "d_mlp_branch", dy, 2);
+    if (fuse_gelu) {
+        qd_class_linear_grad(w, d_branch2, active, down_w, down_b, up, d_up);
+    } else if (traits->remade_activation && m->activation == QD_ACT_SWIGLU) {
+        /* The pass over gate and up that gives their gradients gives their product again: it need not be kept. */
+        int again = qd_class_local(w, "active_again", m->ffn);
+        qd_op_sizes(QD_CLASS_OP(w, LINEAR_DX, d_branch2, down_w.value, d_active), w->rows, down_w.in, down_w.out,
+              2.0 * (double)w->rows * (double)down_w.out * (double)down_w.in);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, up, d_active, d_up, again), w->rows, m->ffn, 0, 0.0);
+        qd_class_linear_weight_grad(w, d_branch2, again, down_w, down_b);
+    } else {
+        qd_class_linear_grad(w, d_branch2, active, down_w, down_b, -1, d_active);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
+    }
+    qd_class_linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
+    qd_class_norm_grad(w, d_normed2, middle, n2, dy, d_middle);
+    int d_branch1 = qd_class_dropout(w, "d_attn_branch", d_middle, 1);
+    qd_class_linear_grad(w, d_branch1, o, out_w, out_b, -1, d_o);
+    qd_op_sizes(QD_CLASS_OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, w->config->seq, 2.5 * attention_flops);
+    if (table >= 0)
+        qd_op_sizes(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, 0, 0.0);
+    qd_class_linear_grad(w, d_qkv, normed1, qkv_w, qkv_b, -1, d_normed1);
+    qd_class_norm_grad(w, d_normed1, x, n1, d_middle, dx);
+}
