@@ -64,6 +64,8 @@ static qd_status run(cli_call *call)
     const char *program;
     bool mpi = strcmp(qd_options_string(o, "against"), "mpi") == 0, json = qd_options_bool(o, "json");
     int counts[2], runs = rank_counts(o, counts);
+    if (!mpi && strcmp(qd_options_string(o, "against"), "none") != 0)
+        return QD_FAIL(QD_USAGE, "bench collectives: --against is '%s': it must be none or mpi", qd_options_string(o, "against"));
     if (call->word_count > 1)
         return QD_FAIL(QD_USAGE, "bench collectives: '%s' is one argument too many", call->words[1]);
     QD_TRY(bench_program(&program));

@@ -17,6 +17,7 @@ typedef struct cli_command {
     const qd_option *options; /* its own, besides the configuration */
     int option_count;
     bool configuration; /* takes the keys of the configuration */
+    qd_option_table (*more)(void); /* and those of another table; may be NULL */
     bool own_words;     /* reads its words itself; otherwise the only one is CONFIG, where it takes a configuration */
     qd_status (*run)(cli_call *call);
 } cli_command;
@@ -31,7 +32,7 @@ struct cli_call {
     int word_count;
 };
 
-extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_verify, cli_bench, cli_doctor,
+extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_simulate, cli_verify, cli_bench, cli_doctor,
     cli_version, cli_help;
 /* NULL when there is none. */
 const cli_command *cli_find(const char *name);

@@ -35,6 +35,10 @@ qd_status cli_print_help(const cli_command *c)
         qd_option_table table = qd_config_table();
         QD_TRY(print_options(&table, "Configuration: keys of the file CONFIG, or key=value, or the short form --flag value"));
     }
+    if (c->more) {
+        qd_option_table table = c->more();
+        QD_TRY(print_options(&table, "Cluster: keys of its file, or key=value"));
+    }
     return QD_OK;
 }
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const cli_command *const commands[] = {
-    &cli_train, &cli_eval, &cli_generate, &cli_tokenize, &cli_convert, &cli_check, &cli_verify, &cli_bench, &cli_doctor, &cli_help, &cli_version, NULL,
+    &cli_train, &cli_eval, &cli_generate, &cli_tokenize, &cli_convert, &cli_check, &cli_simulate, &cli_verify, &cli_bench, &cli_doctor, &cli_help, &cli_version, NULL,
 };
 
 const cli_command *const *cli_commands(void)
@@ -78,12 +78,14 @@ static const qd_option common_options[] = {
 static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
 {
     const cli_command *command = call->command;
-    qd_option_table tables[3] = {QD_OPTION_TABLE(common_options)};
+    qd_option_table tables[4] = {QD_OPTION_TABLE(common_options)};
     int count = 1;
     if (command->option_count > 0)
         tables[count++] = (qd_option_table){command->options, command->option_count};
     if (command->configuration)
         tables[count++] = qd_config_table();
+    if (command->more)
+        tables[count++] = command->more();
     call->words = calloc((size_t)argc + 1, sizeof *call->words);
     if (!call->words)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the arguments");

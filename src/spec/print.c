@@ -1,7 +1,9 @@
 /* The program for people: one line per action. */
+#include "base/json_writer.h"
 #include "base/text.h"
 #include "spec/program.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -102,4 +104,47 @@ void qd_program_print(const qd_program *p, FILE *out)
         size_t name = strcspn(text, " "); /* in a column of its own */
         fprintf(out, "%5d  %-15.*s%s\n", i, (int)name, text, text + name);
     }
+}
+
+/* ---- traces, measured and simulated ---- */
+
+/* "forward block.3"; an action without a module is named after its buffer: "reduce gradients". */
+static void event_name(const qd_program *p, const qd_action *a, char *text, size_t size)
+{
+    const char *of = a->module >= 0   ? p->ledger->modules[a->module].name
+                     : a->buffer >= 0 ? qd_buffer_kind_name(p->buffers[a->buffer].kind)
+                                      : "";
+    snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
+}
+
+void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)
+{
+    const qd_action *a = &p->actions[action];
+    char name[128], group[48];
+    event_name(p, a, name, sizeof name);
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "X");
+    qd_json_put_string(w, "name", name);
+    qd_json_put_string(w, "cat", qd_action_name((qd_action_kind)a->kind));
+    qd_json_put_int(w, "pid", rank);
+    qd_json_put_int(w, "tid", qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream);
+    /* Microseconds, to the nanosecond. */
+    qd_json_put_double(w, "ts", round(begin * 1e9) / 1e3);
+    qd_json_put_double(w, "dur", round((end - begin) * 1e9) / 1e3);
+    qd_json_object_begin(w, "args");
+    qd_json_put_int(w, "step", step);
+    qd_json_put_int(w, "action", action);
+    if (a->microbatch >= 0)
+        qd_json_put_int(w, "microbatch", a->microbatch);
+    if (qd_action_communicates(a)) {
+        qd_group_name(&p->ledger->mesh, p->groups[a->group], group, sizeof group);
+        qd_json_put_string(w, "axes", group);
+        qd_json_put_int(w, "elements", a->count);
+    }
+    if (a->bytes > 0)
+        qd_json_put_int(w, "bytes", a->bytes);
+    if (a->flops > 0)
+        qd_json_put_double(w, "flops", a->flops);
+    qd_json_end(w);
+    qd_json_end(w);
 }

@@ -4,6 +4,7 @@
 #ifndef QD_SPEC_PROGRAM_H
 #define QD_SPEC_PROGRAM_H
 
+#include "base/json_writer.h"
 #include "spec/ops.h"
 #include "spec/storage.h"
 
@@ -220,6 +221,9 @@ double qd_program_recompute_flops(const qd_program *program);
 /* One line per action: "reduce   grad[0, 4096)  dp  1.2 MiB  comm  after backward block.3 mb 1". */
 void qd_action_describe(const qd_program *program, int action, char *text, size_t size);
 void qd_program_print(const qd_program *program, FILE *out);
+
+/* One event of a trace in Perfetto's format, begin and end in seconds: what the trainer's trace and simulated ones share. */
+void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
 
 /* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the same pointer where
  * shared). Every collective must be met by all ranks of its group in the same order with the same kind, count and type.

@@ -3,7 +3,6 @@
 #include "base/json_writer.h"
 #include "base/strbuf.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -64,47 +63,6 @@ static void put_name(qd_json_writer *w, const char *what, int rank, int track, c
     qd_json_end(w);
 }
 
-/* "forward block.3"; an action without a module is named after its buffer: "reduce gradients". */
-static void event_name(const qd_program *p, const qd_action *a, char *text, size_t size)
-{
-    const char *of = a->module >= 0   ? p->ledger->modules[a->module].name
-                     : a->buffer >= 0 ? qd_buffer_kind_name(p->buffers[a->buffer].kind)
-                                      : "";
-    snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
-}
-
-static void put_event(qd_json_writer *w, const qd_program *p, int rank, const event *e, double origin)
-{
-    const qd_action *a = &p->actions[e->action];
-    char name[128], group[48];
-    event_name(p, a, name, sizeof name);
-    qd_json_object_begin(w, NULL);
-    qd_json_put_string(w, "ph", "X");
-    qd_json_put_string(w, "name", name);
-    qd_json_put_string(w, "cat", qd_action_name((qd_action_kind)a->kind));
-    qd_json_put_int(w, "pid", rank);
-    qd_json_put_int(w, "tid", qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream);
-    /* Microseconds, to the nanosecond. */
-    qd_json_put_double(w, "ts", round((e->begin - origin) * 1e9) / 1e3);
-    qd_json_put_double(w, "dur", round((e->end - e->begin) * 1e9) / 1e3);
-    qd_json_object_begin(w, "args");
-    qd_json_put_int(w, "step", e->step);
-    qd_json_put_int(w, "action", e->action);
-    if (a->microbatch >= 0)
-        qd_json_put_int(w, "microbatch", a->microbatch);
-    if (qd_action_communicates(a)) {
-        qd_group_name(&p->ledger->mesh, p->groups[a->group], group, sizeof group);
-        qd_json_put_string(w, "axes", group);
-        qd_json_put_int(w, "elements", a->count);
-    }
-    if (a->bytes > 0)
-        qd_json_put_int(w, "bytes", a->bytes);
-    if (a->flops > 0)
-        qd_json_put_double(w, "flops", a->flops);
-    qd_json_end(w);
-    qd_json_end(w);
-}
-
 /* This rank's events as the items of a JSON list, without the brackets. */
 static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
 {
@@ -117,7 +75,7 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     for (int track = 0; track < QD_STREAM_COUNT; track++)
         put_name(&w, "thread_name", rank, track, tracks[track]);
     for (size_t i = 0; i < t->count; i++)
-        put_event(&w, p, rank, &t->events[i], origin);
+        qd_action_trace_event(&w, p, rank, t->events[i].action, t->events[i].step, t->events[i].begin - origin, t->events[i].end - origin);
     if (t->dropped > 0) {
         snprintf(name, sizeof name, "%lld dropped", (long long)t->dropped);
         put_name(&w, "process_labels", rank, 0, name);

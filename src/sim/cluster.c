@@ -1,0 +1,188 @@
+#include "sim/cluster.h"
+
+#include "sim/cluster_files.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* 0 stands for what the file must say: those figures are not public for every accelerator. */
+static const qd_option table[] = {
+    {"accelerator.preset", QD_OPTION_STRING, "", 0, 0, NULL, "takes the keys of accelerator from a built-in file, for example h100", NULL},
+    {"accelerator.name", QD_OPTION_STRING, "", 0, 0, NULL, "what it is called", NULL},
+    {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s by the data sheet: what MFU is held against", NULL},
+    {"accelerator.fp8_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense fp8 TFLOP/s; 0: none", NULL},
+    {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best product that has been measured", NULL},
+    {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
+    {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
+    {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL, "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
+    {"accelerator.attention_flash", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "share of the best product that flash attention reaches forward on long causal sequences", NULL},
+    {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest attention kernel", NULL},
+    {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
+    {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
+    {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
+    {"node.efficiency", QD_OPTION_FLOAT, "0.8", 0.01, 1, NULL, "share of it that collectives reach", NULL},
+    {"node.latency_us", QD_OPTION_FLOAT, "3", 0, 1e6, NULL, "microseconds per message", NULL},
+    {"node.nvls", QD_OPTION_BOOL, "false", 0, 0, NULL, "the switch adds, so that a sum costs one pass", NULL},
+    {"network.kind", QD_OPTION_ENUM, "fat-tree", 0, 0, "fat-tree|torus|all-to-all", "what joins the domains", NULL},
+    {"network.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction; torus: of one link", NULL},
+    {"network.efficiency", QD_OPTION_FLOAT, "0.9", 0.01, 1, NULL, "share of it that collectives reach", NULL},
+    {"network.latency_us", QD_OPTION_FLOAT, "8", 0, 1e6, NULL, "microseconds per message", NULL},
+    {"network.oversubscription", QD_OPTION_FLOAT, "1", 1, 1000, NULL, "how much less bandwidth there is between pods", NULL},
+    {"network.pod", QD_OPTION_INT, "0", 0, 1e7, NULL, "accelerators in a pod; 0: all", NULL},
+    {"network.dims", QD_OPTION_INT_LIST, "", 1, 65536, NULL, "torus: accelerators along each dimension of a slice", NULL},
+    {"network.slice_bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "torus: GB/s per accelerator between slices", NULL},
+    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|fused|compiled|cpu", "how the training software works", NULL},
+    {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given", NULL},
+    {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation over that of its accelerators", NULL},
+};
+
+qd_option_table qd_cluster_table(void)
+{
+    return QD_OPTION_TABLE(table);
+}
+
+/* Six ways of training, told apart by features. Where the figures come from stands in docs/simulator.md. */
+static const qd_profile profiles[] = {
+    /* Quadrille on GPUs, and llm.c: fused kernels, the vendor's attention. */
+    {.name = "native", .attention = QD_ATTENTION_TUNED, .passes = 1.0, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
+     .step_overhead = 1e-3, .overhead_bytes = 1.5e9},
+    /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
+    {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false,
+     .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.05},
+    /* PyTorch without a compiler: flash attention, elementwise kernels one by one. */
+    {.name = "eager", .attention = QD_ATTENTION_FLASH, .passes = 2.5, .gap = 4e-6, .product_share = 0.90, .overlap = true,
+     .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
+    /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
+    {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.90, .overlap = true,
+     .overlap_tp = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03},
+    /* XLA and torch.compile: the compiler fuses; one program per step. */
+    {.name = "compiled", .attention = QD_ATTENTION_FLASH, .passes = 1.3, .gap = 2e-6, .product_share = 0.92, .overlap = true,
+     .scalar_norm = true, .step_overhead = 5e-3, .overhead_bytes = 1.5e9, .fragments = 0.02},
+    /* Quadrille on CPUs: kernels one after another, sums by the ranks themselves. */
+    {.name = "cpu", .attention = QD_ATTENTION_FLASH, .passes = 1.0, .gap = 2e-6, .product_share = 1.0, .overlap = true},
+};
+
+const qd_profile *qd_profile_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++)
+        if (strcmp(profiles[i].name, name) == 0)
+            return &profiles[i];
+    return NULL;
+}
+
+/* ---- files ---- */
+
+static const qd_cluster_file *find_file(const qd_cluster_file *files, const char *name)
+{
+    for (; files->name; files++)
+        if (strcmp(files->name, name) == 0)
+            return files;
+    return NULL;
+}
+
+const char *const *qd_cluster_names(void)
+{
+    return qd_clusters_names;
+}
+
+static qd_status load_one(qd_options *options, const char *cluster)
+{
+    const qd_cluster_file *file = find_file(qd_clusters_files, cluster);
+    struct stat info;
+    if (file)
+        return qd_options_load_text(options, file->name, file->text, (size_t)(file->end - file->text));
+    if (stat(cluster, &info) == 0)
+        return qd_options_load(options, cluster);
+    qd_strbuf known = {0};
+    for (const qd_cluster_file *f = qd_clusters_files; f->name; f++)
+        qd_strbuf_printf(&known, "%s%s", f == qd_clusters_files ? "" : ", ", f->name);
+    qd_status status = QD_FAIL(QD_USAGE, "there is no cluster '%s' and no such file; built in are: %s", cluster, known.data ? known.data : "");
+    qd_strbuf_free(&known);
+    return status;
+}
+
+/* The cluster's file says which accelerator; that file is read first, so that the cluster's own keys win over it. */
+qd_status qd_cluster_load(qd_options *options, const char *cluster)
+{
+    qd_options *probe = NULL;
+    QD_TRY(qd_options_copy(options, &probe));
+    qd_status status = load_one(probe, cluster);
+    if (status == QD_OK) {
+        const char *preset = qd_options_string(probe, "accelerator.preset");
+        const qd_cluster_file *file = find_file(qd_accelerators_files, preset);
+        if (preset[0] != '\0' && !file)
+            status = QD_FAIL(QD_USAGE, "%s: accelerator.preset: there is no accelerator '%s'", cluster, preset);
+        else if (file)
+            status = qd_options_load_text(options, file->name, file->text, (size_t)(file->end - file->text));
+    }
+    qd_options_destroy(probe);
+    QD_TRY(status);
+    return load_one(options, cluster);
+}
+
+/* ---- what the keys mean ---- */
+
+static qd_status needed(const qd_options *o, const char *key, double scale, double *value)
+{
+    *value = qd_options_float(o, key) * scale;
+    return *value > 0.0 ? QD_OK : QD_FAIL(QD_USAGE, "%s is not known for this cluster (it may not be public): give %s=…", key, key);
+}
+
+static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
+{
+    double memory;
+    const char *name = qd_options_string(o, "accelerator.name");
+    snprintf(a->name, sizeof a->name, "%s", name[0] ? name : "accelerator");
+    QD_TRY(needed(o, "accelerator.peak_tflops", 1e12, &a->peak));
+    QD_TRY(needed(o, "accelerator.product_tflops", 1e12, &a->product));
+    QD_TRY(needed(o, "accelerator.bandwidth_gbs", 1e9, &a->bandwidth));
+    QD_TRY(needed(o, "accelerator.memory_gib", 1024.0 * 1024.0 * 1024.0, &memory));
+    a->memory = (int64_t)memory;
+    a->fp8_peak = qd_options_float(o, "accelerator.fp8_tflops") * 1e12;
+    a->units = (int)qd_options_int(o, "accelerator.units");
+    a->attention[QD_ATTENTION_FLASH] = qd_options_float(o, "accelerator.attention_flash");
+    a->attention[QD_ATTENTION_TUNED] = qd_options_float(o, "accelerator.attention_tuned");
+    a->watts = qd_options_float(o, "accelerator.watts");
+    return QD_OK;
+}
+
+static qd_status resolve_torus(const qd_options *o, qd_cluster *c)
+{
+    const int64_t *dims;
+    c->dim_count = qd_options_int_list(o, "network.dims", &dims);
+    if (c->dim_count < 1 || c->dim_count > QD_TORUS_DIMS)
+        return QD_FAIL(QD_USAGE, "network.dims needs 1 to %d numbers for a torus, for example [16, 16]", QD_TORUS_DIMS);
+    if (c->node_size != 1)
+        return QD_FAIL(QD_USAGE, "node.size is %d: in a torus every accelerator is a node of its own", c->node_size);
+    for (int i = 0; i < c->dim_count; i++)
+        c->dims[i] = (int)dims[i];
+    return QD_OK;
+}
+
+qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
+{
+    memset(c, 0, sizeof *c);
+    QD_TRY(resolve_accelerator(o, &c->accelerator));
+    snprintf(c->name, sizeof c->name, "%s", c->accelerator.name);
+    c->node_size = (int)qd_options_int(o, "node.size");
+    c->node_latency = qd_options_float(o, "node.latency_us") * 1e-6;
+    c->nvls = qd_options_bool(o, "node.nvls");
+    c->network = (qd_network_kind)qd_options_enum(o, "network.kind");
+    c->network_latency = qd_options_float(o, "network.latency_us") * 1e-6;
+    c->oversubscription = qd_options_float(o, "network.oversubscription");
+    c->pod = (int)qd_options_int(o, "network.pod");
+    c->price_hour = qd_options_float(o, "cost.accelerator_hour");
+    c->power_overhead = qd_options_float(o, "cost.power_overhead");
+    c->profile = qd_profile_find(qd_options_string(o, "software.profile"));
+    double network_efficiency = qd_options_float(o, "network.efficiency");
+    c->slice_bandwidth = qd_options_float(o, "network.slice_bandwidth_gbs") * 1e9 * network_efficiency;
+    c->network_bandwidth = qd_options_float(o, "network.bandwidth_gbs") * 1e9 * network_efficiency;
+    if (c->node_size > 1)
+        QD_TRY(needed(o, "node.bandwidth_gbs", 1e9 * qd_options_float(o, "node.efficiency"), &c->node_bandwidth));
+    if (c->network == QD_NETWORK_TORUS)
+        QD_TRY(resolve_torus(o, c));
+    if (c->network == QD_NETWORK_ALL_TO_ALL || c->network == QD_NETWORK_TORUS)
+        QD_TRY(needed(o, "network.bandwidth_gbs", 1e9 * network_efficiency, &c->network_bandwidth));
+    return QD_OK;
+}

@@ -1,0 +1,159 @@
+#include "sim/cost.h"
+
+#include <math.h>
+
+/* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an H200. */
+static const double STREAM_SHARE = 0.9;
+/* A tile's first loads and last stores cost as much as so many more terms of its sum. */
+static const double TILE_FILL = 128.0;
+/* A product may be cut so that the last wave is full too; that costs a second pass over the cut tiles. */
+static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
+/* Attention ramps up with the sequence, t/(t + 300) (FlashAttention 2's own table: 153 TFLOP/s at 1k, 201 at 16k on an A100), is
+ * slower with small heads, and its backward pass reaches less than its forward pass. */
+static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.85, ATTENTION_BACKWARD = 0.80;
+/* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax, dropout and its mask, read again. */
+static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
+/* Logits: written by the product, read and overwritten by the loss, read by the products of both gradients. */
+static const double LOGIT_PASSES = 5.0;
+
+void qd_cost_add(qd_cost *sum, const qd_cost *more)
+{
+    sum->product += more->product;
+    sum->attention += more->attention;
+    sum->memory += more->memory;
+    sum->optimizer += more->optimizer;
+    sum->launch += more->launch;
+}
+
+double qd_cost_stream(const qd_cluster *c, double bytes)
+{
+    return bytes / (STREAM_SHARE * c->accelerator.bandwidth);
+}
+
+/* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands more often. */
+static const struct {
+    double m, n, rate;
+} tiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {128, 64, 0.75}, {64, 64, 0.55}};
+
+double qd_cost_product(const qd_cluster *c, double m, double n, double k, double bytes)
+{
+    const qd_accelerator *a = &c->accelerator;
+    double rate = a->product * c->profile->product_share, best = INFINITY;
+    if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
+        return fmax(2.0 * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        double count = ceil(m / tiles[i].m) * ceil(n / tiles[i].n), waves = count / a->units;
+        double whole = ceil(waves), cut = waves * CUT_COST;
+        /* Fewer tiles than units leave some idle, unless sums are cut, down to 512 terms, and added in a further pass. */
+        if (waves < 1.0)
+            cut = fmax(waves, 1.0 / fmax(1.0, floor(k / 512.0))) * SPLIT_COST;
+        double seconds = fmin(whole, cut) * 2.0 * tiles[i].m * tiles[i].n * (k + TILE_FILL) / (rate / a->units * tiles[i].rate);
+        best = fmin(best, seconds);
+    }
+    return fmax(best, qd_cost_stream(c, bytes));
+}
+
+static double attention(const qd_cluster *c, const qd_model *model, const qd_op *op, bool backward)
+{
+    const qd_accelerator *a = &c->accelerator;
+    double t = (double)op->k;
+    if (c->profile->attention == QD_ATTENTION_PLAIN) {
+        double scores = (double)op->m * t * (double)op->n / model->head_dim;
+        /* Two products forward and four backward, over all pairs; their sums are short. */
+        double rate = a->product * c->profile->product_share * model->head_dim / (model->head_dim + TILE_FILL);
+        double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
+        return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
+    }
+    double rate = a->product * a->attention[c->profile->attention] * t / (t + ATTENTION_RAMP);
+    rate *= (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
+    return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
+}
+
+/* Three products in chunks of rows (one without gradients), and the logits between them. */
+static double head(const qd_cluster *c, const qd_module_class *class_, const qd_op *op, bool training)
+{
+    double m = (double)(op->chunk > 0 ? op->chunk : op->m), n = (double)op->n, k = (double)op->k, chunks = (double)op->m / m;
+    double logit = (double)qd_dtype_size(op->slot[6] >= 0 ? class_->slots[op->slot[6]].dtype : QD_F32);
+    double seconds = qd_cost_product(c, m, n, k, 0.0);
+    if (training)
+        seconds += qd_cost_product(c, m, k, n, 0.0) + qd_cost_product(c, n, k, m, 0.0);
+    return chunks * (seconds + qd_cost_stream(c, m * n * logit * LOGIT_PASSES * c->profile->passes));
+}
+
+qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_class *class_, const qd_op *op)
+{
+    qd_cost cost = {.launch = c->profile->gap};
+    switch (op->kind) {
+    case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
+    case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
+    case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[3] >= 0); break;
+    default:
+        if (op->flops > 0.0 && op->k > 0) {
+            cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
+        } else {
+            cost.memory = qd_cost_stream(c, (double)op->bytes * c->profile->passes);
+            cost.launch *= c->profile->passes; /* the passes are kernels */
+        }
+    }
+    return cost;
+}
+
+static qd_cost phase(const qd_cluster *c, const qd_program *p, int module, qd_phase phase, bool again_only)
+{
+    const qd_module_class *class_ = qd_program_class(p, module);
+    qd_cost sum = {0};
+    for (int i = 0; i < class_->op_count; i++) {
+        const qd_op *op = &class_->ops[i];
+        if (op->phase != phase || (again_only && !op->again))
+            continue;
+        qd_cost cost = qd_cost_op(c, &p->ledger->model, class_, op);
+        qd_cost_add(&sum, &cost);
+    }
+    return sum;
+}
+
+/* Elements of a module's parameters that this rank updates. */
+static double updated(const qd_program *p, int module)
+{
+    const qd_module *m = &p->ledger->modules[module];
+    double count = 0.0;
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
+        if (p->ledger->params[i].tied_to < 0)
+            count += (double)qd_program_holding(p, QD_BUFFER_MOMENT1, i).count;
+    return count;
+}
+
+static double update_bytes(const qd_program *p)
+{
+    const qd_strategy *s = &p->strategy;
+    int states = (s->param != QD_F32) + (s->optimizer == QD_OPTIM_ADAMW ? 2 : s->momentum);
+    return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
+}
+
+qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_action *a)
+{
+    qd_cost cost = {0}, more;
+    double size = (double)qd_dtype_size(a->dtype), elements = (double)a->count;
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_FORWARD: return phase(c, p, a->module, QD_PHASE_FORWARD, false);
+    case QD_ACTION_RECOMPUTE: return phase(c, p, a->module, QD_PHASE_FORWARD, true);
+    case QD_ACTION_BACKWARD_INPUT: return phase(c, p, a->module, QD_PHASE_INPUT, false);
+    case QD_ACTION_BACKWARD_WEIGHT: return phase(c, p, a->module, QD_PHASE_WEIGHT, false);
+    case QD_ACTION_BACKWARD:
+        cost = phase(c, p, a->module, QD_PHASE_INPUT, false);
+        more = phase(c, p, a->module, QD_PHASE_WEIGHT, false);
+        qd_cost_add(&cost, &more);
+        return cost;
+    case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
+    case QD_ACTION_ADD:
+    case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;
+    case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, updated(p, a->module) * (double)qd_dtype_size(p->strategy.grad)); break;
+    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, updated(p, a->module) * update_bytes(p)); break;
+    case QD_ACTION_PACK:
+    case QD_ACTION_UNPACK: cost.memory = qd_cost_stream(c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0)); break;
+    case QD_ACTION_NORM: break;
+    default: return cost; /* places in memory, tokens, collectives */
+    }
+    cost.launch = c->profile->gap;
+    return cost;
+}

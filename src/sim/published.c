@@ -1,0 +1,408 @@
+/* Published runs as configurations of ours: every rule by which a row is read, and the scores of the predictions. The rules are
+ * the same for all rows and are listed in docs/simulator.md. */
+#include "sim/simulate_impl.h"
+
+#include "base/json.h"
+#include "base/text.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a row's members ---- */
+
+typedef struct row {
+    const qd_json_node *node, *model, *cluster, *config, *result;
+    qd_options *options;
+    qd_sim_score *score;
+} row;
+
+static const char *text_of(const qd_json_node *object, const char *key)
+{
+    const char *text = qd_json_as_string(qd_json_member(object, key));
+    return text ? text : "";
+}
+
+/* A member, or the one computed from others; `otherwise` when both are null. */
+static double number_of(const qd_json_node *object, const char *key, double otherwise)
+{
+    char derived[64];
+    double value;
+    snprintf(derived, sizeof derived, "derived_%s", key);
+    if (qd_json_as_double(qd_json_member(object, key), &value) || qd_json_as_double(qd_json_member(object, derived), &value))
+        return value;
+    return otherwise;
+}
+
+static bool has_word(const char *text, const char *word)
+{
+    return strstr(text, word) != NULL;
+}
+
+static bool skip(row *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool skip(row *r, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(r->score->reason, sizeof r->score->reason, format, args);
+    va_end(args);
+    return false;
+}
+
+/* Sets a key; a row that needs a key which this version does not have is skipped. */
+static bool set(row *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static bool set(row *r, const char *key, const char *format, ...)
+{
+    char value[96];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    if (!qd_options_find(r->options, key))
+        return skip(r, "the step program has no %s yet", key);
+    return qd_options_set(r->options, key, value) == QD_OK || skip(r, "%s", qd_error_message());
+}
+
+/* ---- the rules ---- */
+
+/* Software by its features: the first row whose word occurs in the name of the framework. */
+static const struct {
+    const char *word, *profile;
+    bool fp32_grads;
+} frameworks[] = {
+    {"Megatron-LM 2021", "early", false}, {"Megatron-LM 2022", "early", false}, {"Megatron-DeepSpeed", "early", false},
+    {"DeepSpeed ZeRO-3", "early", false}, {"metaseq", "early", false},
+    {"MaxText", "compiled", false},       {"PaxML", "compiled", false},        {"T5X", "compiled", false},
+    {"compile", "compiled", false},       {"torchtitan", "compiled", false},   {"lit-gpt", "compiled", false},
+    {"Megatron-Bridge", "fused", true},   {"NeMo", "fused", true},             {"Megatron-Core", "fused", true},
+    {"Megatron-LM", "fused", true},       {"MegaScale", "fused", true},        {"HAI-LLM", "fused", true},
+    {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"megatron", "fused", true},
+    {"llm.c", "native", false},
+    {"", "eager", false}, /* PyTorch: FSDP, DeepSpeed, nanotron, InternLM, AA-Scaling */
+};
+
+static bool read_software(row *r)
+{
+    const char *framework = text_of(r->config, "framework");
+    size_t i = 0;
+    while (!has_word(framework, frameworks[i].word))
+        i++;
+    bool early = strcmp(frameworks[i].profile, "early") == 0;
+    bool fp32 = frameworks[i].fp32_grads || strcmp(text_of(r->config, "fsdp_mp_mode"), "DEFAULT") == 0;
+    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", early ? "false" : "true") &&
+           set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", 100);
+}
+
+/* Clusters by accelerator, and by words about the network. */
+static const struct {
+    const char *gpu, *network, *cluster;
+} machines[] = {
+    {"A100-80GB", "Omni-Path", "a100-opa"}, {"A100-80GB", "4 x 100", "a100-roce"}, {"A100-80GB", "", "a100"},
+    {"A100-40GB", "", "a100-40gb"},         {"A800", "", "a800"},                  {"H100-96GB-500W", "", "h100-500w"},
+    {"H100-80GB", "GCP A3", "h100-a3"},     {"H100-80GB", "", "h100"},             {"H800", "", "h800"},
+    {"H200", "", "h200"},                   {"B200", "", "b200"},                  {"B300", "", "b300"},
+    {"GB200", "", "gb200"},                 {"GB300", "", "gb300"},                {"TPU-v4", "", "tpu-v4"},
+    {"TPU-v5e", "", "tpu-v5e"},             {"TPU-v5p", "", "tpu-v5p"},            {"TPU-v6e", "", "trillium"},
+    {"TPU7x", "", "ironwood"},
+};
+
+/* Slices by their number of chips. */
+static const struct {
+    const char *gpu;
+    int chips;
+    const char *dims;
+} slices[] = {
+    {"TPU-v6e", 8, "2,4"},   {"TPU-v6e", 16, "4,4"},      {"TPU-v6e", 32, "4,8"},      {"TPU-v6e", 64, "8,8"},      {"TPU-v6e", 128, "8,16"},
+    {"TPU-v5p", 64, "4,4,4"}, {"TPU-v5p", 128, "4,4,8"},  {"TPU-v5p", 256, "4,8,8"},   {"TPU-v5p", 512, "8,8,8"},   {"TPU-v5p", 1024, "8,8,16"},
+    {"TPU-v5p", 2048, "8,16,16"}, {"TPU-v4", 64, "4,4,4"}, {"TPU-v4", 512, "8,8,8"},    {"TPU-v4", 1024, "8,8,16"},  {"TPU7x", 64, "4,4,4"},
+    {"TPU7x", 128, "4,4,8"},  {"TPU7x", 256, "4,8,8"},
+};
+
+static bool read_slice(row *r, const char *gpu)
+{
+    const char *topology = text_of(r->cluster, "topology");
+    int count = atoi(topology) > 0 && has_word(topology, "slice") ? atoi(topology) : 1;
+    int chips = (int)number_of(r->cluster, "n_gpus", 0) / count;
+    for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
+        if (strcmp(slices[i].gpu, gpu) == 0 && slices[i].chips == chips)
+            return set(r, "network.dims", "%s", slices[i].dims);
+    return true; /* the preset's */
+}
+
+static bool read_cluster(row *r)
+{
+    const char *gpu = text_of(r->cluster, "gpu"), *inter = text_of(r->cluster, "inter_bw"), *topology = text_of(r->cluster, "topology");
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        if (strcmp(machines[i].gpu, gpu) != 0 || (!has_word(inter, machines[i].network) && !has_word(topology, machines[i].network)))
+            continue;
+        if (qd_cluster_load(r->options, machines[i].cluster) != QD_OK)
+            return skip(r, "%s", qd_error_message());
+        return strncmp(gpu, "TPU", 3) != 0 || read_slice(r, gpu);
+    }
+    return skip(r, gpu[0] ? "there is no cluster of %s" : "%sthe accelerator is not stated", gpu);
+}
+
+static bool read_model(row *r)
+{
+    const qd_json_node *m = r->model;
+    static const char *const needed[] = {"layers", "hidden", "heads", "ffn", "vocab", "seq"};
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        if (number_of(m, needed[i], 0) <= 0)
+            return skip(r, "the model's %s is not stated", needed[i]);
+    const char *mlp = text_of(m, "mlp");
+    bool gated = has_word(mlp, "glu"), tied = false;
+    int tp = (int)number_of(r->config, "tp", 1), heads = (int)number_of(m, "heads", 1);
+    /* Vocabularies are padded to a multiple of 128 per tensor-parallel rank. */
+    int64_t step = 128 * tp, vocab = ((int64_t)number_of(m, "vocab", 0) + step - 1) / step * step;
+    qd_json_as_bool(qd_json_member(m, "tied"), &tied);
+    if (number_of(m, "experts", 0) > 0 && !set(r, "model.experts", "%.0f", number_of(m, "experts", 0)))
+        return false;
+    return set(r, "model.arch", gated ? "llama" : "gpt2") && set(r, "model.layers", "%.0f", number_of(m, "layers", 0)) &&
+           set(r, "model.hidden", "%.0f", number_of(m, "hidden", 0)) && set(r, "model.heads", "%d", heads) &&
+           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) && set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 0)) &&
+           set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) && set(r, "model.vocab", "%lld", (long long)vocab) &&
+           set(r, "model.tied", tied ? "true" : "false") && set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
+}
+
+static bool read_layout(row *r)
+{
+    const qd_json_node *c = r->config;
+    double gpus = number_of(r->cluster, "n_gpus", 0), batch = number_of(c, "global_batch", 0), micro = number_of(c, "micro_batch", 0);
+    double shard = number_of(c, "fsdp_group", number_of(c, "zero1_group", 0));
+    bool sp = false;
+    if (gpus < 1 || batch < 1 || micro < 1)
+        return skip(r, "%s not stated", gpus < 1 ? "the number of accelerators is" : batch < 1 ? "the global batch is" : "the micro-batch is");
+    const char *precision = text_of(c, "precision");
+    if (strcmp(precision, "bf16") != 0 && strcmp(precision, "fp16") != 0)
+        return skip(r, "precision %s is not in the step program", precision[0] ? precision : "is not stated, and fp8");
+    qd_json_as_bool(qd_json_member(c, "sp"), &sp);
+    double vpp = number_of(c, "vpp", 1), ep = number_of(c, "ep", 1);
+    if (sp && number_of(c, "tp", 1) > 1 && !set(r, "parallel.sp", "true"))
+        return false;
+    if (number_of(c, "pp", 1) > 1 && !set(r, "parallel.schedule", vpp > 1 ? "interleaved" : "1f1b"))
+        return false;
+    if (vpp > 1 && number_of(c, "pp", 1) > 1 && !set(r, "parallel.vpp", "%.0f", vpp))
+        return false;
+    if (ep > 1 && !set(r, "parallel.ep", "%.0f", ep))
+        return false;
+    if (shard > 0 && !set(r, "parallel.dp_shard", "%.0f", shard))
+        return false;
+    return set(r, "parallel.ranks", "%.0f", gpus) && set(r, "parallel.dp", "-1") && set(r, "parallel.tp", "%.0f", number_of(c, "tp", 1)) &&
+           set(r, "parallel.cp", "%.0f", number_of(c, "cp", 1)) && set(r, "parallel.pp", "%.0f", number_of(c, "pp", 1)) &&
+           set(r, "parallel.zero", "%.0f", number_of(c, "zero", 0)) && set(r, "train.global_batch", "%.0f", batch) &&
+           set(r, "train.micro_batch", "%.0f", micro) && set(r, "train.precision", "bf16") && set(r, "run.device", "cuda");
+}
+
+/* What is written down, or what fits: nothing, else selective, else full. */
+static const char *stated_recompute(const char *text)
+{
+    if (text[0] == '\0')
+        return NULL;
+    if (has_word(text, "full") || has_word(text, "qkv_proj_offloaded"))
+        return "full";
+    if (has_word(text, "none"))
+        return "none";
+    return "selective"; /* of some kind: core attention, per op, minimal, offloaded to the host */
+}
+
+static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_report *report)
+{
+    qd_cluster cluster;
+    qd_config config;
+    qd_step step = {0};
+    if (!set(r, "train.recompute", "%s", recompute))
+        return false;
+    qd_status status = qd_cluster_resolve(r->options, &cluster);
+    if (status == QD_OK)
+        status = qd_config_resolve(r->options, 0, &config);
+    if (status == QD_OK)
+        status = qd_step_create(&config, &cluster, times, &step);
+    qd_sim_stage *stages = calloc((size_t)(step.stage_count > 0 ? step.stage_count : 1), sizeof *stages);
+    memset(report, 0, sizeof *report);
+    if (status == QD_OK && stages)
+        qd_simulation_fill(&step, stages, report);
+    qd_step_free(&step);
+    free(stages);
+    return status == QD_OK || skip(r, "%s", qd_error_message());
+}
+
+static bool simulate_row(row *r, qd_sim_report *report)
+{
+    static const char *const choices[] = {"none", "selective", "full"};
+    const char *stated = stated_recompute(text_of(r->config, "recompute"));
+    if (stated)
+        return simulate_with(r, stated, true, report);
+    for (int i = 0; i < 3; i++) {
+        if (!simulate_with(r, choices[i], false, report))
+            return false;
+        if (report->fits || i == 2)
+            return simulate_with(r, choices[i], true, report);
+    }
+    return false;
+}
+
+/* ---- what was published ---- */
+
+/* Tokens per second and accelerator: as stated, from the step time, or from FLOPs in the row's convention. */
+static double published_rate(const row *r)
+{
+    double rate = number_of(r->result, "tokens_per_sec_per_gpu", 0);
+    double tokens = number_of(r->config, "global_batch", 0) * number_of(r->model, "seq", 0) / number_of(r->cluster, "n_gpus", 1);
+    double seconds = number_of(r->result, "step_time_s", 0);
+    if (rate > 0)
+        return rate;
+    if (seconds > 0)
+        return tokens / seconds;
+    const char *convention = text_of(r->node, "flop_convention");
+    double full = number_of(r->model, "flops_per_token_noncausal", 0), causal = number_of(r->model, "flops_per_token_causal", 0);
+    bool hardware = has_word(convention, "INCLUDES full") || has_word(convention, "recompute included") || has_word(convention, "recompute counted");
+    bool half = has_word(convention, "causal") && !has_word(convention, "non-causal") && !has_word(convention, "noncausal");
+    double per_token = half ? causal : hardware ? full * 4.0 / 3.0 : full;
+    double tflops = number_of(r->result, "tflops_per_gpu", 0), peak = number_of(r->cluster, "peak_tflops_bf16", 0);
+    double share = number_of(r->result, "mfu", 0);
+    if (per_token <= 0)
+        return 0;
+    return tflops > 0 ? tflops * 1e12 / per_token : share * peak * 1e12 / (half ? causal : full);
+}
+
+/* A third of the rows, chosen by their names, is not looked at when constants are chosen. */
+static bool is_held_out(const char *id)
+{
+    uint32_t hash = 2166136261u;
+    for (; *id; id++)
+        hash = (hash ^ (unsigned char)*id) * 16777619u;
+    return hash % 3 == 0;
+}
+
+static void score_row(row *r)
+{
+    qd_sim_score *s = r->score;
+    qd_sim_report report;
+    s->published = published_rate(r);
+    s->published_memory = number_of(r->result, "mem_GB", 0) * 1e9;
+    s->outcome = strcmp(text_of(r->node, "kind"), "memory-oom") == 0;
+    if (!(read_software(r) && read_cluster(r) && read_model(r) && read_layout(r) && simulate_row(r, &report)))
+        return;
+    s->predicted = report.tokens_per_gpu_second;
+    s->predicted_memory = (double)report.memory_bytes;
+    s->predicted_oom = !report.fits;
+    s->error = s->published > 0 ? s->published / s->predicted - 1.0 : 0.0; /* of the step time */
+    s->memory_error = s->published_memory > 0 ? s->predicted_memory / s->published_memory - 1.0 : 0.0;
+    if (s->published <= 0 && s->published_memory <= 0 && !s->outcome)
+        skip(r, "no rate, step time or memory is published");
+}
+
+/* ---- sums ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double quantile(double *values, int count, double q)
+{
+    if (count == 0)
+        return NAN;
+    qsort(values, (size_t)count, sizeof *values, ascending);
+    int at = (int)ceil(q * count) - 1;
+    if (q == 0.5 && count % 2 == 0)
+        return 0.5 * (values[count / 2 - 1] + values[count / 2]);
+    return values[at < 0 ? 0 : at];
+}
+
+enum { SEEN = 1, HELD_OUT = 2 };
+static int collect(const qd_sim_scores *s, int which, double *values)
+{
+    int count = 0;
+    for (int i = 0; i < s->count; i++) {
+        const qd_sim_score *r = &s->rows[i];
+        if (r->core && r->reason[0] == '\0' && r->published > 0 && (which & (r->held_out ? HELD_OUT : SEEN)))
+            values[count++] = fabs(r->error);
+    }
+    return count;
+}
+
+static qd_status sum_up(qd_sim_scores *s)
+{
+    double *values = calloc((size_t)s->count + 1, sizeof *values);
+    if (!values)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d rows", s->count);
+    int count = collect(s, SEEN | HELD_OUT, values);
+    s->median = quantile(values, count, 0.5);
+    s->p90 = quantile(values, count, 0.9);
+    count = collect(s, SEEN, values);
+    s->median_seen = quantile(values, count, 0.5);
+    s->p90_seen = quantile(values, count, 0.9);
+    count = collect(s, HELD_OUT, values);
+    s->median_held_out = quantile(values, count, 0.5);
+    s->p90_held_out = quantile(values, count, 0.9);
+    int right = 0;
+    for (int i = 0; i < s->count; i++) {
+        const qd_sim_score *r = &s->rows[i];
+        bool scored = r->reason[0] == '\0';
+        s->scored += scored;
+        s->skipped += !scored;
+        if (scored && r->published_memory > 0)
+            values[s->memory_count++] = fabs(r->memory_error);
+        /* A run that has a rate did fit. */
+        if (scored && (r->outcome || r->published > 0)) {
+            s->oom_count++;
+            right += r->predicted_oom == (r->outcome == 1);
+        }
+    }
+    s->memory_median = quantile(values, s->memory_count, 0.5);
+    s->oom_accuracy = s->oom_count > 0 ? (double)right / s->oom_count : NAN;
+    free(values);
+    return QD_OK;
+}
+
+static qd_status score_all(const qd_json *document, bool core_only, qd_sim_scores *s)
+{
+    const qd_json_node *root = qd_json_root(document);
+    const qd_option_table tables[] = {qd_config_table(), qd_cluster_table()};
+    size_t total = qd_json_count(root);
+    if (qd_json_kind_of(root) != QD_JSON_LIST)
+        return QD_FAIL(QD_USAGE, "%s: it must be a list of runs, as data/published/runs.json is", qd_json_name(document));
+    s->rows = calloc(total + 1, sizeof *s->rows);
+    if (!s->rows)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %zu rows", total);
+    for (size_t i = 0; i < total; i++) {
+        const qd_json_node *node = qd_json_item(root, i);
+        row r = {.node = node, .model = qd_json_member(node, "model"), .cluster = qd_json_member(node, "cluster"),
+                 .config = qd_json_member(node, "config"), .result = qd_json_member(node, "result"), .score = &s->rows[s->count]};
+        bool core = false;
+        qd_json_as_bool(qd_json_member(node, "core"), &core);
+        if (core_only && !core)
+            continue;
+        if (!r.model || !r.cluster || !r.config || !r.result || text_of(node, "id")[0] == '\0')
+            return QD_FAIL(QD_USAGE, "%s: row %zu needs id, model, cluster, config and result", qd_json_name(document), i);
+        r.score->core = core;
+        r.score->held_out = is_held_out(text_of(node, "id"));
+        snprintf(r.score->id, sizeof r.score->id, "%s", text_of(node, "id"));
+        snprintf(r.score->source, sizeof r.score->source, "%s", text_of(qd_json_member(node, "source"), "title"));
+        s->count++;
+        QD_TRY(qd_options_create(tables, 2, &r.options));
+        score_row(&r);
+        qd_options_destroy(r.options);
+        qd_error_clear();
+    }
+    return sum_up(s);
+}
+
+qd_status qd_simulate_published(const char *path, bool core_only, qd_sim_scores *scores)
+{
+    qd_json *document = NULL;
+    memset(scores, 0, sizeof *scores);
+    QD_TRY(qd_json_load(path, &document));
+    qd_status status = score_all(document, core_only, scores);
+    qd_json_destroy(document);
+    return status;
+}
+
+void qd_sim_scores_free(qd_sim_scores *scores)
+{
+    free(scores->rows);
+    memset(scores, 0, sizeof *scores);
+}

@@ -1,0 +1,181 @@
+/* A simulated step as JSON, as a trace, and drawn with characters. */
+#include "sim/simulate_impl.h"
+
+#include "base/json_writer.h"
+#include "base/strbuf.h"
+#include "base/text.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void put_lines(qd_json_writer *w, const char *key, const qd_sim_line *lines, int count)
+{
+    qd_json_object_begin(w, key);
+    for (int i = 0; i < count; i++)
+        qd_json_put_double(w, lines[i].name, lines[i].value);
+    qd_json_end(w);
+}
+
+void qd_simulation_json(const qd_simulation *s, qd_strbuf *out)
+{
+    const qd_sim_report *r = &s->report;
+    const struct {
+        const char *key;
+        double value;
+    } figures[] = {
+        {"step_seconds", r->step_seconds},         {"tokens_per_second", r->tokens_per_second},
+        {"tokens_per_second_per_gpu", r->tokens_per_gpu_second}, {"flops_per_step", r->flops_per_step},
+        {"mfu", r->mfu},                           {"mfu_causal", r->mfu_causal},
+        {"hfu", r->hfu},                           {"compute_seconds", r->compute_seconds},
+        {"product_seconds", r->product_seconds},   {"attention_seconds", r->attention_seconds},
+        {"memory_bound_seconds", r->memory_seconds}, {"optimizer_seconds", r->optimizer_seconds},
+        {"launch_seconds", r->launch_seconds},     {"bubble_seconds", r->bubble_seconds},
+        {"watts", r->watts},                       {"joules_per_step", r->joules_per_step},
+        {"cost_per_step", r->cost_per_step},       {"wall_seconds", r->wall_seconds},
+    };
+    qd_json_writer w = qd_json_writer_on(out);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "model", r->model);
+    qd_json_put_string(&w, "layout", r->layout);
+    qd_json_put_string(&w, "cluster", r->cluster);
+    qd_json_put_string(&w, "profile", r->profile);
+    qd_json_put_int(&w, "gpus", r->gpus);
+    qd_json_put_int(&w, "stages", r->stages);
+    qd_json_put_int(&w, "parameters", r->parameters);
+    qd_json_put_int(&w, "tokens_per_step", r->tokens_per_step);
+    qd_json_put_int(&w, "micro_batch", r->micro_batch);
+    qd_json_put_int(&w, "micro_batches", r->micro_batches);
+    qd_json_put_int(&w, "actions", r->actions);
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        qd_json_put_double(&w, figures[i].key, figures[i].value);
+    put_lines(&w, "exposed_seconds", r->exposed, r->exposed_count);
+    put_lines(&w, "hidden_seconds", r->hidden, r->hidden_count);
+    qd_json_put_bool(&w, "fits", r->fits);
+    qd_json_put_int(&w, "memory_bytes", r->memory_bytes);
+    qd_json_put_int(&w, "memory_limit_bytes", r->memory_limit);
+    qd_json_put_int(&w, "fullest_stage", r->fullest_stage);
+    put_lines(&w, "memory", r->memory, r->memory_count);
+    qd_json_list_begin(&w, "stage");
+    for (int i = 0; i < r->stages; i++) {
+        qd_json_object_begin(&w, NULL);
+        qd_json_put_int(&w, "memory_bytes", s->stages[i].memory_bytes);
+        qd_json_put_double(&w, "busy_seconds", s->stages[i].busy_seconds);
+        qd_json_put_double(&w, "bubble_seconds", s->stages[i].bubble_seconds);
+        qd_json_put_double(&w, "exposed_seconds", s->stages[i].exposed_seconds);
+        qd_json_end(&w);
+    }
+    qd_json_end(&w);
+    qd_json_list_begin(&w, "losses");
+    for (int i = 0; i < r->loss_count; i++)
+        qd_json_put_string(&w, NULL, r->loss[i]);
+    qd_json_end(&w);
+    qd_json_end(&w);
+}
+
+/* ---- the trace ---- */
+
+static void put_track(qd_json_writer *w, const char *what, int process, int track, const char *name)
+{
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "M");
+    qd_json_put_string(w, "name", what);
+    qd_json_put_int(w, "pid", process);
+    qd_json_put_int(w, "tid", track);
+    qd_json_object_begin(w, "args");
+    qd_json_put_string(w, "name", name);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
+static void put_item(qd_json_writer *w, const qd_step_stage *stage, int index, const qd_sim_times *t)
+{
+    qd_action_trace_event(w, stage->program, stage->rank, stage->action[index], 1, t->begin, t->end);
+}
+
+qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
+{
+    static const char *const tracks[QD_STREAM_COUNT] = {[QD_STREAM_COMPUTE] = "compute", [QD_STREAM_COMM] = "communication"};
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "displayTimeUnit", "ms");
+    qd_json_list_begin(&w, "traceEvents");
+    for (int i = 0; i < s->step.stage_count; i++) {
+        const qd_step_stage *stage = &s->step.stages[i];
+        const qd_sim_times *times = qd_sim_times_of(&s->step.result, i);
+        char name[64];
+        snprintf(name, sizeof name, "rank %d", stage->rank);
+        put_track(&w, "process_name", stage->rank, 0, name);
+        for (int track = 0; track < QD_STREAM_COUNT; track++)
+            put_track(&w, "thread_name", stage->rank, track, tracks[track]);
+        for (int k = 0; k < stage->item_count; k++)
+            put_item(&w, stage, k, &times[k]);
+    }
+    qd_json_end(&w);
+    qd_json_end(&w);
+    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
+    qd_strbuf_free(&text);
+    return status;
+}
+
+/* ---- drawn ---- */
+
+static char letter_of(const qd_action *a)
+{
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_FORWARD: return 'F';
+    case QD_ACTION_RECOMPUTE: return 'R';
+    case QD_ACTION_BACKWARD:
+    case QD_ACTION_BACKWARD_INPUT: return 'B';
+    case QD_ACTION_BACKWARD_WEIGHT: return 'W';
+    case QD_ACTION_UPDATE:
+    case QD_ACTION_SQUARES:
+    case QD_ACTION_NORM: return 'U';
+    default: return qd_action_communicates(a) ? '~' : 'z';
+    }
+}
+
+/* Each column shows what fills most of it. */
+static void draw_stage(const qd_step *step, int s, int stream, int width, qd_strbuf *out)
+{
+    static const char letters[] = ".FRBWU~z";
+    enum { KINDS = sizeof letters - 1 };
+    const qd_step_stage *stage = &step->stages[s];
+    const qd_sim_times *times = qd_sim_times_of(&step->result, s);
+    double (*share)[KINDS] = calloc((size_t)width, sizeof *share), column = step->result.seconds / width;
+    for (int i = 0; share && i < stage->item_count; i++) {
+        if (stage->items[i].stream != stream || times[i].end <= times[i].begin)
+            continue;
+        int kind = (int)(strchr(letters, letter_of(&stage->program->actions[stage->action[i]])) - letters);
+        for (int c = (int)(times[i].begin / column); c < width && c * column < times[i].end; c++)
+            share[c][kind] += fmin(times[i].end, (c + 1) * column) - fmax(times[i].begin, c * column);
+    }
+    for (int c = 0; share && c < width; c++) {
+        int best = 0;
+        double idle = column;
+        for (int k = 1; k < KINDS; k++)
+            idle -= share[c][k];
+        share[c][0] = idle;
+        for (int k = 1; k < KINDS; k++)
+            best = share[c][k] > share[c][best] ? k : best;
+        qd_strbuf_pad(out, letters[best], 1);
+    }
+    free(share);
+}
+
+void qd_simulation_draw(const qd_simulation *s, int width, qd_strbuf *out)
+{
+    int columns = width > 30 ? width - 12 : 60;
+    for (int i = 0; i < s->step.stage_count; i++) {
+        qd_strbuf_printf(out, s->step.stage_count > 1 ? "stage %-4d " : "compute    ", i);
+        draw_stage(&s->step, i, QD_STREAM_COMPUTE, columns, out);
+        qd_strbuf_puts(out, "\n");
+        if (s->step.stage_count == 1) {
+            qd_strbuf_puts(out, "network    ");
+            draw_stage(&s->step, i, QD_STREAM_COMM, columns, out);
+            qd_strbuf_puts(out, "\n");
+        }
+    }
+    qd_strbuf_puts(out, "           F forward  B backward  W of weights  R recompute  U optimizer  ~ collective  . idle\n");
+}

@@ -1,0 +1,284 @@
+/* From the times of a step to what they mean: utilisation, what communication costs, memory, the largest losses. */
+#include "sim/simulate_impl.h"
+
+#include "base/clock.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what the compute stream waits for ---- */
+
+static void add_line(qd_sim_line *lines, int *count, int capacity, const char *name, double value)
+{
+    int i = 0;
+    while (i < *count && strcmp(lines[i].name, name) != 0)
+        i++;
+    if (i == *count) {
+        if (*count == capacity)
+            return;
+        lines[(*count)++] = (qd_sim_line){name, 0.0};
+    }
+    lines[i].value += value;
+}
+
+static const char *axes_name(unsigned axes)
+{
+    static const char *const names[1 << QD_AXIS_COUNT] = {
+        [QD_AXIS_BIT(QD_AXIS_TP)] = "tp", [QD_AXIS_BIT(QD_AXIS_CP)] = "cp", [QD_AXIS_BIT(QD_AXIS_DP)] = "dp", [QD_AXIS_BIT(QD_AXIS_PP)] = "pp"};
+    if ((axes & QD_AXES_DATA) && !(axes & ~QD_AXES_DATA))
+        return axes & QD_AXIS_BIT(QD_AXIS_DP) ? "dp" : "cp";
+    return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
+}
+
+typedef struct account {
+    qd_sim_report *r;
+    double share; /* of a stage in the mean */
+} account;
+
+static void expose(account *a, qd_sim_stage *stage, const char *name, double seconds)
+{
+    stage->exposed_seconds += seconds;
+    add_line(a->r->exposed, &a->r->exposed_count, (int)(sizeof a->r->exposed / sizeof *a->r->exposed), name, seconds * a->share);
+}
+
+/* The dependency that ended last is what an item waited for. */
+static int last_dependency(const qd_step_stage *stage, const qd_sim_times *times, const qd_sim_item *item)
+{
+    int last = -1;
+    for (int d = 0; d < item->dep_count; d++) {
+        int on = stage->deps[item->dep_first + d];
+        if (last < 0 || times[on].end > times[last].end)
+            last = on;
+    }
+    return last;
+}
+
+static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *out)
+{
+    const qd_step_stage *stage = &step->stages[s];
+    const qd_sim_times *times = qd_sim_times_of(&step->result, s);
+    double end = 0.0;
+    for (int i = 0; i < stage->item_count; i++) {
+        const qd_sim_item *item = &stage->items[i];
+        const qd_action *action = &stage->program->actions[stage->action[i]];
+        const char *axes = axes_name(qd_step_axes(stage->program, action));
+        bool moves = qd_action_communicates(action);
+        if (item->stream != QD_STREAM_COMPUTE) {
+            if (moves)
+                add_line(a->r->hidden, &a->r->hidden_count, (int)(sizeof a->r->hidden / sizeof *a->r->hidden), axes,
+                         (times[i].end - times[i].begin) * a->share);
+            continue;
+        }
+        double gap = times[i].begin - end;
+        int on = gap > 0.0 ? last_dependency(stage, times, item) : -1;
+        if (on >= 0 && times[on].end >= times[i].begin - 1e-12 && qd_action_communicates(&stage->program->actions[stage->action[on]]))
+            expose(a, out, axes_name(qd_step_axes(stage->program, &stage->program->actions[stage->action[on]])), gap);
+        else if (gap > 0.0)
+            out->bubble_seconds += gap;
+        if (moves)
+            expose(a, out, axes, times[i].end - times[i].begin);
+        else
+            out->busy_seconds += times[i].end - times[i].begin;
+        end = times[i].end;
+    }
+    out->bubble_seconds += step->result.seconds - end;
+    a->r->bubble_seconds += out->bubble_seconds * a->share;
+}
+
+/* What was exposed is not hidden. */
+static void subtract_exposed(qd_sim_report *r)
+{
+    for (int i = 0; i < r->hidden_count; i++)
+        for (int j = 0; j < r->exposed_count; j++)
+            if (strcmp(r->hidden[i].name, r->exposed[j].name) == 0)
+                r->hidden[i].value = fmax(0.0, r->hidden[i].value - r->exposed[j].value);
+}
+
+/* ---- memory ---- */
+
+static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report *r)
+{
+    const qd_profile *profile = step->cluster->profile;
+    for (int s = 0; s < step->stage_count; s++) {
+        stages[s].memory_bytes = step->stages[s].memory.total;
+        if (stages[s].memory_bytes > stages[r->fullest_stage].memory_bytes)
+            r->fullest_stage = s;
+    }
+    const qd_memory_report *m = &step->stages[r->fullest_stage].memory;
+    for (int kind = 0; kind < QD_BUFFER_KIND_COUNT && r->memory_count < QD_SIM_LINES - 2; kind++)
+        if (m->at_peak[kind] > 0)
+            r->memory[r->memory_count++] = (qd_sim_line){qd_buffer_kind_name((qd_buffer_kind)kind), (double)m->at_peak[kind]};
+    if (m->total > m->live_peak)
+        r->memory[r->memory_count++] = (qd_sim_line){"lost to packing", (double)(m->total - m->live_peak)};
+    r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
+    if (r->overhead_bytes > 0)
+        r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragments", (double)r->overhead_bytes};
+    r->memory_bytes = m->total + r->overhead_bytes;
+    r->memory_limit = step->cluster->accelerator.memory;
+    r->fits = r->memory_bytes <= r->memory_limit;
+}
+
+/* ---- losses in words ---- */
+
+typedef struct loss {
+    double seconds;
+    char text[160];
+} loss;
+
+static int larger(const void *a, const void *b)
+{
+    double x = ((const loss *)a)->seconds, y = ((const loss *)b)->seconds;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void put_loss(loss *losses, int *count, double seconds, double step, const char *format, ...) __attribute__((format(printf, 5, 6)));
+static void put_loss(loss *losses, int *count, double seconds, double step, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    loss *l = &losses[(*count)++];
+    l->seconds = seconds;
+    int used = snprintf(l->text, sizeof l->text, "%.1f %%: ", 100.0 * seconds / step);
+    vsnprintf(l->text + used, sizeof l->text - (size_t)used, format, args);
+    va_end(args);
+}
+
+/* What the step would take if every accelerator computed the model's FLOPs at its peak is no loss; all else is. */
+static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_sim_report *r)
+{
+    loss losses[24];
+    int count = 0;
+    double t = r->step_seconds, peak = step->cluster->accelerator.peak;
+    double again = busiest->flops > 0.0 ? busiest->recompute_flops / (busiest->flops + busiest->recompute_flops) : 0.0;
+    double ideal = (busiest->flops + busiest->recompute_flops) / peak;
+    double slow = r->product_seconds + r->attention_seconds - ideal;
+    put_loss(losses, &count, fmax(0.0, slow), t, "products and attention below the peak of %.0f TFLOP/s (tiles, short sums, power)", peak * 1e-12);
+    put_loss(losses, &count, r->memory_seconds, t, "kernels that only move bytes (norms, activation functions, residuals)");
+    put_loss(losses, &count, r->optimizer_seconds, t, "the optimizer's pass over its state");
+    put_loss(losses, &count, r->launch_seconds, t, "gaps between kernels");
+    put_loss(losses, &count, r->bubble_seconds, t, "waiting for other stages of the pipeline (%lld micro-batches, %d stages)", (long long)r->micro_batches, r->stages);
+    if (again > 0.0)
+        put_loss(losses, &count, again * (r->product_seconds + r->attention_seconds), t, "computing activations a second time");
+    for (int i = 0; i < r->exposed_count; i++)
+        put_loss(losses, &count, r->exposed[i].value, t, "communication over %s that nothing hides", r->exposed[i].name);
+    qsort(losses, (size_t)count, sizeof *losses, larger);
+    for (int i = 0; i < count && r->loss_count < QD_SIM_LOSSES && losses[i].seconds > 0.001 * t; i++)
+        memcpy(r->loss[r->loss_count++], losses[i].text, sizeof losses[i].text);
+}
+
+/* ---- the report ---- */
+
+static void fill_layout(const qd_program *p, int gpus, char *text, size_t size)
+{
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int used = 0;
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        if (mesh->degree[axis] > 1 || (axis == QD_AXIS_DP && gpus == 1))
+            used += snprintf(text + used, size - (size_t)used, "%s%s %d", used ? " × " : "", qd_axis_name((qd_axis)axis), mesh->degree[axis]);
+    if (p->strategy.zero > 0)
+        snprintf(text + used, size - (size_t)used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
+}
+
+static void fill_rates(const qd_step *step, qd_sim_report *r)
+{
+    const qd_model *m = &step->config->model;
+    const qd_cluster *c = step->cluster;
+    double tokens = (double)r->tokens_per_step, full = qd_model_flops_per_token(m, r->seq);
+    double causal = full - 6.0 * m->layers * (double)r->seq * m->heads * m->head_dim, peak = c->accelerator.peak * r->gpus, all = 0.0;
+    for (int s = 0; s < step->stage_count; s++)
+        all += (step->stages[s].flops + step->stages[s].recompute_flops) * r->gpus / step->stage_count;
+    r->tokens_per_second = tokens / r->step_seconds;
+    r->tokens_per_gpu_second = r->tokens_per_second / r->gpus;
+    r->flops_per_step = causal * tokens;
+    r->mfu = full * tokens / (r->step_seconds * peak);
+    r->mfu_causal = causal * tokens / (r->step_seconds * peak);
+    r->hfu = all / (r->step_seconds * peak);
+    r->watts = c->accelerator.watts * r->gpus * c->power_overhead;
+    r->joules_per_step = r->watts * r->step_seconds;
+    r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
+}
+
+void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report *r)
+{
+    const qd_config *config = step->config;
+    const qd_program *p = step->stages[0].program;
+    snprintf(r->model, sizeof r->model, "%s", config->model.name);
+    snprintf(r->cluster, sizeof r->cluster, "%s", step->cluster->name);
+    snprintf(r->profile, sizeof r->profile, "%s", step->cluster->profile->name);
+    r->gpus = config->world;
+    r->stages = step->stage_count;
+    fill_layout(p, r->gpus, r->layout, sizeof r->layout);
+    r->parameters = qd_model_parameters(&config->model);
+    r->seq = p->strategy.seq;
+    r->global_batch = config->global_batch;
+    r->micro_batch = p->strategy.micro_batch;
+    r->micro_batches = p->strategy.micro_batches;
+    r->tokens_per_step = r->global_batch * r->seq;
+    fill_memory(step, stages, r);
+    if (!step->result.times)
+        return;
+    account a = {.r = r, .share = 1.0 / step->stage_count};
+    int busiest = 0;
+    for (int s = 0; s < step->stage_count; s++) {
+        account_stage(&a, step, s, &stages[s]);
+        r->actions += step->stages[s].item_count;
+        if (stages[s].busy_seconds > stages[busiest].busy_seconds)
+            busiest = s;
+    }
+    subtract_exposed(r);
+    const qd_cost *cost = &step->stages[busiest].cost;
+    r->step_seconds = step->result.seconds + step->cluster->profile->step_overhead;
+    r->compute_seconds = stages[busiest].busy_seconds;
+    r->product_seconds = cost->product;
+    r->attention_seconds = cost->attention;
+    r->memory_seconds = cost->memory;
+    r->optimizer_seconds = cost->optimizer;
+    r->launch_seconds = cost->launch;
+    fill_rates(step, r);
+    fill_losses(step, &step->stages[busiest], r);
+}
+
+qd_status qd_simulate(const qd_options *options, qd_simulation **simulation)
+{
+    double begin = qd_clock_now();
+    qd_simulation *s = calloc(1, sizeof *s);
+    if (!s)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to simulate");
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_cluster_resolve(options, &s->cluster));
+    QD_TRY_DONE(qd_config_resolve(options, 0, &s->config));
+    QD_TRY_DONE(qd_step_create(&s->config, &s->cluster, true, &s->step));
+    s->stages = calloc((size_t)s->step.stage_count, sizeof *s->stages);
+    if (!s->stages) {
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", s->step.stage_count);
+        goto done;
+    }
+    qd_simulation_fill(&s->step, s->stages, &s->report);
+    s->report.wall_seconds = qd_clock_now() - begin;
+    *simulation = s;
+    return QD_OK;
+done:
+    qd_simulation_destroy(s);
+    return status;
+}
+
+void qd_simulation_destroy(qd_simulation *s)
+{
+    if (!s)
+        return;
+    qd_step_free(&s->step);
+    free(s->stages);
+    free(s);
+}
+
+const qd_sim_report *qd_simulation_report(const qd_simulation *s)
+{
+    return &s->report;
+}
+
+const qd_sim_stage *qd_simulation_stage(const qd_simulation *s, int stage)
+{
+    return &s->stages[stage];
+}

@@ -1,0 +1,191 @@
+#include "sim/step.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINK_NODE = 1, LINK_NETWORK = 2 };
+/* Share of the multiprocessors that the kernels of a collective take from computation beside it: about 16 of 132. */
+static const float COLLECTIVE_LOAD = 0.12f;
+
+unsigned qd_step_axes(const qd_program *p, const qd_action *a)
+{
+    return a->group >= 0 ? p->groups[a->group].axes : 0;
+}
+
+static qd_coll_kind collective_of(const qd_action *a)
+{
+    return a->kind == QD_ACTION_REDUCE ? QD_COLL_ALL_REDUCE
+           : a->kind == QD_ACTION_GATHER ? QD_COLL_ALL_GATHER
+                                         : QD_COLL_REDUCE_SCATTER;
+}
+
+/* Costs of a program's actions; those of modules are the same for all of a class. */
+typedef struct pricer {
+    const qd_cluster *cluster;
+    const qd_program *program;
+    qd_span spans[QD_GROUP_LIMIT];
+    qd_cost module[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT];
+    bool known[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT];
+} pricer;
+
+static qd_cost price(pricer *p, const qd_action *a)
+{
+    bool of_class = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_RECOMPUTE || a->kind == QD_ACTION_BACKWARD ||
+                    a->kind == QD_ACTION_BACKWARD_INPUT || a->kind == QD_ACTION_BACKWARD_WEIGHT;
+    if (!of_class)
+        return qd_cost_action(p->cluster, p->program, a);
+    const qd_ledger *l = p->program->ledger;
+    int kind = l->modules[a->module].kind, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
+    if (!p->known[a->kind][kind][recompute]) {
+        p->module[a->kind][kind][recompute] = qd_cost_action(p->cluster, p->program, a);
+        p->known[a->kind][kind][recompute] = true;
+    }
+    return p->module[a->kind][kind][recompute];
+}
+
+/* The row sums of the norm are one number per rank where the software does it so. */
+static double collective_bytes(const pricer *p, const qd_action *a)
+{
+    bool squares = a->buffer >= 0 && p->program->buffers[a->buffer].kind == QD_BUFFER_SQUARES;
+    double elements = squares && p->cluster->profile->scalar_norm ? p->spans[a->group].size : (double)a->count;
+    return elements * (double)qd_dtype_size(a->dtype);
+}
+
+static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *item)
+{
+    const qd_span *span = &p->spans[a->group];
+    item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span);
+    item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
+    item->load = a->stream == QD_STREAM_COMM && p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
+}
+
+static bool takes_time(const qd_action *a)
+{
+    return a->kind != QD_ACTION_ALLOC && a->kind != QD_ACTION_FREE && a->kind != QD_ACTION_LOAD;
+}
+
+/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
+static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
+{
+    const qd_program *p = stage->program;
+    pricer prices = {.cluster = step->cluster, .program = p};
+    for (int g = 0; g < p->group_count; g++)
+        prices.spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
+    int32_t last[QD_STREAM_COUNT] = {-1, -1};
+    int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of);
+    stage->items = calloc((size_t)p->action_count + 1, sizeof *stage->items);
+    stage->action = calloc((size_t)p->action_count + 1, sizeof *stage->action);
+    stage->deps = calloc((size_t)p->dep_count + 1, sizeof *stage->deps);
+    if (!item_of || !stage->items || !stage->action || !stage->deps) {
+        free(item_of);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to simulate %d actions", p->action_count);
+    }
+    int deps = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        item_of[i] = last[a->stream]; /* what an action without time waits for */
+        if (!takes_time(a) && a->dep_count == 0)
+            continue;
+        qd_sim_item *item = &stage->items[stage->item_count];
+        *item = (qd_sim_item){.stream = (int8_t)a->stream, .awaits = -1, .sends = -1, .meets = -1, .dep_first = deps};
+        for (int d = 0; d < a->dep_count; d++) {
+            int32_t on = item_of[p->deps[a->dep_first + d]];
+            if (on >= 0)
+                stage->deps[deps++] = on;
+        }
+        item->dep_count = deps - item->dep_first;
+        if (qd_action_communicates(a)) {
+            price_collective(&prices, a, item);
+            if (step->stage_count > 1 && (p->groups[a->group].axes & QD_AXIS_BIT(QD_AXIS_PP)))
+                item->meets = (*met)++;
+        } else {
+            qd_cost cost = price(&prices, a);
+            item->seconds = qd_cost_total(&cost);
+            qd_cost_add(&stage->cost, &cost);
+        }
+        item_of[i] = last[a->stream] = stage->item_count;
+        stage->action[stage->item_count++] = i;
+    }
+    free(item_of);
+    return QD_OK;
+}
+
+/* The pipeline's stages: ranks that differ in nothing else. */
+static qd_status find_stages(qd_step *step)
+{
+    const qd_config *c = step->config;
+    qd_mesh mesh;
+    QD_TRY(qd_mesh_create(c->world, c->degrees, &mesh));
+    step->stage_count = mesh.degree[QD_AXIS_PP];
+    step->stages = calloc((size_t)step->stage_count, sizeof *step->stages);
+    if (!step->stages)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", step->stage_count);
+    for (int s = 0; s < step->stage_count; s++) {
+        int coords[QD_AXIS_COUNT] = {0};
+        coords[QD_AXIS_PP] = s;
+        step->stages[s].rank = qd_mesh_rank(&mesh, coords);
+    }
+    return QD_OK;
+}
+
+static qd_status build_stage(qd_step *step, qd_step_stage *stage)
+{
+    qd_program *program;
+    QD_TRY(qd_config_build(step->config, stage->rank, step->arena, &program));
+    stage->program = program;
+    stage->flops = qd_program_flops(program);
+    stage->recompute_flops = qd_program_recompute_flops(program);
+    return qd_memory_account(program, &stage->memory);
+}
+
+static void describe(const void *context, int participant, int index, char *text, size_t size)
+{
+    const qd_step *step = context;
+    const qd_step_stage *stage = &step->stages[participant];
+    qd_action_describe(stage->program, stage->action[index], text, size);
+}
+
+static qd_status run(qd_step *step)
+{
+    qd_sim_participant *who = calloc((size_t)step->stage_count, sizeof *who);
+    if (!who)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", step->stage_count);
+    for (int s = 0; s < step->stage_count; s++)
+        who[s] = (qd_sim_participant){step->stages[s].items, step->stages[s].item_count, step->stages[s].deps};
+    qd_sim_problem problem = {.participants = who, .count = step->stage_count, .messages = step->messages, .meetings = step->meetings,
+                              .describe = describe, .context = step};
+    qd_status status = qd_sim_run(&problem, &step->result);
+    free(who);
+    return status;
+}
+
+qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step)
+{
+    memset(step, 0, sizeof *step);
+    step->config = config;
+    step->cluster = cluster;
+    QD_TRY(qd_arena_create(&step->arena));
+    QD_TRY(find_stages(step));
+    for (int s = 0; s < step->stage_count; s++) {
+        QD_TRY(build_stage(step, &step->stages[s]));
+        int met = 0;
+        if (times)
+            QD_TRY(fill_items(step, &step->stages[s], &met));
+        step->meetings = met > step->meetings ? met : step->meetings;
+    }
+    return times ? run(step) : QD_OK;
+}
+
+void qd_step_free(qd_step *step)
+{
+    for (int s = 0; s < step->stage_count && step->stages; s++) {
+        free(step->stages[s].items);
+        free(step->stages[s].action);
+        free(step->stages[s].deps);
+    }
+    free(step->stages);
+    qd_sim_result_free(&step->result);
+    qd_arena_destroy(step->arena);
+    memset(step, 0, sizeof *step);
+}

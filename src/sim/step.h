@@ -1,0 +1,41 @@
+/* One step of a configuration on a cluster, in time: the programs of representative ranks, their actions with costs, and when
+ * each of them runs. Ranks that differ only along the data, context and tensor axes do the same at the same time; one rank
+ * stands for each stage of the pipeline. */
+#ifndef QD_SIM_STEP_H
+#define QD_SIM_STEP_H
+
+#include "sim/cost.h"
+#include "sim/engine.h"
+#include "sim/network.h"
+#include "spec/config.h"
+
+/* One stage: the rank that stands for it. */
+typedef struct qd_step_stage {
+    int rank;
+    const qd_program *program;
+    qd_sim_item *items;
+    int item_count;
+    int32_t *action;   /* of each item */
+    int32_t *deps;
+    qd_cost cost;      /* of its computation */
+    double flops, recompute_flops;
+    qd_memory_report memory;
+} qd_step_stage;
+
+typedef struct qd_step {
+    const qd_config *config;
+    const qd_cluster *cluster;
+    qd_arena *arena;
+    qd_step_stage *stages;
+    int stage_count;
+    int messages, meetings;
+    qd_sim_result result;
+} qd_step;
+
+/* Builds the programs and accounts for memory; `times` false: nothing is simulated. */
+qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step);
+void qd_step_free(qd_step *step);
+
+/* The axis of a collective, for sums: "dp", "tp", … */
+unsigned qd_step_axes(const qd_program *program, const qd_action *action);
+#endif
