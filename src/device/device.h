@@ -9,6 +9,8 @@
 #ifndef QD_DEVICE_DEVICE_H
 #define QD_DEVICE_DEVICE_H
 
+#include "base/runs.h"
+
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
 #include <quadrille/types.h>
@@ -178,8 +180,34 @@ typedef struct qd_attention_args {
     /* backward only; dq, dk, dv are overwritten and have the strides of q, k, v; d_o that of o */
     const void *d_o;
     void *dq, *dk, *dv;
-    float *delta; /* (batch, heads, seq) scratch */
+    float *delta; /* (batch, heads, seq) scratch; attention_delta: output, rowsum(d_o * o) of each head */
 } qd_attention_args;
+
+/* Causal attention of some rows of each sequence against keys and values of others, for sequences whose rows are shared out
+ * over ranks. q holds q_seq rows of each of `batch` sequences, k and v k_seq rows; runs say at which positions they stand
+ * (host memory; ascending positions, each row in one run). A row at position t sees the keys at positions
+ * max(doc_start, 0) .. t, if there are any. Views, heads and scale as above.
+ * Forward: o (fp32) and lse are a running result: the keys of this call are merged in by their log-sum-exp, so that calls
+ * for all parts of the keys, in any order, give the attention over all. begin: nothing is there yet, both are overwritten.
+ * A row that has seen no key yet has o 0 and lse minus infinity.
+ * Backward: lse is the final one, delta what attention_delta gives. dq, dk, dv are fp32 and accumulated into. */
+typedef struct qd_attention_part_args {
+    const void *q, *k, *v;
+    float *o, *lse;           /* lse: (batch, heads, q_seq) */
+    const int32_t *doc_start; /* (batch * q_seq), positions, or NULL */
+    const qd_row_run *q_runs, *k_runs;
+    int q_run_count, k_run_count;
+    int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride;
+    int heads, kv_heads, head_dim;
+    float scale;
+    bool begin;
+    qd_dtype dtype;
+    /* backward only; d_o has the stride of o */
+    const void *d_o;
+    const float *delta; /* (batch, heads, q_seq) */
+    float *dq, *dk, *dv;
+    int64_t dq_stride, dk_stride, dv_stride;
+} qd_attention_part_args;
 
 /* Attention of new rows of one sequence against a cache of earlier ones, for generation. Row r of q, k, v stands at
  * position past + r: its key and value are first stored in the caches, (context, kv_heads * head_dim) each, then it sees
@@ -203,6 +231,14 @@ typedef struct qd_activation_args {
     int64_t rows, cols;
     qd_dtype dtype;
 } qd_activation_args;
+
+/* Rows of a matrix into another: to[r * to_stride + c] = from[r * from_stride + c], converted to nearest even. */
+typedef struct qd_copy_rows_args {
+    const void *from;
+    void *to;
+    int64_t rows, cols, from_stride, to_stride;
+    qd_dtype from_dtype, to_dtype; /* QD_F32 or QD_BF16 */
+} qd_copy_rows_args;
 
 /* y = a + b, n elements. y may equal a or b. */
 typedef struct qd_add_args {
@@ -349,10 +385,14 @@ typedef struct qd_copy_pieces_args {
     X(rope, qd_rope_args)                                                                                   \
     X(attention_forward, qd_attention_args)                                                                 \
     X(attention_backward, qd_attention_args)                                                                \
+    X(attention_delta, qd_attention_args)                                                                   \
+    X(attention_part_forward, qd_attention_part_args)                                                       \
+    X(attention_part_backward, qd_attention_part_args)                                                      \
     X(attention_cached, qd_attention_cached_args)                                                           \
     X(activation_forward, qd_activation_args)                                                               \
     X(activation_backward, qd_activation_args)                                                              \
     X(add, qd_add_args)                                                                                     \
+    X(copy_rows, qd_copy_rows_args)                                                                         \
     X(dropout, qd_dropout_args)                                                                             \
     X(embedding_forward, qd_embedding_forward_args)                                                         \
     X(embedding_backward, qd_embedding_backward_args)                                                       \

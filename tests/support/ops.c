@@ -497,7 +497,8 @@ int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struc
         if ((only && strcmp(only, isas[s]) != 0) || !isa_available(isas[s]))
             continue;
         for (int o = 0; o < op_count; o++) {
-            for (int i = 0; i < ops[o].case_count; i++, count++) {
+            bool refused = ops[o].cpu_only && strcmp(isas[s], "cuda") == 0;
+            for (int i = 0; !refused && i < ops[o].case_count; i++, count++) {
                 const void *c = (const char *)ops[o].cases + (size_t)i * ops[o].case_size;
                 char text[160];
                 ops[o].describe(c, text, sizeof text);

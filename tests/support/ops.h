@@ -58,6 +58,7 @@ typedef struct ops_op {
         int of, grad;
     } gradients[OPS_GRADIENTS];
     int gradient_count;
+    bool cpu_only;                  /* the accelerator refuses it */
     double (*flops)(const void *c); /* of one call; NULL: not a matter of FLOPs */
     double (*bytes)(const void *c); /* that must be read and written; NULL: not a matter of bytes */
 } ops_op;

@@ -1,4 +1,4 @@
-/* Causal attention: checks, and the cut into ranges that one thread computes alone and in a fixed order. */
+/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes alone and in a fixed order. */
 #include "device/cpu/attention_impl.h"
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
@@ -21,78 +21,191 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
     return QD_OK;
 }
 
-typedef struct job {
+/* A kernel's work, cut into tiles of queries. */
+typedef struct work {
     const qd_cpu *cpu;
-    const qd_attention_args *args;
     const qd_cpu_attention *kernel;
-    int64_t blocks; /* of queries in a sequence */
+    qd_cpu_attention_job job;
+    int64_t tile_rows, tiles; /* of queries in a sequence */
     bool with_dq;
-} job;
+} work;
 
-static job make_job(qd_stream *stream, const qd_attention_args *a, int64_t rows)
+/* Every row of a sequence, in order. */
+static qd_row_run whole(int64_t seq)
 {
-    const qd_cpu *cpu = qd_cpu_of(stream);
-    return (job){.cpu = cpu, .args = a, .kernel = qd_cpu_attention_for(cpu),
-                 .blocks = (a->seq + rows - 1) / rows};
+    return (qd_row_run){0, 0, seq};
 }
 
-/* Item i of (blocks, batch, heads). The last blocks see the most keys and come first, so that the threads end together. */
-typedef void block_kernel(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace);
-static void run_blocks(const job *j, block_kernel *kernel, int64_t begin, int64_t end, int thread)
+static work make_work(qd_stream *stream, const qd_attention_args *a, const qd_row_run *run, int64_t rows)
 {
-    const qd_attention_args *a = j->args;
+    const qd_cpu *cpu = qd_cpu_of(stream);
+    return (work){
+        .cpu = cpu,
+        .kernel = qd_cpu_attention_for(cpu),
+        .tile_rows = rows,
+        .tiles = (a->seq + rows - 1) / rows,
+        .job = {.q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
+                .lse = a->lse, .doc_start = a->doc_start, .q_runs = run, .k_runs = run, .q_run_count = 1, .k_run_count = 1,
+                .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride, .k_stride = a->k_stride,
+                .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
+                .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
+                .dtype = a->dtype, .out_dtype = a->dtype},
+    };
+}
+
+/* Tile i of a sequence, counted from its end. */
+static qd_cpu_attention_tile tile_at(const work *w, int64_t i)
+{
+    for (int run = w->job.q_run_count - 1; run >= 0; run--) {
+        const qd_row_run *r = &w->job.q_runs[run];
+        int64_t tiles = (r->count + w->tile_rows - 1) / w->tile_rows, at = (tiles - 1 - i) * w->tile_rows;
+        if (i < tiles)
+            return (qd_cpu_attention_tile){r->row + at, r->position + at,
+                                           (int)(r->count - at < w->tile_rows ? r->count - at : w->tile_rows)};
+        i -= tiles;
+    }
+    return (qd_cpu_attention_tile){0, 0, 0};
+}
+
+/* Item i of (tiles, batch, heads). The last tiles see the most keys and come first, so that the threads end together. */
+typedef void tile_kernel(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
+static void run_tiles(const work *w, tile_kernel *kernel, int64_t begin, int64_t end, int thread)
+{
+    int64_t each = w->job.batch * w->job.heads;
     for (int64_t i = begin; i < end; i++) {
-        int64_t block = j->blocks - 1 - i / (a->batch * a->heads), rest = i % (a->batch * a->heads);
-        kernel(a, rest / a->heads, (int)(rest % a->heads), block, qd_cpu_workspace(j->cpu, thread));
+        qd_cpu_attention_tile tile = tile_at(w, i / each);
+        kernel(&w->job, i % each / w->job.heads, (int)(i % each % w->job.heads), &tile, qd_cpu_workspace(w->cpu, thread));
     }
 }
 
 static void forward_range(void *context, int64_t begin, int64_t end, int thread)
 {
-    const job *j = context;
-    run_blocks(j, j->kernel->forward, begin, end, thread);
+    const work *w = context;
+    run_tiles(w, w->kernel->forward, begin, end, thread);
 }
 
 static void backward_dq_range(void *context, int64_t begin, int64_t end, int thread)
 {
-    const job *j = context;
-    run_blocks(j, j->kernel->backward_dq, begin, end, thread);
-}
-
-static void backward_delta_range(void *context, int64_t begin, int64_t end, int thread)
-{
-    const job *j = context;
-    (void)thread;
-    for (int64_t i = begin; i < end; i++)
-        j->kernel->backward_delta(j->args, i / j->args->heads, (int)(i % j->args->heads));
+    const work *w = context;
+    run_tiles(w, w->kernel->backward_dq, begin, end, thread);
 }
 
 static void backward_range(void *context, int64_t begin, int64_t end, int thread)
 {
-    const job *j = context;
+    const work *w = context;
     for (int64_t i = begin; i < end; i++)
-        j->kernel->backward(j->args, i / j->args->kv_heads, (int)(i % j->args->kv_heads), j->with_dq,
-                            qd_cpu_workspace(j->cpu, thread));
+        w->kernel->backward(&w->job, i / w->job.kv_heads, (int)(i % w->job.kv_heads), w->with_dq,
+                            qd_cpu_workspace(w->cpu, thread));
+}
+
+typedef struct delta_work {
+    const qd_attention_args *args;
+    const qd_cpu_attention *kernel;
+} delta_work;
+
+static void delta_range(void *context, int64_t begin, int64_t end, int thread)
+{
+    const delta_work *w = context;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++)
+        w->kernel->backward_delta(w->args, i / w->args->heads, (int)(i % w->args->heads));
+}
+
+static void compute_delta(const qd_cpu *cpu, const qd_attention_args *a)
+{
+    delta_work w = {a, qd_cpu_attention_for(cpu)};
+    qd_pool_for(cpu->pool, a->batch * a->heads, 1, delta_range, &w);
 }
 
 qd_status qd_cpu_attention_forward(qd_stream *stream, const qd_attention_args *a)
 {
     QD_TRY(check("attention_forward", a));
-    job j = make_job(stream, a, QD_ATTENTION_FORWARD_ROWS);
-    qd_pool_for(j.cpu->pool, a->batch * a->heads * j.blocks, 1, forward_range, &j);
+    qd_row_run run = whole(a->seq);
+    work w = make_work(stream, a, &run, QD_ATTENTION_FORWARD_ROWS);
+    qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, forward_range, &w);
+    return QD_OK;
+}
+
+qd_status qd_cpu_attention_delta(qd_stream *stream, const qd_attention_args *a)
+{
+    QD_TRY(check("attention_delta", a));
+    compute_delta(qd_cpu_of(stream), a);
     return QD_OK;
 }
 
 qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *a)
 {
     QD_TRY(check("attention_backward", a));
-    job j = make_job(stream, a, QD_ATTENTION_BLOCK);
+    qd_row_run run = whole(a->seq);
+    work w = make_work(stream, a, &run, QD_ATTENTION_BLOCK);
     /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two otherwise. */
     int64_t group = a->heads / a->kv_heads;
-    j.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_DQ_FLOATS;
-    qd_pool_for(j.cpu->pool, a->batch * a->heads, 1, backward_delta_range, &j);
-    qd_pool_for(j.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &j);
-    if (!j.with_dq)
-        qd_pool_for(j.cpu->pool, a->batch * a->heads * j.blocks, 1, backward_dq_range, &j);
+    w.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_DQ_FLOATS;
+    compute_delta(w.cpu, a);
+    qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
+    if (!w.with_dq)
+        qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, backward_dq_range, &w);
+    return QD_OK;
+}
+
+/* ---- parts of sequences ---- */
+
+/* Runs must cover each row of a part at most once, within it, and go up in position. */
+static qd_status check_runs(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t seq)
+{
+    for (int i = 0; i < count; i++) {
+        const qd_row_run *r = &runs[i];
+        if (r->row < 0 || r->position < 0 || r->count < 0 || r->row + r->count > seq)
+            return QD_FAIL(QD_USAGE, "%s: run %d of %s, rows %lld to %lld at position %lld, does not lie in %lld rows", kernel, i, what,
+                           (long long)r->row, (long long)(r->row + r->count), (long long)r->position, (long long)seq);
+        if (i > 0 && (r->position < runs[i - 1].position + runs[i - 1].count || r->row < runs[i - 1].row + runs[i - 1].count))
+            return QD_FAIL(QD_USAGE, "%s: runs %d and %d of %s overlap or are not in the order of positions", kernel, i - 1, i, what);
+    }
+    return QD_OK;
+}
+
+static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_attention_part_args *a, int64_t rows, work *w)
+{
+    QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
+                                              .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
+                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride}));
+    QD_TRY(check_runs(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq));
+    QD_TRY(check_runs(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq));
+    const qd_cpu *cpu = qd_cpu_of(stream);
+    *w = (work){
+        .cpu = cpu,
+        .kernel = qd_cpu_attention_for(cpu),
+        .tile_rows = rows,
+        .with_dq = true,
+        .job = {.q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
+                .lse = a->lse, .doc_start = a->doc_start, .q_runs = a->q_runs, .k_runs = a->k_runs, .q_run_count = a->q_run_count,
+                .k_run_count = a->k_run_count, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
+                .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride,
+                .dk_stride = a->dk_stride, .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads,
+                .head_dim = a->head_dim, .scale = a->scale, .dtype = a->dtype, .out_dtype = QD_F32, .merge = !a->begin,
+                .accumulate = true},
+    };
+    for (int i = 0; i < a->q_run_count; i++)
+        w->tiles += (a->q_runs[i].count + rows - 1) / rows;
+    return QD_OK;
+}
+
+qd_status qd_cpu_attention_part_forward(qd_stream *stream, const qd_attention_part_args *a)
+{
+    work w;
+    QD_TRY(make_part_work("attention_part_forward", stream, a, QD_ATTENTION_FORWARD_ROWS, &w));
+    qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, forward_range, &w);
+    return QD_OK;
+}
+
+qd_status qd_cpu_attention_part_backward(qd_stream *stream, const qd_attention_part_args *a)
+{
+    work w;
+    QD_TRY(make_part_work("attention_part_backward", stream, a, QD_ATTENTION_BLOCK, &w));
+    int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
+    if (a->dq_stride < q_width || a->dk_stride < kv_width || a->dv_stride < kv_width)
+        return QD_FAIL(QD_USAGE, "attention_part_backward: strides dq %lld, dk %lld, dv %lld are shorter than rows of %d and %d heads",
+                       (long long)a->dq_stride, (long long)a->dk_stride, (long long)a->dv_stride, a->heads, a->kv_heads);
+    qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
     return QD_OK;
 }

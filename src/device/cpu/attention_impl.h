@@ -14,13 +14,37 @@
 /* Floats of the workspace in which the backward pass may sum dq of a key head's queries when dq is not fp32. */
 #define QD_ATTENTION_DQ_FLOATS ((int64_t)512 << 10)
 
+/* What attention_* and attention_part_* have in common: queries and keys in runs of positions; the whole of a sequence is
+ * one run of each. */
+typedef struct qd_cpu_attention_job {
+    const void *q, *k, *v, *d_o;
+    void *o, *dq, *dk, *dv; /* o, gradients: of type out_dtype */
+    const float *delta;
+    float *lse;
+    const int32_t *doc_start;
+    const qd_row_run *q_runs, *k_runs;
+    int q_run_count, k_run_count;
+    int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
+    int heads, kv_heads, head_dim;
+    float scale;
+    qd_dtype dtype, out_dtype;
+    bool merge;      /* forward: into the o and lse that are there; o is fp32 */
+    bool accumulate; /* backward: gradients are added to; they are fp32 */
+} qd_cpu_attention_job;
+
+/* Neighbouring rows of queries: from row `row` of the sequence's part, at position `position`. */
+typedef struct qd_cpu_attention_tile {
+    int64_t row, position;
+    int rows;
+} qd_cpu_attention_tile;
+
 typedef struct qd_cpu_attention {
-    /* Rows of the queries of one head, QD_ATTENTION_FORWARD_ROWS from block * QD_ATTENTION_FORWARD_ROWS on. */
-    void (*forward)(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace);
+    /* Up to QD_ATTENTION_FORWARD_ROWS rows of the queries of one head. */
+    void (*forward)(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
-    void (*backward)(const qd_attention_args *a, int64_t batch, int kv_head, bool with_dq, void *workspace);
-    /* dq of rows of the queries of one head, QD_ATTENTION_BLOCK from block * QD_ATTENTION_BLOCK on, where `backward` did not compute it. */
-    void (*backward_dq)(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace);
+    void (*backward)(const qd_cpu_attention_job *j, int64_t batch, int kv_head, bool with_dq, void *workspace);
+    /* dq of up to QD_ATTENTION_BLOCK rows of the queries of one head, where `backward` did not compute it. */
+    void (*backward_dq)(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
     /* delta = rowsum(d_o * o) of one head. */
     void (*backward_delta)(const qd_attention_args *a, int64_t batch, int head);
 } qd_cpu_attention;

@@ -22,6 +22,9 @@ _Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "bloc
 #define LOG2_E 1.44269504088896340736f
 #define LN_2 0.69314718055994530942f
 
+typedef qd_cpu_attention_job job;
+typedef qd_cpu_attention_tile tile;
+
 /* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
 typedef struct buffers {
     float *q, *d_o;         /* (BLOCK, ld): queries, scaled; gradient of the output. Forward: q has room for FORWARD rows */
@@ -34,7 +37,7 @@ typedef struct buffers {
     int vectors; /* ld / QD_VF */
 } buffers;
 
-static buffers carve(const qd_attention_args *a, void *workspace)
+static buffers carve(const job *a, void *workspace)
 {
     enum { BY_HEAD = BLOCK * HEAD, SQUARE = BLOCK * BLOCK };
     _Static_assert((9 * BY_HEAD + 2 * SQUARE + QD_ATTENTION_DQ_FLOATS) * 4 <= QD_CPU_WORKSPACE_BYTES,
@@ -178,11 +181,6 @@ static void unpack_rows(void *x, int64_t first, int64_t stride, const float *fro
 
 /* ---- masks ---- */
 
-static int64_t batch_row(const qd_attention_args *a, int64_t batch, int64_t t)
-{
-    return batch * a->seq + t;
-}
-
 static int64_t smaller(int64_t x, int64_t y)
 {
     return x < y ? x : y;
@@ -193,26 +191,37 @@ static int64_t larger(int64_t x, int64_t y)
     return x > y ? x : y;
 }
 
-/* Row t of a sequence sees keys first_key(t) .. t, itself at least. */
-static int64_t first_key(const qd_attention_args *a, int64_t batch, int64_t t)
+/* Row r of a tile, at position t = position + r, sees keys at positions first_key(r) .. t. */
+static int64_t first_key(const job *a, int64_t batch, const tile *at, int64_t r)
 {
-    int64_t start = a->doc_start ? a->doc_start[batch_row(a, batch, t)] : 0;
-    return smaller(larger(start, 0), t);
+    int64_t start = a->doc_start ? a->doc_start[batch * a->q_seq + at->row + r] : 0;
+    return smaller(larger(start, 0), at->position + r);
 }
 
-/* The first key that some row of t .. t + rows - 1 sees. */
-static int64_t first_key_of(const qd_attention_args *a, int64_t batch, int64_t t, int rows)
+/* The first position that some row of the tile sees. */
+static int64_t first_key_of(const job *a, int64_t batch, const tile *at)
 {
-    int64_t least = first_key(a, batch, t);
-    for (int r = 1; a->doc_start && r < rows; r++)
-        least = smaller(least, first_key(a, batch, t + r));
+    int64_t least = first_key(a, batch, at, 0);
+    for (int r = 1; a->doc_start && r < at->rows; r++)
+        least = smaller(least, first_key(a, batch, at, r));
     return least;
 }
 
-/* Keys of the block at `k0` that some row of the group of MR rows from t on sees: the count from k0 on. */
-static int64_t group_keys(int64_t t, int64_t k0, int64_t keys)
+/* A block of neighbouring keys. */
+typedef struct key_block {
+    int64_t row, position; /* in the sequence's part, in the sequence */
+    int keys;
+} key_block;
+
+static key_block block_at(const qd_row_run *run, int64_t at)
 {
-    return smaller(larger(t + MR - k0, 0), keys);
+    return (key_block){run->row + at, run->position + at, (int)smaller(BLOCK, run->count - at)};
+}
+
+/* Keys of the block that some row of the group of MR rows from position t on sees: the count from its first on. */
+static int64_t group_keys(int64_t t, const key_block *k)
+{
+    return smaller(larger(t + MR - k->position, 0), k->keys);
 }
 
 static int key_vectors(int64_t keys)
@@ -281,46 +290,70 @@ QD_INLINE void softmax_row(float *s, int vectors, float *o, int o_vectors, float
     *total += vf_sum(sum);
 }
 
-static void forward(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace)
+/* The running result of the rows before the first keys of this call. */
+static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t row0, const float *lse, int head, float *most,
+                       float *total)
+{
+    memset(w->o, 0, (size_t)(FORWARD * w->ld) * sizeof(float));
+    for (int r = 0; r < FORWARD; r++) {
+        bool merged = a->merge && r < at->rows && lse[r] != -INFINITY;
+        most[r] = merged ? lse[r] * LOG2_E : -INFINITY;
+        total[r] = merged ? 1 : 0;
+    }
+    if (a->merge)
+        pack_rows(w->o, w->ld, a->o, (row0 + at->row) * a->o_stride + head * a->head_dim, a->o_stride, at->rows, a->head_dim, 1,
+                  QD_F32);
+}
+
+static void forward(const job *a, int64_t batch, int head, const tile *at, void *workspace)
 {
     buffers w = carve(a, workspace);
-    int64_t t0 = block * FORWARD, row0 = batch * a->seq;
-    int rows = (int)smaller(FORWARD, a->seq - t0), hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
-    float most[FORWARD], total[FORWARD];
-    for (int r = 0; r < FORWARD; r++) {
-        most[r] = -INFINITY;
-        total[r] = 0;
-    }
-    pack_rows(w.q, w.ld, a->q, (row0 + t0) * a->q_stride + head * hd, a->q_stride, rows, hd, a->scale * LOG2_E, a->dtype);
-    memset(w.o, 0, (size_t)(FORWARD * w.ld) * sizeof(float));
-    for (int64_t k0 = first_key_of(a, batch, t0, rows) / BLOCK * BLOCK; k0 < t0 + rows; k0 += BLOCK) {
-        int keys = (int)smaller(BLOCK, a->seq - k0);
-        pack_transposed(w.k_t, a->k, (row0 + k0) * a->k_stride + kv * hd, a->k_stride, keys, hd, a->dtype);
-        pack_rows(w.v, w.ld, a->v, (row0 + k0) * a->v_stride + kv * hd, a->v_stride, keys, hd, 1, a->dtype);
-        for (int g = 0; g < rows; g += MR) {
-            int64_t seen = group_keys(t0 + g, k0, keys);
-            if (seen == 0)
-                continue;
-            int vectors = key_vectors(seen);
-            product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
-            for (int r = g; r < g + MR; r++) {
-                float *s = w.s + (r - g) * BLOCK;
-                int64_t low = r < rows ? first_key(a, batch, t0 + r) - k0 : seen, high = smaller(t0 + r + 1 - k0, seen);
-                if (low >= high) { /* nothing of this block, or a row beyond the end */
-                    memset(s, 0, (size_t)vectors * sizeof(vf));
-                    continue;
-                }
-                if (low > 0 || high < vectors * QD_VF)
-                    mask_row(s, vectors, low, high, -INFINITY);
-                softmax_row(s, vectors, w.o + r * w.ld, w.vectors, &most[r], &total[r]);
+    int64_t row0 = batch * a->q_seq, key0 = batch * a->k_seq, least = first_key_of(a, batch, at);
+    int rows = at->rows, hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
+    float most[FORWARD], total[FORWARD], *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
+    bool begun = false;
+    for (int run = 0; run < a->k_run_count; run++) {
+        const qd_row_run *k_run = &a->k_runs[run];
+        for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
+             from < k_run->count && k_run->position + from < at->position + rows; from += BLOCK) {
+            key_block k = block_at(k_run, from);
+            if (!begun) {
+                begin_rows(a, &w, at, row0, lse, head, most, total);
+                pack_rows(w.q, w.ld, a->q, (row0 + at->row) * a->q_stride + head * hd, a->q_stride, rows, hd, a->scale * LOG2_E,
+                          a->dtype);
+                begun = true;
             }
-            product_add(w.o + g * w.ld, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+            pack_transposed(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd, a->dtype);
+            pack_rows(w.v, w.ld, a->v, (key0 + k.row) * a->v_stride + kv * hd, a->v_stride, k.keys, hd, 1, a->dtype);
+            for (int g = 0; g < rows; g += MR) {
+                int64_t seen = group_keys(at->position + g, &k);
+                if (seen == 0)
+                    continue;
+                int vectors = key_vectors(seen);
+                product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
+                for (int r = g; r < g + MR; r++) {
+                    float *s = w.s + (r - g) * BLOCK;
+                    int64_t low = r < rows ? first_key(a, batch, at, r) - k.position : seen;
+                    int64_t high = smaller(at->position + r + 1 - k.position, seen);
+                    if (low >= high) { /* nothing of this block, or a row beyond the end */
+                        memset(s, 0, (size_t)vectors * sizeof(vf));
+                        continue;
+                    }
+                    if (low > 0 || high < vectors * QD_VF)
+                        mask_row(s, vectors, low, high, -INFINITY);
+                    softmax_row(s, vectors, w.o + r * w.ld, w.vectors, &most[r], &total[r]);
+                }
+                product_add(w.o + g * w.ld, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+            }
         }
     }
-    float *lse = a->lse + (batch * a->heads + head) * a->seq + t0;
+    if (!begun && a->merge)
+        return; /* no key of this call is seen: the running result stays */
+    if (!begun)
+        begin_rows(a, &w, at, row0, lse, head, most, total);
     for (int r = 0; r < rows; r++) {
-        unpack_rows(a->o, (row0 + t0 + r) * a->o_stride + head * hd, 0, w.o + r * w.ld, w.ld, 1, hd, 1 / total[r],
-                    a->dtype);
+        unpack_rows(a->o, (row0 + at->row + r) * a->o_stride + head * hd, 0, w.o + r * w.ld, w.ld, 1, hd,
+                    total[r] == 0 ? 0 : 1 / total[r], a->out_dtype);
         lse[r] = (most[r] + log2f(total[r])) * LN_2;
     }
 }
@@ -343,45 +376,47 @@ static void backward_delta(const qd_attention_args *a, int64_t batch, int head)
 
 /* A pair of blocks. */
 typedef struct pair {
-    int64_t batch, t0, k0; /* first query and key, within the sequence */
-    int head, rows, keys;
+    int64_t batch;
+    int head;
+    tile q;
+    key_block k;
 } pair;
 
-static void pack_queries(const qd_attention_args *a, const buffers *w, const pair *b)
+static void pack_queries(const job *a, const buffers *w, const pair *b)
 {
-    int64_t row = batch_row(a, b->batch, b->t0);
-    pack_rows(w->q, w->ld, a->q, row * a->q_stride + b->head * a->head_dim, a->q_stride, b->rows, a->head_dim,
+    int64_t row = b->batch * a->q_seq + b->q.row;
+    pack_rows(w->q, w->ld, a->q, row * a->q_stride + b->head * a->head_dim, a->q_stride, b->q.rows, a->head_dim,
               a->scale * LOG2_E, a->dtype);
-    pack_rows(w->d_o, w->ld, a->d_o, row * a->o_stride + b->head * a->head_dim, a->o_stride, b->rows, a->head_dim, 1,
+    pack_rows(w->d_o, w->ld, a->d_o, row * a->o_stride + b->head * a->head_dim, a->o_stride, b->q.rows, a->head_dim, 1,
               a->dtype);
 }
 
 /* Keys are packed with the factor `scale`, which dq needs. */
-static void pack_keys(const qd_attention_args *a, const buffers *w, const pair *b, int kv)
+static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
 {
-    int64_t row = batch_row(a, b->batch, b->k0), k = row * a->k_stride + kv * a->head_dim,
+    int64_t row = b->batch * a->k_seq + b->k.row, k = row * a->k_stride + kv * a->head_dim,
             v = row * a->v_stride + kv * a->head_dim;
-    pack_transposed(w->k_t, a->k, k, a->k_stride, b->keys, a->head_dim, a->dtype);
-    pack_transposed(w->v_t, a->v, v, a->v_stride, b->keys, a->head_dim, a->dtype);
-    pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->keys, a->head_dim, a->scale, a->dtype);
+    pack_transposed(w->k_t, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->dtype);
+    pack_transposed(w->v_t, a->v, v, a->v_stride, b->k.keys, a->head_dim, a->dtype);
+    pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->scale, a->dtype);
 }
 
 /* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`. Zero where masked, up to
- * the last vector that the row's group sees. */
-static void score_gradients(const qd_attention_args *a, const buffers *w, const pair *b)
+ * the last group of MR keys that the row's group sees. */
+static void score_gradients(const job *a, const buffers *w, const pair *b)
 {
-    int64_t at = (b->batch * a->heads + b->head) * a->seq + b->t0;
-    for (int g = 0; g < b->rows; g += MR) {
-        int64_t seen = group_keys(b->t0 + g, b->k0, b->keys);
+    int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
+    for (int g = 0; g < b->q.rows; g += MR) {
+        int64_t seen = group_keys(b->q.position + g, &b->k);
         if (seen == 0)
             continue;
-        int vectors = key_vectors(seen);
+        int vectors = key_vectors(smaller((seen + MR - 1) / MR * MR, b->k.keys));
         product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, vectors);
         product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->ld, w->ld, w->v_t, BLOCK, a->head_dim, vectors);
         for (int r = g; r < g + MR; r++) {
             float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
-            int64_t low = r < b->rows ? first_key(a, b->batch, b->t0 + r) - b->k0 : seen;
-            int64_t high = smaller(b->t0 + r + 1 - b->k0, seen);
+            int64_t low = r < b->q.rows ? first_key(a, b->batch, &b->q, r) - b->k.position : seen;
+            int64_t high = smaller(b->q.position + r + 1 - b->k.position, seen);
             if (low >= high) {
                 memset(s, 0, (size_t)vectors * sizeof(vf));
                 memset(dp, 0, (size_t)vectors * sizeof(vf));
@@ -403,12 +438,12 @@ static void score_gradients(const qd_attention_args *a, const buffers *w, const 
 /* dv += s^T · d_o, dk += dp^T · q: for each group of keys, over the rows that see them. */
 static void add_key_gradients(const buffers *w, const pair *b)
 {
-    for (int g = 0; g < b->keys; g += MR) {
+    for (int g = 0; g < b->k.keys; g += MR) {
         /* rows before the group's first key do not see it; their group of MR rows may not have been written either */
-        int64_t from = larger(b->k0 + g - b->t0, 0) / MR * MR;
-        if (from >= b->rows)
+        int64_t from = larger(b->k.position + g - b->q.position, 0) / MR * MR;
+        if (from >= b->q.rows)
             break;
-        int64_t count = b->rows - from;
+        int64_t count = b->q.rows - from;
         product_add_transposed(w->dv + g * w->ld, w->ld, w->s + from * BLOCK + g, BLOCK, w->d_o + from * w->ld, w->ld,
                                count, w->vectors);
         product_add_transposed(w->dk + g * w->ld, w->ld, w->dp + from * BLOCK + g, BLOCK, w->q + from * w->ld, w->ld,
@@ -419,80 +454,102 @@ static void add_key_gradients(const buffers *w, const pair *b)
 /* o [+]= dp · k */
 static void query_gradients(const buffers *w, const pair *b, bool add)
 {
-    for (int g = 0; g < b->rows; g += MR) {
-        int64_t seen = group_keys(b->t0 + g, b->k0, b->keys);
+    for (int g = 0; g < b->q.rows; g += MR) {
+        int64_t seen = group_keys(b->q.position + g, &b->k);
         (add ? product_add : product_set)(w->o + g * w->ld, w->ld, w->dp + g * BLOCK, BLOCK, w->k, w->ld, seen,
                                           w->vectors);
     }
 }
 
-/* to (rows, head_dim; row stride `stride`) += from (rows, ld) */
-static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, int rows, int head_dim)
+/* to (rows, head_dim; row stride `stride`) += factor * from (rows, ld) */
+static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, int rows, int head_dim, float factor)
 {
     for (int r = 0; r < rows; r++, to += stride, from += ld) {
         int i = 0;
         for (; i + QD_VF <= head_dim; i += QD_VF)
-            vf_store(to + i, vf_load(to + i) + vf_load(from + i));
+            vf_store(to + i, vf_load(to + i) + vf_load(from + i) * factor);
         if (i < head_dim)
-            vf_store_n(to + i, vf_load_n(to + i, head_dim - i) + vf_load(from + i), head_dim - i);
+            vf_store_n(to + i, vf_load_n(to + i, head_dim - i) + vf_load(from + i) * factor, head_dim - i);
     }
 }
 
-static void backward(const qd_attention_args *a, int64_t batch, int kv, bool with_dq, void *workspace)
+/* The gradients of a block of keys, written or added to what is there. */
+static void key_results(const job *a, void *to, int64_t stride, const pair *b, int kv, const float *from, int64_t ld, float factor)
+{
+    int64_t at = (b->batch * a->k_seq + b->k.row) * stride + kv * a->head_dim;
+    if (a->accumulate)
+        add_rows((float *)to + at, stride, from, ld, b->k.keys, a->head_dim, factor);
+    else
+        unpack_rows(to, at, stride, from, ld, b->k.keys, a->head_dim, factor, a->out_dtype);
+}
+
+/* Queries of one run that see keys of the block b->k, a tile at a time. dq: of the key head's first query head, row 0 of the
+ * sequence's part; NULL: not wanted. */
+static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_run *run, float *dq, int64_t dq_stride)
+{
+    for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
+        b->q = (tile){run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
+        if (first_key_of(a, b->batch, &b->q) >= b->k.position + b->k.keys || b->q.position + b->q.rows <= b->k.position)
+            continue;
+        pack_queries(a, w, b);
+        score_gradients(a, w, b);
+        add_key_gradients(w, b);
+        if (dq) {
+            query_gradients(w, b, false);
+            add_rows(dq + b->q.row * dq_stride, dq_stride, w->o, w->ld, b->q.rows, a->head_dim, 1);
+        }
+    }
+}
+
+static void backward(const job *a, int64_t batch, int kv, bool with_dq, void *workspace)
 {
     buffers w = carve(a, workspace);
     int group = a->heads / a->kv_heads, hd = a->head_dim;
     /* where dq is summed: in place if it is fp32 */
-    bool direct = a->dtype == QD_F32;
-    float *dq = direct ? (float *)a->dq + batch * a->seq * a->q_stride + kv * group * hd : w.dq;
-    int64_t dq_stride = direct ? a->q_stride : (int64_t)group * hd;
-    for (int64_t t = 0; with_dq && t < a->seq; t++)
+    bool direct = a->out_dtype == QD_F32;
+    float *dq = direct ? (float *)a->dq + batch * a->q_seq * a->dq_stride + kv * group * hd : w.dq;
+    int64_t dq_stride = direct ? a->dq_stride : (int64_t)group * hd;
+    for (int64_t t = 0; with_dq && !a->accumulate && t < a->q_seq; t++)
         memset(dq + t * dq_stride, 0, (size_t)(group * hd) * sizeof(float));
-    for (int64_t k0 = 0; k0 < a->seq; k0 += BLOCK) {
-        pair b = {.batch = batch, .k0 = k0, .keys = (int)smaller(BLOCK, a->seq - k0)};
-        pack_keys(a, &w, &b, kv);
-        memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
-        memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
-        for (int h = 0; h < group; h++) {
-            for (int64_t t0 = k0; t0 < a->seq; t0 += BLOCK) {
-                b.t0 = t0;
+    for (int k_run = 0; k_run < a->k_run_count; k_run++) {
+        for (int64_t from = 0; from < a->k_runs[k_run].count; from += BLOCK) {
+            pair b = {.batch = batch, .k = block_at(&a->k_runs[k_run], from)};
+            pack_keys(a, &w, &b, kv);
+            memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+            memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+            for (int h = 0; h < group; h++) {
                 b.head = kv * group + h;
-                b.rows = (int)smaller(BLOCK, a->seq - t0);
-                if (first_key_of(a, batch, t0, b.rows) >= k0 + b.keys)
-                    continue;
-                pack_queries(a, &w, &b);
-                score_gradients(a, &w, &b);
-                add_key_gradients(&w, &b);
-                if (with_dq) {
-                    query_gradients(&w, &b, false);
-                    add_rows(dq + t0 * dq_stride + h * hd, dq_stride, w.o, w.ld, b.rows, hd);
-                }
+                for (int q_run = 0; q_run < a->q_run_count; q_run++)
+                    run_backward(a, &w, &b, &a->q_runs[q_run], with_dq ? dq + h * hd : NULL, dq_stride);
             }
+            key_results(a, a->dk, a->dk_stride, &b, kv, w.dk, w.ld, LN_2);
+            key_results(a, a->dv, a->dv_stride, &b, kv, w.dv, w.ld, 1);
         }
-        int64_t row = batch_row(a, batch, k0);
-        unpack_rows(a->dk, row * a->k_stride + kv * hd, a->k_stride, w.dk, w.ld, b.keys, hd, LN_2, a->dtype);
-        unpack_rows(a->dv, row * a->v_stride + kv * hd, a->v_stride, w.dv, w.ld, b.keys, hd, 1, a->dtype);
     }
-    for (int64_t t = 0; with_dq && !direct && t < a->seq; t++)
+    for (int64_t t = 0; with_dq && !direct && t < a->q_seq; t++)
         for (int i = 0; i < group * hd; i++)
-            store_as(a->dq, batch_row(a, batch, t) * a->q_stride + kv * group * hd + i, dq[t * dq_stride + i], a->dtype);
+            store_as(a->dq, (batch * a->q_seq + t) * a->dq_stride + kv * group * hd + i, dq[t * dq_stride + i], a->out_dtype);
 }
 
-static void backward_dq(const qd_attention_args *a, int64_t batch, int head, int64_t block, void *workspace)
+static void backward_dq(const job *a, int64_t batch, int head, const tile *at, void *workspace)
 {
     buffers w = carve(a, workspace);
-    pair b = {.batch = batch, .head = head, .t0 = block * BLOCK};
-    b.rows = (int)smaller(BLOCK, a->seq - b.t0);
+    pair b = {.batch = batch, .head = head, .q = *at};
+    int64_t least = first_key_of(a, batch, at);
     pack_queries(a, &w, &b);
     memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
-    for (b.k0 = first_key_of(a, batch, b.t0, b.rows) / BLOCK * BLOCK; b.k0 < b.t0 + b.rows; b.k0 += BLOCK) {
-        b.keys = (int)smaller(BLOCK, a->seq - b.k0);
-        pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
-        score_gradients(a, &w, &b);
-        query_gradients(&w, &b, true);
+    for (int run = 0; run < a->k_run_count; run++) {
+        const qd_row_run *k_run = &a->k_runs[run];
+        for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
+             from < k_run->count && k_run->position + from < at->position + at->rows; from += BLOCK) {
+            b.k = block_at(k_run, from);
+            pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
+            score_gradients(a, &w, &b);
+            query_gradients(&w, &b, true);
+        }
     }
-    unpack_rows(a->dq, batch_row(a, batch, b.t0) * a->q_stride + head * a->head_dim, a->q_stride, w.o, w.ld, b.rows,
-                a->head_dim, 1, a->dtype);
+    unpack_rows(a->dq, (batch * a->q_seq + at->row) * a->dq_stride + head * a->head_dim, a->dq_stride, w.o, w.ld, at->rows,
+                a->head_dim, 1, a->out_dtype);
 }
 
 const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {

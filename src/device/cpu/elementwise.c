@@ -16,3 +16,14 @@ qd_status qd_cpu_cast(qd_stream *stream, const qd_cast_args *a)
     qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->cast, a);
     return QD_OK;
 }
+
+qd_status qd_cpu_copy_rows(qd_stream *stream, const qd_copy_rows_args *a)
+{
+    QD_TRY(qd_cpu_check_float("copy_rows", "from", a->from_dtype));
+    QD_TRY(qd_cpu_check_float("copy_rows", "to", a->to_dtype));
+    if (a->from_stride < a->cols || a->to_stride < a->cols)
+        return QD_FAIL(QD_USAGE, "copy_rows: strides %lld and %lld are shorter than rows of %lld", (long long)a->from_stride,
+                       (long long)a->to_stride, (long long)a->cols);
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->copy_rows, a);
+    return QD_OK;
+}

@@ -23,4 +23,17 @@ static void cast(void *context, int64_t begin, int64_t end, int thread)
     });
 }
 
-const qd_cpu_elementwise_ops QD_ISA_NAME(qd_cpu_elementwise_ops) = {.add = add, .cast = cast};
+static void copy_rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_copy_rows_args *a = context;
+    for (int64_t row = begin; row < end; row++) {
+        const void *from = qd_cpu_at(a->from, row * a->from_stride, a->from_dtype);
+        void *to = qd_cpu_at_mut(a->to, row * a->to_stride, a->to_dtype);
+        QD_FOR_VECTORS(i, n, a->cols, {
+            vec_store(to, i, vec_load(from, i, n, a->from_dtype), n, a->to_dtype);
+        });
+    }
+}
+
+const qd_cpu_elementwise_ops QD_ISA_NAME(qd_cpu_elementwise_ops) = {.add = add, .cast = cast, .copy_rows = copy_rows};

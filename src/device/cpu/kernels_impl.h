@@ -47,6 +47,7 @@ QD_CPU_TABLE(qd_cpu_activation_ops, qd_cpu_activation_ops)
 
 typedef struct qd_cpu_elementwise_ops {
     qd_pool_body add, cast; /* elements */
+    qd_pool_body copy_rows; /* rows */
 } qd_cpu_elementwise_ops;
 QD_CPU_TABLE(qd_cpu_elementwise_ops, qd_cpu_elementwise_ops)
 

@@ -70,3 +70,24 @@ qd_status qd_cuda_attention_backward(qd_stream *stream, const qd_attention_args 
     }
     return qd_cuda_attention_backward_own(stream, a);
 }
+
+/* Sequences shared out over ranks have no kernel of their own here yet. */
+static qd_status no_parts(const char *kernel)
+{
+    return QD_FAIL(QD_UNSUPPORTED, "%s: attention of a part of a sequence (parallel.cp above 1 with cp_mode ring or gather) runs on the CPU "
+                                   "only so far", kernel);
+}
+
+qd_status qd_cuda_attention_part_forward(qd_stream *stream, const qd_attention_part_args *a)
+{
+    (void)stream;
+    (void)a;
+    return no_parts("attention_part_forward");
+}
+
+qd_status qd_cuda_attention_part_backward(qd_stream *stream, const qd_attention_part_args *a)
+{
+    (void)stream;
+    (void)a;
+    return no_parts("attention_part_backward");
+}

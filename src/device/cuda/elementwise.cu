@@ -81,6 +81,32 @@ extern "C" qd_status qd_cuda_cast(qd_stream *stream, const qd_cast_args *a)
     return QD_OK;
 }
 
+static __global__ void copy_rows_kernel(qd_copy_rows_args a, bool from_half, bool to_half)
+{
+    int64_t i = item_index();
+    if (i >= a.rows * a.cols)
+        return;
+    int64_t row = i / a.cols, col = i % a.cols;
+    float x[1];
+    load_as<1>(a.from, row * a.from_stride + col, from_half, x);
+    store_as<1>(a.to, row * a.to_stride + col, to_half, x);
+}
+
+extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_args *a)
+{
+    QD_TRY(qd_cuda_check_float("copy_rows", "from", a->from_dtype));
+    QD_TRY(qd_cuda_check_float("copy_rows", "to", a->to_dtype));
+    if (a->from_stride < a->cols || a->to_stride < a->cols)
+        return QD_FAIL(QD_USAGE, "copy_rows: strides %lld and %lld are shorter than rows of %lld", (long long)a->from_stride,
+                       (long long)a->to_stride, (long long)a->cols);
+    if (a->rows <= 0 || a->cols <= 0)
+        return QD_OK;
+    qd_cuda_launch l = qd_cuda_launch_of(stream);
+    copy_rows_kernel<<<grid_for(a->rows * a->cols), THREADS, 0, l.stream>>>(*a, a->from_dtype == QD_BF16, a->to_dtype == QD_BF16);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
 /* ---- activations ---- */
 
 /* 0.5 * (1 + tanh u) is the logistic function of 2u, and 2u = x * (TWO_B + TWO_BK x^2)

@@ -1,0 +1,366 @@
+/* Attention of a rank's rows against the keys of all ranks, one rank's part after another: the running result and the summed
+ * gradients against attention over whole sequences. Runs of positions that are aligned to nothing, documents, every kind of
+ * head size. */
+#include "spec/context.h"
+#include "support/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct part_case {
+    int64_t batch, seq;
+    int cp, rank; /* whose queries */
+    int heads, kv_heads, head_dim;
+    qd_dtype dtype;
+    bool documents;
+    bool gathered; /* keys of all ranks in the order of positions, as one part; else one part per rank, from the rank on down */
+} part_case;
+
+/* Keys, values and their gradients: all rows of rank 0 (batch, rows), then those of rank 1, … */
+enum { Q, K, V, O, LSE, DOC, DO, OUT, DQ, DK, DV, DELTA, COUNT };
+
+static void describe(const void *p, char *text, size_t size)
+{
+    const part_case *c = p;
+    snprintf(text, size, "B%lld T%lld rank %d of %d H%d/%d D%d %s%s%s", (long long)c->batch, (long long)c->seq, c->rank, c->cp,
+             c->heads, c->kv_heads, c->head_dim, qd_dtype_name(c->dtype), c->documents ? " documents" : "",
+             c->gathered ? " gathered" : "");
+}
+
+static int64_t q_seq(const part_case *c)
+{
+    return qd_context_rows(c->seq, c->cp, c->rank);
+}
+
+/* Row of K and V at which the part of a rank begins. */
+static int64_t part_row(const part_case *c, int rank)
+{
+    int64_t row = 0;
+    for (int r = 0; r < rank; r++)
+        row += c->batch * qd_context_rows(c->seq, c->cp, r);
+    return row;
+}
+
+/* Row of K and V that holds a position. */
+static int64_t key_row(const part_case *c, int64_t b, int64_t position)
+{
+    if (c->gathered)
+        return b * c->seq + position;
+    for (int rank = 0; rank < c->cp; rank++) {
+        qd_row_run runs[QD_CONTEXT_RUNS];
+        for (int i = qd_context_runs(c->seq, c->cp, rank, runs) - 1; i >= 0; i--)
+            if (position >= runs[i].position && position < runs[i].position + runs[i].count)
+                return part_row(c, rank) + b * qd_context_rows(c->seq, c->cp, rank) + runs[i].row + position - runs[i].position;
+    }
+    return -1;
+}
+
+static int64_t position_of(const part_case *c, int64_t row)
+{
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int count = qd_context_runs(c->seq, c->cp, c->rank, runs);
+    for (int i = 0; i < count; i++)
+        if (row < runs[i].row + runs[i].count)
+            return runs[i].position + row - runs[i].row;
+    return -1;
+}
+
+static int list(const part_case *c, ops_tensor *t, bool backward)
+{
+    int64_t rows = c->batch * q_seq(c), keys = c->batch * c->seq, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    ops_role given = backward ? OPS_IN : OPS_ABSENT, gradient = backward ? OPS_INOUT : OPS_ABSENT;
+    double floor = 0.1;
+    t[Q] = (ops_tensor){"q", OPS_IN, c->dtype, rows, q, q + 3, 0, 0, 0, false, 0, 0};
+    t[K] = (ops_tensor){"k", OPS_IN, c->dtype, keys, kv, 0, 0, 0, 0, false, 0, 0};
+    t[V] = (ops_tensor){"v", OPS_IN, c->dtype, keys, kv, 0, 0, 0, 0, false, 0, 0};
+    t[O] = (ops_tensor){"o", backward ? OPS_ABSENT : OPS_OUT, QD_F32, rows, q, 0, 0, 0, 0, false, 0, 0};
+    t[LSE] = (ops_tensor){"lse", backward ? OPS_IN : OPS_OUT, QD_F32, c->batch * c->heads, q_seq(c), 0, 0, 0, 0, false, 0, 0.1};
+    t[DOC] = (ops_tensor){"doc_start", c->documents ? OPS_IN : OPS_ABSENT, QD_I32, 1, rows, 0, 0, 0, 0, false, 0, 0};
+    t[DO] = (ops_tensor){"d_o", given, c->dtype, rows, q, 0, 0, 0, 0, false, 0, 0};
+    t[OUT] = (ops_tensor){"o", given, c->dtype, rows, q, 0, 0, 0, 0, false, 0, 0};
+    t[DQ] = (ops_tensor){"dq", gradient, QD_F32, rows, q, q + 3, 0, 0, 0, false, 0, floor};
+    t[DK] = (ops_tensor){"dk", gradient, QD_F32, keys, kv, 0, 0, 0, 0, false, 0, floor};
+    t[DV] = (ops_tensor){"dv", gradient, QD_F32, keys, kv, 0, 0, 0, 0, false, 0, floor};
+    t[DELTA] = (ops_tensor){"delta", backward ? OPS_OUT : OPS_ABSENT, QD_F32, c->batch * c->heads, q_seq(c), 0, 0, 0, 0, false, 0, 0.1};
+    if (c->dtype == QD_BF16) /* the kernel reads o as it was rounded */
+        t[DQ].tol = t[DK].tol = t[DELTA].tol = 1e-2;
+    return COUNT;
+}
+
+static int tensors_forward(const void *p, ops_tensor *t)
+{
+    return list(p, t, false);
+}
+static int tensors_backward(const void *p, ops_tensor *t)
+{
+    return list(p, t, true);
+}
+
+/* p (seq), o (head_dim) and lse of one row of one head. */
+static void attend_row(const part_case *c, double *const *v, int64_t b, int h, int64_t row, double *p, double *o, double *lse)
+{
+    int64_t q_cols = c->heads * c->head_dim + 3, kv = c->kv_heads * c->head_dim, t = position_of(c, row);
+    int at = h / (c->heads / c->kv_heads) * c->head_dim, hd = c->head_dim;
+    const double *q = v[Q] + (b * q_seq(c) + row) * q_cols + h * hd;
+    int64_t first = c->documents ? (int64_t)fmax(0, v[DOC][b * q_seq(c) + row]) : 0;
+    double most = -INFINITY, total = 0;
+    for (int64_t j = 0; j < c->seq; j++) {
+        p[j] = -INFINITY;
+        if (j < first || j > t)
+            continue;
+        double dot = 0;
+        const double *k = v[K] + key_row(c, b, j) * kv + at;
+        for (int i = 0; i < hd; i++)
+            dot += q[i] * k[i];
+        p[j] = dot / sqrt(hd);
+        most = fmax(most, p[j]);
+    }
+    for (int64_t j = first; j <= t; j++)
+        total += exp(p[j] - most);
+    *lse = most + log(total);
+    for (int i = 0; i < hd; i++)
+        o[i] = 0;
+    for (int64_t j = 0; j < c->seq; j++) {
+        p[j] = exp(p[j] - *lse);
+        const double *value = v[V] + key_row(c, b, j) * kv + at;
+        for (int i = 0; p[j] > 0 && i < hd; i++)
+            o[i] += p[j] * value[i];
+    }
+}
+
+static void forward_into(const part_case *c, double *const *v, double *o)
+{
+    double *p = malloc((size_t)c->seq * sizeof *p);
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int h = 0; h < c->heads; h++)
+            for (int64_t r = 0; r < q_seq(c); r++)
+                attend_row(c, v, b, h, r, p, o + (b * q_seq(c) + r) * c->heads * c->head_dim + h * c->head_dim,
+                           &v[LSE][(b * c->heads + h) * q_seq(c) + r]);
+    free(p);
+}
+
+static void reference_forward(const void *c, double *const *v)
+{
+    forward_into(c, v, v[O]);
+}
+
+static void derive_documents(const void *case_, double *const *v)
+{
+    const part_case *c = case_;
+    for (int64_t b = 0; c->documents && b < c->batch; b++) {
+        int64_t *start = malloc((size_t)c->seq * sizeof *start);
+        for (int64_t t = 0; t < c->seq; t++)
+            start[t] = t == 0 ? -1 : ops_uniform() < 0.04 ? t : start[t - 1];
+        for (int64_t r = 0; r < q_seq(c); r++)
+            v[DOC][b * q_seq(c) + r] = (double)start[position_of(c, r)];
+        free(start);
+    }
+}
+
+static void derive_backward(const void *c, double *const *v)
+{
+    derive_documents(c, v);
+    forward_into(c, v, v[OUT]);
+}
+
+static void reference_backward(const void *case_, double *const *v)
+{
+    const part_case *c = case_;
+    int hd = c->head_dim;
+    int64_t q_cols = c->heads * hd, kv_cols = c->kv_heads * hd;
+    double *p = malloc((size_t)c->seq * sizeof *p), o[256], lse, scale = 1 / sqrt(hd);
+    for (int64_t b = 0; b < c->batch; b++) {
+        for (int h = 0; h < c->heads; h++) {
+            for (int64_t r = 0; r < q_seq(c); r++) {
+                int64_t row = b * q_seq(c) + r;
+                const double *q = v[Q] + row * (q_cols + 3) + h * hd, *d_o = v[DO] + row * q_cols + h * hd;
+                attend_row(c, v, b, h, r, p, o, &lse);
+                double delta = 0;
+                for (int i = 0; i < hd; i++)
+                    delta += d_o[i] * o[i];
+                v[DELTA][(b * c->heads + h) * q_seq(c) + r] = delta;
+                for (int64_t j = 0; j <= position_of(c, r); j++) {
+                    int64_t at = key_row(c, b, j) * kv_cols + h / (c->heads / c->kv_heads) * hd;
+                    double dp = 0;
+                    for (int i = 0; i < hd; i++)
+                        dp += d_o[i] * v[V][at + i];
+                    double ds = p[j] * (dp - delta) * scale;
+                    for (int i = 0; p[j] > 0 && i < hd; i++) {
+                        v[DV][at + i] += p[j] * d_o[i];
+                        v[DK][at + i] += ds * q[i];
+                        v[DQ][row * (q_cols + 3) + h * hd + i] += ds * v[K][at + i];
+                    }
+                }
+            }
+        }
+    }
+    free(p);
+}
+
+static double loss(const void *case_, double *const *v)
+{
+    const part_case *c = case_;
+    double *p = malloc((size_t)c->seq * sizeof *p), o[256], lse, sum = 0;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int h = 0; h < c->heads; h++)
+            for (int64_t r = 0; r < q_seq(c); r++) {
+                attend_row(c, v, b, h, r, p, o, &lse);
+                for (int i = 0; i < c->head_dim; i++)
+                    sum += o[i] * v[DO][((b * q_seq(c) + r) * c->heads + h) * c->head_dim + i];
+            }
+    free(p);
+    return sum;
+}
+
+typedef qd_status part_kernel(qd_stream *stream, const qd_attention_part_args *a);
+
+/* The call for each part of the keys in turn. */
+static qd_status run_parts(part_kernel *kernel, qd_stream *stream, const part_case *c, void *const *p)
+{
+    qd_row_run q_runs[QD_CONTEXT_RUNS], k_runs[QD_CONTEXT_RUNS];
+    int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    size_t size = qd_dtype_size(c->dtype);
+    qd_attention_part_args a = {
+        .q = p[Q], .o = p[O], .lse = p[LSE], .doc_start = p[DOC], .d_o = p[DO], .delta = p[DELTA], .dq = p[DQ],
+        .q_runs = q_runs, .k_runs = k_runs, .q_run_count = qd_context_runs(c->seq, c->cp, c->rank, q_runs),
+        .batch = c->batch, .q_seq = q_seq(c), .q_stride = q + 3, .k_stride = kv, .v_stride = kv, .o_stride = q, .dq_stride = q + 3,
+        .dk_stride = kv, .dv_stride = kv, .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim,
+        .scale = (float)(1 / sqrt(c->head_dim)), .dtype = c->dtype,
+    };
+    int parts = c->gathered ? 1 : c->cp;
+    for (int i = 0; i < parts; i++) {
+        int of = (c->rank - i + c->cp) % c->cp;
+        int64_t at = c->gathered ? 0 : part_row(c, of) * kv;
+        a.k_seq = c->gathered ? c->seq : qd_context_rows(c->seq, c->cp, of);
+        a.k_run_count = c->gathered ? qd_context_runs(c->seq, 1, 0, k_runs) : qd_context_runs(c->seq, c->cp, of, k_runs);
+        a.k = (char *)p[K] + (size_t)at * size;
+        a.v = (char *)p[V] + (size_t)at * size;
+        a.dk = p[DK] ? (float *)p[DK] + at : NULL;
+        a.dv = p[DV] ? (float *)p[DV] + at : NULL;
+        a.begin = i == 0;
+        QD_TRY(kernel(stream, &a));
+    }
+    return QD_OK;
+}
+
+static qd_status run_forward(const qd_kernels *k, qd_stream *stream, const void *c, void *const *p)
+{
+    return run_parts(k->attention_part_forward, stream, c, p);
+}
+
+static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void *case_, void *const *p)
+{
+    const part_case *c = case_;
+    int64_t q = c->heads * c->head_dim;
+    QD_TRY(k->attention_delta(stream, &(qd_attention_args){
+        .o = p[OUT], .d_o = p[DO], .delta = p[DELTA], .batch = c->batch, .seq = q_seq(c), .q_stride = q, .k_stride = q, .v_stride = q,
+        .o_stride = q, .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .dtype = c->dtype}));
+    return run_parts(k->attention_part_backward, stream, case_, p);
+}
+
+static const part_case cases[] = {
+    {1, 4, 2, 0, 1, 1, 2, QD_F32, false, false},
+    {2, 13, 2, 1, 2, 1, 6, QD_F32, false, false},
+    {1, 41, 3, 0, 3, 3, 16, QD_F32, true, false},
+    {1, 41, 3, 2, 2, 1, 18, QD_F32, false, true},
+    {2, 67, 4, 1, 4, 2, 20, QD_F32, true, false},
+    {1, 201, 2, 0, 2, 1, 18, QD_F32, false, false},
+    {1, 205, 2, 1, 1, 1, 24, QD_F32, true, false},
+    {1, 205, 2, 0, 1, 1, 24, QD_F32, true, true},
+    {1, 60, 2, 1, 1, 1, 256, QD_F32, false, false},
+    {1, 120, 2, 0, 4, 2, 64, QD_BF16, true, false},
+    {1, 99, 4, 3, 2, 1, 22, QD_BF16, false, true},
+};
+/* Without numerical gradients, which would take too long. */
+static const part_case long_cases[] = {
+    {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false},
+    {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false},
+    {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true},
+};
+static const part_case speed_cases[] = {
+    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, false},
+    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, true},
+};
+
+static double triangle(const void *p)
+{
+    const part_case *c = p;
+    double pairs = 0;
+    for (int64_t r = 0; r < q_seq(c); r++)
+        pairs += (double)position_of(c, r) + 1;
+    return 2.0 * (double)c->batch * c->heads * c->head_dim * pairs;
+}
+static double flops_forward(const void *p)
+{
+    return 2 * triangle(p);
+}
+static double flops_backward(const void *p)
+{
+    return 5 * triangle(p);
+}
+
+static void refuses_bad_arguments(void **state)
+{
+    (void)state;
+    qd_device *device = ops_device(NULL, 1);
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    float x[64] = {0};
+    qd_row_run runs[2] = {{0, 5, 1}, {1, 9, 1}};
+    qd_attention_part_args a = {.q = x, .k = x, .v = x, .o = x + 32, .lse = x + 48, .batch = 1, .q_seq = 2, .k_seq = 2, .heads = 1,
+                                .kv_heads = 1, .head_dim = 4, .q_stride = 4, .k_stride = 4, .v_stride = 4, .o_stride = 4,
+                                .q_runs = runs, .k_runs = runs, .q_run_count = 2, .k_run_count = 2, .begin = true};
+    ops_assert_ok(k->attention_part_forward(stream, &a));
+    a.k_seq = 1;
+    ops_assert_fails(k->attention_part_forward(stream, &a), QD_USAGE, "run 1 of keys, rows 1 to 2 at position 9, does not lie in 1 rows");
+    a.k_seq = 2;
+    runs[1].position = 5;
+    ops_assert_fails(k->attention_part_forward(stream, &a), QD_USAGE, "runs 0 and 1 of queries overlap");
+    runs[1].position = 6;
+    ops_assert_fails(k->attention_part_backward(stream, &a), QD_USAGE, "strides dq 0");
+}
+
+/* A row that sees none of the keys keeps its running result, and has 0 and minus infinity if it has none. */
+static void rows_that_see_nothing(void **state)
+{
+    (void)state;
+    qd_device *device = ops_device(NULL, 1);
+    const qd_kernels *k = qd_device_kernels(device);
+    float q[4] = {1, 2, 3, 4}, o[4] = {5, 6, 7, 8}, lse[1] = {9};
+    qd_row_run at = {0, 3, 1}, later = {0, 4, 1};
+    qd_attention_part_args a = {.q = q, .k = q, .v = q, .o = o, .lse = lse, .batch = 1, .q_seq = 1, .k_seq = 1, .heads = 1,
+                                .kv_heads = 1, .head_dim = 4, .q_stride = 4, .k_stride = 4, .v_stride = 4, .o_stride = 4,
+                                .q_runs = &at, .k_runs = &later, .q_run_count = 1, .k_run_count = 1, .scale = 1};
+    ops_assert_ok(k->attention_part_forward(qd_device_compute_stream(device), &a));
+    assert_true(o[0] == 5 && lse[0] == 9);
+    a.begin = true;
+    ops_assert_ok(k->attention_part_forward(qd_device_compute_stream(device), &a));
+    assert_true(o[0] == 0 && o[3] == 0 && lse[0] == -INFINITY);
+    a.begin = false;
+    a.k_runs = &at;
+    ops_assert_ok(k->attention_part_forward(qd_device_compute_stream(device), &a));
+    assert_true(fabsf(o[3] - 4) < 1e-5f && fabsf(lse[0] - 30) < 1e-4f);
+}
+
+#define COUNT_OF(x) (sizeof(x) / sizeof *(x))
+#define FORWARD                                                                                             \
+    .kernel = "attention_part_forward", .case_size = sizeof *cases, .describe = describe, .tensors = tensors_forward, \
+    .derive = derive_documents, .reference = reference_forward, .run = run_forward, .cpu_only = true
+#define BACKWARD                                                                                            \
+    .kernel = "attention_part_backward", .case_size = sizeof *cases, .describe = describe, .tensors = tensors_backward, \
+    .derive = derive_backward, .reference = reference_backward, .run = run_backward, .cpu_only = true
+static const ops_op ops[] = {
+    {FORWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases, .speed_count = COUNT_OF(speed_cases),
+     .flops = flops_forward},
+    {BACKWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases, .speed_count = COUNT_OF(speed_cases),
+     .flops = flops_backward, .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+    {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+};
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(rows_that_see_nothing)};
+    return ops_main(argc, argv, ops, COUNT_OF(ops), more, 2);
+}
