@@ -275,6 +275,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .training = true,
+        .schedule = QD_SCHEDULE_1F1B,
     };
     QD_TRY(resolve_sharding(o, &c->strategy));
     c->global_batch = qd_options_int(o, "train.global_batch");

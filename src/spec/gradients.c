@@ -7,6 +7,18 @@
  * A block's reduction runs while the next block is computed. What follows it is written into the program one block later. */
 #include "spec/program_impl.h"
 
+#include <string.h>
+
+static int slot_of(const qd_builder *b, int block, int microbatch)
+{
+    return block * b->grad_depth + microbatch % b->grad_depth;
+}
+
+static qd_grad_slot *slot_at(const qd_builder *b, int module, int microbatch)
+{
+    return &b->grad_slots[slot_of(b, b->block_of[module], microbatch)];
+}
+
 static int64_t module_first(const qd_builder *b, int module)
 {
     return module == 0 ? 0 : b->p->storage.offset[b->ledger->modules[module].param_begin];
@@ -29,15 +41,25 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     if (!b->block_of || !b->grads)
         return QD_NO_MEMORY;
     b->blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
-    b->tied_grad = b->last_gradient = -1;
+    b->grad_depth = b->strategy->sync_each ? b->depth : 1;
+    b->last_gradient = -1;
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
         b->block_of[module] = b->block_count;
         int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
-        if (module > 0 && bytes < b->strategy->bucket_bytes)
+        bool ends = module == 0 || b->ledger->modules[module - 1].stage != b->ledger->modules[module].stage;
+        if (!ends && bytes < b->strategy->bucket_bytes)
             continue;
-        b->grads[b->block_count++] = (qd_grad_block){.low = module, .high = high, .buffer = -1};
+        b->grads[b->block_count++] = (qd_grad_block){.low = module, .high = high};
         high = module - 1;
     }
+    int slots = b->block_count * b->grad_depth;
+    b->grad_slots = QD_ARENA_NEW(arena, qd_grad_slot, slots);
+    b->tied_grad = QD_ARENA_NEW(arena, int, b->grad_depth);
+    if (!b->grad_slots || !b->tied_grad)
+        return QD_NO_MEMORY;
+    memset(b->tied_grad, 0xff, (size_t)b->grad_depth * sizeof *b->tied_grad);
+    for (int i = 0; i < slots; i++)
+        b->grad_slots[i].buffer = -1;
     return QD_OK;
 }
 
@@ -71,7 +93,7 @@ static bool writes_gradients(const qd_builder *b, const qd_step_item *item)
 {
     const qd_module_class *c = qd_program_class(b->p, item->module);
     for (int i = 0; i < c->op_count; i++) {
-        if ((c->ops[i].phase != QD_PHASE_FORWARD) != item->backward)
+        if (!(qd_pass_phases((qd_pass)item->pass) & 1u << c->ops[i].phase))
             continue;
         for (int j = 0; j < QD_OP_SLOTS; j++)
             if (c->ops[i].slot[j] >= 0 && c->slots[c->ops[i].slot[j]].kind == QD_SLOT_GRAD)
@@ -82,31 +104,39 @@ static bool writes_gradients(const qd_builder *b, const qd_step_item *item)
 
 void qd_gradients_before(qd_builder *b, int item)
 {
-    int module = b->items[item].module;
+    int module = b->items[item].module, mb = b->items[item].microbatch;
     if (!b->strategy->training || !b->blocks || !writes_gradients(b, &b->items[item]))
         return;
-    qd_grad_block *block = &b->grads[b->block_of[module]];
-    if (block->reducing)
-        finish_until(b, block->pending + block->pending_count);
-    if (block->buffer < 0) {
+    const qd_grad_block *block = &b->grads[b->block_of[module]];
+    qd_grad_slot *slot = slot_at(b, module, mb);
+    if (slot->reducing)
+        finish_until(b, slot->pending + slot->pending_count);
+    if (slot->buffer < 0) {
         int64_t first = module_first(b, block->low);
-        block->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, -1, (module_end(b, block->high) - first) * grad_size(b));
+        slot->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, b->grad_depth > 1 ? mb : -1,
+                                      (module_end(b, block->high) - first) * grad_size(b));
         if (b->no_memory)
             return;
-        b->p->buffers[block->buffer].first = first;
-        qd_build_zero(b, block->buffer, b->strategy->grad);
+        b->p->buffers[slot->buffer].first = first;
+        qd_build_zero(b, slot->buffer, b->strategy->grad);
     }
-    if (b->tied_grad < 0 && has_tied(b, module)) {
-        b->tied_grad = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
-        qd_build_zero(b, b->tied_grad, b->strategy->grad);
+    int *tied = &b->tied_grad[mb % b->grad_depth];
+    if (*tied < 0 && has_tied(b, module)) {
+        *tied = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
+        qd_build_zero(b, *tied, b->strategy->grad);
     }
 }
 
-void qd_gradients_uses(const qd_builder *b, int module, int32_t *use)
+static int tied_buffer(const qd_builder *b, int microbatch)
 {
-    use[QD_USE_GRAD] = b->blocks ? b->grads[b->block_of[module]].buffer : b->p->persistent[QD_BUFFER_GRAD];
+    return b->blocks ? b->tied_grad[microbatch % b->grad_depth] : b->p->persistent[QD_BUFFER_TIED_GRAD];
+}
+
+void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use)
+{
+    use[QD_USE_GRAD] = b->blocks ? slot_at(b, module, microbatch)->buffer : b->p->persistent[QD_BUFFER_GRAD];
     if (has_tied(b, module))
-        use[QD_USE_TIED_GRAD] = b->blocks ? b->tied_grad : b->p->persistent[QD_BUFFER_TIED_GRAD];
+        use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
 }
 
 /* ---- the start of a reduction ---- */
@@ -116,12 +146,12 @@ static qd_pending *add_pending(qd_builder *b, int low)
     static _Thread_local qd_pending lost;
     b->pending = qd_build_grow(b, b->pending, b->pending_count, &b->pending_capacity, sizeof *b->pending);
     qd_pending *pending = b->no_memory ? &lost : &b->pending[b->pending_count++];
-    *pending = (qd_pending){.low = low, .part = -1, .block = -1};
+    *pending = (qd_pending){.low = low, .part = -1, .slot = -1};
     return pending;
 }
 
 /* Sums elements [first, last) over the data axes, cut into pieces of at most a bucket. */
-static void reduce_whole(qd_builder *b, const qd_grad_block *block)
+static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
 {
     int64_t first = module_first(b, block->low), last = module_end(b, block->high);
     int64_t most = b->strategy->bucket_bytes / grad_size(b);
@@ -129,12 +159,14 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block)
     while (last > first) {
         int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
         qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->data_group, last - from, b->strategy->grad, b->last_gradient);
-        a->buffer = b->blocks ? block->buffer : b->p->persistent[QD_BUFFER_GRAD];
+        a->buffer = buffer;
         a->first = from;
         qd_pending *pending = add_pending(b, block->low);
         pending->action = b->p->action_count - 1;
         pending->first = from;
         pending->count = last - from;
+        pending->part = -1;
+        pending->from = buffer;
         last = from;
     }
 }
@@ -151,7 +183,7 @@ static int64_t choose_run(const qd_builder *b, int begin, int end, int *param)
     return count;
 }
 
-static void reduce_parts(qd_builder *b, const qd_grad_block *block)
+static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
 {
     const qd_storage *storage = &b->p->storage;
     const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
@@ -172,7 +204,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block)
         if (count > 0) {
             qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->shard_group, count, b->strategy->grad,
                                                b->last_gradient);
-            a->buffer = b->blocks ? block->buffer : b->p->persistent[QD_BUFFER_GRAD];
+            a->buffer = buffer;
             a->part = part;
             a->param = param;
             a->params = end - param;
@@ -180,7 +212,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block)
             qd_pending *pending = add_pending(b, block->low);
             *pending = (qd_pending){.action = b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
                                     .first = storage->shard_offset[param], .count = own, .part = direct ? -1 : part,
-                                    .replicas = b->replica_group >= 0, .block = -1};
+                                    .replicas = b->replica_group >= 0, .slot = -1};
         }
         end = param;
     }
@@ -222,7 +254,7 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
     if (s->sync_each && (s->zero == 0 || pending->part >= 0)) {
         qd_action *a = qd_build_action(b, QD_ACTION_ADD, -1, -1);
         a->buffer = grad;
-        a->part = s->zero == 0 ? b->grads[b->block_of[pending->low]].buffer : pending->part;
+        a->part = s->zero == 0 ? pending->from : pending->part;
         a->first = pending->first;
         a->count = pending->count;
         a->dtype = s->grad;
@@ -238,10 +270,10 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
         wait_pending(b, pending);
     }
     qd_build_free(b, &pending->part);
-    if (pending->block >= 0 && b->blocks) {
-        qd_build_free(b, &b->grads[pending->block].buffer);
+    if (pending->slot >= 0 && b->blocks) {
+        qd_build_free(b, &b->grad_slots[pending->slot].buffer);
         wait_pending(b, pending);
-        b->grads[pending->block].reducing = false;
+        b->grad_slots[pending->slot].reducing = false;
     }
 }
 
@@ -253,21 +285,23 @@ static void finish_until(qd_builder *b, int until)
 }
 
 /* The gradients of a block are complete. */
-static void reduce_block(qd_builder *b, int index)
+static void reduce_block(qd_builder *b, int index, int microbatch)
 {
-    int begin = b->pending_count;
+    int begin = b->pending_count, number = slot_of(b, index, microbatch);
+    qd_grad_slot *slot = &b->grad_slots[number];
+    int buffer = b->blocks ? slot->buffer : b->p->persistent[QD_BUFFER_GRAD];
     if (b->data_group < 0)
         return;
     if (b->strategy->zero == 0)
-        reduce_whole(b, &b->grads[index]);
+        reduce_whole(b, &b->grads[index], buffer);
     else
-        reduce_parts(b, &b->grads[index]);
+        reduce_parts(b, &b->grads[index], buffer);
     if (b->no_memory || b->pending_count == begin)
         return;
-    b->pending[b->pending_count - 1].block = index;
-    b->grads[index].pending = begin;
-    b->grads[index].pending_count = b->pending_count - begin;
-    b->grads[index].reducing = b->blocks;
+    b->pending[b->pending_count - 1].slot = number;
+    slot->pending = begin;
+    slot->pending_count = b->pending_count - begin;
+    slot->reducing = b->blocks;
     /* The previous block's sums go on over the replicas; those before it, or without replicas this one, have arrived. */
     int keep = begin;
     for (int k = b->pending_done; k < begin; k++) {
@@ -279,31 +313,39 @@ static void reduce_block(qd_builder *b, int index)
         finish_until(b, keep);
 }
 
-static void add_tied(qd_builder *b)
+static void add_tied(qd_builder *b, int microbatch)
 {
     for (int module = 0; module < b->modules; module++) {
         if (!has_tied(b, module))
             continue;
         qd_action *a = qd_build_action(b, QD_ACTION_ADD_TIED, module, -1);
-        qd_gradients_uses(b, 0, a->use);
-        a->use[QD_USE_TIED_GRAD] = b->blocks ? b->tied_grad : b->p->persistent[QD_BUFFER_TIED_GRAD];
+        qd_gradients_uses(b, 0, microbatch, a->use);
+        a->use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
         b->last_gradient = b->p->action_count - 1;
-        qd_build_free(b, &b->tied_grad);
+        qd_build_free(b, &b->tied_grad[microbatch % b->grad_depth]);
     }
+}
+
+/* Whether an item is the last of its module and micro-batch that writes gradients. */
+static bool completes(const qd_builder *b, const qd_step_item *item)
+{
+    bool weights = qd_program_class(b->p, item->module)->has_weight_phase;
+    return item->pass == QD_PASS_B || item->pass == QD_PASS_W || (item->pass == QD_PASS_I && !weights);
 }
 
 void qd_gradients_after(qd_builder *b, int item)
 {
     const qd_step_item *it = &b->items[item];
-    if (!it->backward)
-        return;
-    if (!b->strategy->sync_each && it->microbatch < b->strategy->micro_batches - 1)
+    if (!completes(b, it) || (!b->strategy->sync_each && it->microbatch < b->strategy->micro_batches - 1))
         return;
     if (it->module == 0)
-        add_tied(b); /* the owner of tied values is in the first module */
+        add_tied(b, it->microbatch); /* the owner of tied values is in the first module */
     int block = b->block_of[it->module];
-    if (it->module == b->grads[block].low)
-        reduce_block(b, block);
+    qd_grad_slot *slot = &b->grad_slots[slot_of(b, block, it->microbatch)];
+    if (++slot->done < b->grads[block].high - b->grads[block].low + 1)
+        return;
+    slot->done = 0;
+    reduce_block(b, block, it->microbatch);
 }
 
 /* ---- norm and update ---- */
@@ -314,11 +356,11 @@ void qd_gradients_finish(qd_builder *b)
 {
     qd_program *p = b->p;
     for (int module = b->modules - 1; module >= 0; module--) {
-        const qd_grad_block *block = &b->grads[b->block_of[module]];
-        int end = block->pending + block->pending_count;
+        const qd_grad_slot *slot = slot_at(b, module, b->strategy->micro_batches - 1);
+        int end = slot->pending + slot->pending_count;
         finish_until(b, end);
         qd_build_action(b, QD_ACTION_SQUARES, module, -1);
-        for (int k = block->pending; k < end && module == block->high && !b->no_memory; k++)
+        for (int k = slot->pending; k < end && module == b->grads[b->block_of[module]].high && !b->no_memory; k++)
             wait_pending(b, &b->pending[k]);
     }
     if (b->strategy->zero > 0) {

@@ -39,6 +39,7 @@ typedef struct qd_module {
     qd_module_kind kind;
     int layer; /* of a block, else -1 */
     int param_begin, param_count;
+    int stage, stage_rank; /* of the pipeline, and the coordinate along pp of the ranks that hold it */
 } qd_module;
 
 /* What passes from module i to module i + 1: (tokens, hidden). */

@@ -35,65 +35,69 @@ static int64_t port_bytes(const builder *b)
            (int64_t)qd_dtype_size(b->strategy->activation);
 }
 
-static void set_uses(builder *b, qd_action *a, int module)
+static void set_uses(builder *b, qd_action *a, int module, int mb)
 {
+    const qd_flight *flight = qd_flight_of(b, module, mb), *before = module > 0 ? qd_flight_of(b, module - 1, mb) : NULL;
     qd_units_uses(b, module, a->use);
     if (b->strategy->training)
-        qd_gradients_uses(b, module, a->use);
-    a->use[QD_USE_IN] = module > 0 ? b->port[module - 1] : -1;
-    a->use[QD_USE_OUT] = b->port[module];
-    a->use[QD_USE_GRAD_IN] = module > 0 ? b->port_grad[module - 1] : -1;
-    a->use[QD_USE_GRAD_OUT] = b->port_grad[module];
-    a->use[QD_USE_INPUT] = qd_program_class(b->p, module)->uses_input ? b->input : -1;
-    a->use[QD_USE_STASH_I] = b->stash_i[module];
-    a->use[QD_USE_STASH_W] = b->stash_w[module];
-    a->use[QD_USE_MID] = b->mid[module];
+        qd_gradients_uses(b, module, mb, a->use);
+    a->use[QD_USE_IN] = before ? before->port : -1;
+    a->use[QD_USE_OUT] = flight->port;
+    a->use[QD_USE_GRAD_IN] = before ? before->port_grad : -1;
+    a->use[QD_USE_GRAD_OUT] = flight->port_grad;
+    a->use[QD_USE_INPUT] = qd_program_class(b->p, module)->uses_input ? b->input[mb % b->depth] : -1;
+    a->use[QD_USE_STASH_I] = flight->stash_i;
+    a->use[QD_USE_STASH_W] = flight->stash_w;
+    a->use[QD_USE_MID] = flight->mid;
 }
 
 static void alloc_stash(builder *b, int module, int mb)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
-    b->stash_i[module] = qd_build_alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
-    b->stash_w[module] = qd_build_alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
+    qd_flight *flight = qd_flight_of(b, module, mb);
+    flight->stash_i = qd_build_alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
+    flight->stash_w = qd_build_alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
 }
 
 static void forward(builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
     const qd_module_class *c = qd_program_class(b->p, module);
+    qd_flight *flight = qd_flight_of(b, module, mb);
     alloc_stash(b, module, mb);
-    b->port[module] = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
+    flight->port = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
     qd_action *a = qd_build_action(b, QD_ACTION_FORWARD, module, mb);
-    set_uses(b, a, module);
+    set_uses(b, a, module, mb);
     a->flops = qd_class_flops(c, QD_PHASE_FORWARD);
     qd_units_wait(b, item);
     if (c->recompute == QD_RECOMPUTE_FULL) {
-        qd_build_free(b, &b->stash_i[module]);
-        qd_build_free(b, &b->stash_w[module]);
+        qd_build_free(b, &flight->stash_i);
+        qd_build_free(b, &flight->stash_w);
     }
     if (!b->strategy->training && module > 0)
-        qd_build_free(b, &b->port[module - 1]);
+        qd_build_free(b, &qd_flight_of(b, module - 1, mb)->port);
 }
 
 /* What dies after a phase of the backward pass. */
-static void free_after(builder *b, int module, qd_phase phase)
+static void free_after(builder *b, int module, int mb, qd_phase phase)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
+    qd_flight *flight = qd_flight_of(b, module, mb);
     if (module > 0 && c->in_until <= phase)
-        qd_build_free(b, &b->port[module - 1]);
+        qd_build_free(b, &qd_flight_of(b, module - 1, mb)->port);
     if (c->grad_out_until <= phase)
-        qd_build_free(b, &b->port_grad[module]);
-    qd_build_free(b, &b->stash_i[module]);
+        qd_build_free(b, &flight->port_grad);
+    qd_build_free(b, &flight->stash_i);
     if (phase == QD_PHASE_WEIGHT) {
-        qd_build_free(b, &b->stash_w[module]);
-        qd_build_free(b, &b->mid[module]);
+        qd_build_free(b, &flight->stash_w);
+        qd_build_free(b, &flight->mid);
     }
 }
 
 static void backward_action(builder *b, qd_action_kind kind, int module, int mb, double flops)
 {
     qd_action *a = qd_build_action(b, kind, module, mb);
-    set_uses(b, a, module);
+    set_uses(b, a, module, mb);
     a->flops = flops;
     b->last_gradient = b->p->action_count - 1;
 }
@@ -104,11 +108,12 @@ static void recompute(builder *b, int item)
     int module = b->items[item].module, mb = b->items[item].microbatch;
     alloc_stash(b, module, mb);
     qd_action *a = qd_build_action(b, QD_ACTION_RECOMPUTE, module, mb);
-    set_uses(b, a, module);
+    set_uses(b, a, module, mb);
     a->flops = qd_class_recompute_flops(qd_program_class(b->p, module));
     qd_units_wait(b, item);
 }
 
+/* Passes B and I. Where the class is written for halves, a whole pass is one half after the other. */
 static void backward(builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
@@ -117,33 +122,83 @@ static void backward(builder *b, int item)
         recompute(b, item);
     double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
     if (module > 0)
-        b->port_grad[module - 1] = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
-    if (b->strategy->split_backward && c->has_weight_phase) {
-        b->mid[module] = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
-        backward_action(b, QD_ACTION_BACKWARD_INPUT, module, mb, input_flops);
-        qd_units_wait(b, item);
-        free_after(b, module, QD_PHASE_INPUT);
-        backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, weight_flops);
-    } else {
-        backward_action(b, QD_ACTION_BACKWARD, module, mb, input_flops + weight_flops);
-        qd_units_wait(b, item);
-    }
-    free_after(b, module, QD_PHASE_WEIGHT);
+        qd_flight_of(b, module - 1, mb)->port_grad = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
+    bool halves = b->strategy->split_backward && c->has_weight_phase;
+    if (halves)
+        qd_flight_of(b, module, mb)->mid = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
+    backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb, halves ? input_flops : input_flops + weight_flops);
+    qd_units_wait(b, item);
+    free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
 }
 
-/* The order of work: each micro-batch forward through all modules and back. */
+/* Pass W, and the second half of pass B. */
+static void backward_weight(builder *b, int item)
+{
+    int module = b->items[item].module, mb = b->items[item].microbatch;
+    const qd_module_class *c = qd_program_class(b->p, module);
+    if (!c->has_weight_phase || !b->strategy->split_backward)
+        return;
+    backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(c, QD_PHASE_WEIGHT));
+    free_after(b, module, mb, QD_PHASE_WEIGHT);
+}
+
+/* The modules of a stage in the order of the pass. Modules whose gradients are all computed by I have no pass W. */
+static void write_turn(builder *b, const qd_turn *turn)
+{
+    bool up = turn->pass == QD_PASS_F;
+    for (int i = 0; i < b->modules; i++) {
+        int module = up ? i : b->modules - 1 - i;
+        if (b->ledger->modules[module].stage != turn->stage)
+            continue;
+        if (turn->pass != QD_PASS_W || qd_program_class(b->p, module)->has_weight_phase)
+            b->items[b->item_count++] = (qd_step_item){turn->pass, module, turn->microbatch};
+    }
+}
+
+/* Micro-batches between the first that is not over and the last that has begun, at most. */
+static int find_depth(const builder *b)
+{
+    int depth = 1, low = 0, highest = 0;
+    for (int i = 0; i < b->item_count; i++) {
+        while (low < b->strategy->micro_batches && b->input_left[low] == 0)
+            low++;
+        highest = b->items[i].microbatch > highest ? b->items[i].microbatch : highest;
+        depth = highest - low + 1 > depth ? highest - low + 1 : depth;
+        b->input_left[b->items[i].microbatch]--;
+    }
+    return depth;
+}
+
+/* The order of work, from the schedule. */
 static qd_status write_items(builder *b, qd_arena *arena)
 {
     const qd_strategy *s = b->strategy;
-    b->items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * 2);
-    if (!b->items)
+    const qd_schedule *schedule = b->schedule;
+    const qd_turn *turns = &schedule->turns[schedule->begin[b->stage_rank]];
+    b->turn_count = schedule->begin[b->stage_rank + 1] - schedule->begin[b->stage_rank];
+    b->items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * (schedule->splits ? 3 : 2));
+    b->turn_begin = QD_ARENA_NEW(arena, int, b->turn_count + 1);
+    b->input_left = QD_ARENA_NEW(arena, int, s->micro_batches);
+    b->input = QD_ARENA_NEW(arena, int, s->micro_batches);
+    if (!b->items || !b->turn_begin || !b->input_left || !b->input)
         return QD_NO_MEMORY;
-    for (int mb = 0; mb < s->micro_batches; mb++) {
-        for (int module = 0; module < b->modules; module++)
-            b->items[b->item_count++] = (qd_step_item){false, module, mb};
-        for (int module = b->modules - 1; module >= 0 && s->training; module--)
-            b->items[b->item_count++] = (qd_step_item){true, module, mb};
+    for (int turn = 0; turn < b->turn_count; turn++) {
+        b->turn_begin[turn] = b->item_count;
+        write_turn(b, &turns[turn]);
     }
+    b->turn_begin[b->turn_count] = b->item_count;
+    for (int i = 0; i < b->item_count; i++)
+        b->input_left[b->items[i].microbatch]++;
+    b->depth = find_depth(b);
+    memset(b->input, 0xff, (size_t)s->micro_batches * sizeof *b->input);
+    memset(b->input_left, 0, (size_t)s->micro_batches * sizeof *b->input_left);
+    for (int i = 0; i < b->item_count; i++)
+        b->input_left[b->items[i].microbatch]++;
+    size_t flights = (size_t)b->modules * (size_t)b->depth;
+    b->flights = QD_ARENA_NEW(arena, qd_flight, flights);
+    if (!b->flights)
+        return QD_NO_MEMORY;
+    memset(b->flights, 0xff, flights * sizeof *b->flights);
     return QD_OK;
 }
 
@@ -151,21 +206,23 @@ static void run_item(builder *b, int index)
 {
     const qd_strategy *s = b->strategy;
     const qd_step_item *item = &b->items[index];
-    bool starts = !item->backward && item->module == 0, ends = item->module == (s->training ? 0 : b->modules - 1);
-    if (starts) {
-        b->input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, 3 * s->micro_batch * s->seq * (int64_t)sizeof(int32_t));
-        qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = b->input;
+    int *input = &b->input[item->microbatch % b->depth];
+    if (*input < 0) {
+        *input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, 3 * s->micro_batch * s->seq * (int64_t)sizeof(int32_t));
+        qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = *input;
     }
     qd_units_before(b, index);
     qd_gradients_before(b, index);
-    if (item->backward)
-        backward(b, index);
-    else
+    if (item->pass == QD_PASS_F)
         forward(b, index);
+    if (item->pass == QD_PASS_B || item->pass == QD_PASS_I)
+        backward(b, index);
+    if (item->pass == QD_PASS_B || item->pass == QD_PASS_W)
+        backward_weight(b, index);
     qd_units_after(b, index);
     qd_gradients_after(b, index);
-    if (ends && item->backward == s->training)
-        qd_build_free(b, &b->input);
+    if (--b->input_left[item->microbatch] == 0)
+        qd_build_free(b, input);
 }
 
 /* The sum over the group of the losses and of the tokens counted: two doubles. */
@@ -283,6 +340,15 @@ static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t 
     return kept;
 }
 
+static qd_status choose_schedule(builder *b, qd_arena *arena)
+{
+    const qd_strategy *s = b->strategy;
+    qd_schedule *schedule;
+    QD_TRY(qd_schedule_create(s->schedule, 1, 1, s->micro_batches, s->training, arena, &schedule));
+    b->schedule = schedule;
+    return QD_OK;
+}
+
 qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy, int rank, qd_arena *arena,
                             qd_program **program)
 {
@@ -296,15 +362,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->ledger = ledger;
     p->strategy = *strategy;
     p->rank = rank;
-    int modules = ledger->module_count;
-    int *slots = QD_ARENA_NEW(arena, int, 5 * modules);
-    if (!slots)
-        return QD_NO_MEMORY;
-    memset(slots, 0xff, (size_t)(5 * modules) * sizeof *slots);
     memset(p->persistent, 0xff, sizeof p->persistent);
-    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = modules, .port = slots,
-                 .port_grad = slots + modules, .stash_i = slots + 2 * modules, .stash_w = slots + 3 * modules,
-                 .mid = slots + 4 * modules, .input = -1};
+    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count};
     QD_TRY(check_gradient_axes(ledger));
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
     qd_class_config classes = {
@@ -326,6 +385,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         if (!class_->ops)
             QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
     }
+    QD_TRY(choose_schedule(&b, arena));
     QD_TRY(write_items(&b, arena));
     QD_TRY(qd_units_create(&b, arena));
     QD_TRY(qd_gradients_create(&b, arena));

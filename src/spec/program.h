@@ -6,6 +6,7 @@
 
 #include "base/json_writer.h"
 #include "spec/ops.h"
+#include "spec/schedule.h"
 #include "spec/storage.h"
 
 #include <stdio.h>
@@ -33,6 +34,7 @@ typedef struct qd_strategy {
     const qd_device_traits *traits; /* of the device it will run on */
     bool training;        /* false: forward only (evaluation) */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
+    qd_schedule_kind schedule; /* order of the micro-batches in the pipeline; with one rank too, where it decides how many are in flight */
 } qd_strategy;
 
 typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;

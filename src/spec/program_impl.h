@@ -4,11 +4,25 @@
 
 #include "spec/program.h"
 
-/* One piece of the step in the order of execution: a module's forward or backward pass for a micro-batch. */
+/* One piece of the step in the order of execution: a pass of a module for a micro-batch. */
 typedef struct qd_step_item {
-    bool backward;
+    uint8_t pass; /* qd_pass */
     int32_t module, microbatch;
 } qd_step_item;
+
+/* The phases of the op lists that a pass runs: bits 1 << qd_phase. */
+static inline unsigned qd_pass_phases(qd_pass pass)
+{
+    static const unsigned phases[QD_PASS_COUNT] = {1u << QD_PHASE_FORWARD, 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT,
+                                                   1u << QD_PHASE_INPUT, 1u << QD_PHASE_WEIGHT};
+    return phases[pass];
+}
+
+/* Buffers of a module for a micro-batch that is in flight; -1: none. */
+typedef struct qd_flight {
+    int port, port_grad; /* behind the module */
+    int stash_i, stash_w, mid;
+} qd_flight;
 
 /* A module's parameters, as seen by the step: where they are now. */
 typedef struct qd_unit {
@@ -22,13 +36,18 @@ typedef struct qd_unit {
     int in_window; /* number of the item whose window it was last found in */
 } qd_unit;
 
-/* Gradients that are reduced together: those of modules low .. high. */
+/* Gradients that are reduced together: those of modules low .. high, of one stage. */
 typedef struct qd_grad_block {
     int low, high;
+} qd_grad_block;
+
+/* What a block collects between two of its reductions: the gradients of the step, or of one micro-batch of those in flight. */
+typedef struct qd_grad_slot {
     int buffer; /* where they are collected, -1: in GRAD, or not allocated */
+    int done;   /* modules whose gradients are complete */
     int pending, pending_count; /* its latest reductions */
     bool reducing;              /* the buffer waits for them */
-} qd_grad_block;
+} qd_grad_slot;
 
 /* A reduction under way, and what follows it. */
 typedef struct qd_pending {
@@ -36,9 +55,10 @@ typedef struct qd_pending {
     int low;          /* lowest module whose gradients it carries */
     int param, params;
     int64_t first, count; /* of the result: elements of a whole or sharded buffer */
+    int from;         /* where the gradients were collected */
     int part;         /* where the result is, if neither GRAD nor the block; -1 */
     bool replicas;    /* still to be summed over the replicas */
-    int block;        /* that may be freed after it, -1: none */
+    int slot;         /* whose buffer may be freed after it, -1: none */
 } qd_pending;
 
 typedef struct qd_builder {
@@ -46,24 +66,36 @@ typedef struct qd_builder {
     const qd_ledger *ledger;
     const qd_strategy *strategy;
     int modules, action_capacity, buffer_capacity, dep_capacity, pending_capacity;
-    int *port, *port_grad, *stash_i, *stash_w, *mid; /* buffer of each module (port: behind it) in this micro-batch */
-    int input;
+    const qd_schedule *schedule;
+    int stage_rank;       /* this rank's place in the pipeline */
+    int depth;            /* micro-batches that can be in flight at once */
+    qd_flight *flights;   /* modules × depth */
+    int *input, *input_left; /* per micro-batch in flight: buffer, and items that are still to come */
     int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
-    int tied_grad;        /* buffer of the tied gradient, -1: not allocated */
+    int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */
     int last_gradient;    /* last action that wrote gradients */
     qd_step_item *items;
     int item_count;
+    int *turn_begin;       /* per turn of this rank, and one more: its first item */
+    int turn_count;
     qd_unit *units;        /* per module */
     int *window;           /* modules that are needed next, */
     int window_count, window_item; /* from this item on */
     int *block_of;         /* per module */
     qd_grad_block *grads;  /* from the last module to the first */
     int block_count;
+    qd_grad_slot *grad_slots; /* block_count × grad_depth */
+    int grad_depth;        /* 1, or with a reduction after each micro-batch as many as are in flight */
     qd_pending *pending;   /* in the order of their start */
     int pending_count, pending_done;
     bool no_memory;
 } qd_builder;
+
+static inline qd_flight *qd_flight_of(const qd_builder *b, int module, int microbatch)
+{
+    return &b->flights[(size_t)module * (size_t)b->depth + (size_t)(microbatch % b->depth)];
+}
 
 /* build.c: the growing lists. When memory is out, no_memory is set and the build fails as a whole. */
 void *qd_build_grow(qd_builder *b, void *array, int count, int *capacity, size_t size);
@@ -92,6 +124,6 @@ void qd_gradients_begin(qd_builder *b);                          /* of the step 
 void qd_gradients_before(qd_builder *b, int item);               /* a place for what the item writes */
 void qd_gradients_after(qd_builder *b, int item);
 void qd_gradients_finish(qd_builder *b);                         /* norm and update */
-void qd_gradients_uses(const qd_builder *b, int module, int32_t *use);
+void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use);
 int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of GRAD; 0: none */
 #endif

@@ -14,8 +14,8 @@
 
 /* X(kind, name) */
 #define QD_SCHEDULE_TABLE(X)                                                                                                \
-    X(GPIPE, "gpipe")             /* all forward, then all backward: every micro-batch is in flight */                      \
     X(1F1B, "1f1b")               /* forward and backward in turn: rank r of p has at most p - r micro-batches in flight */ \
+    X(GPIPE, "gpipe")             /* all forward, then all backward: every micro-batch is in flight */                      \
     X(INTERLEAVED, "interleaved") /* 1F1B with several stages per rank, dealt out round robin: a shorter bubble */          \
     X(ZB_H1, "zb_h1")             /* 1F1B with the backward pass in two halves: gradients of weights fill the bubble */     \
     X(ZB_V, "zb_v")               /* two stages per rank, there and back, halves as above: next to no bubble */             \

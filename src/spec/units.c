@@ -16,8 +16,8 @@ static int item_units(const qd_builder *b, const qd_step_item *item, int units[2
     int tied = -1;
     for (int i = 0; i < c->op_count; i++) {
         const qd_op *op = &c->ops[i];
-        bool forward = op->phase == QD_PHASE_FORWARD;
-        if (item->backward ? forward && !(c->recompute == QD_RECOMPUTE_FULL && op->again) : !forward)
+        bool again = c->recompute == QD_RECOMPUTE_FULL && op->again && (item->pass == QD_PASS_B || item->pass == QD_PASS_I);
+        if (!again && !(qd_pass_phases((qd_pass)item->pass) & 1u << op->phase))
             continue;
         for (int j = 0; j < QD_OP_SLOTS; j++) {
             const qd_slot *slot = op->slot[j] >= 0 ? &c->slots[op->slot[j]] : NULL;
@@ -188,7 +188,7 @@ void qd_units_after(qd_builder *b, int item)
     if (b->strategy->zero == 0)
         return;
     int units[2], count = item_units(b, &b->items[item], units);
-    bool forward = !b->items[item].backward;
+    bool forward = b->items[item].pass == QD_PASS_F;
     if (item + 1 < b->item_count)
         find_window(b, item + 1);
     for (int u = 0; u < count; u++) {

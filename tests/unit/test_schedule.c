@@ -40,7 +40,7 @@ static void classical_bubbles_are_the_textbooks(void **state)
     (void)state;
     for (int p = 1; p <= 8; p++) {
         for (int m = 1; m <= 24; m++) {
-            for (int kind = QD_SCHEDULE_GPIPE; kind <= QD_SCHEDULE_1F1B; kind++) {
+            for (int kind = QD_SCHEDULE_1F1B; kind <= QD_SCHEDULE_GPIPE; kind++) {
                 made x = make((qd_schedule_kind)kind, p, 1, m);
                 same(x.times.bubble, (p - 1.0) / (m + p - 1.0));
                 same(x.times.bubble, qd_schedule_theory(x.s));
