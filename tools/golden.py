@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes and checks the golden fixtures: small GPT-2 and Llama models, trained for 20 steps by PyTorch in float64.
 
-    golden.py write         FOLDER    make the fixtures (tests/golden/fixtures)
+    golden.py write         FOLDER [NAME ...]    make the fixtures (tests/golden/fixtures), or some of them
     golden.py check         FOLDER    recompute everything from the stored weights and tokens, compare
     golden.py transformers  FOLDER    the same comparison against Hugging Face's own models (needs `transformers`)
 
@@ -12,10 +12,12 @@ Only this script needs PyTorch; the tests read the fixtures. A fixture is a safe
     grad.<parameter>       F32, gradient of step 1 before clipping, computed in float64 and rounded once
     tokens, targets        I32 (steps, batch, seq)
     doc_start              I32 (steps, batch, seq), packed documents only: where in its row a token's document begins
+    after.<parameter>      F32, Muon only: weights after 5 steps
     losses, grad_norms     F64 (steps), float64 run; the norm is the one before clipping
     losses_f32             F64 (steps), the same run in float32: how far rounding alone goes
 """
 import argparse
+import inspect
 import json
 import math
 import pathlib
@@ -27,7 +29,10 @@ import torch
 import torch.nn.functional as F
 
 STEPS, BATCH = 20, 4
+AFTER = 5  # steps after which weights are kept
 OPTIMIZER = {"name": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+MUON = {**OPTIMIZER, "name": "muon", "muon_momentum": 0.95, "muon_nesterov": True, "muon_steps": 5, "muon_lr": 5e-3, "lr": 3e-3,
+        "muon_scale": "match_rms_adamw"}
 
 GPT2 = {"family": "gpt2", "norm": "layernorm", "norm_eps": 1e-5, "position": "learned", "rope_base": None,
         "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "linear_bias": True, "packed": False}
@@ -43,6 +48,7 @@ def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
 # Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden; max_seq may exceed seq.
 # The base and original length of the scaled case put its frequencies in all three regimes (kept, blended, divided).
 # Adam hardly notices gradients that are all clipped alike: one case has a limit that only some of its steps exceed.
+# Muon's GPT-2 has no bias of q, k and v: the key's gradient would be rounding alone, which Adam turns into weights.
 CASES = {
     "gpt2-tied": {**GPT2, **dims(2, 32, 4, 4, 8, 128, 61, 16, 24), "tied": True},
     "gpt2-untied-gelu": {**GPT2, **dims(3, 32, 2, 2, 16, 96, 97, 17, 17), "tied": False, "activation": "gelu"},
@@ -54,6 +60,9 @@ CASES = {
     "llama-tied": {**LLAMA, **dims(2, 32, 4, 1, 8, 88, 67, 19, 32), "tied": True},
     "llama-packed": {**LLAMA, **dims(2, 32, 4, 2, 16, 64, 83, 24, 24), "tied": False, "packed": True},
     "llama-qkv-bias": {**LLAMA, **dims(2, 32, 4, 2, 8, 64, 71, 18, 18), "tied": False, "qkv_bias": True},
+    "llama-muon": {**LLAMA, **dims(2, 32, 4, 2, 8, 48, 61, 16, 16), "tied": False, "optimizer": MUON},
+    "gpt2-muon": {**GPT2, **dims(2, 24, 2, 2, 8, 64, 53, 17, 17), "tied": True, "qkv_bias": False,
+                  "optimizer": {**MUON, "muon_nesterov": False, "muon_lr": 0.02, "muon_scale": "original", "clip": 3.0}},
 }
 
 
@@ -218,23 +227,51 @@ def make_data(c, rng):
     return data
 
 
+def muon_class():
+    """PyTorch's own Muon, its Newton-Schulz iteration in the matrices' type instead of bfloat16."""
+    import torch.optim._muon as module
+    name = "_zeropower_via_newtonschulz"
+    if not getattr(module, "in_own_type", False):
+        source = inspect.getsource(getattr(module, name))
+        if "torch.bfloat16" not in source:
+            sys.exit(f"{name} of PyTorch {torch.__version__} is another: this script does not know it")
+        exec(source.replace("torch.bfloat16", "grad.dtype"), vars(module))
+        module.in_own_type = True
+    return torch.optim.Muon
+
+
+def optimizers(o, named):
+    matrix = lambda name, p: o["name"] == "muon" and name.startswith("block.") and p.ndim == 2
+    rest = [p for name, p in named.items() if not matrix(name, p)]
+    groups = [{"params": [p for p in rest if p.ndim >= 2], "weight_decay": o["weight_decay"]},
+              {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]
+    made = [torch.optim.AdamW(groups, lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], foreach=False)]
+    if o["name"] == "muon":
+        made.append(muon_class()([p for name, p in named.items() if matrix(name, p)], lr=o["muon_lr"],
+                                 weight_decay=o["weight_decay"], momentum=o["muon_momentum"], nesterov=o["muon_nesterov"],
+                                 ns_steps=o["muon_steps"], adjust_lr_fn=o["muon_scale"]))
+    return made
+
+
 def train(o, named, step_loss):
-    """20 AdamW steps. Returns float64 arrays (losses, norms before clipping) and the gradients of step 1."""
-    groups = [{"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": o["weight_decay"]},
-              {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], foreach=False)
-    losses, norms, first = [], [], None
+    """20 steps. Returns float64 arrays (losses, norms before clipping), the gradients of step 1 and the weights after AFTER."""
+    made = optimizers(o, named)
+    losses, norms, first, after = [], [], None, None
     for step in range(STEPS):
-        optimizer.zero_grad()
+        for optimizer in made:
+            optimizer.zero_grad()
         loss = step_loss(step)
         loss.backward()
         if first is None:
             first = {name: p.grad.detach().clone() for name, p in named.items()}
         norm = torch.nn.utils.clip_grad_norm_(list(named.values()), o["clip"], foreach=False)
-        optimizer.step()
+        for optimizer in made:
+            optimizer.step()
+        if step + 1 == AFTER:
+            after = {name: p.detach().clone() for name, p in named.items()}
         losses.append(loss.item())
         norms.append(norm.item())
-    return np.array(losses), np.array(norms), first
+    return np.array(losses), np.array(norms), first, after
 
 
 def batch_of(data, step):
@@ -371,10 +408,10 @@ def run_hf(c, init, data):
 
 # ---- commands ----
 
-def grad_error(got, want):
+def tensor_error(got, want):
     """Largest ‖a-b‖ / max(‖b‖, 1e-3 · RMS of all tensors' norms), and its tensor."""
     if set(got) != set(want):
-        sys.exit(f"gradients differ in names: {sorted(set(got) ^ set(want))}")
+        sys.exit(f"tensors differ in names: {sorted(set(got) ^ set(want))}")
     norms = [float(want[k].norm()) for k in want]
     rms = math.sqrt(sum(n * n for n in norms) / len(norms))
     return max((float((got[k].double() - want[k].double()).norm()) / max(float(want[k].norm()), 1e-3 * rms), k)
@@ -385,23 +422,28 @@ def relative(a, b):
     return float(np.max(np.abs(a - b) / np.abs(b)))
 
 
-def write(folder):
+def write(folder, names):
     folder.mkdir(parents=True, exist_ok=True)
     total = 0
     for number, (name, c) in enumerate(CASES.items()):
+        if names and name not in names:
+            continue
         rng = np.random.Generator(np.random.PCG64(20250 + number))
         init, data = initial_weights(c, rng), make_data(c, rng)
-        losses, norms, grads = run_ours(c, init, data, torch.float64)
-        losses32, _, grads32 = run_ours(c, init, data, torch.float32)
+        losses, norms, grads, after = run_ours(c, init, data, torch.float64)
+        losses32, _, grads32, after32 = run_ours(c, init, data, torch.float32)
         tensors = {"losses": losses, "grad_norms": norms, "losses_f32": losses32}
         tensors.update({"init." + k: v for k, v in init.items()})
         tensors.update({"grad." + k: v.numpy().astype(np.float32) for k, v in grads.items()})
+        if c["optimizer"]["name"] == "muon":
+            tensors.update({"after." + k: v.numpy().astype(np.float32) for k, v in after.items()})
+            print(f"{name:18s} float32: weights after {AFTER} steps {tensor_error(after32, after)[0]:.1e}")
         tensors.update(data)
         path = folder / f"{name}.safetensors"
         save(path, tensors, {"format": "quadrille-golden-1", "name": name, "torch": torch.__version__.split("+")[0],
                              "config": json.dumps(c)})
         total += path.stat().st_size
-        error, worst = grad_error(grads32, grads)
+        error, worst = tensor_error(grads32, grads)
         count = sum(v.size for v in init.values())
         print(f"{name:18s} {count:6d} parameters, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
               f"norm {norms.min():.2f}..{norms.max():.2f}; float32: loss {relative(losses32, losses):.1e}, "
@@ -414,12 +456,18 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
     for path in sorted(folder.glob("*.safetensors")):
         metadata, tensors = load(path)
         c = json.loads(metadata["config"])
-        losses, norms, grads = runner(c, split(tensors, "init."), tensors)
+        muon = c["optimizer"]["name"] == "muon"
+        if runner is run_hf and muon:
+            print(f"--  {path.stem:18s} Hugging Face's models keep other matrices, which Muon would take as they are")
+            continue
+        losses, norms, grads, after = runner(c, split(tensors, "init."), tensors)
         want = {k: torch.tensor(v) for k, v in split(tensors, "grad.").items()}
         if runner is run_hf:
             want = hf_state(c, want)
-        error, worst = grad_error(grads, want)
+        error, worst = tensor_error(grads, want)
         loss_error, norm_error = relative(losses, tensors["losses"]), relative(norms, tensors["grad_norms"])
+        if muon:
+            error = max(error, tensor_error(after, {k: torch.tensor(v) for k, v in split(tensors, "after.").items()})[0])
         ok = max(loss_error, norm_error) <= loss_tolerance and error <= grad_tolerance
         bad += not ok
         print(f"{'ok ' if ok else 'BAD'} {path.stem:18s} losses {loss_error:.1e}, norms {norm_error:.1e}, "
@@ -431,10 +479,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["write", "check", "transformers"])
     parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("names", nargs="*", help="write: these fixtures only")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.command == "write":
-        return write(args.folder)
+        return write(args.folder, args.names)
     if args.command == "check":
         # The fixture's gradients are rounded to float32: 1e-7 is all that can be asked of them.
         return check(args.folder, lambda c, init, data: run_ours(c, init, data, torch.float64), 1e-10, 1e-6)

@@ -17,7 +17,8 @@ const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "
 
 typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
 
-typedef enum qd_optim_kind { QD_OPTIM_ADAMW, QD_OPTIM_SGD } qd_optim_kind;
+typedef enum qd_optim_kind { QD_OPTIM_ADAMW, QD_OPTIM_SGD, QD_OPTIM_MUON } qd_optim_kind; /* Muon: AdamW for all but matrices of blocks */
+typedef enum qd_muon_scale { QD_MUON_MATCH_ADAMW, QD_MUON_ORIGINAL } qd_muon_scale; /* 0.2 sqrt(max(rows, cols)); sqrt(max(1, rows / cols)) */
 typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
 
 /* An optimizer and its learning rate over the steps of a run. */
@@ -26,6 +27,10 @@ typedef struct qd_optim {
     qd_lr_schedule schedule;
     double lr, min_lr, beta1, beta2, eps, momentum, weight_decay, clip; /* clip 0: none */
     int64_t steps, warmup, decay_steps;                                 /* decay_steps: the last part of WSD */
+    double muon_momentum, muon_lr;                                      /* muon_lr 0: lr; else the schedule is scaled to it */
+    bool muon_nesterov;
+    int muon_steps;
+    qd_muon_scale muon_scale;
 } qd_optim;
 
 typedef enum qd_reduce_op { QD_SUM, QD_MAX, QD_AVG } qd_reduce_op;

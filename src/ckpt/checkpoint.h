@@ -13,6 +13,7 @@ typedef struct qd_ckpt_meta {
     int64_t next_sample; /* index in the run of the first sample not yet trained on */
     uint64_t seed;       /* with the two above: the state of all random numbers and of the sampler */
     const char *config;  /* the run's configuration, YAML */
+    int tensors;         /* writing: how many there must be, qd_pieces_tensors; 0: the values of all parameters */
 } qd_ckpt_meta;
 
 /* ---- reading ---- */

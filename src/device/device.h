@@ -338,6 +338,45 @@ typedef struct qd_sgd_args {
     qd_dtype param_dtype, grad_dtype;
 } qd_sgd_args;
 
+/* Muon, in steps: `momentum` makes the matrix that is orthogonalized, optim/muon.h orthogonalizes it with products,
+ * unit_norm and axpby, matrix_update applies the result. n elements, one after another.
+ * m = momentum*m + (1 - momentum)*g; out = m, or with nesterov momentum*m + (1 - momentum)*g; g = grad * grad_scale.
+ * out may be NULL. */
+typedef struct qd_momentum_args {
+    const void *grad;
+    float *m, *out;
+    int64_t n;
+    double momentum, grad_scale;
+    bool nesterov;
+    qd_dtype grad_dtype;
+} qd_momentum_args;
+
+/* x (rows, cols) fp32 becomes x / max(root of the sum of row_squares, eps); row_squares (rows) are added in ascending order. */
+typedef struct qd_unit_norm_args {
+    float *x;
+    const double *row_squares;
+    int64_t rows, cols;
+    double eps;
+} qd_unit_norm_args;
+
+/* y = alpha*a + beta*b, n elements of fp32. y may equal a or b. */
+typedef struct qd_axpby_args {
+    const float *a, *b;
+    float *y;
+    int64_t n;
+    float alpha, beta;
+} qd_axpby_args;
+
+/* master = master*(1 - decay) - rate*direction; `param`, if it is another buffer, gets the new value rounded. */
+typedef struct qd_matrix_update_args {
+    void *param;
+    float *master;
+    const float *direction;
+    int64_t n;
+    double rate, decay;
+    qd_dtype param_dtype;
+} qd_matrix_update_args;
+
 /* to = from, n elements, converted to nearest even. */
 typedef struct qd_cast_args {
     const void *from;
@@ -401,6 +440,10 @@ typedef struct qd_copy_pieces_args {
     X(row_squares, qd_row_squares_args)                                                                     \
     X(adamw, qd_adamw_args)                                                                                 \
     X(sgd, qd_sgd_args)                                                                                     \
+    X(momentum, qd_momentum_args)                                                                           \
+    X(unit_norm, qd_unit_norm_args)                                                                         \
+    X(axpby, qd_axpby_args)                                                                                 \
+    X(matrix_update, qd_matrix_update_args)                                                                 \
     X(cast, qd_cast_args)                                                                                   \
     X(sum_ranks, qd_sum_ranks_args)                                                                         \
     X(copy_pieces, qd_copy_pieces_args)

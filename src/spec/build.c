@@ -112,7 +112,10 @@ qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, i
 {
     static const qd_coll_kind colls[QD_ACTION_KIND_COUNT] = {[QD_ACTION_REDUCE] = QD_COLL_ALL_REDUCE,
                                                              [QD_ACTION_REDUCE_SCATTER] = QD_COLL_REDUCE_SCATTER,
-                                                             [QD_ACTION_GATHER] = QD_COLL_ALL_GATHER};
+                                                             [QD_ACTION_GATHER] = QD_COLL_ALL_GATHER,
+                                                             [QD_ACTION_COLLECT] = QD_COLL_ALL_TO_ALL,
+                                                             [QD_ACTION_HAND_BACK] = QD_COLL_ALL_TO_ALL,
+                                                             [QD_ACTION_SHARE] = QD_COLL_BROADCAST};
     int size = b->p->groups[group].size;
     qd_action *a = qd_build_action(b, kind, module, -1);
     a->stream = b->strategy->overlap ? QD_STREAM_COMM : QD_STREAM_COMPUTE;

@@ -43,7 +43,7 @@ static const qd_option options_table[] = {
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
     {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
     {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences a rank computes at a time; 0: all of its share", NULL},
-    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd", "optimizer", NULL},
+    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon", "optimizer; muon: matrices of blocks by orthogonalized momentum, all else by AdamW", NULL},
     {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "highest learning rate", "lr"},
     {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of a decay", NULL},
     {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd", "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
@@ -53,6 +53,11 @@ static const qd_option options_table[] = {
     {"train.beta2", QD_OPTION_FLOAT, "0.95", 0, 0.99999999, NULL, "AdamW: decay of the second moment", NULL},
     {"train.eps", QD_OPTION_FLOAT, "1e-8", 1e-30, 1, NULL, "AdamW: added to the root of the second moment", NULL},
     {"train.momentum", QD_OPTION_FLOAT, "0", 0, 0.999999, NULL, "SGD: momentum", NULL},
+    {"train.muon_momentum", QD_OPTION_FLOAT, "0.95", 0, 0.999999, NULL, "Muon: decay of the momentum", NULL},
+    {"train.muon_nesterov", QD_OPTION_BOOL, "true", 0, 0, NULL, "Muon: Nesterov's momentum, which looks one gradient ahead", NULL},
+    {"train.muon_steps", QD_OPTION_INT, "5", 1, 100, NULL, "Muon: Newton-Schulz steps of the orthogonalization", NULL},
+    {"train.muon_scale", QD_OPTION_ENUM, "match_rms_adamw", 0, 0, "match_rms_adamw|original", "Muon: factor of the learning rate for a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr that suits AdamW; original: sqrt(max(1, rows / columns))", NULL},
+    {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "Muon: peak learning rate of the matrices, which follows the schedule of train.lr; 0: train.lr", NULL},
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
     {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip", "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)", NULL},
@@ -183,10 +188,19 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     return qd_model_validate(m);
 }
 
+static qd_status resolve_muon(const qd_options *o, const qd_optim *c)
+{
+    if (c->kind == QD_OPTIM_MUON && c->muon_lr > 0.0 && c->lr <= 0.0)
+        return QD_FAIL(QD_USAGE, "train.muon_lr follows the schedule of train.lr, which must be above 0");
+    if (c->kind == QD_OPTIM_MUON && strcmp(qd_options_string(o, "run.device"), "cuda") == 0)
+        return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon runs on the CPU only so far: take run.device=cpu, or train.optimizer=adamw");
+    return QD_OK;
+}
+
 static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
 {
     *c = (qd_optim){
-        .kind = qd_options_enum(o, "train.optimizer") == 0 ? QD_OPTIM_ADAMW : QD_OPTIM_SGD,
+        .kind = (qd_optim_kind)qd_options_enum(o, "train.optimizer"),
         .schedule = (qd_lr_schedule)qd_options_enum(o, "train.schedule"),
         .lr = qd_options_float(o, "train.lr"),
         .min_lr = qd_options_float(o, "train.min_lr"),
@@ -199,6 +213,11 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
         .steps = qd_options_int(o, "train.steps"),
         .warmup = qd_options_int(o, "train.warmup"),
         .decay_steps = qd_options_int(o, "train.decay_steps"),
+        .muon_momentum = qd_options_float(o, "train.muon_momentum"),
+        .muon_lr = qd_options_float(o, "train.muon_lr"),
+        .muon_nesterov = qd_options_bool(o, "train.muon_nesterov"),
+        .muon_steps = (int)qd_options_int(o, "train.muon_steps"),
+        .muon_scale = (qd_muon_scale)qd_options_enum(o, "train.muon_scale"),
     };
     if (c->min_lr > c->lr)
         return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
@@ -209,9 +228,9 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
     if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
         return QD_FAIL(QD_USAGE, "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together",
                        (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
-    if (c->kind == QD_OPTIM_ADAMW && c->momentum != 0.0)
-        return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1");
-    return QD_OK;
+    if (c->kind != QD_OPTIM_SGD && c->momentum != 0.0)
+        return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1, Muon train.muon_momentum");
+    return resolve_muon(o, c);
 }
 
 /* true, false, or a number of ranks. */
@@ -269,6 +288,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .grad = grad == 0 ? (bf16 ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
         .optimizer = c->optimizer.kind,
         .momentum = c->optimizer.momentum > 0.0,
+        .muon_steps = c->optimizer.muon_steps,
         .overlap = qd_options_bool(o, "parallel.overlap"),
         .split_backward = qd_options_bool(o, "parallel.split_backward"),
         .bucket_bytes = (int64_t)(qd_options_float(o, "parallel.bucket_mb") * 1024.0 * 1024.0),

@@ -371,6 +371,8 @@ void qd_gradients_finish(qd_builder *b)
         a->parts = p->storage.parts;
     }
     qd_build_action(b, QD_ACTION_NORM, -1, -1);
+    qd_muon_begin(b);
     for (int module = 0; module < b->modules; module++)
         qd_build_action(b, QD_ACTION_UPDATE, module, -1);
+    qd_muon_finish(b);
 }

@@ -97,7 +97,8 @@ static void note_communication(const qd_program *p, int index, int *busy, int *e
     }
     if (!qd_action_communicates(a) || a->stream != QD_STREAM_COMM)
         return;
-    busy[a->buffer] = index;
+    if (a->buffer >= 0)
+        busy[a->buffer] = index;
     if (a->part >= 0)
         busy[a->part] = index;
 }

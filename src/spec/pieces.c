@@ -12,9 +12,19 @@ unsigned qd_pieces_kinds(const qd_program *p)
 
 /* What the rank answers for of a parameter, and with how many others it shares that: under ZeRO the ranks that hold the same
  * part, else all of a group. */
-static qd_atom box_of(const qd_program *p, int param)
+static qd_atom box_of(const qd_program *p, int kind, int param)
 {
-    return qd_program_holding(p, QD_BUFFER_PARAM, param).box;
+    static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+    return qd_program_holding(p, buffers[kind], param).box;
+}
+
+int qd_pieces_tensors(const qd_program *p)
+{
+    int tensors = 0;
+    for (int i = 0; i < p->ledger->param_count; i++)
+        if (p->ledger->params[i].tied_to < 0)
+            tensors += 1 + qd_program_keeps(p, QD_BUFFER_MOMENT1, i) + qd_program_keeps(p, QD_BUFFER_MOMENT2, i);
+    return tensors;
 }
 
 static int replicas_of(const qd_program *p, int *replica)
@@ -51,12 +61,12 @@ static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
         if (!(kinds & 1u << kind))
             continue;
         for (int i = 0; i < p->ledger->param_count; i++) {
-            qd_atom box = box_of(p, i);
+            qd_atom box = box_of(p, kind, i);
             total += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
         }
         qd_slice(total, replicas, replica, &begin, &length);
         for (int i = 0; i < p->ledger->param_count; i++) {
-            qd_atom box = box_of(p, i);
+            qd_atom box = box_of(p, kind, i);
             int64_t row = box.length[1], count = box.length[0] * row;
             if (p->ledger->params[i].tied_to >= 0 || count == 0)
                 continue;

@@ -28,6 +28,8 @@ typedef struct qd_state_pieces {
 unsigned qd_pieces_kinds(const qd_program *program);
 /* The pieces of the program's rank, of the kinds asked for. */
 qd_status qd_pieces_plan(const qd_program *program, unsigned kinds, qd_arena *arena, qd_state_pieces *pieces);
+/* Tensors that all ranks together write, of all kinds. */
+int qd_pieces_tensors(const qd_program *program);
 /* Bytes of this rank's state as fp32: what a snapshot takes. */
 int64_t qd_pieces_bytes(const qd_program *program);
 #endif

@@ -1,7 +1,7 @@
 /* The program for people: one line per action. */
 #include "base/json_writer.h"
 #include "base/text.h"
-#include "spec/program.h"
+#include "spec/muon.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +24,19 @@ static const char *run_name(const qd_program *p, const qd_action *a, char *text,
         snprintf(text, size, "%s", first->name);
     else if (a->params > 1)
         snprintf(text, size, "%s .. %s", first->name, first[a->params - 1].name);
+    return text;
+}
+
+/* A run of Muon's matrices: "block.3.mlp.up.weight", or "block.3.mlp.up.weight and 3 more". */
+static const char *matrices_name(const qd_program *p, const qd_action *a, char *text, size_t size)
+{
+    int own = a->kind == QD_ACTION_ORTHOGONALIZE ? qd_muon_own(p, a, qd_muon_place(p, p->rank)) : a->param;
+    if (own < 0)
+        snprintf(text, size, "nothing");
+    else if (a->params == 1 || a->kind == QD_ACTION_ORTHOGONALIZE)
+        snprintf(text, size, "%s", p->ledger->params[p->matrices[own].param].name);
+    else
+        snprintf(text, size, "%s and %d more", p->ledger->params[p->matrices[own].param].name, a->params - 1);
     return text;
 }
 
@@ -82,6 +95,15 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
     case QD_ACTION_BACKWARD_WEIGHT:
         return snprintf(text, size, "%s %s mb %d  %.3g GFLOP", name, module_name(p, a->module), a->microbatch,
                         a->flops * 1e-9);
+    case QD_ACTION_MOMENTUM:
+    case QD_ACTION_ORTHOGONALIZE:
+    case QD_ACTION_UPDATE_MATRICES: return snprintf(text, size, "%s %s", name, matrices_name(p, a, run, sizeof run));
+    case QD_ACTION_COLLECT:
+    case QD_ACTION_HAND_BACK:
+    case QD_ACTION_SHARE:
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        return snprintf(text, size, "%s %s  %s  %s  %s", name, matrices_name(p, a, run, sizeof run), group, amount,
+                        a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
     case QD_ACTION_LOAD: return snprintf(text, size, "%s mb %d", name, a->microbatch);
     default: return snprintf(text, size, "%s%s%s", name, a->module >= 0 ? " " : "", module_name(p, a->module));
     }

@@ -291,7 +291,7 @@ static void add_param_buffer(builder *b, qd_buffer_kind kind, qd_dtype dtype, in
         b->p->buffers[buffer].sharded = sharded;
 }
 
-static void add_persistent(builder *b)
+static void add_persistent(builder *b, int64_t moment2)
 {
     qd_program *p = b->p;
     const qd_strategy *s = b->strategy;
@@ -306,10 +306,10 @@ static void add_persistent(builder *b)
             add_param_buffer(b, QD_BUFFER_TIED_GRAD, s->grad, p->storage.tied, false);
         if (s->param != QD_F32)
             add_param_buffer(b, QD_BUFFER_MASTER, QD_F32, state, sharded);
-        if (s->optimizer == QD_OPTIM_ADAMW || s->momentum)
+        if (s->optimizer != QD_OPTIM_SGD || s->momentum)
             add_param_buffer(b, QD_BUFFER_MOMENT1, QD_F32, state, sharded);
-        if (s->optimizer == QD_OPTIM_ADAMW)
-            add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, state, sharded);
+        if (s->optimizer != QD_OPTIM_SGD)
+            add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, p->moment2 ? moment2 : state, sharded);
         qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_base(p, p->storage.parts) * 8, true);
     }
     if (m->position == QD_POSITION_ROPE)
@@ -389,7 +389,9 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(write_items(&b, arena));
     QD_TRY(qd_units_create(&b, arena));
     QD_TRY(qd_gradients_create(&b, arena));
-    add_persistent(&b);
+    int64_t moment2 = 0;
+    QD_TRY(qd_muon_create(&b, arena, &moment2));
+    add_persistent(&b, moment2);
     qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], QD_F64);
     qd_gradients_begin(&b);
     for (int item = 0; item < b.item_count; item++)
@@ -427,7 +429,16 @@ qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int para
     h.box.length[0] = own.rows;
     bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
     h.offset = sharded ? s->shard_offset[param] : s->offset[param] + own.first;
+    if (kind == QD_BUFFER_MOMENT2 && p->moment2)
+        h.offset = p->moment2[param];
+    if (!qd_program_keeps(p, kind, param))
+        h.count = h.box.length[0] = 0;
     return h;
+}
+
+bool qd_program_keeps(const qd_program *p, qd_buffer_kind kind, int param)
+{
+    return p->persistent[kind] >= 0 && !(kind == QD_BUFFER_MOMENT2 && p->moment2 && p->moment2[param] < 0);
 }
 
 int64_t qd_program_comm_bytes(const qd_program *program)
@@ -442,7 +453,7 @@ double qd_program_flops(const qd_program *program)
 {
     double flops = 0.0;
     for (int i = 0; i < program->action_count; i++)
-        if (program->actions[i].kind != QD_ACTION_RECOMPUTE)
+        if (program->actions[i].kind != QD_ACTION_RECOMPUTE && program->actions[i].kind != QD_ACTION_ORTHOGONALIZE)
             flops += program->actions[i].flops;
     return flops;
 }

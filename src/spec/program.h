@@ -21,6 +21,7 @@ typedef struct qd_strategy {
     qd_dtype activation, param, grad;
     qd_optim_kind optimizer;
     bool momentum;        /* SGD keeps a momentum buffer */
+    int muon_steps;       /* Muon: Newton-Schulz steps */
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
     bool split_backward;  /* backward_input and backward_weight are separate actions */
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
@@ -59,7 +60,13 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(ADD, "add")                         /* a range of one buffer joins that of another */                 \
     X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
     X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
-    X(UPDATE, "update")                   /* the optimizer on a module's parameters */
+    X(UPDATE, "update")                   /* the optimizer on a module's parameters; Muon: on those that are no matrices */ \
+    X(MOMENTUM, "momentum")               /* Muon: momentum of a run of matrices, and what is to be orthogonalized */ \
+    X(COLLECT, "collect")                 /* rows of each of them to the rank that orthogonalizes it */     \
+    X(ORTHOGONALIZE, "orthogonalize")     /* the one of them that is this rank's */                         \
+    X(HAND_BACK, "hand_back")             /* rows of the result to the ranks that have those rows */        \
+    X(SHARE, "share")                     /* the whole result to all ranks (broadcast) */                   \
+    X(UPDATE_MATRICES, "update_matrices") /* the result is applied */
 
 typedef enum qd_action_kind {
 #define QD_ACTION_ENUM(kind, name) QD_ACTION_##kind,
@@ -80,6 +87,8 @@ typedef enum qd_action_kind {
     X(KEPT, "parameters kept by groups")                                                                    \
     X(GRAD_BLOCK, "gradients before their reduction")                                                       \
     X(PART, "parts of tensors on their way")                                                                \
+    X(MATRIX, "matrices that Muon orthogonalizes")                                                          \
+    X(MATRIX_SCRATCH, "scratch of Muon")                                                                    \
     X(INPUT, "input")                                                                                       \
     X(PORT, "activations between modules")                                                                  \
     X(STASH_I, "activations until backward of inputs")                                                      \
@@ -136,6 +145,7 @@ typedef struct qd_action {
     int32_t part;                /* REDUCE_SCATTER, GATHER, PACK, UNPACK: the buffer of this rank's parts; ADD: what is added */
     int32_t param, params;       /* of those: the run of parameters [param, param + params) */
     int32_t parts;               /* of those: into how many parts tensors are cut */
+                                 /* MOMENTUM .. UPDATE_MATRICES: see spec/muon.h */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
     int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all */
     qd_dtype dtype;              /* of those elements */
@@ -144,6 +154,11 @@ typedef struct qd_action {
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
 } qd_action;
+
+/* A matrix that Muon orthogonalizes, and the place in its group of the rank that does; see spec/muon.h. */
+typedef struct qd_matrix {
+    int param, owner;
+} qd_matrix;
 
 #define QD_GROUP_LIMIT 8
 typedef struct qd_program {
@@ -161,6 +176,10 @@ typedef struct qd_program {
     int persistent[QD_BUFFER_KIND_COUNT]; /* buffer index of each persistent kind, -1: none */
     qd_group groups[QD_GROUP_LIMIT];      /* that its collectives use, each with more than one rank */
     int group_count;
+    qd_matrix *matrices;                  /* Muon: by round, then by owner; NULL: another optimizer */
+    int matrix_count;
+    int matrix_group;                     /* of the ranks that share the work, -1: one rank */
+    int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;
 } qd_program;
@@ -193,10 +212,13 @@ typedef struct qd_holding {
     int64_t offset, count;
 } qd_holding;
 qd_holding qd_program_holding(const qd_program *program, qd_buffer_kind kind, int param);
+/* Whether any rank holds such a thing of the parameter: matrices of Muon have no second moment. */
+bool qd_program_keeps(const qd_program *program, qd_buffer_kind kind, int param);
 
 static inline bool qd_action_communicates(const qd_action *a)
 {
-    return a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER;
+    return a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER ||
+           a->kind == QD_ACTION_COLLECT || a->kind == QD_ACTION_HAND_BACK || a->kind == QD_ACTION_SHARE;
 }
 
 /* First row of a rank's part in SQUARES: parts follow each other by rank, so that one piece of each rank is gathered. */

@@ -89,6 +89,7 @@ typedef struct qd_builder {
     int grad_depth;        /* 1, or with a reduction after each micro-batch as many as are in flight */
     qd_pending *pending;   /* in the order of their start */
     int pending_count, pending_done;
+    struct qd_muon *muon;  /* NULL: another optimizer */
     bool no_memory;
 } qd_builder;
 
@@ -126,4 +127,9 @@ void qd_gradients_after(qd_builder *b, int item);
 void qd_gradients_finish(qd_builder *b);                         /* norm and update */
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use);
 int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of GRAD; 0: none */
+
+/* muon.c: matrices and who orthogonalizes them. All but the first do nothing for other optimizers. */
+qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2); /* *moment2: elements of MOMENT2 */
+void qd_muon_begin(qd_builder *b);  /* after the norm: what other work may be done beside */
+void qd_muon_finish(qd_builder *b);
 #endif

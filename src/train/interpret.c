@@ -2,7 +2,9 @@
 
 #include "base/clock.h"
 #include "base/half.h"
+#include "parallel/matrices.h"
 #include "parallel/shard.h"
+#include "train/update.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -418,70 +420,59 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* Elements of each buffer at which this rank's part of a parameter lies. */
-typedef struct places {
-    int64_t param, grad, state, count;
-    bool decay;
-} places;
-
-static places find_places(const qd_program *p, int param)
+static qd_update_context update_context(const qd_interpreter *it)
 {
-    bool wide = p->strategy.param == QD_F32;
-    qd_holding value = qd_program_holding(p, QD_BUFFER_PARAM, param);
-    qd_holding state = qd_program_holding(p, wide && p->persistent[QD_BUFFER_MOMENT1] < 0 ? QD_BUFFER_PARAM
-                                             : wide                                       ? QD_BUFFER_MOMENT1
-                                                                                          : QD_BUFFER_MASTER, param);
-    return (places){value.offset, qd_program_holding(p, QD_BUFFER_GRAD, param).offset, state.offset, value.count,
-                    p->ledger->params[param].decay};
+    return (qd_update_context){.bound = it->bound, .kernels = it->kernels, .stream = it->stream, .optim = it->in->optim,
+                               .step = it->in->step, .grad_scale = it->grad_scale};
 }
 
-static void *shifted(void *base, int64_t elements, qd_dtype dtype)
+/* Numbers that are not finite never reach the weights; all ranks see them alike. */
+static bool updates(const qd_interpreter *it)
 {
-    return base ? (char *)base + elements * (int64_t)qd_dtype_size(dtype) : NULL;
+    return it->not_finite[0] == '\0' && !it->in->look;
 }
 
-/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter lies in one piece in each:
- * neighbours that are equally far apart in all buffers go in one call. */
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
-    if (it->not_finite[0] != '\0' || it->in->look)
-        return QD_OK;
-    const qd_program *p = it->program;
-    const qd_bound *b = it->bound;
-    const qd_strategy *s = &p->strategy;
-    const qd_module *module = &p->ledger->modules[a->module];
-    int end = module->param_begin + module->param_count;
-    for (int i = module->param_begin; i < end;) {
-        enum { MOST = 64 };
-        qd_param_range ranges[MOST];
-        int count = 0;
-        places first = find_places(p, i);
-        for (; i < end && count < MOST; i++) {
-            places at = find_places(p, i);
-            if (p->ledger->params[i].tied_to >= 0 || at.count == 0)
-                continue;
-            if (count == 0)
-                first = at;
-            if (at.param - at.state != first.param - first.state || at.grad - at.state != first.grad - first.state)
-                break;
-            ranges[count++] = (qd_param_range){at.state, at.count, at.decay};
-        }
-        if (count == 0)
-            continue;
-        void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), first.param - first.state, s->param);
-        qd_optim_state state = {
-            .param = param,
-            .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), first.grad - first.state, s->grad),
-            .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
-            .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
-            .moment2 = qd_bound_kind(b, QD_BUFFER_MOMENT2),
-            .param_dtype = s->param,
-            .grad_dtype = s->grad,
-        };
-        QD_TRY(qd_optim_update(it->in->optim, it->kernels, it->stream, &state, ranges, count, it->in->step, it->grad_scale));
-    }
-    return QD_OK;
+    qd_update_context c = update_context(it);
+    return updates(it) ? qd_update_module(&c, a) : QD_OK;
+}
+
+static qd_status do_momentum(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    qd_update_context c = update_context(it);
+    return updates(it) ? qd_update_momentum(&c, a) : QD_OK;
+}
+
+static qd_status do_orthogonalize(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    qd_update_context c = update_context(it);
+    return updates(it) ? qd_update_orthogonalize(&c, a) : QD_OK;
+}
+
+static qd_status do_update_matrices(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    qd_update_context c = update_context(it);
+    return updates(it) ? qd_update_matrices(&c, a) : QD_OK;
+}
+
+static qd_status do_collect(qd_interpreter *it, const qd_action *a, int index)
+{
+    return qd_matrices_collect(it->bound, a, work_of(it, a, index));
+}
+
+static qd_status do_hand_back(qd_interpreter *it, const qd_action *a, int index)
+{
+    return qd_matrices_hand_back(it->bound, a, work_of(it, a, index));
+}
+
+static qd_status do_share(qd_interpreter *it, const qd_action *a, int index)
+{
+    return qd_matrices_share(it->bound, a, work_of(it, a, index));
 }
 
 typedef qd_status (*action_fn)(qd_interpreter *it, const qd_action *a, int index);
@@ -505,6 +496,12 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_SQUARES] = do_squares,
     [QD_ACTION_NORM] = do_norm,
     [QD_ACTION_UPDATE] = do_update,
+    [QD_ACTION_MOMENTUM] = do_momentum,
+    [QD_ACTION_COLLECT] = do_collect,
+    [QD_ACTION_ORTHOGONALIZE] = do_orthogonalize,
+    [QD_ACTION_HAND_BACK] = do_hand_back,
+    [QD_ACTION_SHARE] = do_share,
+    [QD_ACTION_UPDATE_MATRICES] = do_update_matrices,
 };
 
 /* ---- the walk ---- */

@@ -191,7 +191,7 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
     free(s->config);
     s->config = config ? strdup(config) : NULL;
     s->meta = (qd_ckpt_meta){.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(s->trainer),
-                             .config = s->config ? s->config : ""};
+                             .config = s->config ? s->config : "", .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
     s->phase = PHASE_WRITING;
     qd_status status = config && !s->config ? QD_FAIL(QD_NO_MEMORY, "no memory for a checkpoint") : prepare(s);
     int who;

@@ -254,13 +254,20 @@ int64_t qd_trainer_largest(const qd_trainer *t)
     return largest;
 }
 
+static qd_status check_kept(const qd_trainer *t, int param, qd_tensor_kind kind)
+{
+    qd_dtype dtype;
+    if (!qd_program_keeps(t->program, buffer_of(t, kind, &dtype), param))
+        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
+    return QD_OK;
+}
+
 qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *out)
 {
     qd_dtype dtype;
     qd_holding own = qd_trainer_holding(t, param, kind);
     const char *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
-    if (!base)
-        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
+    QD_TRY(check_kept(t, param, kind));
     if (own.count == 0)
         return QD_OK;
     const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
@@ -288,8 +295,9 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     if (kind == QD_TENSOR_VALUE)
         return store_param(t, param, 0, own.count, values);
     float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
-    if (!base || dtype != QD_F32)
-        return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
+    QD_TRY(check_kept(t, param, kind));
+    if (dtype != QD_F32)
+        return QD_FAIL(QD_USAGE, "the gradient of '%s' is no state of fp32", t->program->ledger->params[param].name);
     qd_stream *stream = qd_device_compute_stream(t->device);
     QD_TRY(qd_copy(stream, base + own.offset, values, own.count * 4));
     return qd_stream_wait(stream);
@@ -321,6 +329,7 @@ qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, 
     int param;
     const qd_storage *s = &t->program->storage;
     QD_TRY(find_param(t, name, count, &param));
+    QD_TRY(check_kept(t, param, kind));
     QD_TRY(qd_trainer_get(t, param, kind, out + qd_storage_part(s, param, s->parts, s->part).first));
     return s->parts > 1 ? gather_parts(t, param, out) : QD_OK;
 }

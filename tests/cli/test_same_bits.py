@@ -29,6 +29,17 @@ class SameBits(program.ProgramTest):
                 launcher = [program.MPIRUN, "--oversubscribe", "-n", str(ranks)]
                 self.assertEqual(self.run_into(f"mpi-{ranks}", launcher=launcher), first)
 
+    def test_muon(self):
+        muon = ("parallel.ranks=3", "train.optimizer=muon")
+        first = self.run_into("muon", *muon)
+        self.assertEqual(self.run_into("muon-threads", *muon, "parallel.zero=1", "--ranks-as", "threads"), first)
+        for zero in (1, 2, 3):
+            self.assertEqual(self.run_into(f"muon-{zero}", *muon, f"parallel.zero={zero}"), first)
+        if program.MPIRUN:
+            launcher = [program.MPIRUN, "--oversubscribe", "-n", "3"]
+            self.assertEqual(self.run_into("muon-mpi", "train.optimizer=muon", "parallel.zero=3", launcher=launcher), first)
+            self.assertEqual(self.run_into("muon-mpi-whole", "train.optimizer=muon", launcher=launcher), first)
+
     def test_one_rank_is_close(self):
         one = self.run_into("one")
         four = self.run_into("four", "parallel.ranks=4")

@@ -64,7 +64,8 @@ static void resume_is_exact(void **state)
                                         MODEL "parallel.ranks=2 train.optimizer=sgd train.momentum=0.9 model.tied=true ",
                                         MODEL "parallel.ranks=2 model.dropout=0.2 ",
                                         MODEL "parallel.ranks=4 parallel.zero=3 ",
-                                        MODEL "parallel.ranks=3 train.global_batch=24 parallel.zero=2 train.precision=bf16 "};
+                                        MODEL "parallel.ranks=3 train.global_batch=24 parallel.zero=2 train.precision=bf16 ",
+                                        MODEL "parallel.ranks=4 parallel.zero=2 train.optimizer=muon "};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
         double whole[20], part[20];
         qd_random_tokens random, other;

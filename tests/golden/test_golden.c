@@ -1,4 +1,4 @@
-/* Loss, gradients and 20 AdamW steps of small models against PyTorch's float64 values, on several layouts.
+/* Loss, gradients and 20 steps of AdamW or Muon of small models against PyTorch's float64 values, on several layouts.
  * ctest: timeout 300 */
 #include "support/layout.h"
 
@@ -13,20 +13,21 @@
 #include "support/ok.h"
 
 static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha", "llama-gqa-scaled", "llama-tied",
-                                     "llama-packed", "llama-qkv-bias"};
+                                     "llama-packed", "llama-qkv-bias", "llama-muon", "gpt2-muon"};
 static const char *const layouts[] = {
     "parallel.ranks=1",
     "parallel.ranks=1 train.micro_batch=1",
     "parallel.ranks=1 parallel.split_backward=true train.micro_batch=2",
     "parallel.ranks=2 train.micro_batch=1 parallel.bucket_mb=0.01",
     "parallel.ranks=4 parallel.overlap=false",
+    "parallel.ranks=4 parallel.zero=3",
 };
 
 /* Each parameter of the ledger against the fixture's tensor of that prefix. */
-static void compare_gradients(qd_team *team, qd_golden *g)
+static void compare_all(qd_team *team, qd_golden *g, const char *prefix, qd_tensor_kind kind, double tolerance)
 {
     const qd_ledger *ledger = qd_team_program(team)->ledger;
-    double rms = qd_golden_rms_norm(g, "grad.");
+    double rms = qd_golden_rms_norm(g, prefix);
     int compared = 0;
     for (int i = 0; i < ledger->param_count; i++) {
         const qd_param *param = &ledger->params[i];
@@ -34,12 +35,12 @@ static void compare_gradients(qd_team *team, qd_golden *g)
         char name[160];
         if (param->tied_to >= 0)
             continue;
-        snprintf(name, sizeof name, "grad.%s", param->name);
+        snprintf(name, sizeof name, "%s%s", prefix, param->name);
         ok(qd_golden_find(g, name, QD_F32, &expected));
-        float *gradient = malloc((size_t)expected->count * sizeof *gradient);
-        ok(qd_team_read(team, param->name, QD_TENSOR_GRADIENT, gradient, expected->count));
-        ok(qd_golden_compare(gradient, expected->count, expected, rms, 1e-5));
-        free(gradient);
+        float *values = malloc((size_t)expected->count * sizeof *values);
+        ok(qd_team_read(team, param->name, kind, values, expected->count));
+        ok(qd_golden_compare(values, expected->count, expected, rms, tolerance));
+        free(values);
         compared++;
     }
     assert_true(compared > 5);
@@ -84,7 +85,9 @@ static void train(const char *model, const char *layout)
         if (!(out.grad_norm - norm <= 1e-3 * norm && norm - out.grad_norm <= 1e-3 * norm))
             fail_msg("%s, %s, step %d: gradient norm %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.grad_norm, norm);
         if (step == 0)
-            compare_gradients(team, g);
+            compare_all(team, g, "grad.", QD_TENSOR_GRADIENT, 1e-5);
+        if (step == 4 && strstr(model, "muon"))
+            compare_all(team, g, "after.", QD_TENSOR_VALUE, 1e-4);
     }
     qd_team_destroy(team);
     qd_golden_close(g);

@@ -20,6 +20,7 @@
  *     tokens, targets     int32  (steps, batch, seq); the loss is the mean over all tokens
  *     doc_start           int32  (steps, batch, seq), only if config.packed: the position within the row at which the
  *                                token's document begins; attention does not look before it, positions are not reset
+ *     after.<parameter>   fp32   Muon only: weights after 5 steps
  *     losses, grad_norms  fp64   (steps), of the float64 run; the loss of a step is the one before its update, the
  *                                norm the one before clipping
  *     losses_f32          fp64   (steps), PyTorch's float32 run
@@ -28,7 +29,8 @@
  * vocab, max_seq, seq, batch, steps, norm ("layernorm", "rmsnorm"), norm_eps, position ("learned", "rope"), rope_base,
  * rope_scaling (null, or factor, low_freq_factor, high_freq_factor, original_max_seq), activation ("gelu_tanh", "gelu",
  * "swiglu"), tied, qkv_bias, linear_bias, packed, optimizer (lr, beta1, beta2, eps, weight_decay, clip; AdamW, constant
- * rate, decay on parameters of two dimensions only). optimizer.clip is not the same in all fixtures. */
+ * rate, decay on parameters of two dimensions only; name "muon": muon_momentum, muon_nesterov, muon_steps, muon_lr, muon_scale for
+ * two-dimensional weights of blocks). optimizer.clip is not the same in all fixtures. */
 #ifndef QD_TESTS_SUPPORT_GOLDEN_H
 #define QD_TESTS_SUPPORT_GOLDEN_H
 

@@ -66,6 +66,16 @@ static bool golden_is(const qd_golden *g, const char *key, const char *expected)
     return strcmp(value, expected) == 0;
 }
 
+static void take_muon(const qd_golden *g, qd_config *c)
+{
+    c->optimizer.kind = c->strategy.optimizer = QD_OPTIM_MUON;
+    c->optimizer.muon_momentum = golden_double(g, "optimizer.muon_momentum");
+    c->optimizer.muon_lr = golden_double(g, "optimizer.muon_lr");
+    c->optimizer.muon_nesterov = golden_bool(g, "optimizer.muon_nesterov");
+    c->optimizer.muon_steps = c->strategy.muon_steps = (int)golden_int(g, "optimizer.muon_steps");
+    c->optimizer.muon_scale = golden_is(g, "optimizer.muon_scale", "original") ? QD_MUON_ORIGINAL : QD_MUON_MATCH_ADAMW;
+}
+
 qd_config golden_layout(const qd_golden *g, const char *words)
 {
     qd_config c = layout_config(words);
@@ -105,6 +115,8 @@ qd_config golden_layout(const qd_golden *g, const char *words)
     c.optimizer.eps = golden_double(g, "optimizer.eps");
     c.optimizer.weight_decay = golden_double(g, "optimizer.weight_decay");
     c.optimizer.clip = golden_double(g, "optimizer.clip");
+    if (golden_is(g, "optimizer.name", "muon"))
+        take_muon(g, &c);
     return c;
 }
 

@@ -83,6 +83,15 @@ typedef struct qd_cpu_optimizer_ops {
 } qd_cpu_optimizer_ops;
 QD_CPU_TABLE(qd_cpu_optimizer_ops, qd_cpu_optimizer_ops)
 
+typedef struct qd_cpu_unit_norm_job {
+    const qd_unit_norm_args *args;
+    float factor;
+} qd_cpu_unit_norm_job;
+typedef struct qd_cpu_muon_ops {
+    qd_pool_body momentum, unit_norm, axpby, matrix_update; /* elements; unit_norm's context: qd_cpu_unit_norm_job */
+} qd_cpu_muon_ops;
+QD_CPU_TABLE(qd_cpu_muon_ops, qd_cpu_muon_ops)
+
 typedef struct qd_cpu_reduce_ops {
     qd_pool_body row_squares; /* rows */
     /* sum (cols) += rows begin .. end-1 of dy, ascending. */

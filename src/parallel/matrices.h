@@ -1,0 +1,11 @@
+/* Moves Muon's matrices between the ranks that have their rows and those that orthogonalize them; see spec/muon.h. */
+#ifndef QD_PARALLEL_MATRICES_H
+#define QD_PARALLEL_MATRICES_H
+
+#include "parallel/bind.h"
+
+/* COLLECT, HAND_BACK and SHARE. Collective over the program's matrix group; work as in quadrille/comm.h. */
+qd_status qd_matrices_collect(qd_bound *bound, const qd_action *action, qd_work **work);
+qd_status qd_matrices_hand_back(qd_bound *bound, const qd_action *action, qd_work **work);
+qd_status qd_matrices_share(qd_bound *bound, const qd_action *action, qd_work **work);
+#endif

@@ -1,0 +1,164 @@
+#include "train/update.h"
+
+#include "optim/muon.h"
+#include "spec/muon.h"
+
+/* Elements of each buffer at which this rank's part of a parameter lies. */
+typedef struct places {
+    int64_t param, grad, state, moment2, count;
+    bool decay;
+} places;
+
+static places find_places(const qd_program *p, int param)
+{
+    bool wide = p->strategy.param == QD_F32;
+    qd_holding value = qd_program_holding(p, QD_BUFFER_PARAM, param);
+    qd_holding state = qd_program_holding(p, wide && p->persistent[QD_BUFFER_MOMENT1] < 0 ? QD_BUFFER_PARAM
+                                             : wide                                       ? QD_BUFFER_MOMENT1
+                                                                                          : QD_BUFFER_MASTER, param);
+    return (places){value.offset, qd_program_holding(p, QD_BUFFER_GRAD, param).offset, state.offset,
+                    p->moment2 ? p->moment2[param] : state.offset, value.count, p->ledger->params[param].decay};
+}
+
+static void *shifted(void *base, int64_t elements, qd_dtype dtype)
+{
+    return base ? (char *)base + elements * (int64_t)qd_dtype_size(dtype) : NULL;
+}
+
+static bool equally_far(const places *x, const places *y)
+{
+    return x->param - x->state == y->param - y->state && x->grad - x->state == y->grad - y->state &&
+           x->moment2 - x->state == y->moment2 - y->state;
+}
+
+/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter lies in one piece in each:
+ * neighbours that are equally far apart in all buffers go in one call. */
+qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
+{
+    const qd_bound *b = c->bound;
+    const qd_program *p = b->program;
+    const qd_strategy *s = &p->strategy;
+    const qd_module *module = &p->ledger->modules[a->module];
+    int end = module->param_begin + module->param_count;
+    for (int i = module->param_begin; i < end;) {
+        enum { MOST = 64 };
+        qd_param_range ranges[MOST];
+        int count = 0;
+        places first = find_places(p, i);
+        for (; i < end && count < MOST; i++) {
+            places at = find_places(p, i);
+            if (p->ledger->params[i].tied_to >= 0 || at.count == 0 || (p->matrices && qd_muon_takes(p->ledger, i)))
+                continue;
+            if (count == 0)
+                first = at;
+            if (!equally_far(&at, &first))
+                break;
+            ranges[count++] = (qd_param_range){at.state, at.count, at.decay};
+        }
+        if (count == 0)
+            continue;
+        void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), first.param - first.state, s->param);
+        qd_optim_state state = {
+            .param = param,
+            .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), first.grad - first.state, s->grad),
+            .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
+            .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
+            .moment2 = shifted(qd_bound_kind(b, QD_BUFFER_MOMENT2), first.moment2 - first.state, QD_F32),
+            .param_dtype = s->param,
+            .grad_dtype = s->grad,
+        };
+        QD_TRY(qd_optim_update(c->optim, c->kernels, c->stream, &state, ranges, count, c->step, c->grad_scale));
+    }
+    return QD_OK;
+}
+
+/* The fp32 elements of a buffer that MOMENTUM writes and UPDATE_MATRICES reads; NULL for -1. */
+static qd_status find_floats(const qd_bound *b, int buffer, float **address)
+{
+    void *data = NULL;
+    if (buffer >= 0)
+        QD_TRY(qd_bound_buffer(b, buffer, &data));
+    *address = data;
+    return QD_OK;
+}
+
+static int own_place(const qd_bound *b)
+{
+    return qd_muon_place(b->program, qd_comm_rank(b->world));
+}
+
+qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
+{
+    const qd_bound *b = c->bound;
+    const qd_program *p = b->program;
+    float *whole, *part, *m = qd_bound_kind(b, QD_BUFFER_MOMENT1);
+    int own = qd_muon_own(p, a, own_place(b));
+    bool sharded = p->storage.parts > 1;
+    QD_TRY(find_floats(b, a->buffer, &whole));
+    QD_TRY(find_floats(b, a->part, &part));
+    for (int i = a->param; i < a->param + a->params; i++) {
+        places at = find_places(p, p->matrices[i].param);
+        if (at.count == 0)
+            continue;
+        QD_TRY(c->kernels->momentum(c->stream, &(qd_momentum_args){
+            .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, p->strategy.grad),
+            .m = m + qd_program_holding(p, QD_BUFFER_MOMENT1, p->matrices[i].param).offset,
+            .out = sharded ? part : i == own ? whole : NULL,
+            .n = at.count,
+            .momentum = c->optim->muon_momentum,
+            .grad_scale = (float)c->grad_scale,
+            .nesterov = c->optim->muon_nesterov,
+            .grad_dtype = p->strategy.grad,
+        }));
+        part += sharded ? at.count : 0;
+    }
+    return QD_OK;
+}
+
+qd_status qd_update_orthogonalize(const qd_update_context *c, const qd_action *a)
+{
+    const qd_program *p = c->bound->program;
+    void *x, *scratch;
+    int own = qd_muon_own(p, a, own_place(c->bound));
+    QD_TRY(qd_bound_buffer(c->bound, a->buffer, &x));
+    QD_TRY(qd_bound_buffer(c->bound, a->part, &scratch));
+    if (own < 0)
+        return QD_OK;
+    const qd_param *param = &p->ledger->params[p->matrices[own].param];
+    qd_muon_scratch s = qd_muon_scratch_of(param->shape[0], param->shape[1]);
+    char *base = scratch;
+    qd_muon_room room = {.gram = (float *)(base + s.gram), .poly = (float *)(base + s.poly), .next = (float *)(base + s.next),
+                         .squares = (double *)(base + s.squares)};
+    return qd_muon_orthogonalize(c->kernels, c->stream, x, param->shape[0], param->shape[1], c->optim->muon_steps, &room);
+}
+
+qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
+{
+    const qd_bound *b = c->bound;
+    const qd_program *p = b->program;
+    float *whole, *part, *master = qd_bound_kind(b, QD_BUFFER_MASTER);
+    bool sharded = p->storage.parts > 1;
+    double lr = qd_muon_lr(c->optim, c->step);
+    QD_TRY(find_floats(b, a->buffer, &whole));
+    QD_TRY(find_floats(b, a->part, &part));
+    for (int i = a->param; i < a->param + a->params; i++) {
+        int param = p->matrices[i].param;
+        const qd_param *logical = &p->ledger->params[param];
+        places at = find_places(p, param);
+        if (at.count == 0)
+            continue;
+        bool own = p->matrices[i].owner == own_place(b);
+        void *value = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
+        QD_TRY(c->kernels->matrix_update(c->stream, &(qd_matrix_update_args){
+            .param = value,
+            .master = master ? master + at.state : value,
+            .direction = sharded || (own && part) ? part : whole,
+            .n = at.count,
+            .rate = lr * qd_muon_shape_factor(c->optim, logical->shape[0], logical->shape[1]),
+            .decay = logical->decay ? lr * c->optim->weight_decay : 0.0,
+            .param_dtype = p->strategy.param,
+        }));
+        part += sharded ? at.count : 0;
+    }
+    return QD_OK;
+}

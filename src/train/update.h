@@ -1,0 +1,22 @@
+/* The actions that change parameters: the optimizer on what this rank answers for. */
+#ifndef QD_TRAIN_UPDATE_H
+#define QD_TRAIN_UPDATE_H
+
+#include "optim/optim.h"
+#include "parallel/bind.h"
+
+typedef struct qd_update_context {
+    const qd_bound *bound;
+    const qd_kernels *kernels;
+    qd_stream *stream;
+    const qd_optim *optim;
+    int64_t step; /* from 1 */
+    double grad_scale;
+} qd_update_context;
+
+/* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */
+qd_status qd_update_module(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_momentum(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_orthogonalize(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_matrices(const qd_update_context *context, const qd_action *action);
+#endif

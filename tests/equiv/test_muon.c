@@ -1,0 +1,285 @@
+/* Muon: every stage, bucket and way of sharing the work gives the bits of plain data parallelism, with the bytes and the memory
+ * that the program says; each matrix is orthogonalized once per copy, and the work is shared out evenly.
+ * ctest: timeout 300 */
+#include "spec/muon.h"
+#include "support/trained.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define LLAMA "model.layers=3 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=16 "
+#define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=40 model.heads=4 model.vocab=67 data.seq=17 "
+#define RUN "train.optimizer=muon train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 train.clip=0.5 "
+
+static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
+{
+    trained plain = trained_run(base, steps, random);
+    for (size_t v = 0; v < count; v++) {
+        char words[640];
+        snprintf(words, sizeof words, "%s%s", base, variants[v]);
+        trained other = trained_run(words, steps, random);
+        trained_same_bits(&other, &plain, words);
+        free(other.weights);
+    }
+    free(plain.weights);
+}
+#define COMPARE(base, variants, steps, ...) \
+    compare(base, variants, sizeof(variants) / sizeof *(variants), steps, (qd_random_tokens){__VA_ARGS__})
+
+static const char *const stages[] = {
+    "parallel.zero=1",
+    "parallel.zero=2",
+    "parallel.zero=3",
+    "parallel.overlap=false",
+    "parallel.bucket_mb=0.001",
+    "parallel.zero=1 parallel.bucket_mb=0.001 run.threads=2",
+    "parallel.zero=2 parallel.bucket_mb=0.02 parallel.overlap=false",
+    "parallel.zero=3 parallel.prefetch=1 parallel.reshard_after_forward=false",
+};
+
+static void stages_give_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "parallel.ranks=4 train.global_batch=4 ", stages, 20, .seed = 1);
+    COMPARE(GPT2 RUN "parallel.ranks=3 train.global_batch=6 train.muon_scale=original train.muon_lr=0.02 train.muon_nesterov=false ", stages, 20,
+            .seed = 2, .ignored = 5);
+}
+
+static void accumulation_gives_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "parallel.ranks=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step ", stages, 8, .seed = 3);
+    COMPARE(GPT2 RUN "parallel.ranks=4 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", stages, 8, .seed = 4);
+}
+
+static void bf16_gives_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(GPT2 RUN "parallel.ranks=4 train.global_batch=4 train.precision=bf16 ", stages, 10, .seed = 5);
+    COMPARE(LLAMA RUN "parallel.ranks=3 train.global_batch=6 train.micro_batch=1 train.precision=bf16 train.grad_dtype=fp32 "
+                      "train.grad_sync=per_microbatch ", stages, 8, .seed = 6);
+}
+
+/* Replicas of sharded copies: each copy orthogonalizes for itself. More ranks than matrices, and than rows of small ones. */
+static void hybrid_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.zero=1 parallel.dp_shard=2",
+        "parallel.zero=2 parallel.dp_shard=4",
+        "parallel.zero=3 parallel.dp_shard=2 parallel.bucket_mb=0.01",
+        "parallel.zero=3 parallel.dp_shard=4 parallel.reshard_after_forward=2 parallel.overlap=false",
+        "parallel.zero=3 parallel.dp_shard=1",
+        "parallel.zero=2",
+    };
+    COMPARE(LLAMA RUN "parallel.ranks=8 train.global_batch=8 ", layouts, 6, .seed = 7);
+    COMPARE("model.layers=1 model.hidden=12 model.heads=2 model.kv_heads=1 model.ffn=8 model.vocab=31 data.seq=8 " RUN
+            "parallel.ranks=8 train.global_batch=16 train.micro_batch=1 train.grad_sync=per_step ", layouts, 6, .seed = 8);
+}
+
+static void matrices_are_given_out_once_and_evenly(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=2 ", "parallel.ranks=5 parallel.zero=1 ",
+                                          "parallel.ranks=8 parallel.zero=3 parallel.dp_shard=4 ", "parallel.ranks=64 parallel.zero=2 "};
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN "model.layers=12 model.hidden=64 model.heads=8 model.kv_heads=2 data.seq=8 train.global_batch=320 %s",
+                 layouts[l]);
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        int n = p->matrix_group < 0 ? 1 : p->groups[p->matrix_group].size, seen[256] = {0}, wanted = 0, rounds = 0;
+        double *load = calloc((size_t)n, sizeof *load), total = 0, largest = 0, most = 0;
+        assert_int_equal(n, p->storage.parts > 1 ? p->storage.parts : config.world);
+        for (int i = 0; i < p->matrix_count; i++) {
+            const qd_param *x = &p->ledger->params[p->matrices[i].param];
+            double cost = (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
+            seen[p->matrices[i].param]++;
+            assert_true(p->matrices[i].owner >= 0 && p->matrices[i].owner < n);
+            load[p->matrices[i].owner] += cost;
+            total += cost;
+            largest = cost > largest ? cost : largest;
+        }
+        for (int i = 0; i < p->ledger->param_count; i++) {
+            assert_int_equal(seen[i], qd_muon_takes(p->ledger, i));
+            wanted += strncmp(p->ledger->params[i].name, "block.", 6) == 0 && p->ledger->params[i].ndim == 2;
+        }
+        assert_int_equal(p->matrix_count, wanted);
+        assert_int_equal(wanted, 12 * 7);
+        for (int r = 0; r < n; r++)
+            most = load[r] > most ? load[r] : most;
+        assert_true(most <= total / n + largest * (n - 1) / n + 1e-6); /* Graham's bound */
+        for (int i = 0; i < p->action_count; i++)
+            rounds += p->actions[i].kind == QD_ACTION_ORTHOGONALIZE;
+        assert_true(rounds * n >= wanted);
+        if (n > 1 && n < 8)
+            assert_true(most < 1.1 * total / n);
+        free(load);
+        qd_arena_destroy(arena);
+    }
+}
+
+typedef struct counted {
+    int64_t bytes, calls;
+} counted;
+
+/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
+static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[2] = {0}, sum[2];
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
+            mine[0] += stats.bytes[k];
+            mine[1] += stats.calls[k];
+        }
+    }
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 2, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(counted *)argument = (counted){sum[0], sum[1]};
+    return QD_OK;
+}
+
+static void plan_equals_run(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"", "parallel.zero=1 ", "parallel.zero=3 ", "parallel.zero=2 parallel.dp_shard=2 "};
+    for (int ranks = 2; ranks <= 8; ranks *= 2)
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            char words[640];
+            snprintf(words, sizeof words, LLAMA RUN "train.global_batch=8 train.precision=bf16 parallel.ranks=%d %s", ranks, layouts[l]);
+            qd_config config = layout_config(words);
+            qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            counted before, after;
+            qd_step_output out;
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_call(team, count_all, &before));
+            trained_ok(qd_team_step(team, &out));
+            trained_ok(qd_team_call(team, count_all, &after));
+            const qd_program *p = qd_team_program(team);
+            int64_t calls = 0;
+            for (int i = 0; i < p->action_count; i++)
+                calls += qd_action_communicates(&p->actions[i]);
+            if (after.bytes - before.bytes != qd_program_comm_bytes(p) || after.calls - before.calls != calls * ranks)
+                fail_msg("%s: %lld bytes in %lld calls, planned %lld in %lld", words, (long long)(after.bytes - before.bytes),
+                         (long long)(after.calls - before.calls), (long long)qd_program_comm_bytes(p), (long long)(calls * ranks));
+            qd_team_destroy(team);
+        }
+}
+
+/* What travels, by the formula: rows to the owner and back, or the whole result to all others. */
+static void bytes_follow_the_formula(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=4 ", "parallel.ranks=4 parallel.zero=3 ", "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=2 "};
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[640];
+        snprintf(words, sizeof words, LLAMA RUN "train.global_batch=4 %s", layouts[l]);
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        int64_t elements = 0, planned = 0, n = p->storage.parts;
+        for (int i = 0; i < p->ledger->param_count; i++)
+            elements += qd_muon_takes(p->ledger, i) ? p->storage.count[i] : 0;
+        for (int i = 0; i < p->action_count; i++)
+            if (p->actions[i].kind == QD_ACTION_COLLECT || p->actions[i].kind == QD_ACTION_HAND_BACK || p->actions[i].kind == QD_ACTION_SHARE)
+                planned += p->actions[i].bytes;
+        /* All sizes of this model divide by the parts. */
+        assert_int_equal(planned, n > 1 ? 4 / n * 2 * elements * 4 * (n - 1) / n : elements * 4 * 3);
+        qd_arena_destroy(arena);
+    }
+}
+
+typedef struct mutation {
+    int action;
+    bool changed;
+} mutation;
+
+static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    qd_action *a = &p->actions[((const mutation *)argument)->action];
+    a->kind = QD_ACTION_ZERO;
+    a->buffer = p->persistent[QD_BUFFER_LOSS];
+    a->first = a->count = 0;
+    a->dtype = QD_F64;
+    return QD_OK;
+}
+
+/* Every action of Muon matters: without it the run fails or ends with other bits. */
+static void actions_matter(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=2 train.global_batch=2 ", "parallel.ranks=2 parallel.zero=3 train.global_batch=2 ",
+                                          "parallel.ranks=1 train.global_batch=1 "};
+    int tried = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[640];
+        snprintf(words, sizeof words, "model.layers=1 model.hidden=24 model.heads=2 model.vocab=31 data.seq=8 " RUN "run.deadline=20 %s", layouts[l]);
+        trained good = trained_run(words, 2, (qd_random_tokens){.seed = 13});
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        for (int i = 0; i < p->action_count; i++) {
+            if (p->actions[i].kind < QD_ACTION_MOMENTUM || p->actions[i].kind > QD_ACTION_UPDATE_MATRICES)
+                continue;
+            qd_random_tokens random = {.seed = 13, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            mutation m = {.action = i};
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_call(team, leave_out, &m));
+            for (int s = 0; s < 2 && !m.changed; s++) {
+                qd_step_output out;
+                m.changed = qd_team_step(team, &out) != QD_OK || out.loss != good.losses[s] || out.grad_norm != good.norms[s];
+            }
+            if (!m.changed) {
+                float *weights;
+                int64_t count;
+                trained_read(team, QD_TENSOR_VALUE, &weights, &count);
+                m.changed = memcmp(weights, good.weights, (size_t)count * sizeof *weights) != 0;
+                free(weights);
+            }
+            if (!m.changed) {
+                char text[200];
+                qd_action_describe(p, i, text, sizeof text);
+                fail_msg("%s: action %d (%s) was left out, and nothing happened", words, i, text);
+            }
+            qd_team_destroy(team);
+            tried++;
+        }
+        qd_arena_destroy(arena);
+        free(good.weights);
+    }
+    assert_true(tried > 30);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_give_the_same_bits), cmocka_unit_test(accumulation_gives_the_same_bits),
+        cmocka_unit_test(bf16_gives_the_same_bits),  cmocka_unit_test(hybrid_gives_the_same_bits),
+        cmocka_unit_test(matrices_are_given_out_once_and_evenly), cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(bytes_follow_the_formula),  cmocka_unit_test(actions_matter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
