@@ -1,5 +1,7 @@
 #include "sim/cost.h"
 
+#include "spec/muon.h"
+
 #include <math.h>
 
 /* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an H200. */
@@ -112,21 +114,44 @@ static qd_cost phase(const qd_cluster *c, const qd_program *p, int module, qd_ph
     return sum;
 }
 
-/* Elements of a module's parameters that this rank updates. */
-static double updated(const qd_program *p, int module)
+/* Elements of a module's parameters that this rank has; without Muon's matrices if so asked. */
+static double held(const qd_program *p, int module, bool without_matrices)
 {
     const qd_module *m = &p->ledger->modules[module];
     double count = 0.0;
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (p->ledger->params[i].tied_to < 0)
-            count += (double)qd_program_holding(p, QD_BUFFER_MOMENT1, i).count;
+        if (p->ledger->params[i].tied_to < 0 && !(without_matrices && p->matrices && qd_muon_takes(p->ledger, i)))
+            count += (double)qd_program_holding(p, QD_BUFFER_PARAM, i).count;
     return count;
+}
+
+/* Elements that this rank has of a run of Muon's matrices. */
+static double held_of_matrices(const qd_program *p, const qd_action *a)
+{
+    double count = 0.0;
+    for (int i = a->param; i < a->param + a->params; i++)
+        count += (double)qd_program_holding(p, QD_BUFFER_PARAM, p->matrices[i].param).count;
+    return count;
+}
+
+/* The largest matrix of a round: three products and two passes per step. */
+static double orthogonalize(const qd_cluster *c, const qd_program *p, const qd_action *a)
+{
+    double most = 0.0;
+    for (int i = a->param; i < a->param + a->params; i++) {
+        const qd_param *x = &p->ledger->params[p->matrices[i].param];
+        double rows = (double)x->shape[0], cols = (double)x->shape[1], r = fmin(rows, cols), k = fmax(rows, cols);
+        double step = qd_cost_product(c, r, r, k, 0.0) + qd_cost_product(c, r, r, r, 0.0) + qd_cost_product(c, r, k, r, 0.0) +
+                      qd_cost_stream(c, 12.0 * (r * r + r * k));
+        most = fmax(most, p->strategy.muon_steps * step + qd_cost_stream(c, 12.0 * r * k));
+    }
+    return most;
 }
 
 static double update_bytes(const qd_program *p)
 {
     const qd_strategy *s = &p->strategy;
-    int states = (s->param != QD_F32) + (s->optimizer == QD_OPTIM_ADAMW ? 2 : s->momentum);
+    int states = (s->param != QD_F32) + (s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum);
     return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
 }
 
@@ -147,8 +172,11 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_action
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;
-    case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, updated(p, a->module) * (double)qd_dtype_size(p->strategy.grad)); break;
-    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, updated(p, a->module) * update_bytes(p)); break;
+    case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
+    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, held(p, a->module, true) * update_bytes(p)); break;
+    case QD_ACTION_MOMENTUM: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad))); break;
+    case QD_ACTION_ORTHOGONALIZE: cost.optimizer = orthogonalize(c, p, a); break;
+    case QD_ACTION_UPDATE_MATRICES: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.param))); break;
     case QD_ACTION_PACK:
     case QD_ACTION_UNPACK: cost.memory = qd_cost_stream(c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0)); break;
     case QD_ACTION_NORM: break;

@@ -15,9 +15,7 @@ unsigned qd_step_axes(const qd_program *p, const qd_action *a)
 
 static qd_coll_kind collective_of(const qd_action *a)
 {
-    return a->kind == QD_ACTION_REDUCE ? QD_COLL_ALL_REDUCE
-           : a->kind == QD_ACTION_GATHER ? QD_COLL_ALL_GATHER
-                                         : QD_COLL_REDUCE_SCATTER;
+    return qd_action_collective((qd_action_kind)a->kind);
 }
 
 /* Costs of a program's actions; those of modules are the same for all of a class. */
@@ -48,7 +46,9 @@ static qd_cost price(pricer *p, const qd_action *a)
 static double collective_bytes(const pricer *p, const qd_action *a)
 {
     bool squares = a->buffer >= 0 && p->program->buffers[a->buffer].kind == QD_BUFFER_SQUARES;
-    double elements = squares && p->cluster->profile->scalar_norm ? p->spans[a->group].size : (double)a->count;
+    double size = p->spans[a->group].size, elements = squares && p->cluster->profile->scalar_norm ? size : (double)a->count;
+    if (collective_of(a) == QD_COLL_ALL_TO_ALL && size > 1.0)
+        elements /= size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
     return elements * (double)qd_dtype_size(a->dtype);
 }
 

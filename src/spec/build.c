@@ -110,19 +110,13 @@ int qd_build_last_compute(const qd_builder *b)
 
 qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, int group, int64_t count, qd_dtype dtype, int after)
 {
-    static const qd_coll_kind colls[QD_ACTION_KIND_COUNT] = {[QD_ACTION_REDUCE] = QD_COLL_ALL_REDUCE,
-                                                             [QD_ACTION_REDUCE_SCATTER] = QD_COLL_REDUCE_SCATTER,
-                                                             [QD_ACTION_GATHER] = QD_COLL_ALL_GATHER,
-                                                             [QD_ACTION_COLLECT] = QD_COLL_ALL_TO_ALL,
-                                                             [QD_ACTION_HAND_BACK] = QD_COLL_ALL_TO_ALL,
-                                                             [QD_ACTION_SHARE] = QD_COLL_BROADCAST};
     int size = b->p->groups[group].size;
     qd_action *a = qd_build_action(b, kind, module, -1);
     a->stream = b->strategy->overlap ? QD_STREAM_COMM : QD_STREAM_COMPUTE;
     a->group = group;
     a->count = count;
     a->dtype = dtype;
-    a->bytes = qd_coll_bytes(colls[kind], count, dtype, size) * (b->ledger->mesh.world / size);
+    a->bytes = qd_coll_bytes(qd_action_collective(kind), count, dtype, size) * (b->ledger->mesh.world / size);
     if (b->strategy->overlap)
         qd_build_dep(b, after);
     return a;

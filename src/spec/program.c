@@ -27,6 +27,19 @@ const char *qd_buffer_kind_name(qd_buffer_kind kind)
     return buffer_names[kind];
 }
 
+qd_coll_kind qd_action_collective(qd_action_kind kind)
+{
+    switch (kind) {
+    case QD_ACTION_REDUCE: return QD_COLL_ALL_REDUCE;
+    case QD_ACTION_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
+    case QD_ACTION_GATHER: return QD_COLL_ALL_GATHER;
+    case QD_ACTION_COLLECT:
+    case QD_ACTION_HAND_BACK: return QD_COLL_ALL_TO_ALL;
+    case QD_ACTION_SHARE: return QD_COLL_BROADCAST;
+    default: return QD_COLL_KIND_COUNT;
+    }
+}
+
 typedef qd_builder builder;
 
 static int64_t port_bytes(const builder *b)

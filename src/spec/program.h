@@ -215,10 +215,11 @@ qd_holding qd_program_holding(const qd_program *program, qd_buffer_kind kind, in
 /* Whether any rank holds such a thing of the parameter: matrices of Muon have no second moment. */
 bool qd_program_keeps(const qd_program *program, qd_buffer_kind kind, int param);
 
+/* What a communicating action is carried out by; QD_COLL_KIND_COUNT for the others. */
+qd_coll_kind qd_action_collective(qd_action_kind kind);
 static inline bool qd_action_communicates(const qd_action *a)
 {
-    return a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER ||
-           a->kind == QD_ACTION_COLLECT || a->kind == QD_ACTION_HAND_BACK || a->kind == QD_ACTION_SHARE;
+    return qd_action_collective((qd_action_kind)a->kind) != QD_COLL_KIND_COUNT;
 }
 
 /* First row of a rank's part in SQUARES: parts follow each other by rank, so that one piece of each rank is gathered. */
