@@ -13,11 +13,13 @@ static const qd_option table[] = {
     {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s by the data sheet: what MFU is held against", NULL},
     {"accelerator.fp8_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense fp8 TFLOP/s; 0: none", NULL},
     {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best product that has been measured", NULL},
+    {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL, "share of it that products keep where the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
     {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
     {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL, "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
-    {"accelerator.attention_flash", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "share of the best product that flash attention reaches forward on long causal sequences", NULL},
-    {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest attention kernel", NULL},
+    {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL, "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
+    {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
+    {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest kernel", NULL},
     {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
     {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
     {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
@@ -32,7 +34,7 @@ static const qd_option table[] = {
     {"network.pod", QD_OPTION_INT, "0", 0, 1e7, NULL, "accelerators in a pod; 0: all", NULL},
     {"network.dims", QD_OPTION_INT_LIST, "", 1, 65536, NULL, "torus: accelerators along each dimension of a slice", NULL},
     {"network.slice_bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "torus: GB/s per accelerator between slices", NULL},
-    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|fused|compiled|cpu", "how the training software works", NULL},
+    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "how the training software works", NULL},
     {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given", NULL},
     {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation over that of its accelerators", NULL},
 };
@@ -44,23 +46,24 @@ qd_option_table qd_cluster_table(void)
 
 /* Six ways of training, told apart by features. Where the figures come from stands in docs/simulator.md. */
 static const qd_profile profiles[] = {
-    /* Quadrille on GPUs, and llm.c: fused kernels, the vendor's attention. */
-    {.name = "native", .attention = QD_ATTENTION_TUNED, .passes = 1.0, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
+    /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
+    {.name = "native", .attention = QD_ATTENTION_TUNED, .searched = true, .passes = 1.3, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
      .step_overhead = 1e-3, .overhead_bytes = 1.5e9},
     /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
     {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false,
-     .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.05},
-    /* PyTorch without a compiler: flash attention, elementwise kernels one by one. */
-    {.name = "eager", .attention = QD_ATTENTION_FLASH, .passes = 2.5, .gap = 4e-6, .product_share = 0.90, .overlap = true,
-     .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
+     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.05},
+    /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by one. */
+    {.name = "eager", .attention = QD_ATTENTION_FLASH1, .passes = 2.5, .gap = 4e-6, .product_share = 0.90, .overlap = true,
+     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
+    /* The same with the second flash attention and fused norms (from 2023 on). */
+    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.90, .overlap = true,
+     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
     /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
     {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.90, .overlap = true,
-     .overlap_tp = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03},
+     .overlap_tp = true, .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03},
     /* XLA and torch.compile: the compiler fuses; one program per step. */
-    {.name = "compiled", .attention = QD_ATTENTION_FLASH, .passes = 1.3, .gap = 2e-6, .product_share = 0.92, .overlap = true,
+    {.name = "compiled", .attention = QD_ATTENTION_FLASH2, .passes = 1.3, .gap = 2e-6, .product_share = 0.92, .overlap = true,
      .scalar_norm = true, .step_overhead = 5e-3, .overhead_bytes = 1.5e9, .fragments = 0.02},
-    /* Quadrille on CPUs: kernels one after another, sums by the ranks themselves. */
-    {.name = "cpu", .attention = QD_ATTENTION_FLASH, .passes = 1.0, .gap = 2e-6, .product_share = 1.0, .overlap = true},
 };
 
 const qd_profile *qd_profile_find(const char *name)
@@ -139,9 +142,11 @@ static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
     QD_TRY(needed(o, "accelerator.bandwidth_gbs", 1e9, &a->bandwidth));
     QD_TRY(needed(o, "accelerator.memory_gib", 1024.0 * 1024.0 * 1024.0, &memory));
     a->memory = (int64_t)memory;
+    a->library = qd_options_float(o, "accelerator.library_share");
     a->fp8_peak = qd_options_float(o, "accelerator.fp8_tflops") * 1e12;
     a->units = (int)qd_options_int(o, "accelerator.units");
-    a->attention[QD_ATTENTION_FLASH] = qd_options_float(o, "accelerator.attention_flash");
+    a->attention[QD_ATTENTION_FLASH1] = qd_options_float(o, "accelerator.attention_flash1");
+    a->attention[QD_ATTENTION_FLASH2] = qd_options_float(o, "accelerator.attention_flash2");
     a->attention[QD_ATTENTION_TUNED] = qd_options_float(o, "accelerator.attention_tuned");
     a->watts = qd_options_float(o, "accelerator.watts");
     return QD_OK;

@@ -4,13 +4,14 @@
 
 #include <quadrille/sim.h>
 
-typedef enum qd_attention_kernel { QD_ATTENTION_PLAIN, QD_ATTENTION_FLASH, QD_ATTENTION_TUNED, QD_ATTENTION_COUNT } qd_attention_kernel;
+typedef enum qd_attention_kernel { QD_ATTENTION_PLAIN, QD_ATTENTION_FLASH1, QD_ATTENTION_FLASH2, QD_ATTENTION_TUNED, QD_ATTENTION_COUNT } qd_attention_kernel;
 
 /* Bytes and FLOPs per second, seconds, bytes. */
 typedef struct qd_accelerator {
     char name[64];
     double peak, fp8_peak;
     double product;      /* the best that one large product reaches */
+    double library;      /* share of it that the library's own choice of kernels keeps, without a search */
     double bandwidth;    /* of its memory */
     int64_t memory;
     int units;           /* multiprocessors that tiles of a product are dealt to; 0: not quantised */
@@ -27,6 +28,8 @@ typedef struct qd_profile {
     qd_attention_kernel attention;
     double passes;       /* how often memory-bound kernels read and write what the op list counts once */
     double gap;          /* seconds between kernels */
+    bool searched;       /* the kernel of each product is searched for, not chosen by the library */
+    bool recompute_whole; /* full recompute runs the whole forward pass again, not only what the backward pass reads */
     double product_share; /* of what the best product reaches, kept inside a whole step (other kernels between, power) */
     bool overlap;        /* collectives of the data axes run beside computation */
     bool overlap_tp;     /* collectives of the tensor axis run beside products, in pieces */

@@ -12,7 +12,7 @@ static const double TILE_FILL = 128.0;
 static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
 /* Attention ramps up with the sequence, t/(t + 300) (FlashAttention 2's own table: 153 TFLOP/s at 1k, 201 at 16k on an A100), is
  * slower with small heads, and its backward pass reaches less than its forward pass. */
-static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.85, ATTENTION_BACKWARD = 0.80;
+static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.70, ATTENTION_BACKWARD = 0.80;
 /* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax, dropout and its mask, read again. */
 static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
 /* Logits: written by the product, read and overwritten by the loss, read by the products of both gradients. */
@@ -37,10 +37,16 @@ static const struct {
     double m, n, rate;
 } tiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {128, 64, 0.75}, {64, 64, 0.55}};
 
+/* What products reach inside a step, before tiles and waves. */
+static double product_rate(const qd_cluster *c)
+{
+    return c->accelerator.product * c->profile->product_share * (c->profile->searched ? 1.0 : c->accelerator.library);
+}
+
 double qd_cost_product(const qd_cluster *c, double m, double n, double k, double bytes)
 {
     const qd_accelerator *a = &c->accelerator;
-    double rate = a->product * c->profile->product_share, best = INFINITY;
+    double rate = product_rate(c), best = INFINITY;
     if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
         return fmax(2.0 * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -62,7 +68,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
     if (c->profile->attention == QD_ATTENTION_PLAIN) {
         double scores = (double)op->m * t * (double)op->n / model->head_dim;
         /* Two products forward and four backward, over all pairs; their sums are short. */
-        double rate = a->product * c->profile->product_share * model->head_dim / (model->head_dim + TILE_FILL);
+        double rate = product_rate(c) * model->head_dim / (model->head_dim + TILE_FILL);
         double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
@@ -161,7 +167,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_action
     double size = (double)qd_dtype_size(a->dtype), elements = (double)a->count;
     switch ((qd_action_kind)a->kind) {
     case QD_ACTION_FORWARD: return phase(c, p, a->module, QD_PHASE_FORWARD, false);
-    case QD_ACTION_RECOMPUTE: return phase(c, p, a->module, QD_PHASE_FORWARD, true);
+    case QD_ACTION_RECOMPUTE: return phase(c, p, a->module, QD_PHASE_FORWARD, !c->profile->recompute_whole);
     case QD_ACTION_BACKWARD_INPUT: return phase(c, p, a->module, QD_PHASE_INPUT, false);
     case QD_ACTION_BACKWARD_WEIGHT: return phase(c, p, a->module, QD_PHASE_WEIGHT, false);
     case QD_ACTION_BACKWARD:

@@ -77,9 +77,10 @@ static const struct {
     {"compile", "compiled", false},       {"torchtitan", "compiled", false},   {"lit-gpt", "compiled", false},
     {"Megatron-Bridge", "fused", true},   {"NeMo", "fused", true},             {"Megatron-Core", "fused", true},
     {"Megatron-LM", "fused", true},       {"MegaScale", "fused", true},        {"HAI-LLM", "fused", true},
-    {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"megatron", "fused", true},
-    {"llm.c", "native", false},
-    {"", "eager", false}, /* PyTorch: FSDP, DeepSpeed, nanotron, InternLM, AA-Scaling */
+    {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"mega", "fused", true},
+    {"llm.c", "fused", false},
+    {"LLM-Foundry", "eager", false},      {"InternLM", "eager", false}, /* 2023: the first flash attention */
+    {"", "modern", false}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
 };
 
 static bool read_software(row *r)
@@ -210,20 +211,13 @@ static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_repo
 {
     qd_cluster cluster;
     qd_config config;
-    qd_step step = {0};
     if (!set(r, "train.recompute", "%s", recompute))
         return false;
     qd_status status = qd_cluster_resolve(r->options, &cluster);
     if (status == QD_OK)
         status = qd_config_resolve(r->options, 0, &config);
     if (status == QD_OK)
-        status = qd_step_create(&config, &cluster, times, &step);
-    qd_sim_stage *stages = calloc((size_t)(step.stage_count > 0 ? step.stage_count : 1), sizeof *stages);
-    memset(report, 0, sizeof *report);
-    if (status == QD_OK && stages)
-        qd_simulation_fill(&step, stages, report);
-    qd_step_free(&step);
-    free(stages);
+        status = qd_step_report(&config, &cluster, times, report);
     return status == QD_OK || skip(r, "%s", qd_error_message());
 }
 

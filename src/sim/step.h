@@ -36,6 +36,9 @@ typedef struct qd_step {
 qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step);
 void qd_step_free(qd_step *step);
 
+/* Simulates and sums up; `times` false: memory alone. */
+qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report);
+
 /* The axis of a collective, for sums: "dp", "tp", … */
 unsigned qd_step_axes(const qd_program *program, const qd_action *action);
 #endif

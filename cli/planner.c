@@ -1,0 +1,138 @@
+/* quadrille plan: which layout to train with, and why. */
+#include "cli.h"
+
+#include <quadrille/plan.h>
+#include <string.h>
+
+static void put_choice(qd_json_writer *w, const qd_plan_choice *c)
+{
+    const struct {
+        const char *key;
+        int64_t value;
+    } numbers[] = {{"dp", c->dp}, {"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"zero", c->zero},
+                   {"micro_batch", c->micro_batch}, {"micro_batches", c->micro_batches}, {"memory_bytes", c->memory_bytes}};
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "layout", c->layout);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        qd_json_put_int(w, numbers[i].key, numbers[i].value);
+    qd_json_put_string(w, "recompute", c->recompute);
+    qd_json_put_string(w, "schedule", c->schedule);
+    qd_json_put_double(w, "step_seconds", c->step_seconds);
+    qd_json_put_double(w, "mfu", c->mfu);
+    qd_json_put_string(w, "loses", c->loses);
+    qd_json_end(w);
+}
+
+static qd_status print_json(const qd_plan_report *r)
+{
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "model", r->best.model);
+    qd_json_put_int(&w, "gpus", r->best.gpus);
+    qd_json_put_int(&w, "tried", r->tried);
+    qd_json_put_int(&w, "too_large", r->too_large);
+    qd_json_put_int(&w, "refused", r->refused);
+    qd_json_put_double(&w, "wall_seconds", r->wall_seconds);
+    qd_json_list_begin(&w, "choices");
+    for (int i = 0; i < r->count; i++)
+        put_choice(&w, &r->choices[i]);
+    qd_json_end(&w);
+    qd_json_list_begin(&w, "reasons");
+    for (int i = 0; i < r->reason_count; i++)
+        qd_json_put_string(&w, NULL, r->reasons[i]);
+    qd_json_end(&w);
+    qd_json_put_string(&w, "next", r->next);
+    qd_json_end(&w);
+    return cli_print_json(&text);
+}
+
+static void print_plan(const qd_plan_report *r)
+{
+    char parameters[32], amount[32];
+    qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
+    printf("%s, %s parameters, on %d x %s: %d layouts fit, %d do not, %d cannot be built (%.1f s)\n", r->best.model, parameters, r->best.gpus,
+           r->best.cluster, r->tried, r->too_large, r->refused, r->wall_seconds);
+    printf("%3s  %-64s %10s %7s %10s\n", "", "layout", "step", "MFU", "memory");
+    for (int i = 0; i < r->count && i < 10; i++) {
+        const qd_plan_choice *c = &r->choices[i];
+        qd_text_bytes(c->memory_bytes, amount, sizeof amount);
+        printf("%3d  %-64s %8.4g s %5.1f %% %10s%s%s\n", i + 1, c->layout, c->step_seconds, 100.0 * c->mfu, amount, c->loses[0] ? "  " : "", c->loses);
+    }
+    for (int i = 0; i < r->reason_count; i++)
+        printf("%s %s\n", i == 0 ? "why " : "    ", r->reasons[i]);
+    printf("next %s\n", r->next);
+}
+
+static qd_status answer(cli_call *call, qd_plan_report *r)
+{
+    qd_options *o = call->options;
+    double tokens = qd_options_float(o, "tokens"), days = qd_options_float(o, "days");
+    bool json = qd_options_bool(o, "json");
+    if ((tokens > 0.0) != (days > 0.0))
+        return QD_FAIL(QD_USAGE, "plan: --tokens and --days go together: how many GPUs train so many tokens in so many days?");
+    if (qd_options_bool(o, "largest")) {
+        const char *name;
+        QD_TRY(qd_plan_largest(o, &name, r));
+        if (!json)
+            printf("the largest preset that fits: %s\n", name);
+        return qd_options_set(o, "model.preset", name);
+    }
+    if (tokens > 0.0) {
+        int gpus;
+        double taken;
+        char number[32];
+        QD_TRY(qd_plan_gpus(o, tokens, days, (int)qd_options_int(o, "most"), &gpus, &taken, r));
+        if (!json)
+            printf("%d GPUs train %.3g tokens in %.1f days\n", gpus, tokens, taken);
+        snprintf(number, sizeof number, "%d", gpus);
+        return qd_options_set(o, "parallel.ranks", number);
+    }
+    return qd_plan(o, r);
+}
+
+static qd_status run(cli_call *call)
+{
+    static qd_plan_report report; /* tens of kilobytes */
+    qd_options *o = call->options;
+    const char *path = qd_options_string(o, "write");
+    int64_t gpus = qd_options_int(o, "gpus");
+    char number[32];
+    QD_TRY(qd_cluster_load(o, qd_options_string(o, "cluster")));
+    if (gpus > 0) {
+        snprintf(number, sizeof number, "%lld", (long long)gpus);
+        QD_TRY(qd_options_set(o, "parallel.ranks", number));
+    }
+    QD_TRY(answer(call, &report));
+    if (path[0] != '\0') {
+        QD_TRY(qd_plan_apply(&report.choices[0], o));
+        QD_TRY(qd_plan_write(o, path));
+    }
+    if (qd_options_bool(o, "json"))
+        return print_json(&report);
+    print_plan(&report);
+    return QD_OK;
+}
+
+static const qd_option own[] = {
+    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL},
+    {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators; 0: parallel.ranks", NULL},
+    {"write", QD_OPTION_STRING, "", 0, 0, NULL, "writes the configuration with the first choice to this file", NULL},
+    {"tokens", QD_OPTION_FLOAT, "0", 0, 1e18, NULL, "how many GPUs train so many tokens in --days?", NULL},
+    {"days", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "see --tokens", NULL},
+    {"most", QD_OPTION_INT, "16384", 1, 65536, NULL, "tokens: the most GPUs to consider", NULL},
+    {"largest", QD_OPTION_BOOL, "false", 0, 0, NULL, "which is the largest preset that fits?", NULL},
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+};
+
+const cli_command cli_plan = {
+    .name = "plan",
+    .arguments = "[CONFIG] --cluster NAME|FILE --gpus N [key=value …] [--write FILE]",
+    .summary = "Searches for the fastest layout of a model on a cluster, and explains it",
+    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 train.precision=bf16 run.device=cuda\n\n"
+               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for.",
+    CLI_OPTIONS(own),
+    .configuration = true,
+    .more = qd_cluster_table,
+    .run = run,
+};

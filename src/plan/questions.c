@@ -1,0 +1,106 @@
+/* How many accelerators, how large a model, and the plan as a file. */
+#include "plan/search_impl.h"
+
+#include "base/strbuf.h"
+
+#include <quadrille/config.h>
+#include <stdlib.h>
+#include <string.h>
+
+static qd_status with_ranks(const qd_options *options, int gpus, qd_options **out)
+{
+    char text[32];
+    QD_TRY(qd_options_copy(options, out));
+    snprintf(text, sizeof text, "%d", gpus);
+    return qd_options_set(*out, "parallel.ranks", text);
+}
+
+qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken, qd_plan_report *report)
+{
+    qd_cluster cluster;
+    QD_TRY(qd_cluster_resolve(options, &cluster));
+    int first = cluster.node_size > 1 && cluster.node_size <= 16 ? cluster.node_size : 8;
+    for (*gpus = first; *gpus <= most; *gpus *= 2) {
+        qd_options *own = NULL;
+        qd_status status = with_ranks(options, *gpus, &own);
+        if (status == QD_OK)
+            status = qd_plan(own, report);
+        qd_options_destroy(own);
+        if (status == QD_NO_MEMORY || status == QD_USAGE) {
+            qd_error_clear();
+            continue; /* too few to hold it, or the batch does not divide */
+        }
+        QD_TRY(status);
+        double batch = (double)(qd_options_int(options, "train.global_batch") * qd_options_int(options, "data.seq"));
+        *days_taken = tokens / batch * report->choices[0].step_seconds / 86400.0;
+        if (*days_taken <= days)
+            return QD_OK;
+    }
+    return QD_FAIL(QD_USAGE, "%d accelerators do not train %.3g tokens in %.3g days", most, tokens, days);
+}
+
+qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report)
+{
+    const char *const *names;
+    int64_t largest = 0;
+    *name = NULL;
+    QD_TRY(qd_config_presets(true, &names));
+    for (; *names; names++) {
+        qd_model model;
+        QD_TRY(qd_preset_find(*names, &model));
+        if (qd_model_parameters(&model) <= largest)
+            continue;
+        qd_options *own = NULL;
+        qd_plan_report found;
+        QD_TRY(qd_options_copy(options, &own));
+        qd_status status = qd_options_set(own, "model.preset", *names);
+        if (status == QD_OK)
+            status = qd_plan(own, &found);
+        qd_options_destroy(own);
+        if (status == QD_OK) {
+            largest = qd_model_parameters(&model);
+            *name = *names;
+            *report = found;
+        } else if (status != QD_NO_MEMORY && status != QD_USAGE && status != QD_UNSUPPORTED) {
+            return status;
+        }
+        qd_error_clear();
+    }
+    return *name ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no preset fits on these accelerators");
+}
+
+/* Keys of the configuration that were set, by the user or by the plan: keys of clusters are no part of a run, and defaults
+ * written down would win over a preset. */
+static bool is_written(const qd_options *options, const char *section, const char *line)
+{
+    static const char *const others[] = {"accelerator", "node", "network", "software", "cost"};
+    char key[160];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(section, others[i]) == 0)
+            return false;
+    snprintf(key, sizeof key, "%s.%.*s", section, (int)strcspn(line + 2, ":"), line + 2);
+    return qd_options_find(options, key) && qd_options_is_set(options, key);
+}
+
+qd_status qd_plan_write(const qd_options *options, const char *path)
+{
+    char *text, section[64] = "", written[64] = "";
+    qd_strbuf kept = {0};
+    QD_TRY(qd_options_to_yaml(options, &text));
+    for (char *line = text, *end; *line; line = end) {
+        end = strchr(line, '\n');
+        end = end ? end + 1 : line + strlen(line);
+        if (line[0] != ' ') {
+            snprintf(section, sizeof section, "%.*s", (int)strcspn(line, ":\n"), line);
+        } else if (is_written(options, section, line)) {
+            if (strcmp(section, written) != 0)
+                qd_strbuf_printf(&kept, "%s:\n", section);
+            snprintf(written, sizeof written, "%s", section);
+            qd_strbuf_append(&kept, line, (size_t)(end - line));
+        }
+    }
+    free(text);
+    qd_status status = kept.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, kept.data, kept.length);
+    qd_strbuf_free(&kept);
+    return status;
+}

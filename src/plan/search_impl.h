@@ -1,0 +1,42 @@
+/* Inside the planner: a layout that is tried. */
+#ifndef QD_PLAN_SEARCH_IMPL_H
+#define QD_PLAN_SEARCH_IMPL_H
+
+#include "sim/step.h"
+
+#include <quadrille/plan.h>
+
+/* One point of the search; numbers of axes the program does not have yet are 1. */
+typedef struct qd_candidate {
+    int tp, cp, pp, vpp, ep, zero, recompute;
+    int64_t micro;
+    const char *schedule;
+    bool fits;
+    double seconds;
+    qd_sim_report report; /* of a short step, if the real one has many micro-batches; seconds are those of the real one */
+} qd_candidate;
+
+typedef struct qd_search {
+    const qd_options *options;
+    qd_cluster cluster;
+    qd_model model;
+    int gpus, most_tp;
+    int64_t batch, seq;
+    qd_candidate *list;
+    int count, capacity;
+    double best; /* seconds */
+    int64_t least_memory;
+    qd_plan_report *report;
+} qd_search;
+
+extern const char *const qd_recompute_names[QD_RECOMPUTE_COUNT];
+
+/* Builds and simulates a candidate: the recompute it names. QD_OK and `fits` false when memory does not suffice. */
+qd_status qd_search_try(qd_search *search, qd_candidate *candidate);
+
+/* The best candidate with these values; 0 (zero: -1) stands for any. NULL: none. */
+const qd_candidate *qd_search_nearest(const qd_search *search, int tp, int pp, int zero, int64_t micro, int cp, int ep);
+
+void qd_plan_explain(qd_search *search);
+void qd_candidate_layout(const qd_search *search, const qd_candidate *c, char *text, size_t size);
+#endif
