@@ -57,7 +57,7 @@ static void print_rows(const qd_bench_table *t, bool shares)
 }
 
 /* `bench NAME [CONFIG]` */
-static qd_status read_config(cli_call *call)
+qd_status bench_read_config(cli_call *call)
 {
     if (call->word_count > 2)
         return QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", call->words[0], call->words[2]);
@@ -67,7 +67,7 @@ static qd_status read_config(cli_call *call)
 static qd_status run_kernels(cli_call *call)
 {
     qd_bench_table table;
-    QD_TRY(read_config(call));
+    QD_TRY(bench_read_config(call));
     QD_TRY(qd_bench_kernels(call->options, qd_options_float(call->options, "seconds"), &table));
     if (!qd_options_bool(call->options, "json")) {
         print_rows(&table, false);
@@ -106,7 +106,7 @@ static qd_status print_step_json(const qd_bench_step_result *r)
 static qd_status run_step(cli_call *call)
 {
     qd_bench_step_result r;
-    QD_TRY(read_config(call));
+    QD_TRY(bench_read_config(call));
     QD_TRY(qd_bench_step(call->options, (int)qd_options_int(call->options, "warm-up"),
                          (int)qd_options_int(call->options, "repeat"), &r));
     if (qd_options_bool(call->options, "json"))

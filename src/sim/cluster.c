@@ -20,6 +20,8 @@ static const qd_option table[] = {
     {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL, "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
     {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
     {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest kernel", NULL},
+    {"accelerator.shared", QD_OPTION_BOOL, "false", 0, 0, NULL, "the figures are those of a machine that all ranks share", NULL},
+    {"accelerator.measured", QD_OPTION_BOOL, "false", 0, 0, NULL, "the figures were measured inside a training step, so that nothing more is taken off them", NULL},
     {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
     {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
     {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
@@ -97,6 +99,8 @@ static qd_status load_one(qd_options *options, const char *cluster)
         return qd_options_load_text(options, file->name, file->text, (size_t)(file->end - file->text));
     if (stat(cluster, &info) == 0)
         return qd_options_load(options, cluster);
+    if (strcmp(cluster, "this-machine") == 0)
+        return QD_FAIL(QD_USAGE, "this machine has not been measured: quadrille bench machine --write this-machine.yaml, and --cluster this-machine.yaml");
     qd_strbuf known = {0};
     for (const qd_cluster_file *f = qd_clusters_files; f->name; f++)
         qd_strbuf_printf(&known, "%s%s", f == qd_clusters_files ? "" : ", ", f->name);
@@ -148,6 +152,8 @@ static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
     a->attention[QD_ATTENTION_FLASH1] = qd_options_float(o, "accelerator.attention_flash1");
     a->attention[QD_ATTENTION_FLASH2] = qd_options_float(o, "accelerator.attention_flash2");
     a->attention[QD_ATTENTION_TUNED] = qd_options_float(o, "accelerator.attention_tuned");
+    a->shared = qd_options_bool(o, "accelerator.shared");
+    a->measured = qd_options_bool(o, "accelerator.measured");
     a->watts = qd_options_float(o, "accelerator.watts");
     return QD_OK;
 }

@@ -17,6 +17,8 @@ typedef struct qd_accelerator {
     int units;           /* multiprocessors that tiles of a product are dealt to; 0: not quantised */
     double attention[QD_ATTENTION_COUNT]; /* share of `product` that attention reaches forward; plain: made of products */
     double watts;
+    bool shared;         /* the figures are those of a machine that all ranks share */
+    bool measured;       /* and were measured inside a training step: nothing more is taken off them */
 } qd_accelerator;
 
 typedef enum qd_network_kind { QD_NETWORK_FAT_TREE, QD_NETWORK_TORUS, QD_NETWORK_ALL_TO_ALL } qd_network_kind;

@@ -29,7 +29,7 @@ void qd_cost_add(qd_cost *sum, const qd_cost *more)
 
 double qd_cost_stream(const qd_cluster *c, double bytes)
 {
-    return bytes / (STREAM_SHARE * c->accelerator.bandwidth);
+    return bytes / ((c->accelerator.measured ? 1.0 : STREAM_SHARE) * c->accelerator.bandwidth);
 }
 
 /* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands more often. */
@@ -40,6 +40,8 @@ static const struct {
 /* What products reach inside a step, before tiles and waves. */
 static double product_rate(const qd_cluster *c)
 {
+    if (c->accelerator.measured)
+        return c->accelerator.product;
     return c->accelerator.product * c->profile->product_share * (c->profile->searched ? 1.0 : c->accelerator.library);
 }
 
@@ -47,6 +49,8 @@ double qd_cost_product(const qd_cluster *c, double m, double n, double k, double
 {
     const qd_accelerator *a = &c->accelerator;
     double rate = product_rate(c), best = INFINITY;
+    if (a->measured)
+        return fmax(2.0 * m * n * k / rate, qd_cost_stream(c, bytes));
     if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
         return fmax(2.0 * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -72,8 +76,9 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
         double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
-    double rate = a->product * a->attention[c->profile->attention] * t / (t + ATTENTION_RAMP);
-    rate *= (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
+    double rate = a->product * a->attention[c->profile->attention];
+    if (!a->measured)
+        rate *= t / (t + ATTENTION_RAMP) * (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
     return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
 }
 
@@ -90,7 +95,7 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
 
 qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_class *class_, const qd_op *op)
 {
-    qd_cost cost = {.launch = c->profile->gap};
+    qd_cost cost = {.launch = c->accelerator.measured ? 0.0 : c->profile->gap};
     switch (op->kind) {
     case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
     case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
@@ -99,7 +104,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
         } else {
-            cost.memory = qd_cost_stream(c, (double)op->bytes * c->profile->passes);
+            cost.memory = qd_cost_stream(c, (double)op->bytes * (c->accelerator.measured ? 1.0 : c->profile->passes));
             cost.launch *= c->profile->passes; /* the passes are kernels */
         }
     }

@@ -115,7 +115,8 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
             r->memory[r->memory_count++] = (qd_sim_line){qd_buffer_kind_name((qd_buffer_kind)kind), (double)m->at_peak[kind]};
     if (m->total > m->live_peak)
         r->memory[r->memory_count++] = (qd_sim_line){"lost to packing", (double)(m->total - m->live_peak)};
-    r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
+    if (!step->cluster->accelerator.measured)
+        r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
     if (r->overhead_bytes > 0)
         r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragments", (double)r->overhead_bytes};
     r->memory_bytes = m->total + r->overhead_bytes;
@@ -234,7 +235,8 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     const qd_cost *cost = &step->stages[busiest].cost;
     /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;
-    r->step_seconds = step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
+    bool measured = step->cluster->accelerator.measured; /* then all of it is in the rates */
+    r->step_seconds = step->result.seconds * (1.0 + (measured ? 0.0 : slowest)) + (measured ? 0.0 : step->cluster->profile->step_overhead);
     r->compute_seconds = stages[busiest].busy_seconds;
     r->product_seconds = cost->product;
     r->attention_seconds = cost->attention;

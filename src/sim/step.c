@@ -7,6 +7,8 @@
 enum { LINK_NODE = 1, LINK_NETWORK = 2 };
 /* Share of the multiprocessors that the kernels of a collective take from computation beside it: about 16 of 132. */
 static const float COLLECTIVE_LOAD = 0.12f;
+/* Ranks on processors add with the same cores that compute. */
+static const float PROCESSOR_LOAD = 0.5f;
 
 unsigned qd_step_axes(const qd_program *p, const qd_action *a)
 {
@@ -57,7 +59,8 @@ static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *i
     const qd_span *span = &p->spans[a->group];
     item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span);
     item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
-    item->load = a->stream == QD_STREAM_COMM && p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
+    if (a->stream == QD_STREAM_COMM)
+        item->load = p->cluster->accelerator.shared ? PROCESSOR_LOAD : p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
 }
 
 static bool takes_time(const qd_action *a)
@@ -160,11 +163,25 @@ static qd_status run(qd_step *step)
     return status;
 }
 
+/* Ranks that share a machine share its rates. */
+static void share_out(const qd_config *config, const qd_cluster *cluster, qd_cluster *own)
+{
+    *own = *cluster;
+    if (!cluster->accelerator.shared)
+        return;
+    own->accelerator.product /= config->world;
+    own->accelerator.peak /= config->world;
+    own->accelerator.bandwidth /= config->world;
+    own->accelerator.memory /= config->world;
+    own->node_bandwidth *= fmin(1.0, 2.0 / config->world); /* it was measured with two ranks */
+}
+
 qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step)
 {
     memset(step, 0, sizeof *step);
     step->config = config;
-    step->cluster = cluster;
+    share_out(config, cluster, &step->own);
+    step->cluster = &step->own;
     QD_TRY(qd_arena_create(&step->arena));
     QD_TRY(find_stages(step));
     for (int s = 0; s < step->stage_count; s++) {

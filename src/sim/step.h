@@ -24,7 +24,8 @@ typedef struct qd_step_stage {
 
 typedef struct qd_step {
     const qd_config *config;
-    const qd_cluster *cluster;
+    qd_cluster own;            /* with the share of one rank, where ranks share a machine */
+    const qd_cluster *cluster; /* that one */
     qd_arena *arena;
     qd_step_stage *stages;
     int stage_count;
