@@ -12,6 +12,7 @@ RUN_TIME = {"base", "spec", "device", "comm", "nn", "parallel", "optim", "data",
 ALLOWED = {
     "base": set(),
     "spec": {"base"},
+    "report": {"base", "spec"},
     "sim": {"base", "spec"},
     "plan": {"base", "spec", "sim"},
     "device": {"base"},

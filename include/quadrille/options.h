@@ -35,7 +35,7 @@ typedef struct qd_option {
     double least, most;   /* inclusive, for int, float and the items of a list; least == most: anything */
     const char *choices;  /* enum: "none|selective|full" */
     const char *help;     /* one sentence without a full stop */
-    const char *flag;     /* short form without dashes ("tp"); NULL: none */
+    const char *flag;     /* short form without dashes ("tp"); NULL: none. One of a single letter takes one dash too: -o FILE */
 } qd_option;
 
 /* Several tables may be joined: those of the configuration and those of a command. They must outlive the object. */

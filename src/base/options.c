@@ -342,11 +342,11 @@ static bool is_truth_word(const char *word)
     return false;
 }
 
-/* One word that starts with two dashes; *at moves on when the next word is its value. */
-static qd_status parse_flag(qd_options *options, int argc, char *const *argv, int *at)
+/* One word after its dashes; *at moves on when the next word is its value. */
+static qd_status parse_flag(qd_options *options, int argc, char *const *argv, int *at, int dashes)
 {
     char name[QD_YAML_MOST_KEY];
-    const char *word = argv[*at] + 2, *value = NULL;
+    const char *word = argv[*at] + dashes, *value = NULL;
     if (strchr(word, '='))
         QD_TRY(split(word, name, sizeof name, &value));
     else
@@ -377,7 +377,9 @@ qd_status qd_options_parse(qd_options *options, int argc, char *const *argv, con
         else if (strcmp(word, "--") == 0)
             only_words = true;
         else if (strncmp(word, "--", 2) == 0)
-            QD_TRY(parse_flag(options, argc, argv, &at));
+            QD_TRY(parse_flag(options, argc, argv, &at, 2));
+        else if (word[0] == '-' && strlen(word) == 2 && find_flag(options, word + 1) >= 0)
+            QD_TRY(parse_flag(options, argc, argv, &at, 1));
         else if (word[0] == '-')
             return QD_FAIL(QD_USAGE, "unknown option '%.60s'; options start with two dashes", word);
         else

@@ -23,8 +23,7 @@ static bool same_shapes(const qd_ledger *ledger, int parts, int a, int b)
     return true;
 }
 
-/* The program of each rank, one per class of ranks. */
-static qd_status build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs)
+qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs)
 {
     const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world);
     if (!list)
@@ -160,7 +159,7 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
     const qd_program **programs = NULL;
     QD_TRY(qd_config_resolve(options, world, &config));
     QD_TRY(qd_arena_create(&arena));
-    qd_status status = build_all(&config, arena, &programs);
+    qd_status status = qd_config_build_all(&config, arena, &programs);
     if (status == QD_OK)
         status = qd_check_programs(&programs[0]->ledger->mesh, programs);
     if (status == QD_OK)

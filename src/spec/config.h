@@ -45,6 +45,9 @@ qd_status qd_config_resolve(const qd_options *options, int world, qd_config *con
 /* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
 
+/* The program of every rank, (*programs)[world]; ranks that do the same share one. */
+qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs);
+
 /* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none, QD_UNSUPPORTED with what it
  * needs when this version cannot train it. */
 qd_status qd_preset_find(const char *name, qd_model *model);

@@ -156,6 +156,8 @@ void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int
     qd_json_object_begin(w, "args");
     qd_json_put_int(w, "step", step);
     qd_json_put_int(w, "action", action);
+    if (a->module >= 0)
+        qd_json_put_string(w, "module", p->ledger->modules[a->module].name);
     if (a->microbatch >= 0)
         qd_json_put_int(w, "microbatch", a->microbatch);
     if (qd_action_communicates(a)) {

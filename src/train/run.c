@@ -4,6 +4,7 @@
 #include "base/strbuf.h"
 #include "device/ceiling.h"
 #include "train/run_corpus.h"
+#include "train/run_memory.h"
 #include "train/footprint.h"
 #include "train/long_work.h"
 #include "train/metrics.h"
@@ -94,6 +95,14 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
     return QD_OK;
 }
 
+/* A file of an earlier run, or none, is no longer there. */
+static qd_status clear_file(const qd_config *c, const char *name)
+{
+    file_path path;
+    QD_TRY(path_in(c, name, path));
+    return unlink(path) == 0 || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+}
+
 /* Rank 0, once everything else stands: the folder appears with its first files. */
 static qd_status open_folder(rank_state *s)
 {
@@ -102,17 +111,16 @@ static qd_status open_folder(rank_state *s)
     if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
         return QD_OK;
     QD_TRY(qd_folder_make(c->run_dir));
-    QD_TRY(path_in(c, "trace.json", path));
-    if (unlink(path) != 0 && errno != ENOENT)
-        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+    QD_TRY(clear_file(c, "trace.json"));
+    QD_TRY(clear_file(c, "memory.json"));
     QD_TRY(path_in(c, "config.yaml", path));
     QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
     QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
     QD_TRY(path_in(c, "tokenizer.json", path));
     if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
         QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path));
-    else if (unlink(path) != 0 && errno != ENOENT)
-        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+    else
+        QD_TRY(clear_file(c, "tokenizer.json"));
     QD_TRY(path_in(c, "metrics.jsonl", path));
     return qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics);
 }
@@ -131,13 +139,10 @@ qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config
 /* The run that is replaced leaves nothing that the new one could take for its own. */
 static qd_status clear_folder(const qd_config *c)
 {
-    static const char *const files[] = {"config.yaml", "trace.json"}; /* metrics.jsonl starts anew by itself */
+    static const char *const files[] = {"config.yaml", "trace.json", "memory.json"}; /* metrics.jsonl starts anew by itself */
     file_path path;
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        QD_TRY(path_in(c, files[i], path));
-        if (unlink(path) != 0 && errno != ENOENT)
-            return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
-    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        QD_TRY(clear_file(c, files[i]));
     QD_TRY(path_in(c, "checkpoints", path));
     return qd_store_clear(path);
 }
@@ -562,13 +567,15 @@ static qd_status finish(rank_state *s)
 {
     const qd_run *run = s->run;
     qd_footprint footprint;
+    qd_run_memory most;
+    file_path path;
     QD_TRY(qd_footprint_read(&footprint));
-    int64_t memory[2] = {qd_trainer_allocated(s->trainer), footprint.peak};
-    QD_TRY(qd_comm_all_reduce(s->control, memory, memory, 2, QD_I64, QD_MAX, NULL));
-    s->end.allocated_bytes = memory[0];
-    s->end.resident_bytes = memory[1];
+    QD_TRY(path_in(&run->config, "memory.json", path));
+    QD_TRY(qd_run_memory_write(s->control, (qd_run_memory){qd_trainer_allocated(s->trainer), footprint.peak},
+                               run->config.run_dir[0] != '\0' ? path : NULL, &most));
+    s->end.allocated_bytes = most.allocated;
+    s->end.resident_bytes = most.resident;
     if (s->trace) {
-        file_path path;
         QD_TRY(path_in(&run->config, "trace.json", path));
         QD_TRY(qd_trace_write(s->trace, qd_trainer_program(s->trainer), s->control, path));
     }

@@ -1,0 +1,241 @@
+/* Curves, as SVG. A curve with more points than pixels is drawn as the range of each pixel's values. */
+
+const MARGIN = { left: 52, right: 10, top: 10, bottom: 24 };
+const RUNNING = 60; /* curves with more points get a running mean over 1/RUNNING of them */
+const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"]];
+
+class Chart {
+  constructor(name, list, size) {
+    this.list = list;
+    this.unit = list[0].unit ?? "";
+    this.read = element("span", { class: "read" });
+    this.svg = drawn("svg", { role: "img", "aria-label": name });
+    const head = element("div", { class: "head" }, element("h3", {}, name), this.read);
+    this.box = element("div", { class: `chart ${size}` }, head, this.svg);
+    for (const series of list)
+      series.mean = meanOf(series);
+    this.range();
+    this.svg.addEventListener("pointermove", event => this.point(event));
+    this.svg.addEventListener("pointerleave", () => Chart.show(null, null));
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+    Chart.all.push(this);
+    this.say(null);
+  }
+
+  range() {
+    const [first] = this.list;
+    this.logX = first.log_x;
+    this.x = extent(this.list.map(s => s.x), this.logX);
+    const y = extent(this.list.map(s => s.y), first.log_y);
+    this.logY = first.log_y && y[0] > 0 && y[1] / y[0] > 4; /* a narrow range is clearer without it */
+    /* Speeds and sizes begin at 0, so that lengths can be compared. */
+    this.y = this.logY ? y : ["tokens/s", "B", "s"].includes(this.unit) && y[0] > 0 ? [0, y[1]] : y;
+    if (this.y[0] === this.y[1])
+      this.y = [this.y[0] - Math.abs(this.y[0] || 1) * 0.5, this.y[1] + Math.abs(this.y[1] || 1) * 0.5];
+    if (this.x[0] === this.x[1])
+      this.x = [this.x[0] - 0.5, this.x[1] + 0.5];
+    if (!this.logY) {
+      const space = (this.y[1] - this.y[0]) * 0.05;
+      this.y = [this.y[0] === 0 ? 0 : this.y[0] - space, this.y[1] + space];
+    }
+  }
+
+  px(value) {
+    const [low, high] = this.x;
+    const share = this.logX ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+    return MARGIN.left + share * (this.width - MARGIN.left - MARGIN.right);
+  }
+
+  py(value) {
+    const [low, high] = this.y;
+    const share = this.logY ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+    return this.height - MARGIN.bottom - share * (this.height - MARGIN.top - MARGIN.bottom);
+  }
+
+  draw() {
+    const { width, height } = this.svg.getBoundingClientRect();
+    if (width < 80 || height < 60)
+      return;
+    this.width = width;
+    this.height = height;
+    this.svg.replaceChildren();
+    this.axes();
+    this.list.forEach((series, i) => {
+      const [strong, soft] = COLOURS[i % COLOURS.length];
+      this.path(series.x, series.y, "raw", series.mean ? soft : strong, series.mean ? 1 : 1.8);
+      if (series.mean)
+        this.path(series.x, series.mean, "curve", strong, 1.8);
+      if (series.y.length <= 40)
+        for (let k = 0; k < series.y.length; k++)
+          if (Number.isFinite(series.y[k]))
+            this.svg.append(drawn("circle", { cx: this.px(series.x[k]), cy: this.py(series.y[k]), r: 2.5, style: `fill: var(${strong})` }));
+    });
+    this.rule = drawn("g");
+    this.svg.append(this.rule);
+  }
+
+  axes() {
+    const wide = this.width - MARGIN.left - MARGIN.right, high = this.height - MARGIN.top - MARGIN.bottom;
+    const xs = this.logX ? logTicks(...this.x, wide / 70) : ticks(...this.x, Math.max(2, wide / 90));
+    const ys = this.logY ? logTicks(...this.y, high / 26) : ticks(...this.y, Math.max(2, high / 40));
+    for (const value of ys) {
+      const y = Math.round(this.py(value)) + 0.5;
+      this.svg.append(drawn("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }));
+      this.text(MARGIN.left - 8, y + 4, axisText(value, this.unit, ys), "end");
+    }
+    for (const value of xs)
+      if (Number.isInteger(value) || this.list[0].x_name !== "step")
+        this.text(this.px(value), this.height - 7, axisText(value, "", xs), "middle");
+  }
+
+  text(x, y, text, anchor) {
+    const made = drawn("text", { x, y, "text-anchor": anchor });
+    made.textContent = text;
+    this.svg.append(made);
+  }
+
+  path(x, y, kind, colour, width) {
+    const d = curvePath(x, y, v => this.px(v), v => this.py(v), this.width, this.logY);
+    if (d)
+      this.svg.append(drawn("path", { class: kind, d, style: `stroke: var(${colour}); stroke-width: ${width}` }));
+  }
+
+  /* The point below the cursor, here and on all charts with the same x. */
+  point(event) {
+    const box = this.svg.getBoundingClientRect(), [low, high] = this.x;
+    const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
+    Chart.show(this.list[0].x_name, this.logX ? low * (high / low) ** share : low + share * (high - low));
+  }
+
+  static show(name, x) {
+    for (const chart of Chart.all)
+      chart.say(x !== null && chart.list[0].x_name === name ? x : null);
+  }
+
+  say(x) {
+    this.rule?.replaceChildren();
+    const named = this.list.length > 1 || this.list[0].mean;
+    const pieces = this.list.map((series, i) => {
+      const at = x === null ? series.y.length - 1 : nearest(series.x, x);
+      if (at < 0)
+        return [];
+      if (x !== null && this.rule && Number.isFinite(series.y[at])) {
+        const px = this.px(series.x[at]), strong = COLOURS[i % COLOURS.length][0];
+        this.rule.append(drawn("line", { class: "rule", x1: px, x2: px, y1: MARGIN.top, y2: this.height - MARGIN.bottom }),
+                         drawn("circle", { cx: px, cy: this.py(series.y[at]), r: 3.2, style: `fill: var(${strong})` }));
+      }
+      const where = `${series.x_name ?? ""} ${series.x[at].toLocaleString("en-US")}`.trim();
+      const mean = series.mean ? `, mean of ${Math.ceil(series.y.length / RUNNING)}: ${valueText(series.mean[at], this.unit).replace(` ${this.unit}`, "")}` : "";
+      return [element("span", {}, element("i", { class: "key", style: `background: var(${COLOURS[i % COLOURS.length][0]})` }),
+                      `${named && series.name ? series.name + ", " : ""}${where}: ${valueText(series.y[at], this.unit)}${mean} `)];
+    });
+    this.read.replaceChildren(...pieces.flat());
+  }
+}
+Chart.all = [];
+
+function extent(arrays, positive) {
+  let low = Infinity, high = -Infinity;
+  for (const values of arrays)
+    for (const value of values)
+      if (Number.isFinite(value) && (!positive || value > 0)) {
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+  return low <= high ? [low, high] : [0, 1];
+}
+
+/* The running mean of a curve that is long enough and has noise; null: the curve speaks for itself. */
+function meanOf(series) {
+  if (series.y.length < 2 * RUNNING || series.log_x)
+    return null;
+  const mean = runningMean(series.y, Math.ceil(series.y.length / RUNNING)), [low, high] = extent([series.y], false);
+  const away = series.y.reduce((sum, value, i) => sum + (Number.isFinite(value) ? Math.abs(value - mean[i]) : 0), 0) / series.y.length;
+  return away > 2e-3 * (high - low) ? mean : null;
+}
+
+/* Mean of the `window` values around each; gaps are left out of it. */
+function runningMean(values, window) {
+  const sums = new Float64Array(values.length + 1), counts = new Float64Array(values.length + 1);
+  for (let i = 0; i < values.length; i++) {
+    const finite = Number.isFinite(values[i]);
+    sums[i + 1] = sums[i] + (finite ? values[i] : 0);
+    counts[i + 1] = counts[i] + (finite ? 1 : 0);
+  }
+  return Float64Array.from(values, (_, i) => {
+    const half = Math.min(Math.floor(window / 2), i, values.length - 1 - i);
+    return (sums[i + half + 1] - sums[i - half]) / (counts[i + half + 1] - counts[i - half]);
+  });
+}
+
+function nearest(sorted, value) {
+  let low = 0, high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low > 0 && value - sorted[low - 1] < sorted[low] - value ? low - 1 : low;
+}
+
+/* At most four points per pixel: first, least, most, last. */
+function curvePath(x, y, px, py, width, positive) {
+  let d = "", pen = false, at = 0;
+  const add = i => {
+    d += `${pen ? "L" : "M"}${px(x[i]).toFixed(1)},${py(y[i]).toFixed(1)}`;
+    pen = true;
+    check.points++;
+  };
+  const dense = x.length > 2 * width;
+  while (at < x.length) {
+    if (!Number.isFinite(y[at]) || (positive && y[at] <= 0)) {
+      pen = false;
+      at++;
+      continue;
+    }
+    const first = at, pixel = Math.floor(px(x[at]));
+    let least = at, most = at;
+    while (dense && at + 1 < x.length && Number.isFinite(y[at + 1]) && Math.floor(px(x[at + 1])) === pixel) {
+      at++;
+      if (y[at] < y[least])
+        least = at;
+      if (y[at] > y[most])
+        most = at;
+    }
+    [...new Set([first, Math.min(least, most), Math.max(least, most), at])].forEach(add);
+    at++;
+  }
+  return d;
+}
+
+function axisText(value, unit, all) {
+  if (unit === "B" || unit === "s")
+    return valueText(value, unit);
+  const largest = Math.max(...all.map(Math.abs));
+  if (value === 0)
+    return "0";
+  if (largest >= 1e4)
+    return countText(value);
+  if (largest < 1e-3)
+    return value.toExponential(0);
+  const step = all.length > 1 ? Math.abs(all[1] - all[0]) : Math.abs(value);
+  return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9))));
+}
+
+function drawCurves(data) {
+  const charts = new Map();
+  for (const series of data.series)
+    if (series.y.length > 0)
+      charts.set(series.chart, [...(charts.get(series.chart) ?? []), series]);
+  const box = part("curves", ".charts"), rest = charts.size - 1;
+  let i = 0;
+  for (const [name, list] of charts) {
+    const size = i === 0 ? "large" : rest % 3 === 0 || rest > 4 ? "" : "half";
+    box.append(new Chart(name, list, size).box);
+    i++;
+  }
+  check.charts = charts.size;
+  document.getElementById("curves").hidden = charts.size === 0;
+}

@@ -1,0 +1,141 @@
+/* Level of detail: a million actions are drawn by looking at as many of them as there are pixels. */
+
+const CLASSES = [
+  { name: "forward", colour: "--forward" },
+  { name: "backward", colour: "--backward" },
+  { name: "backward of weights", colour: "--weight" },
+  { name: "recompute", colour: "--recompute" },
+  { name: "gather", colour: "--gather" },
+  { name: "reduce-scatter", colour: "--scatter" },
+  { name: "all-reduce", colour: "--reduce" },
+  { name: "send and receive", colour: "--message" },
+  { name: "all-to-all", colour: "--exchange" },
+  { name: "norm and update", colour: "--update" },
+  { name: "other", colour: "--other" },
+];
+const OTHER = CLASSES.length - 1;
+
+/* The class of an action by its kind. */
+function classOf(action) {
+  const kind = action.kind;
+  if (action.group !== undefined || /gather|scatter|reduce|send|recv|receive|all_to_all|dispatch|combine/.test(kind)) {
+    const found = [[/scatter/, 5], [/gather/, 4], [/send|recv|receive/, 7], [/all.?to.?all|dispatch|combine/, 8], [/reduce/, 6]].find(([p]) => p.test(kind));
+    return found ? found[1] : OTHER;
+  }
+  const found = [[/recompute/, 3], [/weight/, 2], [/backward/, 1], [/forward/, 0], [/update|norm|squares|clip/, 9]].find(([p]) => p.test(kind));
+  return found ? found[1] : OTHER;
+}
+
+const FAN = 8;
+
+/* Events of one row that do not overlap, in order, and above them a tree: a node of a level spans FAN of the level below
+   and knows how long each class was busy in it. */
+class Lane {
+  constructor(timeline, classes, events) {
+    this.timeline = timeline;
+    this.classes = classes;
+    this.events = events;
+    this.levels = [];
+    for (let count = events.length; count > FAN; count = this.levels[this.levels.length - 1].begin.length)
+      this.levels.push(this.summary(Math.ceil(count / FAN)));
+  }
+
+  begin(i) { return this.timeline.begin[this.events[i]]; }
+  end(i) { return this.timeline.begin[this.events[i]] + this.timeline.seconds[this.events[i]]; }
+  classAt(i) { return this.classes[this.timeline.action[this.events[i]]]; }
+
+  summary(count) {
+    const below = this.levels[this.levels.length - 1], n = below ? below.begin.length : this.events.length;
+    const level = { begin: new Float64Array(count), end: new Float64Array(count), busy: new Float32Array(count * CLASSES.length) };
+    for (let i = 0; i < count; i++) {
+      const from = i * FAN, to = Math.min(n, from + FAN), at = i * CLASSES.length;
+      level.begin[i] = below ? below.begin[from] : this.begin(from);
+      level.end[i] = below ? below.end[to - 1] : this.end(to - 1);
+      for (let k = from; k < to; k++)
+        if (below)
+          for (let c = 0; c < CLASSES.length; c++)
+            level.busy[at + c] += below.busy[k * CLASSES.length + c];
+        else
+          level.busy[at + this.classAt(k)] += this.timeline.seconds[this.events[k]];
+    }
+    return level;
+  }
+
+  /* Calls event(i) for those that are wider than `least` seconds, and block(begin, end, class, share) for stretches of
+     smaller ones, from t0 to t1. */
+  visit(t0, t1, least, event, block) {
+    const top = this.levels.length, n = top ? this.levels[top - 1].begin.length : this.events.length;
+    for (let i = 0; i < n; i++)
+      this.descend(top, i, t0, t1, least, event, block);
+  }
+
+  descend(depth, i, t0, t1, least, event, block) {
+    if (depth === 0) {
+      const begin = this.begin(i), end = this.end(i);
+      if (end < t0 || begin > t1)
+        return;
+      if (end - begin >= least)
+        event(i, begin, end);
+      else
+        block(begin, end, this.classAt(i), 1);
+      return;
+    }
+    const level = this.levels[depth - 1], begin = level.begin[i], end = level.end[i];
+    if (end < t0 || begin > t1)
+      return;
+    if (end - begin < least) {
+      let most = 0, sum = 0;
+      for (let c = 0; c < CLASSES.length; c++) {
+        const busy = level.busy[i * CLASSES.length + c];
+        sum += busy;
+        if (busy > level.busy[i * CLASSES.length + most])
+          most = c;
+      }
+      block(begin, end, most, end > begin ? Math.min(1, sum / (end - begin)) : 1);
+      return;
+    }
+    const last = Math.min((i + 1) * FAN, depth > 1 ? this.levels[depth - 2].begin.length : this.events.length);
+    for (let k = i * FAN; k < last; k++)
+      this.descend(depth - 1, k, t0, t1, least, event, block);
+  }
+
+  /* The event at a time, or the nearest within `slack`; -1: none. */
+  find(time, slack) {
+    let low = 0, high = this.events.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.begin(middle) <= time)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    let best = -1, distance = slack;
+    for (const i of [low - 1, low])
+      if (i >= 0 && i < this.events.length) {
+        const away = Math.max(0, this.begin(i) - time, time - this.end(i));
+        if (away < distance || (away === 0 && best < 0)) {
+          best = i;
+          distance = away;
+        }
+      }
+    return best;
+  }
+}
+
+/* A track's events, shared out over as few lanes as keep them apart. */
+function makeLanes(timeline, classes, track) {
+  const ends = [], counts = [], lane = new Uint8Array(track.count), MOST = 6, slack = 1e-9;
+  for (let i = 0; i < track.count; i++) {
+    const at = track.first + i, begin = timeline.begin[at];
+    let chosen = ends.findIndex(end => end <= begin + slack + Math.abs(begin) * 1e-7);
+    if (chosen < 0)
+      chosen = ends.length < MOST ? ends.length : ends.indexOf(Math.min(...ends));
+    ends[chosen] = Math.max(ends[chosen] ?? 0, begin + timeline.seconds[at]);
+    counts[chosen] = (counts[chosen] ?? 0) + 1;
+    lane[i] = chosen;
+  }
+  const lists = counts.map(count => new Uint32Array(count)), used = counts.map(() => 0);
+  for (let i = 0; i < track.count; i++)
+    lists[lane[i]][used[lane[i]]++] = track.first + i;
+  return lists.map(list => new Lane(timeline, classes, list));
+}

@@ -1,0 +1,93 @@
+/* Puts the page together. */
+
+window.addEventListener("error", event => check.errors.push(String(event.message)));
+
+function drawSummary(data) {
+  document.getElementById("title").textContent = data.title ?? "run";
+  document.getElementById("subtitle").textContent = data.subtitle ?? "";
+  for (const figure of data.figures) {
+    const value = element("div", { class: (figure.value ?? "").length > 14 ? "value long" : "value" }, figure.value ?? "–");
+    if (figure.unit)
+      value.append(element("span", { class: "unit" }, ` ${figure.unit}`));
+    part("summary", ".figures").append(element("div", { class: "figure" }, element("div", { class: "name" }, figure.name), value,
+                                               figure.note ? element("div", { class: "note" }, figure.note) : null));
+  }
+  part("summary", ".figures").hidden = data.figures.length === 0;
+  for (const note of data.notes)
+    part("summary", ".notes").append(element("li", {}, note));
+  if (data.config) {
+    document.getElementById("config").hidden = false;
+    part("config", "pre").textContent = data.config;
+  }
+}
+
+/* As the system says, or as chosen; kept where the browser allows it. */
+function setUpTheme(changed) {
+  const button = document.getElementById("theme"), order = ["auto", "light", "dark"];
+  let chosen = "auto";
+  try {
+    chosen = localStorage.getItem("quadrille-theme") ?? "auto";
+  } catch { /* a page from a file may have no storage */ }
+  const apply = () => {
+    button.textContent = { auto: "◐ auto", light: "○ light", dark: "● dark" }[chosen];
+    if (chosen === "auto")
+      delete document.documentElement.dataset.theme;
+    else
+      document.documentElement.dataset.theme = chosen;
+    changed();
+  };
+  button.addEventListener("click", () => {
+    chosen = order[(order.indexOf(chosen) + 1) % order.length];
+    try {
+      localStorage.setItem("quadrille-theme", chosen);
+    } catch { /* it is not kept */ }
+    apply();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  apply();
+}
+
+/* Pixels of a canvas that something was drawn on. */
+function drawnPixels(canvas) {
+  if (!canvas.width || !canvas.height)
+    return 0;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let i = 3; i < data.length; i += 4)
+    count += data[i] > 0;
+  return count;
+}
+
+/* A summary of what is on the page, for tests and for those who doubt it. */
+function selfCheck(view) {
+  check.paths = document.querySelectorAll("#curves svg path").length;
+  check.memoryBars = document.querySelectorAll("#memory .bar").length;
+  check.rows = view.rows?.length ?? 0;
+  check.events = view.models.reduce((sum, model) => sum + model.timeline.begin.length, 0);
+  check.pixels = view.canvas ? drawnPixels(view.canvas) : 0;
+  check.overviewPixels = view.overview ? drawnPixels(view.overview) : 0;
+  check.actionRows = document.querySelectorAll("#actions tbody tr").length;
+  document.getElementById("self-check").textContent = JSON.stringify(check);
+}
+
+const started = performance.now();
+const data = readData(document.getElementById("data").textContent);
+const timelines = [data.measured, data.simulated].filter(t => t && t.begin.length > 0);
+drawSummary(data);
+drawCurves(data);
+drawMemory(data.memory);
+const view = new TimelineView(data);
+drawShares(timelines);
+drawTraffic(timelines);
+if (timelines.length > 0)
+  new ActionTable(timelines);
+setUpTheme(() => view.canvas && (view.colours(), view.request()));
+check.readyMs = performance.now() - started;
+/* Once the timeline has its size and is drawn. */
+function checkWhenDrawn() {
+  if (view.canvas && check.draws === 0)
+    requestAnimationFrame(checkWhenDrawn);
+  else
+    selfCheck(view);
+}
+requestAnimationFrame(() => requestAnimationFrame(checkWhenDrawn));

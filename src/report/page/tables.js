@@ -1,0 +1,227 @@
+/* Tables and bars. */
+
+function row(cells, tag = "td", attributes = {}) {
+  const made = element("tr", attributes);
+  for (const cell of cells)
+    made.append(cell instanceof Element && /^T[DH]$/.test(cell.tagName) ? cell : element(tag, {}, cell ?? ""));
+  return made;
+}
+
+function key(colour) {
+  return element("i", { class: "key", style: `background: ${colour}` });
+}
+
+/* ---- memory ---- */
+
+/* What stays from step to step is blue, what is on its way orange, activations green. */
+function memoryColour(kind, i) {
+  const hue = /moment|master/.test(kind) ? "--weight" : /^parameters/.test(kind) ? "--backward" : /tied gradients|^gradients$/.test(kind) ? "--forward"
+    : /gathered|parts of|kept by|before their/.test(kind) ? "--gather" : /activations/.test(kind) ? "--update"
+    : /gradients (until|between)/.test(kind) ? "--recompute" : /scratch|logits/.test(kind) ? "--exchange" : "--other";
+  /* Neighbours of the same colour differ in strength. */
+  return `color-mix(in srgb, var(${hue}) ${100 - 24 * (i % 3)}%, var(--panel))`;
+}
+
+function drawMemory(memory) {
+  if (!memory || memory.ranks.length === 0)
+    return;
+  document.getElementById("memory").hidden = false;
+  const hues = new Map(), colours = memory.kinds.map(kind => {
+    const hue = memoryColour(kind, 0), seen = hues.get(hue) ?? 0;
+    hues.set(hue, seen + 1);
+    return memoryColour(kind, seen);
+  });
+  const totals = memory.ranks.map(r => r.planned.reduce((a, b) => a + b, 0));
+  const most = Math.max(...totals, ...memory.ranks.map(r => Math.max(r.allocated ?? 0, r.resident ?? 0)));
+  const scale = memory.capacity > 0 && memory.capacity < 8 * most ? Math.max(most, memory.capacity) : most;
+  const bars = part("memory", ".bars");
+  memory.ranks.forEach((rank, i) => {
+    const bar = element("div", { class: "bar" });
+    rank.planned.forEach((bytes, k) => {
+      if (bytes > 0)
+        bar.append(element("i", { style: `width: ${100 * bytes / scale}%; background: ${colours[k]}`, title: `${memory.kinds[k]}: ${bytesText(bytes)}` }));
+    });
+    for (const [bytes, name] of [[rank.allocated, "allocated"], [rank.resident, "outside"]])
+      if (bytes !== null)
+        bar.append(element("b", { class: name, style: `left: calc(${100 * bytes / scale}% - 2px)`, title: `${name === "allocated" ? "allocated" : "resident peak"}: ${bytesText(bytes)}` }));
+    bars.append(element("span", {}, rank.label), bar, element("span", { class: "number" }, bytesText(totals[i])));
+  });
+  const measured = memory.ranks.some(r => r.allocated !== null);
+  part("memory", ".lead").textContent = "The accountant's lines at each rank's peak, planned before the run."
+    + (measured ? " A solid mark is what the trainer took from the device; a dotted one the resident peak of the process, with program, libraries and staging." : "")
+    + (memory.capacity > 0 ? ` The device has ${bytesText(memory.capacity)}.` : "");
+  memoryTable(memory, totals, colours);
+}
+
+function memoryTable(memory, totals, colours) {
+  const table = part("memory", "table"), each = memory.ranks.length <= 8;
+  const sum = list => list.reduce((a, b) => a + b, 0);
+  const cells = values => {
+    const known = values.filter(v => v !== null);
+    if (each)
+      return values.map(v => v === null ? "–" : bytesText(v));
+    return known.length ? [Math.min(...known), sum(known) / known.length, Math.max(...known)].map(bytesText) : ["–", "–", "–"];
+  };
+  const heads = each ? memory.ranks.map(r => r.label) : ["least", "mean", "most"], head = element("thead"), body = element("tbody");
+  head.append(row(["kind", ...heads, "share"], "th"));
+  const all = sum(totals);
+  memory.kinds.forEach((kind, k) => {
+    const values = memory.ranks.map(r => r.planned[k]);
+    if (sum(values) > 0)
+      body.append(row([element("td", {}, key(colours[k]), kind), ...cells(values), percentText(sum(values) / all)]));
+  });
+  body.append(row(["planned", ...cells(totals), "100.0 %"], "td", { class: "sum gap" }));
+  for (const [name, field] of [["allocated", "allocated"], ["resident peak of the process", "resident"]])
+    if (memory.ranks.some(r => r[field] !== null)) {
+      const values = memory.ranks.map(r => r[field]);
+      body.append(row([name, ...cells(values), percentText(sum(values.map(v => v ?? 0)) / all)]));
+    }
+  table.append(head, body);
+}
+
+/* ---- shares ---- */
+
+const SHARES = [["compute", "--backward"], ["communication that nothing hides", "--scatter"], ["idle", "--idle"]];
+
+function drawShares(timelines) {
+  for (const timeline of timelines) {
+    const steps = timeline.steps.length || 1, ranks = timeline.shares.map((s, i) => ({ ...s, ...timeline.ranks[i] }));
+    const mean = field => ranks.reduce((sum, r) => sum + r[field] * r.stands_for, 0) / ranks.reduce((sum, r) => sum + r.seconds * r.stands_for, 0);
+    const box = element("div", {}, element("h3", {}, `${timeline.name}: ${secondsText(ranks[0].seconds / steps)} per step`));
+    box.append(element("p", { class: "muted" }, `${percentText(mean("compute"))} compute, ${percentText(mean("exposed"))} communication that nothing hides, `
+      + `${percentText(mean("idle"))} idle; ${percentText(mean("communication") - mean("exposed"))} of the time, communication runs behind computation.`));
+    const legend = element("ul", { class: "legend" });
+    for (const [name, colour] of [...SHARES, ["hidden communication", "--gather"]])
+      legend.append(element("li", {}, key(`var(${colour})`), name));
+    const bars = element("div", { class: "bars" });
+    for (const r of ranks) {
+      const bar = element("div", { class: "bar", title: `compute ${percentText(r.compute / r.seconds)}, exposed ${percentText(r.exposed / r.seconds)}, idle ${percentText(r.idle / r.seconds)}` });
+      [r.compute, r.exposed, r.idle].forEach((s, i) => bar.append(element("i", { style: `width: ${100 * s / r.seconds}%; background: var(${SHARES[i][1]})` })));
+      const thin = element("div", { class: "bar thin" }, element("i", { style: `width: ${100 * (r.communication - r.exposed) / r.seconds}%; background: var(--gather)` }));
+      bars.append(element("span", { title: r.place ?? "" }, r.label), element("div", {}, bar, thin), element("span", { class: "number" }, percentText(r.compute / r.seconds)));
+    }
+    box.append(legend, bars);
+    part("shares", ".parts").append(box);
+  }
+  part("shares", ".lead").textContent = "Of the time in which a step is under way on any rank. Communication counts as exposed while the same rank computes nothing; "
+    + "it includes waiting for the ranks that come later. The figure on the right is the share of compute.";
+  document.getElementById("shares").hidden = timelines.length === 0;
+}
+
+/* ---- traffic ---- */
+
+function drawTraffic(timelines) {
+  const busy = timelines.filter(t => t.traffic.length > 0);
+  for (const timeline of busy) {
+    const per = timeline.weight * (timeline.steps.length || 1), steps = timeline.steps.length || 1;
+    const most = Math.max(...timeline.traffic.map(t => t.seconds)) || 1;
+    const head = element("thead"), body = element("tbody");
+    head.append(row(["axes", element("th", { class: "text" }, "kind"), "calls", "sent", "rate", "time", "exposed", ""], "th"));
+    const groups = [...new Set(timeline.traffic.map(t => t.group))];
+    for (const group of groups) {
+      const lines = timeline.traffic.filter(t => t.group === group).sort((a, b) => b.seconds - a.seconds);
+      const line = (t, name, kind, attributes) => {
+        const meter = element("span", { class: "meter", title: `exposed ${secondsText(t.exposed / per)}` },
+          element("i", { style: `width: ${100 * t.exposed / most}%; background: var(--scatter)` }),
+          element("i", { style: `width: ${100 * (t.seconds - t.exposed) / most}%; background: var(--gather)` }));
+        body.append(row([name, element("td", { class: "text" }, kind), short(t.count / per), bytesText(t.bytes / steps), t.seconds > 0 ? `${bytesText(t.bytes / t.seconds)}/s` : "–",
+                         secondsText(t.seconds / per), secondsText(t.exposed / per), attributes ? "" : meter], "td", attributes));
+      };
+      lines.forEach((t, i) => line(t, i === 0 ? group : "", t.kind.replaceAll("_", "-")));
+      const sum = lines.reduce((a, t) => ({ count: a.count + t.count, bytes: a.bytes + t.bytes, seconds: a.seconds + t.seconds, exposed: a.exposed + t.exposed }),
+                               { count: 0, bytes: 0, seconds: 0, exposed: 0 });
+      if (lines.length > 1)
+        line(sum, "", "together", { class: "sum" });
+    }
+    part("traffic", ".parts").append(element("div", { class: "wide" }, element("h3", {}, timeline.name), element("table", {}, head, body)));
+  }
+  part("traffic", ".lead").textContent = "Per step. Calls and times are those of one rank on average; sent is by all ranks together; rate is what a rank sends while it communicates. "
+    + "Bars: exposed in the darker colour, hidden behind computation in the lighter.";
+  document.getElementById("traffic").hidden = busy.length === 0;
+}
+
+/* ---- actions by name ---- */
+
+class ActionTable {
+  constructor(timelines) {
+    this.both = timelines.length > 1;
+    this.rows = joinNames(timelines);
+    this.sort = { field: this.both ? "a" : "a", down: true };
+    this.most = 24;
+    this.words = "";
+    document.getElementById("actions").hidden = this.rows.length === 0;
+    const names = timelines.map(t => t.name);
+    this.columns = [
+      { text: "action", value: r => r.name, cell: r => element("td", {}, key(`var(${CLASSES[classOf(r.first)].colour})`), r.name) },
+      { text: "calls", field: "calls", cell: r => short(r.calls) },
+      { text: `${this.both ? names[0] + " " : "time "}per step`, field: "a", cell: r => r.a === null ? "–" : secondsText(r.a) },
+    ];
+    if (this.both)
+      this.columns.push({ text: `${names[1]} per step`, field: "b", cell: r => r.b === null ? "–" : secondsText(r.b) },
+                        { text: "difference", field: "gap", cell: r => r.gap === null ? "–" : `${r.gap < 0 ? "−" : "+"}${secondsText(Math.abs(r.gap))}` },
+                        { text: `${names[1]} / ${names[0]}`, field: "ratio", cell: r => r.ratio === null ? "–" : short(r.ratio) });
+    else
+      this.columns.push({ text: "share", field: "share", cell: r => percentText(r.share) },
+                        { text: "mean", field: "mean", cell: r => secondsText(r.mean) },
+                        { text: "least", field: "least", cell: r => secondsText(r.first.least) },
+                        { text: "most", field: "most", cell: r => secondsText(r.first.most) });
+    this.columns.push({ text: "sent per step", field: "bytes", cell: r => r.bytes > 0 ? bytesText(r.bytes) : "" });
+    part("actions", ".lead").textContent = `Calls and time are those of one rank on average.${this.both ? " An action that only one of the two has is marked –." : ""}`;
+    this.tools();
+    this.draw();
+  }
+
+  tools() {
+    const input = element("input", { type: "search", placeholder: "find an action", "aria-label": "find an action" });
+    input.addEventListener("input", () => {
+      this.words = input.value.toLowerCase();
+      this.draw();
+    });
+    this.all = element("button", { type: "button" });
+    this.all.addEventListener("click", () => {
+      this.most = this.most === Infinity ? 24 : Infinity;
+      this.draw();
+    });
+    part("actions", ".tools").append(input, this.all);
+  }
+
+  draw() {
+    const { field, down } = this.sort, head = element("tr"), value = r => field ? r[field] ?? -Infinity : r.name;
+    for (const column of this.columns) {
+      const th = element("th", { "data-sort": column.field ?? "name", "aria-sort": column.field === field ? (down ? "descending" : "ascending") : null }, column.text);
+      th.addEventListener("click", () => {
+        this.sort = { field: column.field, down: column.field === field ? !down : column.field !== undefined };
+        this.draw();
+      });
+      head.append(th);
+    }
+    const found = this.rows.filter(r => r.name.toLowerCase().includes(this.words));
+    found.sort((x, y) => (value(x) < value(y) ? -1 : value(x) > value(y) ? 1 : 0) * (down ? -1 : 1));
+    const body = element("tbody");
+    for (const r of found.slice(0, this.most))
+      body.append(row(this.columns.map(column => column.cell(r))));
+    part("actions", "table").replaceChildren(element("thead", {}, head), body);
+    this.all.hidden = found.length <= 24;
+    this.all.textContent = this.most === Infinity ? "show the first 24" : `show all ${found.length}`;
+  }
+}
+
+/* Lines of one or two timelines, by action name; times per step and rank. */
+function joinNames(timelines) {
+  const rows = new Map();
+  timelines.forEach((timeline, i) => {
+    const steps = timeline.steps.length || 1, per = timeline.weight * steps, all = timeline.names.reduce((sum, n) => sum + n.seconds, 0);
+    for (const name of timeline.names) {
+      if (!rows.has(name.name))
+        rows.set(name.name, { name: name.name, first: { ...name, group: name.group ?? undefined }, calls: name.count / per, a: null, b: null, gap: null, ratio: null,
+                              share: name.seconds / all, mean: name.seconds / name.count, least: name.least, most: name.most, bytes: name.bytes / steps });
+      const r = rows.get(name.name);
+      r[i === 0 ? "a" : "b"] = name.seconds / per;
+      if (i === 1 && r.a !== null) {
+        r.gap = r.b - r.a;
+        r.ratio = r.a > 0 ? r.b / r.a : null;
+      }
+    }
+  });
+  return [...rows.values()];
+}

@@ -1,0 +1,525 @@
+/* All ranks and streams over time, on a canvas: only what can be seen is drawn. */
+
+const GUTTER = 138, AXIS = 24, HEAD = 22;
+
+/* What the page knows of a timeline beyond its data. */
+class Model {
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.classes = Uint8Array.from(timeline.actions, classOf);
+    this.tracks = timeline.tracks.map(track => ({ ...track, lanes: makeLanes(timeline, this.classes, track) }));
+    this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
+    this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
+  }
+
+  /* Where the shared time scale has its zero. */
+  get origin() { return this.timeline.steps[this.chosen]?.begin ?? 0; }
+  get length() {
+    const step = this.timeline.steps[this.chosen];
+    return step ? step.end - step.begin : this.end;
+  }
+}
+
+class TimelineView {
+  constructor(data) {
+    this.models = [data.measured, data.simulated].filter(t => t && t.begin.length > 0).map(t => new Model(t));
+    this.section = document.getElementById("timeline");
+    if (this.models.length === 0)
+      return;
+    this.section.hidden = false;
+    this.canvas = part("timeline", ".rows");
+    this.overview = part("timeline", ".overview");
+    this.scroll = part("timeline", ".scroll");
+    this.space = part("timeline", ".space");
+    this.mixed = false;
+    this.hover = null;
+    this.lead();
+    this.tools();
+    this.legend();
+    this.layout();
+    this.showStep();
+    this.listen();
+    new ResizeObserver(() => this.resize()).observe(this.scroll);
+    this.resize();
+  }
+
+  /* ---- what stands around it ---- */
+
+  lead() {
+    const [m] = this.models, t = m.timeline;
+    const ranks = t.ranks.length, all = t.weight;
+    const texts = this.models.map(model => {
+      const line = model.timeline, steps = line.steps.length;
+      return `${line.begin.length.toLocaleString("en-US")} ${line.name} actions of ${steps} step${steps === 1 ? "" : "s"}`;
+    });
+    const folded = all > ranks ? `; ${ranks} of ${all.toLocaleString("en-US")} ranks are drawn, each for those that do the same` : "";
+    part("timeline", ".lead").textContent = `${texts.join(", ")}${folded}.`;
+  }
+
+  tools() {
+    const box = part("timeline", ".tools");
+    const button = (text, title, action) => {
+      const made = element("button", { type: "button", title }, text);
+      made.addEventListener("click", action);
+      box.append(made);
+      return made;
+    };
+    this.selects = this.models.map(model => {
+      const select = element("select", { title: `step of the ${model.timeline.name} timeline` });
+      model.timeline.steps.forEach((step, i) => select.append(element("option", { value: i },
+        `${this.models.length > 1 ? model.timeline.name + " " : ""}step ${step.step}, ${secondsText(step.end - step.begin)}`)));
+      select.value = model.chosen;
+      select.addEventListener("change", () => {
+        model.chosen = Number(select.value);
+        this.showStep();
+      });
+      box.append(select);
+      return select;
+    });
+    button("this step", "0", () => this.showStep());
+    button("whole trace", "f", () => this.showAll());
+    button("−", "zoom out", () => this.zoom(2));
+    button("+", "zoom in", () => this.zoom(0.5));
+    if (this.models.length > 1) {
+      const mix = button("rank by rank", "each rank's timelines next to each other", () => {
+        this.mixed = !this.mixed;
+        mix.setAttribute("aria-pressed", this.mixed);
+        this.layout();
+        this.resize();
+      });
+      mix.setAttribute("aria-pressed", false);
+    }
+    this.span = element("span", { class: "muted" });
+    box.append(element("span", { class: "spring" }), this.span);
+  }
+
+  legend() {
+    const used = new Set(this.models.flatMap(model => [...model.classes]));
+    part("timeline", ".legend").append(...CLASSES.flatMap((c, i) =>
+      used.has(i) ? [element("li", {}, element("i", { class: "key", style: `background: var(${c.colour})` }), c.name)] : []));
+  }
+
+  /* ---- rows ---- */
+
+  layout() {
+    const ranks = this.models.reduce((sum, model) => sum + model.timeline.ranks.length, 0);
+    const tall = ranks <= 16 ? 20 : ranks <= 64 ? 13 : 8, gap = ranks <= 64 ? 8 : 3;
+    this.rows = [];
+    this.heads = [];
+    let y = AXIS + 4;
+    const add = (model, index, named) => {
+      const tracks = model.tracks.filter(track => track.rank === index), top = y;
+      for (const track of tracks) {
+        const busy = model.timeline.actions[model.timeline.action[track.first]];
+        const high = busy?.group !== undefined ? Math.max(4, Math.round(tall * 0.62)) : tall;
+        for (const lane of track.lanes) {
+          this.rows.push({ model, track, lane, y, height: high, label: lane === track.lanes[0] ? model.timeline.streams[track.stream] : "" });
+          y += high + 1;
+        }
+      }
+      const least = tall >= 13 ? 30 : 0;
+      y = Math.max(y, tracks.length ? top + least : y);
+      if (tracks.length)
+        this.heads.push({ rank: model.timeline.ranks[index], y: top, height: y - top, tall, model, named });
+      y += tracks.length ? gap : 0;
+    };
+    const head = model => {
+      if (this.models.length > 1 && !this.mixed) {
+        this.heads.push({ title: model.timeline.name, y });
+        y += HEAD;
+      }
+    };
+    if (this.mixed) {
+      const most = Math.max(...this.models.map(model => model.timeline.ranks.length));
+      for (let i = 0; i < most; i++)
+        for (const model of this.models)
+          if (i < model.timeline.ranks.length)
+            add(model, i, true);
+    } else {
+      for (const model of this.models) {
+        head(model);
+        model.timeline.ranks.forEach((_, i) => add(model, i, false));
+      }
+    }
+    this.content = y + 4;
+  }
+
+  resize() {
+    this.space.style.height = `${this.content}px`;
+    this.width = this.scroll.clientWidth;
+    const most = parseFloat(getComputedStyle(this.scroll).maxHeight) || 700;
+    this.height = Math.min(this.content, most - 2);
+    const size = [this.width, this.height, this.section.clientWidth, window.devicePixelRatio].join();
+    if (size === this.size)
+      return this.request();
+    this.size = size;
+    for (const [canvas, height] of [[this.canvas, this.height], [this.overview, 34]]) {
+      const ratio = window.devicePixelRatio || 1, width = canvas === this.overview ? this.section.clientWidth : this.width;
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+      canvas.style.height = `${height}px`;
+      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+    this.colours();
+    this.request();
+  }
+
+  /* Canvases know no variables: resolved once per theme. */
+  colours() {
+    const probe = element("i");
+    document.body.append(probe);
+    const resolve = name => {
+      probe.style.color = `var(${name})`;
+      return getComputedStyle(probe).color;
+    };
+    this.paint = CLASSES.map(c => resolve(c.colour));
+    this.ink = this.paint.map(colour => {
+      const [r, g, b] = colour.match(/[\d.]+/g).map(Number);
+      return r * 0.299 + g * 0.587 + b * 0.114 > 128 ? "rgba(0,0,0,0.82)" : "rgba(255,255,255,0.95)";
+    });
+    this.tone = Object.fromEntries(["ink", "muted", "line", "band", "panel", "accent", "ground"].map(name => [name, resolve(`--${name}`)]));
+    probe.remove();
+  }
+
+  /* ---- the window: seconds from each model's origin ---- */
+
+  showStep() {
+    const longest = Math.max(...this.models.map(model => model.length)) || 1e-6;
+    this.set(-longest * 0.012, longest * 1.012);
+  }
+
+  showAll() {
+    const from = Math.min(...this.models.map(model => -model.origin)), to = Math.max(...this.models.map(model => model.end - model.origin));
+    this.set(from - (to - from) * 0.006, to + (to - from) * 0.006);
+  }
+
+  set(t0, t1) {
+    const least = 1e-8;
+    if (t1 - t0 < least) {
+      const middle = (t0 + t1) / 2;
+      [t0, t1] = [middle - least / 2, middle + least / 2];
+    }
+    this.t0 = t0;
+    this.t1 = t1;
+    this.request();
+  }
+
+  /* Around a share of the width. */
+  zoom(factor, share = 0.5) {
+    const whole = Math.max(...this.models.map(model => model.end)) * 1.5 || 1;
+    const length = Math.min(whole, (this.t1 - this.t0) * factor), middle = this.t0 + (this.t1 - this.t0) * share;
+    this.set(middle - length * share, middle + length * (1 - share));
+  }
+
+  pan(share) {
+    const by = (this.t1 - this.t0) * share;
+    this.set(this.t0 + by, this.t1 + by);
+  }
+
+  get plot() { return this.width - GUTTER - 10; }
+  x(time) { return GUTTER + (time - this.t0) / (this.t1 - this.t0) * this.plot; }
+  time(x) { return this.t0 + (x - GUTTER) / this.plot * (this.t1 - this.t0); }
+
+  /* ---- drawing ---- */
+
+  request() {
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = undefined;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (!this.width || this.width < GUTTER + 60)
+      return;
+    const start = performance.now(), g = this.canvas.getContext("2d"), top = this.scroll.scrollTop;
+    g.clearRect(0, 0, this.width, this.height);
+    this.looked = 0;
+    g.save();
+    g.beginPath();
+    g.rect(0, AXIS, this.width, this.height - AXIS);
+    g.clip();
+    this.drawHeads(g, top);
+    this.drawGrid(g);
+    g.beginPath();
+    g.rect(GUTTER, AXIS, this.plot, this.height - AXIS);
+    g.clip();
+    for (const row of this.rows)
+      if (row.y - top + row.height > AXIS && row.y - top < this.height)
+        this.drawRow(g, row, row.y - top);
+    g.restore();
+    this.drawAxis(g);
+    this.drawOverview();
+    this.span.textContent = `${secondsText(this.t1 - this.t0)} across`;
+    check.draws++;
+    check.drawMs = performance.now() - start;
+    check.looked = this.looked;
+  }
+
+  drawHeads(g, top) {
+    g.textBaseline = "middle";
+    for (const head of this.heads) {
+      const y = head.y - top;
+      if (y > this.height || y + (head.height ?? HEAD) < AXIS)
+        continue;
+      if (head.title) {
+        g.font = "600 13px system-ui, sans-serif";
+        g.fillStyle = this.tone.ink;
+        g.fillText(head.title, 12, y + HEAD / 2);
+        continue;
+      }
+      g.fillStyle = this.tone.band;
+      g.fillRect(GUTTER, y, this.plot, head.height);
+      const folded = head.rank.stands_for > 1 ? ` ×${head.rank.stands_for.toLocaleString("en-US")}` : "";
+      const name = head.named && head.tall < 13 ? "" : head.named ? head.model.timeline.name : head.rank.place;
+      const small = head.height < 12;
+      if (small && head.y % 2 && this.heads.length > 200)
+        continue;
+      g.font = `${small ? 9 : 12}px system-ui, sans-serif`;
+      g.fillStyle = this.tone.ink;
+      g.fillText(clip(g, head.rank.label + folded, GUTTER - 20), 12, y + Math.min(head.height / 2, 9));
+      if (name && head.height >= 26) {
+        g.font = "11px system-ui, sans-serif";
+        g.fillStyle = this.tone.muted;
+        g.fillText(clip(g, name, GUTTER - 20), 12, y + 23);
+      }
+    }
+  }
+
+  ticks() {
+    return ticks(this.t0, this.t1, Math.max(2, this.plot / 110)).filter(t => this.x(t) >= GUTTER && this.x(t) <= this.width - 12);
+  }
+
+  drawGrid(g) {
+    g.fillStyle = this.tone.line;
+    for (const t of this.ticks())
+      g.fillRect(Math.round(this.x(t)), AXIS, 1, this.height);
+    if (this.models.length > 1)
+      return;
+    g.fillStyle = this.tone.muted;
+    for (const step of this.models[0].timeline.steps) {
+      const x = this.x(step.begin - this.models[0].origin);
+      if (x >= GUTTER && x < this.width - 10)
+        g.fillRect(Math.round(x), AXIS - 6, 1, this.height);
+    }
+  }
+
+  drawAxis(g) {
+    g.fillStyle = this.tone.panel;
+    g.fillRect(0, 0, this.width, AXIS);
+    g.fillStyle = this.tone.line;
+    g.fillRect(0, AXIS - 1, this.width, 1);
+    g.font = "11px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    g.fillStyle = this.tone.muted;
+    const list = this.ticks(), step = list.length > 1 ? list[1] - list[0] : this.t1 - this.t0;
+    for (const t of list) {
+      const text = timeText(t, step);
+      g.fillText(text, this.x(t) - g.measureText(text).width / 2, AXIS / 2);
+    }
+    if (this.models.length === 1) {
+      const steps = this.models[0].timeline.steps, number = steps[this.models[0].chosen]?.step;
+      g.fillText(`in step ${number}`, 12, AXIS / 2);
+    }
+  }
+
+  drawRow(g, row, y) {
+    const { lane, model } = row, origin = model.origin, scale = this.plot / (this.t1 - this.t0), left = GUTTER - this.t0 * scale;
+    const { action } = model.timeline, pick = this.hover;
+    let past = -1; /* blocks of less than a pixel are drawn once per pixel */
+    g.font = "11px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    lane.visit(this.t0 + origin, this.t1 + origin, 1.4 / scale, (i, begin, end) => {
+      const from = Math.max(GUTTER - 2, left + (begin - origin) * scale), to = Math.min(this.width, left + (end - origin) * scale);
+      const kind = lane.classAt(i), id = action[lane.events[i]];
+      const width = Math.max(1, to - from - (to - from > 4 ? 0.7 : 0));
+      const picked = pick && pick.name === model.timeline.actions[id].name && pick.microbatch === model.timeline.actions[id].microbatch;
+      g.fillStyle = this.paint[kind];
+      g.globalAlpha = pick && !picked ? 0.38 : 1;
+      g.fillRect(from, y, width, row.height);
+      if (width > 26 && row.height >= 12) {
+        const text = clip(g, model.timeline.actions[id].name, width - 8, model.timeline.actions[id].module);
+        g.fillStyle = this.ink[kind];
+        if (text)
+          g.fillText(text, from + 4, y + row.height / 2 + 0.5);
+      }
+      if (picked && width > 2) {
+        g.strokeStyle = this.tone.ink;
+        g.strokeRect(from + 0.5, y + 0.5, width - 1, row.height - 1);
+      }
+      g.globalAlpha = 1;
+      this.looked++;
+    }, (begin, end, kind, share) => {
+      const x = left + (begin - origin) * scale, pixel = Math.floor(x);
+      this.looked++;
+      if (pixel === past && end - begin < 0.5 / scale)
+        return;
+      past = pixel;
+      g.fillStyle = this.paint[kind];
+      g.globalAlpha = (pick ? 0.38 : 1) * (0.3 + 0.7 * share);
+      g.fillRect(x, y, Math.max(1, (end - begin) * scale), row.height);
+      g.globalAlpha = 1;
+    });
+  }
+
+  /* The first rank over the whole time, with the window on it. */
+  drawOverview() {
+    const g = this.overview.getContext("2d"), width = this.overview.clientWidth, [model] = this.models;
+    const scale = (width - GUTTER - 10) / (model.end || 1), x = t => GUTTER + t * scale;
+    g.clearRect(0, 0, width, 34);
+    g.fillStyle = this.tone.band;
+    g.fillRect(GUTTER, 2, width - GUTTER - 10, 26);
+    g.font = "11px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    g.fillStyle = this.tone.muted;
+    g.fillText("whole trace", 12, 15);
+    let y = 4;
+    for (const track of model.tracks.filter(t => t.rank === 0).slice(0, 2)) {
+      track.lanes[0]?.visit(0, model.end, 1.2 / scale, (i, begin, end) => {
+        g.fillStyle = this.paint[track.lanes[0].classAt(i)];
+        g.fillRect(x(begin), y, Math.max(1, (end - begin) * scale), 10);
+      }, (begin, end, kind, share) => {
+        g.fillStyle = this.paint[kind];
+        g.globalAlpha = 0.3 + 0.7 * share;
+        g.fillRect(x(begin), y, Math.max(1, (end - begin) * scale), 10);
+        g.globalAlpha = 1;
+      });
+      y += 11;
+    }
+    const from = Math.max(GUTTER, x(this.t0 + model.origin)), to = Math.min(width - 10, x(this.t1 + model.origin));
+    g.strokeStyle = this.tone.accent;
+    g.lineWidth = 1.5;
+    g.strokeRect(from, 1.5, Math.max(2, to - from), 28);
+    g.lineWidth = 1;
+  }
+
+  /* ---- the hand ---- */
+
+  listen() {
+    const canvas = this.canvas;
+    let drag = null;
+    this.scroll.addEventListener("scroll", () => this.request());
+    canvas.addEventListener("wheel", event => this.wheel(event), { passive: false });
+    canvas.addEventListener("pointerdown", event => {
+      drag = { x: event.clientX, t0: this.t0, t1: this.t1 };
+      canvas.setPointerCapture(event.pointerId);
+      canvas.classList.add("moving");
+      this.tip(null);
+    });
+    canvas.addEventListener("pointermove", event => {
+      if (!drag)
+        return this.point(event);
+      const by = (drag.x - event.clientX) / this.plot * (drag.t1 - drag.t0);
+      this.set(drag.t0 + by, drag.t1 + by);
+    });
+    for (const name of ["pointerup", "pointercancel"])
+      canvas.addEventListener(name, () => {
+        drag = null;
+        canvas.classList.remove("moving");
+      });
+    canvas.addEventListener("pointerleave", () => this.tip(null));
+    canvas.addEventListener("dblclick", event => this.zoom(0.4, this.shareOf(event)));
+    this.scroll.addEventListener("keydown", event => this.key(event));
+    const jump = event => {
+      const [model] = this.models, box = this.overview.getBoundingClientRect();
+      const t = (event.clientX - box.left - GUTTER) / (box.width - GUTTER - 10) * model.end - model.origin, half = (this.t1 - this.t0) / 2;
+      this.set(t - half, t + half);
+    };
+    this.overview.addEventListener("pointerdown", event => {
+      this.overview.setPointerCapture(event.pointerId);
+      jump(event);
+    });
+    this.overview.addEventListener("pointermove", event => event.buttons && jump(event));
+  }
+
+  shareOf(event) {
+    return (event.clientX - this.canvas.getBoundingClientRect().left - GUTTER) / this.plot;
+  }
+
+  /* A plain wheel scrolls the page and the rows. */
+  wheel(event) {
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      this.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * 0.004))), this.shareOf(event));
+    } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      event.preventDefault();
+      this.pan((event.deltaX || event.deltaY) / this.plot);
+    }
+  }
+
+  key(event) {
+    const actions = {
+      ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15), "+": () => this.zoom(0.6), "=": () => this.zoom(0.6),
+      "-": () => this.zoom(1.6), 0: () => this.showStep(), f: () => this.showAll(),
+    };
+    if (!actions[event.key] || event.ctrlKey || event.metaKey)
+      return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top + this.scroll.scrollTop;
+    const row = x > GUTTER && y - this.scroll.scrollTop > AXIS ? this.rows.find(r => y >= r.y - 1 && y < r.y + r.height + 1) : undefined;
+    const i = row ? row.lane.find(this.time(x) + row.model.origin, 3 * (this.t1 - this.t0) / this.plot) : -1;
+    this.tip(i >= 0 ? { row, id: row.lane.events[i] } : null, event);
+  }
+
+  tip(found, event) {
+    const box = document.getElementById("tip");
+    const action = found ? found.row.model.timeline.actions[found.row.model.timeline.action[found.id]] : null;
+    if (action !== this.hover) {
+      this.hover = action;
+      this.request();
+    }
+    box.hidden = !found;
+    if (!found)
+      return;
+    box.replaceChildren(...eventText(found.row.model, found.row.track, found.id));
+    const { width, height } = box.getBoundingClientRect();
+    box.style.left = `${Math.max(8, Math.min(window.innerWidth - width - 12, event.clientX + 14))}px`;
+    box.style.top = `${event.clientY + 18 + height > window.innerHeight ? Math.max(8, event.clientY - height - 12) : event.clientY + 18}px`;
+  }
+}
+
+/* What an action says when the hand is on it. */
+function eventText(model, track, id) {
+  const t = model.timeline, action = t.actions[t.action[id]], rank = t.ranks[track.rank], seconds = t.seconds[id], step = t.steps[t.step[id]];
+  const rows = [
+    ["rank", [rank.label, rank.place, rank.stands_for > 1 ? `stands for ${rank.stands_for.toLocaleString("en-US")}` : ""].filter(Boolean).join(", ")],
+    ["stream", t.streams[track.stream]],
+    ["step", `${step.step}, ${secondsText(Math.max(0, t.begin[id] - step.begin))} after it began`],
+    ["micro-batch", action.microbatch],
+    ["took", secondsText(seconds)],
+    ["axes", action.group],
+    ["sent", action.bytes && action.group !== undefined ? `${bytesText(action.bytes)} by all ${t.world.toLocaleString("en-US")} ranks` : undefined],
+    ["bytes", action.bytes && action.group === undefined ? bytesText(action.bytes) : undefined],
+    ["computed", action.flops ? `${countText(action.flops)}FLOP, ${countText(action.flops / seconds)}FLOP/s` : undefined],
+  ];
+  const body = element("tbody");
+  for (const [name, value] of rows)
+    if (value !== undefined && value !== null && value !== "")
+      body.append(element("tr", {}, element("td", {}, name), element("td", {}, String(value))));
+  const key = element("i", { class: "key", style: `background: var(${CLASSES[model.classes[t.action[id]]].colour})` });
+  return [element("strong", {}, key, action.name, document.createTextNode(t.name === "measured" ? "" : ` (${t.name})`)), element("table", {}, body)];
+}
+
+/* As much of a text as fits; rather the second, shorter one as a whole. */
+function clip(g, text, width, other) {
+  if (g.measureText(text).width <= width)
+    return text;
+  if (other && g.measureText(other).width <= width)
+    return other;
+  if (other !== undefined)
+    return "";
+  let length = text.length;
+  while (length > 1 && g.measureText(text.slice(0, length) + "…").width > width)
+    length--;
+  return text.slice(0, length) + "…";
+}
+
+function timeText(seconds, step) {
+  const [factor, unit] = step >= 0.5 ? [1, "s"] : step >= 5e-4 ? [1e3, "ms"] : step >= 5e-7 ? [1e6, "µs"] : [1e9, "ns"];
+  const places = Math.max(0, -Math.floor(Math.log10(step * factor) + 1e-9));
+  return `${(seconds * factor).toFixed(Math.min(3, places)).replace(/^-(0\.?0*)$/, "$1")} ${unit}`;
+}

@@ -1,0 +1,485 @@
+/* The report of a run's folder: config.yaml, metrics.jsonl, memory.json, trace.json. */
+#include "base/arena.h"
+#include "base/json.h"
+#include "base/strbuf.h"
+#include "base/text.h"
+#include "spec/config.h"
+
+#include <quadrille/check.h>
+#include <quadrille/report.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef char file_path[PATH_MAX];
+
+/* Columns of metrics.jsonl. */
+enum { STEP, LOSS, GRAD_NORM, LR, TOKENS, SECONDS, SPEED, MFU, COLUMNS };
+static const char *const column_keys[COLUMNS] = {
+    [STEP] = "step",           [LOSS] = "loss",   [GRAD_NORM] = "grad_norm", [LR] = "lr", [TOKENS] = "tokens", [SECONDS] = "step_seconds",
+    [SPEED] = "tokens_per_second", [MFU] = "mfu",
+};
+
+enum { MOST_FIGURES = 8, MOST_NOTES = 8, MOST_SERIES = 8 };
+
+/* What is read, and the description that points into it. */
+typedef struct run_report {
+    qd_report report;
+    qd_arena *arena; /* texts, the programs, the memory table */
+    qd_options *options;
+    qd_config config;
+    qd_check_report plan;
+    char *config_text;
+    double *columns[COLUMNS];
+    int64_t count, capacity;
+    qd_report_figure figures[MOST_FIGURES];
+    const char *notes[MOST_NOTES];
+    qd_report_series series[MOST_SERIES];
+    qd_report_memory memory;
+    qd_report_memory_rank *memory_ranks;
+    qd_report_trace *measured, *simulated;
+    qd_report_timeline timeline; /* the measured one, with places in the mesh */
+} run_report;
+
+static qd_status path_in(const char *folder, const char *name, file_path path)
+{
+    int n = snprintf(path, sizeof(file_path), "%s/%s", folder, name);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "the name of the folder is too long: %.64s…", folder);
+}
+
+/* A text of the arena, or what its lack means. */
+static qd_status keep(const char **text, char *printed)
+{
+    *text = printed;
+    return printed ? QD_OK : QD_NO_MEMORY;
+}
+
+static void add_note(run_report *r, const char *text)
+{
+    r->notes[r->report.note_count++] = text;
+}
+
+/* ---- config.yaml ---- */
+
+static qd_status read_config(run_report *r, const char *folder)
+{
+    file_path path;
+    size_t length;
+    qd_option_table table = qd_config_table();
+    QD_TRY(path_in(folder, "config.yaml", path));
+    if (access(path, R_OK) != 0)
+        return QD_FAIL(QD_USAGE, "%s: this is not the folder of a run: it has no config.yaml", folder);
+    QD_TRY(qd_file_read(path, 1 << 20, &r->config_text, &length));
+    QD_TRY(qd_options_create(&table, 1, &r->options));
+    QD_TRY(qd_options_load(r->options, path));
+    QD_TRY(qd_config_resolve(r->options, 0, &r->config));
+    return qd_check(r->options, 0, &r->plan);
+}
+
+/* The last part of the folder's name. */
+static char *title_of(qd_arena *arena, const char *folder)
+{
+    size_t end = strlen(folder);
+    while (end > 1 && folder[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && folder[begin - 1] != '/')
+        begin--;
+    return qd_arena_printf(arena, "%.*s", (int)(end - begin), folder + begin);
+}
+
+static qd_status describe(run_report *r, const char *folder)
+{
+    const qd_check_report *p = &r->plan;
+    char parameters[32], tokens[32];
+    qd_text_count((double)p->parameters, parameters, sizeof parameters);
+    qd_text_count((double)p->tokens_per_step, tokens, sizeof tokens);
+    QD_TRY(keep(&r->report.title, title_of(r->arena, folder)));
+    return keep(&r->report.subtitle,
+                 qd_arena_printf(r->arena, "%s, %s parameters · %lld × %lld = %s tokens per step", p->model, parameters,
+                                (long long)p->global_batch, (long long)p->seq, tokens));
+}
+
+/* ---- metrics.jsonl ---- */
+
+static qd_status grow_columns(run_report *r)
+{
+    int64_t capacity = r->capacity ? r->capacity * 2 : 1024;
+    for (int i = 0; i < COLUMNS; i++) {
+        double *column = realloc(r->columns[i], (size_t)capacity * sizeof *column);
+        if (!column)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %lld steps", (long long)capacity);
+        r->columns[i] = column;
+    }
+    r->capacity = capacity;
+    return QD_OK;
+}
+
+static qd_status read_line(run_report *r, const char *name, const char *line, size_t length)
+{
+    qd_json *document = NULL;
+    if (r->count == r->capacity)
+        QD_TRY(grow_columns(r));
+    QD_TRY(qd_json_load_text(name, line, length, &document));
+    for (int i = 0; i < COLUMNS; i++)
+        if (!qd_json_as_double(qd_json_member(qd_json_root(document), column_keys[i]), &r->columns[i][r->count]))
+            r->columns[i][r->count] = NAN;
+    qd_json_destroy(document);
+    if (isnan(r->columns[STEP][r->count]))
+        return QD_FAIL(QD_USAGE, "%s: a line has no \"step\"", name);
+    r->count++;
+    return QD_OK;
+}
+
+/* Whole lines; a run that goes on may be writing another. */
+static qd_status read_metrics(run_report *r, const char *folder)
+{
+    file_path path, name;
+    char *text = NULL;
+    size_t length;
+    qd_status status = QD_OK;
+    QD_TRY(path_in(folder, "metrics.jsonl", path));
+    QD_TRY(qd_file_read(path, SIZE_MAX / 2, &text, &length));
+    int64_t number = 1;
+    for (char *line = text, *end; status == QD_OK && (end = strchr(line, '\n')) != NULL; line = end + 1, number++) {
+        snprintf(name, sizeof name, "%.4000s, line %lld", path, (long long)number);
+        status = read_line(r, name, line, (size_t)(end - line));
+    }
+    free(text);
+    return status;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the finite values of a column; NaN: there are none. */
+static double median(run_report *r, int column)
+{
+    double *values = QD_ARENA_NEW(r->arena, double, r->count + 1), result = NAN;
+    int64_t n = 0;
+    for (int64_t i = 0; values && i < r->count; i++)
+        if (isfinite(r->columns[column][i]))
+            values[n++] = r->columns[column][i];
+    if (n > 0) {
+        qsort(values, (size_t)n, sizeof *values, by_value);
+        result = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+    }
+    return result;
+}
+
+static qd_report_figure *add_figure(run_report *r, const char *name)
+{
+    qd_report_figure *figure = &r->figures[r->report.figure_count++];
+    *figure = (qd_report_figure){.name = name};
+    return figure;
+}
+
+static qd_status add_loss(run_report *r)
+{
+    double first = r->columns[LOSS][0], last = r->columns[LOSS][r->count - 1];
+    qd_report_figure *f = add_figure(r, "final loss");
+    f->unit = "nats/token";
+    QD_TRY(keep(&f->value, qd_arena_printf(r->arena, "%.4f", last)));
+    return keep(&f->note, qd_arena_printf(r->arena, "perplexity %.2f · first %.4f", exp(last), first));
+}
+
+static qd_status add_speed(run_report *r)
+{
+    char text[32];
+    qd_report_figure *f = add_figure(r, "speed");
+    qd_text_count(median(r, SPEED), text, sizeof text);
+    f->unit = "tokens/s";
+    QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
+    return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %.4g s per step", (long long)r->count, median(r, SECONDS)));
+}
+
+static qd_status add_time(run_report *r)
+{
+    double seconds = 0.0, tokens = 0.0;
+    char text[32];
+    for (int64_t i = 0; i < r->count; i++) {
+        seconds += isfinite(r->columns[SECONDS][i]) ? r->columns[SECONDS][i] : 0.0;
+        tokens += isfinite(r->columns[TOKENS][i]) ? r->columns[TOKENS][i] : 0.0;
+    }
+    qd_report_figure *f = add_figure(r, "time in steps");
+    qd_text_seconds(seconds, text, sizeof text);
+    QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
+    qd_text_count(tokens, text, sizeof text);
+    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens", (long long)r->columns[STEP][r->count - 1],
+                                              (long long)r->config.steps, text));
+}
+
+static qd_status add_mfu(run_report *r)
+{
+    double mfu = median(r, MFU);
+    if (isnan(mfu))
+        return QD_OK;
+    qd_report_figure *f = add_figure(r, "MFU");
+    f->unit = "%";
+    f->note = "median · of the multiply-add rate measured at the start";
+    return keep(&f->value, qd_arena_printf(r->arena, "%.1f", 100.0 * mfu));
+}
+
+static qd_status add_layout(run_report *r)
+{
+    const qd_check_report *p = &r->plan;
+    char traffic[32];
+    qd_report_figure *f = add_figure(r, "layout");
+    QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, p->world > 1 ? p->layout : "1 rank")));
+    qd_text_bytes(p->comm_bytes, traffic, sizeof traffic);
+    return keep(&f->note, qd_arena_printf(r->arena, "%d rank%s, %lld micro-batch%s of %lld × %lld · %s sent per step", p->world,
+                                              p->world == 1 ? "" : "s", (long long)p->micro_batches, p->micro_batches == 1 ? "" : "es",
+                                              (long long)p->micro_batch, (long long)p->seq, traffic));
+}
+
+static void add_series(run_report *r, const char *chart, const char *name, const char *unit, int column, bool log_y)
+{
+    r->series[r->report.series_count++] = (qd_report_series){
+        .chart = chart, .name = name, .x_name = "step", .unit = unit, .x = r->columns[STEP], .y = r->columns[column], .count = r->count, .log_y = log_y};
+}
+
+static qd_status fill_curves(run_report *r)
+{
+    if (r->count == 0) {
+        add_note(r, "No step has ended yet.");
+        return QD_OK;
+    }
+    QD_TRY(add_loss(r));
+    QD_TRY(add_speed(r));
+    QD_TRY(add_time(r));
+    QD_TRY(add_mfu(r));
+    add_series(r, "loss", "training", "nats/token", LOSS, false);
+    add_series(r, "learning rate", NULL, "", LR, false);
+    add_series(r, "gradient norm", NULL, "", GRAD_NORM, true);
+    add_series(r, "speed", NULL, "tokens/s", SPEED, false);
+    return QD_OK;
+}
+
+/* ---- memory ---- */
+
+/* memory.json: what was measured, by rank. A run that did not come to its end has none. */
+static qd_status read_measured(run_report *r, const char *folder, int64_t *allocated, int64_t *resident)
+{
+    file_path path;
+    qd_json *document = NULL;
+    const qd_json_node *ranks;
+    for (int i = 0; i < r->plan.world; i++)
+        allocated[i] = resident[i] = -1;
+    QD_TRY(path_in(folder, "memory.json", path));
+    if (access(path, F_OK) != 0)
+        return QD_OK;
+    QD_TRY(qd_json_load(path, &document));
+    qd_status status = qd_json_get_node(document, qd_json_root(document), "ranks", QD_JSON_LIST, &ranks);
+    for (size_t i = 0; status == QD_OK && i < qd_json_count(ranks); i++) {
+        const qd_json_node *item = qd_json_item(ranks, i);
+        int64_t rank = 0;
+        status = qd_json_get_int(document, item, "rank", &rank);
+        if (status == QD_OK && (rank < 0 || rank >= r->plan.world))
+            status = QD_FAIL(QD_USAGE, "%s: there is a rank %lld, but the run has %d", path, (long long)rank, r->plan.world);
+        if (status == QD_OK)
+            status = qd_json_get_int(document, item, "allocated_bytes", &allocated[rank]);
+        if (status == QD_OK)
+            status = qd_json_get_int(document, item, "resident_peak_bytes", &resident[rank]);
+    }
+    bool shared = false;
+    if (status == QD_OK && qd_json_as_bool(qd_json_member(qd_json_root(document), "one_process"), &shared) && shared && r->plan.world > 1)
+        add_note(r, "The ranks were threads of one process: the resident peak is that of all of them together.");
+    qd_json_destroy(document);
+    return status;
+}
+
+/* Kinds that some rank has, and what packing loses. */
+static qd_status fill_kinds(run_report *r, const qd_memory_report *accounts, int count, int kinds[QD_BUFFER_KIND_COUNT])
+{
+    const char **names = QD_ARENA_NEW(r->arena, const char *, QD_BUFFER_KIND_COUNT + 1);
+    int n = 0;
+    if (!names)
+        return QD_NO_MEMORY;
+    for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
+        for (int i = 0; i < count; i++)
+            if (accounts[i].at_peak[kind] > 0) {
+                kinds[n] = kind;
+                names[n++] = qd_buffer_kind_name((qd_buffer_kind)kind);
+                break;
+            }
+    names[n++] = "lost to packing";
+    r->memory.kinds = names;
+    r->memory.kind_count = n;
+    return QD_OK;
+}
+
+/* Ranks from `first` on that are drawn as one bar: alone up to 32 of them, else those that share a program. */
+static int alike(const run_report *r, const qd_program *const *programs, int first)
+{
+    int end = first + 1;
+    while (r->plan.world > 32 && end < r->plan.world && programs[end] == programs[first])
+        end++;
+    return end - first;
+}
+
+static qd_status fill_rank(run_report *r, qd_report_memory_rank *row, const qd_memory_report *account, const int *kinds, int first, int count)
+{
+    int64_t *planned = QD_ARENA_NEW(r->arena, int64_t, r->memory.kind_count);
+    if (!planned)
+        return QD_NO_MEMORY;
+    for (int k = 0; k + 1 < r->memory.kind_count; k++)
+        planned[k] = account->at_peak[kinds[k]];
+    planned[r->memory.kind_count - 1] = account->total - account->live_peak;
+    row->planned = planned;
+    return keep(&row->label, count == 1 ? qd_arena_printf(r->arena, "rank %d", first)
+                                            : qd_arena_printf(r->arena, "ranks %d to %d", first, first + count - 1));
+}
+
+static qd_status fill_memory(run_report *r, const char *folder)
+{
+    int world = r->plan.world, rows = 0;
+    const qd_program **programs;
+    int kinds[QD_BUFFER_KIND_COUNT];
+    QD_TRY(qd_config_build_all(&r->config, r->arena, &programs));
+    qd_memory_report *accounts = QD_ARENA_NEW(r->arena, qd_memory_report, world);
+    int64_t *allocated = QD_ARENA_NEW(r->arena, int64_t, world), *resident = QD_ARENA_NEW(r->arena, int64_t, world);
+    r->memory_ranks = QD_ARENA_NEW(r->arena, qd_report_memory_rank, world);
+    if (!accounts || !allocated || !resident || !r->memory_ranks)
+        return QD_NO_MEMORY;
+    QD_TRY(read_measured(r, folder, allocated, resident));
+    for (int first = 0, count; first < world; first += count, rows++) {
+        count = alike(r, programs, first);
+        QD_TRY(qd_memory_account(programs[first], &accounts[rows]));
+        qd_report_memory_rank *row = &r->memory_ranks[rows];
+        row->allocated = row->resident = -1;
+        for (int i = first; i < first + count; i++) {
+            row->allocated = allocated[i] > row->allocated ? allocated[i] : row->allocated;
+            row->resident = resident[i] > row->resident ? resident[i] : row->resident;
+        }
+    }
+    QD_TRY(fill_kinds(r, accounts, rows, kinds));
+    rows = 0;
+    for (int first = 0, count; first < world; first += count, rows++) {
+        count = alike(r, programs, first);
+        QD_TRY(fill_rank(r, &r->memory_ranks[rows], &accounts[rows], kinds, first, count));
+    }
+    r->memory.ranks = r->memory_ranks;
+    r->memory.rank_count = rows;
+    r->report.memory = &r->memory;
+    return QD_OK;
+}
+
+static qd_status add_memory(run_report *r)
+{
+    int64_t planned = 0, allocated = -1, resident = -1;
+    char text[32], other[32];
+    for (int i = 0; i < r->memory.rank_count; i++) {
+        const qd_report_memory_rank *row = &r->memory_ranks[i];
+        int64_t sum = 0;
+        for (int k = 0; k < r->memory.kind_count; k++)
+            sum += row->planned[k];
+        planned = sum > planned ? sum : planned;
+        allocated = row->allocated > allocated ? row->allocated : allocated;
+        resident = row->resident > resident ? row->resident : resident;
+    }
+    qd_report_figure *f = add_figure(r, "peak memory per rank");
+    qd_text_bytes(planned, text, sizeof text);
+    QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
+    if (allocated < 0) {
+        f->note = "as planned; the run has not told what it measured";
+        return QD_OK;
+    }
+    qd_text_bytes(resident, other, sizeof other);
+    if (allocated == planned)
+        return keep(&f->note, qd_arena_printf(r->arena, "planned and allocated · resident peak %s", other));
+    qd_text_bytes(allocated, text, sizeof text);
+    return keep(&f->note, qd_arena_printf(r->arena, "planned · %s allocated · resident peak %s", text, other));
+}
+
+/* ---- traces ---- */
+
+/* "pp 0 · dp 3", the axes that have more than one rank. */
+static qd_status place_of(run_report *r, const qd_mesh *mesh, int rank, const char **place)
+{
+    int coords[QD_AXIS_COUNT];
+    qd_strbuf text = {0};
+    qd_mesh_coords(mesh, rank, coords);
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        if (mesh->degree[axis] > 1)
+            qd_strbuf_printf(&text, "%s%s %d", text.length ? " · " : "", qd_axis_name((qd_axis)axis), coords[axis]);
+    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the place of a rank")
+                                   : keep(place, qd_arena_strdup(r->arena, text.length ? text.data : ""));
+    qd_strbuf_free(&text);
+    return status;
+}
+
+static qd_status read_traces(run_report *r, const char *folder, const char *simulated)
+{
+    file_path path;
+    QD_TRY(path_in(folder, "trace.json", path));
+    if (access(path, F_OK) == 0) {
+        QD_TRY(qd_report_trace_load(path, "measured", &r->measured));
+        r->timeline = *qd_report_trace_timeline(r->measured);
+        qd_report_rank *ranks = QD_ARENA_NEW(r->arena, qd_report_rank, r->timeline.rank_count + 1);
+        qd_mesh mesh;
+        QD_TRY(qd_mesh_create(r->config.world, r->config.degrees, &mesh));
+        if (!ranks)
+            return QD_NO_MEMORY;
+        for (int i = 0; i < r->timeline.rank_count; i++) {
+            ranks[i] = r->timeline.ranks[i];
+            if (!ranks[i].place && ranks[i].rank >= 0 && ranks[i].rank < mesh.world)
+                QD_TRY(place_of(r, &mesh, ranks[i].rank, &ranks[i].place));
+        }
+        r->timeline.ranks = ranks;
+        r->report.measured = &r->timeline;
+    } else {
+        add_note(r, "The run wrote no trace: with --trace, the first steps are drawn action by action.");
+    }
+    if (simulated) {
+        QD_TRY(qd_report_trace_load(simulated, "simulated", &r->simulated));
+        r->report.simulated = qd_report_trace_timeline(r->simulated);
+    }
+    return QD_OK;
+}
+
+/* ---- all of it ---- */
+
+static qd_status fill(run_report *r, const char *folder, const char *simulated)
+{
+    QD_TRY(qd_arena_create(&r->arena));
+    QD_TRY(read_config(r, folder));
+    QD_TRY(describe(r, folder));
+    QD_TRY(read_metrics(r, folder));
+    QD_TRY(fill_curves(r));
+    QD_TRY(fill_memory(r, folder));
+    QD_TRY(add_memory(r));
+    QD_TRY(add_layout(r));
+    QD_TRY(read_traces(r, folder, simulated));
+    r->report.figures = r->figures;
+    r->report.notes = r->notes;
+    r->report.series = r->series;
+    r->report.config = r->config_text;
+    return QD_OK;
+}
+
+qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written)
+{
+    run_report r = {0};
+    file_path own;
+    qd_status status = path ? QD_OK : path_in(folder, "report.html", own);
+    if (status == QD_OK)
+        status = fill(&r, folder, simulated);
+    if (status == QD_OK)
+        status = qd_report_write(&r.report, path ? path : own);
+    if (status == QD_OK && written && !(*written = strdup(path ? path : own)))
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for the name of a file");
+    qd_report_trace_destroy(r.measured);
+    qd_report_trace_destroy(r.simulated);
+    for (int i = 0; i < COLUMNS; i++)
+        free(r.columns[i]);
+    qd_options_destroy(r.options);
+    free(r.config_text);
+    qd_arena_destroy(r.arena);
+    return status;
+}

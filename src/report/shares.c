@@ -1,0 +1,224 @@
+/* Where the time goes: sums over the events of a timeline. */
+#include "report/intern.h"
+#include "report/report_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sums over events that have something in common. Ranks that stand for several count as often. */
+typedef struct total {
+    const char *name, *kind, *group;
+    double count, seconds, exposed, bytes;
+    double least, most; /* seconds of one */
+} total;
+
+typedef struct totals {
+    qd_intern *keys;
+    total *rows;
+    int32_t capacity;
+} totals;
+
+static void add(total *row, const qd_report_event *e, double weight, int64_t world)
+{
+    double seconds = e->end - e->begin;
+    row->least = row->count == 0.0 || seconds < row->least ? seconds : row->least;
+    row->most = seconds > row->most ? seconds : row->most;
+    row->count += weight;
+    row->seconds += weight * seconds;
+    if (e->group)
+        row->bytes += weight * (double)e->bytes / (double)world;
+}
+
+/* The row of a pair of texts; rows stay where they are until the next one is asked for. */
+static qd_status find_row(totals *t, const char *first, const char *second, int32_t *number)
+{
+    char key[256];
+    int32_t before = qd_intern_count(t->keys);
+    size_t a = strlen(first) + 1, b = strlen(second) + 1;
+    if (a + b > sizeof key)
+        return QD_FAIL(QD_USAGE, "the name '%.60s…' of an action is too long", a > b ? first : second);
+    memcpy(key, first, a);
+    memcpy(key + a, second, b);
+    QD_TRY(qd_intern_add(t->keys, key, a + b, number));
+    if (*number < before)
+        return QD_OK;
+    if (*number >= t->capacity) {
+        int32_t capacity = t->capacity ? t->capacity * 2 : 64;
+        total *rows = realloc(t->rows, (size_t)capacity * sizeof *rows);
+        if (!rows)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %d rows of a table", capacity);
+        t->rows = rows;
+        t->capacity = capacity;
+    }
+    t->rows[*number] = (total){0};
+    return QD_OK;
+}
+
+static void put_row(qd_json_writer *w, const total *row)
+{
+    qd_json_object_begin(w, NULL);
+    if (row->name)
+        qd_json_put_string(w, "name", row->name);
+    qd_json_put_string(w, "kind", row->kind);
+    qd_json_put_string(w, "group", row->group);
+    qd_json_put_double(w, "count", row->count);
+    qd_json_put_double(w, "seconds", row->seconds);
+    qd_json_put_double(w, "least", row->least);
+    qd_json_put_double(w, "most", row->most);
+    qd_json_put_double(w, "bytes", row->bytes);
+    if (!row->name)
+        qd_json_put_double(w, "exposed", row->exposed);
+    qd_json_end(w);
+}
+
+static void free_totals(totals *t)
+{
+    qd_intern_destroy(t->keys);
+    free(t->rows);
+}
+
+static qd_status put_names(qd_json_writer *w, const qd_sorted *s)
+{
+    totals t = {0};
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_intern_create(&t.keys));
+    for (int64_t i = 0; i < s->count; i++) {
+        const qd_report_event *e = s->events[i].event;
+        int32_t row;
+        QD_TRY_DONE(find_row(&t, e->name, "", &row));
+        t.rows[row].name = e->name;
+        t.rows[row].kind = e->kind;
+        t.rows[row].group = e->group;
+        add(&t.rows[row], e, qd_rank_weight(&s->timeline->ranks[s->events[i].rank]), s->world);
+    }
+    qd_json_list_begin(w, "names");
+    for (int32_t i = 0; i < qd_intern_count(t.keys); i++)
+        put_row(w, &t.rows[i]);
+    qd_json_end(w);
+done:
+    free_totals(&t);
+    return status;
+}
+
+/* What one rank is worked on with: its events, and room for as many spans. */
+typedef struct rank_work {
+    const qd_sorted *sorted;
+    const qd_sorted_event *events;
+    int64_t count;
+    int32_t *rows; /* [count]: of the table of traffic, -1: computes */
+    qd_span *compute, *communication, *some; /* [count] */
+    int64_t computes, communicates;
+} rank_work;
+
+static int64_t collect(const rank_work *r, int32_t row, bool any, qd_span *spans)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < r->count; i++)
+        if (any ? r->rows[i] >= 0 : r->rows[i] == row)
+            spans[n++] = (qd_span){r->events[i].event->begin, r->events[i].event->end};
+    return qd_spans_join(spans, n);
+}
+
+static qd_status find_rows(rank_work *r, totals *t)
+{
+    for (int64_t i = 0; i < r->count; i++) {
+        const qd_report_event *e = r->events[i].event;
+        r->rows[i] = -1;
+        if (!e->group)
+            continue;
+        QD_TRY(find_row(t, e->group, e->kind, &r->rows[i]));
+        total *row = &t->rows[r->rows[i]];
+        row->group = e->group;
+        row->kind = e->kind;
+        add(row, e, qd_rank_weight(&r->sorted->timeline->ranks[r->events[i].rank]), r->sorted->world);
+    }
+    return QD_OK;
+}
+
+/* Exposed: what of it no computation of the same rank hides. */
+static void add_exposed(rank_work *r, totals *t, double weight)
+{
+    for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {
+        int64_t n = collect(r, row, false, r->some);
+        t->rows[row].exposed +=
+            weight * (qd_spans_length(r->some, n) - qd_spans_overlap(r->some, n, r->compute, r->computes));
+    }
+}
+
+static void put_share(qd_json_writer *w, const rank_work *r, int32_t rank, double seconds)
+{
+    double compute = qd_spans_length(r->compute, r->computes);
+    double communication = qd_spans_length(r->communication, r->communicates);
+    double hidden = qd_spans_overlap(r->communication, r->communicates, r->compute, r->computes);
+    qd_json_object_begin(w, NULL);
+    qd_json_put_int(w, "rank", rank);
+    qd_json_put_double(w, "seconds", seconds);
+    qd_json_put_double(w, "compute", compute);
+    qd_json_put_double(w, "communication", communication);
+    qd_json_put_double(w, "exposed", communication - hidden);
+    qd_json_put_double(w, "idle", fmax(0.0, seconds - compute - (communication - hidden)));
+    qd_json_end(w);
+}
+
+/* Seconds during which some step was under way. */
+static qd_status covered(const qd_sorted *s, double *seconds)
+{
+    qd_span *spans = malloc((size_t)(s->step_count + 1) * sizeof *spans);
+    if (!spans)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld steps", (long long)s->step_count);
+    for (int64_t i = 0; i < s->step_count; i++)
+        spans[i] = (qd_span){s->steps[i].begin, s->steps[i].end};
+    *seconds = qd_spans_length(spans, qd_spans_join(spans, s->step_count));
+    free(spans);
+    return QD_OK;
+}
+
+static qd_status put_ranks(qd_json_writer *w, const qd_sorted *s, rank_work *r, totals *t)
+{
+    double seconds = 0.0;
+    QD_TRY(covered(s, &seconds));
+    qd_json_list_begin(w, "shares");
+    int64_t from = 0;
+    for (int32_t rank = 0; rank < s->timeline->rank_count; rank++) {
+        int64_t end = from;
+        while (end < s->count && s->events[end].rank == rank)
+            end++;
+        r->events = s->events + from;
+        r->count = end - from;
+        from = end;
+        QD_TRY(find_rows(r, t));
+        r->computes = collect(r, -1, false, r->compute);
+        r->communicates = collect(r, 0, true, r->communication);
+        add_exposed(r, t, qd_rank_weight(&s->timeline->ranks[rank]));
+        put_share(w, r, rank, seconds);
+    }
+    qd_json_end(w);
+    qd_json_list_begin(w, "traffic");
+    for (int32_t i = 0; i < qd_intern_count(t->keys); i++)
+        put_row(w, &t->rows[i]);
+    qd_json_end(w);
+    return QD_OK;
+}
+
+qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *s)
+{
+    totals t = {0};
+    size_t room = (size_t)s->count + 1;
+    rank_work r = {.sorted = s, .rows = malloc(room * sizeof *r.rows)};
+    qd_span *spans = malloc(3 * room * sizeof *spans);
+    qd_status status = r.rows && spans ? qd_intern_create(&t.keys)
+                                       : QD_FAIL(QD_NO_MEMORY, "no memory for %lld events", (long long)s->count);
+    if (status == QD_OK) {
+        r.compute = spans;
+        r.communication = spans + room;
+        r.some = spans + 2 * room;
+        status = put_ranks(w, s, &r, &t);
+    }
+    if (status == QD_OK)
+        status = put_names(w, s);
+    free_totals(&t);
+    free(r.rows);
+    free(spans);
+    return status;
+}

@@ -1,0 +1,303 @@
+"""The report of a run: its data against the run's files, and the page in a real browser.
+
+ctest: timeout 200
+ctest: processors 2
+"""
+import base64
+import json
+import os
+import re
+import struct
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import browser  # noqa: E402
+import program  # noqa: E402
+
+# QD_REPORT_EVENTS=1000000: how many actions the large trace has.
+LARGE = int(os.environ.get("QD_REPORT_EVENTS", "120000"))
+
+
+def data_of(path):
+    """What the page carries."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
+
+
+def numbers(text, kind):
+    raw = base64.b64decode(text)
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(kind)}{kind}", raw))
+
+
+def spans(timeline):
+    """(rank, stream, name, step, micro-batch, bytes, axes, begin, seconds) of each event of a page's timeline."""
+    begin, seconds = numbers(timeline["begin"], "d"), numbers(timeline["seconds"], "f")
+    action, step = numbers(timeline["action"], "I"), numbers(timeline["step"], "I")
+    for track in timeline["tracks"]:
+        rank = timeline["ranks"][track["rank"]]["rank"]
+        for i in range(track["first"], track["first"] + track["count"]):
+            a = timeline["actions"][action[i]]
+            yield (rank, track["stream"], a["name"], timeline["steps"][step[i]]["step"], a.get("microbatch"), a.get("bytes"),
+                   a.get("group"), begin[i], seconds[i])
+
+
+def covered(intervals):
+    """Length of a union, the plain way: between neighbouring ends, is anything there?"""
+    cuts = sorted({t for pair in intervals for t in pair})
+    return sum(b - a for a, b in zip(cuts, cuts[1:]) if any(begin <= a and b <= end for begin, end in intervals))
+
+
+class RunTest(program.ProgramTest):
+    """A small run with a trace, and its report."""
+
+    def traced(self, *more):
+        self.ok(self.run_program(*self.small("train.steps=12", "parallel.ranks=2", "parallel.zero=3", "train.micro_batch=2", "run.dir=run",
+                                             "--trace", "run.trace_steps=2", *more)))
+        with open(self.path("run/trace.json"), encoding="utf-8") as file:
+            return [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+
+    def report(self, *more):
+        result = self.ok(self.run_program("report", "run", *more))
+        return data_of(os.path.join(self.folder, result.stdout.strip()))
+
+
+class Report(RunTest):
+    def test_data(self):
+        events = self.traced()
+        data = self.report()
+        self.curves(data)
+        self.memory(data)
+        timeline = data["measured"]
+        self.events(timeline, events)
+        self.sums(timeline, events)
+        self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["dp 0", "dp 1"])
+        figures = {figure["name"]: figure for figure in data["figures"]}
+        self.assertEqual(float(figures["final loss"]["value"]), round(self.metrics("run")[-1]["loss"], 4))
+        self.assertIn("zero 3", figures["layout"]["value"])
+        with open(self.path("run/config.yaml"), encoding="utf-8") as file:
+            self.assertEqual(data["config"], file.read())
+
+    def curves(self, data):
+        """Bit by bit what metrics.jsonl says."""
+        metrics = self.metrics("run")
+        keys = {"loss": "loss", "learning rate": "lr", "gradient norm": "grad_norm", "speed": "tokens_per_second"}
+        self.assertEqual([s["chart"] for s in data["series"]], list(keys))
+        self.assertEqual(numbers(data["series"][0]["x"], "d"), [line["step"] for line in metrics])
+        for series in data["series"]:
+            self.assertEqual(numbers(series["y"], "d"), [line[keys[series["chart"]]] for line in metrics])
+
+    def memory(self, data):
+        """The accountant's lines, and what was measured."""
+        plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
+        with open(self.path("run/memory.json"), encoding="utf-8") as file:
+            measured = json.load(file)
+        memory = data["memory"]
+        self.assertEqual([r["label"] for r in memory["ranks"]], ["rank 0", "rank 1"])
+        for rank, figures in zip(memory["ranks"], measured["ranks"]):
+            lines = {kind: size for kind, size in zip(memory["kinds"], rank["planned"]) if size > 0}
+            self.assertEqual(lines, plan["memory"])
+            self.assertEqual(sum(rank["planned"]), plan["memory_bytes_per_rank"])
+            self.assertEqual(rank["allocated"], plan["memory_bytes_per_rank"])
+            self.assertEqual((rank["allocated"], rank["resident"]), (figures["allocated_bytes"], figures["resident_peak_bytes"]))
+            self.assertGreater(rank["resident"], rank["allocated"])
+        self.assertFalse(measured["one_process"])
+
+    def events(self, timeline, events):
+        origin = min(e["ts"] for e in events)
+
+        def order(item):
+            return item[:2] + (item[7],)
+
+        expected = sorted(((e["pid"], e["tid"], e["name"], e["args"]["step"], e["args"].get("microbatch"), e["args"].get("bytes"),
+                            e["args"].get("axes"), (e["ts"] - origin) * 1e-6, e["dur"] * 1e-6) for e in events), key=order)
+        drawn = sorted(spans(timeline), key=order)
+        self.assertEqual([e[:7] for e in drawn], [e[:7] for e in expected])
+        self.assertTrue(any(e[5] for e in drawn))
+        for mine, theirs in zip(drawn, expected):
+            self.assertAlmostEqual(mine[7], theirs[7], delta=1e-9)
+            self.assertAlmostEqual(mine[8], theirs[8], delta=1e-9 + 1e-6 * theirs[8])
+
+    def sums(self, timeline, events):
+        """Tables against sums over the trace."""
+        names = {row["name"]: row for row in timeline["names"]}
+        self.assertEqual(set(names), {e["name"] for e in events})
+        for name, row in names.items():
+            mine = [e for e in events if e["name"] == name]
+            self.assertEqual(row["count"], len(mine))
+            self.assertAlmostEqual(row["seconds"], sum(e["dur"] for e in mine) * 1e-6, delta=1e-8)
+        for row in timeline["traffic"]:
+            mine = [e for e in events if e["cat"] == row["kind"] and e["args"].get("axes") == row["group"]]
+            self.assertEqual(row["count"], len(mine))
+            self.assertEqual(row["bytes"], sum(e["args"]["bytes"] for e in mine) / 2)
+        self.assertEqual({row["kind"] for row in timeline["traffic"]}, {"gather", "reduce_scatter", "reduce"})
+        windows = [(min(e["ts"] for e in mine), max(e["ts"] + e["dur"] for e in mine))
+                   for mine in ([e for e in events if e["args"]["step"] == step] for step in (1, 2))]
+        for rank, share in enumerate(timeline["shares"]):
+            busy = {talks: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["pid"] == rank and ("axes" in e["args"]) == talks]
+                    for talks in (False, True)}
+            compute, both = covered(busy[False]), covered(busy[False] + busy[True])
+            for key, value in (("seconds", covered(windows)), ("compute", compute), ("communication", covered(busy[True])),
+                               ("exposed", both - compute), ("idle", covered(windows) - both)):
+                self.assertAlmostEqual(share[key], value * 1e-6, delta=1e-7, msg=key)
+
+    def test_without_trace(self):
+        """A run with little to show, and one that is still being written."""
+        self.ok(self.run_program(*self.small("train.steps=3", "run.dir=run")))
+        with open(self.path("run/metrics.jsonl"), "a", encoding="utf-8") as file:
+            file.write('{"step":4,"lo')
+        os.remove(self.path("run/memory.json"))
+        data = self.report("-o", "page.html")
+        self.assertNotIn("measured", data)
+        self.assertEqual(len(numbers(data["series"][0]["x"], "d")), 3)
+        self.assertIsNone(data["memory"]["ranks"][0]["allocated"])
+        self.assertTrue(any("--trace" in note for note in data["notes"]))
+
+    def test_errors(self):
+        self.one_line(self.run_program("report"), 2, "RUN")
+        self.one_line(self.run_program("report", "nowhere"), 2, "nowhere", "config.yaml")
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=run")))
+        self.one_line(self.run_program("report", "run", "--simulated", "none.json"), 2, "none.json")
+        for text, part in (("{}", "traceEvents"), ('{"traceEvents":[{"ph":"X","name":"a"}]}', "ts"), ('{"traceEvents":[{"ph":', "ends"),
+                           ('{"traceEvents":[{"ph":"X","ts":0,"dur":-5,"name":"a","pid":0,"tid":0}]}', "ends at")):
+            with self.subTest(text):
+                self.one_line(self.run_program("report", "run", "--simulated", self.write("bad.json", text)), 2, part)
+        self.assertFalse(os.path.exists(self.path("run/report.html")))
+
+
+@unittest.skipUnless(browser.find(), "chromium is not installed; tools/bootstrap.sh --if-possible chromium would do it")
+class Page(RunTest):
+    """The same page as a reader sees it."""
+
+    def test_browser(self):
+        events = self.traced()
+        self.report()
+        with browser.Browser() as chrome:
+            brightness = {}
+            for dark in (False, True):
+                found = chrome.open(self.path("run/report.html"), dark)
+                self.assertEqual((chrome.console, found["errors"]), ([], []))
+                self.assertEqual((found["charts"], found["memoryBars"], found["events"]), (4, 2, len(events)))
+                self.assertGreaterEqual(found["paths"], 4)
+                self.assertGreaterEqual(found["rows"], 4)
+                self.assertGreater(found["pixels"], 10000)
+                self.assertGreater(found["overviewPixels"], 1000)
+                brightness[dark] = self.look(chrome)
+            self.assertGreater(brightness[False], 180)
+            self.assertLess(brightness[True], 90)
+            self.theme(chrome)
+            self.hand(chrome)
+            self.assertEqual(chrome.console, [])
+
+    def look(self, chrome):
+        """Not blank: many colours. Returns the mean brightness."""
+        _, _, rows, size = browser.pixels(chrome.picture(scale=0.2))
+        everything = b"".join(rows)
+        self.assertGreater(len({everything[i:i + 3] for i in range(0, len(everything), size)}), 100)
+        return sum(everything[1::size]) / (len(everything) / size)
+
+    def theme(self, chrome):
+        """The button goes from the system's choice, which is dark now, to light, dark and back."""
+        seen = []
+        for _ in range(3):
+            chrome.value("document.getElementById('theme').click()")
+            seen.append(chrome.value("getComputedStyle(document.body).backgroundColor"))
+        self.assertEqual(seen[1], seen[2])
+        self.assertNotEqual(seen[0], seen[1])
+
+    def hand(self, chrome):
+        """Hovering names an action with its facts; the wheel zooms, dragging moves, buttons and keys go back."""
+        chrome.value("document.querySelector('#timeline .rows').scrollIntoView({block: 'center'})")
+        place = chrome.value("""(() => {
+            const box = view.canvas.getBoundingClientRect();
+            const row = view.rows.find(r => [...r.lane.events].some(e => r.model.timeline.actions[r.model.timeline.action[e]].group));
+            const {timeline, origin} = row.model;
+            const id = [...row.lane.events].filter(e => timeline.step[e] === row.model.chosen && timeline.actions[timeline.action[e]].bytes > 1000)
+                .sort((a, b) => timeline.seconds[b] - timeline.seconds[a])[0];
+            return {x: box.left + view.x(timeline.begin[id] + timeline.seconds[id] / 2 - origin), y: box.top + row.y + row.height / 2,
+                    name: timeline.actions[timeline.action[id]].name, rank: timeline.ranks[row.track.rank].label};
+        })()""")
+        chrome.mouse("mouseMoved", place["x"], place["y"])
+        text = chrome.value("document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText")
+        for part in (place["name"], place["rank"], "took", "sent", "iB by all 2 ranks", "dp"):
+            self.assertIn(part, text)
+
+        def window():
+            return chrome.value("[view.t0, view.t1]")
+
+        before = window()
+        at = before[0] + (before[1] - before[0]) * chrome.value(f"({place['x']} - view.canvas.getBoundingClientRect().left - GUTTER) / view.plot")
+        chrome.mouse("mouseWheel", place["x"], place["y"], deltaX=0, deltaY=-200, modifiers=2)
+        zoomed = window()
+        self.assertLess(zoomed[1] - zoomed[0], 0.7 * (before[1] - before[0]))
+        self.assertTrue(zoomed[0] < at < zoomed[1])
+        chrome.mouse("mousePressed", place["x"], place["y"], button="left", buttons=1, clickCount=1)
+        chrome.mouse("mouseMoved", place["x"] - 100, place["y"], button="left", buttons=1)
+        chrome.mouse("mouseReleased", place["x"] - 100, place["y"], button="left", clickCount=1)
+        moved = window()
+        self.assertAlmostEqual(moved[1] - moved[0], zoomed[1] - zoomed[0], delta=1e-6)
+        self.assertAlmostEqual((moved[0] - zoomed[0]) / (zoomed[1] - zoomed[0]), 100 / chrome.value("view.plot"), delta=1e-3)
+        chrome.value("document.querySelector('#timeline .scroll').dispatchEvent(new KeyboardEvent('keydown', {key: '0'}))")
+        self.assertEqual(window(), before)
+        chrome.value("[...document.querySelectorAll('#timeline button')].find(b => b.textContent === 'whole trace').click()")
+        self.assertGreater(window()[1] - window()[0], 1.2 * (before[1] - before[0]))
+
+    def test_simulated(self):
+        """A second trace in which everything takes half as long, and that has an action of its own."""
+        events = self.traced()
+        for event in events:
+            event["ts"] *= 0.5
+            event["dur"] *= 0.5
+        last = max(e["ts"] + e["dur"] for e in events)
+        own = {"ph": "X", "name": "send block.1", "cat": "send", "pid": 0, "tid": 1, "ts": last, "dur": 10, "args": {"step": 2, "axes": "pp", "bytes": 64}}
+        data = self.report("--simulated", self.write("simulated.json", json.dumps({"traceEvents": [*events, own]})))
+        self.assertEqual([t["name"] for t in (data["measured"], data["simulated"])], ["measured", "simulated"])
+        with browser.Browser() as chrome:
+            found = chrome.open(self.path("run/report.html"))
+            self.assertEqual(chrome.console, [])
+            self.assertEqual(found["events"], 2 * len(events) + 1)
+            table = chrome.value("joinNames([data.measured, data.simulated]).map(r => [r.name, r.a, r.b, r.ratio])")
+            self.assertEqual({row[0] for row in table}, {e["name"] for e in events} | {"send block.1"})
+            for name, measured, simulated, ratio in table:
+                if name == "send block.1":
+                    self.assertEqual((measured, ratio), (None, None))
+                else:
+                    self.assertAlmostEqual(ratio, 0.5, delta=1e-6)
+                    self.assertAlmostEqual(simulated, measured / 2, delta=1e-8)
+            # One above the other on one scale, both from the beginning of their step.
+            self.assertEqual(chrome.value("view.heads.filter(h => h.title).map(h => h.title)"), ["measured", "simulated"])
+            edges = chrome.value("""view.models.map(m => { const s = m.timeline.steps[m.chosen]; return [view.x(s.begin - m.origin), view.x(s.end - m.origin)]; })""")
+            self.assertAlmostEqual(edges[0][0], edges[1][0], delta=1e-6)
+            self.assertAlmostEqual((edges[1][1] - edges[1][0]) / (edges[0][1] - edges[0][0]), 0.5, delta=0.05)
+            rows = chrome.value("document.querySelectorAll('#actions tbody tr').length")
+            self.assertGreater(rows, 10)
+            chrome.value("[...document.querySelectorAll('#timeline button')].find(b => b.textContent === 'rank by rank').click()")
+            self.assertEqual(chrome.value("view.heads.map(h => h.rank.label)"), ["rank 0", "rank 0", "rank 1", "rank 1"])
+
+    def test_large(self):
+        """Many ranks and actions: what is looked at to draw a frame does not grow with them."""
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=run")))
+        ranks = 64
+        with open(self.path("large.json"), "w", encoding="utf-8") as file:
+            file.write('{"traceEvents":[')
+            for i in range(LARGE):
+                rank, at = i % ranks, i // ranks
+                kind = ("forward", "backward", "gather")[at % 3]
+                axes = '"axes":"dp","bytes":1024,' if kind == "gather" else ""
+                file.write(f'{"," if i else ""}{{"ph":"X","name":"{kind} block.{at % 50}","cat":"{kind}","pid":{rank},"tid":{int(bool(axes))},'
+                           f'"ts":{at * 10},"dur":{7 + at % 3},"args":{{{axes}"step":{at // 500},"microbatch":{at % 4}}}}}')
+            file.write("]}")
+        self.report("--simulated", self.path("large.json"))
+        with browser.Browser() as chrome:
+            found = chrome.open(self.path("run/report.html"))
+            self.assertEqual((chrome.console, found["events"]), ([], LARGE))
+            chrome.value("view.showAll(); new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            looked, rows, width, milliseconds = chrome.value("[check.looked, view.rows.length, view.plot, check.drawMs]")
+            print(f"{LARGE} actions: ready in {found['readyMs']:.0f} ms, a frame in {milliseconds:.0f} ms looks at {looked}")
+            self.assertLess(looked, rows * 2 * width)
+            self.assertGreater(chrome.value("drawnPixels(view.canvas)"), 50000)
+
+
+if __name__ == "__main__":
+    unittest.main()
