@@ -41,6 +41,12 @@ QK_NORM = ("qwen3",)
 SINKS = ("gpt-oss",)
 # What an MLP computes -> matrices of (hidden, ffn) it has.
 ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3}
+# How experts are chosen, where it is not plain softmax over all of them. DeepSeek-V3's bias moves by 0.001 per step and its
+# sequence-wise loss has the coefficient 0.0001.
+DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "router_top_groups": 4, "router_bias_rate": 0.001,
+               "aux_loss": 0.0001, "balance": "sequence"}
+ROUTERS = {"mixtral-8x7b": {"aux_loss": 0.02, "balance": "batch"}, "mixtral-8x22b": {"aux_loss": 0.02, "balance": "batch"},
+           "qwen3-30b-a3b": {"aux_loss": 0.001, "balance": "batch"}, "qwen3-235b-a22b": {"aux_loss": 0.001, "balance": "batch"}}
 MOE_FIELDS = ("topk", "moe_ffn", "shared_experts", "shared_expert_ffn", "dense_layers", "moe_layer_pattern")
 
 
@@ -54,6 +60,11 @@ def own(name, arch, notes, **fields):
     }
 
 
+def experts(count, topk, ffn, shared=0, dense=0, **router):
+    return {"experts": count, "topk": topk, "moe_ffn": ffn, "shared_experts": shared or None, "shared_expert_ffn": shared * ffn or None,
+            "dense_layers": dense, "moe_layer_pattern": None, **router}
+
+
 # The vocabulary is that of raw bytes; a tokenizer brings its own.
 OWN = [
     own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
@@ -62,6 +73,17 @@ OWN = [
         head_dim=64, ffn=1024, vocab=256),
     own("gpt2-tiny", "gpt2", "For tests and first steps, GPT-2 style.", layers=4, hidden=128, heads=4, kv_heads=4,
         head_dim=32, ffn=512, vocab=256),
+    own("qwen3-tiny", "llama", "For tests: Qwen3 style, with norms of queries and keys.", layers=4, hidden=128, heads=4, kv_heads=2,
+        head_dim=32, ffn=352, vocab=256, qk_norm=True),
+    own("mixtral-tiny", "llama", "For tests and first steps with experts.", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
+        ffn=352, vocab=256, **experts(8, 2, 192, aux_loss=0.01, balance="batch")),
+    own("qwen3-moe-tiny", "llama", "For tests: many small experts, Qwen3 style.", layers=4, hidden=128, heads=4, kv_heads=2,
+        head_dim=32, ffn=352, vocab=256, qk_norm=True, **experts(16, 4, 64, aux_loss=0.001, balance="batch")),
+    own("deepseek-tiny", "llama", "For tests: experts as in DeepSeek-V3, on standard attention.", layers=4, hidden=128, heads=4,
+        kv_heads=4, head_dim=32, ffn=352, vocab=256, **experts(16, 4, 64, shared=1, dense=1, **{**DEEPSEEK_V3, "router_groups": 4, "router_top_groups": 2})),
+    own("deepseek-v3-gqa", "llama", "DeepSeek-V3's blocks on grouped-query attention, without its latent attention and its prediction of several tokens.",
+        layers=61, hidden=7168, heads=128, kv_heads=8, head_dim=128, ffn=18432, vocab=129280,
+        **experts(256, 8, 2048, shared=1, dense=3, **DEEPSEEK_V3)),
 ]
 
 
@@ -91,7 +113,7 @@ def parameter_count(m):
         total = outside + layers * (block + mlp(m["ffn"]))
         return total, total
     dense = m["dense_layers"] or 0
-    router = h * m["experts"]
+    router = h * m["experts"] + (m["experts"] if m.get("router_bias_rate") else 0)
     shared = mlp(m["shared_expert_ffn"]) if m["shared_expert_ffn"] else 0
     layered = lambda experts: (outside + layers * block + dense * mlp(m["ffn"])
                                + (layers - dense) * (router + shared + experts * mlp(m["moe_ffn"])))
@@ -101,16 +123,18 @@ def parameter_count(m):
 def obstacle(m):
     """Why the trainer cannot run this model, or None. The first reason that applies."""
     reasons = [
-        (m.get("experts"), "mixture of experts"),
         (m.get("mla"), "multi-head latent attention"),
+        (m.get("attention_sinks"), "attention sinks"),
+        (m.get("moe_layer_pattern"), "experts in some of the blocks"),
+        (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"], "a gate on the shared expert"),
         (m.get("parallel_block"), "attention and MLP side by side"),
         (m.get("sandwich_norm"), "norms after attention and MLP"),
-        (m.get("qk_norm"), "norms of q and k"),
         (m.get("window"), "sliding windows"),
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
         (m["norm"] not in ("layernorm", "rmsnorm"),
          "LayerNorm without bias" if m["norm"] == "layernorm_no_bias" else "LayerNorm without weights"),
         (m["activation"] not in ("gelu_tanh", "gelu", "swiglu"), f"activation {m['activation']}"),
+        (m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None), "constants that were not published"),
     ]
     return next((text for applies, text in reasons if applies), None)
 
@@ -152,6 +176,7 @@ def convert(s):
     if s["experts"]:
         m["experts"] = s["experts"]
         m.update({field: s[field] for field in MOE_FIELDS})
+        m.update(ROUTERS.get(s["name"], {}))
     for field in ("params_total_published", "params_active_published"):
         if s[field]:
             m[field] = int(s[field])

@@ -24,11 +24,29 @@ static const qd_option options_table[] = {
     {"model.rope_high_factor", QD_OPTION_FLOAT, "4", 1e-6, 1e6, NULL, "llama3 scaling: upper bound of the blend", NULL},
     {"model.rope_original_seq", QD_OPTION_INT, "8192", 1, 1e9, NULL, "llama3 scaling: context of the first training", NULL},
     {"model.activation", QD_OPTION_ENUM, "auto", 0, 0, "auto|gelu_tanh|gelu|swiglu", "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)", NULL},
+    {"model.qk_norm", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "RMS norm of each head's query and key (Qwen3); auto: as the preset", NULL},
     {"model.qkv_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of q, k, v; auto: gpt2 has them", NULL},
     {"model.linear_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of attention output and MLP; auto: gpt2 has them", NULL},
     {"model.tied", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "the head uses the token table; auto: gpt2 does", NULL},
     {"model.dropout", QD_OPTION_FLOAT, "0", 0, 0.99, NULL, "after the embedding and each residual branch", NULL},
     {"model.init_std", QD_OPTION_FLOAT, "0.02", 0, 10, NULL, "standard deviation of initial weights", NULL},
+    {"model.experts", QD_OPTION_INT, "0", 0, 65536, NULL, "experts of a block, of which each token uses some; 0: dense blocks", NULL},
+    {"model.experts_per_token", QD_OPTION_INT, "2", 1, 1024, NULL, "experts that a token chooses", NULL},
+    {"model.expert_ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of an expert; 0: model.ffn", NULL},
+    {"model.shared_experts", QD_OPTION_INT, "0", 0, 1024, NULL, "experts that every token uses, beside the chosen ones", NULL},
+    {"model.first_dense", QD_OPTION_INT, "0", 0, 100000, NULL, "blocks before the first with experts", NULL},
+    {"model.router", QD_OPTION_ENUM, "softmax", 0, 0, "softmax|sigmoid", "how the router's numbers become scores of experts", NULL},
+    {"model.router_normalised", QD_OPTION_BOOL, "true", 0, 0, NULL, "the weights of the chosen experts add up to model.router_scale", NULL},
+    {"model.router_scale", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "factor on the weights of the chosen experts", NULL},
+    {"model.router_groups", QD_OPTION_INT, "1", 1, 65536, NULL, "groups that the experts lie in, for choices limited to some of them (one per node, for example)", NULL},
+    {"model.router_top_groups", QD_OPTION_INT, "1", 1, 65536, NULL, "groups that a token may choose from", NULL},
+    {"model.router_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "a bias per expert that counts in the choice only; auto: with router_bias_rate", NULL},
+    {"model.router_bias_rate", QD_OPTION_FLOAT, "0", 0, 10, NULL, "balance without a loss: after a step the biases of overloaded experts fall by this, those of the others rise", NULL},
+    {"model.aux_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the load-balancing loss", NULL},
+    {"model.balance", QD_OPTION_ENUM, "sequence", 0, 0, "sequence|batch", "aux_loss: each sequence is balanced, or all that the ranks compute at the same time", NULL},
+    {"model.z_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the router's z-loss", NULL},
+    {"model.expert_capacity", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "an expert takes at most this times the mean load of a rank's micro-batch, the rest is dropped; 0: nothing is dropped", NULL},
+    {"model.drop", QD_OPTION_ENUM, "last", 0, 0, "last|least", "expert_capacity: the last tokens are dropped, or those with the least weight", NULL},
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL, "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the text and kept in run.dir", "tokenizer"},
@@ -167,6 +185,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     int activation = qd_options_enum(o, "model.activation");
     if (activation > 0)
         m->activation = (qd_activation[]){QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU}[activation - 1];
+    m->qk_norm = tristate(o, "model.qk_norm", m->qk_norm);
     m->qkv_bias = tristate(o, "model.qkv_bias", m->qkv_bias);
     m->linear_bias = tristate(o, "model.linear_bias", m->linear_bias);
     m->tied = tristate(o, "model.tied", m->tied);
@@ -180,6 +199,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     }
     if (m->ffn == 0)
         m->ffn = m->activation == QD_ACT_SWIGLU ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
+    qd_moe_resolve(o, plain, m);
     if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
         m->max_seq = seq;
     if (m->position == QD_POSITION_LEARNED && seq > m->max_seq)

@@ -42,6 +42,9 @@ typedef struct qd_config {
 /* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
 
+/* moe.c: the model's keys about experts. `always`: without a preset, the table's defaults count. */
+void qd_moe_resolve(const qd_options *options, bool always, qd_model *model);
+
 /* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
 

@@ -1,6 +1,7 @@
 #include "spec/ledger.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Collects parameters while the modules are written down; counts first, then fills. */
@@ -8,6 +9,7 @@ typedef struct builder {
     qd_ledger *ledger;
     qd_arena *arena;
     int module, fuse;
+    int expert; /* whose parameters are being added, -1: none' */
     bool failed;
 } builder;
 
@@ -31,6 +33,7 @@ static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols
     p->module = b->module;
     p->fuse = b->fuse;
     p->tied_to = -1;
+    p->expert = b->expert;
     /* Parameters are whole on every rank; each rank of dp and cp sees other tokens, so gradients are partial sums. */
     p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
     p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
@@ -76,7 +79,45 @@ static void add_embed(builder *b)
     }
 }
 
-static void add_block(builder *b)
+/* One expert's matrix; all of one product lie one after another, so that grouped products run over them. */
+static void add_expert(builder *b, int expert, const char *matrix, int64_t out, int64_t in, double std)
+{
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, "mlp.experts.%d.%s.weight", expert, matrix);
+    b->expert = expert;
+    add_param(b, suffix, out, in, QD_INIT_NORMAL, std);
+    b->expert = -1;
+}
+
+/* The router, the shared experts, then all experts: gate and up of each, down of each. */
+static void add_experts(builder *b, double residual_std)
+{
+    const qd_model *m = &b->ledger->model;
+    const qd_moe *e = &m->moe;
+    int64_t shared = e->shared * e->ffn;
+    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts}}, 1, m->hidden, false, m->init_std);
+    if (e->bias) {
+        b->fuse++;
+        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0);
+        if (b->ledger->params)
+            b->ledger->params[b->ledger->param_count - 1].counts = true;
+    }
+    if (shared > 0) {
+        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared}, {"mlp.shared.up.weight", NULL, shared}}, 2, m->hidden,
+                   false, m->init_std);
+        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden}}, 1, shared, false, residual_std);
+    }
+    b->fuse++;
+    for (int i = 0; i < e->experts; i++) {
+        add_expert(b, i, "gate", e->ffn, m->hidden, m->init_std);
+        add_expert(b, i, "up", e->ffn, m->hidden, m->init_std);
+    }
+    b->fuse++;
+    for (int i = 0; i < e->experts; i++)
+        add_expert(b, i, "down", m->hidden, e->ffn, residual_std);
+}
+
+static void add_block(builder *b, bool experts)
 {
     const qd_model *m = &b->ledger->model;
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
@@ -88,8 +129,18 @@ static void add_block(builder *b)
                                {"attn.k.weight", "attn.k.bias", kv},
                                {"attn.v.weight", "attn.v.bias", kv}},
                3, m->hidden, m->qkv_bias, m->init_std);
+    if (m->qk_norm) {
+        b->fuse++;
+        add_param(b, "attn.q_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0);
+        b->fuse++;
+        add_param(b, "attn.k_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0);
+    }
     add_linear(b, (linear_part[]){{"attn.out.weight", "attn.out.bias", m->hidden}}, 1, q, m->linear_bias, residual_std);
     add_norm(b, "mlp_norm.weight", "mlp_norm.bias");
+    if (experts) {
+        add_experts(b, residual_std);
+        return;
+    }
     if (m->activation == QD_ACT_SWIGLU)
         add_linear(b,
                    (linear_part[]){{"mlp.gate.weight", "mlp.gate.bias", m->ffn}, {"mlp.up.weight", "mlp.up.bias", m->ffn}},
@@ -118,7 +169,8 @@ static void add_all(builder *b)
         l->modules[b->module].param_count = 0;
         switch (l->modules[b->module].kind) {
         case QD_MODULE_EMBED: add_embed(b); break;
-        case QD_MODULE_BLOCK: add_block(b); break;
+        case QD_MODULE_BLOCK: add_block(b, false); break;
+        case QD_MODULE_MOE: add_block(b, true); break;
         case QD_MODULE_HEAD: add_head(b); break;
         }
     }
@@ -150,7 +202,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         return QD_NO_MEMORY;
     for (int i = 0; i < l->module_count; i++) {
         bool first = i == 0, last = i == l->module_count - 1;
-        l->modules[i].kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : QD_MODULE_BLOCK;
+        l->modules[i].kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : qd_model_has_experts(model, i - 1) ? QD_MODULE_MOE : QD_MODULE_BLOCK;
         l->modules[i].layer = first || last ? -1 : i - 1;
         l->modules[i].name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
         if (!l->modules[i].name)
@@ -161,7 +213,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0};
         l->ports[i].place[QD_AXIS_CP] = (qd_place){QD_SHARD, 0};
     }
-    builder b = {.ledger = l, .arena = arena};
+    builder b = {.ledger = l, .arena = arena, .expert = -1};
     add_all(&b);
     l->params = QD_ARENA_NEW(arena, qd_param, l->param_count);
     if (!l->params)

@@ -23,6 +23,8 @@ typedef struct qd_param {
     int64_t shape[QD_PARAM_DIMS]; /* global, unpadded */
     qd_init init;
     double init_std;
+    bool counts; /* biases of experts: the gradient is how many tokens chose each; no part of the norm, and updated by its own rule */
+    int expert;  /* that it belongs to, -1: none */
     bool decay;  /* weight decay applies: matrices and tables, not norms and biases */
     int module;  /* index in the ledger's modules */
     int fuse;    /* parameters of one module with the same number lie one after another without a gap, so that one
@@ -32,8 +34,8 @@ typedef struct qd_param {
     qd_place gradient[QD_AXIS_COUNT]; /* as the backward pass leaves it, before any reduction */
 } qd_param;
 
-typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD } qd_module_kind;
-#define QD_MODULE_KIND_COUNT 3
+typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD, QD_MODULE_MOE } qd_module_kind; /* MOE: a block with experts */
+#define QD_MODULE_KIND_COUNT 4
 typedef struct qd_module {
     const char *name; /* "embed", "block.3", "head" */
     qd_module_kind kind;

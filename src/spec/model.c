@@ -14,6 +14,7 @@ qd_model qd_model_default(qd_arch arch)
         .arch = arch,
         .norm_eps = 1e-5,
         .init_std = 0.02,
+        .moe = {.normalised = true, .scale = 1.0, .groups = 1, .top_groups = 1},
         .rope = {.base = 10000.0, .factor = 8.0, .low_factor = 1.0, .high_factor = 4.0, .original_seq = 8192},
     };
     if (arch == QD_ARCH_GPT2) {
@@ -69,35 +70,44 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.norm_eps is %g: it must be above 0", m->norm_eps);
     if (!(m->init_std >= 0.0))
         return QD_FAIL(QD_USAGE, "model.init_std is %g: it must not be negative", m->init_std);
-    return QD_OK;
+    return m->moe.experts > 0 ? qd_moe_validate(m) : QD_OK;
 }
 
-/* Weights of one block's four or five matrices. */
-static int64_t block_matrix_weights(const qd_model *m)
+/* Weights of the matrices of all blocks, with `experts` experts in each that has them. */
+static int64_t matrix_weights(const qd_model *m, int experts)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    int64_t mlp = (m->activation == QD_ACT_SWIGLU ? 3 : 2) * m->hidden * m->ffn;
-    return m->hidden * (q + 2 * kv) + q * m->hidden + mlp;
+    int64_t matrices = m->activation == QD_ACT_SWIGLU ? 3 : 2, total = 0;
+    for (int layer = 0; layer < m->layers; layer++) {
+        total += m->hidden * (q + 2 * kv) + q * m->hidden;
+        if (qd_model_has_experts(m, layer))
+            total += m->hidden * m->moe.experts + matrices * m->hidden * m->moe.ffn * (experts + m->moe.shared);
+        else
+            total += matrices * m->hidden * m->ffn;
+    }
+    return total;
 }
 
 int64_t qd_model_parameters(const qd_model *m)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     int64_t norm = m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
-    int64_t block = block_matrix_weights(m) + 2 * norm;
+    int64_t block = 2 * norm + (m->qk_norm ? 2 * m->head_dim : 0);
     if (m->qkv_bias)
         block += q + 2 * kv;
     if (m->linear_bias)
         block += m->hidden + m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
-    int64_t total = m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
+    int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;
+    for (int layer = 0; layer < m->layers && m->moe.bias; layer++)
+        total += qd_model_has_experts(m, layer) ? m->moe.experts : 0;
     return total;
 }
 
 double qd_model_flops_per_token(const qd_model *m, int64_t seq)
 {
-    double weights = (double)m->layers * (double)block_matrix_weights(m) + (double)m->vocab * (double)m->hidden;
+    double weights = (double)matrix_weights(m, m->moe.per_token) + (double)m->vocab * (double)m->hidden;
     double attention = 12.0 * m->layers * (double)seq * ((double)m->heads * m->head_dim);
     return 6.0 * weights + attention;
 }
@@ -139,6 +149,7 @@ bool qd_model_equal(const qd_model *a, const qd_model *b)
     return a->arch == b->arch && a->layers == b->layers && a->heads == b->heads && a->kv_heads == b->kv_heads &&
            a->head_dim == b->head_dim && a->hidden == b->hidden && a->ffn == b->ffn && a->vocab == b->vocab &&
            a->max_seq == b->max_seq && a->norm == b->norm && a->norm_eps == b->norm_eps && a->position == b->position &&
-           rope_equal(&a->rope, &b->rope) && a->activation == b->activation && a->qkv_bias == b->qkv_bias &&
-           a->linear_bias == b->linear_bias && a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std;
+           rope_equal(&a->rope, &b->rope) && a->activation == b->activation && a->qk_norm == b->qk_norm && a->qkv_bias == b->qkv_bias &&
+           a->linear_bias == b->linear_bias && a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std &&
+           qd_moe_equal(&a->moe, &b->moe);
 }

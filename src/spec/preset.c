@@ -3,6 +3,7 @@
 #include "spec/config.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,33 @@ static qd_status read_rope(const qd_json *d, const qd_json_node *preset, qd_rope
     return qd_json_get_int(d, scaling, "original_max_seq", &rope->original_seq);
 }
 
+static qd_status read_moe(const qd_json *d, const qd_json_node *preset, qd_moe *e)
+{
+    static const struct {
+        const char *key;
+        size_t at;
+    } sizes[] = {{"experts", offsetof(qd_moe, experts)},        {"topk", offsetof(qd_moe, per_token)},
+                 {"shared_experts", offsetof(qd_moe, shared)},  {"dense_layers", offsetof(qd_moe, first_dense)},
+                 {"router_groups", offsetof(qd_moe, groups)},   {"router_top_groups", offsetof(qd_moe, top_groups)}};
+    static const struct {
+        const char *key;
+        size_t at;
+    } numbers[] = {{"router_scale", offsetof(qd_moe, scale)}, {"router_bias_rate", offsetof(qd_moe, bias_rate)},
+                   {"aux_loss", offsetof(qd_moe, aux_loss)}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const qd_json_node *node = qd_json_member(preset, sizes[i].key);
+        if (node && qd_json_kind_of(node) != QD_JSON_NULL)
+            QD_TRY(read_small(d, preset, sizes[i].key, (int *)(void *)((char *)e + sizes[i].at)));
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (qd_json_member(preset, numbers[i].key))
+            QD_TRY(qd_json_get_double(d, preset, numbers[i].key, (double *)(void *)((char *)e + numbers[i].at)));
+    e->router = is(preset, "router", "sigmoid") ? QD_ROUTER_SIGMOID : QD_ROUTER_SOFTMAX;
+    e->balance = is(preset, "balance", "batch") ? QD_BALANCE_BATCH : QD_BALANCE_SEQUENCE;
+    e->bias = e->bias_rate > 0.0;
+    return read_size(d, preset, "moe_ffn", &e->ffn);
+}
+
 static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const char *name, qd_model *m)
 {
     bool supported = false;
@@ -80,6 +108,9 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     m->norm = is(preset, "norm", "layernorm") ? QD_NORM_LAYER : QD_NORM_RMS;
     m->position = is(preset, "position", "learned") ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
     m->activation = is(preset, "activation", "swiglu") ? QD_ACT_SWIGLU : is(preset, "activation", "gelu") ? QD_ACT_GELU : QD_ACT_GELU_TANH;
+    qd_json_as_bool(qd_json_member(preset, "qk_norm"), &m->qk_norm);
+    if (qd_json_member(preset, "experts"))
+        QD_TRY(read_moe(d, preset, &m->moe));
     if (m->position == QD_POSITION_ROPE)
         QD_TRY(read_rope(d, preset, &m->rope));
     return QD_OK;

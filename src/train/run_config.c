@@ -36,6 +36,26 @@ static void put_bool(resolver *r, const char *key, bool value)
     put_text(r, key, value ? "true" : "false");
 }
 
+static void put_moe(resolver *r, const qd_moe *e)
+{
+    put_int(r, "model.experts_per_token", e->per_token);
+    put_int(r, "model.expert_ffn", e->ffn);
+    put_int(r, "model.shared_experts", e->shared);
+    put_int(r, "model.first_dense", e->first_dense);
+    put_text(r, "model.router", e->router == QD_ROUTER_SIGMOID ? "sigmoid" : "softmax");
+    put_bool(r, "model.router_normalised", e->normalised);
+    put_float(r, "model.router_scale", e->scale);
+    put_int(r, "model.router_groups", e->groups);
+    put_int(r, "model.router_top_groups", e->top_groups);
+    put_bool(r, "model.router_bias", e->bias);
+    put_float(r, "model.router_bias_rate", e->bias_rate);
+    put_float(r, "model.aux_loss", e->aux_loss);
+    put_text(r, "model.balance", e->balance == QD_BALANCE_BATCH ? "batch" : "sequence");
+    put_float(r, "model.z_loss", e->z_loss);
+    put_float(r, "model.expert_capacity", e->capacity);
+    put_text(r, "model.drop", e->drop == QD_DROP_LEAST ? "least" : "last");
+}
+
 /* A preset becomes its dimensions: the file must mean the same when presets change. */
 static void put_model(resolver *r, const qd_model *m)
 {
@@ -61,11 +81,15 @@ static void put_model(resolver *r, const qd_model *m)
         put_int(r, "model.rope_original_seq", m->rope.original_seq);
     }
     put_text(r, "model.activation", activations[m->activation]);
+    put_bool(r, "model.qk_norm", m->qk_norm);
     put_bool(r, "model.qkv_bias", m->qkv_bias);
     put_bool(r, "model.linear_bias", m->linear_bias);
     put_bool(r, "model.tied", m->tied);
     put_float(r, "model.dropout", m->dropout);
     put_float(r, "model.init_std", m->init_std);
+    put_int(r, "model.experts", m->moe.experts);
+    if (m->moe.experts > 0)
+        put_moe(r, &m->moe);
 }
 
 qd_status qd_run_config_text(const qd_options *options, const qd_config *config, const qd_program *program, char **text)
