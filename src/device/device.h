@@ -10,6 +10,7 @@
 #define QD_DEVICE_DEVICE_H
 
 #include "base/runs.h"
+#include "device/experts.h"
 
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
@@ -446,7 +447,8 @@ typedef struct qd_copy_pieces_args {
     X(matrix_update, qd_matrix_update_args)                                                                 \
     X(cast, qd_cast_args)                                                                                   \
     X(sum_ranks, qd_sum_ranks_args)                                                                         \
-    X(copy_pieces, qd_copy_pieces_args)
+    X(copy_pieces, qd_copy_pieces_args)                                                                     \
+    QD_EXPERT_KERNEL_TABLE(X)
 
 typedef struct qd_kernels {
 #define QD_KERNEL_SLOT(slot, args) qd_status (*slot)(qd_stream * stream, const args *a);

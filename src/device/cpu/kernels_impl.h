@@ -29,6 +29,19 @@ typedef struct qd_cpu_norm_ops {
 } qd_cpu_norm_ops;
 QD_CPU_TABLE(qd_cpu_norm_ops, qd_cpu_norm_ops)
 
+typedef struct qd_cpu_head_norm_ops {
+    qd_pool_body forward; /* rows */
+    /* Rows begin .. end-1. sums: (2, head_dim) fp32, gradients of the two gammas, added to. */
+    void (*backward)(const qd_head_norm_args *a, int64_t begin, int64_t end, float *sums);
+} qd_cpu_head_norm_ops;
+QD_CPU_TABLE(qd_cpu_head_norm_ops, qd_cpu_head_norm_ops)
+
+typedef struct qd_cpu_expert_rows_ops {
+    qd_pool_body permute; /* places */
+    qd_pool_body combine; /* rows */
+} qd_cpu_expert_rows_ops;
+QD_CPU_TABLE(qd_cpu_expert_rows_ops, qd_cpu_expert_rows_ops)
+
 typedef struct qd_cpu_rope_ops {
     qd_pool_body rotate; /* rows */
 } qd_cpu_rope_ops;

@@ -1,0 +1,11 @@
+/* Blocks with experts and norms of queries and keys have no kernels here yet; configurations that need them are refused. */
+#include "device/cuda/launch_impl.h"
+
+#define ABSENT(slot, args)                                                                                  \
+    qd_status qd_cuda_##slot(qd_stream *stream, const args *a)                                              \
+    {                                                                                                       \
+        (void)stream;                                                                                       \
+        (void)a;                                                                                            \
+        return QD_FAIL(QD_UNSUPPORTED, #slot ": models with experts or norms of queries and keys run on the cpu only so far"); \
+    }
+QD_EXPERT_KERNEL_TABLE(ABSENT)

@@ -1,0 +1,142 @@
+/* Kernel arguments of blocks with experts, and of norms of queries and keys. Part of device.h.
+ *
+ * An assignment is a pair (row, j), j below per_token: row's j-th choice. Assignments that are carried out are numbered by
+ * expert, then row, then j: their place. An expert may have none. */
+#ifndef QD_DEVICE_EXPERTS_H
+#define QD_DEVICE_EXPERTS_H
+
+#include <quadrille/types.h>
+
+/* x (rows, row_stride): heads queries, then kv_heads keys, of head_dim each; what follows them is copied. Each head's vector
+ * becomes x * rstd * gamma, rstd = 1 / sqrt(mean(x²) + eps). rstd: (rows, heads + kv_heads).
+ * Backward: d (rows, row_stride) in place, from the gradient of the result to that of x; gradients of gammas are added to. */
+typedef struct qd_head_norm_args {
+    const void *x, *q_gamma, *k_gamma;
+    void *y;
+    float *rstd;
+    int64_t rows, row_stride;
+    int heads, kv_heads, head_dim;
+    float eps;
+    qd_dtype dtype, param_dtype;
+    void *d, *q_grad, *k_grad; /* backward only */
+    qd_dtype grad_dtype;
+} qd_head_norm_args;
+
+/* How experts are chosen. Scores are softmax or sigmoid of the logits. Experts lie in `groups` equal groups; the score of a
+ * group is the sum of its group_best highest (score + bias), and the top_groups highest groups may be chosen from: the
+ * per_token highest (score + bias), of equal ones the lowest index. Weights are scores (without bias), divided by their sum if
+ * normalised, times scale. */
+typedef struct qd_route_rule {
+    int experts, per_token, groups, top_groups, group_best;
+    bool sigmoid, normalised;
+    float scale;
+} qd_route_rule;
+
+/* logits (rows, experts) -> choice, weight (rows, per_token), best first. load (loads, experts) = how many rows chose each
+ * expert, by sequence: row r belongs to sequence (first_row + r) / load_rows. */
+typedef struct qd_route_args {
+    const float *logits;
+    const void *bias; /* (experts) or NULL */
+    int32_t *choice;
+    float *weight, *load;
+    int64_t rows, first_row, load_rows, loads;
+    qd_route_rule rule;
+    qd_dtype bias_dtype;
+} qd_route_args;
+
+/* d_logits from d_weight, and from two losses of the router:
+ *   balance  aux * sum over rows of sum over experts of f[e] * p[row][e], p: scores divided by their sum,
+ *            f[e] = load[e] * load_scale, load: that of the row's sequence
+ *   z        z * sum over rows of (log sum exp logits)² */
+typedef struct qd_route_grad_args {
+    const float *logits, *weight, *d_weight, *load;
+    const int32_t *choice;
+    float *d_logits;
+    int64_t rows, first_row, load_rows;
+    float aux, load_scale, z;
+    qd_route_rule rule;
+} qd_route_grad_args;
+
+/* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at a place, count (experts).
+ * limit > 0: an expert takes at most so many; the last, or (least) those of least weight, of equal ones the last, have
+ * place -1. */
+typedef struct qd_route_plan_args {
+    const int32_t *choice;
+    const float *weight;
+    int32_t *place, *from, *count;
+    int64_t rows, limit;
+    int experts, per_token;
+    bool least;
+} qd_route_plan_args;
+
+/* total (experts) += how many assignments chose each expert. */
+typedef struct qd_route_load_args {
+    const int32_t *choice;
+    float *total;
+    int64_t assignments;
+    int experts;
+} qd_route_load_args;
+
+/* y[place] = x[row] [* weight[assignment]], for all places. With `old` (backward of combine): also
+ * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a place. */
+typedef struct qd_permute_args {
+    const void *x;
+    const int32_t *from, *place, *count; /* count (experts): places in all are their sum */
+    const float *weight;                 /* NULL: 1 */
+    void *y;
+    const void *old; /* (copies, assignments, cols) or NULL */
+    float *d_weight;
+    int64_t rows, cols;
+    int per_token, experts, copies;
+    qd_dtype dtype;
+} qd_permute_args;
+
+/* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], in this order. */
+typedef struct qd_combine_args {
+    const void *x, *add; /* x (copies, assignments, cols) */
+    const int32_t *place;
+    const float *weight; /* NULL: 1 */
+    void *y;
+    int64_t rows, cols;
+    int per_token, copies;
+    qd_dtype dtype;
+} qd_combine_args;
+
+/* Products over experts. Rows of a come in `sources` blocks, one per rank that sent them, in each by expert: counts[s *
+ * count_stride + e] rows for e below experts. Of this list the rows [begin, begin + rows) are at hand, a's and c's row 0 being
+ * number begin; rows beyond the end of the list are left alone.
+ *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
+ *   by experts  b_e (n, k) += c (rows, n)ᵀ · a (rows, k), sources in ascending order */
+typedef struct qd_grouped_args {
+    const void *a;
+    void *b, *c;
+    const int32_t *counts;
+    int64_t count_stride, begin, rows, n, k;
+    int sources, experts;
+    bool trans_b, by_experts;
+    qd_dtype a_dtype, b_dtype, c_dtype;
+} qd_grouped_args;
+
+/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another buffer. total becomes 0 if
+ * zero_total. */
+typedef struct qd_expert_bias_args {
+    float *bias, *total;
+    void *param;
+    int64_t experts;
+    double mean, rate;
+    bool zero_total;
+    qd_dtype param_dtype;
+} qd_expert_bias_args;
+
+#define QD_EXPERT_KERNEL_TABLE(X)                                                                           \
+    X(head_norm, qd_head_norm_args)                                                                         \
+    X(head_norm_backward, qd_head_norm_args)                                                                \
+    X(route, qd_route_args)                                                                                 \
+    X(route_grad, qd_route_grad_args)                                                                       \
+    X(route_plan, qd_route_plan_args)                                                                       \
+    X(route_load, qd_route_load_args)                                                                       \
+    X(permute, qd_permute_args)                                                                             \
+    X(combine, qd_combine_args)                                                                             \
+    X(grouped, qd_grouped_args)                                                                             \
+    X(expert_bias, qd_expert_bias_args)
+#endif
