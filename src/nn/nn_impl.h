@@ -68,5 +68,19 @@ qd_status qd_run_add(const qd_op_call *c);
 qd_status qd_run_dropout(const qd_op_call *c);
 qd_status qd_run_head_loss(const qd_op_call *c);
 qd_status qd_run_head_logits(const qd_op_call *c);
+qd_status qd_run_head_norm(const qd_op_call *c);
+qd_status qd_run_head_norm_grad(const qd_op_call *c);
+qd_status qd_run_route(const qd_op_call *c);
+qd_status qd_run_route_plan(const qd_op_call *c);
+qd_status qd_run_route_grad(const qd_op_call *c);
+qd_status qd_run_route_load(const qd_op_call *c);
+qd_status qd_run_permute(const qd_op_call *c);
+qd_status qd_run_combine(const qd_op_call *c);
+qd_status qd_run_combine_grad(const qd_op_call *c);
+qd_status qd_run_experts(const qd_op_call *c);
+qd_status qd_run_experts_dx(const qd_op_call *c);
+qd_status qd_run_experts_dw(const qd_op_call *c);
+qd_status qd_run_expert_activation(const qd_op_call *c);
+qd_status qd_run_expert_activation_grad(const qd_op_call *c);
 
 #endif

@@ -25,6 +25,20 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_DROPOUT] = qd_run_dropout,
     [QD_OP_HEAD_LOSS] = qd_run_head_loss,
     [QD_OP_HEAD_LOGITS] = qd_run_head_logits,
+    [QD_OP_HEAD_NORM] = qd_run_head_norm,
+    [QD_OP_HEAD_NORM_GRAD] = qd_run_head_norm_grad,
+    [QD_OP_ROUTE] = qd_run_route,
+    [QD_OP_ROUTE_PLAN] = qd_run_route_plan,
+    [QD_OP_ROUTE_GRAD] = qd_run_route_grad,
+    [QD_OP_ROUTE_LOAD] = qd_run_route_load,
+    [QD_OP_PERMUTE] = qd_run_permute,
+    [QD_OP_COMBINE] = qd_run_combine,
+    [QD_OP_COMBINE_GRAD] = qd_run_combine_grad,
+    [QD_OP_EXPERTS] = qd_run_experts,
+    [QD_OP_EXPERTS_DX] = qd_run_experts_dx,
+    [QD_OP_EXPERTS_DW] = qd_run_experts_dw,
+    [QD_OP_EXPERT_ACTIVATION] = qd_run_expert_activation,
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = qd_run_expert_activation_grad,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects

@@ -26,6 +26,11 @@ void qd_write_block(qd_class_writer *w)
     qd_class_weight down_w = qd_class_weights(w, "mlp.down.weight", 1), down_b = qd_class_weights(w, "mlp.down.bias", 1);
     int normed1 = qd_class_local(w, "attn_normed", m->hidden);
     int qkv = qd_class_local(w, "qkv", q + 2 * kv);
+    bool experts = w->module->kind == QD_MODULE_MOE;
+    qd_class_experts moe;
+    qd_class_weight q_norm = qd_class_weights(w, "attn.q_norm.weight", 1), k_norm = qd_class_weights(w, "attn.k_norm.weight", 1);
+    int qkv_before = m->qk_norm ? qd_class_local(w, "qkv_before_norm", q + 2 * kv) : qkv;
+    int head_rstd = m->qk_norm ? qd_class_local_f32(w, "head_rstd", w->rows, (q + kv) / m->head_dim) : -1;
     int o = qd_class_local(w, "attended", q);
     int lse = qd_class_local_f32(w, "lse", w->config->batch * m->heads, w->config->seq);
     int branch1 = qd_class_local(w, "attn_branch", m->hidden);
@@ -38,7 +43,10 @@ void qd_write_block(qd_class_writer *w)
 
     w->phase = QD_PHASE_FORWARD;
     qd_class_norm(w, x, -1, n1, -1, normed1);
-    qd_class_linear(w, normed1, qkv_w, qkv_b, qkv);
+    qd_class_linear(w, normed1, qkv_w, qkv_b, qkv_before);
+    if (m->qk_norm)
+        qd_op_sizes(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv,
+                    (q + kv) / m->head_dim, 0.0);
     if (table >= 0)
         qd_op_sizes(QD_CLASS_OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, 0, 0.0);
     if (w->config->context > 0) {
@@ -60,15 +68,17 @@ void qd_write_block(qd_class_writer *w)
         branch1 = qd_class_dropout(w, "attn_dropped", branch1, 1);
         qd_class_norm(w, x, branch1, n2, middle, normed2);
     }
-    if (fuse_gelu) {
+    if (experts) {
+        qd_write_experts(w, &moe, normed2, middle, out);
+    } else if (fuse_gelu) {
         qd_class_linear_gelu(w, normed2, up_w, up_b, up, active);
     } else {
         qd_class_linear(w, normed2, up_w, up_b, up);
         qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, up, active), w->rows, m->ffn, 0, 0.0);
     }
-    if (fuse_residual) {
+    if (fuse_residual && !experts) {
         qd_class_linear_add(w, active, down_w, down_b, middle, out);
-    } else {
+    } else if (!experts) {
         qd_class_linear(w, active, down_w, down_b, branch2);
         branch2 = qd_class_dropout(w, "mlp_dropped", branch2, 2);
         qd_op_sizes(QD_CLASS_OP(w, ADD, middle, branch2, out), w->rows, m->hidden, 0, 0.0);
@@ -89,7 +99,9 @@ void qd_write_block(qd_class_writer *w)
 
     w->phase = QD_PHASE_INPUT;
     int d_branch2 = qd_class_dropout(w, "d_mlp_branch", dy, 2);
-    if (fuse_gelu) {
+    if (experts) {
+        qd_write_experts_grad(w, &moe, d_branch2, normed2, d_normed2);
+    } else if (fuse_gelu) {
         qd_class_linear_grad(w, d_branch2, active, down_w, down_b, up, d_up);
     } else if (traits->remade_activation && m->activation == QD_ACT_SWIGLU) {
         /* The pass over gate and up that gives their gradients gives their product again: it need not be kept. */
@@ -102,13 +114,17 @@ void qd_write_block(qd_class_writer *w)
         qd_class_linear_grad(w, d_branch2, active, down_w, down_b, -1, d_active);
         qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
     }
-    qd_class_linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
+    if (!experts)
+        qd_class_linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
     qd_class_norm_grad(w, d_normed2, middle, n2, dy, d_middle);
     int d_branch1 = qd_class_dropout(w, "d_attn_branch", d_middle, 1);
     qd_class_linear_grad(w, d_branch1, o, out_w, out_b, -1, d_o);
     qd_op_sizes(QD_CLASS_OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, w->config->seq, 2.5 * attention_flops);
     if (table >= 0)
         qd_op_sizes(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, 0, 0.0);
+    if (m->qk_norm)
+        qd_op_sizes(QD_CLASS_OP(w, HEAD_NORM_GRAD, d_qkv, qkv_before, q_norm.value, k_norm.value, head_rstd, q_norm.grad, k_norm.grad), w->rows,
+                    q + 2 * kv, (q + kv) / m->head_dim, 0.0);
     qd_class_linear_grad(w, d_qkv, normed1, qkv_w, qkv_b, -1, d_normed1);
     qd_class_norm_grad(w, d_normed1, x, n1, d_middle, dx);
 }

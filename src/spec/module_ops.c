@@ -124,14 +124,15 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
     out->kind = kind;
     switch (kind) {
     case QD_MODULE_EMBED: qd_write_embed(&w); break;
-    case QD_MODULE_BLOCK: qd_write_block(&w); break;
+    case QD_MODULE_BLOCK:
+    case QD_MODULE_MOE: qd_write_block(&w); break;
     case QD_MODULE_HEAD: qd_write_head(&w); break;
     }
     if (w.no_memory)
         return QD_NO_MEMORY;
     if (w.wrong)
         return QD_FAIL(QD_SYSTEM, "an op of a module has another number of slots than its kind");
-    if (kind == QD_MODULE_BLOCK && config->training)
+    if ((kind == QD_MODULE_BLOCK || kind == QD_MODULE_MOE) && config->training)
         out->recompute = config->recompute;
     QD_TRY(qd_recompute_apply(&w, out->recompute));
     QD_TRY(place_locals(&w, out));

@@ -1,5 +1,8 @@
 /* What a model with experts must be, and how its options are read. */
 #include "spec/config.h"
+#include "spec/program_impl.h"
+
+#include <string.h>
 
 qd_status qd_moe_validate(const qd_model *m)
 {
@@ -48,6 +51,15 @@ int qd_moe_group_best(const qd_moe *e)
 static bool takes(const qd_options *o, const char *key, bool always)
 {
     return always || qd_options_is_set(o, key);
+}
+
+qd_status qd_moe_check(const qd_model *m, const qd_strategy *s)
+{
+    if ((m->moe.experts > 0 || m->qk_norm) && strcmp(s->traits->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "model.%s runs on the cpu only so far: set run.device to cpu", m->moe.experts > 0 ? "experts" : "qk_norm");
+    if (m->moe.experts > 0 && m->moe.bias_rate > 0.0 && s->training && s->grad != QD_F32)
+        return QD_FAIL(QD_USAGE, "model.router_bias_rate counts tokens beside the gradients, which needs train.grad_dtype fp32");
+    return QD_OK;
 }
 
 /* `always`: without a preset the table's defaults count. */

@@ -58,7 +58,21 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(ADD, "add", "rrw")                      /* a, b, y */                                                \
     X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */ \
     X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */ \
-    X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */
+    X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */                      \
+    X(HEAD_NORM, "head.norm", "rrrww")        /* qkv before, q gamma, k gamma, qkv, rstd */                \
+    X(HEAD_NORM_GRAD, "head.norm.grad", "arrrraa") /* dqkv in place, qkv before, gammas, rstd, gammas' grads */ \
+    X(ROUTE, "route", "rrwww")                /* logits, bias, choice, weight, load */                     \
+    X(ROUTE_PLAN, "route.plan", "rrwww")      /* choice, weight, place, from, rows per expert */           \
+    X(ROUTE_GRAD, "route.grad", "rrrrrw")     /* logits, choice, weight, d_weight, load, d_logits */       \
+    X(ROUTE_LOAD, "route.load", "ra")         /* choice, bias grad */                                      \
+    X(PERMUTE, "permute", "rrrw")             /* x, from, rows per expert, y by expert */                  \
+    X(COMBINE, "combine", "rrrrw")            /* rows by expert, place, weight, add, y */                  \
+    X(COMBINE_GRAD, "combine.grad", "rrrrrrww") /* dy, rows by expert, from, place, rows per expert, weight, d_rows, d_weight */ \
+    X(EXPERTS, "experts", "rrrw")             /* x, weights, rows per expert, y */                         \
+    X(EXPERTS_DX, "experts.dx", "rrrw")       /* dy, weights, rows per expert, dx */                       \
+    X(EXPERTS_DW, "experts.dw", "rrra")       /* dy, x, rows per expert, weight grads */                   \
+    X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                          \
+    X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */
 
 typedef enum qd_op_kind {
 #define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,

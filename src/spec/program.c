@@ -248,10 +248,11 @@ static void reduce_loss(builder *b)
     a->stream = QD_STREAM_COMPUTE;
 }
 
-static qd_status check_strategy(const qd_strategy *s)
+static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
 {
     if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
         return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
+    QD_TRY(qd_moe_check(&ledger->model, s));
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
         return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
     return QD_OK;
@@ -365,7 +366,7 @@ static qd_status choose_schedule(builder *b, qd_arena *arena)
 qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy, int rank, qd_arena *arena,
                             qd_program **program)
 {
-    QD_TRY(check_strategy(strategy));
+    QD_TRY(check_strategy(ledger, strategy));
     if ((double)strategy->micro_batches * ledger->module_count > 1e7)
         return QD_FAIL(QD_USAGE, "a step of %d micro-batches of %d modules is too long a program: raise train.micro_batch or lower "
                                  "train.global_batch", strategy->micro_batches, ledger->module_count);

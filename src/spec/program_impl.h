@@ -112,6 +112,9 @@ int qd_build_last_compute(const qd_builder *b);    /* last action that computes;
  * action `after` has ended. */
 qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, int group, int64_t count, qd_dtype dtype, int after);
 
+/* moe.c: what cannot be done with experts, or with norms of queries and keys, is refused. */
+qd_status qd_moe_check(const qd_model *model, const qd_strategy *strategy);
+
 /* units.c: parameters that are gathered. */
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);
 void qd_units_before(qd_builder *b, int item); /* gathers what it and the items after it need */

@@ -412,7 +412,7 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
         }
         if (!isfinite(sum) && it->not_finite[0] == '\0')
             snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[i].name);
-        total += sum;
+        total += p->ledger->params[i].counts ? 0.0 : sum;
     }
     double correction = token_correction(it);
     it->norm = sqrt(total) * correction;
@@ -422,8 +422,11 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 
 static qd_update_context update_context(const qd_interpreter *it)
 {
+    const qd_model *m = &it->program->ledger->model;
+    double assignments = (double)it->in->global_batch * (double)it->program->strategy.seq * m->moe.per_token;
     return (qd_update_context){.bound = it->bound, .kernels = it->kernels, .stream = it->stream, .optim = it->in->optim,
-                               .step = it->in->step, .grad_scale = it->grad_scale};
+                               .step = it->in->step, .grad_scale = it->grad_scale,
+                               .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
 /* Numbers that are not finite never reach the weights; all ranks see them alike. */

@@ -31,6 +31,31 @@ static bool equally_far(const places *x, const places *y)
            x->moment2 - x->state == y->moment2 - y->state;
 }
 
+/* The biases of a module's experts move against the load that the step has counted. */
+static qd_status update_biases(const qd_update_context *c, const qd_module *module)
+{
+    const qd_bound *b = c->bound;
+    const qd_program *p = b->program;
+    double rate = p->ledger->model.moe.bias_rate;
+    for (int i = module->param_begin; i < module->param_begin + module->param_count && rate > 0.0; i++) {
+        if (!p->ledger->params[i].counts)
+            continue;
+        places at = find_places(p, i);
+        void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
+        if (at.count > 0)
+            QD_TRY(c->kernels->expert_bias(c->stream, &(qd_expert_bias_args){
+                .bias = p->strategy.param == QD_F32 ? param : shifted(qd_bound_kind(b, QD_BUFFER_MASTER), at.state, QD_F32),
+                .total = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, QD_F32),
+                .param = param,
+                .experts = at.count,
+                .mean = c->expert_mean,
+                .rate = rate,
+                .param_dtype = p->strategy.param,
+            }));
+    }
+    return QD_OK;
+}
+
 /* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter lies in one piece in each:
  * neighbours that are equally far apart in all buffers go in one call. */
 qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
@@ -47,7 +72,7 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
         places first = find_places(p, i);
         for (; i < end && count < MOST; i++) {
             places at = find_places(p, i);
-            if (p->ledger->params[i].tied_to >= 0 || at.count == 0 || (p->matrices && qd_muon_takes(p->ledger, i)))
+            if (p->ledger->params[i].tied_to >= 0 || p->ledger->params[i].counts || at.count == 0 || (p->matrices && qd_muon_takes(p->ledger, i)))
                 continue;
             if (count == 0)
                 first = at;
@@ -69,7 +94,7 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
         };
         QD_TRY(qd_optim_update(c->optim, c->kernels, c->stream, &state, ranges, count, c->step, c->grad_scale));
     }
-    return QD_OK;
+    return update_biases(c, module);
 }
 
 /* The fp32 elements of a buffer that MOMENTUM writes and UPDATE_MATRICES reads; NULL for -1. */

@@ -12,6 +12,7 @@ typedef struct qd_update_context {
     const qd_optim *optim;
     int64_t step; /* from 1 */
     double grad_scale;
+    double expert_mean; /* assignments of the step per expert */
 } qd_update_context;
 
 /* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */

@@ -1,0 +1,181 @@
+/* Blocks with experts. */
+#include "nn/nn_impl.h"
+
+#include <math.h>
+
+qd_status qd_run_head_norm(const qd_op_call *c)
+{
+    const qd_model *m = call_model(c);
+    return c->frame->kernels->head_norm(c->frame->stream, &(qd_head_norm_args){
+        .x = c->at[0], .q_gamma = c->at[1], .k_gamma = c->at[2], .y = c->at[3], .rstd = c->at[4],
+        .rows = c->op->m, .row_stride = c->op->n,
+        .heads = (int)c->op->k - m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads),
+        .kv_heads = m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads), .head_dim = m->head_dim,
+        .eps = (float)m->norm_eps, .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 1),
+    });
+}
+
+qd_status qd_run_head_norm_grad(const qd_op_call *c)
+{
+    const qd_model *m = call_model(c);
+    return c->frame->kernels->head_norm_backward(c->frame->stream, &(qd_head_norm_args){
+        .d = c->at[0], .x = c->at[1], .q_gamma = c->at[2], .k_gamma = c->at[3], .rstd = c->at[4], .q_grad = c->at[5], .k_grad = c->at[6],
+        .rows = c->op->m, .row_stride = c->op->n,
+        .heads = (int)c->op->k - m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads),
+        .kv_heads = m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads), .head_dim = m->head_dim,
+        .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 2), .grad_dtype = call_dtype(c, 5),
+    });
+}
+
+/* ---- the router ---- */
+
+static qd_route_rule route_rule(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    return (qd_route_rule){.experts = e->experts, .per_token = e->per_token, .groups = e->groups, .top_groups = e->top_groups,
+                           .group_best = qd_moe_group_best(e), .sigmoid = e->router == QD_ROUTER_SIGMOID,
+                           .normalised = e->normalised, .scale = (float)e->scale};
+}
+
+/* Rows of the loads: one per sequence, or one for all. */
+static int64_t load_rows(const qd_op_call *c, int load)
+{
+    int64_t loads = c->slots[c->op->slot[load]].rows;
+    return loads == 1 ? c->op->m : c->op->m / loads;
+}
+
+qd_status qd_run_route(const qd_op_call *c)
+{
+    return c->frame->kernels->route(c->frame->stream, &(qd_route_args){
+        .logits = c->at[0], .bias = c->at[1], .choice = c->at[2], .weight = c->at[3], .load = c->at[4],
+        .rows = c->op->m, .load_rows = load_rows(c, 4), .loads = c->slots[c->op->slot[4]].rows,
+        .rule = route_rule(c), .bias_dtype = c->at[1] ? call_dtype(c, 1) : QD_F32,
+    });
+}
+
+/* The balance: f of an expert is its load divided by the mean load, over the tokens of a sequence or of all that is computed
+ * at the same time. Each token's part of the loss has the scale of its part of the loss of the model. */
+qd_status qd_run_route_grad(const qd_op_call *c)
+{
+    const qd_model *m = call_model(c);
+    const qd_program *p = c->frame->program;
+    double tokens = (double)p->strategy.seq;
+    if (m->moe.balance == QD_BALANCE_BATCH)
+        tokens *= (double)p->strategy.micro_batch * p->ledger->mesh.degree[QD_AXIS_DP];
+    return c->frame->kernels->route_grad(c->frame->stream, &(qd_route_grad_args){
+        .logits = c->at[0], .choice = c->at[1], .weight = c->at[2], .d_weight = c->at[3], .load = c->at[4], .d_logits = c->at[5],
+        .rows = c->op->m, .load_rows = load_rows(c, 4),
+        .aux = (float)m->moe.aux_loss * c->frame->loss_scale,
+        .load_scale = (float)(m->moe.experts / (m->moe.per_token * tokens)),
+        .z = (float)m->moe.z_loss * c->frame->loss_scale,
+        .rule = route_rule(c),
+    });
+}
+
+qd_status qd_run_route_plan(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    double mean = (double)c->op->m * e->per_token / e->experts;
+    return c->frame->kernels->route_plan(c->frame->stream, &(qd_route_plan_args){
+        .choice = c->at[0], .weight = c->at[1], .place = c->at[2], .from = c->at[3], .count = c->at[4],
+        .rows = c->op->m, .limit = e->capacity > 0.0 ? (int64_t)ceil(e->capacity * mean) : 0,
+        .experts = e->experts, .per_token = e->per_token, .least = e->drop == QD_DROP_LEAST,
+    });
+}
+
+qd_status qd_run_route_load(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    return c->frame->kernels->route_load(c->frame->stream, &(qd_route_load_args){
+        .choice = c->at[0], .total = c->at[1], .assignments = c->op->m * e->per_token, .experts = e->experts});
+}
+
+/* ---- rows ---- */
+
+qd_status qd_run_permute(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
+        .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[3],
+        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .dtype = call_dtype(c, 0),
+    });
+}
+
+qd_status qd_run_combine(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    return c->frame->kernels->combine(c->frame->stream, &(qd_combine_args){
+        .x = c->at[0], .place = c->at[1], .weight = c->at[2], .add = c->at[3], .y = c->at[4],
+        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .copies = 1, .dtype = call_dtype(c, 0),
+    });
+}
+
+qd_status qd_run_combine_grad(const qd_op_call *c)
+{
+    const qd_moe *e = &call_model(c)->moe;
+    return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
+        .x = c->at[0], .old = c->at[1], .from = c->at[2], .place = c->at[3], .count = c->at[4], .weight = c->at[5], .y = c->at[6],
+        .d_weight = c->at[7],
+        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .copies = 1, .dtype = call_dtype(c, 0),
+    });
+}
+
+/* ---- products over experts: n, k of the op are those of one expert's matrix as the product sees it ---- */
+
+static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, int y)
+{
+    const qd_slot *table = &c->slots[c->op->slot[counts]], *weight = &c->slots[c->op->slot[b]];
+    return (qd_grouped_args){
+        .a = c->at[a], .b = c->at[b], .c = c->at[y], .counts = (const int32_t *)c->at[counts] + c->op->chunk, .count_stride = table->cols,
+        .rows = c->op->m, .n = c->op->n, .k = c->op->k, .sources = (int)table->rows,
+        .experts = (int)(weight->rows * weight->cols / (c->op->n * c->op->k)),
+        .a_dtype = call_dtype(c, a), .b_dtype = call_dtype(c, b), .c_dtype = call_dtype(c, y),
+    };
+}
+
+/* y (rows, n) = x (rows, k) · W (n, k)ᵀ */
+qd_status qd_run_experts(const qd_op_call *c)
+{
+    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    a.trans_b = true;
+    return c->frame->kernels->grouped(c->frame->stream, &a);
+}
+
+/* dx (rows, n) = dy (rows, k) · W (k, n) */
+qd_status qd_run_experts_dx(const qd_op_call *c)
+{
+    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    return c->frame->kernels->grouped(c->frame->stream, &a);
+}
+
+/* dW (n, k) += dy (rows, n)ᵀ · x (rows, k) */
+qd_status qd_run_experts_dw(const qd_op_call *c)
+{
+    qd_grouped_args a = grouped(c, 1, 3, 2, 0);
+    a.by_experts = true;
+    return c->frame->kernels->grouped(c->frame->stream, &a);
+}
+
+/* Rows that are there: of all sources, for this rank's experts. */
+static int64_t expert_rows(const qd_op_call *c, int counts)
+{
+    const qd_slot *table = &c->slots[c->op->slot[counts]];
+    const int32_t *count = c->at[counts];
+    int64_t rows = 0;
+    for (int64_t i = 0; i < table->rows * table->cols; i++)
+        rows += count[i];
+    return rows;
+}
+
+qd_status qd_run_expert_activation(const qd_op_call *c)
+{
+    return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
+        .kind = QD_ACT_SWIGLU, .x = c->at[0], .y = c->at[2], .rows = expert_rows(c, 1), .cols = c->op->n, .dtype = call_dtype(c, 0)});
+}
+
+qd_status qd_run_expert_activation_grad(const qd_op_call *c)
+{
+    return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
+        .kind = QD_ACT_SWIGLU, .x = c->at[0], .dy = c->at[1], .dx = c->at[3], .y = c->at[4], .rows = expert_rows(c, 2), .cols = c->op->n,
+        .dtype = call_dtype(c, 0)});
+}

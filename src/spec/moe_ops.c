@@ -1,0 +1,155 @@
+/* The part of a block's op list that is experts instead of an MLP.
+ *
+ * x → router → choices → places → rows by expert → gate and up → activation → down → weighted sum per row, beside the shared
+ * experts. R is the micro-batch's rows, A = R · experts per token the assignments. */
+#include "spec/ops_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* All matrices of one product, those of this rank's experts lying one after another: (experts, out, in). */
+static qd_class_weight expert_weights(qd_class_writer *w, const char *matrix, int parts)
+{
+    const qd_ledger *l = w->ledger;
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, "mlp.experts.0.%s.weight", matrix);
+    int first = 0, count = w->model->moe.experts * parts;
+    while (first < w->module->param_count &&
+           strcmp(l->params[w->module->param_begin + first].name + strlen(w->module->name) + 1, suffix) != 0)
+        first++;
+    qd_class_weight found = {0};
+    for (int i = first; i < first + count; i++) {
+        qd_atom atom = qd_ledger_atom(l, w->module->param_begin + i, w->config->rank);
+        found.out += atom.length[0];
+        found.in = atom.length[0] > 0 ? atom.length[1] : found.in;
+    }
+    const char *name = parts == 2 ? "experts.gate" : "experts.down";
+    found.value = qd_class_slot(w, name, QD_SLOT_PARAM, w->config->param, found.out, found.in);
+    found.grad = qd_class_slot(w, name, QD_SLOT_GRAD, w->config->grad, found.out, found.in);
+    if (w->no_memory)
+        return found;
+    w->slots[found.value].param = w->slots[found.grad].param = first;
+    w->slots[found.value].param_count = w->slots[found.grad].param_count = count;
+    return found;
+}
+
+static int local_i32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
+{
+    return qd_class_slot(w, name, QD_SLOT_LOCAL, QD_I32, rows, cols);
+}
+
+static int local_rows(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
+{
+    return qd_class_slot(w, name, QD_SLOT_LOCAL, w->config->activation, rows, cols);
+}
+
+/* Products over experts count what the assignments of a mean load cost. */
+static void grouped(qd_class_writer *w, qd_op *op, const qd_class_experts *e, int64_t n, int64_t k)
+{
+    qd_op_sizes(op, e->capacity, n, k, 2.0 * (double)w->rows * w->model->moe.per_token * (double)n * (double)k);
+}
+
+void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residual, int out)
+{
+    const qd_model *m = w->model;
+    const qd_moe *moe = &m->moe;
+    int64_t assignments = w->rows * moe->per_token, loads = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
+    qd_class_weight none = {-1, -1, 0, 0};
+    *e = (qd_class_experts){
+        .router = qd_class_weights(w, "mlp.router.weight", 1),
+        .bias = qd_class_weights(w, "mlp.router.bias", 1),
+        .up_w = expert_weights(w, "gate", 2),
+        .down_w = expert_weights(w, "down", 1),
+        .shared_up = moe->shared > 0 ? qd_class_weights(w, "mlp.shared.gate.weight", 2) : none,
+        .shared_down = moe->shared > 0 ? qd_class_weights(w, "mlp.shared.down.weight", 1) : none,
+        .capacity = assignments,
+        .logits = qd_class_local_f32(w, "router_logits", w->rows, moe->experts),
+        .choice = local_i32(w, "choice", w->rows, moe->per_token),
+        .weight = qd_class_local_f32(w, "expert_weight", w->rows, moe->per_token),
+        .load = qd_class_local_f32(w, "expert_load", loads, moe->experts),
+        .place = local_i32(w, "place", w->rows, moe->per_token),
+        .from = local_i32(w, "from", 1, assignments),
+        .count = local_i32(w, "expert_rows", 1, moe->experts),
+    };
+    e->ffn = e->down_w.in;
+    e->rows_in = local_rows(w, "expert_in", e->capacity, m->hidden);
+    e->up = local_rows(w, "expert_up", e->capacity, 2 * e->ffn);
+    e->active = local_rows(w, "expert_active", e->capacity, e->ffn);
+    e->rows_out = local_rows(w, "expert_out", e->capacity, m->hidden);
+
+    qd_class_linear(w, x, e->router, none, e->logits);
+    qd_op_sizes(QD_CLASS_OP(w, ROUTE, e->logits, e->bias.value, e->choice, e->weight, e->load), w->rows, moe->experts, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, ROUTE_PLAN, e->choice, e->weight, e->place, e->from, e->count), w->rows, moe->experts, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, e->from, e->count, e->rows_in), w->rows, m->hidden, 0, 0.0);
+    int add = residual;
+    if (moe->shared > 0) {
+        e->shared_sum = qd_class_local(w, "shared_up", e->shared_up.out);
+        e->shared_active = qd_class_local(w, "shared_active", e->shared_down.in);
+        add = qd_class_local(w, "shared_out", m->hidden);
+        qd_class_linear(w, x, e->shared_up, none, e->shared_sum);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, e->shared_sum, e->shared_active), w->rows, e->shared_down.in, 0, 0.0);
+        qd_class_linear(w, e->shared_active, e->shared_down, none, add);
+    }
+    grouped(w, QD_CLASS_OP(w, EXPERTS, e->rows_in, e->up_w.value, e->count, e->up), e, 2 * e->ffn, m->hidden);
+    qd_op_sizes(QD_CLASS_OP(w, EXPERT_ACTIVATION, e->up, e->count, e->active), e->capacity, e->ffn, 0, 0.0);
+    grouped(w, QD_CLASS_OP(w, EXPERTS, e->active, e->down_w.value, e->count, e->rows_out), e, m->hidden, e->ffn);
+    bool drops = m->dropout > 0.0 && w->config->training;
+    if (!drops && moe->shared == 0) {
+        qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->rows_out, e->place, e->weight, residual, out), w->rows, m->hidden, 0, 0.0);
+        return;
+    }
+    int branch = qd_class_local(w, "mlp_branch", m->hidden);
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->rows_out, e->place, e->weight, moe->shared > 0 ? add : -1, branch), w->rows, m->hidden, 0, 0.0);
+    branch = qd_class_dropout(w, "mlp_dropped", branch, 2);
+    qd_op_sizes(QD_CLASS_OP(w, ADD, residual, branch, out), w->rows, m->hidden, 0, 0.0);
+}
+
+static void experts_weight_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, qd_class_weight matrix, int64_t n, int64_t k)
+{
+    w->phase = QD_PHASE_WEIGHT;
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DW, dy, x, e->count, matrix.grad), e, n, k);
+    w->phase = QD_PHASE_INPUT;
+}
+
+void qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, int dx)
+{
+    const qd_model *m = w->model;
+    const qd_moe *moe = &m->moe;
+    qd_class_weight none = {-1, -1, 0, 0};
+    int d_out = local_rows(w, "d_expert_out", e->capacity, m->hidden);
+    int d_weight = qd_class_local_f32(w, "d_expert_weight", w->rows, moe->per_token);
+    int d_active = local_rows(w, "d_expert_active", e->capacity, e->ffn);
+    int d_up = local_rows(w, "d_expert_up", e->capacity, 2 * e->ffn);
+    int again = local_rows(w, "expert_active_again", e->capacity, e->ffn);
+    int d_in = local_rows(w, "d_expert_in", e->capacity, m->hidden);
+    int d_logits = qd_class_local_f32(w, "d_router_logits", w->rows, moe->experts);
+    int d_router = qd_class_local(w, "d_router_in", m->hidden);
+
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->rows_out, e->from, e->place, e->count, e->weight, d_out, d_weight), w->rows, m->hidden, 0,
+                0.0);
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_out, e->down_w.value, e->count, d_active), e, e->ffn, m->hidden);
+    /* The pass that gives the gradients of gate and up gives their product again: it need not be kept. */
+    qd_op_sizes(QD_CLASS_OP(w, EXPERT_ACTIVATION_GRAD, e->up, d_active, e->count, d_up, again), e->capacity, e->ffn, 0, 0.0);
+    experts_weight_grad(w, e, d_out, again, e->down_w, m->hidden, e->ffn);
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_up, e->up_w.value, e->count, d_in), e, m->hidden, 2 * e->ffn);
+    experts_weight_grad(w, e, d_up, e->rows_in, e->up_w, 2 * e->ffn, m->hidden);
+    qd_op_sizes(QD_CLASS_OP(w, ROUTE_GRAD, e->logits, e->choice, e->weight, d_weight, e->load, d_logits), w->rows, moe->experts, 0, 0.0);
+    if (moe->bias && moe->bias_rate > 0.0) {
+        w->phase = QD_PHASE_WEIGHT;
+        qd_op_sizes(QD_CLASS_OP(w, ROUTE_LOAD, e->choice, e->bias.grad), w->rows, moe->experts, 0, 0.0);
+        w->phase = QD_PHASE_INPUT;
+    }
+    qd_class_linear_grad(w, d_logits, x, e->router, none, -1, d_router);
+    int add = d_router;
+    if (moe->shared > 0) {
+        int d_shared_active = qd_class_local(w, "d_shared_active", e->shared_down.in);
+        int d_shared_up = qd_class_local(w, "d_shared_up", e->shared_up.out);
+        int d_shared = qd_class_local(w, "d_shared_in", m->hidden);
+        add = qd_class_local(w, "d_beside_experts", m->hidden);
+        qd_class_linear_grad(w, dy, e->shared_active, e->shared_down, none, -1, d_shared_active);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, e->shared_sum, d_shared_active, d_shared_up), w->rows, e->shared_down.in, 0, 0.0);
+        qd_class_linear_grad(w, d_shared_up, x, e->shared_up, none, -1, d_shared);
+        qd_op_sizes(QD_CLASS_OP(w, ADD, d_router, d_shared, add), w->rows, m->hidden, 0, 0.0);
+    }
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, d_in, e->place, -1, add, dx), w->rows, m->hidden, 0, 0.0);
+}
