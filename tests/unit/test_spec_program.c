@@ -53,7 +53,7 @@ static void bad_layouts_are_refused(void **state)
     refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
     refused("model.hidden=30 model.heads=4", "set model.head_dim");
     refused("model.preset=llama3-8", "did you mean 'llama3-8b'");
-    refused("model.preset=mixtral-8x7b", "cannot be trained by this version");
+    refused("model.preset=deepseek-v3", "multi-head latent attention");
     refused("model.preset=gpt2-124M data.seq=2048", "1024 learned positions");
     refused("train.warmup=200", "longer than train.steps");
     refused("run.trace=true", "run.trace needs run.dir");
