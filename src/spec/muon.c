@@ -30,7 +30,7 @@ typedef struct qd_muon {
 bool qd_muon_takes(const qd_ledger *ledger, int param)
 {
     const qd_param *p = &ledger->params[param];
-    return p->ndim == 2 && p->tied_to < 0 && ledger->modules[p->module].kind == QD_MODULE_BLOCK;
+    return p->ndim == 2 && p->tied_to < 0 && ledger->modules[p->module].layer >= 0;
 }
 
 int qd_muon_place(const qd_program *p, int rank)
