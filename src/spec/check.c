@@ -59,9 +59,9 @@ static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
 static const char *purpose(const qd_program *p, const qd_action *a)
 {
     if (a->kind == QD_ACTION_COLLECT || a->kind == QD_ACTION_HAND_BACK)
-        return "Muon, rows to the ranks that orthogonalize and back";
+        return "Muon, rows to owners and back";
     if (a->kind == QD_ACTION_SHARE)
-        return "Muon, broadcast of orthogonal matrices";
+        return "Muon, results to all ranks";
     switch (p->buffers[a->buffer].kind) {
     case QD_BUFFER_LOSS: return "loss, all-reduce";
     case QD_BUFFER_SQUARES: return "gradient norm, all-gather";

@@ -208,15 +208,6 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     return qd_model_validate(m);
 }
 
-static qd_status resolve_muon(const qd_options *o, const qd_optim *c)
-{
-    if (c->kind == QD_OPTIM_MUON && c->muon_lr > 0.0 && c->lr <= 0.0)
-        return QD_FAIL(QD_USAGE, "train.muon_lr follows the schedule of train.lr, which must be above 0");
-    if (c->kind == QD_OPTIM_MUON && strcmp(qd_options_string(o, "run.device"), "cuda") == 0)
-        return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon runs on the CPU only so far: take run.device=cpu, or train.optimizer=adamw");
-    return QD_OK;
-}
-
 static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
 {
     *c = (qd_optim){
@@ -250,7 +241,9 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
                        (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
     if (c->kind != QD_OPTIM_SGD && c->momentum != 0.0)
         return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1, Muon train.muon_momentum");
-    return resolve_muon(o, c);
+    if (c->muon_lr > 0.0 && c->lr <= 0.0)
+        return QD_FAIL(QD_USAGE, "train.muon_lr follows the schedule of train.lr, which must be above 0");
+    return QD_OK;
 }
 
 /* true, false, or a number of ranks. */

@@ -273,6 +273,19 @@ static void actions_matter(void **state)
     assert_true(tried > 30);
 }
 
+/* Its kernels for GPUs have not run yet: no silent surprise. */
+static void cuda_is_refused(void **state)
+{
+    (void)state;
+    qd_config config = layout_config(LLAMA RUN "train.global_batch=4 ");
+    config.device = "cuda";
+    qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    assert_int_equal(qd_team_create(&config, &source, &team), QD_UNSUPPORTED);
+    assert_non_null(strstr(qd_error_message(), "runs on the CPU only so far"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +293,7 @@ int main(void)
         cmocka_unit_test(bf16_gives_the_same_bits),  cmocka_unit_test(hybrid_gives_the_same_bits),
         cmocka_unit_test(matrices_are_given_out_once_and_evenly), cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(bytes_follow_the_formula),  cmocka_unit_test(actions_matter),
+        cmocka_unit_test(cuda_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
