@@ -11,7 +11,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -35,7 +36,15 @@ MODELS = {
                      torch.float32, None, False),
     "llama-attention-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, tie_word_embeddings=True),
                              torch.bfloat16, None, False),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2), torch.float32, None, False),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=6), torch.float32, None, False),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**LLAMA, head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12,
+                                                      norm_topk_prob=True), torch.float32, None, False),
+    "qwen3-moe-mixed": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**LLAMA, "num_hidden_layers": 3}, head_dim=8, num_experts=4, num_experts_per_tok=2,
+                                                            moe_intermediate_size=12, norm_topk_prob=False, mlp_only_layers=[0],
+                                                            tie_word_embeddings=True), torch.float32, None, False),
 }
+WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed")
 
 
 def byte_tokenizer():
@@ -48,6 +57,42 @@ def byte_tokenizer():
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
     return tokenizer
+
+
+def their_names(kind, name, gradient):
+    """A gradient under the names that the files have: experts apart, gate and up apart."""
+    mixtral = kind is MixtralForCausalLM
+    if mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if ".experts." not in name:
+        return {name: gradient}
+    base, out = name[:name.index(".experts.")] + ".experts.", {}
+    for e in range(gradient.shape[0]):
+        if name.endswith("gate_up_proj"):
+            gate, up = gradient[e].chunk(2)
+            out[f"{base}{e}.{'w1' if mixtral else 'gate_proj'}.weight"] = gate
+            out[f"{base}{e}.{'w3' if mixtral else 'up_proj'}.weight"] = up
+        else:
+            out[f"{base}{e}.{'w2' if mixtral else 'down_proj'}.weight"] = gradient[e]
+    return out
+
+
+def gradients(model, kind, tokens):
+    """Of the mean loss of each token's successor, in float64, and how far the choices of experts are from others."""
+    model = model.to(torch.float64)
+    model.config._experts_implementation = "eager"  # the grouped products of PyTorch are not for float64
+    output = model(tokens[None], labels=tokens[None], **({"output_router_logits": True} if hasattr(model.config, "num_experts_per_tok") else {}))
+    loss = torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[1:])
+    loss.backward()
+    margin = 1.0
+    for logits in getattr(output, "router_logits", None) or ():
+        top = logits.softmax(-1).topk(model.config.num_experts_per_tok + 1).values
+        margin = min(margin, (top[:, -2] - top[:, -1]).min().item())
+    out = {"loss": loss.detach().reshape(1)}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            out.update({"grad." + n: g.float().contiguous() for n, g in their_names(kind, name, parameter.grad).items()})
+    return out, margin
 
 
 def make(name, kind, config, dtype, shard, with_tokenizer):
@@ -69,7 +114,13 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
     tokens = torch.randint(0, config.vocab_size, (TOKENS,))
     with torch.no_grad():
         logits = model(tokens[None]).logits[0]
-    save_file({"tokens": tokens.to(torch.int32), "logits": logits.float().contiguous()}, os.path.join(folder, "expected.safetensors"))
+    expected = {"tokens": tokens.to(torch.int32), "logits": logits.float().contiguous()}
+    if name in WITH_GRADIENTS:
+        more, margin = gradients(model, kind, tokens)
+        expected.update(more)
+        print(f"{name}: the closest choice of an expert was by {margin:.1e}")
+        assert margin > 1e-4
+    save_file(expected, os.path.join(folder, "expected.safetensors"))
     size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
     print(f"{name}: {len(os.listdir(folder))} files, {size} bytes, logits up to {logits.abs().max():.2f}")
 

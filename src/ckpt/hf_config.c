@@ -1,4 +1,4 @@
-/* config.json of GPT-2 and Llama models, both ways. */
+/* config.json of GPT-2, Llama, Mixtral and Qwen3 models, both ways. */
 #include "ckpt/huggingface_impl.h"
 
 #include <quadrille/json_writer.h>
@@ -143,14 +143,64 @@ static void read_llama(reader *r, qd_hf_config *c)
     read_rope(r, &m->rope);
 }
 
+/* Blocks without experts can only be the first ones here. */
+static void read_dense_blocks(reader *r, qd_moe *e)
+{
+    const qd_json_node *list = member(r, "mlp_only_layers");
+    if (size_of(r, "decoder_sparse_step", 1, INT_MAX) != 1 && r->status == QD_OK)
+        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'decoder_sparse_step' is not 1: such models cannot be taken over", qd_json_name(r->document));
+    for (size_t i = 0; r->status == QD_OK && list && i < qd_json_count(list); i++) {
+        int64_t layer = -1;
+        if (!qd_json_as_int(qd_json_item(list, i), &layer) || layer != (int64_t)i)
+            r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'mlp_only_layers' does not list the first layers: such models cannot be taken over",
+                                qd_json_name(r->document));
+        e->first_dense++;
+    }
+}
+
+static void read_experts(reader *r, bool qwen3, qd_model *m)
+{
+    qd_moe *e = &m->moe;
+    e->experts = (int)size_of(r, member(r, "num_experts") ? "num_experts" : "num_local_experts", qwen3 ? 128 : 8, 65536);
+    e->per_token = (int)size_of(r, "num_experts_per_tok", qwen3 ? 8 : 2, 65536);
+    e->ffn = qwen3 ? size_of(r, "moe_intermediate_size", 768, INT_MAX) : m->ffn;
+    e->normalised = qwen3 ? flag(r, "norm_topk_prob", false) : true;
+    e->aux_loss = number(r, "router_aux_loss_coef", 0.001);
+    e->balance = QD_BALANCE_BATCH;
+    if (qwen3)
+        read_dense_blocks(r, e);
+    if (number(r, "router_jitter_noise", 0.0) != 0.0 && r->status == QD_OK)
+        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be taken over", qd_json_name(r->document));
+    if (e->experts < 1 && r->status == QD_OK)
+        r->status = QD_FAIL(QD_USAGE, "%s: there must be at least one expert", qd_json_name(r->document));
+}
+
+/* The kinds of models that are Llama's blocks with something more. */
+static void read_kin(reader *r, const char *kind, qd_hf_config *c)
+{
+    bool mixtral = strcmp(kind, "mixtral") == 0, moe = mixtral || strcmp(kind, "qwen3_moe") == 0;
+    if (strcmp(kind, "llama") == 0)
+        return;
+    c->model.qk_norm = !mixtral;
+    if (mixtral && member(r, "sliding_window") && r->status == QD_OK)
+        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'sliding_window' is set: such models cannot be taken over", qd_json_name(r->document));
+    must_be(r, "use_sliding_window", false);
+    if (moe)
+        read_experts(r, !mixtral, &c->model);
+}
+
 static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_config *c)
 {
     reader r = {document, qd_json_root(document), QD_OK};
     const char *kind;
     QD_TRY(qd_json_get_string(document, r.root, "model_type", &kind));
-    bool gpt2 = strcmp(kind, "gpt2") == 0;
-    if (!gpt2 && strcmp(kind, "llama") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only gpt2 and llama can be taken over", qd_json_name(document), kind);
+    static const char *const kinds[] = {"gpt2", "llama", "mixtral", "qwen3", "qwen3_moe"};
+    bool gpt2 = strcmp(kind, "gpt2") == 0, known = false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        known = known || strcmp(kind, kinds[i]) == 0;
+    if (!known)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only gpt2, llama, mixtral, qwen3 and qwen3_moe can be taken over",
+                       qd_json_name(document), kind);
     c->model = qd_model_default(gpt2 ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);
     c->model.vocab = size_of(&r, "vocab_size", gpt2 ? 50257 : 32000, INT_MAX);
@@ -159,6 +209,8 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
         read_gpt2(&r, notes, c);
     else
         read_llama(&r, c);
+    if (!gpt2)
+        read_kin(&r, kind, c);
     QD_TRY(r.status);
     if (member(&r, "quantization_config"))
         return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized: take the original weights", qd_json_name(document));
@@ -216,14 +268,46 @@ static qd_status check_llama(const qd_model *m)
         return cannot("its Llama has RMS norms and rotary positions");
     if (m->activation != QD_ACT_SWIGLU)
         return cannot("the MLP of its Llama is gated (model.activation)");
+    const qd_moe *e = &m->moe;
+    if (e->experts == 0)
+        return QD_OK;
+    if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
+        return cannot("the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
+                      "router_groups, router_scale, shared_experts)");
+    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
+        return cannot("its Mixtral has normalised weights, experts in every block and no biases");
     return QD_OK;
+}
+
+static const char *kind_of(const qd_model *m)
+{
+    if (m->arch == QD_ARCH_GPT2)
+        return "gpt2";
+    return m->moe.experts > 0 ? (m->qk_norm ? "qwen3_moe" : "mixtral") : m->qk_norm ? "qwen3" : "llama";
+}
+
+static void put_experts(qd_json_writer *w, const qd_model *m)
+{
+    const qd_moe *e = &m->moe;
+    qd_json_put_int(w, m->qk_norm ? "num_experts" : "num_local_experts", e->experts);
+    qd_json_put_int(w, "num_experts_per_tok", e->per_token);
+    qd_json_put_double(w, "router_aux_loss_coef", e->aux_loss);
+    if (!m->qk_norm)
+        return;
+    qd_json_put_int(w, "moe_intermediate_size", e->ffn);
+    qd_json_put_bool(w, "norm_topk_prob", e->normalised);
+    qd_json_put_int(w, "decoder_sparse_step", 1);
+    qd_json_list_begin(w, "mlp_only_layers");
+    for (int layer = 0; layer < e->first_dense; layer++)
+        qd_json_put_int(w, NULL, layer);
+    qd_json_end(w);
 }
 
 static void put_llama(qd_json_writer *w, const qd_model *m, int64_t positions)
 {
     qd_json_put_int(w, "num_hidden_layers", m->layers);
     qd_json_put_int(w, "hidden_size", m->hidden);
-    qd_json_put_int(w, "intermediate_size", m->ffn);
+    qd_json_put_int(w, "intermediate_size", m->moe.experts > 0 && !m->qk_norm ? m->moe.ffn : m->ffn);
     qd_json_put_int(w, "num_attention_heads", m->heads);
     qd_json_put_int(w, "num_key_value_heads", m->kv_heads);
     qd_json_put_int(w, "head_dim", m->head_dim);
@@ -251,14 +335,22 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
     qd_json_list_begin(&w, "architectures");
-    qd_json_put_string(&w, NULL, gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM");
+    static const struct {
+        const char *kind, *class_;
+    } classes[] = {{"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"mixtral", "MixtralForCausalLM"},
+                   {"qwen3", "Qwen3ForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"}};
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        if (strcmp(classes[i].kind, kind_of(m)) == 0)
+            qd_json_put_string(&w, NULL, classes[i].class_);
     qd_json_end(&w);
-    qd_json_put_string(&w, "model_type", qd_arch_name(m->arch));
+    qd_json_put_string(&w, "model_type", kind_of(m));
     qd_json_put_int(&w, "vocab_size", m->vocab);
     if (gpt2)
         put_gpt2(&w, m);
     else
         put_llama(&w, m, o->positions);
+    if (m->moe.experts > 0)
+        put_experts(&w, m);
     qd_json_put_double(&w, "initializer_range", m->init_std);
     qd_json_put_bool(&w, "tie_word_embeddings", m->tied);
     qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");

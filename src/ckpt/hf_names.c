@@ -57,8 +57,17 @@ static const rule llama_rules[] = {
     {"mlp.up.bias", "mlp.up_proj.bias"},
     {"mlp.down.bias", "mlp.down_proj.bias"},
     {"head.norm.weight", "norm.weight"},
+    {"attn.q_norm.weight", "self_attn.q_norm.weight"},
+    {"attn.k_norm.weight", "self_attn.k_norm.weight"},
     {NULL, NULL},
 };
+
+/* Experts, by kind of model: the router, and what stands before and behind an expert's number. */
+typedef struct expert_names {
+    const char *router, *before, *gate, *up, *down;
+} expert_names;
+static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", "w1.weight", "w3.weight", "w2.weight"};
+static const expert_names qwen3_names = {"mlp.gate.weight", "mlp.experts.", "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
 
 static const family families[] = {
     [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules},
@@ -70,13 +79,34 @@ const char *qd_hf_prefix(qd_arch arch)
     return families[arch].prefix;
 }
 
+/* What follows the block's own name for a parameter of experts; false: it is none that transformers' models have. */
+static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, char *theirs, size_t size)
+{
+    const expert_names *names = m->qk_norm ? &qwen3_names : &mixtral_names;
+    if (strcmp(ours, "mlp.router.weight") == 0) {
+        snprintf(theirs, size, "%s", names->router);
+        return true;
+    }
+    if (p->expert < 0)
+        return false;
+    const char *matrix = strrchr(ours, '.') - 2; /* "…gate.weight", "…up.weight", "…down.weight" */
+    const char *end = matrix[0] == 't' ? names->gate : matrix[0] == 'w' ? names->down : names->up;
+    snprintf(theirs, size, "%s%d.%s", names->before, p->expert, end);
+    return true;
+}
+
 static qd_status their_name(const family *f, const qd_ledger *ledger, const qd_param *p, char *name, size_t size)
 {
     const qd_module *module = &ledger->modules[p->module];
-    bool block = module->kind == QD_MODULE_BLOCK;
+    bool block = module->layer >= 0;
     const char *ours = block ? p->name + strlen(module->name) + 1 : p->name;
     if (strcmp(ours, "head.weight") == 0) {
         snprintf(name, size, "lm_head.weight");
+        return QD_OK;
+    }
+    char experts[64];
+    if (block && expert_name(&ledger->model, p, ours, experts, sizeof experts)) {
+        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, experts);
         return QD_OK;
     }
     const rule *r = f->rules;
@@ -140,7 +170,7 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
         qd_hf_tensor *t = n > 0 && strcmp(list[n - 1].name, name) == 0 ? &list[n - 1] : &list[n++];
         if (t->param_count == 0) {
             memcpy(t->name, name, sizeof name);
-            start_tensor(t, p, f->transposed && ledger->modules[p->module].kind == QD_MODULE_BLOCK);
+            start_tensor(t, p, f->transposed && ledger->modules[p->module].layer >= 0);
         }
         t->params[t->param_count++] = i;
         t->shape[t->transposed ? 1 : 0] += p->shape[0];

@@ -1,6 +1,8 @@
 /* Folders that transformers wrote (tools/hf_fixtures.py) against the logits it computed from them, through import and through
  * export and import again. ctest: timeout 120 */
 #include "ckpt/safetensors.h"
+#include "ckpt/huggingface.h"
+#include "support/layout.h"
 #include "support/scratch.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
@@ -22,7 +24,8 @@
 #define FIXTURES QD_TEST_SOURCE_DIR "/tests/golden/huggingface/"
 
 static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "llama-untied-scaled",
-                                    "llama-tied-half", "llama-biases",        "llama-attention-bias"};
+                                    "llama-tied-half", "llama-biases",        "llama-attention-bias",
+                                    "mixtral",         "qwen3",               "qwen3-moe",           "qwen3-moe-mixed"};
 enum { NAMES = sizeof names / sizeof *names };
 
 static const char *fixture(const char *name)
@@ -108,7 +111,7 @@ static void test_export(void **state)
 /* What transformers wrote and what we write of it: the same tensors, bit by bit, where nothing has to be added. */
 static void test_same_tensors(void **state)
 {
-    static const int whole[] = {0, 2, 4};
+    static const int whole[] = {0, 2, 4, 6, 7, 8, 9};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
         qd_convert_report report;
         qd_safetensors *theirs, *ours;
@@ -132,6 +135,89 @@ static void test_same_tensors(void **state)
         qd_safetensors_close(ours);
         qd_safetensors_close(theirs);
     }
+}
+
+/* ---- gradients ---- */
+
+typedef struct sentence {
+    const int32_t *tokens;
+} sentence;
+
+static qd_status fill_sentence(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets, int32_t *doc_start)
+{
+    const sentence *s = context;
+    (void)first;
+    (void)count;
+    memcpy(tokens, s->tokens, (size_t)seq * sizeof *tokens);
+    memcpy(targets, s->tokens + 1, (size_t)seq * sizeof *targets);
+    memset(doc_start, 0, (size_t)seq * sizeof *doc_start);
+    return QD_OK;
+}
+
+/* One step on the fixture's tokens, from the fixture's weights, against the loss and the gradients of transformers. */
+static void compare_gradients(const char *name)
+{
+    qd_hf_source *source;
+    qd_safetensors *expected, *weights;
+    qd_strbuf notes = {0};
+    qd_team *team;
+    qd_arena *arena;
+    qd_hf_tensor *tensors;
+    int count, compared = 0;
+    char path[512];
+    ok(qd_hf_open(fixture(name), &notes, &source));
+    qd_strbuf_free(&notes);
+    snprintf(path, sizeof path, FIXTURES "%s/expected.safetensors", name);
+    ok(qd_safetensors_open(path, &expected));
+    snprintf(path, sizeof path, FIXTURES "%s/model.safetensors", name);
+    ok(qd_safetensors_open(path, &weights));
+    const qd_safetensors_entry *tokens = qd_safetensors_find(expected, "tokens"), *loss = qd_safetensors_find(expected, "loss");
+    qd_config config = layout_config("parallel.ranks=1 train.global_batch=1 train.optimizer=sgd train.clip=0 train.steps=1");
+    config.model = *qd_hf_model(source);
+    config.model.moe.aux_loss = 0.0; /* the fixture's loss is that of the tokens */
+    config.strategy.seq = tokens->count - 1;
+    sentence s = {tokens->data};
+    qd_batch_source batches = {.context = &s, .fill = fill_sentence};
+    ok(qd_team_create(&config, &batches, &team));
+    const qd_ledger *ledger = qd_team_program(team)->ledger;
+    ok(qd_arena_create(&arena));
+    ok(qd_hf_tensors(ledger, arena, &tensors, &count));
+    for (int t = 0; t < count; t++) {
+        const float *from = ((const float *)qd_safetensors_find(weights, tensors[t].name)->data);
+        ok(qd_team_write(team, ledger->params[tensors[t].params[0]].name, from, tensors[t].shape[0] * tensors[t].shape[1]));
+    }
+    qd_step_output out;
+    ok(qd_team_step(team, &out));
+    if (fabs(out.loss - *(const double *)loss->data) > 1e-4)
+        fail_msg("%s: the loss is %.7f and should be %.7f", name, out.loss, *(const double *)loss->data);
+    for (int t = 0; t < count; t++) {
+        char key[160];
+        int64_t elements = tensors[t].shape[0] * tensors[t].shape[1];
+        snprintf(key, sizeof key, "grad.%s", tensors[t].name);
+        const qd_safetensors_entry *wanted = qd_safetensors_find(expected, key);
+        assert_non_null(wanted);
+        assert_int_equal(wanted->count, elements);
+        float *gradient = malloc((size_t)elements * sizeof *gradient);
+        ok(qd_team_read(team, ledger->params[tensors[t].params[0]].name, QD_TENSOR_GRADIENT, gradient, elements));
+        double error = qd_relative_error(gradient, wanted->data, elements, 1e-3);
+        if (!(error <= 1e-4))
+            fail_msg("%s: the gradient of %s differs by %g", name, tensors[t].name, error);
+        free(gradient);
+        compared++;
+    }
+    assert_true(compared > 10);
+    qd_arena_destroy(arena);
+    qd_team_destroy(team);
+    qd_safetensors_close(weights);
+    qd_safetensors_close(expected);
+    qd_hf_close(source);
+}
+
+static void test_gradients(void **state)
+{
+    (void)state;
+    for (int i = 6; i < NAMES; i++)
+        compare_gradients(names[i]);
 }
 
 /* Rounded once: logits move by what 8 or 11 bits allow, and by something. */
@@ -219,6 +305,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_import, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_export, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_same_tensors, scratch_setup, scratch_teardown),
+        cmocka_unit_test(test_gradients),
         cmocka_unit_test_setup_teardown(test_narrow, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
     };
