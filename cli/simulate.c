@@ -1,7 +1,7 @@
 /* quadrille simulate: how long a step will take on a cluster, and why. */
 #include "plan.h"
+#include "simulate.h"
 
-#include <quadrille/sim.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +112,8 @@ static qd_status show(cli_call *call, qd_simulation *simulation)
     const char *trace = qd_options_string(call->options, "timeline");
     if (trace[0] != '\0')
         QD_TRY(qd_simulation_trace(simulation, trace));
+    if (qd_options_string(call->options, "report")[0] != '\0')
+        QD_TRY(simulate_write_report(simulation, qd_options_string(call->options, "report")));
     qd_strbuf text = {0};
     if (qd_options_bool(call->options, "json")) {
         qd_simulation_json(simulation, &text);
@@ -145,6 +147,7 @@ static const qd_option own[] = {
     {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
     {"timeline", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
+    {"report", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file as one HTML page", NULL},
     {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, a line per stage", NULL},
     {"scaling", QD_OPTION_INT, "0", 0, 1e6, NULL, "shows the layout on more and more GPUs, up to this number", NULL},
     {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL, "scaling: the global batch stays the same instead of growing with the GPUs", NULL},

@@ -65,7 +65,7 @@ static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *i
 
 static bool takes_time(const qd_action *a)
 {
-    return a->kind != QD_ACTION_ALLOC && a->kind != QD_ACTION_FREE && a->kind != QD_ACTION_LOAD;
+    return a->kind != QD_ACTION_ALLOC && a->kind != QD_ACTION_FREE;
 }
 
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */

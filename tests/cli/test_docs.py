@@ -66,6 +66,7 @@ class Docs(unittest.TestCase):
         os.symlink(program.PROGRAM, os.path.join(folder, "build/release/bin/quadrille"))
         shutil.copy(os.path.join(program.SOURCE, "README.md"), folder)
         shutil.copytree(os.path.join(program.SOURCE, "examples"), os.path.join(folder, "examples"))
+        os.symlink(os.path.join(program.SOURCE, "data"), os.path.join(folder, "data"))
         return folder
 
     def check_make(self, command, where):

@@ -1,0 +1,89 @@
+"""simulate, plan and bench simulator from the outside: figures, files, and the names of the trainer's trace."""
+import json
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+RUN = ["--model", "llama3.1-8b", "--seq", "8192", "train.global_batch=128", "train.precision=bf16", "run.device=cuda"]
+
+
+def names(path, rank):
+    """Of a rank's actions, in the order of its program."""
+    with open(path, encoding="utf-8") as file:
+        events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X" and e["pid"] == rank]
+    return [e["name"] for e in sorted(events, key=lambda e: e["args"]["action"])]
+
+
+class Simulate(program.ProgramTest):
+    def answer(self, *arguments):
+        result = self.run_program(*arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_report(self):
+        run = ["simulate", *RUN, "--cluster", "h100", "--ranks", "64", "--zero", "1", "train.micro_batch=1"]
+        r = self.answer(*run)
+        self.assertTrue(r["fits"])
+        self.assertGreater(r["mfu"], r["mfu_causal"])
+        self.assertAlmostEqual(r["tokens_per_second"] * r["step_seconds"], r["tokens_per_step"], delta=1)
+        self.assertEqual(len(r["losses"]), 3)
+        slow = self.answer(*run, "network.bandwidth_gbs=1")
+        self.assertGreater(slow["exposed_seconds"]["dp"], 5 * r["exposed_seconds"]["dp"])
+        page = self.path("page.html")
+        self.assertEqual(self.run_program(*run, "--report", page, "--draw").returncode, 0)
+        with open(page, encoding="utf-8") as file:
+            self.assertIn("forward block.3", file.read())
+
+    def test_same_names_as_the_trainer(self):
+        run = ["--model", "llama-tiny", "--ranks", "2", "--zero", "3", "--seq", "16", "train.global_batch=8", "train.micro_batch=2"]
+        trained = self.run_program("train", *run, "--data", self.corpus, "--steps", "1", "--trace", "--dir", self.path("run"))
+        self.assertEqual(trained.returncode, 0, trained.stderr)
+        simulated = self.run_program("simulate", *run, "--cluster", "h100", "--timeline", self.path("simulated.json"))
+        self.assertEqual(simulated.returncode, 0, simulated.stderr)
+        self.assertEqual(names(self.path("run/trace.json"), 0), names(self.path("simulated.json"), 0))
+
+    def test_plan_writes_what_runs(self):
+        path = self.path("run.yaml")
+        plan = self.answer("plan", *RUN, "--cluster", "h100", "--gpus", "64", "--write", path)
+        simulated = self.answer("simulate", path, "--cluster", "h100")
+        self.assertAlmostEqual(simulated["step_seconds"] / plan["choices"][0]["step_seconds"], 1.0, delta=0.01)
+        self.assertEqual(self.answer("check", path)["ranks"], 64)
+        self.assertTrue(plan["reasons"] and plan["next"])
+
+    def test_questions(self):
+        result = self.run_program("plan", *RUN, "--cluster", "h100", "--tokens", "1e12", "--days", "30")
+        self.assertIn("GPUs train 1e+12 tokens in", result.stdout, result.stderr)
+        self.assertEqual(self.run_program("plan", *RUN, "--cluster", "h100", "--tokens", "1e12").returncode, 2)
+
+    def test_scaling(self):
+        points = self.answer("simulate", *RUN, "--cluster", "h100", "--ranks", "8", "--zero", "3", "train.micro_batch=1", "--scaling", "512")
+        self.assertEqual([p["gpus"] for p in points], [2**i for i in range(10)])
+        possible = [p for p in points if p["possible"]]
+        self.assertGreater(possible[-1]["tokens_per_second"], 10 * possible[0]["tokens_per_second"])
+
+    def test_what_is_not_known(self):
+        result = self.run_program("simulate", *RUN, "--cluster", "ascend-910b")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("accelerator.peak_tflops", result.stderr)
+        self.assertIn("built in are: a100", self.run_program("simulate", *RUN, "--cluster", "nowhere").stderr)
+
+    def test_published(self):
+        """Rows that cannot be expressed are listed with a reason; a file that is no list of runs is refused."""
+        with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
+            rows = [r for r in json.load(file) if r["id"].startswith(("foundry-mpt-7b", "llmc", "dgxc-maxtext"))]
+        rows[0]["cluster"]["gpu"] = "abacus"
+        path = self.write("rows.json", json.dumps(rows))
+        r = self.answer("bench", "simulator", "--against", path)
+        self.assertEqual(len(r["rows"]), len(rows))
+        self.assertEqual(r["rows_scored"] + r["rows_skipped"], len(rows))
+        self.assertIn("abacus", r["rows"][0]["reason"])
+        for key in ("median_abs_error", "p90_abs_error", "memory_median_abs_error", "oom_accuracy"):
+            self.assertIn(key, r)
+        self.assertEqual(self.run_program("bench", "simulator", "--against", self.write("bad.json", "{}")).returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
