@@ -129,7 +129,7 @@ const cli_command cli_plan = {
     .name = "plan",
     .arguments = "[CONFIG] --cluster NAME|FILE --gpus N [key=value …] [--write FILE]",
     .summary = "Searches for the fastest layout of a model on a cluster, and explains it",
-    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 train.precision=bf16 run.device=cuda\n\n"
+    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 train.precision=bf16\n\n"
                "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for.",
     CLI_OPTIONS(own),
     .configuration = true,

@@ -157,7 +157,7 @@ const cli_command cli_simulate = {
     .name = "simulate",
     .arguments = "[CONFIG] --cluster NAME|FILE [key=value …] [--json]",
     .summary = "Predicts the step time, memory and communication of a run on a cluster",
-    .details = "  quadrille simulate --cluster h100 --model llama3-8b --ranks 64 --zero 1 --seq 8192 train.precision=bf16 run.device=cuda\n\n"
+    .details = "  quadrille simulate --cluster h100 --model llama3-8b --ranks 64 --zero 1 --seq 8192 train.precision=bf16\n\n"
                "Reads the step program that train interprets; needs no GPU.",
     CLI_OPTIONS(own),
     .configuration = true,

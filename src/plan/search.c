@@ -51,7 +51,7 @@ static qd_status report_with(const qd_search *s, qd_options *o, int64_t batch, b
 {
     qd_config config;
     QD_TRY(set(o, "train.global_batch", "%lld", (long long)batch));
-    QD_TRY(qd_config_resolve(o, 0, &config));
+    QD_TRY(qd_cluster_config(o, &s->cluster, &config));
     return qd_step_report(&config, &s->cluster, times, report);
 }
 
@@ -310,7 +310,7 @@ static qd_status set_up(qd_search *s)
 {
     qd_config config;
     QD_TRY(qd_cluster_resolve(s->options, &s->cluster));
-    QD_TRY(qd_config_resolve(s->options, 0, &config));
+    QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
     s->gpus = config.world;
     s->batch = config.global_batch;

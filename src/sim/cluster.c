@@ -174,6 +174,8 @@ static qd_status resolve_torus(const qd_options *o, qd_cluster *c)
 qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
 {
     memset(c, 0, sizeof *c);
+    c->traits = *qd_device_traits_find(qd_options_bool(o, "accelerator.shared") ? "cpu" : "cuda");
+    c->traits.device = "cpu";
     QD_TRY(resolve_accelerator(o, &c->accelerator));
     snprintf(c->name, sizeof c->name, "%s", c->accelerator.name);
     c->node_size = (int)qd_options_int(o, "node.size");

@@ -2,6 +2,8 @@
 #ifndef QD_SIM_CLUSTER_H
 #define QD_SIM_CLUSTER_H
 
+#include "spec/ops.h"
+
 #include <quadrille/sim.h>
 
 typedef enum qd_attention_kernel { QD_ATTENTION_PLAIN, QD_ATTENTION_FLASH1, QD_ATTENTION_FLASH2, QD_ATTENTION_TUNED, QD_ATTENTION_COUNT } qd_attention_kernel;
@@ -56,6 +58,7 @@ typedef struct qd_cluster {
     double slice_bandwidth;              /* between torus slices, per accelerator */
     double price_hour, power_overhead;
     const qd_profile *profile;
+    qd_device_traits traits; /* what op lists are written for: a GPU's, but with all that runs on processors only so far */
 } qd_cluster;
 
 /* QD_USAGE names the key that is missing because the figure is not public. */

@@ -47,14 +47,19 @@ static double product_rate(const qd_cluster *c)
 
 double qd_cost_product(const qd_cluster *c, double m, double n, double k, double bytes)
 {
+    return qd_cost_products(c, 1.0, m, n, k, bytes);
+}
+
+double qd_cost_products(const qd_cluster *c, double groups, double m, double n, double k, double bytes)
+{
     const qd_accelerator *a = &c->accelerator;
     double rate = product_rate(c), best = INFINITY;
     if (a->measured)
-        return fmax(2.0 * m * n * k / rate, qd_cost_stream(c, bytes));
+        return fmax(2.0 * groups * m * n * k / rate, qd_cost_stream(c, bytes));
     if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
-        return fmax(2.0 * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
+        return fmax(2.0 * groups * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
-        double count = ceil(m / tiles[i].m) * ceil(n / tiles[i].n), waves = count / a->units;
+        double count = groups * ceil(m / tiles[i].m) * ceil(n / tiles[i].n), waves = count / a->units;
         double whole = ceil(waves), cut = waves * CUT_COST;
         /* Fewer tiles than units leave some idle, unless sums are cut, down to 512 terms, and added in a further pass. */
         if (waves < 1.0)
@@ -93,12 +98,25 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
     return chunks * (seconds + qd_cost_stream(c, m * n * logit * LOGIT_PASSES * c->profile->passes));
 }
 
+/* Products over this rank's experts, which share the rows evenly. */
+static double experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
+{
+    bool weights = op->kind == QD_OP_EXPERTS_DW;
+    const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
+    double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
+    double count = fmax(1.0, (double)matrices->rows / (op->kind == QD_OP_EXPERTS_DX ? k : n)), each = rows / count;
+    return weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
+}
+
 qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_class *class_, const qd_op *op)
 {
     qd_cost cost = {.launch = c->accelerator.measured ? 0.0 : c->profile->gap};
     switch (op->kind) {
     case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
     case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
+    case QD_OP_EXPERTS:
+    case QD_OP_EXPERTS_DX:
+    case QD_OP_EXPERTS_DW: cost.product = experts(c, class_, op); break;
     case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[3] >= 0); break;
     default:
         if (op->flops > 0.0 && op->k > 0) {

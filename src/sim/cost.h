@@ -19,6 +19,8 @@ void qd_cost_add(qd_cost *sum, const qd_cost *more);
 
 /* (m, n) over k: tiles dealt to the multiprocessors in waves, at least `bytes` of traffic. */
 double qd_cost_product(const qd_cluster *cluster, double m, double n, double k, double bytes);
+/* `groups` of them in one launch, as over experts. */
+double qd_cost_products(const qd_cluster *cluster, double groups, double m, double n, double k, double bytes);
 /* A kernel that moves bytes. */
 double qd_cost_stream(const qd_cluster *cluster, double bytes);
 

@@ -144,6 +144,16 @@ static bool read_cluster(row *r)
     return skip(r, gpu[0] ? "there is no cluster of %s" : "%sthe accelerator is not stated", gpu);
 }
 
+/* Experts; those that all tokens use are counted in widths of one. Layers with experts follow the dense ones. */
+static bool read_experts(row *r)
+{
+    const qd_json_node *m = r->model;
+    double width = number_of(m, "moe_ffn", number_of(m, "ffn", 0));
+    return set(r, "model.experts", "%.0f", number_of(m, "experts", 0)) && set(r, "model.experts_per_token", "%.0f", number_of(m, "topk", 2)) &&
+           set(r, "model.expert_ffn", "%.0f", width) && set(r, "model.shared_experts", "%.0f", round(number_of(m, "shared_expert_ffn", 0) / width)) &&
+           set(r, "model.first_dense", "%.0f", number_of(m, "dense_layers", 0));
+}
+
 static bool read_model(row *r)
 {
     const qd_json_node *m = r->model;
@@ -157,7 +167,7 @@ static bool read_model(row *r)
     /* Vocabularies are padded to a multiple of 128 per tensor-parallel rank. */
     int64_t step = 128 * tp, vocab = ((int64_t)number_of(m, "vocab", 0) + step - 1) / step * step;
     qd_json_as_bool(qd_json_member(m, "tied"), &tied);
-    if (number_of(m, "experts", 0) > 0 && !set(r, "model.experts", "%.0f", number_of(m, "experts", 0)))
+    if (number_of(m, "experts", 0) > 0 && !read_experts(r))
         return false;
     return set(r, "model.arch", gated ? "llama" : "gpt2") && set(r, "model.layers", "%.0f", number_of(m, "layers", 0)) &&
            set(r, "model.hidden", "%.0f", number_of(m, "hidden", 0)) && set(r, "model.heads", "%d", heads) &&
@@ -192,7 +202,7 @@ static bool read_layout(row *r)
     return set(r, "parallel.ranks", "%.0f", gpus) && set(r, "parallel.dp", "-1") && set(r, "parallel.tp", "%.0f", number_of(c, "tp", 1)) &&
            set(r, "parallel.cp", "%.0f", number_of(c, "cp", 1)) && set(r, "parallel.pp", "%.0f", number_of(c, "pp", 1)) &&
            set(r, "parallel.zero", "%.0f", number_of(c, "zero", 0)) && set(r, "train.global_batch", "%.0f", batch) &&
-           set(r, "train.micro_batch", "%.0f", micro) && set(r, "train.precision", "bf16") && set(r, "run.device", "cuda");
+           set(r, "train.micro_batch", "%.0f", micro) && set(r, "train.precision", "bf16");
 }
 
 /* What is written down, or what fits: nothing, else selective, else full. */
@@ -200,11 +210,12 @@ static const char *stated_recompute(const char *text)
 {
     if (text[0] == '\0')
         return NULL;
-    if (has_word(text, "full") || has_word(text, "qkv_proj_offloaded"))
+    /* MaxText's custom policies keep or offload what they name, and compute all else again. */
+    if (has_word(text, "full") || has_word(text, "custom") || has_word(text, "offloaded"))
         return "full";
     if (has_word(text, "none"))
         return "none";
-    return "selective"; /* of some kind: core attention, per op, minimal, offloaded to the host */
+    return "selective"; /* of some kind: core attention, per op, minimal */
 }
 
 static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_report *report)
@@ -215,7 +226,7 @@ static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_repo
         return false;
     qd_status status = qd_cluster_resolve(r->options, &cluster);
     if (status == QD_OK)
-        status = qd_config_resolve(r->options, 0, &config);
+        status = qd_cluster_config(r->options, &cluster, &config);
     if (status == QD_OK)
         status = qd_step_report(&config, &cluster, times, report);
     return status == QD_OK || skip(r, "%s", qd_error_message());

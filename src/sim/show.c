@@ -110,7 +110,8 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         for (int track = 0; track < QD_STREAM_COUNT; track++)
             put_track(&w, "thread_name", stage->rank, track, tracks[track]);
         for (int k = 0; k < stage->item_count; k++)
-            put_item(&w, stage, k, &times[k]);
+            if (qd_step_takes_time(&stage->program->actions[stage->action[k]]))
+                put_item(&w, stage, k, &times[k]);
     }
     qd_json_end(&w);
     qd_json_end(&w);

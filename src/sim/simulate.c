@@ -270,7 +270,7 @@ qd_status qd_simulate(const qd_options *options, qd_simulation **simulation)
         return QD_FAIL(QD_NO_MEMORY, "no memory to simulate");
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_cluster_resolve(options, &s->cluster));
-    QD_TRY_DONE(qd_config_resolve(options, 0, &s->config));
+    QD_TRY_DONE(qd_cluster_config(options, &s->cluster, &s->config));
     QD_TRY_DONE(qd_step_create(&s->config, &s->cluster, true, &s->step));
     s->stages = calloc((size_t)s->step.stage_count, sizeof *s->stages);
     if (!s->stages) {

@@ -63,7 +63,7 @@ static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *i
         item->load = p->cluster->accelerator.shared ? PROCESSOR_LOAD : p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
 }
 
-static bool takes_time(const qd_action *a)
+bool qd_step_takes_time(const qd_action *a)
 {
     return a->kind != QD_ACTION_ALLOC && a->kind != QD_ACTION_FREE;
 }
@@ -88,7 +88,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
         item_of[i] = last[a->stream]; /* what an action without time waits for */
-        if (!takes_time(a) && a->dep_count == 0)
+        if (!qd_step_takes_time(a) && a->dep_count == 0)
             continue;
         qd_sim_item *item = &stage->items[stage->item_count];
         *item = (qd_sim_item){.stream = (int8_t)a->stream, .awaits = -1, .sends = -1, .meets = -1, .dep_first = deps};
@@ -161,6 +161,13 @@ static qd_status run(qd_step *step)
     qd_status status = qd_sim_run(&problem, &step->result);
     free(who);
     return status;
+}
+
+qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster, qd_config *config)
+{
+    QD_TRY(qd_config_resolve(options, 0, config));
+    config->strategy.traits = &cluster->traits;
+    return QD_OK;
 }
 
 /* Ranks that share a machine share its rates. */

@@ -33,12 +33,19 @@ typedef struct qd_step {
     qd_sim_result result;
 } qd_step;
 
+/* The configuration as it would run there: with the op lists of accelerators, unless the cluster is a machine of processors.
+ * It points into the cluster. */
+qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster, qd_config *config);
+
 /* Builds the programs and accounts for memory; `times` false: nothing is simulated. */
 qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step);
 void qd_step_free(qd_step *step);
 
 /* Simulates and sums up; `times` false: memory alone. */
 qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report);
+
+/* Whether an action does more than take or give back a place in memory. */
+bool qd_step_takes_time(const qd_action *action);
 
 /* The axis of a collective, for sums: "dp", "tp", … */
 unsigned qd_step_axes(const qd_program *program, const qd_action *action);

@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
 
-RUN = ["--model", "llama3.1-8b", "--seq", "8192", "train.global_batch=128", "train.precision=bf16", "run.device=cuda"]
+RUN = ["--model", "llama3.1-8b", "--seq", "8192", "train.global_batch=128", "train.precision=bf16"]
 
 
 def names(path, rank):

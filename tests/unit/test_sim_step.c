@@ -62,7 +62,7 @@ static void h200(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char words[320];
-        snprintf(words, sizeof words, "train.precision=bf16 run.device=cuda %s", cases[i].words);
+        snprintf(words, sizeof words, "train.precision=bf16 %s", cases[i].words);
         qd_sim_report r = simulate("h200", words);
         near(cases[i].words, r.tokens_per_second, cases[i].tokens, 0.05);
         near(cases[i].words, (double)r.memory_bytes / 1073741824.0, cases[i].gib, 0.05);
@@ -78,7 +78,7 @@ static void zero_memory(void **state)
         char words[320];
         snprintf(words, sizeof words,
                  "model.layers=36 model.hidden=4096 model.heads=32 model.ffn=10944 model.vocab=32000 data.seq=128 train.global_batch=64 parallel.ranks=64 "
-                 "train.precision=bf16 run.device=cuda parallel.zero=%d", zero);
+                 "train.precision=bf16 parallel.zero=%d", zero);
         qd_sim_report r = simulate("h200", words);
         double state_bytes = 0.0;
         for (int i = 0; i < r.memory_count; i++)
@@ -94,7 +94,7 @@ static void times_add_up(void **state)
 {
     (void)state;
     qd_sim_report r = simulate("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=3 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
-                                       "train.precision=bf16 run.device=cuda");
+                                       "train.precision=bf16");
     double sum = r.compute_seconds + r.bubble_seconds;
     for (int i = 0; i < r.exposed_count; i++)
         sum += r.exposed[i].value;
@@ -111,9 +111,9 @@ static void planning(void **state)
 {
     (void)state;
     static qd_plan_report plan;
-    const char *words = "model.preset=llama3.1-8b parallel.ranks=64 data.seq=8192 train.global_batch=128 train.precision=bf16 run.device=cuda";
+    const char *words = "model.preset=llama3.1-8b parallel.ranks=64 data.seq=8192 train.global_batch=128 train.precision=bf16";
     qd_sim_report plain = simulate("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
-                                           "train.precision=bf16 run.device=cuda");
+                                           "train.precision=bf16");
     assert_false(plain.fits);
     qd_options *o = read_words("h100", words);
     ok(qd_plan(o, &plan));
@@ -129,7 +129,7 @@ static void planning(void **state)
     near("planned", qd_simulation_report(s)->step_seconds, plan.choices[0].step_seconds, 0.01);
     qd_simulation_destroy(s);
     qd_options_destroy(o);
-    o = read_words("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16 run.device=cuda");
+    o = read_words("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16");
     assert_int_equal(qd_plan(o, &plan), QD_NO_MEMORY);
     assert_non_null(strstr(qd_error_message(), "take more of them"));
     qd_options_destroy(o);
