@@ -1,5 +1,5 @@
 /* quadrille plan: which layout to train with, and why. */
-#include "cli.h"
+#include "simulate.h"
 
 #include <quadrille/plan.h>
 #include <string.h>
@@ -98,6 +98,7 @@ static qd_status run(cli_call *call)
     const char *path = qd_options_string(o, "write");
     int64_t gpus = qd_options_int(o, "gpus");
     char number[32];
+    QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(o, qd_options_string(o, "cluster")));
     if (gpus > 0) {
         snprintf(number, sizeof number, "%lld", (long long)gpus);

@@ -131,9 +131,19 @@ static qd_status show(cli_call *call, qd_simulation *simulation)
     return QD_OK;
 }
 
+qd_status simulate_nearest(cli_call *call)
+{
+    char note[256];
+    QD_TRY(qd_simulate_nearest(call->options, note, sizeof note));
+    if (note[0] && !qd_options_bool(call->options, "json"))
+        printf("note     %s\n", note);
+    return QD_OK;
+}
+
 static qd_status run(cli_call *call)
 {
     qd_simulation *simulation = NULL;
+    QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(call->options, qd_options_string(call->options, "cluster")));
     if (qd_options_int(call->options, "scaling") > 0)
         return print_scaling(call, qd_options_bool(call->options, "json"));

@@ -23,6 +23,10 @@ const char *const *qd_cluster_names(void);
  * stays. */
 qd_status qd_cluster_load(qd_options *options, const char *cluster);
 
+/* Where model.preset names a model that this version cannot train, puts the nearest one that it can into `options`, and says so in
+ * `note` (else ""). */
+qd_status qd_simulate_nearest(qd_options *options, char *note, size_t size);
+
 /* ---- one layout ---- */
 
 typedef struct qd_sim_line {

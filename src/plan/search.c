@@ -38,6 +38,9 @@ static qd_status apply(const qd_candidate *c, qd_options *o)
     QD_TRY(set(o, "parallel.zero", "%d", c->zero));
     QD_TRY(set(o, "train.micro_batch", "%lld", (long long)c->micro));
     QD_TRY(set(o, "train.recompute", "%s", qd_recompute_names[c->recompute]));
+    /* A ring over many ranks costs its hops for every bucket. */
+    if (!qd_options_is_set(o, "parallel.bucket_mb"))
+        QD_TRY(set(o, "parallel.bucket_mb", "%d", qd_options_int(o, "parallel.ranks") / (c->tp * c->pp) > 64 ? 400 : 100));
     if (c->ep > 1)
         QD_TRY(set(o, "parallel.ep", "%d", c->ep));
     if (c->schedule[0] != '\0')

@@ -171,7 +171,7 @@ static bool read_model(row *r)
         return false;
     return set(r, "model.arch", gated ? "llama" : "gpt2") && set(r, "model.layers", "%.0f", number_of(m, "layers", 0)) &&
            set(r, "model.hidden", "%.0f", number_of(m, "hidden", 0)) && set(r, "model.heads", "%d", heads) &&
-           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) && set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 0)) &&
+           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) && set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 128)) &&
            set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) && set(r, "model.vocab", "%lld", (long long)vocab) &&
            set(r, "model.tied", tied ? "true" : "false") && set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
 }

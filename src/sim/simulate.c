@@ -247,6 +247,11 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     fill_losses(step, &step->stages[busiest], r);
 }
 
+qd_status qd_simulate_nearest(qd_options *options, char *note, size_t size)
+{
+    return qd_preset_nearest(options, note, size);
+}
+
 qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report)
 {
     qd_step step = {0};

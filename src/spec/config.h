@@ -54,4 +54,8 @@ qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd
 /* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none, QD_UNSUPPORTED with what it
  * needs when this version cannot train it. */
 qd_status qd_preset_find(const char *name, qd_model *model);
+
+/* For looking at runs, not for running them: where model.preset names a model that cannot be trained by this version, replaces
+ * it by the keys of the nearest one that can, and says in `differences` (else "") what is not as in the model. */
+qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size);
 #endif

@@ -149,6 +149,69 @@ qd_status qd_preset_find(const char *name, qd_model *model)
     return status;
 }
 
+/* ---- the nearest model that can be expressed ---- */
+
+static qd_status set_number(qd_options *o, const qd_json_node *preset, const char *member, const char *key)
+{
+    int64_t value;
+    char text[32];
+    if (!qd_json_as_int(qd_json_member(preset, member), &value) || qd_options_is_set(o, key))
+        return QD_OK; /* as by default, or as the user wants it */
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return qd_options_set(o, key, text);
+}
+
+static qd_status set_word(qd_options *o, const char *key, const char *value)
+{
+    return qd_options_is_set(o, key) ? QD_OK : qd_options_set(o, key, value);
+}
+
+/* Latent attention becomes heads of 128 with eight of keys and values: about its parameters and its FLOPs. Norms are those of
+ * the architecture; gated activation functions are SwiGLU, others GELU; experts, where only some blocks have them, are in all
+ * after the dense ones; windows and sinks are left out. */
+static qd_status set_nearest(qd_options *o, const qd_json_node *p)
+{
+    static const char *const sizes[][2] = {{"layers", "model.layers"}, {"hidden", "model.hidden"}, {"heads", "model.heads"}, {"ffn", "model.ffn"},
+        {"vocab", "model.vocab"}, {"kv_heads", "model.kv_heads"}, {"head_dim", "model.head_dim"}, {"experts", "model.experts"},
+        {"topk", "model.experts_per_token"}, {"moe_ffn", "model.expert_ffn"}, {"shared_experts", "model.shared_experts"}, {"dense_layers", "model.first_dense"}};
+    bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;
+    qd_json_as_bool(qd_json_member(p, "tied"), &tied);
+    QD_TRY(qd_options_set(o, "model.preset", ""));
+    QD_TRY(set_word(o, "model.arch", gated || is(p, "position", "rope") ? "llama" : "gpt2"));
+    QD_TRY(set_word(o, "model.activation", gated ? "swiglu" : "gelu_tanh"));
+    QD_TRY(set_word(o, "model.tied", tied ? "true" : "false"));
+    if (qd_json_kind_of(qd_json_member(p, "head_dim")) == QD_JSON_NULL) {
+        QD_TRY(set_word(o, "model.head_dim", "128"));
+        QD_TRY(set_word(o, "model.kv_heads", "8"));
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        QD_TRY(set_number(o, p, sizes[i][0], sizes[i][1]));
+    return QD_OK;
+}
+
+qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size)
+{
+    char name[64];
+    qd_json *document = NULL;
+    qd_status status = QD_OK;
+    differences[0] = '\0';
+    snprintf(name, sizeof name, "%s", qd_options_string(options, "model.preset"));
+    QD_TRY(load(&document));
+    const qd_json_node *presets = qd_json_root(document);
+    for (size_t i = 0; name[0] && i < qd_json_count(presets); i++) {
+        const qd_json_node *p = qd_json_item(presets, i);
+        bool supported = true;
+        qd_json_as_bool(qd_json_member(p, "supported"), &supported);
+        if (!is(p, "name", name) || supported)
+            continue;
+        const char *reason = qd_json_as_string(qd_json_member(p, "unsupported"));
+        snprintf(differences, size, "%s cannot be trained by this version (%s): the nearest model that can stands for it", name, reason ? reason : "");
+        status = set_nearest(options, p);
+    }
+    qd_json_destroy(document);
+    return status;
+}
+
 /* Two lists that live as long as the program, filled at the first call. */
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static const char **names_kept[2];
