@@ -1,4 +1,4 @@
-/* The report of a run's folder: config.yaml, metrics.jsonl, memory.json, trace.json. */
+/* The report of a run's folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json, trace.json. */
 #include "base/arena.h"
 #include "base/json.h"
 #include "base/strbuf.h"
@@ -16,12 +16,18 @@
 
 typedef char file_path[PATH_MAX];
 
-/* Columns of metrics.jsonl. */
+/* Columns of metrics.jsonl and evaluations.jsonl. */
 enum { STEP, LOSS, GRAD_NORM, LR, TOKENS, SECONDS, SPEED, MFU, COLUMNS };
 static const char *const column_keys[COLUMNS] = {
     [STEP] = "step",           [LOSS] = "loss",   [GRAD_NORM] = "grad_norm", [LR] = "lr", [TOKENS] = "tokens", [SECONDS] = "step_seconds",
     [SPEED] = "tokens_per_second", [MFU] = "mfu",
 };
+
+/* Numbers of a file of JSON lines. */
+typedef struct table {
+    double *columns[COLUMNS];
+    int64_t count, capacity;
+} table;
 
 enum { MOST_FIGURES = 8, MOST_NOTES = 8, MOST_SERIES = 8 };
 
@@ -33,8 +39,7 @@ typedef struct run_report {
     qd_config config;
     qd_check_report plan;
     char *config_text;
-    double *columns[COLUMNS];
-    int64_t count, capacity;
+    table metrics, evaluations;
     qd_report_figure figures[MOST_FIGURES];
     const char *notes[MOST_NOTES];
     qd_report_series series[MOST_SERIES];
@@ -68,12 +73,12 @@ static qd_status read_config(run_report *r, const char *folder)
 {
     file_path path;
     size_t length;
-    qd_option_table table = qd_config_table();
+    qd_option_table keys = qd_config_table();
     QD_TRY(path_in(folder, "config.yaml", path));
     if (access(path, R_OK) != 0)
         return QD_FAIL(QD_USAGE, "%s: this is not the folder of a run: it has no config.yaml", folder);
     QD_TRY(qd_file_read(path, 1 << 20, &r->config_text, &length));
-    QD_TRY(qd_options_create(&table, 1, &r->options));
+    QD_TRY(qd_options_create(&keys, 1, &r->options));
     QD_TRY(qd_options_load(r->options, path));
     QD_TRY(qd_config_resolve(r->options, 0, &r->config));
     return qd_check(r->options, 0, &r->plan);
@@ -105,51 +110,62 @@ static qd_status describe(run_report *r, const char *folder)
 
 /* ---- metrics.jsonl ---- */
 
-static qd_status grow_columns(run_report *r)
+static qd_status grow_columns(table *t)
 {
-    int64_t capacity = r->capacity ? r->capacity * 2 : 1024;
+    int64_t capacity = t->capacity ? t->capacity * 2 : 1024;
     for (int i = 0; i < COLUMNS; i++) {
-        double *column = realloc(r->columns[i], (size_t)capacity * sizeof *column);
+        double *column = realloc(t->columns[i], (size_t)capacity * sizeof *column);
         if (!column)
             return QD_FAIL(QD_NO_MEMORY, "no memory for %lld steps", (long long)capacity);
-        r->columns[i] = column;
+        t->columns[i] = column;
     }
-    r->capacity = capacity;
+    t->capacity = capacity;
     return QD_OK;
 }
 
-static qd_status read_line(run_report *r, const char *name, const char *line, size_t length)
+static qd_status read_line(table *t, const char *name, const char *line, size_t length)
 {
     qd_json *document = NULL;
-    if (r->count == r->capacity)
-        QD_TRY(grow_columns(r));
+    if (t->count == t->capacity)
+        QD_TRY(grow_columns(t));
     QD_TRY(qd_json_load_text(name, line, length, &document));
     for (int i = 0; i < COLUMNS; i++)
-        if (!qd_json_as_double(qd_json_member(qd_json_root(document), column_keys[i]), &r->columns[i][r->count]))
-            r->columns[i][r->count] = NAN;
+        if (!qd_json_as_double(qd_json_member(qd_json_root(document), column_keys[i]), &t->columns[i][t->count]))
+            t->columns[i][t->count] = NAN;
     qd_json_destroy(document);
-    if (isnan(r->columns[STEP][r->count]))
-        return QD_FAIL(QD_USAGE, "%s: a line has no \"step\"", name);
-    r->count++;
+    if (isnan(t->columns[STEP][t->count]))
+        return QD_FAIL(QD_USAGE, "%s: there is no \"step\"", name);
+    if (t->count > 0 && t->columns[STEP][t->count] < t->columns[STEP][t->count - 1])
+        return QD_FAIL(QD_USAGE, "%s: lines should be in the order of their steps", name);
+    t->count++;
     return QD_OK;
 }
 
 /* Whole lines; a run that goes on may be writing another. */
-static qd_status read_metrics(run_report *r, const char *folder)
+static qd_status read_lines(table *t, const char *path)
 {
-    file_path path, name;
+    file_path name;
     char *text = NULL;
     size_t length;
     qd_status status = QD_OK;
-    QD_TRY(path_in(folder, "metrics.jsonl", path));
     QD_TRY(qd_file_read(path, SIZE_MAX / 2, &text, &length));
     int64_t number = 1;
     for (char *line = text, *end; status == QD_OK && (end = strchr(line, '\n')) != NULL; line = end + 1, number++) {
         snprintf(name, sizeof name, "%.4000s, line %lld", path, (long long)number);
-        status = read_line(r, name, line, (size_t)(end - line));
+        status = read_line(t, name, line, (size_t)(end - line));
     }
     free(text);
     return status;
+}
+
+/* evaluations.jsonl holds what `eval --json` printed, if someone kept it there. */
+static qd_status read_metrics(run_report *r, const char *folder)
+{
+    file_path path;
+    QD_TRY(path_in(folder, "metrics.jsonl", path));
+    QD_TRY(read_lines(&r->metrics, path));
+    QD_TRY(path_in(folder, "evaluations.jsonl", path));
+    return access(path, F_OK) == 0 ? read_lines(&r->evaluations, path) : QD_OK;
 }
 
 static int by_value(const void *a, const void *b)
@@ -161,11 +177,11 @@ static int by_value(const void *a, const void *b)
 /* Of the finite values of a column; NaN: there are none. */
 static double median(run_report *r, int column)
 {
-    double *values = QD_ARENA_NEW(r->arena, double, r->count + 1), result = NAN;
+    double *values = QD_ARENA_NEW(r->arena, double, r->metrics.count + 1), result = NAN;
     int64_t n = 0;
-    for (int64_t i = 0; values && i < r->count; i++)
-        if (isfinite(r->columns[column][i]))
-            values[n++] = r->columns[column][i];
+    for (int64_t i = 0; values && i < r->metrics.count; i++)
+        if (isfinite(r->metrics.columns[column][i]))
+            values[n++] = r->metrics.columns[column][i];
     if (n > 0) {
         qsort(values, (size_t)n, sizeof *values, by_value);
         result = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
@@ -182,7 +198,7 @@ static qd_report_figure *add_figure(run_report *r, const char *name)
 
 static qd_status add_loss(run_report *r)
 {
-    double first = r->columns[LOSS][0], last = r->columns[LOSS][r->count - 1];
+    double first = r->metrics.columns[LOSS][0], last = r->metrics.columns[LOSS][r->metrics.count - 1];
     qd_report_figure *f = add_figure(r, "final loss");
     f->unit = "nats/token";
     QD_TRY(keep(&f->value, qd_arena_printf(r->arena, "%.4f", last)));
@@ -196,22 +212,22 @@ static qd_status add_speed(run_report *r)
     qd_text_count(median(r, SPEED), text, sizeof text);
     f->unit = "tokens/s";
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
-    return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %.4g s per step", (long long)r->count, median(r, SECONDS)));
+    return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %.4g s per step", (long long)r->metrics.count, median(r, SECONDS)));
 }
 
 static qd_status add_time(run_report *r)
 {
     double seconds = 0.0, tokens = 0.0;
     char text[32];
-    for (int64_t i = 0; i < r->count; i++) {
-        seconds += isfinite(r->columns[SECONDS][i]) ? r->columns[SECONDS][i] : 0.0;
-        tokens += isfinite(r->columns[TOKENS][i]) ? r->columns[TOKENS][i] : 0.0;
+    for (int64_t i = 0; i < r->metrics.count; i++) {
+        seconds += isfinite(r->metrics.columns[SECONDS][i]) ? r->metrics.columns[SECONDS][i] : 0.0;
+        tokens += isfinite(r->metrics.columns[TOKENS][i]) ? r->metrics.columns[TOKENS][i] : 0.0;
     }
     qd_report_figure *f = add_figure(r, "time in steps");
     qd_text_seconds(seconds, text, sizeof text);
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
     qd_text_count(tokens, text, sizeof text);
-    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens", (long long)r->columns[STEP][r->count - 1],
+    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens", (long long)r->metrics.columns[STEP][r->metrics.count - 1],
                                               (long long)r->config.steps, text));
 }
 
@@ -238,15 +254,21 @@ static qd_status add_layout(run_report *r)
                                               (long long)p->micro_batch, (long long)p->seq, traffic));
 }
 
-static void add_series(run_report *r, const char *chart, const char *name, const char *unit, int column, bool log_y)
+static void add_series(run_report *r, const table *t, const char *chart, const char *name, const char *unit, int column)
 {
-    r->series[r->report.series_count++] = (qd_report_series){
-        .chart = chart, .name = name, .x_name = "step", .unit = unit, .x = r->columns[STEP], .y = r->columns[column], .count = r->count, .log_y = log_y};
+    r->series[r->report.series_count++] = (qd_report_series){.chart = chart,
+                                                             .name = name,
+                                                             .x_name = "step",
+                                                             .unit = unit,
+                                                             .x = t->columns[STEP],
+                                                             .y = t->columns[column],
+                                                             .count = t->count,
+                                                             .log_y = column == GRAD_NORM};
 }
 
 static qd_status fill_curves(run_report *r)
 {
-    if (r->count == 0) {
+    if (r->metrics.count == 0) {
         add_note(r, "No step has ended yet.");
         return QD_OK;
     }
@@ -254,10 +276,12 @@ static qd_status fill_curves(run_report *r)
     QD_TRY(add_speed(r));
     QD_TRY(add_time(r));
     QD_TRY(add_mfu(r));
-    add_series(r, "loss", "training", "nats/token", LOSS, false);
-    add_series(r, "learning rate", NULL, "", LR, false);
-    add_series(r, "gradient norm", NULL, "", GRAD_NORM, true);
-    add_series(r, "speed", NULL, "tokens/s", SPEED, false);
+    add_series(r, &r->metrics, "loss", "training", "nats/token", LOSS);
+    if (r->evaluations.count > 0)
+        add_series(r, &r->evaluations, "loss", "evaluation", "nats/token", LOSS);
+    add_series(r, &r->metrics, "learning rate", NULL, "", LR);
+    add_series(r, &r->metrics, "gradient norm", NULL, "", GRAD_NORM);
+    add_series(r, &r->metrics, "speed", NULL, "tokens/s", SPEED);
     return QD_OK;
 }
 
@@ -476,8 +500,10 @@ qd_status qd_report_run(const char *folder, const char *simulated, const char *p
         status = QD_FAIL(QD_NO_MEMORY, "no memory for the name of a file");
     qd_report_trace_destroy(r.measured);
     qd_report_trace_destroy(r.simulated);
-    for (int i = 0; i < COLUMNS; i++)
-        free(r.columns[i]);
+    for (int i = 0; i < COLUMNS; i++) {
+        free(r.metrics.columns[i]);
+        free(r.evaluations.columns[i]);
+    }
     qd_options_destroy(r.options);
     free(r.config_text);
     qd_arena_destroy(r.arena);

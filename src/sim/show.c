@@ -88,8 +88,30 @@ static void put_track(qd_json_writer *w, const char *what, int process, int trac
     qd_json_end(w);
 }
 
+/* A drawn rank stands for all of its stage: the report weighs it so. */
+static void put_fold(qd_json_writer *w, int process, int stage, int stages, int ranks)
+{
+    char text[32] = "";
+    if (stages > 1)
+        snprintf(text, sizeof text, "pp %d", stage);
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "M");
+    qd_json_put_string(w, "name", "process_labels");
+    qd_json_put_int(w, "pid", process);
+    qd_json_put_int(w, "tid", 0);
+    qd_json_object_begin(w, "args");
+    qd_json_put_string(w, "labels", text);
+    qd_json_put_int(w, "stands_for", ranks);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
+/* Memory that waits for the other stream to be given back is an item of the simulation, and no event of a trace. */
 static void put_item(qd_json_writer *w, const qd_step_stage *stage, int index, const qd_sim_times *t)
 {
+    qd_action_kind kind = (qd_action_kind)stage->program->actions[stage->action[index]].kind;
+    if (kind == QD_ACTION_ALLOC || kind == QD_ACTION_FREE)
+        return;
     qd_action_trace_event(w, stage->program, stage->rank, stage->action[index], 1, t->begin, t->end);
 }
 
@@ -107,6 +129,7 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         char name[64];
         snprintf(name, sizeof name, "rank %d", stage->rank);
         put_track(&w, "process_name", stage->rank, 0, name);
+        put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
         for (int track = 0; track < QD_STREAM_COUNT; track++)
             put_track(&w, "thread_name", stage->rank, track, tracks[track]);
         for (int k = 0; k < stage->item_count; k++)

@@ -139,7 +139,7 @@ qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config
 /* The run that is replaced leaves nothing that the new one could take for its own. */
 static qd_status clear_folder(const qd_config *c)
 {
-    static const char *const files[] = {"config.yaml", "trace.json", "memory.json"}; /* metrics.jsonl starts anew by itself */
+    static const char *const files[] = {"config.yaml", "trace.json", "memory.json", "evaluations.jsonl"}; /* metrics.jsonl starts anew by itself */
     file_path path;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         QD_TRY(clear_file(c, files[i]));

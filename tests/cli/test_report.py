@@ -142,6 +142,32 @@ class Report(RunTest):
                                ("exposed", both - compute), ("idle", covered(windows) - both)):
                 self.assertAlmostEqual(share[key], value * 1e-6, delta=1e-7, msg=key)
 
+    def test_simulator(self):
+        """What `simulate` writes has the same names and, in a step, the same traffic as what was measured."""
+        self.traced("train.steps=2", "train.global_batch=16")
+        self.ok(self.run_program("simulate", "run/config.yaml", "--cluster", "h100", "--timeline", "simulated.json"))
+        data = self.report("--simulated", "simulated.json")
+        measured, simulated = data["measured"], data["simulated"]
+        # Reading tokens takes no time on a simulated cluster.
+        self.assertEqual({row["name"] for row in measured["names"]} - {"load input"}, {row["name"] for row in simulated["names"]})
+        self.assertEqual((simulated["world"], sum(rank["stands_for"] for rank in simulated["ranks"])), (2, 2))
+
+        def per_step(timeline):
+            return {(row["group"], row["kind"]): (row["count"] / len(timeline["steps"]), row["bytes"] / len(timeline["steps"]))
+                    for row in timeline["traffic"]}
+        self.assertEqual(per_step(measured), per_step(simulated))
+
+    def test_evaluations(self):
+        self.ok(self.run_program(*self.small("train.steps=4", "run.dir=run", "run.save_every=2", "data.validation=0.1")))
+        with open(self.path("run/evaluations.jsonl"), "w", encoding="utf-8") as file:
+            for step in (2, 4):
+                file.write(self.ok(self.run_program("eval", f"run/checkpoints/step-{step:012}", "--json")).stdout)
+        with open(self.path("run/evaluations.jsonl"), encoding="utf-8") as file:
+            expected = [json.loads(line)["loss"] for line in file]
+        found = [s for s in self.report()["series"] if s["chart"] == "loss"]
+        self.assertEqual([s["name"] for s in found], ["training", "evaluation"])
+        self.assertEqual((numbers(found[1]["x"], "d"), numbers(found[1]["y"], "d")), ([2, 4], expected))
+
     def test_without_trace(self):
         """A run with little to show, and one that is still being written."""
         self.ok(self.run_program(*self.small("train.steps=3", "run.dir=run")))

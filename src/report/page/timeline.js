@@ -338,10 +338,10 @@ class TimelineView {
       g.globalAlpha = pick && !picked ? 0.38 : 1;
       g.fillRect(from, y, width, row.height);
       if (width > 26 && row.height >= 12) {
-        const text = clip(g, model.timeline.actions[id].name, width - 8, model.timeline.actions[id].module);
+        const text = clip(g, model.timeline.actions[id].name, width - 5, model.timeline.actions[id].module);
         g.fillStyle = this.ink[kind];
         if (text)
-          g.fillText(text, from + 4, y + row.height / 2 + 0.5);
+          g.fillText(text, from + 3, y + row.height / 2 + 0.5);
       }
       if (picked && width > 2) {
         g.strokeStyle = this.tone.ink;
