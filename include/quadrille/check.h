@@ -15,7 +15,7 @@ typedef struct qd_check_line {
 } qd_check_line;
 
 #define QD_CHECK_LINES 32
-#define QD_CHECK_TRAFFIC 8
+#define QD_CHECK_TRAFFIC 16
 typedef struct qd_check_report {
     char model[64], layout[96]; /* "dp 4", "pp 2 × dp 2" */
     int world;

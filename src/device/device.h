@@ -261,21 +261,22 @@ typedef struct qd_dropout_args {
     qd_dtype dtype;
 } qd_dropout_args;
 
-/* y (rows, cols) = token_table[tokens[row]] [+ position_table[positions[row] or row % seq]]. */
+/* y (rows, cols) = token_table[tokens[row]] [+ position_table[positions[row] or row % seq]]. Of the vocabulary's rows the table
+ * holds `held` from `first` on (held 0: all); tokens of other rows count as rows of zeros. */
 typedef struct qd_embedding_forward_args {
     const int32_t *tokens, *positions;
     const void *token_table, *position_table; /* position_table may be NULL */
     void *y;
-    int64_t rows, cols, seq, vocab;
+    int64_t rows, cols, seq, vocab, first, held;
     qd_dtype dtype, param_dtype;
 } qd_embedding_forward_args;
 
-/* Tables' gradients += rows of dy, rows in ascending order for each table row. No atomics. */
+/* Tables' gradients += rows of dy, rows in ascending order for each table row. No atomics. first, held: as above. */
 typedef struct qd_embedding_backward_args {
     const int32_t *tokens, *positions;
     const void *dy;
     void *token_grad, *position_grad; /* either may be NULL */
-    int64_t rows, cols, seq, vocab;
+    int64_t rows, cols, seq, vocab, first, held;
     qd_dtype dtype, grad_dtype;
 } qd_embedding_backward_args;
 
@@ -290,6 +291,23 @@ typedef struct qd_cross_entropy_args {
     bool grad;
     qd_dtype dtype;
 } qd_cross_entropy_args;
+
+/* The same where ranks have the logits of a part of the tokens each, columns [first, first + vocab) of `all`, in three stages
+ * between which the ranks take the maximum of `top` and the sum of `sums`:
+ *   MAX   top[row] = maximum of the row's logits
+ *   SUM   sums[2 row] = sum of e^(logit - top), sums[2 row + 1] = the target's logit - top if the rank has it, else 0
+ *   GRAD  losses[row] = log sums[2 row] - sums[2 row + 1], 0 if target < 0; if grad: logits become gradients as above */
+typedef enum qd_cross_entropy_stage { QD_CROSS_ENTROPY_MAX, QD_CROSS_ENTROPY_SUM, QD_CROSS_ENTROPY_GRAD } qd_cross_entropy_stage;
+typedef struct qd_cross_entropy_part_args {
+    qd_cross_entropy_stage stage;
+    void *logits;
+    const int32_t *targets; /* not in MAX */
+    float *top, *sums, *losses;
+    int64_t rows, vocab, ld, first, all;
+    float scale;
+    bool grad;
+    qd_dtype dtype;
+} qd_cross_entropy_part_args;
 
 /* *total += sum of losses in ascending order, in double; *counted += number of targets >= 0. */
 typedef struct qd_loss_sum_args {
@@ -437,6 +455,7 @@ typedef struct qd_copy_pieces_args {
     X(embedding_forward, qd_embedding_forward_args)                                                         \
     X(embedding_backward, qd_embedding_backward_args)                                                       \
     X(cross_entropy, qd_cross_entropy_args)                                                                 \
+    X(cross_entropy_part, qd_cross_entropy_part_args)                                                       \
     X(loss_sum, qd_loss_sum_args)                                                                           \
     X(row_squares, qd_row_squares_args)                                                                     \
     X(adamw, qd_adamw_args)                                                                                 \

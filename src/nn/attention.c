@@ -13,7 +13,7 @@ static qd_status rope(const qd_op_call *c, const int32_t *positions, bool invers
         .rows = c->op->m,
         .seq = c->frame->program->strategy.seq,
         .row_stride = c->slots[c->op->slot[0]].cols,
-        .heads = m->heads + m->kv_heads,
+        .heads = c->op->heads + c->op->kv_heads,
         .head_dim = m->head_dim,
         .inverse = inverse,
         .dtype = call_dtype(c, 0),
@@ -40,8 +40,8 @@ static qd_attention_args attention_args(const qd_op_call *c)
     const char *qkv = c->at[0];
     return (qd_attention_args){
         .q = qkv,
-        .k = qkv + (int64_t)m->heads * m->head_dim * size,
-        .v = qkv + (int64_t)(m->heads + m->kv_heads) * m->head_dim * size,
+        .k = qkv + (int64_t)c->op->heads * m->head_dim * size,
+        .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
         .o = c->at[2],
         .lse = c->at[3],
         .doc_start = input_documents(c, 1),
@@ -51,8 +51,8 @@ static qd_attention_args attention_args(const qd_op_call *c)
         .k_stride = stride,
         .v_stride = stride,
         .o_stride = c->slots[c->op->slot[2]].cols,
-        .heads = m->heads,
-        .kv_heads = m->kv_heads,
+        .heads = c->op->heads,
+        .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
         .scale = 1.0f / sqrtf((float)m->head_dim),
         .dtype = dtype,
@@ -73,8 +73,8 @@ qd_status qd_run_attention_grad(const qd_op_call *c)
     char *dqkv = c->at[5];
     args.d_o = c->at[4];
     args.dq = dqkv;
-    args.dk = dqkv + (int64_t)m->heads * m->head_dim * size;
-    args.dv = dqkv + (int64_t)(m->heads + m->kv_heads) * m->head_dim * size;
+    args.dk = dqkv + (int64_t)c->op->heads * m->head_dim * size;
+    args.dv = dqkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size;
     args.delta = c->at[6];
     return c->frame->kernels->attention_backward(c->frame->stream, &args);
 }
@@ -90,11 +90,11 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
     char *cache = c->at[1];
     return c->frame->kernels->attention_cached(c->frame->stream, &(qd_attention_cached_args){
         .q = qkv,
-        .k = qkv + (int64_t)m->heads * m->head_dim * size,
-        .v = qkv + (int64_t)(m->heads + m->kv_heads) * m->head_dim * size,
+        .k = qkv + (int64_t)c->op->heads * m->head_dim * size,
+        .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
         .o = c->at[2],
         .k_cache = cache,
-        .v_cache = cache + s->context * m->kv_heads * m->head_dim * size,
+        .v_cache = cache + s->context * c->op->kv_heads * m->head_dim * size,
         .rows = c->op->m,
         .past = c->frame->past,
         .context = s->context,
@@ -102,8 +102,8 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
         .k_stride = stride,
         .v_stride = stride,
         .o_stride = c->slots[c->op->slot[2]].cols,
-        .heads = m->heads,
-        .kv_heads = m->kv_heads,
+        .heads = c->op->heads,
+        .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
         .scale = 1.0f / sqrtf((float)m->head_dim),
         .dtype = dtype,

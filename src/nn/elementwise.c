@@ -36,7 +36,7 @@ qd_status qd_run_dropout(const qd_op_call *c)
 {
     const qd_frame *f = c->frame;
     return f->kernels->dropout(f->stream, &(qd_dropout_args){
-        .x = c->at[0], .y = c->at[1], .rows = c->op->m, .cols = c->op->n, .first_row = f->first_row,
+        .x = c->at[0], .y = c->at[1], .rows = c->op->m, .cols = c->op->n, .first_row = f->first_row + c->op->first,
         .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
         .site = (uint32_t)(4 * f->module + c->op->site), /* sites of one module are 0 to 3 */
         .dtype = call_dtype(c, 0),

@@ -13,6 +13,8 @@ qd_status qd_run_embed(const qd_op_call *c)
         .cols = c->op->n,
         .seq = c->frame->program->strategy.seq,
         .vocab = model->vocab,
+        .first = c->op->first,
+        .held = c->op->k,
         .dtype = call_dtype(c, 3),
         .param_dtype = call_dtype(c, 1),
     });
@@ -29,6 +31,8 @@ qd_status qd_run_embed_grad(const qd_op_call *c)
         .cols = c->op->n,
         .seq = c->frame->program->strategy.seq,
         .vocab = call_model(c)->vocab,
+        .first = c->op->first,
+        .held = c->op->k,
         .dtype = call_dtype(c, 1),
         .grad_dtype = call_dtype(c, 2),
     });

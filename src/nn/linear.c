@@ -1,4 +1,4 @@
-/* Weights are stored (out, in): y = x·Wᵀ + b. */
+/* Weights are stored (out, in): y = x·Wᵀ + b. Products may be of a window of rows. */
 #include "nn/nn_impl.h"
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
@@ -6,7 +6,7 @@ qd_status qd_run_linear(const qd_op_call *c)
 {
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .c = c->at[3],
+        .a = call_row(c, 0, op->first), .b = c->at[1], .bias = c->at[2], .c = call_row(c, 3, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
         .trans_b = true,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
@@ -54,7 +54,7 @@ qd_status qd_run_linear_dx(const qd_op_call *c)
 {
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .c = c->at[2],
+        .a = call_row(c, 0, op->first), .b = c->at[1], .c = call_row(c, 2, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
     });
@@ -66,7 +66,7 @@ qd_status qd_run_linear_dw(const qd_op_call *c)
     const qd_op *op = c->op;
     bool fused = c->frame->program->strategy.traits->fused_bias_grad;
     QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
+        .a = call_row(c, 0, op->to), .b = call_row(c, 1, op->first), .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
         .m = op->m, .n = op->n, .k = op->k, .lda = op->m, .ldb = op->n, .ldc = op->n,
         .trans_a = true, .accumulate = true,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),

@@ -59,3 +59,47 @@ qd_status qd_run_head_logits(const qd_op_call *c)
         .a_dtype = dtype, .b_dtype = call_dtype(c, 1), .c_dtype = QD_F32,
     });
 }
+
+/* ---- the loss of logits that ranks share out by tokens, for a window of rows ---- */
+
+static qd_cross_entropy_part_args part_args(const qd_op_call *c, qd_cross_entropy_stage stage)
+{
+    return (qd_cross_entropy_part_args){
+        .stage = stage, .logits = c->at[0], .rows = c->op->m, .vocab = c->op->n, .ld = c->op->n,
+        .all = call_model(c)->vocab, .first = c->op->to, .scale = c->frame->loss_scale,
+        .grad = c->frame->program->strategy.training, .dtype = call_dtype(c, 0),
+    };
+}
+
+qd_status qd_run_loss_max(const qd_op_call *c)
+{
+    qd_cross_entropy_part_args args = part_args(c, QD_CROSS_ENTROPY_MAX);
+    args.top = (float *)c->at[1] + c->op->first;
+    return c->frame->kernels->cross_entropy_part(c->frame->stream, &args);
+}
+
+qd_status qd_run_loss_part(const qd_op_call *c)
+{
+    qd_cross_entropy_part_args args = part_args(c, QD_CROSS_ENTROPY_SUM);
+    args.targets = input_targets(c, 1) + c->op->first;
+    args.top = (float *)c->at[2] + c->op->first;
+    args.sums = (float *)c->at[3] + 2 * c->op->first;
+    return c->frame->kernels->cross_entropy_part(c->frame->stream, &args);
+}
+
+qd_status qd_run_loss_grad(const qd_op_call *c)
+{
+    qd_cross_entropy_part_args args = part_args(c, QD_CROSS_ENTROPY_GRAD);
+    args.targets = input_targets(c, 1) + c->op->first;
+    args.top = (float *)c->at[2] + c->op->first;
+    args.sums = (float *)c->at[3] + 2 * c->op->first;
+    args.losses = (float *)c->at[4] + c->op->first;
+    return c->frame->kernels->cross_entropy_part(c->frame->stream, &args);
+}
+
+qd_status qd_run_loss_sum(const qd_op_call *c)
+{
+    return c->frame->kernels->loss_sum(c->frame->stream, &(qd_loss_sum_args){
+        .losses = c->at[0], .targets = input_targets(c, 1), .rows = c->op->m, .total = c->at[2], .counted = (double *)c->at[2] + 1,
+    });
+}

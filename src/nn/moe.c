@@ -9,8 +9,7 @@ qd_status qd_run_head_norm(const qd_op_call *c)
     return c->frame->kernels->head_norm(c->frame->stream, &(qd_head_norm_args){
         .x = c->at[0], .q_gamma = c->at[1], .k_gamma = c->at[2], .y = c->at[3], .rstd = c->at[4],
         .rows = c->op->m, .row_stride = c->op->n,
-        .heads = (int)c->op->k - m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads),
-        .kv_heads = m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads), .head_dim = m->head_dim,
+        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
         .eps = (float)m->norm_eps, .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 1),
     });
 }
@@ -21,8 +20,7 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
     return c->frame->kernels->head_norm_backward(c->frame->stream, &(qd_head_norm_args){
         .d = c->at[0], .x = c->at[1], .q_gamma = c->at[2], .k_gamma = c->at[3], .rstd = c->at[4], .q_grad = c->at[5], .k_grad = c->at[6],
         .rows = c->op->m, .row_stride = c->op->n,
-        .heads = (int)c->op->k - m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads),
-        .kv_heads = m->kv_heads * (int)c->op->k / (m->heads + m->kv_heads), .head_dim = m->head_dim,
+        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
         .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 2), .grad_dtype = call_dtype(c, 5),
     });
 }

@@ -12,6 +12,14 @@ typedef struct qd_op_profile {
     int64_t bytes[QD_OP_KIND_COUNT], calls[QD_OP_KIND_COUNT];
 } qd_op_profile;
 
+/* How ops that communicate are carried out; nn itself knows no communicators. `index`: of the op in its list. start returns
+ * when the op has ended, unless it is asynchronous; wait is then called once. */
+typedef struct qd_exchange {
+    void *context;
+    qd_status (*start)(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at);
+    qd_status (*wait)(void *context, int index);
+} qd_exchange;
+
 /* What one module action works on. */
 typedef struct qd_frame {
     qd_stream *stream;
@@ -29,15 +37,16 @@ typedef struct qd_frame {
     uint64_t seed, step; /* of the dropout masks */
     int64_t first_row;   /* index in the global batch of the micro-batch's first row */
     float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
+    const qd_exchange *exchange; /* NULL: no op of the program communicates */
     bool documents;      /* attention stays inside documents */
     qd_op_profile *profile; /* NULL: not wanted */
     qd_timeline *timeline;
     int op_id;
 } qd_frame;
 
-/* Runs the ops of the given phases in list order. phases: bits 1 << qd_phase, or QD_NN_AGAIN: those of phase F that the
- * backward pass needs once more. Gradients of parameters are accumulated, all other outputs overwritten. */
-#define QD_NN_AGAIN (1u << QD_PHASE_COUNT)
+/* Runs the ops of the given phases (see qd_op_runs) in list order. Gradients of parameters are accumulated, all other outputs
+ * overwritten. Asynchronous ops have ended when it returns QD_OK; after a failure those that were started are left to the
+ * exchange. */
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 
 /* The products that the program's ops make, addresses left out, for qd_device_tune. Calls `visit` for each, the same one

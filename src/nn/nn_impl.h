@@ -7,6 +7,7 @@
 typedef struct qd_op_call {
     const qd_frame *frame;
     const qd_op *op;
+    int index; /* of the op in its list */
     const qd_slot *slots;
     void *at[QD_OP_SLOTS];
 } qd_op_call;
@@ -21,6 +22,13 @@ static inline qd_dtype call_dtype(const qd_op_call *c, int i)
     return c->slots[c->op->slot[i]].dtype;
 }
 
+
+/* Address of a row of slot i. */
+static inline char *call_row(const qd_op_call *c, int i, int64_t row)
+{
+    const qd_slot *slot = &c->slots[c->op->slot[i]];
+    return (char *)c->at[i] + row * slot->cols * (int64_t)qd_dtype_size(slot->dtype);
+}
 
 static inline int64_t call_rows(const qd_op_call *c)
 {
@@ -82,5 +90,9 @@ qd_status qd_run_experts_dx(const qd_op_call *c);
 qd_status qd_run_experts_dw(const qd_op_call *c);
 qd_status qd_run_expert_activation(const qd_op_call *c);
 qd_status qd_run_expert_activation_grad(const qd_op_call *c);
+qd_status qd_run_loss_max(const qd_op_call *c);
+qd_status qd_run_loss_part(const qd_op_call *c);
+qd_status qd_run_loss_grad(const qd_op_call *c);
+qd_status qd_run_loss_sum(const qd_op_call *c);
 
 #endif

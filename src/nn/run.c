@@ -2,6 +2,14 @@
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
 
+static qd_status run_exchange(const qd_op_call *c)
+{
+    const qd_exchange *e = c->frame->exchange;
+    if (!e)
+        return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
+    return e->start(e->context, c->index, c->op, c->slots, c->at);
+}
+
 static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = qd_run_embed,
     [QD_OP_EMBED_GRAD] = qd_run_embed_grad,
@@ -39,6 +47,13 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_EXPERTS_DW] = qd_run_experts_dw,
     [QD_OP_EXPERT_ACTIVATION] = qd_run_expert_activation,
     [QD_OP_EXPERT_ACTIVATION_GRAD] = qd_run_expert_activation_grad,
+    [QD_OP_LOSS_MAX] = qd_run_loss_max,
+    [QD_OP_LOSS_PART] = qd_run_loss_part,
+    [QD_OP_LOSS_GRAD] = qd_run_loss_grad,
+    [QD_OP_LOSS_SUM] = qd_run_loss_sum,
+    [QD_OP_ALL_REDUCE] = run_exchange,
+    [QD_OP_ALL_GATHER] = run_exchange,
+    [QD_OP_REDUCE_SCATTER] = run_exchange,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects
@@ -85,16 +100,32 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     return NULL;
 }
 
+/* Waits for the asynchronous ops of these phases among ops [*from, index) that must have ended before op `index`. They end in
+ * the order of the list, so *from, the first that may still run, only grows. */
+static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *class_, unsigned phases, int index, int *from)
+{
+    for (; *from < index; ++*from) {
+        const qd_op *op = &class_->ops[*from];
+        if (!op->exchange.async || !qd_op_runs(op, phases))
+            continue;
+        if (op->exchange.until > index)
+            return QD_OK;
+        QD_TRY(frame->exchange->wait(frame->exchange->context, *from));
+    }
+    return QD_OK;
+}
+
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
 {
     const qd_module_class *class_ = qd_program_class(frame->program, frame->module);
     const char *module = frame->program->ledger->modules[frame->module].name;
+    int awaited = 0;
     for (int i = 0; i < class_->op_count; i++) {
         const qd_op *op = &class_->ops[i];
-        bool again = phases == QD_NN_AGAIN && op->phase == QD_PHASE_FORWARD && op->again;
-        if (!again && !(phases & (1u << op->phase)))
+        QD_TRY(wait_exchanges(frame, class_, phases, i, &awaited));
+        if (!qd_op_runs(op, phases))
             continue;
-        qd_op_call call = {.frame = frame, .op = op, .slots = class_->slots};
+        qd_op_call call = {.frame = frame, .op = op, .index = i, .slots = class_->slots};
         for (int j = 0; j < QD_OP_SLOTS; j++) {
             if (op->slot[j] < 0)
                 continue;
@@ -117,7 +148,7 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
         if (status != QD_OK)
             return qd_error_prefix(status, "%s of %s: ", qd_op_name(op->kind), module);
     }
-    return QD_OK;
+    return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }
 
 /* ---- the products of a program ---- */

@@ -5,13 +5,9 @@
 void qd_write_block(qd_class_writer *w)
 {
     const qd_model *m = w->model;
-    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    int64_t up_cols = m->activation == QD_ACT_SWIGLU ? 2 * m->ffn : m->ffn;
     int up_parts = m->activation == QD_ACT_SWIGLU ? 2 : 1;
-    /* QKᵀ and PV over the causal half. */
-    double attention_flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)q;
 
-    int x = qd_class_slot(w, "in", QD_SLOT_IN, w->config->activation, w->rows, m->hidden);
+    int x = qd_class_slot(w, "in", QD_SLOT_IN, w->config->activation, w->port_rows, m->hidden);
     int input = qd_class_slot(w, "input", QD_SLOT_INPUT, QD_I32, 3, w->rows);
     int table = m->position == QD_POSITION_ROPE
                     ? qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(w->config->seq, w->config->context), m->head_dim)
@@ -24,7 +20,12 @@ void qd_write_block(qd_class_writer *w)
     const char *up_bias = up_parts == 2 ? "mlp.gate.bias" : "mlp.up.bias";
     qd_class_weight up_w = qd_class_weights(w, up_name, up_parts), up_b = qd_class_weights(w, up_bias, up_parts);
     qd_class_weight down_w = qd_class_weights(w, "mlp.down.weight", 1), down_b = qd_class_weights(w, "mlp.down.bias", 1);
-    int normed1 = qd_class_local(w, "attn_normed", m->hidden);
+    /* Of this rank: query heads and the kv heads they read, and the columns of the MLP. */
+    int64_t q = out_w.in, kv = (qkv_w.out - q) / 2, ffn = down_w.in;
+    int heads = (int)(q / m->head_dim), kv_heads = (int)(kv / m->head_dim), pending;
+    /* QKᵀ and PV over the causal half. */
+    double attention_flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)q;
+    int normed1 = qd_class_port(w, "attn_normed", m->hidden);
     int qkv = qd_class_local(w, "qkv", q + 2 * kv);
     bool experts = w->module->kind == QD_MODULE_MOE;
     qd_class_experts moe;
@@ -32,99 +33,129 @@ void qd_write_block(qd_class_writer *w)
     int qkv_before = m->qk_norm ? qd_class_local(w, "qkv_before_norm", q + 2 * kv) : qkv;
     int head_rstd = m->qk_norm ? qd_class_local_f32(w, "head_rstd", w->rows, (q + kv) / m->head_dim) : -1;
     int o = qd_class_local(w, "attended", q);
-    int lse = qd_class_local_f32(w, "lse", w->config->batch * m->heads, w->config->seq);
+    int lse = qd_class_local_f32(w, "lse", w->config->batch * heads, w->config->seq);
     int branch1 = qd_class_local(w, "attn_branch", m->hidden);
-    int middle = qd_class_local(w, "residual", m->hidden);
-    int normed2 = qd_class_local(w, "mlp_normed", m->hidden);
-    int up = qd_class_local(w, "up", up_cols);
-    int active = qd_class_local(w, "active", m->ffn);
+    int middle = qd_class_port(w, "residual", m->hidden);
+    int normed2 = qd_class_port(w, "mlp_normed", m->hidden);
+    int up = qd_class_local(w, "up", up_w.out);
+    int active = qd_class_local(w, "active", ffn);
     int branch2 = qd_class_local(w, "mlp_branch", m->hidden);
-    int out = qd_class_slot(w, "out", QD_SLOT_OUT, w->config->activation, w->rows, m->hidden);
+    int out = qd_class_slot(w, "out", QD_SLOT_OUT, w->config->activation, w->port_rows, m->hidden);
 
     w->phase = QD_PHASE_FORWARD;
     qd_class_norm(w, x, -1, n1, -1, normed1);
-    qd_class_linear(w, normed1, qkv_w, qkv_b, qkv_before);
+    int all1 = qd_class_enter(w, "attn_normed of all ranks", normed1, &pending);
+    qd_class_linear(w, all1, qkv_w, qkv_b, qkv_before);
+    qd_class_await(w, pending);
     if (m->qk_norm)
-        qd_op_sizes(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv,
-                    (q + kv) / m->head_dim, 0.0);
+        qd_op_heads(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv, heads, kv_heads);
     if (table >= 0)
-        qd_op_sizes(QD_CLASS_OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, 0, 0.0);
+        qd_op_heads(QD_CLASS_OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, heads, kv_heads);
     if (w->config->context > 0) {
         int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
-        qd_op_sizes(QD_CLASS_OP(w, ATTENTION_CACHED, qkv, cache, o), w->rows, q, w->config->context, 0.0);
+        qd_op *op = qd_op_heads(QD_CLASS_OP(w, ATTENTION_CACHED, qkv, cache, o), w->rows, q, heads, kv_heads);
+        op->k = w->config->context;
     } else {
-        qd_op_sizes(QD_CLASS_OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, w->config->seq, attention_flops);
+        qd_op *op = qd_op_heads(QD_CLASS_OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, heads, kv_heads);
+        op->k = w->config->seq;
+        op->flops = attention_flops;
     }
     const qd_device_traits *traits = w->config->traits;
     bool drops = m->dropout > 0.0 && w->config->training;
-    bool fuse_residual = traits->fused_residual && !drops;
+    bool fuse_residual = traits->fused_residual && !drops && w->tensor.size == 1; /* else the sum over tp comes between */
     /* Computing the GELU again needs it as an op of its own. */
     bool fuse_gelu = traits->fused_gelu && m->activation == QD_ACT_GELU_TANH && w->config->recompute != QD_RECOMPUTE_SELECTIVE;
     if (fuse_residual) {
         qd_class_linear_add(w, o, out_w, out_b, x, middle);
         qd_class_norm(w, middle, -1, n2, -1, normed2);
     } else {
-        qd_class_linear(w, o, out_w, out_b, branch1);
+        qd_class_linear(w, o, out_w, qd_class_bias_once(w, out_b), branch1);
+        branch1 = qd_class_leave(w, "attn_branch of the port", branch1, &pending);
         branch1 = qd_class_dropout(w, "attn_dropped", branch1, 1);
+        if (drops)
+            qd_class_await(w, pending);
         qd_class_norm(w, x, branch1, n2, middle, normed2);
+        qd_class_await(w, pending);
     }
+    int all2 = experts ? normed2 : qd_class_enter(w, "mlp_normed of all ranks", normed2, &pending);
     if (experts) {
         qd_write_experts(w, &moe, normed2, middle, out);
     } else if (fuse_gelu) {
-        qd_class_linear_gelu(w, normed2, up_w, up_b, up, active);
+        qd_class_linear_gelu(w, all2, up_w, up_b, up, active);
+        qd_class_await(w, pending);
     } else {
-        qd_class_linear(w, normed2, up_w, up_b, up);
-        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, up, active), w->rows, m->ffn, 0, 0.0);
+        qd_class_linear(w, all2, up_w, up_b, up);
+        qd_class_await(w, pending);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, up, active), w->rows, ffn, 0, 0.0);
     }
     if (fuse_residual && !experts) {
         qd_class_linear_add(w, active, down_w, down_b, middle, out);
     } else if (!experts) {
-        qd_class_linear(w, active, down_w, down_b, branch2);
+        qd_class_linear(w, active, down_w, qd_class_bias_once(w, down_b), branch2);
+        branch2 = qd_class_leave(w, "mlp_branch of the port", branch2, &pending);
         branch2 = qd_class_dropout(w, "mlp_dropped", branch2, 2);
-        qd_op_sizes(QD_CLASS_OP(w, ADD, middle, branch2, out), w->rows, m->hidden, 0, 0.0);
+        if (drops)
+            qd_class_await(w, pending);
+        qd_op_sizes(QD_CLASS_OP(w, ADD, middle, branch2, out), w->port_rows, m->hidden, 0, 0.0);
+        qd_class_await(w, pending);
     }
     if (!w->config->training)
         return;
 
-    int dy = qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, w->rows, m->hidden);
-    int dx = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, w->rows, m->hidden);
-    int d_active = qd_class_local(w, "d_active", m->ffn);
-    int d_up = qd_class_local(w, "d_up", up_cols);
+    int dy = qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, w->port_rows, m->hidden);
+    int dx = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, w->port_rows, m->hidden);
+    int d_active = qd_class_local(w, "d_active", ffn);
+    int d_up = qd_class_local(w, "d_up", up_w.out);
     int d_normed2 = qd_class_local(w, "d_mlp_normed", m->hidden);
-    int d_middle = qd_class_local(w, "d_residual", m->hidden);
+    int d_middle = qd_class_port(w, "d_residual", m->hidden);
     int d_o = qd_class_local(w, "d_attended", q);
     int d_qkv = qd_class_local(w, "d_qkv", q + 2 * kv);
-    int delta = qd_class_local_f32(w, "delta", w->config->batch * m->heads, w->config->seq);
+    int delta = qd_class_local_f32(w, "delta", w->config->batch * heads, w->config->seq);
     int d_normed1 = qd_class_local(w, "d_attn_normed", m->hidden);
 
     w->phase = QD_PHASE_INPUT;
-    int d_branch2 = qd_class_dropout(w, "d_mlp_branch", dy, 2);
+    int d_branch2 = qd_class_dropout(w, "d_mlp_branch", dy, 2), gathered, d_port2;
+    if (!experts)
+        d_branch2 = qd_class_enter(w, "d_mlp_branch of all ranks", d_branch2, &gathered);
     if (experts) {
         qd_write_experts_grad(w, &moe, d_branch2, normed2, d_normed2);
     } else if (fuse_gelu) {
-        qd_class_linear_grad(w, d_branch2, active, down_w, down_b, up, d_up);
+        qd_class_linear_input_grad(w, d_branch2, down_w, up, d_up);
+        qd_class_await(w, gathered);
+        qd_class_linear_weight_grad(w, d_branch2, active, down_w, down_b);
     } else if (traits->remade_activation && m->activation == QD_ACT_SWIGLU) {
         /* The pass over gate and up that gives their gradients gives their product again: it need not be kept. */
-        int again = qd_class_local(w, "active_again", m->ffn);
-        qd_op_sizes(QD_CLASS_OP(w, LINEAR_DX, d_branch2, down_w.value, d_active), w->rows, down_w.in, down_w.out,
-              2.0 * (double)w->rows * (double)down_w.out * (double)down_w.in);
-        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, up, d_active, d_up, again), w->rows, m->ffn, 0, 0.0);
+        int again = qd_class_local(w, "active_again", ffn);
+        qd_class_linear_input_grad(w, d_branch2, down_w, -1, d_active);
+        qd_class_await(w, gathered);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, up, d_active, d_up, again), w->rows, ffn, 0, 0.0);
         qd_class_linear_weight_grad(w, d_branch2, again, down_w, down_b);
     } else {
-        qd_class_linear_grad(w, d_branch2, active, down_w, down_b, -1, d_active);
-        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, m->ffn, 0, 0.0);
+        qd_class_linear_input_grad(w, d_branch2, down_w, -1, d_active);
+        qd_class_await(w, gathered);
+        qd_class_linear_weight_grad(w, d_branch2, active, down_w, down_b);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, up, d_active, d_up), w->rows, ffn, 0, 0.0);
     }
+    d_port2 = d_normed2;
+    pending = -1;
     if (!experts)
-        qd_class_linear_grad(w, d_up, normed2, up_w, up_b, -1, d_normed2);
-    qd_class_norm_grad(w, d_normed2, middle, n2, dy, d_middle);
+        d_port2 = qd_class_enter_grad(w, "d_mlp_normed of the port", d_up, normed2, up_w, up_b, d_normed2, &pending);
+    qd_class_norm_grad(w, d_port2, middle, n2, dy, d_middle);
+    qd_class_await(w, pending);
     int d_branch1 = qd_class_dropout(w, "d_attn_branch", d_middle, 1);
-    qd_class_linear_grad(w, d_branch1, o, out_w, out_b, -1, d_o);
-    qd_op_sizes(QD_CLASS_OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, w->config->seq, 2.5 * attention_flops);
+    d_branch1 = qd_class_enter(w, "d_attn_branch of all ranks", d_branch1, &gathered);
+    qd_class_linear_input_grad(w, d_branch1, out_w, -1, d_o);
+    qd_class_await(w, gathered);
+    qd_class_linear_weight_grad(w, d_branch1, o, out_w, out_b);
+    qd_op *grad = qd_op_heads(QD_CLASS_OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, heads, kv_heads);
+    grad->k = w->config->seq;
+    grad->flops = 2.5 * attention_flops;
     if (table >= 0)
-        qd_op_sizes(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, 0, 0.0);
+        qd_op_heads(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, heads, kv_heads);
     if (m->qk_norm)
-        qd_op_sizes(QD_CLASS_OP(w, HEAD_NORM_GRAD, d_qkv, qkv_before, q_norm.value, k_norm.value, head_rstd, q_norm.grad, k_norm.grad), w->rows,
-                    q + 2 * kv, (q + kv) / m->head_dim, 0.0);
-    qd_class_linear_grad(w, d_qkv, normed1, qkv_w, qkv_b, -1, d_normed1);
-    qd_class_norm_grad(w, d_normed1, x, n1, d_middle, dx);
+        qd_op_heads(QD_CLASS_OP(w, HEAD_NORM_GRAD, d_qkv, qkv_before, q_norm.value, k_norm.value, head_rstd, q_norm.grad, k_norm.grad),
+                    w->rows, q + 2 * kv, heads, kv_heads);
+    int d_port1 = qd_class_enter_grad(w, "d_attn_normed of the port", d_qkv, normed1, qkv_w, qkv_b, d_normed1, &pending);
+    qd_class_norm_grad(w, d_port1, x, n1, d_middle, dx);
+    qd_class_await(w, pending);
 }

@@ -7,8 +7,15 @@
 #include <string.h>
 
 /* Ranks with the same local shapes do the same and share a program. */
-static bool same_shapes(const qd_ledger *ledger, int parts, int a, int b)
+static bool same_shapes(const qd_program *program, int a, int b)
 {
+    const qd_ledger *ledger = program->ledger;
+    int parts = program->storage.parts;
+    int64_t first, x_rows, y_rows, rows_in_all = program->strategy.micro_batch * program->strategy.seq;
+    qd_ledger_port_rows(ledger, a, rows_in_all, &first, &x_rows);
+    qd_ledger_port_rows(ledger, b, rows_in_all, &first, &y_rows);
+    if (x_rows != y_rows)
+        return false;
     for (int i = 0; i < ledger->param_count; i++) {
         qd_atom x = qd_ledger_atom(ledger, i, a), y = qd_ledger_atom(ledger, i, b);
         if (memcmp(x.length, y.length, sizeof x.length) != 0)
@@ -30,7 +37,7 @@ qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd
         return QD_NO_MEMORY;
     for (int rank = 0; rank < config->world; rank++) {
         const qd_program *last = rank > 0 ? list[rank - 1] : NULL;
-        if (last && same_shapes(last->ledger, last->storage.parts, last->rank, rank)) {
+        if (last && same_shapes(last, last->rank, rank)) {
             list[rank] = last;
             continue;
         }
@@ -65,10 +72,13 @@ static const char *purpose(const qd_program *p, const qd_action *a)
     switch (p->buffers[a->buffer].kind) {
     case QD_BUFFER_LOSS: return "loss, all-reduce";
     case QD_BUFFER_SQUARES: return "gradient norm, all-gather";
+    case QD_BUFFER_SUMS: return "gradient norm, all-reduce";
     case QD_BUFFER_PARAM:
     case QD_BUFFER_UNIT: return "parameters, all-gather";
     default: break;
     }
+    if (p->groups[a->group].axes == QD_AXIS_BIT(QD_AXIS_TP))
+        return "tp: parts of gradients, all-reduce";
     if (a->kind == QD_ACTION_REDUCE_SCATTER)
         return "gradients, reduce-scatter";
     return p->groups[a->group].stride > 1 ? "gradients, all-reduce of replicas" : "gradients, all-reduce";
@@ -82,6 +92,20 @@ static void add_traffic(qd_check_report *r, const char *name, int64_t bytes)
     if (i == r->traffic_count)
         r->traffic[r->traffic_count++] = (qd_check_line){name, 0};
     r->traffic[i].bytes += bytes;
+}
+
+/* What the ops of a module action make ranks send, by kind. */
+static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_report *r)
+{
+    const qd_module_class *c = qd_program_class(p, a->module);
+    for (int i = 0; i < c->op_count; i++) {
+        const qd_op *op = &c->ops[i];
+        if (!qd_op_communicates(op) || !qd_op_runs(op, qd_action_phases(a)))
+            continue;
+        add_traffic(r, op->kind == QD_OP_ALL_GATHER       ? "activations, all-gather"
+                       : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"
+                                                          : "activations, all-reduce", op->exchange.bytes);
+    }
 }
 
 /* The textbook's figure: ranks that share a copy pass each gradient and each parameter on n - 1 times, sums that all of them
@@ -133,9 +157,12 @@ static qd_status fill_report(const qd_config *config, const qd_program *p, qd_ch
     r->recompute_flops_per_step = qd_program_recompute_flops(p) * config->world;
     r->comm_bytes = qd_program_comm_bytes(p);
     r->memory_bytes = memory.total;
-    for (int i = 0; i < p->action_count; i++)
+    for (int i = 0; i < p->action_count; i++) {
         if (qd_action_communicates(&p->actions[i]))
             add_traffic(r, purpose(p, &p->actions[i]), p->actions[i].bytes);
+        else if (p->actions[i].bytes > 0)
+            add_op_traffic(p, &p->actions[i], r);
+    }
     fill_theory(p, r);
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)

@@ -45,6 +45,11 @@ int qd_class_local(qd_class_writer *w, const char *name, int64_t cols)
     return qd_class_slot(w, name, QD_SLOT_LOCAL, w->config->activation, w->rows, cols);
 }
 
+int qd_class_port(qd_class_writer *w, const char *name, int64_t cols)
+{
+    return qd_class_slot(w, name, QD_SLOT_LOCAL, w->config->activation, w->port_rows, cols);
+}
+
 int qd_class_local_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
 {
     return qd_class_slot(w, name, QD_SLOT_LOCAL, QD_F32, rows, cols);
@@ -77,7 +82,7 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int co
     if (w->wrong || !qd_class_reserve(w))
         return &dummy;
     qd_op *op = &w->ops[w->op_count++];
-    *op = (qd_op){.kind = kind, .phase = w->phase};
+    *op = (qd_op){.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
     for (int i = 0; i < QD_OP_SLOTS; i++)
         op->slot[i] = (int16_t)(i < count ? slots[i] : -1);
     for (int i = 0; i < count; i++)
@@ -92,6 +97,14 @@ void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops)
     op->n = n;
     op->k = k;
     op->flops = flops;
+}
+
+qd_op *qd_op_heads(qd_op *op, int64_t m, int64_t n, int heads, int kv_heads)
+{
+    qd_op_sizes(op, m, n, 0, 0.0);
+    op->heads = heads;
+    op->kv_heads = kv_heads;
+    return op;
 }
 
 void qd_class_linear(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int y)
@@ -124,12 +137,17 @@ void qd_class_linear_weight_grad(qd_class_writer *w, int dy, int x, qd_class_wei
 
 /* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
  * argument that was. */
-void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx)
+void qd_class_linear_input_grad(qd_class_writer *w, int dy, qd_class_weight matrix, int sum, int dx)
 {
     double flops = 2.0 * (double)w->rows * (double)matrix.out * (double)matrix.in;
     w->phase = QD_PHASE_INPUT;
     qd_op *input = sum >= 0 ? QD_CLASS_OP(w, LINEAR_DX_GELU, dy, matrix.value, sum, dx) : QD_CLASS_OP(w, LINEAR_DX, dy, matrix.value, dx);
     qd_op_sizes(input, w->rows, matrix.in, matrix.out, flops);
+}
+
+void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx)
+{
+    qd_class_linear_input_grad(w, dy, matrix, sum, dx);
     qd_class_linear_weight_grad(w, dy, x, matrix, bias);
 }
 
@@ -138,9 +156,10 @@ int qd_class_dropout(qd_class_writer *w, const char *name, int x, int site)
 {
     if (w->model->dropout == 0.0 || !w->config->training)
         return x;
-    int y = qd_class_local(w, name, w->model->hidden);
+    int y = qd_class_port(w, name, w->model->hidden);
     qd_op *op = QD_CLASS_OP(w, DROPOUT, x, y);
-    qd_op_sizes(op, w->rows, w->model->hidden, 0, 0.0);
+    qd_op_sizes(op, w->port_rows, w->model->hidden, 0, 0.0);
+    op->first = w->port_first;
     op->site = site;
     return y;
 }
@@ -148,19 +167,19 @@ int qd_class_dropout(qd_class_writer *w, const char *name, int x, int site)
 qd_class_norm_state qd_class_norm_slots(qd_class_writer *w, const char *gamma, const char *beta, const char *mean, const char *rstd)
 {
     qd_class_norm_state s = {.gamma = qd_class_weights(w, gamma, 1), .beta = qd_class_weights(w, beta, 1)};
-    s.mean = w->model->norm == QD_NORM_LAYER ? qd_class_local_f32(w, mean, w->rows, 1) : -1;
-    s.rstd = qd_class_local_f32(w, rstd, w->rows, 1);
+    s.mean = w->model->norm == QD_NORM_LAYER ? qd_class_local_f32(w, mean, w->port_rows, 1) : -1;
+    s.rstd = qd_class_local_f32(w, rstd, w->port_rows, 1);
     return s;
 }
 
 /* y = norm(x), or with `add`: sum = x + add, y = norm(sum). */
 void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, int sum, int y)
 {
-    qd_op_sizes(QD_CLASS_OP(w, NORM, x, add, s.gamma.value, s.beta.value, sum, y, s.mean, s.rstd), w->rows, w->model->hidden, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, NORM, x, add, s.gamma.value, s.beta.value, sum, y, s.mean, s.rstd), w->port_rows, w->model->hidden, 0, 0.0);
 }
 
 void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx)
 {
-    qd_op_sizes(QD_CLASS_OP(w, NORM_GRAD, dy, x, s.gamma.value, add, s.mean, s.rstd, dx, s.gamma.grad, s.beta.grad), w->rows,
+    qd_op_sizes(QD_CLASS_OP(w, NORM_GRAD, dy, x, s.gamma.value, add, s.mean, s.rstd, dx, s.gamma.grad, s.beta.grad), w->port_rows,
           w->model->hidden, 0, 0.0);
 }

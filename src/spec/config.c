@@ -90,6 +90,7 @@ static const qd_option options_table[] = {
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
     {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
+    {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL, "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
     {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
@@ -310,6 +311,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .training = true,
         .schedule = QD_SCHEDULE_1F1B,
     };
+    c->sp = qd_options_bool(o, "parallel.sp");
     QD_TRY(resolve_sharding(o, &c->strategy));
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
@@ -391,6 +393,10 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     qd_ledger *ledger;
     qd_strategy strategy = config->strategy;
     QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
+    if (mesh.degree[QD_AXIS_TP] > 1 && strcmp(config->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism runs on the CPU only so far; set run.device=cpu",
+                       mesh.degree[QD_AXIS_TP]);
+    mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     QD_TRY(share_batch(config, &mesh, &strategy));
     QD_TRY(qd_ledger_create(&config->model, &mesh, arena, &ledger));
     return qd_program_create(ledger, &strategy, rank, arena, program);

@@ -17,6 +17,7 @@ typedef struct qd_config {
     qd_model model;
     int world;
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
+    bool sp;                    /* with tp above 1 */
     qd_strategy strategy;       /* micro_batches is set once the mesh is known */
     qd_optim optimizer;
     int64_t global_batch; /* sequences per step */

@@ -284,12 +284,37 @@ static void finish_until(qd_builder *b, int until)
         finish_pending(b, &b->pending[b->pending_done]);
 }
 
+/* Gradients that several ranks of tp have parts of (norms under sp, kv heads that neighbours share) are summed over those
+ * first: small sums, one for each run of such parameters, that nothing runs beside. */
+static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
+{
+    const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
+    const qd_storage *s = &b->p->storage;
+    int end = high->param_begin + high->param_count;
+    for (int i = low->param_begin, last; i < end; i = last + 1) {
+        qd_group group = qd_ledger_tensor_group(b->ledger, i);
+        last = i;
+        if (group.size == 1 || s->count[i] == 0 || b->ledger->params[i].tied_to >= 0)
+            continue;
+        while (last + 1 < end && qd_group_equal(qd_ledger_tensor_group(b->ledger, last + 1), group) &&
+               s->offset[last + 1] == s->offset[last] + s->count[last])
+            last++;
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, qd_build_group(b, group),
+                                           s->offset[last] + s->count[last] - s->offset[i], b->strategy->grad, -1);
+        a->stream = QD_STREAM_COMPUTE;
+        a->buffer = buffer;
+        a->first = s->offset[i];
+        b->last_gradient = b->p->action_count - 1;
+    }
+}
+
 /* The gradients of a block are complete. */
 static void reduce_block(qd_builder *b, int index, int microbatch)
 {
     int begin = b->pending_count, number = slot_of(b, index, microbatch);
     qd_grad_slot *slot = &b->grad_slots[number];
     int buffer = b->blocks ? slot->buffer : b->p->persistent[QD_BUFFER_GRAD];
+    reduce_tensor(b, &b->grads[index], buffer);
     if (b->data_group < 0)
         return;
     if (b->strategy->zero == 0)
@@ -350,6 +375,25 @@ void qd_gradients_after(qd_builder *b, int item)
 
 /* ---- norm and update ---- */
 
+bool qd_gradients_sums(const qd_builder *b)
+{
+    return b->ledger->mesh.degree[QD_AXIS_TP] > 1 || b->ledger->mesh.degree[QD_AXIS_PP] > 1;
+}
+
+/* One number for each parameter, then its sum over tp and over pp: the same bits whatever lies on which stage. */
+static void reduce_sums(qd_builder *b)
+{
+    static const qd_axis axes[] = {QD_AXIS_TP, QD_AXIS_PP};
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
+        int group = qd_build_group(b, qd_group_whole(&b->ledger->mesh, QD_AXIS_BIT(axes[i])));
+        if (group < 0)
+            continue;
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, b->ledger->param_count, QD_F64, -1);
+        a->stream = QD_STREAM_COMPUTE;
+        a->buffer = b->p->persistent[QD_BUFFER_SUMS];
+    }
+}
+
 /* Reductions end in the order in which they started, from the last module to the first; so do the norms, each waiting only
  * for the reductions that cover its module. */
 void qd_gradients_finish(qd_builder *b)
@@ -370,6 +414,9 @@ void qd_gradients_finish(qd_builder *b)
         a->buffer = a->part = p->persistent[QD_BUFFER_SQUARES];
         a->parts = p->storage.parts;
     }
+    qd_build_action(b, QD_ACTION_SUMS, -1, -1);
+    if (qd_gradients_sums(b))
+        reduce_sums(b);
     qd_build_action(b, QD_ACTION_NORM, -1, -1);
     qd_muon_begin(b);
     for (int module = 0; module < b->modules; module++)

@@ -1,5 +1,7 @@
 #include "spec/ledger.h"
 
+#include "spec/tensor.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +15,7 @@ typedef struct builder {
     bool failed;
 } builder;
 
-static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std)
+static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std, qd_split split)
 {
     qd_ledger *l = b->ledger;
     qd_module *module = &l->modules[b->module];
@@ -34,19 +36,20 @@ static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols
     p->fuse = b->fuse;
     p->tied_to = -1;
     p->expert = b->expert;
-    /* Parameters are whole on every rank; each rank of dp and cp sees other tokens, so gradients are partial sums. */
+    /* Each rank of dp and cp sees other tokens, so gradients are partial sums. */
     p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
     p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
+    qd_tensor_place(&l->model, &l->mesh, split, p);
 }
 
 static void add_norm(builder *b, const char *weight, const char *bias)
 {
     const qd_model *m = &b->ledger->model;
     b->fuse++;
-    add_param(b, weight, m->hidden, 0, QD_INIT_ONE, 0.0);
+    add_param(b, weight, m->hidden, 0, QD_INIT_ONE, 0.0, QD_SPLIT_NORM);
     if (m->norm == QD_NORM_LAYER) {
         b->fuse++;
-        add_param(b, bias, m->hidden, 0, QD_INIT_ZERO, 0.0);
+        add_param(b, bias, m->hidden, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NORM);
     }
 }
 
@@ -54,28 +57,29 @@ static void add_norm(builder *b, const char *weight, const char *bias)
 typedef struct linear_part {
     const char *weight, *bias;
     int64_t out;
+    qd_split split; /* of the matrix; a bias goes with the rows */
 } linear_part;
 
 static void add_linear(builder *b, const linear_part *parts, int count, int64_t in, bool bias, double std)
 {
     b->fuse++;
     for (int i = 0; i < count; i++)
-        add_param(b, parts[i].weight, parts[i].out, in, QD_INIT_NORMAL, std);
+        add_param(b, parts[i].weight, parts[i].out, in, QD_INIT_NORMAL, std, parts[i].split);
     if (!bias)
         return;
     b->fuse++;
     for (int i = 0; i < count; i++)
-        add_param(b, parts[i].bias, parts[i].out, 0, QD_INIT_ZERO, 0.0);
+        add_param(b, parts[i].bias, parts[i].out, 0, QD_INIT_ZERO, 0.0, parts[i].split == QD_SPLIT_COLS ? QD_SPLIT_NONE : parts[i].split);
 }
 
 static void add_embed(builder *b)
 {
     const qd_model *m = &b->ledger->model;
     b->fuse++;
-    add_param(b, "tokens.weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std);
+    add_param(b, "tokens.weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_ROWS);
     if (m->position == QD_POSITION_LEARNED) {
         b->fuse++;
-        add_param(b, "positions.weight", m->max_seq, m->hidden, QD_INIT_NORMAL, m->init_std);
+        add_param(b, "positions.weight", m->max_seq, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_NONE);
     }
 }
 
@@ -85,7 +89,7 @@ static void add_expert(builder *b, int expert, const char *matrix, int64_t out, 
     char suffix[64];
     snprintf(suffix, sizeof suffix, "mlp.experts.%d.%s.weight", expert, matrix);
     b->expert = expert;
-    add_param(b, suffix, out, in, QD_INIT_NORMAL, std);
+    add_param(b, suffix, out, in, QD_INIT_NORMAL, std, QD_SPLIT_NONE);
     b->expert = -1;
 }
 
@@ -95,17 +99,17 @@ static void add_experts(builder *b, double residual_std)
     const qd_model *m = &b->ledger->model;
     const qd_moe *e = &m->moe;
     int64_t shared = e->shared * e->ffn;
-    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts}}, 1, m->hidden, false, m->init_std);
+    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts, QD_SPLIT_NONE}}, 1, m->hidden, false, m->init_std);
     if (e->bias) {
         b->fuse++;
-        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0);
+        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NONE);
         if (b->ledger->params)
             b->ledger->params[b->ledger->param_count - 1].counts = true;
     }
     if (shared > 0) {
-        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared}, {"mlp.shared.up.weight", NULL, shared}}, 2, m->hidden,
-                   false, m->init_std);
-        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden}}, 1, shared, false, residual_std);
+        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NONE}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NONE}},
+                   2, m->hidden, false, m->init_std);
+        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden, QD_SPLIT_NONE}}, 1, shared, false, residual_std);
     }
     b->fuse++;
     for (int i = 0; i < e->experts; i++) {
@@ -125,17 +129,17 @@ static void add_block(builder *b, bool experts)
     double residual_std = m->init_std / sqrt(2.0 * m->layers);
     add_norm(b, "attn_norm.weight", "attn_norm.bias");
     add_linear(b,
-               (linear_part[]){{"attn.q.weight", "attn.q.bias", q},
-                               {"attn.k.weight", "attn.k.bias", kv},
-                               {"attn.v.weight", "attn.v.bias", kv}},
+               (linear_part[]){{"attn.q.weight", "attn.q.bias", q, QD_SPLIT_ROWS},
+                               {"attn.k.weight", "attn.k.bias", kv, QD_SPLIT_KV},
+                               {"attn.v.weight", "attn.v.bias", kv, QD_SPLIT_KV}},
                3, m->hidden, m->qkv_bias, m->init_std);
     if (m->qk_norm) {
         b->fuse++;
-        add_param(b, "attn.q_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0);
+        add_param(b, "attn.q_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0, QD_SPLIT_HEADS);
         b->fuse++;
-        add_param(b, "attn.k_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0);
+        add_param(b, "attn.k_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0, QD_SPLIT_HEADS);
     }
-    add_linear(b, (linear_part[]){{"attn.out.weight", "attn.out.bias", m->hidden}}, 1, q, m->linear_bias, residual_std);
+    add_linear(b, (linear_part[]){{"attn.out.weight", "attn.out.bias", m->hidden, QD_SPLIT_COLS}}, 1, q, m->linear_bias, residual_std);
     add_norm(b, "mlp_norm.weight", "mlp_norm.bias");
     if (experts) {
         add_experts(b, residual_std);
@@ -143,11 +147,12 @@ static void add_block(builder *b, bool experts)
     }
     if (m->activation == QD_ACT_SWIGLU)
         add_linear(b,
-                   (linear_part[]){{"mlp.gate.weight", "mlp.gate.bias", m->ffn}, {"mlp.up.weight", "mlp.up.bias", m->ffn}},
+                   (linear_part[]){{"mlp.gate.weight", "mlp.gate.bias", m->ffn, QD_SPLIT_ROWS},
+                                   {"mlp.up.weight", "mlp.up.bias", m->ffn, QD_SPLIT_ROWS}},
                    2, m->hidden, m->linear_bias, m->init_std);
     else
-        add_linear(b, (linear_part[]){{"mlp.up.weight", "mlp.up.bias", m->ffn}}, 1, m->hidden, m->linear_bias, m->init_std);
-    add_linear(b, (linear_part[]){{"mlp.down.weight", "mlp.down.bias", m->hidden}}, 1, m->ffn, m->linear_bias, residual_std);
+        add_linear(b, (linear_part[]){{"mlp.up.weight", "mlp.up.bias", m->ffn, QD_SPLIT_ROWS}}, 1, m->hidden, m->linear_bias, m->init_std);
+    add_linear(b, (linear_part[]){{"mlp.down.weight", "mlp.down.bias", m->hidden, QD_SPLIT_COLS}}, 1, m->ffn, m->linear_bias, residual_std);
 }
 
 static void add_head(builder *b)
@@ -155,7 +160,7 @@ static void add_head(builder *b)
     const qd_model *m = &b->ledger->model;
     add_norm(b, "norm.weight", "norm.bias");
     b->fuse++;
-    add_param(b, "weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std);
+    add_param(b, "weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_ROWS);
     if (m->tied && b->ledger->params)
         b->ledger->params[b->ledger->param_count - 1].tied_to = 0;
 }
@@ -180,8 +185,8 @@ static void add_all(builder *b)
 static qd_status check_axes(const qd_mesh *mesh)
 {
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
-        if (axis != QD_AXIS_DP && mesh->degree[axis] > 1)
-            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp only; set parallel.%s to 1",
+        if (axis != QD_AXIS_DP && axis != QD_AXIS_TP && mesh->degree[axis] > 1)
+            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp and tp only; set parallel.%s to 1",
                            qd_axis_name((qd_axis)axis), mesh->degree[axis], qd_axis_name((qd_axis)axis));
     return QD_OK;
 }
@@ -190,6 +195,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
 {
     QD_TRY(qd_model_validate(model));
     QD_TRY(check_axes(mesh));
+    QD_TRY(qd_tensor_check(model, mesh));
     qd_ledger *l = QD_ARENA_NEW(arena, qd_ledger, 1);
     if (!l)
         return QD_NO_MEMORY;
@@ -210,8 +216,10 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
     }
     /* Activations are cut over the ranks that hold different tokens. */
     for (int i = 0; i < l->module_count - 1; i++) {
-        l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0};
-        l->ports[i].place[QD_AXIS_CP] = (qd_place){QD_SHARD, 0};
+        l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0, 0};
+        l->ports[i].place[QD_AXIS_CP] = (qd_place){QD_SHARD, 0, 0};
+        if (mesh->sp)
+            l->ports[i].place[QD_AXIS_TP] = (qd_place){QD_SHARD, 0, 0};
     }
     builder b = {.ledger = l, .arena = arena, .expert = -1};
     add_all(&b);
@@ -235,9 +243,9 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank)
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
         if (p->value[axis].kind != QD_SHARD)
             continue;
-        int dim = p->value[axis].dim;
+        int dim = p->value[axis].dim, repeat = p->value[axis].repeat > 1 ? p->value[axis].repeat : 1;
         int64_t offset, length;
-        qd_slice(atom.length[dim], ledger->mesh.degree[axis], coords[axis], &offset, &length);
+        qd_slice(atom.length[dim], ledger->mesh.degree[axis] / repeat, coords[axis] / repeat, &offset, &length);
         atom.begin[dim] += offset;
         atom.length[dim] = length;
     }
@@ -250,6 +258,32 @@ int64_t qd_atom_count(const qd_atom *atom, int ndim)
     for (int d = 0; d < ndim; d++)
         count *= atom->length[d];
     return count;
+}
+
+bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank)
+{
+    const qd_place *place = &ledger->params[param].value[QD_AXIS_TP];
+    int coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank);
+    if (place->kind == QD_SHARD)
+        return place->repeat <= 1 || coord % place->repeat == 0;
+    return coord == 0;
+}
+
+qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param)
+{
+    const qd_place *place = &ledger->params[param].gradient[QD_AXIS_TP];
+    qd_group group = qd_group_whole(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP));
+    if (place->kind != QD_PARTIAL)
+        group.size = 1;
+    else if (place->repeat > 0)
+        group.size = place->repeat;
+    return group;
+}
+
+void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_t *first, int64_t *count)
+{
+    int tp = ledger->mesh.sp ? ledger->mesh.degree[QD_AXIS_TP] : 1;
+    qd_slice(rows, tp, qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) % tp, first, count);
 }
 
 unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param)

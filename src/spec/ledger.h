@@ -12,6 +12,8 @@ typedef enum qd_place_kind { QD_REPLICATE, QD_SHARD, QD_PARTIAL } qd_place_kind;
 typedef struct qd_place {
     uint8_t kind; /* qd_place_kind */
     int8_t dim;   /* QD_SHARD: which dimension is cut */
+    int16_t repeat; /* QD_SHARD: so many neighbours along the axis hold the same part; QD_PARTIAL: the sum is over so many
+                       neighbours. 0: one; all of the axis */
 } qd_place;
 
 typedef enum qd_init { QD_INIT_ZERO, QD_INIT_ONE, QD_INIT_NORMAL } qd_init;
@@ -68,6 +70,16 @@ typedef struct qd_atom {
 qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank);
 
 int64_t qd_atom_count(const qd_atom *atom, int ndim);
+
+/* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that hold the same: in the
+ * gradient norm and in checkpoints. */
+bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank);
+
+/* The ranks of tp, neighbours, over which the gradient of a parameter must be summed before any other sum; size 1: none. */
+qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param);
+
+/* Rows of a port that a rank holds, of a micro-batch with `rows` rows: all, or under sp a slice. */
+void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_t *first, int64_t *count);
 
 /* Axes over which the gradient of a parameter must still be summed. */
 unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);

@@ -41,6 +41,7 @@ qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *m
                        (long long)product, world);
     }
     mesh->world = world;
+    mesh->sp = false;
     return QD_OK;
 }
 

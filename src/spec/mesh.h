@@ -14,6 +14,7 @@ typedef enum qd_axis { QD_AXIS_TP, QD_AXIS_CP, QD_AXIS_DP, QD_AXIS_PP, QD_AXIS_C
 typedef struct qd_mesh {
     int degree[QD_AXIS_COUNT];
     int world;
+    bool sp; /* between their products, ranks of tp hold slices of the rows instead of all of them */
 } qd_mesh;
 
 const char *qd_axis_name(qd_axis axis);

@@ -31,7 +31,8 @@ static void find_spans(const qd_class_writer *w, span *spans)
                 continue;
             if (!spans[s].used)
                 spans[s].first = i;
-            spans[s].last = i;
+            int last = w->ops[i].exchange.async && w->ops[i].exchange.until < w->op_count ? w->ops[i].exchange.until : i;
+            spans[s].last = last > spans[s].last || !spans[s].used ? last : spans[s].last;
             spans[s].used = true;
         }
     }
@@ -116,7 +117,9 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
                                  qd_arena *arena, qd_module_class *out)
 {
     qd_class_writer w = {.ledger = ledger, .model = &ledger->model, .config = config, .rows = config->batch * config->seq,
-                         .arena = arena};
+                         .arena = arena, .tensor = qd_group_whole(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)),
+                         .tensor_coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank)};
+    qd_ledger_port_rows(ledger, config->rank, w.rows, &w.port_first, &w.port_rows);
     for (int i = 0; i < ledger->module_count && !w.module; i++)
         if (ledger->modules[i].kind == kind)
             w.module = &ledger->modules[i];
@@ -135,6 +138,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
     if ((kind == QD_MODULE_BLOCK || kind == QD_MODULE_MOE) && config->training)
         out->recompute = config->recompute;
     QD_TRY(qd_recompute_apply(&w, out->recompute));
+    QD_TRY(qd_class_settle(&w));
     QD_TRY(place_locals(&w, out));
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;

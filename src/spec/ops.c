@@ -59,6 +59,24 @@ double qd_class_recompute_flops(const qd_module_class *class_)
     return flops;
 }
 
+qd_coll_kind qd_op_collective(qd_op_kind kind)
+{
+    switch (kind) {
+    case QD_OP_ALL_GATHER: return QD_COLL_ALL_GATHER;
+    case QD_OP_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
+    default: return QD_COLL_ALL_REDUCE;
+    }
+}
+
+int64_t qd_class_exchanged(const qd_module_class *class_, unsigned phases)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < class_->op_count; i++)
+        if (qd_op_runs(&class_->ops[i], phases))
+            bytes += class_->ops[i].exchange.bytes;
+    return bytes;
+}
+
 int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab)
 {
     int64_t rows = traits->head_rows;

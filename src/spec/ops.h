@@ -72,7 +72,14 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(EXPERTS_DX, "experts.dx", "rrrw")       /* dy, weights, rows per expert, dx */                       \
     X(EXPERTS_DW, "experts.dw", "rrra")       /* dy, x, rows per expert, weight grads */                   \
     X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                          \
-    X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */
+    X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */ \
+    X(LOSS_MAX, "loss.max", "rw")             /* a window of this rank's logits, maximum of each row */      \
+    X(LOSS_PART, "loss.part", "rrrw")         /* logits, input, maximum over tp, (R, 2): sum of exponentials, target's logit */ \
+    X(LOSS_GRAD, "loss.grad", "arrrw")        /* logits that become gradients, input, maximum, sums over tp, losses */ \
+    X(LOSS_SUM, "loss.sum", "rra")            /* losses, input, loss */                                    \
+    X(ALL_REDUCE, "all_reduce", "a")          /* x in place: its sum, or maximum, over the ranks of a group */ \
+    X(ALL_GATHER, "all_gather", "rw")         /* this rank's rows, the rows of all ranks of a group */     \
+    X(REDUCE_SCATTER, "reduce_scatter", "rw") /* all rows, this rank's rows of their sum over a group */
 
 typedef enum qd_op_kind {
 #define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,
@@ -84,12 +91,34 @@ typedef enum qd_op_kind {
 const char *qd_op_name(qd_op_kind kind);
 const char *qd_op_roles(qd_op_kind kind);
 
+/* What an op that communicates adds. Of all ranks of its group, each has the same op at the same place of its list. An
+ * asynchronous one runs beside the ops after it, up to the first op that names it or a later one in `after`; its slots must
+ * not be touched in between, except rows outside its window. */
+typedef struct qd_op_exchange {
+    qd_group group;      /* size 0: the op does not communicate */
+    int32_t index;       /* of the group in the program's groups; -1: one rank, nothing to do */
+    qd_reduce_op reduce;
+    int64_t count;       /* elements, as qd_coll_bytes counts them: the same on all ranks */
+    qd_dtype dtype;
+    int64_t bytes;       /* that all ranks of the world together send */
+    int32_t piece, pieces; /* gather and scatter by rows: of each rank's rows, piece `piece` of `pieces` */
+    bool async;
+    int32_t until;       /* async: the first op that waits for it; op_count: the end of the list */
+} qd_op_exchange;
+
 #define QD_OP_SLOTS 9
 typedef struct qd_op {
     qd_op_kind kind;
     qd_phase phase;
     int16_t slot[QD_OP_SLOTS]; /* indices into the class's slots; -1: absent */
     int64_t m, n, k;           /* products: y (m, n) over k; others: rows m, columns n; head: rows, vocab, hidden */
+    int64_t first, to;         /* windows of rows: the first that is read, the first that is written (weight gradients: the
+                                  first of x, the first of dy); dropout: the first row within the micro-batch; embedding:
+                                  the first token that this rank's table holds; loss: the first row, the first token of
+                                  this rank's logits */
+    int32_t heads, kv_heads;   /* rope, attention: of this rank */
+    qd_op_exchange exchange;
+    int32_t after;             /* an asynchronous op that must have ended, with all before it; -1: none */
     int64_t chunk;             /* head: rows of logits held at a time */
     int32_t site;              /* dropout: which of the module's dropouts */
     bool again;                /* phase F: also run by a recompute action; other phases: a second run of an op of phase F */
@@ -150,6 +179,7 @@ typedef struct qd_class_config {
     qd_dtype activation, param, grad;
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
+    bool overlap;  /* exchanges inside a module run beside its products */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */
     const qd_device_traits *traits;
@@ -158,6 +188,20 @@ typedef struct qd_class_config {
 /* Writes the lists of a module from the ledger (local shapes). Lives in `arena`. */
 qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out);
+
+/* Phases that an action runs are bits 1 << qd_phase, or this: the ops of phase F that the backward pass needs once more. */
+#define QD_PHASES_AGAIN (1u << QD_PHASE_COUNT)
+static inline bool qd_op_runs(const qd_op *op, unsigned phases)
+{
+    return phases == QD_PHASES_AGAIN ? op->phase == QD_PHASE_FORWARD && op->again : (phases & 1u << op->phase) != 0;
+}
+static inline bool qd_op_communicates(const qd_op *op)
+{
+    return op->exchange.group.size > 1;
+}
+qd_coll_kind qd_op_collective(qd_op_kind kind); /* of an op that communicates */
+/* Bytes that the ops of these phases make all ranks of the world send. */
+int64_t qd_class_exchanged(const qd_module_class *class_, unsigned phases);
 
 int64_t qd_slot_bytes(const qd_slot *slot);
 double qd_class_flops(const qd_module_class *class_, qd_phase phase); /* of the model: what is computed again is not in it */

@@ -11,7 +11,10 @@ typedef struct qd_class_writer {
     const qd_class_config *config;
     const qd_module *module; /* any module of the class: names and shapes are the same in all */
     qd_arena *arena;
-    int64_t rows;
+    int64_t rows;                  /* R */
+    int64_t port_first, port_rows; /* those that this rank has between the products: all, or under sp a slice */
+    qd_group tensor;               /* the ranks of tp; size 1: none */
+    int tensor_coord;              /* this rank's place among them */
     qd_slot *slots;
     qd_op *ops;
     int slot_count, op_count, slot_capacity, op_capacity;
@@ -23,6 +26,7 @@ typedef struct qd_class_writer {
 bool qd_class_reserve(qd_class_writer *w);
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
 int qd_class_local(qd_class_writer *w, const char *name, int64_t cols); /* (R, cols) of the activations' type */
+int qd_class_port(qd_class_writer *w, const char *name, int64_t cols);  /* the same with the rows of a port */
 int qd_class_local_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
 
 /* A parameter (or the `count` fused ones that start with it) and its gradient. */
@@ -37,11 +41,14 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int co
     qd_class_op((w), QD_OP_##kind, (const int[]){__VA_ARGS__}, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)))
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
 
+qd_op *qd_op_heads(qd_op *op, int64_t m, int64_t n, int heads, int kv_heads); /* sizes of rope and attention */
+
 void qd_class_linear(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int y);
 /* y = x·Wᵀ + b + add, where the device adds in the same pass. */
 void qd_class_linear_add(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int add, int y);
 /* sum = x·Wᵀ + b, y = gelu(sum) */
 void qd_class_linear_gelu(qd_class_writer *w, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int y);
+void qd_class_linear_input_grad(qd_class_writer *w, int dy, qd_class_weight matrix, int sum, int dx);
 void qd_class_linear_weight_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias);
 /* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
  * argument that was. */
@@ -70,6 +77,27 @@ typedef struct qd_class_experts {
 void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residual, int out);
 /* dx from the gradient dy of the experts' sum. */
 void qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, int dx);
+
+/* tensor_ops.c: what tensor parallelism puts between the products. */
+
+/* An op that communicates, over `rows` × `cols` elements from row `first` of its first slot on. */
+qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, const int *slots, int count, int64_t first, int64_t rows,
+                         int64_t cols);
+/* From the rows of a port to all rows, for a product whose outputs are cut over tp: x itself, or under sp the gathered rows. */
+int qd_class_enter(qd_class_writer *w, const char *name, int x, int *pending);
+/* From the partial sums (R rows) of a product whose inputs are cut over tp to the rows of a port: summed in place, or under sp
+ * scattered. *pending, in both: the op that the reader of the result must wait for (qd_class_await); -1: none. */
+int qd_class_leave(qd_class_writer *w, const char *name, int y, int *pending);
+/* The newest op waits for the asynchronous op `index`; -1: nothing. */
+void qd_class_await(qd_class_writer *w, int index);
+/* Backward of a product y = enter(x)·Wᵀ + b whose outputs are cut over tp. dx_all: room for the partial sums of dx. Returns dx
+ * with the rows of a port. */
+int qd_class_enter_grad(qd_class_writer *w, const char *name, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int dx_all,
+                        int *pending);
+/* The bias of a product whose partial sums are added over tp: one rank adds it, all have its gradient. */
+qd_class_weight qd_class_bias_once(const qd_class_writer *w, qd_class_weight bias);
+/* Fills in until when asynchronous ops run, and refuses lists that touch their slots before. */
+qd_status qd_class_settle(qd_class_writer *w);
 
 /* The lists themselves. */
 void qd_write_embed(qd_class_writer *w);

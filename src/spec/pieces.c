@@ -15,7 +15,10 @@ unsigned qd_pieces_kinds(const qd_program *p)
 static qd_atom box_of(const qd_program *p, int kind, int param)
 {
     static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
-    return qd_program_holding(p, buffers[kind], param).box;
+    qd_atom box = qd_program_holding(p, buffers[kind], param).box;
+    if (!qd_ledger_counts(p->ledger, param, p->rank)) /* another rank of tp has the same and writes it */
+        box.length[0] = 0;
+    return box;
 }
 
 int qd_pieces_tensors(const qd_program *p)

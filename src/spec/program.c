@@ -44,13 +44,15 @@ typedef qd_builder builder;
 
 static int64_t port_bytes(const builder *b)
 {
-    return b->strategy->micro_batch * b->strategy->seq * b->ledger->model.hidden *
-           (int64_t)qd_dtype_size(b->strategy->activation);
+    int64_t first, rows;
+    qd_ledger_port_rows(b->ledger, b->p->rank, b->strategy->micro_batch * b->strategy->seq, &first, &rows);
+    return rows * b->ledger->model.hidden * (int64_t)qd_dtype_size(b->strategy->activation);
 }
 
 static void set_uses(builder *b, qd_action *a, int module, int mb)
 {
     const qd_flight *flight = qd_flight_of(b, module, mb), *before = module > 0 ? qd_flight_of(b, module - 1, mb) : NULL;
+    a->bytes = qd_class_exchanged(qd_program_class(b->p, module), qd_action_phases(a));
     qd_units_uses(b, module, a->use);
     if (b->strategy->training)
         qd_gradients_uses(b, module, mb, a->use);
@@ -253,16 +255,18 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
         return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
     QD_TRY(qd_moe_check(&ledger->model, s));
+    if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
+        return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
         return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
     return QD_OK;
 }
 
-/* One run of gradients is reduced at a time, so all must be partial over the same axes. */
+/* One run of gradients is reduced at a time, so all must be partial over the same data axes. */
 static qd_status check_gradient_axes(const qd_ledger *ledger)
 {
     for (int i = 0; i < ledger->param_count; i++)
-        if (qd_ledger_gradient_axes(ledger, i) != QD_AXES_DATA)
+        if ((qd_ledger_gradient_axes(ledger, i) & ~QD_AXIS_BIT(QD_AXIS_TP)) != QD_AXES_DATA)
             return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is not summed over the data axes alone", ledger->params[i].name);
     return QD_OK;
 }
@@ -285,6 +289,10 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
         shard.size = 1;
+    /* Those of tp first: every stage of a pipeline has them, in the same order. */
+    qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_TP)));
+    for (int i = 0; i < b->ledger->param_count && s->training; i++)
+        qd_build_group(b, qd_ledger_tensor_group(b->ledger, i));
     b->data_group = qd_build_group(b, data);
     b->shard_group = qd_build_group(b, shard);
     b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
@@ -325,6 +333,8 @@ static void add_persistent(builder *b, int64_t moment2)
         if (s->optimizer != QD_OPTIM_SGD)
             add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, p->moment2 ? moment2 : state, sharded);
         qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_base(p, p->storage.parts) * 8, true);
+        if (qd_gradients_sums(b))
+            qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
     }
     if (m->position == QD_POSITION_ROPE)
         qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
@@ -340,6 +350,19 @@ static void add_persistent(builder *b, int64_t moment2)
         scratch = wanted > scratch ? wanted : scratch;
     }
     qd_build_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
+}
+
+/* The groups that the ops of a class communicate in, and what that makes all ranks send. */
+static void bind_exchanges(builder *b, qd_module_class *class_)
+{
+    for (int i = 0; i < class_->op_count; i++) {
+        qd_op_exchange *e = &class_->ops[i].exchange;
+        if (!qd_op_communicates(&class_->ops[i]))
+            continue;
+        e->index = qd_build_group(b, e->group);
+        e->bytes = qd_coll_bytes(qd_op_collective(class_->ops[i].kind), e->count, e->dtype, e->group.size) *
+                   (b->ledger->mesh.world / e->group.size);
+    }
 }
 
 /* Moves a finished array from the heap into the arena. */
@@ -390,14 +413,17 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .training = strategy->training,
         .context = strategy->context,
         .split = strategy->split_backward,
+        .overlap = strategy->overlap,
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {
         qd_module_kind kind = ledger->modules[module].kind;
         classes.recompute = qd_strategy_recompute(strategy, ledger, module);
         qd_module_class *class_ = &p->classes[kind][classes.recompute];
-        if (!class_->ops)
-            QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
+        if (class_->ops)
+            continue;
+        QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
+        bind_exchanges(&b, class_);
     }
     QD_TRY(choose_schedule(&b, arena));
     QD_TRY(write_items(&b, arena));
@@ -423,6 +449,18 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(qd_memory_plan(p));
     *program = p;
     return QD_OK;
+}
+
+unsigned qd_action_phases(const qd_action *a)
+{
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_FORWARD: return 1u << QD_PHASE_FORWARD;
+    case QD_ACTION_RECOMPUTE: return QD_PHASES_AGAIN;
+    case QD_ACTION_BACKWARD: return 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT;
+    case QD_ACTION_BACKWARD_INPUT: return 1u << QD_PHASE_INPUT;
+    case QD_ACTION_BACKWARD_WEIGHT: return 1u << QD_PHASE_WEIGHT;
+    default: return 0;
+    }
 }
 
 int64_t qd_program_square_base(const qd_program *p, int part)

@@ -59,6 +59,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(UNPACK, "unpack")                   /* and back into them */                                          \
     X(ADD, "add")                         /* a range of one buffer joins that of another */                 \
     X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
+    X(SUMS, "sums")                       /* the rows' sums of each parameter; of those others count, 0 */  \
     X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
     X(UPDATE, "update")                   /* the optimizer on a module's parameters; Muon: on those that are no matrices */ \
     X(MOMENTUM, "momentum")               /* Muon: momentum of a run of matrices, and what is to be orthogonalized */ \
@@ -98,6 +99,7 @@ typedef enum qd_action_kind {
     X(SCRATCH, "scratch")                                                                                   \
     X(TABLE, "rotary table")                                                                                \
     X(SQUARES, "sums for the gradient norm")                                                                \
+    X(SUMS, "sums of each parameter")                                                                       \
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
     X(LOSS, "loss")
@@ -150,7 +152,7 @@ typedef struct qd_action {
     int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all */
     qd_dtype dtype;              /* of those elements */
     int32_t group;               /* collectives: in the program's groups; -1: none */
-    int64_t bytes;               /* collectives: what all ranks of the world together send */
+    int64_t bytes;               /* what all ranks of the world together send: of a collective, or of the ops of a module action */
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
 } qd_action;
@@ -160,7 +162,7 @@ typedef struct qd_matrix {
     int param, owner;
 } qd_matrix;
 
-#define QD_GROUP_LIMIT 8
+#define QD_GROUP_LIMIT 16
 typedef struct qd_program {
     const qd_ledger *ledger;
     qd_strategy strategy;
@@ -221,6 +223,9 @@ static inline bool qd_action_communicates(const qd_action *a)
 {
     return qd_action_collective((qd_action_kind)a->kind) != QD_COLL_KIND_COUNT;
 }
+
+/* The phases whose ops an action runs, for qd_op_runs; 0: it runs none. */
+unsigned qd_action_phases(const qd_action *action);
 
 /* First row of a rank's part in SQUARES: parts follow each other by rank, so that one piece of each rank is gathered. */
 int64_t qd_program_square_base(const qd_program *program, int part);

@@ -129,6 +129,7 @@ void qd_gradients_before(qd_builder *b, int item);               /* a place for 
 void qd_gradients_after(qd_builder *b, int item);
 void qd_gradients_finish(qd_builder *b);                         /* norm and update */
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use);
+bool qd_gradients_sums(const qd_builder *b); /* the norm's sums of each parameter come from several ranks of tp or pp */
 int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of GRAD; 0: none */
 
 /* muon.c: matrices and who orthogonalizes them. All but the first do nothing for other optimizers. */

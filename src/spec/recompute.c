@@ -39,7 +39,7 @@ static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
     int64_t saved = 0, cost = 0;
-    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0) /* products and attention are never cheap */
+    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op)) /* those are never cheap */
         return false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0)
@@ -83,6 +83,8 @@ static qd_status run_again(qd_class_writer *w, int index)
     }
     memmove(&w->ops[at + 1], &w->ops[at], (size_t)(w->op_count++ - at) * sizeof *w->ops);
     w->ops[at] = copy;
+    for (int i = 0; i < w->op_count; i++) /* what stood behind it has moved on by one */
+        w->ops[i].after += w->ops[i].after >= at;
     return QD_OK;
 }
 

@@ -10,28 +10,39 @@ enum { PIECE = 1 << 14 }; /* elements that a thread draws at a time */
 typedef struct drawing {
     const qd_param *param;
     qd_philox_key key;
-    int64_t first; /* element of the parameter that values[0] is */
+    qd_atom box;   /* of the parameter that is drawn, row by row; */
+    int64_t first; /* values[0] is this element of it */
     float *values;
 } drawing;
 
+/* Numbers go by the element's place in the whole parameter. */
 static void draw(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const drawing *d = context;
-    if (d->param->init == QD_INIT_NORMAL)
-        qd_rng_normal(d->key, d->first + begin, end - begin, d->param->init_std, d->values + begin);
-    else
+    if (d->param->init != QD_INIT_NORMAL) {
         for (int64_t i = begin; i < end; i++)
             d->values[i] = d->param->init == QD_INIT_ONE ? 1.0f : 0.0f;
+        return;
+    }
+    int64_t width = d->box.length[1], cols = d->param->shape[1];
+    for (int64_t i = begin; i < end;) {
+        int64_t row = (d->first + i) / width, col = (d->first + i) % width, count = width - col < end - i ? width - col : end - i;
+        if (width == cols) /* whole rows follow each other */
+            count = end - i;
+        qd_rng_normal(d->key, (d->box.begin[0] + row) * cols + d->box.begin[1] + col, count, d->param->init_std, d->values + i);
+        i += count;
+    }
 }
 
 static qd_status draw_param(const qd_program *p, int param, drawing *d, qd_pool *pool, qd_initial_sink sink, void *context)
 {
-    qd_extent own = qd_storage_part(&p->storage, param, p->storage.parts, p->storage.part);
+    qd_holding own = qd_program_holding(p, QD_BUFFER_PARAM, param);
     int64_t most = (int64_t)qd_pool_threads(pool) * PIECE;
+    d->box = own.box;
     for (int64_t first = 0; first < own.count; first += most) {
         int64_t count = own.count - first < most ? own.count - first : most;
-        d->first = own.first + first;
+        d->first = first;
         qd_pool_for(pool, count, PIECE, draw, d);
         QD_TRY(sink(context, param, first, count, d->values));
     }

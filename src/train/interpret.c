@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/half.h"
+#include "parallel/exchange.h"
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
 #include "train/update.h"
@@ -21,7 +22,9 @@ struct qd_interpreter {
     qd_event *input_read[2];
     int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
     int next_input;
+    qd_exchanger *exchanger; /* NULL: no op communicates */
     double *squares;        /* host copy of SQUARES */
+    double *sums;           /* per parameter, summed over rows */
     int64_t *cursor;        /* per part: the next row of it to be summed */
     int64_t first_row;      /* of this rank's part in SQUARES */
     qd_timeline *timeline;  /* made when a step is traced or profiled */
@@ -55,7 +58,9 @@ static qd_status staging(qd_interpreter *it)
     }
     QD_TRY(qd_host_alloc(device, square_rows(it->program) * (int64_t)sizeof *it->squares, &memory));
     it->squares = memory;
-    return QD_OK;
+    QD_TRY(qd_host_alloc(device, it->program->ledger->param_count * (int64_t)sizeof *it->sums, &memory));
+    it->sums = memory;
+    return qd_exchanger_create(it->bound, &it->exchanger);
 }
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
@@ -91,6 +96,8 @@ void qd_interpreter_destroy(qd_interpreter *it)
         qd_host_free(it->bound->device, it->input[i]);
     }
     qd_host_free(it->bound->device, it->squares);
+    qd_host_free(it->bound->device, it->sums);
+    qd_exchanger_destroy(it->exchanger);
     qd_timeline_destroy(it->timeline);
     free(it);
 }
@@ -167,8 +174,9 @@ static qd_status do_zero(qd_interpreter *it, const qd_action *a, int index)
     return qd_fill_zero(it->stream, to, a->count * size);
 }
 
-static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned phases)
+static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
 {
+    (void)index;
     const qd_program *p = it->program;
     const qd_bound *b = it->bound;
     qd_frame frame = {
@@ -187,6 +195,7 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         .first_row = first_sequence(it, a->microbatch) * p->strategy.seq,
         .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
         .documents = it->in->source->documents,
+        .exchange = qd_exchanger_view(it->exchanger),
         .profile = it->in->profile ? &it->in->profile->ops : NULL,
         .timeline = it->timeline,
         .op_id = p->action_count,
@@ -198,37 +207,7 @@ static qd_status run_module(qd_interpreter *it, const qd_action *a, unsigned pha
         frame.use[u] = address;
         frame.first[u] = a->use[u] >= 0 ? p->buffers[a->use[u]].first : 0;
     }
-    return qd_nn_run(&frame, phases);
-}
-
-static qd_status do_forward(qd_interpreter *it, const qd_action *a, int index)
-{
-    (void)index;
-    return run_module(it, a, 1u << QD_PHASE_FORWARD);
-}
-
-static qd_status do_recompute(qd_interpreter *it, const qd_action *a, int index)
-{
-    (void)index;
-    return run_module(it, a, QD_NN_AGAIN);
-}
-
-static qd_status do_backward(qd_interpreter *it, const qd_action *a, int index)
-{
-    (void)index;
-    return run_module(it, a, 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT);
-}
-
-static qd_status do_backward_input(qd_interpreter *it, const qd_action *a, int index)
-{
-    (void)index;
-    return run_module(it, a, 1u << QD_PHASE_INPUT);
-}
-
-static qd_status do_backward_weight(qd_interpreter *it, const qd_action *a, int index)
-{
-    (void)index;
-    return run_module(it, a, 1u << QD_PHASE_WEIGHT);
+    return qd_nn_run(&frame, qd_action_phases(a));
 }
 
 static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
@@ -385,8 +364,9 @@ static qd_status read_loss(qd_interpreter *it)
     return QD_OK;
 }
 
-/* Rows in order, parameters in order, whoever has them: the same sum on every rank and in every stage and bucketing. */
-static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
+/* Rows in order, whoever of the ranks that share this rank's tensors has them: the same sums on all of these, in every stage and
+ * bucketing. What another rank of tp speaks for counts as 0 here. */
+static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
     (void)index;
@@ -394,7 +374,6 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
     QD_TRY(fill_ahead(it));
     QD_TRY(read_loss(it));
-    double total = 0.0;
     int64_t row = 0;
     for (int part = 0; part < p->storage.parts; part++) {
         it->cursor[part] = row;
@@ -402,17 +381,34 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
             row += p->ledger->params[i].tied_to < 0 ? qd_storage_part(&p->storage, i, p->storage.parts, part).rows : 0;
     }
     for (int i = 0; i < p->ledger->param_count; i++) {
-        if (p->ledger->params[i].tied_to >= 0)
-            continue;
         double sum = 0.0;
-        for (int part = 0; part < p->storage.parts; part++) {
+        for (int part = 0; part < p->storage.parts && p->ledger->params[i].tied_to < 0; part++) {
             int64_t rows = qd_storage_part(&p->storage, i, p->storage.parts, part).rows;
             for (int64_t r = 0; r < rows; r++)
                 sum += it->squares[it->cursor[part]++];
         }
-        if (!isfinite(sum) && it->not_finite[0] == '\0')
+        it->sums[i] = qd_ledger_counts(p->ledger, i, p->rank) ? sum : 0.0;
+    }
+    void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
+    return shared ? qd_copy(it->stream, shared, it->sums, p->ledger->param_count * 8) : QD_OK;
+}
+
+/* Parameters in order: the same sum on every rank. */
+static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)a;
+    (void)index;
+    const qd_program *p = it->program;
+    const void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
+    if (shared) {
+        QD_TRY(qd_copy(it->stream, it->sums, shared, p->ledger->param_count * 8));
+        QD_TRY(qd_stream_wait(it->stream));
+    }
+    double total = 0.0;
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        if (!isfinite(it->sums[i]) && it->not_finite[0] == '\0')
             snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[i].name);
-        total += p->ledger->params[i].counts ? 0.0 : sum;
+        total += p->ledger->params[i].counts ? 0.0 : it->sums[i];
     }
     double correction = token_correction(it);
     it->norm = sqrt(total) * correction;
@@ -484,11 +480,11 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_FREE] = do_free,
     [QD_ACTION_LOAD] = do_load,
     [QD_ACTION_ZERO] = do_zero,
-    [QD_ACTION_FORWARD] = do_forward,
-    [QD_ACTION_RECOMPUTE] = do_recompute,
-    [QD_ACTION_BACKWARD] = do_backward,
-    [QD_ACTION_BACKWARD_INPUT] = do_backward_input,
-    [QD_ACTION_BACKWARD_WEIGHT] = do_backward_weight,
+    [QD_ACTION_FORWARD] = do_module,
+    [QD_ACTION_RECOMPUTE] = do_module,
+    [QD_ACTION_BACKWARD] = do_module,
+    [QD_ACTION_BACKWARD_INPUT] = do_module,
+    [QD_ACTION_BACKWARD_WEIGHT] = do_module,
     [QD_ACTION_ADD_TIED] = do_add_tied,
     [QD_ACTION_REDUCE] = do_reduce,
     [QD_ACTION_REDUCE_SCATTER] = do_reduce_scatter,
@@ -497,6 +493,7 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_UNPACK] = do_unpack,
     [QD_ACTION_ADD] = do_add,
     [QD_ACTION_SQUARES] = do_squares,
+    [QD_ACTION_SUMS] = do_sums,
     [QD_ACTION_NORM] = do_norm,
     [QD_ACTION_UPDATE] = do_update,
     [QD_ACTION_MOMENTUM] = do_momentum,
@@ -584,6 +581,7 @@ static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
     qd_comm_abort(it->bound->world, message);
     for (int i = 0; i < it->program->action_count; i++)
         wait_for(it, i);
+    qd_exchanger_drain(it->exchanger);
     return QD_FAIL(status, "%s", message);
 }
 

@@ -218,9 +218,9 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
     *param = qd_ledger_find(p->ledger, name);
     if (*param < 0 || p->ledger->params[*param].tied_to >= 0)
         return QD_FAIL(QD_USAGE, "the model has no parameter '%s'", name);
-    if (p->storage.count[*param] != count)
-        return QD_FAIL(QD_USAGE, "parameter '%s' has %lld elements, not %lld", name, (long long)p->storage.count[*param],
-                       (long long)count);
+    int64_t all = p->ledger->params[*param].shape[0] * p->ledger->params[*param].shape[1];
+    if (all != count)
+        return QD_FAIL(QD_USAGE, "parameter '%s' has %lld elements, not %lld", name, (long long)all, (long long)count);
     return QD_OK;
 }
 
@@ -312,22 +312,41 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     return qd_stream_wait(stream);
 }
 
-/* Every rank of the world gets the parts of those that hold the first copy. */
-static qd_status gather_parts(qd_trainer *t, int param, float *out)
+/* The box that rank `rank` hands out when a whole tensor is put together, if it is the one of its kind that does. */
+static qd_atom spoken_box(const qd_program *p, int param, int rank)
+{
+    const qd_mesh *mesh = &p->ledger->mesh;
+    qd_atom box = qd_ledger_atom(p->ledger, param, rank);
+    int64_t first, rows;
+    int at = qd_mesh_group_coord(mesh, QD_AXES_DATA, rank), parts = p->storage.parts;
+    qd_slice(box.length[0], parts, at % parts, &first, &rows);
+    box.begin[0] += first;
+    box.length[0] = at < parts && qd_ledger_counts(p->ledger, param, rank) ? rows : 0;
+    return box;
+}
+
+/* Every rank of the world gets the boxes of those that speak for them; `own` is this rank's. */
+static qd_status gather_boxes(qd_trainer *t, int param, const float *own, float *out)
 {
     const qd_program *p = t->program;
-    int world = qd_comm_size(t->world);
+    int world = p->ledger->mesh.world;
+    int64_t cols = p->ledger->params[param].shape[1], most = 0;
+    for (int r = 0; r < world; r++)
+        most += spoken_box(p, param, r).length[0];
     qd_segment_list *lists = calloc((size_t)world, sizeof *lists);
-    qd_segment *segments = calloc((size_t)world, sizeof *segments);
+    qd_segment *segments = calloc((size_t)most + 1, sizeof *segments), *next = segments;
     qd_status status = lists && segments ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to gather %s", p->ledger->params[param].name);
     for (int r = 0; r < world && status == QD_OK; r++) {
-        int at = qd_mesh_group_coord(&p->ledger->mesh, QD_AXES_DATA, r);
-        qd_extent part = qd_storage_part(&p->storage, param, p->storage.parts, at % p->storage.parts);
-        segments[r] = (qd_segment){part.first, at < p->storage.parts ? part.count : 0};
-        lists[r] = (qd_segment_list){&segments[r], segments[r].count > 0 ? 1 : 0};
+        qd_atom box = spoken_box(p, param, r);
+        lists[r].segments = next;
+        if (box.length[0] > 0 && box.length[1] == cols)
+            *next++ = (qd_segment){box.begin[0] * cols, box.length[0] * cols};
+        for (int64_t row = 0; row < box.length[0] && box.length[1] > 0 && box.length[1] < cols; row++)
+            *next++ = (qd_segment){(box.begin[0] + row) * cols + box.begin[1], box.length[1]};
+        lists[r].count = (int)(next - lists[r].segments);
     }
     if (status == QD_OK)
-        status = qd_comm_all_gather_v(t->world, out + segments[qd_comm_rank(t->world)].offset, out, lists, QD_F32, NULL);
+        status = qd_comm_all_gather_v(t->world, own, out, lists, QD_F32, NULL);
     free(lists);
     free(segments);
     return status;
@@ -336,19 +355,35 @@ static qd_status gather_parts(qd_trainer *t, int param, float *out)
 qd_status qd_trainer_read(qd_trainer *t, const char *name, qd_tensor_kind kind, float *out, int64_t count)
 {
     int param;
-    const qd_storage *s = &t->program->storage;
     QD_TRY(find_param(t, name, count, &param));
     QD_TRY(check_kept(t, param, kind));
-    QD_TRY(qd_trainer_get(t, param, kind, out + qd_storage_part(s, param, s->parts, s->part).first));
-    return s->parts > 1 ? gather_parts(t, param, out) : QD_OK;
+    qd_holding held = qd_trainer_holding(t, param, kind);
+    if (qd_comm_size(t->world) == 1)
+        return qd_trainer_get(t, param, kind, out);
+    float *own = malloc((size_t)(held.count > 0 ? held.count : 1) * sizeof *own);
+    if (!own)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to read %s", name);
+    qd_status status = qd_trainer_get(t, param, kind, own);
+    if (status == QD_OK)
+        status = gather_boxes(t, param, own, out);
+    free(own);
+    return status;
 }
 
 qd_status qd_trainer_write(qd_trainer *t, const char *name, qd_tensor_kind kind, const float *values, int64_t count)
 {
     int param;
-    const qd_storage *s = &t->program->storage;
     QD_TRY(find_param(t, name, count, &param));
-    return qd_trainer_put(t, param, kind, values + qd_storage_part(s, param, s->parts, s->part).first);
+    qd_atom box = qd_trainer_holding(t, param, kind).box;
+    int64_t cols = t->program->ledger->params[param].shape[1], held = box.length[0] * box.length[1];
+    float *own = malloc((size_t)(held > 0 ? held : 1) * sizeof *own);
+    if (!own)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", name);
+    for (int64_t row = 0; row < box.length[0]; row++)
+        memcpy(own + row * box.length[1], values + (box.begin[0] + row) * cols + box.begin[1], (size_t)box.length[1] * sizeof *own);
+    qd_status status = qd_trainer_put(t, param, kind, own);
+    free(own);
+    return status;
 }
 
 qd_position qd_trainer_position(const qd_trainer *t)

@@ -48,7 +48,10 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "but there are 4 ranks");
     refused(SMALL "parallel.ranks=2 train.micro_batch=3", "train.micro_batch (3) does not divide");
-    refused(SMALL "parallel.ranks=2 parallel.tp=2", "this version lays models out over dp only");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2", "this version lays models out over dp and tp only");
+    refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
+    refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
+    refused(SMALL "parallel.ranks=2 parallel.tp=2 run.device=cuda", "runs on the CPU only so far");
     refused(SMALL "parallel.dp=-1 parallel.tp=-1", "both -1");
     refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
     refused("model.hidden=30 model.heads=4", "set model.head_dim");

@@ -66,4 +66,62 @@ static void rows(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-const qd_cpu_cross_entropy_ops QD_ISA_NAME(qd_cpu_cross_entropy_ops) = {.rows = rows};
+/* ---- logits that ranks share out by tokens ---- */
+
+static float max_of(const void *x, int64_t vocab, qd_dtype dtype)
+{
+    vf lanes = vf_set(-INFINITY);
+    QD_FOR_VECTORS(i, n, vocab, { lanes = vf_max(lanes, vec_first(vec_load(x, i, n, dtype), n, -INFINITY)); });
+    return vf_max_lane(lanes);
+}
+
+static double exp_sum_from(const void *x, int64_t vocab, qd_dtype dtype, float shift)
+{
+    double sum = 0;
+    for (int64_t first = 0; first < vocab; first += STRETCH) {
+        int64_t count = vocab - first < STRETCH ? vocab - first : STRETCH;
+        vf lanes = {0};
+        QD_FOR_VECTORS(i, n, count, { lanes += vf_exp(vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY) - shift); });
+        sum += (double)vf_sum(lanes);
+    }
+    return sum;
+}
+
+static void part_row(const qd_cross_entropy_part_args *a, int64_t row)
+{
+    void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
+    if (a->stage == QD_CROSS_ENTROPY_MAX) {
+        a->top[row] = max_of(x, a->vocab, a->dtype);
+        return;
+    }
+    float top = a->top[row] == -INFINITY ? 0.0f : a->top[row];
+    int64_t target = a->targets[row] < 0 ? -1 : a->targets[row] - a->first;
+    bool here = a->targets[row] >= 0 && target >= 0 && target < a->vocab;
+    if (a->stage == QD_CROSS_ENTROPY_SUM) {
+        a->sums[2 * row] = (float)exp_sum_from(x, a->vocab, a->dtype, top);
+        a->sums[2 * row + 1] = here ? load_as(x, target, a->dtype) - top : 0.0f;
+        return;
+    }
+    int64_t cleared = 0; /* first column that becomes 0 */
+    double sum = a->sums[2 * row], shifted = a->sums[2 * row + 1];
+    a->losses[row] = a->targets[row] < 0 ? 0.0f : (float)(log(sum) - shifted);
+    if (!a->grad)
+        return;
+    if (a->targets[row] >= 0) {
+        float factor = (float)((double)a->scale / sum);
+        QD_FOR_VECTORS(i, n, a->vocab, { vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype); });
+        if (here)
+            store_as(x, target, (float)((exp(shifted) / sum - 1.0) * (double)a->scale), a->dtype);
+        cleared = a->vocab;
+    }
+    memset(qd_cpu_at_mut(x, cleared, a->dtype), 0, (size_t)(a->ld - cleared) * qd_dtype_size(a->dtype));
+}
+
+static void part(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    for (int64_t row = begin; row < end; row++)
+        part_row(context, row);
+}
+
+const qd_cpu_cross_entropy_ops QD_ISA_NAME(qd_cpu_cross_entropy_ops) = {.rows = rows, .part = part};

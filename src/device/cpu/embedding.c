@@ -78,28 +78,32 @@ static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint6
     return keys;
 }
 
-/* grad[index of row] += dy[row]; indices NULL: row % seq. */
-static void scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, void *grad)
+/* grad[index of row - base] += dy[row] where that is below `held` (0: always); indices NULL: row % seq. */
+static void scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, int64_t base, int64_t held,
+                        void *grad)
 {
     uint64_t *keys = qd_cpu_workspace(qd_cpu_of(stream), 0);
     _Static_assert(2 * BATCH * sizeof(uint64_t) <= QD_CPU_WORKSPACE_BYTES, "two key buffers fit the workspace");
     for (int64_t first = 0; first < a->rows; first += BATCH) {
         int64_t count = a->rows - first < BATCH ? a->rows - first : BATCH;
         uint64_t most = 0;
+        int64_t found = 0;
         for (int64_t i = 0; i < count; i++) {
-            uint64_t index = indices ? (uint64_t)indices[first + i] : (uint64_t)((first + i) % a->seq);
-            keys[i] = index << 32 | (uint64_t)i;
-            most = index > most ? index : most;
+            int64_t index = (indices ? indices[first + i] : (first + i) % a->seq) - base;
+            if (held > 0 && (index < 0 || index >= held))
+                continue;
+            keys[found++] = (uint64_t)index << 32 | (uint64_t)i;
+            most = (uint64_t)index > most ? (uint64_t)index : most;
         }
         scatter_job job = {.ops = qd_cpu_embedding_ops_for(qd_cpu_of(stream)),
                            .dy = qd_cpu_at(a->dy, first * a->cols, a->dtype),
                            .grad = grad,
-                           .keys = sort_keys(keys, keys + BATCH, count, most),
-                           .count = count,
+                           .keys = sort_keys(keys, keys + BATCH, found, most),
+                           .count = found,
                            .cols = a->cols,
                            .dtype = a->dtype,
                            .grad_dtype = a->grad_dtype};
-        qd_cpu_for(stream, count, qd_cpu_row_grain(a->cols), scatter_range, &job);
+        qd_cpu_for(stream, found, qd_cpu_row_grain(a->cols), scatter_range, &job);
     }
 }
 
@@ -112,8 +116,8 @@ qd_status qd_cpu_embedding_backward(qd_stream *stream, const qd_embedding_backwa
     if (a->position_grad)
         QD_TRY(check_indices("embedding_backward", "position", a->positions, a->rows, -1));
     if (a->token_grad)
-        scatter_add(stream, a, a->tokens, a->token_grad);
+        scatter_add(stream, a, a->tokens, a->first, a->held, a->token_grad);
     if (a->position_grad)
-        scatter_add(stream, a, a->positions, a->position_grad);
+        scatter_add(stream, a, a->positions, 0, 0, a->position_grad);
     return QD_OK;
 }

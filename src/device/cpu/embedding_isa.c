@@ -7,13 +7,19 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     const qd_embedding_forward_args *a = context;
     int64_t cols = a->cols;
     for (int64_t row = begin; row < end; row++) {
-        const void *token = qd_cpu_at(a->token_table, a->tokens[row] * cols, a->param_dtype);
+        int64_t index = a->tokens[row] - a->first;
+        bool here = a->held == 0 || (index >= 0 && index < a->held);
+        const void *token = qd_cpu_at(a->token_table, (here ? index : 0) * cols, a->param_dtype);
         void *y = qd_cpu_at_mut(a->y, row * cols, a->dtype);
-        if (a->position_table) {
+        if (!here && !a->position_table) {
+            memset(y, 0, (size_t)cols * qd_dtype_size(a->dtype));
+        } else if (a->position_table) {
             int64_t position = a->positions ? a->positions[row] : row % a->seq;
             const void *place = qd_cpu_at(a->position_table, position * cols, a->param_dtype);
             QD_FOR_VECTORS(i, n, cols, {
-                vf sum = vec_load(token, i, n, a->param_dtype) + vec_load(place, i, n, a->param_dtype);
+                vf sum = vec_load(place, i, n, a->param_dtype);
+                if (here)
+                    sum = vec_load(token, i, n, a->param_dtype) + sum;
                 vec_store(y, i, sum, n, a->dtype);
             });
         } else {

@@ -82,7 +82,7 @@ typedef struct qd_cpu_embedding_ops {
 QD_CPU_TABLE(qd_cpu_embedding_ops, qd_cpu_embedding_ops)
 
 typedef struct qd_cpu_cross_entropy_ops {
-    qd_pool_body rows;
+    qd_pool_body rows, part; /* part: context qd_cross_entropy_part_args */
 } qd_cpu_cross_entropy_ops;
 QD_CPU_TABLE(qd_cpu_cross_entropy_ops, qd_cpu_cross_entropy_ops)
 

@@ -1,0 +1,145 @@
+#include "parallel/exchange.h"
+
+#include <stdlib.h>
+
+/* The rows that each rank has in a gather or scatter by rows; made when first asked for, then kept. */
+typedef struct row_lists {
+    struct row_lists *next;
+    const qd_op *op;
+    qd_segment_list *ranks;
+    qd_segment *segments;
+} row_lists;
+
+struct qd_exchanger {
+    qd_exchange view;
+    qd_bound *bound;
+    qd_work **work; /* per op of a list: under way */
+    int work_count;
+    row_lists *lists;
+};
+
+/* Rows are shared out evenly; of each rank's, the op moves one piece. */
+static qd_status find_lists(qd_exchanger *e, const qd_op *op, const row_lists **found)
+{
+    for (const row_lists *l = e->lists; l; l = l->next) {
+        if (l->op == op) {
+            *found = l;
+            return QD_OK;
+        }
+    }
+    int size = op->exchange.group.size;
+    row_lists *l = calloc(1, sizeof *l);
+    if (!l)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the rows of %d ranks", size);
+    *l = (row_lists){.next = e->lists, .op = op, .ranks = calloc((size_t)size, sizeof *l->ranks),
+                     .segments = calloc((size_t)size, sizeof *l->segments)};
+    e->lists = l;
+    if (!l->ranks || !l->segments) {
+        l->op = NULL;
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the rows of %d ranks", size);
+    }
+    for (int r = 0; r < size; r++) {
+        int64_t first, rows, piece, count;
+        qd_slice(op->m, size, r, &first, &rows);
+        qd_slice(rows, op->exchange.pieces, op->exchange.piece, &piece, &count);
+        l->segments[r] = (qd_segment){(first + piece) * op->n, count * op->n};
+        l->ranks[r] = (qd_segment_list){&l->segments[r], count > 0 ? 1 : 0};
+    }
+    *found = l;
+    return QD_OK;
+}
+
+/* Address of this rank's piece within its own rows. */
+static char *own_piece(const qd_exchanger *e, const qd_op *op, void *own)
+{
+    int64_t first, rows, piece, count;
+    int rank = qd_comm_rank(e->bound->groups[op->exchange.index]);
+    qd_slice(op->m, op->exchange.group.size, rank, &first, &rows);
+    qd_slice(rows, op->exchange.pieces, op->exchange.piece, &piece, &count);
+    return (char *)own + piece * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
+}
+
+static qd_status start(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at)
+{
+    qd_exchanger *e = context;
+    const qd_op_exchange *x = &op->exchange;
+    (void)slots;
+    if (x->index < 0 || index >= e->work_count)
+        return QD_FAIL(QD_SYSTEM, "step program: an op communicates in a group that is not bound");
+    qd_comm *group = e->bound->groups[x->index];
+    qd_work **work = x->async ? &e->work[index] : NULL;
+    const row_lists *lists;
+    switch (op->kind) {
+    case QD_OP_ALL_REDUCE: {
+        char *data = (char *)at[0] + op->first * op->n * (int64_t)qd_dtype_size(x->dtype);
+        return qd_comm_all_reduce(group, data, data, x->count, x->dtype, x->reduce, work);
+    }
+    case QD_OP_ALL_GATHER:
+        QD_TRY(find_lists(e, op, &lists));
+        return qd_comm_all_gather_v(group, own_piece(e, op, at[0]), at[1], lists->ranks, x->dtype, work);
+    case QD_OP_REDUCE_SCATTER:
+        QD_TRY(find_lists(e, op, &lists));
+        return qd_comm_reduce_scatter_v(group, at[0], own_piece(e, op, at[1]), lists->ranks, x->dtype, x->reduce, work);
+    default: return QD_FAIL(QD_SYSTEM, "step program: %s is no exchange between ranks", qd_op_name(op->kind));
+    }
+}
+
+static qd_status finish(void *context, int index)
+{
+    qd_exchanger *e = context;
+    qd_work *work = e->work[index];
+    e->work[index] = NULL;
+    return work ? qd_work_wait(work) : QD_OK;
+}
+
+qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
+{
+    const qd_program *p = bound->program;
+    int most = 0;
+    bool any = false;
+    *exchanger = NULL;
+    for (int module = 0; module < p->ledger->module_count; module++) {
+        const qd_module_class *c = qd_program_class(p, module);
+        most = c->op_count > most ? c->op_count : most;
+        for (int i = 0; i < c->op_count && !any; i++)
+            any = qd_op_communicates(&c->ops[i]);
+    }
+    if (!any)
+        return QD_OK;
+    qd_exchanger *e = calloc(1, sizeof *e);
+    qd_work **work = calloc((size_t)most, sizeof *work);
+    if (!e || !work) {
+        free(e);
+        free(work);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
+    }
+    *e = (qd_exchanger){.view = {e, start, finish}, .bound = bound, .work = work, .work_count = most};
+    *exchanger = e;
+    return QD_OK;
+}
+
+void qd_exchanger_destroy(qd_exchanger *e)
+{
+    if (!e)
+        return;
+    while (e->lists) {
+        row_lists *next = e->lists->next;
+        free(e->lists->ranks);
+        free(e->lists->segments);
+        free(e->lists);
+        e->lists = next;
+    }
+    free(e->work);
+    free(e);
+}
+
+const qd_exchange *qd_exchanger_view(qd_exchanger *e)
+{
+    return e ? &e->view : NULL;
+}
+
+void qd_exchanger_drain(qd_exchanger *e)
+{
+    for (int i = 0; e && i < e->work_count; i++)
+        finish(e, i);
+}

@@ -1,0 +1,16 @@
+/* Carries out the ops of a program that communicate, on the bound communicators: what a frame's exchange points to. */
+#ifndef QD_PARALLEL_EXCHANGE_H
+#define QD_PARALLEL_EXCHANGE_H
+
+#include "nn/nn.h"
+#include "parallel/bind.h"
+
+typedef struct qd_exchanger qd_exchanger;
+
+/* *exchanger becomes NULL when no op of the program communicates. */
+qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger);
+void qd_exchanger_destroy(qd_exchanger *exchanger); /* NULL is legal; nothing may be under way */
+const qd_exchange *qd_exchanger_view(qd_exchanger *exchanger); /* NULL for NULL */
+/* After a failure: waits for what was started and never waited for. The communicators have been aborted. NULL is legal. */
+void qd_exchanger_drain(qd_exchanger *exchanger);
+#endif

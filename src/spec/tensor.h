@@ -1,0 +1,24 @@
+/* Tensor parallelism: how the ranks of tp share a layer (as Megatron does).
+ *
+ * Query, key and value heads, the inner width of the MLP and the vocabulary are cut: q, k, v, gate, up, the token table and
+ * the head by rows (their outputs), attention output and down by columns (their inputs). A kv head that fewer query heads
+ * than a rank has need is held by several neighbours. */
+#ifndef QD_SPEC_TENSOR_H
+#define QD_SPEC_TENSOR_H
+
+#include "spec/ledger.h"
+
+typedef enum qd_split {
+    QD_SPLIT_NONE, /* every rank of tp has all of it, and the whole gradient */
+    QD_SPLIT_NORM, /* every rank has all of it; under sp the gradient is a sum over the rows of the rank alone */
+    QD_SPLIT_HEADS, /* every rank has all of it, and the gradient of its own heads: norms of queries and keys */
+    QD_SPLIT_ROWS,
+    QD_SPLIT_COLS,
+    QD_SPLIT_KV,   /* by rows, whole kv heads; with more ranks than kv heads, neighbours hold the same */
+} qd_split;
+
+/* QD_USAGE, with the reason, when the model cannot be cut so. */
+qd_status qd_tensor_check(const qd_model *model, const qd_mesh *mesh);
+/* Fills in how a parameter is placed on tp. */
+void qd_tensor_place(const qd_model *model, const qd_mesh *mesh, qd_split split, qd_param *param);
+#endif

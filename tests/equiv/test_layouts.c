@@ -1,0 +1,181 @@
+/* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the first, all weights after the
+ * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
+ * ctest: timeout 300 */
+#include "support/trained.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define RUN "train.optimizer=sgd train.lr=0.3 train.clip=0.8 train.schedule=constant train.steps=50 train.global_batch=8 run.threads=1 "
+#define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=16 "
+#define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
+enum { STEPS = 5 };
+static const double tolerance = 1e-5;
+
+/* What a layout gave. */
+typedef struct outcome {
+    double losses[STEPS], norms[STEPS];
+    float *gradients, *weights; /* all parameters one after another */
+    int64_t count;
+} outcome;
+
+typedef struct counted {
+    int64_t sent;    /* bytes that all ranks together took from each other so far */
+    int64_t planned; /* what the programs of all ranks say of one step, times the number of ranks */
+} counted;
+
+/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
+static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[2] = {0, qd_program_comm_bytes(p)}, sum[2];
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
+            mine[0] += stats.bytes[k];
+    }
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 2, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(counted *)argument = (counted){sum[0], sum[1]};
+    return QD_OK;
+}
+
+static outcome run_layout(const char *words, qd_random_tokens random)
+{
+    qd_config config = layout_config(words);
+    random.vocab = config.model.vocab;
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    outcome r = {.count = 0};
+    qd_status created = qd_team_create(&config, &source, &team);
+    if (created != QD_OK)
+        fail_msg("%s: %s\n%s", words, qd_error_message(), qd_error_trace());
+    for (int s = 0; s < STEPS; s++) {
+        qd_step_output out;
+        counted before, after;
+        trained_ok(qd_team_call(team, count_all, &before));
+        if (qd_team_step(team, &out) != QD_OK)
+            fail_msg("%s: step %d: %s\n%s", words, s + 1, qd_error_message(), qd_error_trace());
+        trained_ok(qd_team_call(team, count_all, &after));
+        if ((after.sent - before.sent) * config.world != after.planned)
+            fail_msg("%s: %lld bytes were sent, planned were %lld", words, (long long)(after.sent - before.sent),
+                     (long long)(after.planned / config.world));
+        r.losses[s] = out.loss;
+        r.norms[s] = out.grad_norm;
+        if (s == 0)
+            trained_read(team, QD_TENSOR_GRADIENT, &r.gradients, &r.count);
+    }
+    trained_read(team, QD_TENSOR_VALUE, &r.weights, &r.count);
+    qd_team_destroy(team);
+    return r;
+}
+
+static void free_outcome(outcome *r)
+{
+    free(r->gradients);
+    free(r->weights);
+}
+
+/* Tensor by tensor: ‖a−b‖ ≤ tolerance · max(‖b‖, 1e-3 · RMS norm over all tensors). */
+static void compare_tensors(const char *words, const char *what, const qd_ledger *l, const float *a, const float *b)
+{
+    double squares = 0.0;
+    int tensors = 0;
+    int64_t at = 0;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        squares += pow(qd_norm_of(b + at, n), 2.0);
+        at += n;
+        tensors++;
+    }
+    at = 0;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        double error = qd_relative_error(a + at, b + at, n, sqrt(squares / tensors));
+        if (!(error <= tolerance))
+            fail_msg("%s: %s of %s differs by %.3g", words, what, l->params[i].name, error);
+        at += n;
+    }
+}
+
+static void compare(const char *words, const qd_ledger *ledger, const outcome *a, const outcome *b)
+{
+    assert_int_equal(a->count, b->count);
+    compare_tensors(words, "the gradient", ledger, a->gradients, b->gradients);
+    for (int s = 0; s < STEPS; s++) {
+        if (!(fabs(a->losses[s] - b->losses[s]) <= tolerance * fabs(b->losses[s])))
+            fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, a->losses[s], b->losses[s]);
+        if (!(fabs(a->norms[s] - b->norms[s]) <= tolerance * fabs(b->norms[s])))
+            fail_msg("%s: step %d: gradient norm %.9g against %.9g", words, s + 1, a->norms[s], b->norms[s]);
+    }
+    compare_tensors(words, "the value", ledger, a->weights, b->weights);
+}
+
+/* Each layout of a model against one rank. */
+static void compare_all(const char *model, qd_random_tokens random, const char *const *layouts, size_t count)
+{
+    char words[640];
+    snprintf(words, sizeof words, RUN "%s", model);
+    outcome one = run_layout(words, random);
+    qd_config config = layout_config(words);
+    qd_arena *arena;
+    qd_program *program;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &program));
+    for (size_t i = 0; i < count; i++) {
+        snprintf(words, sizeof words, RUN "%s%s", model, layouts[i]);
+        outcome many = run_layout(words, random);
+        compare(words, program->ledger, &many, &one);
+        free_outcome(&many);
+    }
+    qd_arena_destroy(arena);
+    free_outcome(&one);
+}
+#define COMPARE(model, random, layouts) compare_all(model, random, layouts, sizeof(layouts) / sizeof *(layouts))
+
+static void tensor_parallel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.tp=2 parallel.sp=false ",
+        "parallel.ranks=4 parallel.tp=4 parallel.sp=false ",
+        "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.zero=2 train.micro_batch=2 ",
+        "parallel.ranks=2 parallel.tp=2 parallel.sp=false parallel.overlap=false parallel.split_backward=true ",
+    };
+    COMPARE(LLAMA, ((qd_random_tokens){.seed = 1, .documents = 3}), layouts);
+    COMPARE(GPT2, ((qd_random_tokens){.seed = 2, .ignored = 5}), layouts);
+    COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 3}), layouts);
+}
+
+/* Rows that tp does not divide (8 or 2 sequences of 17), more ranks of tp than kv heads. */
+static void sequence_parallel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.tp=2 ",
+        "parallel.ranks=4 parallel.tp=4 train.micro_batch=1 ",
+        "parallel.ranks=4 parallel.tp=2 parallel.zero=3 train.micro_batch=1 train.recompute=full ",
+        "parallel.ranks=2 parallel.tp=2 parallel.overlap=false parallel.split_backward=true train.recompute=selective ",
+    };
+    COMPARE(LLAMA "model.kv_heads=2 ", ((qd_random_tokens){.seed = 4, .documents = 3}), layouts);
+    COMPARE(GPT2 "model.dropout=0.1 model.vocab=1009 ", ((qd_random_tokens){.seed = 5, .ignored = 5}), layouts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
