@@ -212,6 +212,7 @@ class Page(RunTest):
             self.assertGreater(brightness[False], 180)
             self.assertLess(brightness[True], 90)
             self.theme(chrome)
+            self.read_off(chrome)
             self.hand(chrome)
             self.assertEqual(chrome.console, [])
 
@@ -230,6 +231,17 @@ class Page(RunTest):
             seen.append(chrome.value("getComputedStyle(document.body).backgroundColor"))
         self.assertEqual(seen[1], seen[2])
         self.assertNotEqual(seen[0], seen[1])
+
+    def read_off(self, chrome):
+        """The head of a chart gives the value under the cursor, of all charts."""
+        x, y = chrome.value("(() => { scrollTo(0, 0); const b = document.querySelector('.chart svg').getBoundingClientRect(); return [b.left + MARGIN.left + 1, b.top + 60]; })()")
+        chrome.mouse("mouseMoved", x, y)
+        texts = chrome.value("[...document.querySelectorAll('.chart .read')].map(e => e.textContent)")
+        first = self.metrics("run")[0]
+        self.assertEqual(len(texts), 4)
+        for text in texts:
+            self.assertIn("step 1:", text)
+        self.assertIn(f"{first['loss']:.3f}", texts[0])
 
     def hand(self, chrome):
         """Hovering names an action with its facts; the wheel zooms, dragging moves, buttons and keys go back."""
@@ -295,8 +307,10 @@ class Page(RunTest):
             edges = chrome.value("""view.models.map(m => { const s = m.timeline.steps[m.chosen]; return [view.x(s.begin - m.origin), view.x(s.end - m.origin)]; })""")
             self.assertAlmostEqual(edges[0][0], edges[1][0], delta=1e-6)
             self.assertAlmostEqual((edges[1][1] - edges[1][0]) / (edges[0][1] - edges[0][0]), 0.5, delta=0.05)
-            rows = chrome.value("document.querySelectorAll('#actions tbody tr').length")
-            self.assertGreater(rows, 10)
+            self.assertGreater(chrome.value("document.querySelectorAll('#actions tbody tr').length"), 10)
+            folded = {row[0]: row[1:] for row in chrome.value("foldLayers(joinNames([data.measured, data.simulated])).map(r => [r.name, r.a, r.ratio])")}
+            self.assertAlmostEqual(folded["forward block.*"][0], sum(row[1] for row in table if row[0].startswith("forward block.")), delta=1e-9)
+            self.assertAlmostEqual(folded["forward block.*"][1], 0.5, delta=1e-6)
             chrome.value("[...document.querySelectorAll('#timeline button')].find(b => b.textContent === 'rank by rank').click()")
             self.assertEqual(chrome.value("view.heads.map(h => h.rank.label)"), ["rank 0", "rank 0", "rank 1", "rank 1"])
 

@@ -5,7 +5,7 @@ const CLASSES = [
   { name: "backward", colour: "--backward" },
   { name: "backward of weights", colour: "--weight" },
   { name: "recompute", colour: "--recompute" },
-  { name: "gather", colour: "--gather" },
+  { name: "gather, broadcast", colour: "--gather" },
   { name: "reduce-scatter", colour: "--scatter" },
   { name: "all-reduce", colour: "--reduce" },
   { name: "send and receive", colour: "--message" },
@@ -15,14 +15,11 @@ const CLASSES = [
 ];
 const OTHER = CLASSES.length - 1;
 
-/* The class of an action by its kind. */
+/* The class of an action by its kind: the first that fits. */
+const COMMUNICATES = [[/scatter/, 5], [/gather|broadcast|share/, 4], [/send|recv|receive/, 7], [/all.?to.?all|dispatch|combine|collect|hand_back/, 8], [/reduce/, 6]];
+const COMPUTES = [[/recompute/, 3], [/weight/, 2], [/backward/, 1], [/forward/, 0], [/update|norm|squares|momentum|orthogonalize/, 9]];
 function classOf(action) {
-  const kind = action.kind;
-  if (action.group !== undefined || /gather|scatter|reduce|send|recv|receive|all_to_all|dispatch|combine/.test(kind)) {
-    const found = [[/scatter/, 5], [/gather/, 4], [/send|recv|receive/, 7], [/all.?to.?all|dispatch|combine/, 8], [/reduce/, 6]].find(([p]) => p.test(kind));
-    return found ? found[1] : OTHER;
-  }
-  const found = [[/recompute/, 3], [/weight/, 2], [/backward/, 1], [/forward/, 0], [/update|norm|squares|clip/, 9]].find(([p]) => p.test(kind));
+  const found = (action.group === undefined ? COMPUTES : COMMUNICATES).find(([pattern]) => pattern.test(action.kind));
   return found ? found[1] : OTHER;
 }
 

@@ -11,6 +11,14 @@ function key(colour) {
   return element("i", { class: "key", style: `background: ${colour}` });
 }
 
+/* Bars beyond this number tell no more than those before them. */
+const MOST_BARS = 96;
+
+function firstOf(bars, count) {
+  if (count > MOST_BARS)
+    bars.append(element("span", { class: "muted" }, "…"), element("span", { class: "muted" }, `the first ${MOST_BARS} of ${count.toLocaleString("en-US")}`));
+}
+
 /* ---- memory ---- */
 
 /* What stays from step to step is blue, what is on its way orange, activations green. */
@@ -34,22 +42,24 @@ function drawMemory(memory) {
   const totals = memory.ranks.map(r => r.planned.reduce((a, b) => a + b, 0));
   const most = Math.max(...totals, ...memory.ranks.map(r => Math.max(r.allocated ?? 0, r.resident ?? 0)));
   const scale = memory.capacity > 0 && memory.capacity < 8 * most ? Math.max(most, memory.capacity) : most;
-  const bars = part("memory", ".bars");
-  memory.ranks.forEach((rank, i) => {
+  const bars = part("memory", ".bars"), over = i => memory.capacity > 0 && totals[i] > memory.capacity;
+  memory.ranks.slice(0, MOST_BARS).forEach((rank, i) => {
     const bar = element("div", { class: "bar" });
     rank.planned.forEach((bytes, k) => {
       if (bytes > 0)
         bar.append(element("i", { style: `width: ${100 * bytes / scale}%; background: ${colours[k]}`, title: `${memory.kinds[k]}: ${bytesText(bytes)}` }));
     });
-    for (const [bytes, name] of [[rank.allocated, "allocated"], [rank.resident, "outside"]])
-      if (bytes !== null)
-        bar.append(element("b", { class: name, style: `left: calc(${100 * bytes / scale}% - 2px)`, title: `${name === "allocated" ? "allocated" : "resident peak"}: ${bytesText(bytes)}` }));
-    bars.append(element("span", {}, rank.label), bar, element("span", { class: "number" }, bytesText(totals[i])));
+    const marks = [["allocated", rank.allocated, "allocated"], ["outside", rank.resident, "resident peak"], ["capacity", memory.capacity || null, "the device has"]];
+    for (const [name, bytes, text] of marks)
+      if (bytes !== null && bytes <= scale)
+        bar.append(element("b", { class: name, style: `left: calc(${100 * bytes / scale}% - 2px)`, title: `${text}: ${bytesText(bytes)}` }));
+    bars.append(element("span", {}, rank.label), bar, element("span", { class: over(i) ? "number over" : "number" }, bytesText(totals[i])));
   });
+  firstOf(bars, memory.ranks.length);
   const measured = memory.ranks.some(r => r.allocated !== null);
   part("memory", ".lead").textContent = "The accountant's lines at each rank's peak, planned before the run."
     + (measured ? " A solid mark is what the trainer took from the device; a dotted one the resident peak of the process, with program, libraries and staging." : "")
-    + (memory.capacity > 0 ? ` The device has ${bytesText(memory.capacity)}.` : "");
+    + (memory.capacity > 0 ? ` The device has ${bytesText(memory.capacity)}${totals.some((_, i) => over(i)) ? ": it does not fit" : ""}.` : "");
   memoryTable(memory, totals, colours);
 }
 
@@ -94,12 +104,13 @@ function drawShares(timelines) {
     for (const [name, colour] of [...SHARES, ["hidden communication", "--gather"]])
       legend.append(element("li", {}, key(`var(${colour})`), name));
     const bars = element("div", { class: "bars" });
-    for (const r of ranks) {
+    for (const r of ranks.slice(0, MOST_BARS)) {
       const bar = element("div", { class: "bar", title: `compute ${percentText(r.compute / r.seconds)}, exposed ${percentText(r.exposed / r.seconds)}, idle ${percentText(r.idle / r.seconds)}` });
       [r.compute, r.exposed, r.idle].forEach((s, i) => bar.append(element("i", { style: `width: ${100 * s / r.seconds}%; background: var(${SHARES[i][1]})` })));
       const thin = element("div", { class: "bar thin" }, element("i", { style: `width: ${100 * (r.communication - r.exposed) / r.seconds}%; background: var(--gather)` }));
       bars.append(element("span", { title: r.place ?? "" }, r.label), element("div", {}, bar, thin), element("span", { class: "number" }, percentText(r.compute / r.seconds)));
     }
+    firstOf(bars, ranks.length);
     box.append(legend, bars);
     part("shares", ".parts").append(box);
   }
@@ -145,8 +156,10 @@ function drawTraffic(timelines) {
 class ActionTable {
   constructor(timelines) {
     this.both = timelines.length > 1;
-    this.rows = joinNames(timelines);
-    this.sort = { field: this.both ? "a" : "a", down: true };
+    this.each = joinNames(timelines);
+    this.layers = foldLayers(this.each);
+    this.rows = this.each.length > 48 ? this.layers : this.each;
+    this.sort = { field: "a", down: true };
     this.most = 24;
     this.words = "";
     document.getElementById("actions").hidden = this.rows.length === 0;
@@ -163,8 +176,8 @@ class ActionTable {
     else
       this.columns.push({ text: "share", field: "share", cell: r => percentText(r.share) },
                         { text: "mean", field: "mean", cell: r => secondsText(r.mean) },
-                        { text: "least", field: "least", cell: r => secondsText(r.first.least) },
-                        { text: "most", field: "most", cell: r => secondsText(r.first.most) });
+                        { text: "least", field: "least", cell: r => secondsText(r.least) },
+                        { text: "most", field: "most", cell: r => secondsText(r.most) });
     this.columns.push({ text: "sent per step", field: "bytes", cell: r => r.bytes > 0 ? bytesText(r.bytes) : "" });
     part("actions", ".lead").textContent = `Calls and time are those of one rank on average.${this.both ? " An action that only one of the two has is marked –." : ""}`;
     this.tools();
@@ -182,7 +195,14 @@ class ActionTable {
       this.most = this.most === Infinity ? 24 : Infinity;
       this.draw();
     });
-    part("actions", ".tools").append(input, this.all);
+    const fold = element("button", { type: "button", "aria-pressed": this.rows === this.layers }, "layers together");
+    fold.addEventListener("click", () => {
+      this.rows = this.rows === this.layers ? this.each : this.layers;
+      fold.setAttribute("aria-pressed", this.rows === this.layers);
+      this.draw();
+    });
+    fold.hidden = this.layers.length === this.each.length;
+    part("actions", ".tools").append(input, fold, this.all);
   }
 
   draw() {
@@ -224,4 +244,24 @@ function joinNames(timelines) {
     }
   });
   return [...rows.values()];
+}
+
+/* "forward block.7" and its like as one line, "forward block.*". */
+function foldLayers(rows) {
+  const folded = new Map(), sum = (a, b) => a === null || b === null ? a ?? b : a + b;
+  for (const r of rows) {
+    const name = r.name.replace(/\d+/g, "*"), old = folded.get(name);
+    if (!old) {
+      folded.set(name, { ...r, name });
+      continue;
+    }
+    old.mean = (old.mean * old.calls + r.mean * r.calls) / (old.calls + r.calls);
+    for (const field of ["calls", "a", "b", "share", "bytes"])
+      old[field] = sum(old[field], r[field]);
+    old.least = Math.min(old.least, r.least);
+    old.most = Math.max(old.most, r.most);
+    old.gap = old.a === null || old.b === null ? null : old.b - old.a;
+    old.ratio = old.gap === null || !(old.a > 0) ? null : old.b / old.a;
+  }
+  return [...folded.values()];
 }

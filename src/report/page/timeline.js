@@ -7,7 +7,9 @@ class Model {
   constructor(timeline) {
     this.timeline = timeline;
     this.classes = Uint8Array.from(timeline.actions, classOf);
-    this.tracks = timeline.tracks.map(track => ({ ...track, lanes: makeLanes(timeline, this.classes, track) }));
+    this.tracks = timeline.ranks.map(() => []); /* per rank */
+    for (const track of timeline.tracks)
+      this.tracks[track.rank].push({ ...track, lanes: makeLanes(timeline, this.classes, track) });
     this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
   }
@@ -108,7 +110,7 @@ class TimelineView {
     this.heads = [];
     let y = AXIS + 4;
     const add = (model, index, named) => {
-      const tracks = model.tracks.filter(track => track.rank === index), top = y;
+      const tracks = model.tracks[index], top = y;
       for (const track of tracks) {
         const busy = model.timeline.actions[model.timeline.action[track.first]];
         const high = busy?.group !== undefined ? Math.max(4, Math.round(tall * 0.62)) : tall;
@@ -374,7 +376,7 @@ class TimelineView {
     g.fillStyle = this.tone.muted;
     g.fillText("whole trace", 12, 15);
     let y = 4;
-    for (const track of model.tracks.filter(t => t.rank === 0).slice(0, 2)) {
+    for (const track of model.tracks[0].slice(0, 2)) {
       track.lanes[0]?.visit(0, model.end, 1.2 / scale, (i, begin, end) => {
         g.fillStyle = this.paint[track.lanes[0].classAt(i)];
         g.fillRect(x(begin), y, Math.max(1, (end - begin) * scale), 10);
