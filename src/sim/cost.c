@@ -3,6 +3,7 @@
 #include "spec/muon.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an H200. */
 static const double STREAM_SHARE = 0.9;
@@ -25,6 +26,10 @@ void qd_cost_add(qd_cost *sum, const qd_cost *more)
     sum->memory += more->memory;
     sum->optimizer += more->optimizer;
     sum->launch += more->launch;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        sum->exchange[axis] += more->exchange[axis];
+        sum->hidden[axis] += more->hidden[axis];
+    }
 }
 
 double qd_cost_stream(const qd_cluster *c, double bytes)
@@ -129,18 +134,63 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     return cost;
 }
 
-static qd_cost phase(const qd_cluster *c, const qd_program *p, int module, qd_phase phase, bool again_only)
+/* The ops of an action in order. A collective that is waited for at once adds its time; one that runs beside the ops after it makes
+ * the op wait that names it. */
+typedef struct walk {
+    const qd_cluster *cluster;
+    const qd_span *spans;
+    double now, link; /* when computation, and the collectives so far, are done */
+    int axis;         /* of the last collective */
+    qd_cost sum;
+} walk;
+
+static void wait_until(walk *w, double end)
 {
-    const qd_module_class *class_ = qd_program_class(p, module);
-    qd_cost sum = {0};
-    for (int i = 0; i < class_->op_count; i++) {
+    if (end <= w->now)
+        return;
+    w->sum.exchange[w->axis] += end - w->now;
+    w->now = end;
+}
+
+static void exchange(walk *w, const qd_op *op, double *end)
+{
+    const qd_op_exchange *x = &op->exchange;
+    double seconds = qd_network_seconds(w->cluster, qd_op_collective(op->kind), (double)x->count * (double)qd_dtype_size(x->dtype), &w->spans[x->index]);
+    bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched);
+    w->axis = x->group.axes ? __builtin_ctz(x->group.axes) : QD_AXIS_TP;
+    w->link = fmax(w->link, w->now) + seconds;
+    *end = w->link;
+    w->sum.hidden[w->axis] += seconds;
+    if (!beside)
+        wait_until(w, w->link);
+}
+
+static qd_cost module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a)
+{
+    const qd_module_class *class_ = qd_program_class(p, a->module);
+    bool whole = a->kind == QD_ACTION_RECOMPUTE && c->profile->recompute_whole;
+    unsigned phases = whole ? 1u << QD_PHASE_FORWARD : qd_action_phases(a);
+    walk w = {.cluster = c, .spans = spans};
+    double *ends = calloc((size_t)class_->op_count + 1, sizeof *ends); /* of asynchronous ops */
+    for (int i = 0; ends && i < class_->op_count; i++) {
         const qd_op *op = &class_->ops[i];
-        if (op->phase != phase || (again_only && !op->again))
+        if (!qd_op_runs(op, phases))
             continue;
+        if (op->after >= 0)
+            wait_until(&w, ends[op->after]);
+        if (qd_op_communicates(op)) {
+            exchange(&w, op, &ends[i]);
+            continue;
+        }
         qd_cost cost = qd_cost_op(c, &p->ledger->model, class_, op);
-        qd_cost_add(&sum, &cost);
+        qd_cost_add(&w.sum, &cost);
+        w.now += qd_cost_total(&cost);
     }
-    return sum;
+    wait_until(&w, w.link);
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        w.sum.hidden[axis] = fmax(0.0, w.sum.hidden[axis] - w.sum.exchange[axis]);
+    free(ends);
+    return w.sum;
 }
 
 /* Elements of a module's parameters that this rank has; without Muon's matrices if so asked. */
@@ -184,20 +234,16 @@ static double update_bytes(const qd_program *p)
     return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
 }
 
-qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_action *a)
+qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a)
 {
-    qd_cost cost = {0}, more;
+    qd_cost cost = {0};
     double size = (double)qd_dtype_size(a->dtype), elements = (double)a->count;
     switch ((qd_action_kind)a->kind) {
-    case QD_ACTION_FORWARD: return phase(c, p, a->module, QD_PHASE_FORWARD, false);
-    case QD_ACTION_RECOMPUTE: return phase(c, p, a->module, QD_PHASE_FORWARD, !c->profile->recompute_whole);
-    case QD_ACTION_BACKWARD_INPUT: return phase(c, p, a->module, QD_PHASE_INPUT, false);
-    case QD_ACTION_BACKWARD_WEIGHT: return phase(c, p, a->module, QD_PHASE_WEIGHT, false);
+    case QD_ACTION_FORWARD:
+    case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:
-        cost = phase(c, p, a->module, QD_PHASE_INPUT, false);
-        more = phase(c, p, a->module, QD_PHASE_WEIGHT, false);
-        qd_cost_add(&cost, &more);
-        return cost;
+    case QD_ACTION_BACKWARD_INPUT:
+    case QD_ACTION_BACKWARD_WEIGHT: return module_action(c, p, spans, a);
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;

@@ -2,17 +2,22 @@
 #ifndef QD_SIM_COST_H
 #define QD_SIM_COST_H
 
-#include "sim/cluster.h"
+#include "sim/network.h"
 #include "spec/program.h"
 
 /* Seconds by what they are spent on. */
 typedef struct qd_cost {
     double product, attention, memory, optimizer, launch;
+    double exchange[QD_AXIS_COUNT]; /* waiting for collectives inside a module, by the first of their axes */
+    double hidden[QD_AXIS_COUNT];   /* of those collectives, what runs beside the above: no part of the total */
 } qd_cost;
 
 static inline double qd_cost_total(const qd_cost *c)
 {
-    return c->product + c->attention + c->memory + c->optimizer + c->launch;
+    double waits = 0.0;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        waits += c->exchange[axis];
+    return c->product + c->attention + c->memory + c->optimizer + c->launch + waits;
 }
 
 void qd_cost_add(qd_cost *sum, const qd_cost *more);
@@ -27,6 +32,7 @@ double qd_cost_stream(const qd_cluster *cluster, double bytes);
 /* One op of a class; ops that communicate cost nothing here. */
 qd_cost qd_cost_op(const qd_cluster *cluster, const qd_model *model, const qd_module_class *class_, const qd_op *op);
 
-/* An action without collectives: its ops, or what it moves. */
-qd_cost qd_cost_action(const qd_cluster *cluster, const qd_program *program, const qd_action *action);
+/* An action that is no collective itself: its ops, those that communicate with them, or what it moves. spans: of the program's
+ * groups. */
+qd_cost qd_cost_action(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action);
 #endif

@@ -35,6 +35,8 @@ static const char *axes_name(unsigned axes)
     return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
 }
 
+enum { EXPOSED_LINES = sizeof((qd_sim_report *)0)->exposed / sizeof(qd_sim_line) };
+
 typedef struct account {
     qd_sim_report *r;
     double share; /* of a stage in the mean */
@@ -43,7 +45,7 @@ typedef struct account {
 static void expose(account *a, qd_sim_stage *stage, const char *name, double seconds)
 {
     stage->exposed_seconds += seconds;
-    add_line(a->r->exposed, &a->r->exposed_count, (int)(sizeof a->r->exposed / sizeof *a->r->exposed), name, seconds * a->share);
+    add_line(a->r->exposed, &a->r->exposed_count, EXPOSED_LINES, name, seconds * a->share);
 }
 
 /* The dependency that ended last is what an item waited for. */
@@ -58,6 +60,13 @@ static int last_dependency(const qd_step_stage *stage, const qd_sim_times *times
     return last;
 }
 
+/* An action's time, without what it waits for collectives inside it. */
+static void busy(qd_sim_stage *out, double seconds, double waits)
+{
+    out->busy_seconds += seconds * (1.0 - waits);
+    out->exposed_seconds += seconds * waits;
+}
+
 static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *out)
 {
     const qd_step_stage *stage = &step->stages[s];
@@ -70,7 +79,7 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         bool moves = qd_action_communicates(action);
         if (item->stream != QD_STREAM_COMPUTE) {
             if (moves)
-                add_line(a->r->hidden, &a->r->hidden_count, (int)(sizeof a->r->hidden / sizeof *a->r->hidden), axes,
+                add_line(a->r->hidden, &a->r->hidden_count, EXPOSED_LINES, axes,
                          (times[i].end - times[i].begin) * a->share);
             continue;
         }
@@ -83,7 +92,7 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         if (moves)
             expose(a, out, axes, times[i].end - times[i].begin);
         else
-            out->busy_seconds += times[i].end - times[i].begin;
+            busy(out, times[i].end - times[i].begin, stage->exchange[i]);
         end = times[i].end;
     }
     out->bubble_seconds += step->result.seconds - end;
@@ -232,6 +241,14 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
             busiest = s;
     }
     subtract_exposed(r);
+    for (int s = 0; s < step->stage_count; s++)
+        for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+            const qd_cost *inside = &step->stages[s].cost;
+            if (inside->exchange[axis] > 0.0)
+                add_line(r->exposed, &r->exposed_count, EXPOSED_LINES, axes_name(1u << axis), inside->exchange[axis] * a.share);
+            if (inside->hidden[axis] > 0.0)
+                add_line(r->hidden, &r->hidden_count, EXPOSED_LINES, axes_name(1u << axis), inside->hidden[axis] * a.share);
+        }
     const qd_cost *cost = &step->stages[busiest].cost;
     /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;

@@ -34,11 +34,11 @@ static qd_cost price(pricer *p, const qd_action *a)
     bool of_class = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_RECOMPUTE || a->kind == QD_ACTION_BACKWARD ||
                     a->kind == QD_ACTION_BACKWARD_INPUT || a->kind == QD_ACTION_BACKWARD_WEIGHT;
     if (!of_class)
-        return qd_cost_action(p->cluster, p->program, a);
+        return qd_cost_action(p->cluster, p->program, p->spans, a);
     const qd_ledger *l = p->program->ledger;
     int kind = l->modules[a->module].kind, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
     if (!p->known[a->kind][kind][recompute]) {
-        p->module[a->kind][kind][recompute] = qd_cost_action(p->cluster, p->program, a);
+        p->module[a->kind][kind][recompute] = qd_cost_action(p->cluster, p->program, p->spans, a);
         p->known[a->kind][kind][recompute] = true;
     }
     return p->module[a->kind][kind][recompute];
@@ -68,6 +68,14 @@ bool qd_step_takes_time(const qd_action *a)
     return a->kind != QD_ACTION_ALLOC && a->kind != QD_ACTION_FREE;
 }
 
+static double exchanged(const qd_cost *cost)
+{
+    double sum = 0.0;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        sum += cost->exchange[axis];
+    return sum;
+}
+
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
@@ -80,7 +88,8 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
     stage->items = calloc((size_t)p->action_count + 1, sizeof *stage->items);
     stage->action = calloc((size_t)p->action_count + 1, sizeof *stage->action);
     stage->deps = calloc((size_t)p->dep_count + 1, sizeof *stage->deps);
-    if (!item_of || !stage->items || !stage->action || !stage->deps) {
+    stage->exchange = calloc((size_t)p->action_count + 1, sizeof *stage->exchange);
+    if (!item_of || !stage->items || !stage->action || !stage->deps || !stage->exchange) {
         free(item_of);
         return QD_FAIL(QD_NO_MEMORY, "no memory to simulate %d actions", p->action_count);
     }
@@ -106,6 +115,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
             qd_cost cost = price(&prices, a);
             item->seconds = qd_cost_total(&cost);
             qd_cost_add(&stage->cost, &cost);
+            stage->exchange[stage->item_count] = (float)(item->seconds > 0.0 ? exchanged(&cost) / item->seconds : 0.0);
         }
         item_of[i] = last[a->stream] = stage->item_count;
         stage->action[stage->item_count++] = i;
@@ -207,6 +217,7 @@ void qd_step_free(qd_step *step)
         free(step->stages[s].items);
         free(step->stages[s].action);
         free(step->stages[s].deps);
+        free(step->stages[s].exchange);
     }
     free(step->stages);
     qd_sim_result_free(&step->result);

@@ -17,6 +17,7 @@ typedef struct qd_step_stage {
     int item_count;
     int32_t *action;   /* of each item */
     int32_t *deps;
+    float *exchange;   /* of each item, the share of its time that it waits for collectives inside it */
     qd_cost cost;      /* of its computation */
     double flops, recompute_flops;
     qd_memory_report memory;
