@@ -10,6 +10,11 @@
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
 #   make format      clang-format on all sources; make check-style only looks
 #   make clean
+#
+# What runs in which build. Release: every case of every tier. Sanitizers: the tiers above, with fewer steps and a fixed part
+# of each table of cases, so that every kind of case is run (tests/support/sample.h); not what looks at numbers or text only
+# (kernels against numerical gradients, golden and cli tiers), nor what a test says in a line "ctest: not under ...". Ranks are
+# threads under the thread sanitizer, and threads, processes and MPI under the other.
 
 PRESET ?= release
 PREFIX ?= /usr/local
@@ -38,7 +43,7 @@ test: build
 
 test-asan:
 	@$(MAKE) --no-print-directory build PRESET=asan
-	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --minutes 8 $(TEST_ARGS)
+	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --minutes 7 $(TEST_ARGS)
 
 test-tsan:
 	@$(MAKE) --no-print-directory build PRESET=tsan

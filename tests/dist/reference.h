@@ -32,6 +32,19 @@ static inline void ref_input(void *to, qd_dtype dtype, uint64_t salt, int rank, 
     }
 }
 
+/* The bits of one element. Copies of a known size are cheap, also under sanitizers. */
+static inline uint64_t ref_word(const void *at, qd_dtype dtype)
+{
+    uint64_t word = 0;
+    switch (qd_dtype_size(dtype)) {
+    case 8: memcpy(&word, at, 8); break;
+    case 4: memcpy(&word, at, 4); break;
+    case 2: memcpy(&word, at, 2); break;
+    default: memcpy(&word, at, 1); break;
+    }
+    return word;
+}
+
 typedef union ref_value {
     float f;
     double d;
@@ -42,12 +55,10 @@ typedef union ref_value {
 static inline ref_value ref_load(const void *from, qd_dtype dtype)
 {
     ref_value v = {.w = 0};
-    uint16_t half;
-    memcpy(&half, from, 2);
     switch (dtype) {
-    case QD_BF16: v.f = qd_bf16_to_f32(half); break;
-    case QD_F16: v.f = qd_f16_to_f32(half); break;
-    default: memcpy(&v, from, qd_dtype_size(dtype)); break;
+    case QD_BF16: v.f = qd_bf16_to_f32((uint16_t)ref_word(from, dtype)); break;
+    case QD_F16: v.f = qd_f16_to_f32((uint16_t)ref_word(from, dtype)); break;
+    default: v.w = ref_word(from, dtype); break;
     }
     return v;
 }
@@ -87,7 +98,9 @@ static inline void ref_reduced(void *to, qd_dtype dtype, qd_reduce_op op, uint64
     switch (dtype) {
     case QD_BF16: half = qd_f32_to_bf16(v.f); memcpy(to, &half, 2); break;
     case QD_F16: half = qd_f32_to_f16(v.f); memcpy(to, &half, 2); break;
-    default: memcpy(to, &v, qd_dtype_size(dtype)); break;
+    case QD_F64:
+    case QD_I64: memcpy(to, &v, 8); break;
+    default: memcpy(to, &v, 4); break;
     }
 }
 

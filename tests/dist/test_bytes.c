@@ -1,5 +1,4 @@
-/* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes() says.
- * ctest: processors 2 */
+/* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes() says. */
 #include "support/ranks.h"
 
 #include <setjmp.h>

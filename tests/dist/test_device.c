@@ -1,8 +1,7 @@
 /* Communicators on devices: buffers in device memory, work ordered by streams alone. Everything is done twice, with host
  * memory on the world and with device memory on its devices, and must give the same bits. On the CPU, and on a GPU that all
  * ranks share where there is one.
- * ctest: timeout 300
- * ctest: processors 2 */
+ * ctest: timeout 300 */
 #include "comm/device.h"
 #include "dist/reference.h"
 #include "support/ranks.h"

@@ -1,5 +1,6 @@
 /* One rank against several, and everything that must not change a bit.
  * ctest: timeout 400 */
+#include "support/sample.h"
 #include "support/trained.h"
 
 #include <math.h>
@@ -33,10 +34,13 @@ static void more_ranks_same_loss(void **state)
         snprintf(words, sizeof words, "%s" RUN, models[m]);
         /* ignored targets and packed documents travel along */
         qd_random_tokens random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
-        trained one = trained_run(words, 50, random);
+        int steps = sample_count(50, 4);
+        trained one = trained_run(words, steps, random);
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            if (!sample_has(l, m, 3))
+                continue;
             snprintf(words, sizeof words, "%s" RUN "%s", models[m], layouts[l]);
-            trained many = trained_run(words, 50, random);
+            trained many = trained_run(words, steps, random);
             expect_close(&many, &one, 1e-5, words);
             free(many.weights);
         }
@@ -55,11 +59,14 @@ static void same_mesh_same_bits(void **state)
     static const char *const variants[] = {"", "parallel.overlap=false", "parallel.bucket_mb=0.001", "parallel.bucket_mb=0.0301",
                                            "parallel.split_backward=true", "run.threads=2"};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
-        trained first = trained_run(bases[b], 10, (qd_random_tokens){.seed = 3});
+        int steps = sample_count(10, 4);
+        trained first = trained_run(bases[b], steps, (qd_random_tokens){.seed = 3});
         for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
             char words[512];
+            if (!sample_has(v, b, 3))
+                continue;
             snprintf(words, sizeof words, "%s%s", bases[b], variants[v]);
-            trained again = trained_run(words, 10, (qd_random_tokens){.seed = 3});
+            trained again = trained_run(words, steps, (qd_random_tokens){.seed = 3});
             trained_same_bits(&again, &first, words);
             free(again.weights);
         }
@@ -71,8 +78,9 @@ static void same_mesh_same_bits(void **state)
 static void bf16_follows_fp32(void **state)
 {
     (void)state;
-    trained exact = trained_run(LLAMA RUN, 30, (qd_random_tokens){.seed = 5});
-    trained half = trained_run(LLAMA RUN "train.precision=bf16", 30, (qd_random_tokens){.seed = 5});
+    int steps = sample_count(30, 4);
+    trained exact = trained_run(LLAMA RUN, steps, (qd_random_tokens){.seed = 5});
+    trained half = trained_run(LLAMA RUN "train.precision=bf16", steps, (qd_random_tokens){.seed = 5});
     expect_close(&half, &exact, 0.01, "bf16");
     assert_true(half.losses[0] != exact.losses[0]); /* it really rounds */
     free(exact.weights);
@@ -173,6 +181,7 @@ static void mutated_actions_show(void **state)
     trained_ok(qd_arena_create(&arena));
     trained_ok(qd_config_build(&config, 0, arena, &p));
     int tried = 0;
+    size_t met = 0;
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
         for (int how = 0; how < 2; how++) {
@@ -180,6 +189,8 @@ static void mutated_actions_show(void **state)
                 continue; /* memory stays planned: nothing but the accountant sees it, and it refuses such programs */
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
+                continue;
+            if (!sample_has(met++, 0, 3))
                 continue;
             qd_random_tokens random = {.seed = 9, .vocab = config.model.vocab};
             qd_batch_source source = qd_random_source(&random);
@@ -208,7 +219,7 @@ static void mutated_actions_show(void **state)
             tried++;
         }
     }
-    assert_true(tried > 40);
+    assert_true(met > 40 && tried >= sample_count((int)met, (int)met / 3));
     free(good.weights);
     qd_arena_destroy(arena);
 }

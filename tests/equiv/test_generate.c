@@ -1,5 +1,6 @@
 /* Generation with a cache against the whole forward pass, and the loss of a text both ways. */
 #include "support/layout.h"
+#include "support/sample.h"
 #include "support/scratch.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
@@ -120,32 +121,40 @@ static void cache_equals_forward(void **state)
     }
 }
 
+/* Steps after which the models below have learnt to count. With a sanitizer they learn nothing, and what they say is not
+ * looked at. */
+enum { LEARNT = !QD_TEST_SANITIZED, LEARNING = LEARNT ? 150 : 4 };
+
 /* It learns to count; greedy continuation counts on; sampling is a function of the seed and keeps to top-k. */
 static void continues_what_it_learnt(void **state)
 {
     (void)state;
-    train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", 150);
+    train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", LEARNING);
     qd_generator *g;
     const int32_t prompt[] = {10, 11, 12, 13, 14};
     ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
     ok(qd_generator_feed(g, prompt, 5));
     for (int32_t i = 0; i < 20; i++) {
         int32_t token = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
-        assert_int_equal(token, 15 + i);
+        if (LEARNT)
+            assert_int_equal(token, 15 + i);
         ok(qd_generator_feed(g, &token, 1));
     }
     int differ = 0;
+    int32_t greedy = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
+    assert_true(!LEARNT || greedy == 35);
     for (uint64_t seed = 0; seed < 50; seed++) {
         qd_sampling hot = {.temperature = 50.0, .top_p = 1.0, .seed = seed};
         int32_t a = qd_generator_sample(g, &hot), b = qd_generator_sample(g, &hot);
         assert_int_equal(a, b);
-        differ += a != 35;
+        differ += a != greedy;
         hot.top_k = 1;
-        assert_int_equal(qd_generator_sample(g, &hot), 35);
+        assert_int_equal(qd_generator_sample(g, &hot), greedy);
         hot.top_k = 0;
         hot.temperature = 1.0;
         hot.top_p = 0.3;
-        assert_int_equal(qd_generator_sample(g, &hot), 35);
+        int32_t likely = qd_generator_sample(g, &hot);
+        assert_true(!LEARNT || likely == greedy);
     }
     assert_true(differ > 30);
     qd_generator_destroy(g);
@@ -217,7 +226,7 @@ static void text_goes_on_beyond_the_context(void **state)
 {
     (void)state;
     train_and_save("model.layers=2 model.hidden=64 model.heads=4 data.seq=256 train.global_batch=2 run.threads=1 train.lr=3e-3 "
-                   "train.schedule=constant train.steps=150", 150);
+                   "train.schedule=constant train.steps=150", LEARNING);
     heard h = {0};
     qd_generate_report report;
     qd_generate_options o = qd_generate_options_default();
@@ -232,15 +241,17 @@ static void text_goes_on_beyond_the_context(void **state)
     o.callback_context = &h;
     ok(qd_generate(&o, &report));
     h.text[h.length] = '\0';
-    assert_string_equal(h.text, "IJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnop");
+    if (LEARNT)
+        assert_string_equal(h.text, "IJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnop");
     assert_int_equal(report.slides, 1);
     assert_int_equal(report.context, 32);
-    assert_int_equal(h.calls, 40);
+    if (LEARNT)
+        assert_int_equal(h.calls, 40);
 
     h = (heard){.stop_after = 5};
     ok(qd_generate(&o, &report));
     assert_int_equal(report.end, QD_GENERATE_STOPPED);
-    assert_int_equal(report.tokens, 5);
+    assert_true(report.tokens >= 5 && (!LEARNT || report.tokens == 5)); /* a call may come after several */
 
     /* C2, C3, ... each ask for one more byte, which counting does not give: nothing is held back for ever. */
     h = (heard){0};
@@ -248,8 +259,10 @@ static void text_goes_on_beyond_the_context(void **state)
     o.prompt_length = 9;
     o.tokens = 3;
     ok(qd_generate(&o, &report));
-    assert_int_equal(h.length, 3);
-    assert_memory_equal(h.text, "\xC2\xC3\xC4", 3);
+    if (LEARNT) {
+        assert_int_equal(h.length, 3);
+        assert_memory_equal(h.text, "\xC2\xC3\xC4", 3);
+    }
 
     o.top_p = 0.0;
     assert_int_equal(qd_generate(&o, &report), QD_USAGE);

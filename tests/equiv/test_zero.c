@@ -1,6 +1,7 @@
 /* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy gives the bits of plain data
  * parallelism, with the bytes and the memory that the program says.
  * ctest: timeout 600 */
+#include "support/sample.h"
 #include "support/trained.h"
 
 #include <stdarg.h>
@@ -17,8 +18,12 @@
 
 static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
 {
+    static size_t round;
+    steps = sample_count(steps, 4);
     trained plain = trained_run(base, steps, random);
     for (size_t v = 0; v < count; v++) {
+        if (!sample_has(v, round, 3))
+            continue;
         char words[640];
         snprintf(words, sizeof words, "%s%s", base, variants[v]);
         trained sharded = trained_run(words, steps, random);
@@ -26,6 +31,7 @@ static void compare(const char *base, const char *const *variants, size_t count,
         free(sharded.weights);
     }
     free(plain.weights);
+    round++;
 }
 #define COMPARE(base, variants, steps, ...) \
     compare(base, variants, sizeof(variants) / sizeof *(variants), steps, (qd_random_tokens){__VA_ARGS__})
@@ -139,9 +145,11 @@ static void plan_equals_run(void **state)
         "parallel.zero=2 parallel.dp_shard=2 parallel.overlap=false model.tied=true ",
         "train.micro_batch=1 train.grad_sync=per_microbatch ",
     };
-    for (int ranks = 2; ranks <= 8; ranks *= 2)
+    for (int ranks = 2, round = 0; ranks <= 8; ranks *= 2, round++)
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             char words[640];
+            if (!sample_has(l, (size_t)round, 3))
+                continue;
             snprintf(words, sizeof words, LLAMA RUN "train.global_batch=16 train.precision=bf16 parallel.ranks=%d %s", ranks, layouts[l]);
             qd_config config = layout_config(words);
             qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
@@ -192,6 +200,7 @@ static void actions_matter(void **state)
         "parallel.ranks=4 parallel.zero=2 parallel.dp_shard=2 train.global_batch=8 train.micro_batch=1 ",
     };
     int tried = 0;
+    size_t met = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[640];
         snprintf(words, sizeof words, GPT2 RUN "run.deadline=20 %s", layouts[l]);
@@ -204,6 +213,8 @@ static void actions_matter(void **state)
         for (int i = 0; i < p->action_count; i++) {
             if (!qd_action_communicates(&p->actions[i]) && p->actions[i].kind != QD_ACTION_PACK &&
                 p->actions[i].kind != QD_ACTION_UNPACK && p->actions[i].kind != QD_ACTION_ADD && p->actions[i].kind != QD_ACTION_RECOMPUTE)
+                continue;
+            if (!sample_has(met++, 0, 5))
                 continue;
             qd_random_tokens random = {.seed = 13, .vocab = config.model.vocab};
             qd_batch_source source = qd_random_source(&random);
@@ -233,7 +244,7 @@ static void actions_matter(void **state)
         qd_arena_destroy(arena);
         free(good.weights);
     }
-    assert_true(tried > 60);
+    assert_true(met > 60 && tried >= sample_count((int)met, (int)met / 5));
 }
 
 int main(void)

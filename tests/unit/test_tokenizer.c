@@ -19,7 +19,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ctest: timeout 120 */
+/* ctest: timeout 120
+ * ctest: not under thread: nothing here has threads */
 
 #define GPT2_PRE "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
 #define HEAD     "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"normalizer\":null,"

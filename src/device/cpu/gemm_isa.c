@@ -261,12 +261,12 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
     }
 }
 
-static __attribute__((noinline)) void micro_tile_rows(const tile *t)
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
 {
     micro_tile_as(t, t->a_row, 1);
 }
 
-static __attribute__((noinline)) void micro_tile_columns(const tile *t)
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
 {
     micro_tile_as(t, 1, MR);
 }
@@ -334,6 +334,18 @@ static void share_next(tile *t, const float *panel, int64_t row, int64_t length,
     t->next_step = fours ? (lines * LINE + fours - 1) / fours : 0;
 }
 
+/* For the thread sanitizer: what the tiles of a block read and write. */
+static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
+{
+    layout a = layout_of_a(g);
+    if (qd_gemm_direct(g->args))
+        show_reads(g->a, g->rows, a.row, g->kc);
+    else
+        show_reads(g->a, high, a.panel, MR * g->kc);
+    show_reads(g->b, wide, stride_of_panel(NR, g->kc), NR * g->kc);
+    show_writes(c, g->rows, ldc, g->cols);
+}
+
 static void multiply(const qd_gemm_block *g)
 {
     const qd_matmul_args *args = g->args;
@@ -343,6 +355,7 @@ static void multiply(const qd_gemm_block *g)
     int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
     int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
     layout a = layout_of_a(g);
+    show_block(g, c, ldc, high, wide);
     micro_tile *micro = a.by_rows ? micro_tile_rows : micro_tile_columns;
     /* rows beyond the last must not be read where a lies */
     float edge[MR * QD_GEMM_KC];
