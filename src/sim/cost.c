@@ -156,7 +156,8 @@ static void exchange(walk *w, const qd_op *op, double *end)
 {
     const qd_op_exchange *x = &op->exchange;
     double seconds = qd_network_seconds(w->cluster, qd_op_collective(op->kind), (double)x->count * (double)qd_dtype_size(x->dtype), &w->spans[x->index]);
-    bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched);
+    /* Accelerators without multiprocessors to share move bytes by engines of their own. */
+    bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = x->group.axes ? __builtin_ctz(x->group.axes) : QD_AXIS_TP;
     w->link = fmax(w->link, w->now) + seconds;
     *end = w->link;

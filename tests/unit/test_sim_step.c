@@ -1,8 +1,6 @@
 /* Whole steps: measured ones on an H200, memory by the textbook, and how the simulator treats what it is given. */
 #include "sim/step.h"
 
-#include <quadrille/plan.h>
-
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,31 +11,7 @@
 #include <cmocka.h>
 
 #include "support/ok.h"
-
-/* A configuration on a cluster from words "key=value key=value". */
-static qd_options *read_words(const char *cluster, const char *words)
-{
-    const qd_option_table tables[] = {qd_config_table(), qd_cluster_table()};
-    qd_options *o;
-    char *copy = strdup(words), *rest = NULL;
-    ok(qd_options_create(tables, 2, &o));
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        ok(qd_options_assign(o, word));
-    free(copy);
-    ok(qd_cluster_load(o, cluster));
-    return o;
-}
-
-static qd_sim_report simulate(const char *cluster, const char *words)
-{
-    qd_options *o = read_words(cluster, words);
-    qd_simulation *s;
-    ok(qd_simulate(o, &s));
-    qd_sim_report r = *qd_simulation_report(s);
-    qd_simulation_destroy(s);
-    qd_options_destroy(o);
-    return r;
-}
+#include "support/simulated.h"
 
 static void near(const char *what, double a, double b, double tolerance)
 {
@@ -61,9 +35,7 @@ static void h200(void **state)
         {"model.layers=8 model.hidden=4096 model.heads=32 model.kv_heads=8 model.ffn=14336 model.vocab=32768 data.seq=4096 train.global_batch=4", 48482, 46.4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[320];
-        snprintf(words, sizeof words, "train.precision=bf16 %s", cases[i].words);
-        qd_sim_report r = simulate("h200", words);
+        qd_sim_report r = simulated("h200", "train.precision=bf16 %s", cases[i].words);
         near(cases[i].words, r.tokens_per_second, cases[i].tokens, 0.05);
         near(cases[i].words, (double)r.memory_bytes / 1073741824.0, cases[i].gib, 0.05);
     }
@@ -75,11 +47,9 @@ static void zero_memory(void **state)
     (void)state;
     static const double paper[] = {120.0, 31.4, 16.6, 1.88};
     for (int zero = 0; zero < 4; zero++) {
-        char words[320];
-        snprintf(words, sizeof words,
-                 "model.layers=36 model.hidden=4096 model.heads=32 model.ffn=10944 model.vocab=32000 data.seq=128 train.global_batch=64 parallel.ranks=64 "
-                 "train.precision=bf16 parallel.zero=%d", zero);
-        qd_sim_report r = simulate("h200", words);
+        qd_sim_report r = simulated("h200",
+                                    "model.layers=36 model.hidden=4096 model.heads=32 model.ffn=10944 model.vocab=32000 data.seq=128 train.global_batch=64 parallel.ranks=64 "
+                                    "train.precision=bf16 parallel.zero=%d", zero);
         double state_bytes = 0.0;
         for (int i = 0; i < r.memory_count; i++)
             if (strcmp(r.memory[i].name, "parameters") == 0 || strcmp(r.memory[i].name, "gradients") == 0 || strstr(r.memory[i].name, "moment") ||
@@ -93,7 +63,7 @@ static void zero_memory(void **state)
 static void times_add_up(void **state)
 {
     (void)state;
-    qd_sim_report r = simulate("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=3 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
+    qd_sim_report r = simulated("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=3 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
                                        "train.precision=bf16");
     double sum = r.compute_seconds + r.bubble_seconds;
     for (int i = 0; i < r.exposed_count; i++)
@@ -112,10 +82,10 @@ static void planning(void **state)
     (void)state;
     static qd_plan_report plan;
     const char *words = "model.preset=llama3.1-8b parallel.ranks=64 data.seq=8192 train.global_batch=128 train.precision=bf16";
-    qd_sim_report plain = simulate("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
+    qd_sim_report plain = simulated("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
                                            "train.precision=bf16");
     assert_false(plain.fits);
-    qd_options *o = read_words("h100", words);
+    qd_options *o = simulated_options("h100", words);
     ok(qd_plan(o, &plan));
     assert_true(plan.count > 1 && plan.reason_count > 0 && plan.next[0]);
     for (int i = 0; i < plan.count; i++) {
@@ -129,7 +99,7 @@ static void planning(void **state)
     near("planned", qd_simulation_report(s)->step_seconds, plan.choices[0].step_seconds, 0.01);
     qd_simulation_destroy(s);
     qd_options_destroy(o);
-    o = read_words("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16");
+    o = simulated_options("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16");
     assert_int_equal(qd_plan(o, &plan), QD_NO_MEMORY);
     assert_non_null(strstr(qd_error_message(), "take more of them"));
     qd_options_destroy(o);

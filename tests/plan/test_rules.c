@@ -1,0 +1,151 @@
+/* Rules of thumb as scenarios: following the rule wins, and where its condition does not hold, breaking it does not lose. */
+#include <quadrille/status.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+#include "support/simulated.h"
+
+#define L8 "model.preset=llama3.1-8b data.seq=8192 train.precision=bf16 "
+#define L70 "model.preset=llama3.1-70b data.seq=8192 train.precision=bf16 "
+
+static void faster(qd_sim_report a, qd_sim_report b, double by)
+{
+    if (!(a.step_seconds * by < b.step_seconds))
+        fail_msg("%s: %.4g s is not faster than %s: %.4g s by %.2f", a.layout, a.step_seconds, b.layout, b.step_seconds, by);
+}
+
+static double exposed(const qd_sim_report *r, const char *axis)
+{
+    for (int i = 0; i < r->exposed_count; i++)
+        if (strcmp(r->exposed[i].name, axis) == 0)
+            return r->exposed[i].value;
+    return 0.0;
+}
+
+/* tp inside the fast domain: across nodes every layer's sums go over the network. */
+static void tensor_parallelism_inside_the_node(void **state)
+{
+    (void)state;
+    const char *words = L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=16 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
+    qd_sim_report inside = simulated("h100", words, 8), across = simulated("h100", words, 16);
+    faster(inside, across, 1.2);
+    assert_true(exposed(&across, "tp") > 2.0 * exposed(&inside, "tp"));
+    /* Where the fast domain has 72 accelerators, 16 are inside it. */
+    qd_sim_report wide = simulated("gb200", words, 16);
+    assert_true(exposed(&wide, "tp") / wide.step_seconds < 0.5 * exposed(&across, "tp") / across.step_seconds);
+}
+
+/* Products split too finely fill the accelerator less, even without the cost of the sums. */
+static void no_fine_splits(void **state)
+{
+    (void)state;
+    const char *words = "model.layers=16 model.hidden=1024 model.heads=16 model.vocab=32000 data.seq=1024 train.precision=bf16 parallel.ranks=8 "
+                        "train.global_batch=8 train.micro_batch=1 parallel.tp=%d node.bandwidth_gbs=100000 node.latency_us=0";
+    qd_sim_report two = simulated("h100", words, 2), eight = simulated("h100", words, 8);
+    assert_true(eight.product_seconds > 0.3 * two.product_seconds);                  /* a quarter would be ideal */
+    assert_true(eight.memory_seconds + eight.launch_seconds > 0.4 * (two.memory_seconds + two.launch_seconds));
+}
+
+/* Model parallelism only until it fits; data parallelism for the rest. */
+static void data_parallelism_for_the_rest(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
+    qd_sim_report plain = simulated("h100", words, 1), split = simulated("h100", words, 4);
+    assert_true(plain.fits && split.fits);
+    faster(plain, split, 1.05);
+    /* A model that does not fit without needs it. */
+    qd_sim_report large = simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=1");
+    assert_false(large.fits);
+    assert_true(simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=8").fits);
+}
+
+/* The lowest stage that fits: zero 3 gathers what zero 1 has, which slow links show; where memory is short it is the one that fits. */
+static void lowest_zero_stage(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=64 train.global_batch=256 train.micro_batch=1 train.recompute=full parallel.bucket_mb=100 parallel.zero=%d "
+                           "network.bandwidth_gbs=6";
+    qd_sim_report one = simulated("h100", words, 1), three = simulated("h100", words, 3);
+    assert_true(one.fits && three.fits);
+    faster(one, three, 1.1);
+    const char *short_words = L70 "parallel.ranks=64 train.global_batch=64 train.micro_batch=1 train.recompute=full parallel.zero=%d";
+    assert_false(simulated("h100", short_words, 1).fits);
+    assert_true(simulated("h100", short_words, 3).fits);
+}
+
+/* Stages 1 and 2 leave activations: recompute or split them. */
+static void activations_are_left(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=64 parallel.zero=%d train.global_batch=256 train.micro_batch=4 train.recompute=%s";
+    assert_false(simulated("h100", words, 1, "none").fits);
+    assert_false(simulated("h100", words, 2, "none").fits);
+    assert_true(simulated("h100", words, 1, "full").fits);
+    /* Split over tp with sequence parallelism they fit too. */
+    assert_true(simulated("h100", L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=256 train.micro_batch=4 parallel.tp=8").fits);
+}
+
+/* Accumulate when communication is slow for the batch: one sum for many micro-batches. */
+static void accumulation(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=64 parallel.zero=1 train.micro_batch=1 parallel.bucket_mb=100 network.bandwidth_gbs=3 train.global_batch=%d";
+    qd_sim_report small = simulated("h100", words, 64), large = simulated("h100", words, 512);
+    assert_true(large.tokens_per_second > 1.5 * small.tokens_per_second);
+    /* With fast links there is little to gain. */
+    const char *fast = L8 "parallel.ranks=8 parallel.zero=1 train.micro_batch=1 parallel.bucket_mb=100 train.global_batch=%d";
+    assert_true(simulated("h200", fast, 64).tokens_per_second < 1.15 * simulated("h200", fast, 8).tokens_per_second);
+}
+
+/* The gathers of sharded parameters hide behind computation when they are started ahead of use. */
+static void prefetch_hides_gathers(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=64 parallel.zero=3 train.global_batch=128 train.micro_batch=2 parallel.overlap=%s";
+    qd_sim_report ahead = simulated("h100", words, "true"), late = simulated("h100", words, "false");
+    assert_true(exposed(&ahead, "dp") < 0.1 * ahead.step_seconds);
+    assert_true(exposed(&late, "dp") > 3.0 * exposed(&ahead, "dp"));
+    faster(ahead, late, 1.05);
+    /* A small batch on a slow network leaves nothing to hide behind. */
+    qd_sim_report slow = simulated("h100", L8 "parallel.ranks=64 parallel.zero=3 train.global_batch=64 train.micro_batch=1 network.bandwidth_gbs=3");
+    assert_true(exposed(&slow, "dp") > 0.5 * slow.step_seconds);
+}
+
+/* Sequence parallelism costs no time and frees memory. */
+static void sequence_parallelism(void **state)
+{
+    (void)state;
+    const char *words = L70 "parallel.ranks=64 parallel.tp=8 parallel.zero=1 train.global_batch=64 train.micro_batch=1 parallel.sp=%s";
+    qd_sim_report with = simulated("h100", words, "true"), without = simulated("h100", words, "false");
+    assert_true(with.memory_bytes < without.memory_bytes);
+    assert_true(with.step_seconds < 1.02 * without.step_seconds);
+}
+
+/* A torus carries what neighbours exchange as well as a switch with the same links; what all send to all it does not. */
+static void torus_and_switch(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1";
+    qd_sim_report torus = simulated("tpu-v5p", words), pod = simulated("virgo", L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1 "
+                                                                               "accelerator.peak_tflops=459 accelerator.product_tflops=427 "
+                                                                               "accelerator.bandwidth_gbs=2765 network.bandwidth_gbs=600");
+    assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tensor_parallelism_inside_the_node), cmocka_unit_test(no_fine_splits), cmocka_unit_test(data_parallelism_for_the_rest),
+        cmocka_unit_test(lowest_zero_stage), cmocka_unit_test(activations_are_left), cmocka_unit_test(accumulation),
+        cmocka_unit_test(prefetch_hides_gathers), cmocka_unit_test(sequence_parallelism), cmocka_unit_test(torus_and_switch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
