@@ -39,7 +39,7 @@ static void tensor_parallelism_inside_the_node(void **state)
     assert_true(exposed(&across, "tp") > 2.0 * exposed(&inside, "tp"));
     /* Where the fast domain has 72 accelerators, 16 are inside it. */
     qd_sim_report wide = simulated("gb200", words, 16);
-    assert_true(exposed(&wide, "tp") / wide.step_seconds < 0.5 * exposed(&across, "tp") / across.step_seconds);
+    assert_true(exposed(&wide, "tp") < 0.5 * exposed(&across, "tp"));
 }
 
 /* Products split too finely fill the accelerator less, even without the cost of the sums. */
