@@ -30,7 +30,7 @@ qd_status qd_run_linear_gelu(const qd_op_call *c)
 {
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .aux = c->at[3], .c = c->at[4],
+        .a = call_row(c, 0, op->first), .b = c->at[1], .bias = c->at[2], .aux = call_row(c, 3, op->to), .c = call_row(c, 4, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
         .trans_b = true, .gelu = QD_MATMUL_GELU,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 4),
@@ -42,7 +42,7 @@ qd_status qd_run_linear_dx_gelu(const qd_op_call *c)
 {
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .aux = c->at[2], .c = c->at[3],
+        .a = call_row(c, 0, op->first), .b = c->at[1], .aux = call_row(c, 2, op->to), .c = call_row(c, 3, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
         .gelu = QD_MATMUL_GELU_GRAD,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),

@@ -138,6 +138,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
     if ((kind == QD_MODULE_BLOCK || kind == QD_MODULE_MOE) && config->training)
         out->recompute = config->recompute;
     QD_TRY(qd_recompute_apply(&w, out->recompute));
+    QD_TRY(qd_class_cut(&w, config->tensor_pieces));
     QD_TRY(qd_class_settle(&w));
     QD_TRY(place_locals(&w, out));
     out->slot_count = w.slot_count;

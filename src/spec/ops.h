@@ -179,6 +179,7 @@ typedef struct qd_class_config {
     qd_dtype activation, param, grad;
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
+    int tensor_pieces; /* products next to an exchange over tp are cut into so many; 0 or 1: whole */
     bool overlap;  /* exchanges inside a module run beside its products */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */

@@ -96,6 +96,8 @@ int qd_class_enter_grad(qd_class_writer *w, const char *name, int dy, int x, qd_
                         int *pending);
 /* The bias of a product whose partial sums are added over tp: one rank adds it, all have its gradient. */
 qd_class_weight qd_class_bias_once(const qd_class_writer *w, qd_class_weight bias);
+/* Cuts products and the exchanges next to them into `pieces` (overlap_ops.c). */
+qd_status qd_class_cut(qd_class_writer *w, int pieces);
 /* Fills in until when asynchronous ops run, and refuses lists that touch their slots before. */
 qd_status qd_class_settle(qd_class_writer *w);
 

@@ -414,6 +414,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .context = strategy->context,
         .split = strategy->split_backward,
         .overlap = strategy->overlap,
+        .tensor_pieces = strategy->tensor_pieces,
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {

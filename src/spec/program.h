@@ -23,6 +23,7 @@ typedef struct qd_strategy {
     bool momentum;        /* SGD keeps a momentum buffer */
     int muon_steps;       /* Muon: Newton-Schulz steps */
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
+    int tensor_pieces;    /* products next to an exchange over tp are cut into so many, to overlap with it */
     bool split_backward;  /* backward_input and backward_weight are separate actions */
     int64_t bucket_bytes; /* gradients are reduced in ranges of about this size */
     int zero;             /* sharded over ranks of the data axes: 1: optimizer state, 2: gradients too, 3: parameters too */

@@ -3,6 +3,8 @@
 qd_status qd_tensor_check(const qd_model *m, const qd_mesh *mesh)
 {
     int tp = mesh->degree[QD_AXIS_TP];
+    if (tp > QD_TENSOR_MOST)
+        return QD_FAIL(QD_USAGE, "parallel.tp is %d: at most %d ranks can share a layer", tp, QD_TENSOR_MOST);
     if (m->moe.experts > 0 && tp > 1)
         return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism does not cut blocks with experts yet; set parallel.tp to 1", tp);
     if (m->heads % tp != 0)

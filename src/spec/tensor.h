@@ -8,6 +8,8 @@
 
 #include "spec/ledger.h"
 
+#define QD_TENSOR_MOST 1024 /* ranks of tp */
+
 typedef enum qd_split {
     QD_SPLIT_NONE, /* every rank of tp has all of it, and the whole gradient */
     QD_SPLIT_NORM, /* every rank has all of it; under sp the gradient is a sum over the rows of the rank alone */

@@ -1,5 +1,6 @@
 /* What tensor parallelism puts between the products of a module: sums over tp, or under sp gathers and scatters of rows. */
 #include "spec/ops_impl.h"
+#include "spec/tensor.h"
 
 #include <string.h>
 
@@ -83,12 +84,51 @@ static bool writes(const qd_op *op, int j)
     return qd_op_roles(op->kind)[j] != 'r';
 }
 
-/* Whether two ops may touch the same rows of a slot. Ops without a window touch all. */
-static bool meet(const qd_op *a, const qd_op *b, const qd_slot *slot)
+/* The rows of the slot at place j of an op that it touches, as up to `tensor.size` ranges; returns how many. */
+static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*range)[2])
 {
-    bool windows = a->kind == QD_OP_ALL_REDUCE && a->m < slot->rows && (b->kind == QD_OP_ALL_REDUCE || b->kind == QD_OP_LINEAR) &&
-                   b->m < slot->rows;
-    return !windows || (a->first < b->to + b->m && b->to < a->first + a->m);
+    const qd_slot *slot = &w->slots[op->slot[j]];
+    const qd_op_exchange *e = &op->exchange;
+    range[0][0] = 0;
+    range[0][1] = slot->rows;
+    switch (op->kind) {
+    case QD_OP_LINEAR:
+    case QD_OP_LINEAR_GELU:
+    case QD_OP_LINEAR_DX:
+    case QD_OP_LINEAR_DX_GELU:
+    case QD_OP_ALL_REDUCE:
+        if (j != 0 && !writes(op, j))
+            return 1;
+        range[0][0] = j == 0 ? op->first : op->to;
+        range[0][1] = range[0][0] + op->m;
+        return 1;
+    case QD_OP_ALL_GATHER:
+    case QD_OP_REDUCE_SCATTER: break;
+    default: return 1;
+    }
+    bool own = j == (op->kind == QD_OP_REDUCE_SCATTER);
+    for (int r = 0; r < e->group.size; r++) {
+        int64_t first, rows, piece, count;
+        qd_slice(op->m, e->group.size, own ? w->tensor_coord : r, &first, &rows);
+        qd_slice(rows, e->pieces, e->piece, &piece, &count);
+        range[r][0] = (own ? 0 : first) + piece;
+        range[r][1] = range[r][0] + count;
+        if (own)
+            return 1;
+    }
+    return e->group.size;
+}
+
+/* Whether two ops touch the same rows of a slot. */
+static bool meet(const qd_class_writer *w, const qd_op *a, int i, const qd_op *b, int j)
+{
+    int64_t x[QD_TENSOR_MOST][2], y[QD_TENSOR_MOST][2];
+    int n = ranges(w, a, i, x), m = ranges(w, b, j, y);
+    for (int k = 0; k < n; k++)
+        for (int l = 0; l < m; l++)
+            if (x[k][0] < y[l][1] && y[l][0] < x[k][1])
+                return true;
+    return false;
 }
 
 qd_status qd_class_settle(qd_class_writer *w)
@@ -104,7 +144,7 @@ qd_status qd_class_settle(qd_class_writer *w)
         for (int k = i + 1; k < op->exchange.until; k++)
             for (int j = 0; j < QD_OP_SLOTS; j++)
                 for (int s = 0; s < QD_OP_SLOTS && op->slot[s] >= 0; s++)
-                    if (w->ops[k].slot[j] >= 0 && w->ops[k].slot[j] == op->slot[s] && (writes(&w->ops[k], j) || writes(op, s)) && meet(op, &w->ops[k], &w->slots[op->slot[s]]))
+                    if (w->ops[k].slot[j] >= 0 && w->ops[k].slot[j] == op->slot[s] && (writes(&w->ops[k], j) || writes(op, s)) && meet(w, op, s, &w->ops[k], j))
                         return QD_FAIL(QD_SYSTEM, "%s touches '%s' while an exchange that nobody has waited for works on it",
                                        qd_op_name(w->ops[k].kind), w->slots[op->slot[s]].name);
     }

@@ -174,8 +174,52 @@ static void sequence_parallel(void **state)
     COMPARE(GPT2 "model.dropout=0.1 model.vocab=1009 ", ((qd_random_tokens){.seed = 5, .ignored = 5}), layouts);
 }
 
+/* Ops of blocks that communicate. */
+static int count_exchanges(const char *words)
+{
+    qd_config config = layout_config(words);
+    qd_arena *arena;
+    qd_program *program;
+    int count = 0;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &program));
+    const qd_module_class *c = qd_program_class(program, 1);
+    for (int i = 0; i < c->op_count; i++)
+        count += qd_op_communicates(&c->ops[i]);
+    qd_arena_destroy(arena);
+    return count;
+}
+
+/* Products cut into pieces beside the exchanges give the bits of whole ones. */
+static void pieces_change_no_bit(void **state)
+{
+    (void)state;
+    static const char *const bases[] = {
+        GPT2 "parallel.ranks=2 parallel.tp=2 parallel.sp=false ",
+        LLAMA "model.kv_heads=2 parallel.ranks=4 parallel.tp=4 train.micro_batch=1 ",
+        GPT2 "parallel.ranks=2 parallel.tp=2 train.recompute=full parallel.split_backward=true model.dropout=0.1 ",
+    };
+    for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN "%s", bases[b]);
+        outcome whole = run_layout(words, (qd_random_tokens){.seed = 6});
+        int exchanges = count_exchanges(words);
+        for (int pieces = 2; pieces <= 7; pieces += 5) {
+            snprintf(words, sizeof words, RUN "%s parallel.tp_overlap=%d", bases[b], pieces);
+            assert_true(count_exchanges(words) >= exchanges + 4 * (pieces - 1)); /* it really cuts */
+            outcome cut = run_layout(words, (qd_random_tokens){.seed = 6});
+            assert_memory_equal(cut.losses, whole.losses, sizeof cut.losses);
+            assert_memory_equal(cut.norms, whole.norms, sizeof cut.norms);
+            assert_memory_equal(cut.weights, whole.weights, (size_t)cut.count * sizeof *cut.weights);
+            free_outcome(&cut);
+        }
+        free_outcome(&whole);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel),
+                                       cmocka_unit_test(pieces_change_no_bit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
