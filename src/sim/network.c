@@ -8,6 +8,9 @@
 static const double START = 6e-6;
 /* An in-switch sum against a ring's bandwidth: 275 GB/s of algorithm bandwidth where a ring has 364 GB/s of bus bandwidth (8 H100). */
 static const double NVLS_SHARE = 0.75;
+/* A ring between nodes moves chunks through buffers at every card; so much longer takes each pass until they are full (32 GPUs, 64 MiB:
+ * 157 of 381 GB/s; one node reaches three quarters of its best at that size). */
+static const double NETWORK_FILL = 80e-6;
 static const int NVLS_FROM = 5; /* ranks; below, rings are as fast and NCCL uses them */
 
 static int slice_size(const qd_cluster *c)
@@ -96,7 +99,8 @@ static double ring_bandwidth(const qd_cluster *c, const qd_span *s)
 static double ring_latency(const qd_cluster *c, const qd_span *s)
 {
     int across = s->nodes > 1 ? s->nodes - 1 : 0, inside = s->size - 1 - across;
-    return across * c->network_latency + inside * c->node_latency / 3.0; /* hops inside a node are stores through the switch */
+    /* hops inside a node are stores through the switch */
+    return across * c->network_latency + inside * c->node_latency / 3.0 + (across > 0 && c->node_size > 1 ? NETWORK_FILL : 0.0);
 }
 
 static double tree_latency(const qd_cluster *c, const qd_span *s)
