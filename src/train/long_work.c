@@ -45,27 +45,25 @@ static bool wait_a_little(job *j)
     return done;
 }
 
-/* All ranks: until rank 0 says that it is done. */
+/* All ranks: until nobody works any more. */
 static qd_status keep_in_touch(qd_comm *comm, job *j)
 {
-    for (int32_t done = 0; !done;) {
-        int32_t mine = qd_comm_rank(comm) == 0 && wait_a_little(j);
-        QD_TRY(qd_comm_all_reduce(comm, &mine, &done, 1, QD_I32, QD_MAX, NULL));
+    for (int32_t busy = 1; busy;) {
+        int32_t mine = j && !wait_a_little(j);
+        QD_TRY(qd_comm_all_reduce(comm, &mine, &busy, 1, QD_I32, QD_MAX, NULL));
     }
     return QD_OK;
 }
 
-qd_status qd_long_work_run(qd_comm *comm, qd_long_work work, void *context)
+static qd_status work_in_thread(qd_comm *comm, qd_long_work work, void *context)
 {
-    if (qd_comm_size(comm) == 1)
-        return work(context);
-    if (qd_comm_rank(comm) != 0)
-        return keep_in_touch(comm, NULL);
     job j = {.work = work, .context = context, .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
     pthread_t thread;
     int error = pthread_create(&thread, NULL, run, &j);
-    if (error != 0)
+    if (error != 0) { /* the others must not wait for this rank, nor it for them */
+        QD_TRY(keep_in_touch(comm, NULL));
         return QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error));
+    }
     qd_status touch = keep_in_touch(comm, &j);
     pthread_join(thread, NULL);
     pthread_cond_destroy(&j.ended);
@@ -73,4 +71,16 @@ qd_status qd_long_work_run(qd_comm *comm, qd_long_work work, void *context)
     if (touch != QD_OK)
         return touch;
     return j.status == QD_OK ? QD_OK : QD_FAIL(j.status, "%s", j.message);
+}
+
+qd_status qd_long_work_run(qd_comm *comm, qd_long_work work, void *context)
+{
+    if (qd_comm_size(comm) == 1)
+        return work(context);
+    return qd_comm_rank(comm) == 0 ? work_in_thread(comm, work, context) : keep_in_touch(comm, NULL);
+}
+
+qd_status qd_long_work_run_all(qd_comm *comm, qd_long_work work, void *context)
+{
+    return qd_comm_size(comm) == 1 ? work(context) : work_in_thread(comm, work, context);
 }

@@ -353,15 +353,28 @@ static qd_status open_agreed(rank_state *s, opening *o, int64_t *step)
     return QD_OK;
 }
 
+typedef struct loading {
+    rank_state *state;
+    opening *opening;
+    int64_t step;
+} loading;
+
+static qd_status load_step(void *context)
+{
+    const loading *l = context;
+    opening *o = l->opening;
+    if (!o->checkpoint)
+        QD_TRY(qd_store_open_step(o->root, l->step, &o->checkpoint));
+    return qd_state_load(l->state->trainer, o->checkpoint, false);
+}
+
 /* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
 static qd_status load_agreed(rank_state *s, opening *o, int64_t step, bool *damaged)
 {
     enum { MESSAGE = 1024 };
     char message[MESSAGE] = "";
     int size = qd_comm_size(s->control);
-    qd_status status = o->checkpoint ? QD_OK : qd_store_open_step(o->root, step, &o->checkpoint);
-    if (status == QD_OK)
-        status = qd_state_load(s->trainer, o->checkpoint, false);
+    qd_status status = qd_long_work_run_all(s->control, load_step, &(loading){s, o, step});
     if (status == QD_OK)
         status = check_checkpoint(s, o->checkpoint, true);
     int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
@@ -404,8 +417,9 @@ done:
 }
 
 /* Every rank reads its own part; what is wrong with the folder is the same for all. */
-static qd_status load_weights(rank_state *s)
+static qd_status load_weights(void *context)
 {
+    rank_state *s = context;
     const char *path = s->run->config.weights;
     qd_checkpoint *checkpoint = NULL;
     file_path folder;
@@ -467,7 +481,7 @@ static qd_status start(rank_state *s)
     if (run->config.resume)
         QD_TRY(resume(s));
     else if (run->config.weights[0] != '\0')
-        QD_TRY(agree(s, load_weights(s)));
+        QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, s)));
     QD_TRY(agree(s, open_saver(s)));
     return agree(s, open_folder(s));
 }

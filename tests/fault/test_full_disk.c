@@ -1,5 +1,6 @@
-/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what was there before is intact.
- * ctest: wrap write fsync open mkdir rename renameat2 symlink
+/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what was there before is intact. And the
+ * process is killed at the nth: what is found afterwards is whole, the old or the new, and the run goes on with the same bits.
+ * ctest: wrap write fsync open mkdir rename renameat2 symlink unlink remove
  * ctest: timeout 200 */
 #define _GNU_SOURCE
 #include "support/layout.h"
@@ -9,12 +10,16 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <setjmp.h>
@@ -28,12 +33,15 @@
 
 static atomic_int armed, calls, fail_at, failed;
 static atomic_bool shorten; /* a write that fails is a short one, and the next fails */
+static atomic_bool deadly;  /* the process is killed instead */
 
 /* Writes to these files count. Descriptors of other files (sockets, memfd) are left alone: the test has none open for writing. */
 static int refused(int error)
 {
     if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at) || atomic_load(&failed) > 0)
         return 0;
+    if (atomic_load(&deadly))
+        kill(getpid(), SIGKILL);
     atomic_fetch_add(&failed, 1);
     errno = error;
     return -1;
@@ -46,6 +54,8 @@ int __real_rename(const char *from, const char *to);
 int __real_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
 int __real_symlink(const char *target, const char *path);
 int __real_fsync(int fd);
+int __real_unlink(const char *path);
+int __real_remove(const char *path);
 ssize_t __wrap_write(int fd, const void *data, size_t count);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_mkdir(const char *path, mode_t mode);
@@ -53,6 +63,8 @@ int __wrap_rename(const char *from, const char *to);
 int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
 int __wrap_symlink(const char *target, const char *path);
 int __wrap_fsync(int fd);
+int __wrap_unlink(const char *path);
+int __wrap_remove(const char *path);
 
 ssize_t __wrap_write(int fd, const void *data, size_t count)
 {
@@ -97,6 +109,17 @@ int __wrap_fsync(int fd)
 {
     (void)fd; /* a disk that keeps its promises would only slow this down */
     return refused(EIO) ? -1 : 0;
+}
+
+/* What fails to go away is a matter of tidiness; what is killed while it goes is not. */
+int __wrap_unlink(const char *path)
+{
+    return atomic_load(&deadly) && refused(EIO) ? -1 : __real_unlink(path);
+}
+
+int __wrap_remove(const char *path)
+{
+    return atomic_load(&deadly) && refused(EIO) ? -1 : __real_remove(path);
 }
 
 /* ---- a run ---- */
@@ -182,8 +205,102 @@ static void every_call_fails(void **state)
     qd_team_destroy(team);
 }
 
+/* ---- a run that is killed ---- */
+
+enum { MOST_STEPS = 300 };
+
+/* What the process that is killed, and the one without disturbance, leave behind. */
+typedef struct witness {
+    double losses[MOST_STEPS + 1]; /* by step */
+    int64_t found;                 /* step of the checkpoint it began with, 0: none */
+    double loss;                   /* of the step after it */
+    bool ended;
+    char message[512];
+} witness;
+
+static qd_status run_child(witness *w, int n)
+{
+    qd_config config = layout_config(MODEL "parallel.ranks=2 parallel.zero=1");
+    config.optimizer.schedule = QD_LR_CONSTANT;
+    qd_random_tokens random = {.seed = 3, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    qd_step_output out;
+    outcome o = {{QD_OK, QD_OK}};
+    struct stat info;
+    QD_TRY(qd_team_create(&config, &source, &team));
+    for (int s = 1; n == 0 && s <= MOST_STEPS; s++) {
+        QD_TRY(qd_team_step(team, &out));
+        w->losses[s] = out.loss;
+    }
+    if (n > 0) {
+        w->found = 0;
+        if (stat(root, &info) == 0)
+            QD_TRY(qd_team_call(team, load, &w->found));
+        QD_TRY(qd_team_step(team, &out));
+        w->loss = out.loss;
+        atomic_store(&fail_at, n);
+        atomic_store(&deadly, true);
+        atomic_store(&armed, 1);
+        QD_TRY(qd_team_call(team, save, &o));
+        atomic_store(&armed, 0);
+        if (o.status[0] != QD_OK)
+            return QD_FAIL(o.status[0], "the save failed, which nothing made it do");
+    }
+    qd_team_destroy(team);
+    w->ended = true;
+    return QD_OK;
+}
+
+/* n = 0: no save; else the process is killed at the nth call of its save. Returns whether it was. */
+static bool in_child(witness *w, int n)
+{
+    w->ended = false;
+    w->message[0] = '\0';
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        if (run_child(w, n) != QD_OK)
+            snprintf(w->message, sizeof w->message, "%s", qd_error_message());
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (!killed && !w->ended)
+        fail_msg("killed at call %d: %s", n, w->message[0] ? w->message : "it ended in another way");
+    return killed;
+}
+
+static void every_call_kills(void **state)
+{
+    snprintf(root, sizeof root, "%s/checkpoints", (const char *)*state);
+    witness *w = mmap(NULL, sizeof *w, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(w != MAP_FAILED);
+    assert_false(in_child(w, 0));
+    assert_false(in_child(w, INT_MAX)); /* one that is whole to begin with, and a second */
+    assert_false(in_child(w, INT_MAX));
+    int64_t least = 2, most = 2;
+    int n = 1;
+    for (bool killed = true; killed; n++) {
+        killed = in_child(w, n);
+        if (w->found < least || w->found > most)
+            fail_msg("call %d: found step %lld, saved were %lld to %lld", n - 1, (long long)w->found, (long long)least, (long long)most);
+        if (w->loss != w->losses[w->found + 1])
+            fail_msg("call %d: step %lld: loss %.17g, undisturbed %.17g", n - 1, (long long)w->found + 1, w->loss, w->losses[w->found + 1]);
+        least = killed ? w->found : w->found + 1;
+        most = w->found + 1;
+    }
+    assert_true(n > 60);
+    assert_false(in_child(w, INT_MAX));
+    assert_int_equal(w->found, most);
+    munmap(w, sizeof *w);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(every_call_fails, scratch_setup, scratch_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(every_call_kills, scratch_setup, scratch_teardown),
+                                       cmocka_unit_test_setup_teardown(every_call_fails, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
