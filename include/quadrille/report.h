@@ -61,6 +61,7 @@ typedef struct qd_report_event {
     int64_t bytes;      /* communication, as in the program: what all ranks of the world together send; 0: nothing to say */
     double flops;       /* 0: nothing to say */
     double begin, end;  /* seconds; the page counts from the earliest */
+    double waited;      /* communication inside an action that computes: seconds at its end for which that stood still */
 } qd_report_event;
 
 typedef struct qd_report_rank {

@@ -1,5 +1,7 @@
 #include "parallel/exchange.h"
 
+#include "base/clock.h"
+
 #include <stdlib.h>
 
 /* The rows that each rank has in a gather or scatter by rows; made when first asked for, then kept. */
@@ -16,6 +18,8 @@ struct qd_exchanger {
     qd_work **work; /* per op of a list: under way */
     int work_count;
     row_lists *lists;
+    qd_exchange_observer observer;
+    void *observer_context;
 };
 
 /* Rows are shared out evenly; of each rank's, the op moves one piece. */
@@ -59,11 +63,9 @@ static char *own_piece(const qd_exchanger *e, const qd_op *op, void *own)
     return (char *)own + piece * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
 }
 
-static qd_status start(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at)
+static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *const *at)
 {
-    qd_exchanger *e = context;
     const qd_op_exchange *x = &op->exchange;
-    (void)slots;
     if (x->index < 0 || index >= e->work_count)
         return QD_FAIL(QD_SYSTEM, "step program: an op communicates in a group that is not bound");
     qd_comm *group = e->bound->groups[x->index];
@@ -84,12 +86,29 @@ static qd_status start(void *context, int index, const qd_op *op, const qd_slot 
     }
 }
 
+static qd_status start(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at)
+{
+    qd_exchanger *e = context;
+    double begin = qd_clock_now();
+    (void)slots;
+    QD_TRY(carry_out(e, index, op, at));
+    if (e->observer && !op->exchange.async)
+        e->observer(e->observer_context, index, begin, qd_clock_now(), begin);
+    return QD_OK;
+}
+
 static qd_status finish(void *context, int index)
 {
     qd_exchanger *e = context;
     qd_work *work = e->work[index];
+    double begin, end, waited = qd_clock_now();
     e->work[index] = NULL;
-    return work ? qd_work_wait(work) : QD_OK;
+    if (!work)
+        return QD_OK;
+    QD_TRY(qd_work_wait_timed(work, &begin, &end));
+    if (e->observer)
+        e->observer(e->observer_context, index, begin, end, waited);
+    return QD_OK;
 }
 
 qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
@@ -136,6 +155,14 @@ void qd_exchanger_destroy(qd_exchanger *e)
 const qd_exchange *qd_exchanger_view(qd_exchanger *e)
 {
     return e ? &e->view : NULL;
+}
+
+void qd_exchanger_observe(qd_exchanger *e, qd_exchange_observer observer, void *context)
+{
+    if (!e)
+        return;
+    e->observer = observer;
+    e->observer_context = context;
 }
 
 void qd_exchanger_drain(qd_exchanger *e)

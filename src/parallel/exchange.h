@@ -11,6 +11,10 @@ typedef struct qd_exchanger qd_exchanger;
 qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger);
 void qd_exchanger_destroy(qd_exchanger *exchanger); /* NULL is legal; nothing may be under way */
 const qd_exchange *qd_exchanger_view(qd_exchanger *exchanger); /* NULL for NULL */
+/* Who is told when an exchange has ended: `index` of the op in its list, when it ran, and from when on the rank waited for it, all
+ * in seconds of qd_clock_now(). For host memory: on other devices an exchange ends later than its calls. NULL: nobody. */
+typedef void (*qd_exchange_observer)(void *context, int index, double begin, double end, double waited);
+void qd_exchanger_observe(qd_exchanger *exchanger, qd_exchange_observer observer, void *context); /* exchanger NULL is legal */
 /* After a failure: waits for what was started and never waited for. The communicators have been aborted. NULL is legal. */
 void qd_exchanger_drain(qd_exchanger *exchanger);
 #endif

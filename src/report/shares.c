@@ -120,6 +120,20 @@ static int64_t collect(const rank_work *r, int32_t row, bool any, qd_span *spans
     return qd_spans_join(spans, n);
 }
 
+/* When the rank computed: its actions, less the time for which they waited for exchanges inside them. */
+static void collect_compute(rank_work *r)
+{
+    int64_t waits = 0;
+    r->computes = collect(r, -1, false, r->communication);
+    for (int64_t i = 0; i < r->count; i++) {
+        const qd_report_event *e = r->events[i].event;
+        if (r->rows[i] >= 0 && e->waited > 0.0)
+            r->some[waits++] = (qd_span){fmax(e->begin, e->end - e->waited), e->end};
+    }
+    waits = qd_spans_join(r->some, waits);
+    r->computes = qd_spans_subtract(r->communication, r->computes, r->some, waits, r->compute);
+}
+
 static qd_status find_rows(rank_work *r, totals *t)
 {
     for (int64_t i = 0; i < r->count; i++) {
@@ -188,7 +202,7 @@ static qd_status put_ranks(qd_json_writer *w, const qd_sorted *s, rank_work *r, 
         r->count = end - from;
         from = end;
         QD_TRY(find_rows(r, t));
-        r->computes = collect(r, -1, false, r->compute);
+        collect_compute(r);
         r->communicates = collect(r, 0, true, r->communication);
         add_exposed(r, t, qd_rank_weight(&s->timeline->ranks[rank]));
         put_share(w, r, rank, seconds);

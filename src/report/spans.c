@@ -48,3 +48,21 @@ double qd_spans_overlap(const qd_span *a, int64_t a_count, const qd_span *b, int
     }
     return sum;
 }
+
+int64_t qd_spans_subtract(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count, qd_span *left)
+{
+    int64_t n = 0, k = 0;
+    for (int64_t i = 0; i < a_count; i++) {
+        double from = a[i].begin;
+        while (k < b_count && b[k].end <= from)
+            k++;
+        for (int64_t j = k; j < b_count && b[j].begin < a[i].end; j++) {
+            if (b[j].begin > from)
+                left[n++] = (qd_span){from, b[j].begin};
+            from = b[j].end;
+        }
+        if (from < a[i].end)
+            left[n++] = (qd_span){from, a[i].end};
+    }
+    return n;
+}

@@ -37,7 +37,7 @@ static qd_status check_event(const qd_report_timeline *t, const qd_report_event 
         return QD_FAIL(QD_USAGE, "%s: an event of rank %d has no name or no kind", name, e->rank);
     if (e->stream < 0 || e->stream >= t->stream_count)
         return QD_FAIL(QD_USAGE, "%s: '%s' of rank %d is on stream %d; there are %d", name, e->name, e->rank, e->stream, t->stream_count);
-    if (!isfinite(e->begin) || !isfinite(e->end) || e->end < e->begin)
+    if (!isfinite(e->begin) || !isfinite(e->end) || e->end < e->begin || !isfinite(e->waited) || e->waited < 0.0)
         return QD_FAIL(QD_USAGE, "%s: '%s' of rank %d begins at %g s and ends at %g s", name, e->name, e->rank, e->begin, e->end);
     return QD_OK;
 }
@@ -190,15 +190,18 @@ static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
 {
     size_t n = (size_t)s->count;
     double *begin = malloc((n + 1) * sizeof *begin);
-    float *seconds = malloc((n + 1) * sizeof *seconds);
+    float *seconds = malloc((n + 1) * sizeof *seconds), *waited = malloc((n + 1) * sizeof *waited);
+    bool waits = false;
     uint32_t *action = malloc((n + 1) * sizeof *action), *step = malloc((n + 1) * sizeof *step);
     qd_status status = QD_OK;
-    if (!begin || !seconds || !action || !step)
+    if (!begin || !seconds || !waited || !action || !step)
         QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for %zu events", n));
     for (size_t i = 0; i < n; i++) {
         const qd_report_event *e = s->events[i].event;
         begin[i] = e->begin - s->origin;
         seconds[i] = (float)(e->end - e->begin);
+        waited[i] = (float)e->waited;
+        waits = waits || e->waited > 0.0;
         action[i] = (uint32_t)s->events[i].action;
         int64_t at = 0, end = s->step_count; /* the last step that is not beyond the event's */
         while (end - at > 1) {
@@ -212,11 +215,14 @@ static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
     }
     QD_TRY_DONE(qd_report_put_column(w, "begin", begin, n * sizeof *begin));
     QD_TRY_DONE(qd_report_put_column(w, "seconds", seconds, n * sizeof *seconds));
+    if (waits)
+        QD_TRY_DONE(qd_report_put_column(w, "waited", waited, n * sizeof *waited));
     QD_TRY_DONE(qd_report_put_column(w, "action", action, n * sizeof *action));
     QD_TRY_DONE(qd_report_put_column(w, "step", step, n * sizeof *step));
 done:
     free(begin);
     free(seconds);
+    free(waited);
     free(action);
     free(step);
     return status;

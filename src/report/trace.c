@@ -203,6 +203,8 @@ static qd_status read_span(const scan *s, const qd_json *document, const qd_json
         .end = (begin + duration) * 1e-6,
     };
     qd_json_as_double(qd_json_member(args, "flops"), &event->flops);
+    if (qd_json_as_double(qd_json_member(args, "waited"), &event->waited))
+        event->waited *= 1e-6;
     const char *kind = qd_json_as_string(qd_json_member(e, "cat"));
     QD_TRY(read_stream(s, e, &event->stream, t));
     QD_TRY(qd_intern_text(t->texts, name, &event->name));

@@ -139,17 +139,17 @@ static void event_name(const qd_program *p, const qd_action *a, char *text, size
     snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
 }
 
-void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)
+/* An event up to what its arguments have in common; the caller adds more of them, and ends both objects. */
+static void begin_event(qd_json_writer *w, const qd_program *p, int rank, int action, const char *name, const char *kind, int track,
+                        int64_t step, double begin, double end)
 {
     const qd_action *a = &p->actions[action];
-    char name[128], group[48];
-    event_name(p, a, name, sizeof name);
     qd_json_object_begin(w, NULL);
     qd_json_put_string(w, "ph", "X");
     qd_json_put_string(w, "name", name);
-    qd_json_put_string(w, "cat", qd_action_name((qd_action_kind)a->kind));
+    qd_json_put_string(w, "cat", kind);
     qd_json_put_int(w, "pid", rank);
-    qd_json_put_int(w, "tid", qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream);
+    qd_json_put_int(w, "tid", track);
     /* Microseconds, to the nanosecond. */
     qd_json_put_double(w, "ts", round(begin * 1e9) / 1e3);
     qd_json_put_double(w, "dur", round((end - begin) * 1e9) / 1e3);
@@ -160,15 +160,48 @@ void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int
         qd_json_put_string(w, "module", p->ledger->modules[a->module].name);
     if (a->microbatch >= 0)
         qd_json_put_int(w, "microbatch", a->microbatch);
-    if (qd_action_communicates(a)) {
-        qd_group_name(&p->ledger->mesh, p->groups[a->group], group, sizeof group);
-        qd_json_put_string(w, "axes", group);
-        qd_json_put_int(w, "elements", a->count);
-    }
-    if (a->bytes > 0)
+}
+
+/* What communication adds to an event. */
+static void put_traffic(qd_json_writer *w, const qd_program *p, qd_group group, int64_t elements, int64_t bytes)
+{
+    char name[48];
+    qd_group_name(&p->ledger->mesh, group, name, sizeof name);
+    qd_json_put_string(w, "axes", name);
+    qd_json_put_int(w, "elements", elements);
+    if (bytes > 0)
+        qd_json_put_int(w, "bytes", bytes);
+}
+
+void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)
+{
+    const qd_action *a = &p->actions[action];
+    char name[128];
+    event_name(p, a, name, sizeof name);
+    begin_event(w, p, rank, action, name, qd_action_name((qd_action_kind)a->kind),
+                qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream, step, begin, end);
+    if (qd_action_communicates(a))
+        put_traffic(w, p, p->groups[a->group], a->count, a->bytes);
+    else if (a->bytes > 0)
         qd_json_put_int(w, "bytes", a->bytes);
     if (a->flops > 0)
         qd_json_put_double(w, "flops", a->flops);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
+void qd_exchange_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int op, int64_t step, double begin, double end,
+                             double waited)
+{
+    const qd_action *a = &p->actions[action];
+    const qd_op *o = &qd_program_class(p, a->module)->ops[op];
+    char name[128];
+    snprintf(name, sizeof name, "%s %s", qd_op_name(o->kind), p->ledger->modules[a->module].name);
+    begin_event(w, p, rank, action, name, qd_op_name(o->kind), QD_STREAM_COMM, step, begin, end);
+    qd_json_put_int(w, "op", op);
+    put_traffic(w, p, o->exchange.group, o->exchange.count, o->exchange.bytes);
+    /* At its end: for so long the computation stood still. */
+    qd_json_put_double(w, "waited", round(fmax(0.0, end - fmax(begin, waited)) * 1e9) / 1e3);
     qd_json_end(w);
     qd_json_end(w);
 }

@@ -255,6 +255,9 @@ void qd_program_print(const qd_program *program, FILE *out);
 
 /* One event of a trace in Perfetto's format, begin and end in seconds: what the trainer's trace and simulated ones share. */
 void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
+/* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: from when on the rank waited for it. */
+void qd_exchange_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int op, int64_t step, double begin,
+                             double end, double waited);
 
 /* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the same pointer where
  * shared). Every collective must be met by all ranks of its group in the same order with the same kind, count and type.

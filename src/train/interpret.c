@@ -30,6 +30,7 @@ struct qd_interpreter {
     qd_timeline *timeline;  /* made when a step is traced or profiled */
     /* of the step that runs */
     const qd_step_input *in;
+    int at; /* the action that runs */
     double loss[2]; /* sum, tokens */
     double norm, grad_scale;
     char not_finite[160]; /* "": nothing yet */
@@ -525,9 +526,17 @@ static bool timed(const qd_interpreter *it, const qd_action *a)
            a->kind != QD_ACTION_FREE;
 }
 
+/* Exchanges inside modules. */
+static void take_exchange(void *context, int op, double begin, double end, double waited)
+{
+    qd_interpreter *it = context;
+    qd_trace_add_exchange(it->in->trace, it->in->step, it->at, op, begin, end, waited);
+}
+
 static qd_status run_action(qd_interpreter *it, int index)
 {
     const qd_action *a = &it->program->actions[index];
+    it->at = index;
     double arrived = qd_clock_now();
     for (int d = 0; d < a->dep_count; d++)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
@@ -593,6 +602,8 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     int index = 0;
     if ((input->trace || input->profile) && !it->timeline)
         QD_TRY(qd_timeline_create(it->stream, &it->timeline));
+    bool watched = input->trace && qd_device_get_caps(it->bound->device)->host_memory;
+    qd_exchanger_observe(it->exchanger, watched ? take_exchange : NULL, it);
     for (; index < it->program->action_count && status == QD_OK; index++) {
         announce(it, index);
         status = run_action(it, index);

@@ -9,7 +9,8 @@
 typedef struct event {
     int64_t step;
     double begin, end; /* qd_clock_now() */
-    int action;
+    double waited;
+    int action, op; /* -1: the action itself */
 } event;
 
 struct qd_trace {
@@ -32,7 +33,7 @@ void qd_trace_destroy(qd_trace *trace)
     free(trace);
 }
 
-void qd_trace_add(qd_trace *t, int64_t step, int action, double begin, double end)
+static void add(qd_trace *t, event e)
 {
     if (!t)
         return;
@@ -46,7 +47,17 @@ void qd_trace_add(qd_trace *t, int64_t step, int action, double begin, double en
         t->events = grown;
         t->capacity = capacity;
     }
-    t->events[t->count++] = (event){.step = step, .begin = begin, .end = end, .action = action};
+    t->events[t->count++] = e;
+}
+
+void qd_trace_add(qd_trace *t, int64_t step, int action, double begin, double end)
+{
+    add(t, (event){.step = step, .begin = begin, .end = end, .action = action, .op = -1});
+}
+
+void qd_trace_add_exchange(qd_trace *t, int64_t step, int action, int op, double begin, double end, double waited)
+{
+    add(t, (event){.step = step, .begin = begin, .end = end, .waited = waited, .action = action, .op = op});
 }
 
 /* The names of processes and tracks. */
@@ -74,8 +85,13 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     put_name(&w, "process_name", rank, 0, name);
     for (int track = 0; track < QD_STREAM_COUNT; track++)
         put_name(&w, "thread_name", rank, track, tracks[track]);
-    for (size_t i = 0; i < t->count; i++)
-        qd_action_trace_event(&w, p, rank, t->events[i].action, t->events[i].step, t->events[i].begin - origin, t->events[i].end - origin);
+    for (size_t i = 0; i < t->count; i++) {
+        const event *e = &t->events[i];
+        if (e->op < 0)
+            qd_action_trace_event(&w, p, rank, e->action, e->step, e->begin - origin, e->end - origin);
+        else
+            qd_exchange_trace_event(&w, p, rank, e->action, e->op, e->step, e->begin - origin, e->end - origin, e->waited - origin);
+    }
     if (t->dropped > 0) {
         snprintf(name, sizeof name, "%lld dropped", (long long)t->dropped);
         put_name(&w, "process_labels", rank, 0, name);

@@ -15,6 +15,9 @@ void qd_trace_destroy(qd_trace *trace);
  * are dropped and counted. A NULL trace is legal and does nothing. Thread-safe is not needed: one thread per rank. */
 void qd_trace_add(qd_trace *trace, int64_t step, int action, double begin, double end);
 
+/* The same for an exchange inside a module: `op` of the action's list, and from when on the rank waited for its end. */
+void qd_trace_add_exchange(qd_trace *trace, int64_t step, int action, int op, double begin, double end, double waited);
+
 /* Collective over `world`: rank 0 writes one Chrome/Perfetto JSON file with a process per rank and a track each for
  * compute and communication. Events carry step, module, micro-batch, bytes and FLOPs. */
 qd_status qd_trace_write(const qd_trace *trace, const qd_program *program, qd_comm *world, const char *path);

@@ -142,6 +142,24 @@ class Report(RunTest):
                                ("exposed", both - compute), ("idle", covered(windows) - both)):
                 self.assertAlmostEqual(share[key], value * 1e-6, delta=1e-7, msg=key)
 
+    def test_exchanges(self):
+        """Communication inside modules, tensor parallelism here, is seen beside that of the step program: all that check counts."""
+        self.ok(self.run_program(*self.small("train.steps=2", "parallel.ranks=4", "parallel.tp=2", "parallel.zero=1", "run.dir=run", "--trace")))
+        plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
+        timeline = self.report()["measured"]
+        traffic = timeline["traffic"]
+        self.assertEqual(sum(row["bytes"] for row in traffic), 2 * plan["communication_bytes_per_step"])
+        self.assertIn("tp", {row["group"] for row in traffic})
+        with open(self.path("run/trace.json"), encoding="utf-8") as file:
+            inside = [e for e in json.load(file)["traceEvents"] if "op" in e.get("args", {})]
+        self.assertEqual({e["args"]["axes"] for e in inside}, {"tp"})
+        for rank, share in enumerate(timeline["shares"]):
+            waited = sum(e["args"]["waited"] for e in inside if e["pid"] == rank) * 1e-6
+            self.assertGreater(waited, 0)
+            self.assertGreaterEqual(share["exposed"], 0.99 * waited)
+            self.assertAlmostEqual(share["compute"] + share["exposed"] + share["idle"], share["seconds"], delta=1e-6)
+        self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["dp 0 · tp 0", "dp 0 · tp 1", "dp 1 · tp 0", "dp 1 · tp 1"])
+
     def test_simulator(self):
         """What `simulate` writes has the same names and, in a step, the same traffic as what was measured."""
         self.traced("train.steps=2", "train.global_batch=16")

@@ -25,6 +25,11 @@ static void test_spans(void **state)
     assert_true(qd_spans_length(a, n) == 4.5);
     assert_true(qd_spans_overlap(a, n, b, qd_spans_join(b, 2)) == 1.25);
     assert_true(qd_spans_overlap(a, n, b, 0) == 0);
+    qd_span left[4], c[] = {{1, 2}, {3, 5.5}};
+    assert_int_equal(qd_spans_subtract(a, n, c, 2, left), 3); /* [0, 1), [2, 3) and [5.5, 6) */
+    assert_true(left[0].begin == 0 && left[0].end == 1 && left[1].begin == 2 && left[1].end == 3 && left[2].begin == 5.5 && left[2].end == 6);
+    assert_int_equal(qd_spans_subtract(a, n, c, 0, left), 2);
+    assert_int_equal(qd_spans_subtract(c, 2, (qd_span[]){{0, 9}}, 1, left), 0);
 }
 
 static void test_intern(void **state)

@@ -19,6 +19,7 @@ function readData(text) {
     if (timeline) {
       timeline.begin = column(timeline.begin, Float64Array);
       timeline.seconds = column(timeline.seconds, Float32Array);
+      timeline.waited = timeline.waited === undefined ? null : column(timeline.waited, Float32Array);
       timeline.action = column(timeline.action, Uint32Array);
       timeline.step = column(timeline.step, Uint32Array);
       for (const rank of timeline.ranks)

@@ -493,9 +493,10 @@ function eventText(model, track, id) {
     ["step", `${step.step}, ${secondsText(Math.max(0, t.begin[id] - step.begin))} after it began`],
     ["micro-batch", action.microbatch],
     ["took", secondsText(seconds)],
+    ["waited for", t.waited?.[id] > 0 ? secondsText(t.waited[id]) : undefined],
     ["axes", action.group],
     ["sent", action.bytes && action.group !== undefined ? `${bytesText(action.bytes)} by all ${t.world.toLocaleString("en-US")} ranks` : undefined],
-    ["bytes", action.bytes && action.group === undefined ? bytesText(action.bytes) : undefined],
+    ["exchanged", action.bytes && action.group === undefined ? bytesText(action.bytes) : undefined],
     ["computed", action.flops ? `${countText(action.flops)}FLOP, ${countText(action.flops / seconds)}FLOP/s` : undefined],
   ];
   const body = element("tbody");
