@@ -105,6 +105,8 @@ class Outputs(program.ProgramTest):
         self.assertTrue(report["equal_within_tolerance"])
         self.assertFalse(report["bit_equal"])
         self.assertTrue(self.json_of(*arguments, "--against", "parallel.overlap=false")["bit_equal"])
+        report = self.json_of(*arguments, "parallel.tp=2", "--against", "parallel.tp=1", "--steps", "2")
+        self.assertTrue(report["equal_within_tolerance"])
         other = self.run_program(*arguments, "--against", "train.lr=0.1")
         self.assertEqual(other.returncode, 1)
         self.assertFalse(json.loads(other.stdout)["equal_within_tolerance"])

@@ -40,6 +40,15 @@ class SameBits(program.ProgramTest):
             self.assertEqual(self.run_into("muon-mpi", "train.optimizer=muon", "parallel.zero=3", launcher=launcher), first)
             self.assertEqual(self.run_into("muon-mpi-whole", "train.optimizer=muon", launcher=launcher), first)
 
+    def test_tensor_parallel(self):
+        layout = ("parallel.ranks=4", "parallel.tp=2")
+        first = self.run_into("tp", *layout)
+        self.assertEqual(self.run_into("tp-threads", *layout, "parallel.overlap=false", "--ranks-as", "threads"), first)
+        self.assertEqual(self.run_into("tp-pieces", *layout, "parallel.tp_overlap=3", "parallel.zero=3"), first)
+        if program.MPIRUN:
+            launcher = [program.MPIRUN, "--oversubscribe", "-n", "4"]
+            self.assertEqual(self.run_into("tp-mpi", "parallel.tp=2", launcher=launcher), first)
+
     def test_one_rank_is_close(self):
         one = self.run_into("one")
         four = self.run_into("four", "parallel.ranks=4")

@@ -1,7 +1,9 @@
 /* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the first, all weights after the
  * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
+#include "support/scratch.h"
 #include "support/trained.h"
+#include "train/state.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -217,9 +219,67 @@ static void pieces_change_no_bit(void **state)
     }
 }
 
+static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 50}\n", 1);
+}
+
+static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    qd_checkpoint *checkpoint;
+    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
+    qd_status status = qd_state_load(trainer, checkpoint, false);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* A run that moves to the next layout every two steps, optimizer state and all, has the losses of one that stays on one rank. */
+static void checkpoints_travel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=1 ",
+        "parallel.ranks=2 parallel.tp=2 ",
+        "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ",
+        "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.zero=1 ",
+        "parallel.ranks=4 parallel.zero=2 ",
+        "parallel.ranks=4 parallel.tp=4 ",
+    };
+    const int count = sizeof layouts / sizeof *layouts;
+    static const char *const models[] = {LLAMA "model.kv_heads=2 ", GPT2};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        char words[640];
+        snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s", models[m]);
+        trained one = trained_run(words, 2 * count, (qd_random_tokens){.seed = 7});
+        for (int l = 0; l < count; l++) {
+            snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s%s", models[m], layouts[l]);
+            qd_config config = layout_config(words);
+            qd_random_tokens random = {.seed = 7, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            trained_ok(qd_team_create(&config, &source, &team));
+            if (l > 0)
+                trained_ok(qd_team_call(team, load, NULL));
+            for (int s = 2 * l; s < 2 * l + 2; s++) {
+                qd_step_output out;
+                trained_ok(qd_team_step(team, &out));
+                if (!(fabs(out.loss - one.losses[s]) <= tolerance * one.losses[s]))
+                    fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, out.loss, one.losses[s]);
+            }
+            trained_ok(qd_team_call(team, save, NULL));
+            qd_team_destroy(team);
+        }
+        free(one.weights);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel),
-                                       cmocka_unit_test(pieces_change_no_bit)};
+                                       cmocka_unit_test(pieces_change_no_bit),
+                                       cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,19 +31,19 @@ static void mark(cover *c, const qd_program *p, const qd_state_pieces *pieces)
         before += piece->count;
         unsigned char **seen = &c->seen[piece->kind][piece->param];
         if (!*seen)
-            *seen = calloc((size_t)param->shape[0], 1);
-        assert_int_equal(piece->box.length[1], param->shape[1]);
-        for (int64_t row = piece->box.begin[0]; row < piece->box.begin[0] + piece->box.length[0]; row++) {
-            assert_true(row < param->shape[0]);
-            (*seen)[row]++;
-        }
+            *seen = calloc((size_t)(param->shape[0] * param->shape[1]), 1);
+        assert_true(piece->box.begin[0] + piece->box.length[0] <= param->shape[0]);
+        assert_true(piece->box.begin[1] + piece->box.length[1] <= param->shape[1]);
+        for (int64_t row = piece->box.begin[0]; row < piece->box.begin[0] + piece->box.length[0]; row++)
+            for (int64_t col = piece->box.begin[1]; col < piece->box.begin[1] + piece->box.length[1]; col++)
+                (*seen)[row * param->shape[1] + col]++;
     }
     assert_int_equal(before, pieces->elements);
     c->most = before > c->most ? before : c->most;
     c->least = before < c->least ? before : c->least;
 }
 
-static void every_row_once(void **state)
+static void every_element_once(void **state)
 {
     (void)state;
     static const char *const models[] = {"model.layers=2 model.hidden=12 model.heads=2 model.vocab=31 ",
@@ -82,8 +82,8 @@ static void every_row_once(void **state)
                     bool wanted = param->tied_to < 0 && k < kinds[m % 4] && !(m % 4 == 3 && matrix && k == QD_CKPT_MOMENT2);
                     tensors += wanted;
                     assert_int_equal(c.seen[k][i] != NULL, wanted);
-                    for (int64_t row = 0; wanted && row < param->shape[0]; row++)
-                        assert_int_equal(c.seen[k][i][row], 1);
+                    for (int64_t e = 0; wanted && e < param->shape[0] * param->shape[1]; e++)
+                        assert_int_equal(c.seen[k][i][e], 1);
                     free(c.seen[k][i]);
                 }
             }
@@ -92,6 +92,42 @@ static void every_row_once(void **state)
                 assert_true(c.most - c.least <= 2 * kinds[m % 4] * widest);
             qd_arena_destroy(arena);
         }
+}
+
+/* Rows and columns that ranks of tp share out, kv heads that several of them hold, norms that all hold. */
+static void every_element_once_under_tp(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=2 parallel.tp=2 ", "parallel.ranks=4 parallel.tp=4 ",
+                                          "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ", "parallel.ranks=6 parallel.tp=2 parallel.zero=1 ",
+                                          "parallel.ranks=8 parallel.tp=2 parallel.zero=2 parallel.dp_shard=2 "};
+    for (size_t l = 0; l < 2 * sizeof layouts / sizeof *layouts; l++) {
+        char words[256];
+        snprintf(words, sizeof words, "model.arch=%s model.layers=1 model.hidden=16 model.heads=4 model.vocab=31 %sdata.seq=4 "
+                                      "train.global_batch=12 %s", l % 2 ? "gpt2" : "llama", l % 2 ? "" : "model.kv_heads=2 ", layouts[l / 2]);
+        qd_config config = layout_config(words);
+        cover c = {.least = INT64_MAX};
+        qd_arena *arena;
+        const qd_ledger *ledger = NULL;
+        ok(qd_arena_create(&arena));
+        for (int rank = 0; rank < config.world; rank++) {
+            qd_program *p;
+            qd_state_pieces pieces;
+            ok(qd_config_build(&config, rank, arena, &p));
+            ok(qd_pieces_plan(p, qd_pieces_kinds(p), arena, &pieces));
+            mark(&c, p, &pieces);
+            ledger = p->ledger;
+        }
+        for (int i = 0; i < ledger->param_count; i++)
+            for (int k = 0; k < QD_CKPT_KIND_COUNT; k++) {
+                bool wanted = ledger->params[i].tied_to < 0;
+                assert_int_equal(c.seen[k][i] != NULL, wanted);
+                for (int64_t e = 0; wanted && e < ledger->params[i].shape[0] * ledger->params[i].shape[1]; e++)
+                    assert_int_equal(c.seen[k][i][e], 1);
+                free(c.seen[k][i]);
+            }
+        qd_arena_destroy(arena);
+    }
 }
 
 /* A tensor of more than QD_PIECE_BYTES is cut, so that a reader of some rows checks little more than those. */
@@ -118,6 +154,6 @@ static void large_tensors_are_cut(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_once), cmocka_unit_test(large_tensors_are_cut)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_element_once), cmocka_unit_test(every_element_once_under_tp), cmocka_unit_test(large_tensors_are_cut)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
