@@ -25,6 +25,27 @@ static qd_status print_report_json(const qd_check_report *r)
     for (int i = 0; i < r->traffic_count; i++)
         qd_json_put_int(&w, r->traffic[i].name, r->traffic[i].bytes);
     qd_json_end(&w);
+    qd_json_object_begin(&w, "pipeline");
+    qd_json_put_int(&w, "ranks", r->pipeline);
+    if (r->pipeline > 1) {
+        qd_json_put_string(&w, "schedule", r->schedule);
+        qd_json_put_double(&w, "bubble", r->bubble);
+        qd_json_put_double(&w, "bubble_theory", r->bubble_theory);
+        qd_json_put_int(&w, "bytes", r->pipeline_bytes);
+        qd_json_put_int(&w, "theory_bytes", r->pipeline_theory_bytes);
+        qd_json_put_int(&w, "zero_extra_bytes", r->zero_extra_bytes);
+        qd_json_list_begin(&w, "stages");
+        for (int i = 0; i < r->stage_count; i++) {
+            qd_json_object_begin(&w, NULL);
+            qd_json_put_string(&w, "modules", r->stages[i].modules);
+            qd_json_put_int(&w, "memory_bytes", r->stages[i].memory_bytes);
+            qd_json_put_double(&w, "flops_per_step", r->stages[i].flops_per_step);
+            qd_json_put_int(&w, "in_flight", r->stages[i].in_flight);
+            qd_json_end(&w);
+        }
+        qd_json_end(&w);
+    }
+    qd_json_end(&w);
     qd_json_put_string(&w, "theory", r->theory);
     qd_json_put_int(&w, "theory_bytes", r->theory_bytes);
     qd_json_put_int(&w, "theory_kept_bytes", r->kept_bytes);
@@ -64,11 +85,34 @@ static void print_traffic(const qd_check_report *r)
     putchar('\n');
 }
 
+static void print_pipeline(const qd_check_report *r)
+{
+    char amount[32], theory[32];
+    printf("pipeline %d ranks, schedule %s: bubble %.1f %% with uniform stages", r->pipeline, r->schedule, 100.0 * r->bubble);
+    if (r->bubble_theory >= 0.0)
+        printf(" (textbook %.1f %%)", 100.0 * r->bubble_theory);
+    putchar('\n');
+    for (int i = 0; i < r->stage_count; i++) {
+        qd_text_bytes(r->stages[i].memory_bytes, amount, sizeof amount);
+        printf("  pp %-3d %-36s %10s  %5.1f %% of the FLOPs, %d in flight\n", i, r->stages[i].modules, amount,
+               100.0 * r->stages[i].flops_per_step * r->world / r->pipeline / r->flops_per_step, r->stages[i].in_flight);
+    }
+    qd_text_bytes(r->pipeline_bytes, amount, sizeof amount);
+    qd_text_bytes(r->pipeline_theory_bytes, theory, sizeof theory);
+    printf("  between stages %s; 2·b·s·h for each boundary and micro-batch: %s\n", amount, theory);
+    if (r->zero_extra_bytes > 0) {
+        qd_text_bytes(r->zero_extra_bytes, amount, sizeof amount);
+        printf("  %s more than with parallel.zero=1: every micro-batch %s\n", amount, "gathers parameters or reduces gradients");
+    }
+}
+
 static void print_report(const qd_check_report *r)
 {
     plan_print_head(r);
     plan_print_memory(r);
     printf("         of it %.3g GB are parameters, gradients and optimizer state that stay from step to step\n", (double)r->state_bytes * 1e-9);
+    if (r->pipeline > 1)
+        print_pipeline(r);
     if (r->world > 1)
         print_traffic(r);
     printf("one step: %d actions per rank; all ranks together %.3g GFLOP\n", r->action_count, r->flops_per_step * 1e-9);

@@ -14,8 +14,17 @@ typedef struct qd_check_line {
     int64_t bytes;    /* at the moment of the rank's peak */
 } qd_check_line;
 
+/* A rank of the pipeline: what it holds, and how it fares. */
+typedef struct qd_check_stage {
+    char modules[64];     /* "embed .. block.3", "block.0, block.7" */
+    int64_t memory_bytes;
+    double flops_per_step; /* of one rank */
+    int in_flight;        /* most pairs (stage, micro-batch) whose activations it keeps at once */
+} qd_check_stage;
+
+#define QD_CHECK_STAGES 64
 #define QD_CHECK_LINES 32
-#define QD_CHECK_TRAFFIC 16
+#define QD_CHECK_TRAFFIC 32
 typedef struct qd_check_report {
     char model[64], layout[96]; /* "dp 4", "pp 2 × dp 2" */
     int world;
@@ -26,6 +35,15 @@ typedef struct qd_check_report {
     int64_t comm_bytes;        /* sent by all ranks together in one step */
     qd_check_line traffic[QD_CHECK_TRAFFIC]; /* what they are, by purpose */
     int traffic_count;
+    int pipeline;               /* ranks of it; 1: none */
+    char schedule[24];
+    double bubble;              /* for uniform stages, by replay; bubble_theory: by the textbook, -1: none known */
+    double bubble_theory;
+    qd_check_stage stages[QD_CHECK_STAGES];
+    int stage_count, memory_stage; /* that the figures of memory are of: the one that needs most */
+    int64_t pipeline_bytes, pipeline_theory_bytes; /* activations and their gradients between stages: as planned, and 2·b·s·h for each
+                                                      boundary and micro-batch */
+    int64_t zero_extra_bytes;   /* with a pipeline and zero 2 or 3: what is sent beyond what zero 1 sends */
     char theory[64];      /* "3Ψ(n-1)": what parameters and gradients take by the textbook, Ψ being all parameters */
     int64_t theory_bytes;
     int64_t kept_bytes;   /* less than that: modules that need not be gathered again */

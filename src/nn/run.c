@@ -64,7 +64,7 @@ static char *param_address(const qd_frame *f, const qd_slot *slot, bool grad)
     int index = p->ledger->modules[f->module].param_begin + slot->param;
     int tied_to = p->ledger->params[index].tied_to;
     qd_use use = grad ? (tied_to >= 0 ? QD_USE_TIED_GRAD : QD_USE_GRAD) : tied_to >= 0 ? QD_USE_TIED_PARAM : QD_USE_PARAM;
-    int64_t offset = p->storage.offset[!grad && tied_to >= 0 ? tied_to : index] - f->first[use];
+    int64_t offset = (grad ? p->storage.offset : p->storage.value)[index] - f->first[use];
     return f->use[use] ? f->use[use] + offset * (int64_t)qd_dtype_size(slot->dtype) : NULL;
 }
 

@@ -42,11 +42,11 @@ static void fill_run(const qd_program *p, qd_shard_lists *l)
     for (int r = 0; r < l->parts; r++) {
         l->ranks[r].segments = next;
         for (int i = l->param; i < l->param + l->params; i++) {
-            if (p->ledger->params[i].tied_to >= 0)
+            if (!qd_storage_has(p->ledger, s, i))
                 continue;
             qd_extent part = qd_storage_part(s, i, l->parts, r);
             if (part.count > 0)
-                *next++ = (qd_segment){s->offset[i] - s->offset[l->param] + part.first, part.count};
+                *next++ = (qd_segment){s->value[i] - s->value[l->param] + part.first, part.count};
         }
         l->ranks[r].count = (int)(next - l->ranks[r].segments);
     }

@@ -85,8 +85,10 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         }
         double gap = times[i].begin - end;
         int on = gap > 0.0 ? last_dependency(stage, times, item) : -1;
-        if (on >= 0 && times[on].end >= times[i].begin - 1e-12 && qd_action_communicates(&stage->program->actions[stage->action[on]]))
-            expose(a, out, axes_name(qd_step_axes(stage->program, &stage->program->actions[stage->action[on]])), gap);
+        /* Who waits for a message waits for the stage that sends it. */
+        const qd_action *awaited = on >= 0 && times[on].end >= times[i].begin - 1e-12 ? &stage->program->actions[stage->action[on]] : NULL;
+        if (awaited && qd_action_communicates(awaited) && !qd_action_transfers(awaited))
+            expose(a, out, axes_name(qd_step_axes(stage->program, awaited)), gap);
         else if (gap > 0.0)
             out->bubble_seconds += gap;
         if (moves)

@@ -76,6 +76,54 @@ static double exchanged(const qd_cost *cost)
     return sum;
 }
 
+/* Messages between stages run beside everything else, one after another to each peer. The sender's item takes the time, the
+ * receiver's waits for it. Numbers are given when all stages are known. */
+static void price_transfer(const qd_step *step, const qd_step_stage *stage, const qd_action *a, qd_sim_item *item)
+{
+    enum { FIRST = QD_STREAM_COUNT, WAYS = 2 };
+    bool sends = a->kind == QD_ACTION_SEND, up = a->peer * 2 <= step->stage_count;
+    if (a->stream == QD_STREAM_COMM)
+        item->stream = (int8_t)(FIRST + (sends ? 0 : WAYS) + up);
+    if (!sends)
+        return;
+    const qd_mesh *mesh = &stage->program->ledger->mesh;
+    int peer = qd_group_rank(mesh, stage->program->groups[a->group], stage->rank,
+                             (qd_group_coord(mesh, stage->program->groups[a->group], stage->rank) + a->peer) % step->stage_count);
+    qd_span span = qd_span_of_pair(step->cluster, stage->rank, peer);
+    item->seconds = qd_network_seconds(step->cluster, QD_COLL_SEND, (double)a->count * (double)qd_dtype_size(a->dtype), &span);
+    item->link = qd_span_is_remote(&span) ? LINK_NETWORK : LINK_NODE;
+}
+
+/* The n-th message to a stage is the n-th that it receives from there. */
+static qd_status number_messages(qd_step *step)
+{
+    size_t stages = (size_t)step->stage_count;
+    int *first = calloc(3 * stages * stages + 1, sizeof *first), *sent = first + stages * stages, *got = sent + stages * stages;
+    if (!first)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the messages of %d stages", step->stage_count);
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t s = 0; s < stages; s++) {
+            for (int i = 0; i < step->stages[s].item_count; i++) {
+                const qd_action *a = &step->stages[s].program->actions[step->stages[s].action[i]];
+                size_t peer = qd_action_transfers(a) ? (s + (size_t)a->peer) % stages : 0;
+                if (a->kind == QD_ACTION_SEND && pass == 0)
+                    first[s * stages + peer]++;
+                else if (a->kind == QD_ACTION_SEND)
+                    step->stages[s].items[i].sends = first[s * stages + peer] + sent[s * stages + peer]++;
+                else if (a->kind == QD_ACTION_RECV && pass == 1)
+                    step->stages[s].items[i].awaits = first[peer * stages + s] + got[peer * stages + s]++;
+            }
+        }
+        for (size_t i = 0; i < stages * stages && pass == 0; i++) {
+            int count = first[i];
+            first[i] = step->messages;
+            step->messages += count;
+        }
+    }
+    free(first);
+    return QD_OK;
+}
+
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
@@ -107,7 +155,9 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
                 stage->deps[deps++] = on;
         }
         item->dep_count = deps - item->dep_first;
-        if (qd_action_communicates(a)) {
+        if (qd_action_transfers(a)) {
+            price_transfer(step, stage, a, item);
+        } else if (qd_action_communicates(a)) {
             price_collective(&prices, a, item);
             if (step->stage_count > 1 && (p->groups[a->group].axes & QD_AXIS_BIT(QD_AXIS_PP)))
                 item->meets = (*met)++;
@@ -208,7 +258,10 @@ qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, boo
             QD_TRY(fill_items(step, &step->stages[s], &met));
         step->meetings = met > step->meetings ? met : step->meetings;
     }
-    return times ? run(step) : QD_OK;
+    if (!times)
+        return QD_OK;
+    QD_TRY(number_messages(step));
+    return run(step);
 }
 
 void qd_step_free(qd_step *step)

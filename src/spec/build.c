@@ -55,6 +55,12 @@ void qd_build_dep(qd_builder *b, int on)
     p->actions[p->action_count - 1].dep_count++;
 }
 
+void qd_build_wait(qd_builder *b, int *on)
+{
+    qd_build_dep(b, *on);
+    *on = -1;
+}
+
 int qd_build_alloc(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes)
 {
     if (bytes == 0)

@@ -30,23 +30,52 @@ static bool same_shapes(const qd_program *program, int a, int b)
     return true;
 }
 
+/* Ranks that do the same have the same number; most ranks that do not, have another. */
+static uint64_t shape_hash(const qd_ledger *l, int parts, int rank)
+{
+    uint64_t hash = 1469598103934665603u;
+    int place = qd_mesh_group_coord(&l->mesh, QD_AXES_DATA, rank) % parts;
+    for (int i = 0; i < l->param_count; i++) {
+        qd_atom atom = qd_ledger_atom(l, i, rank);
+        int64_t first, rows;
+        qd_slice(atom.length[0], parts, place, &first, &rows);
+        const int64_t numbers[] = {atom.length[0], atom.length[1], rows};
+        for (int k = 0; k < 3; k++)
+            hash = (hash ^ (uint64_t)numbers[k]) * 1099511628211u;
+    }
+    return hash;
+}
+
 qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs)
 {
-    const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world);
-    if (!list)
+    const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world), **classes = QD_ARENA_NEW(arena, const qd_program *, config->world);
+    uint64_t *hashes = QD_ARENA_NEW(arena, uint64_t, config->world);
+    int count = 0;
+    if (!list || !classes || !hashes)
         return QD_NO_MEMORY;
     for (int rank = 0; rank < config->world; rank++) {
-        const qd_program *last = rank > 0 ? list[rank - 1] : NULL;
-        if (last && same_shapes(last, last->rank, rank)) {
-            list[rank] = last;
-            continue;
+        uint64_t hash = count > 0 ? shape_hash(classes[0]->ledger, classes[0]->storage.parts, rank) : 0;
+        int k = 0;
+        while (k < count && (hashes[k] != hash || !same_shapes(classes[k], classes[k]->rank, rank)))
+            k++;
+        if (k == count) {
+            qd_program *program;
+            QD_TRY(qd_config_build(config, rank, arena, &program));
+            hashes[count] = shape_hash(program->ledger, program->storage.parts, rank);
+            classes[count++] = program;
         }
-        qd_program *program;
-        QD_TRY(qd_config_build(config, rank, arena, &program));
-        list[rank] = program;
+        list[rank] = classes[k];
     }
     *programs = list;
     return QD_OK;
+}
+
+/* The rank that stands for a stage: all its other coordinates are 0. */
+static const qd_program *stage_program(const qd_program *const *programs, int stage)
+{
+    int coords[QD_AXIS_COUNT] = {0};
+    coords[QD_AXIS_PP] = stage;
+    return programs[qd_mesh_rank(&programs[0]->ledger->mesh, coords)];
 }
 
 static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
@@ -69,7 +98,13 @@ static const char *purpose(const qd_program *p, const qd_action *a)
         return "Muon, rows to owners and back";
     if (a->kind == QD_ACTION_SHARE)
         return "Muon, results to all ranks";
-    switch (p->buffers[a->buffer].kind) {
+    qd_buffer_kind kind = p->buffers[a->buffer].kind;
+    if (qd_action_transfers(a))
+        return kind == QD_BUFFER_PORT        ? "activations, to the next stage"
+               : kind == QD_BUFFER_PORT_GRAD ? "gradients of activations, to the stage before"
+               : kind == QD_BUFFER_TIED_GRAD ? "tied gradient, to the first stage"
+                                             : "tied values, to the last stage";
+    switch (kind) {
     case QD_BUFFER_LOSS: return "loss, all-reduce";
     case QD_BUFFER_SQUARES: return "gradient norm, all-gather";
     case QD_BUFFER_SUMS: return "gradient norm, all-reduce";
@@ -104,66 +139,153 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
             continue;
         add_traffic(r, op->kind == QD_OP_ALL_GATHER       ? "activations, all-gather"
                        : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"
-                                                          : "activations, all-reduce", op->exchange.bytes);
+                                                          : "activations, all-reduce", op->exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]);
     }
 }
 
-/* The textbook's figure: ranks that share a copy pass each gradient and each parameter on n - 1 times, sums that all of them
- * get pass twice. */
-static void fill_theory(const qd_program *p, qd_check_report *r)
+/* What gradients and parameters of a stage take by the textbook: ranks that share a copy pass each of them on n - 1 times, sums that
+ * all of them get pass twice. */
+static int64_t data_theory(const qd_program *p, int zero, bool each, int64_t *gathered)
 {
     const qd_strategy *s = &p->strategy;
     int64_t n = p->storage.parts, all = qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA), copies = all / n;
+    int64_t same = p->ledger->mesh.world / all / p->ledger->mesh.degree[QD_AXIS_PP]; /* groups of this stage */
     int64_t grads = p->storage.held * (int64_t)qd_dtype_size(s->grad), params = p->storage.held * (int64_t)qd_dtype_size(s->param);
+    int64_t syncs = each ? s->micro_batches : 1, gathers = zero == 3 ? 2 * s->micro_batches : zero > 0;
+    int64_t sums = zero == 0 ? 2 * (all - 1) * grads : (n - 1) * copies * grads + 2 * (copies - 1) * grads;
+    *gathered = gathers * (n - 1) * copies * params * same;
+    return syncs * sums * same + *gathered;
+}
+
+static void fill_theory(const qd_program *const *programs, qd_check_report *r)
+{
+    const qd_program *p = programs[0];
+    const qd_strategy *s = &p->strategy;
+    int64_t n = p->storage.parts, all = qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA), copies = all / n, actual = 0, plain = 0;
     int64_t syncs = s->sync_each ? s->micro_batches : 1, gathers = s->zero == 3 ? 2 * s->micro_batches : s->zero > 0;
-    int64_t sums = s->zero == 0 ? 2 * (all - 1) * grads : (n - 1) * copies * grads + 2 * (copies - 1) * grads;
-    int64_t gather_bytes = gathers * (n - 1) * copies * params, planned = 0;
     if (all == 1)
         return;
-    for (int i = 0; i < p->action_count; i++)
-        if (p->actions[i].kind == QD_ACTION_GATHER && p->actions[i].params > 0)
-            planned += p->actions[i].bytes;
+    for (int stage = 0; stage < r->pipeline; stage++) {
+        const qd_program *q = stage_program(programs, stage);
+        int64_t gathered, ignored, planned = 0;
+        for (int i = 0; i < q->action_count; i++)
+            if (q->actions[i].kind == QD_ACTION_GATHER && q->actions[i].params > 0)
+                planned += q->actions[i].bytes / r->pipeline;
+        r->theory_bytes += data_theory(q, s->zero, s->sync_each, &gathered);
+        r->kept_bytes += gathered - planned;
+        plain += data_theory(q, 1, false, &ignored);
+    }
     if (s->zero == 0)
         snprintf(r->theory, sizeof r->theory, "%lldΨ(n-1)", (long long)(2 * syncs));
     else if (copies == 1)
         snprintf(r->theory, sizeof r->theory, "%lldΨ(n-1)", (long long)(syncs + gathers));
     else
         snprintf(r->theory, sizeof r->theory, "%lldΨ(s-1)n/s + %lldΨ(n/s-1)", (long long)(syncs + gathers), (long long)(2 * syncs));
-    r->theory_bytes = syncs * sums + gather_bytes;
-    r->kept_bytes = gather_bytes - planned;
-    r->padding_bytes = -r->theory_bytes + r->kept_bytes;
     for (int i = 0; i < r->traffic_count; i++)
-        if (strncmp(r->traffic[i].name, "parameters", 10) == 0 || strncmp(r->traffic[i].name, "gradients", 9) == 0)
-            r->padding_bytes += r->traffic[i].bytes;
+        if (strncmp(r->traffic[i].name, "parameters", 10) == 0 || strncmp(r->traffic[i].name, "gradients, ", 11) == 0)
+            actual += r->traffic[i].bytes;
+    r->padding_bytes = actual - r->theory_bytes + r->kept_bytes;
+    r->zero_extra_bytes = r->pipeline > 1 && s->zero >= 2 ? actual - plain : 0;
 }
 
-static qd_status fill_report(const qd_config *config, const qd_program *p, qd_check_report *r)
+/* ---- the pipeline ---- */
+
+static void name_modules(const qd_ledger *l, int rank, char *text, size_t size)
 {
-    qd_memory_report memory;
-    QD_TRY(qd_memory_account(p, &memory));
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < l->module_count && used < size; i++) {
+        if (l->modules[i].stage_rank != rank || (i > 0 && l->modules[i - 1].stage_rank == rank))
+            continue;
+        int last = i;
+        while (last + 1 < l->module_count && l->modules[last + 1].stage_rank == rank)
+            last++;
+        int n = snprintf(text + used, size - used, "%s%s%s%s", used ? ", " : "", l->modules[i].name, last > i ? " .. " : "",
+                         last > i ? l->modules[last].name : "");
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+/* What the stages send each other: rows of a micro-batch for each boundary between ranks, forward and backward. */
+static qd_status fill_pipeline(const qd_program *p, qd_check_report *r)
+{
+    const qd_schedule *s = p->strategy.schedule;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int boundaries = 0;
+    qd_arena *arena;
+    qd_schedule_times times;
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_schedule_replay(s, (const double[]){1.0, 2.0, 1.0, 1.0}, 0.0, arena, &times);
+    qd_arena_destroy(arena);
+    snprintf(r->schedule, sizeof r->schedule, "%s", qd_schedule_name(s->kind));
+    r->bubble = times.bubble;
+    r->bubble_theory = qd_schedule_theory(s);
+    for (int stage = 0; stage + 1 < s->stages; stage++)
+        boundaries += s->rank_of[stage] != s->rank_of[stage + 1];
+    r->pipeline_theory_bytes = (int64_t)boundaries * (s->training ? 2 : 1) * s->micro_batches * p->strategy.micro_batch * p->strategy.seq *
+                               p->ledger->model.hidden * (int64_t)qd_dtype_size(p->strategy.activation) * mesh->degree[QD_AXIS_DP] *
+                               (mesh->sp ? 1 : mesh->degree[QD_AXIS_TP]);
+    for (int i = 0; i < r->traffic_count; i++)
+        if (strncmp(r->traffic[i].name, "activations, to", 15) == 0 || strncmp(r->traffic[i].name, "gradients of activations, to", 28) == 0)
+            r->pipeline_bytes += r->traffic[i].bytes;
+    return status;
+}
+
+static qd_status fill_stages(const qd_program *const *programs, qd_check_report *r, qd_memory_report *fullest)
+{
+    int64_t most = -1;
+    for (int stage = 0; stage < r->pipeline; stage++) {
+        const qd_program *p = stage_program(programs, stage);
+        qd_memory_report memory;
+        QD_TRY(qd_memory_account(p, &memory));
+        if (memory.total > most) {
+            most = memory.total;
+            *fullest = memory;
+            r->memory_stage = stage;
+        }
+        r->flops_per_step += qd_program_flops(p) * r->world / r->pipeline;
+        r->recompute_flops_per_step += qd_program_recompute_flops(p) * r->world / r->pipeline;
+        r->comm_bytes += qd_program_comm_bytes(p) / r->pipeline;
+        for (int i = 0; i < p->action_count; i++) {
+            if (qd_action_communicates(&p->actions[i]) && p->actions[i].kind != QD_ACTION_RECV)
+                add_traffic(r, purpose(p, &p->actions[i]), p->actions[i].bytes / r->pipeline);
+            else if (p->actions[i].bytes > 0)
+                add_op_traffic(p, &p->actions[i], r);
+        }
+        if (stage >= QD_CHECK_STAGES || r->pipeline == 1)
+            continue;
+        qd_check_stage *out = &r->stages[r->stage_count++];
+        name_modules(p->ledger, stage, out->modules, sizeof out->modules);
+        out->memory_bytes = memory.total;
+        out->flops_per_step = qd_program_flops(p);
+        out->in_flight = qd_schedule_in_flight(p->strategy.schedule, stage);
+    }
+    return QD_OK;
+}
+
+static qd_status fill_report(const qd_config *config, const qd_program *const *programs, qd_check_report *r)
+{
+    qd_memory_report memory = {0};
+    const qd_program *p = programs[0];
     snprintf(r->model, sizeof r->model, "%s", config->model.name);
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
     size_t used = strlen(r->layout);
     if (p->strategy.zero > 0)
         snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
+    r->pipeline = p->ledger->mesh.degree[QD_AXIS_PP];
     r->parameters = qd_model_parameters(&config->model);
     r->micro_batch = p->strategy.micro_batch;
     r->micro_batches = p->strategy.micro_batches;
     r->seq = p->strategy.seq;
     r->global_batch = config->global_batch;
     r->tokens_per_step = config->global_batch * p->strategy.seq;
-    r->flops_per_step = qd_program_flops(p) * config->world;
-    r->recompute_flops_per_step = qd_program_recompute_flops(p) * config->world;
-    r->comm_bytes = qd_program_comm_bytes(p);
+    QD_TRY(fill_stages(programs, r, &memory));
     r->memory_bytes = memory.total;
-    for (int i = 0; i < p->action_count; i++) {
-        if (qd_action_communicates(&p->actions[i]))
-            add_traffic(r, purpose(p, &p->actions[i]), p->actions[i].bytes);
-        else if (p->actions[i].bytes > 0)
-            add_op_traffic(p, &p->actions[i], r);
-    }
-    fill_theory(p, r);
+    if (r->pipeline > 1)
+        QD_TRY(fill_pipeline(p, r));
+    fill_theory(programs, r);
+    p = stage_program(programs, r->memory_stage);
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
         if (p->persistent[states[i]] >= 0)
@@ -190,7 +312,7 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
     if (status == QD_OK)
         status = qd_check_programs(&programs[0]->ledger->mesh, programs);
     if (status == QD_OK)
-        status = fill_report(&config, programs[0], report);
+        status = fill_report(&config, programs, report);
     qd_arena_destroy(arena);
     return status;
 }

@@ -93,6 +93,10 @@ static const qd_option options_table[] = {
     {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL, "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
     {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL, "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the exchange of one piece runs beside the product of the next; 1: not at all", NULL},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
+    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v", "order of the micro-batches in the pipeline (docs/pipeline.md)", "schedule"},
+    {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL, "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
+    {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
+    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
     {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
     {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL, "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
@@ -311,9 +315,17 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .training = true,
-        .schedule = QD_SCHEDULE_1F1B,
     };
     c->sp = qd_options_bool(o, "parallel.sp");
+    c->pipeline = (qd_pipeline){
+        .kind = (qd_schedule_kind)qd_options_enum(o, "parallel.schedule"),
+        .virtual_stages = (int)qd_options_int(o, "parallel.virtual_stages"),
+        .file = qd_options_string(o, "parallel.schedule_file"),
+    };
+    const char *layers = qd_options_string(o, "parallel.layers");
+    if (strlen(layers) >= sizeof c->pipeline.layers)
+        return QD_FAIL(QD_USAGE, "parallel.layers is longer than %zu characters", sizeof c->pipeline.layers - 1);
+    memcpy(c->pipeline.layers, layers, strlen(layers) + 1);
     QD_TRY(resolve_sharding(o, &c->strategy));
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
@@ -401,5 +413,6 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     QD_TRY(share_batch(config, &mesh, &strategy));
     QD_TRY(qd_ledger_create(&config->model, &mesh, arena, &ledger));
+    QD_TRY(qd_pipeline_place(ledger, &config->pipeline, strategy.seq, strategy.micro_batches, strategy.training, arena, &strategy.schedule));
     return qd_program_create(ledger, &strategy, rank, arena, program);
 }

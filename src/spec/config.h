@@ -2,6 +2,7 @@
 #ifndef QD_SPEC_CONFIG_H
 #define QD_SPEC_CONFIG_H
 
+#include "spec/pipeline.h"
 #include "spec/program.h"
 
 #include <quadrille/config.h>
@@ -18,7 +19,8 @@ typedef struct qd_config {
     int world;
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
     bool sp;                    /* with tp above 1 */
-    qd_strategy strategy;       /* micro_batches is set once the mesh is known */
+    qd_strategy strategy;       /* micro_batches and schedule are set once the mesh is known */
+    qd_pipeline pipeline;       /* texts belong to the options */
     qd_optim optimizer;
     int64_t global_batch; /* sequences per step */
     int64_t steps;

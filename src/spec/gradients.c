@@ -46,6 +46,10 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
         b->block_of[module] = b->block_count;
         int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
+        if (!qd_build_holds(b, module)) {
+            high = module - 1;
+            continue;
+        }
         bool ends = module == 0 || b->ledger->modules[module - 1].stage != b->ledger->modules[module].stage;
         if (!ends && bytes < b->strategy->bucket_bytes)
             continue;
@@ -54,10 +58,11 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     }
     int slots = b->block_count * b->grad_depth;
     b->grad_slots = QD_ARENA_NEW(arena, qd_grad_slot, slots);
-    b->tied_grad = QD_ARENA_NEW(arena, int, b->grad_depth);
+    b->tied_grad = QD_ARENA_NEW(arena, int, 2 * b->grad_depth);
     if (!b->grad_slots || !b->tied_grad)
         return QD_NO_MEMORY;
-    memset(b->tied_grad, 0xff, (size_t)b->grad_depth * sizeof *b->tied_grad);
+    b->tied_arrives = b->tied_grad + b->grad_depth;
+    memset(b->tied_grad, 0xff, (size_t)(2 * b->grad_depth) * sizeof *b->tied_grad);
     for (int i = 0; i < slots; i++)
         b->grad_slots[i].buffer = -1;
     return QD_OK;
@@ -129,7 +134,8 @@ void qd_gradients_before(qd_builder *b, int item)
 
 static int tied_buffer(const qd_builder *b, int microbatch)
 {
-    return b->blocks ? b->tied_grad[microbatch % b->grad_depth] : b->p->persistent[QD_BUFFER_TIED_GRAD];
+    int persistent = b->p->persistent[QD_BUFFER_TIED_GRAD];
+    return persistent >= 0 ? persistent : b->tied_grad[microbatch % b->grad_depth];
 }
 
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use)
@@ -188,6 +194,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
     const qd_storage *storage = &b->p->storage;
     const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
     int begin = low->param_begin, end = high->param_begin + high->param_count;
+    end -= end - 1 == storage->copied; /* its gradient goes to another stage */
     while (end > begin) {
         int param;
         int64_t count = choose_run(b, begin, end, &param);
@@ -346,6 +353,7 @@ static void add_tied(qd_builder *b, int microbatch)
         qd_action *a = qd_build_action(b, QD_ACTION_ADD_TIED, module, -1);
         qd_gradients_uses(b, 0, microbatch, a->use);
         a->use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
+        qd_build_wait(b, &b->tied_arrives[microbatch % b->grad_depth]);
         b->last_gradient = b->p->action_count - 1;
         qd_build_free(b, &b->tied_grad[microbatch % b->grad_depth]);
     }
@@ -400,6 +408,8 @@ void qd_gradients_finish(qd_builder *b)
 {
     qd_program *p = b->p;
     for (int module = b->modules - 1; module >= 0; module--) {
+        if (!qd_build_holds(b, module))
+            continue;
         const qd_grad_slot *slot = slot_at(b, module, b->strategy->micro_batches - 1);
         int end = slot->pending + slot->pending_count;
         finish_until(b, end);
@@ -420,6 +430,8 @@ void qd_gradients_finish(qd_builder *b)
     qd_build_action(b, QD_ACTION_NORM, -1, -1);
     qd_muon_begin(b);
     for (int module = 0; module < b->modules; module++)
-        qd_build_action(b, QD_ACTION_UPDATE, module, -1);
+        if (qd_build_holds(b, module))
+            qd_build_action(b, QD_ACTION_UPDATE, module, -1);
     qd_muon_finish(b);
+    qd_transfers_values(b);
 }

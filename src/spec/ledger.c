@@ -185,8 +185,8 @@ static void add_all(builder *b)
 static qd_status check_axes(const qd_mesh *mesh)
 {
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
-        if (axis != QD_AXIS_DP && axis != QD_AXIS_TP && mesh->degree[axis] > 1)
-            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp and tp only; set parallel.%s to 1",
+        if (axis == QD_AXIS_CP && mesh->degree[axis] > 1)
+            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp, tp and pp only; set parallel.%s to 1",
                            qd_axis_name((qd_axis)axis), mesh->degree[axis], qd_axis_name((qd_axis)axis));
     return QD_OK;
 }
@@ -238,6 +238,8 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank)
     const qd_param *p = &ledger->params[param];
     int coords[QD_AXIS_COUNT];
     qd_mesh_coords(&ledger->mesh, rank, coords);
+    if (ledger->modules[p->module].stage_rank != coords[QD_AXIS_PP])
+        return (qd_atom){{0, 0}, {0, 0}};
     qd_atom atom = {{0, 0}, {p->shape[0], p->shape[1]}};
     /* From the slowest axis to the fastest: each cuts what the ones before it left. */
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {

@@ -63,7 +63,8 @@ typedef struct qd_ledger {
 /* Everything lives in `arena`. QD_USAGE when the model cannot be laid out on the mesh, with the reason. */
 qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger);
 
-/* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor. */
+/* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor; empty when its module is on other
+ * ranks. */
 typedef struct qd_atom {
     int64_t begin[QD_PARAM_DIMS], length[QD_PARAM_DIMS];
 } qd_atom;

@@ -92,7 +92,9 @@ static void note_communication(const qd_program *p, int index, int *busy, int *e
     const qd_action *a = &p->actions[index];
     for (int d = 0; d < a->dep_count; d++) {
         const qd_action *on = &p->actions[p->deps[a->dep_first + d]];
-        if (qd_action_communicates(on) && p->deps[a->dep_first + d] > ended[on->group])
+        if (qd_action_transfers(on) && busy[on->buffer] == p->deps[a->dep_first + d]) /* says nothing about other messages */
+            busy[on->buffer] = 0;
+        else if (!qd_action_transfers(on) && qd_action_communicates(on) && p->deps[a->dep_first + d] > ended[on->group])
             ended[on->group] = p->deps[a->dep_first + d];
     }
     if (!qd_action_communicates(a) || a->stream != QD_STREAM_COMM)
@@ -137,7 +139,9 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
         note_communication(p, i, busy, ended);
         if (!(allocates || frees))
             continue;
-        if (frees && busy[a->buffer] > 0 && busy[a->buffer] > ended[p->actions[busy[a->buffer]].group])
+        bool waits = busy[a->buffer] > 0 && (qd_action_transfers(&p->actions[busy[a->buffer]]) ||
+                                             busy[a->buffer] > ended[p->actions[busy[a->buffer]].group]);
+        if (frees && waits)
             status = bad(p, i, a->buffer, "is freed while a transfer that nobody has waited for still works on it");
         busy[a->buffer] = 0;
         if (status != QD_OK)

@@ -121,7 +121,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
                          .tensor_coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank)};
     qd_ledger_port_rows(ledger, config->rank, w.rows, &w.port_first, &w.port_rows);
     for (int i = 0; i < ledger->module_count && !w.module; i++)
-        if (ledger->modules[i].kind == kind)
+        if (ledger->modules[i].kind == kind && ledger->modules[i].stage_rank == qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), config->rank))
             w.module = &ledger->modules[i];
     memset(out, 0, sizeof *out);
     out->kind = kind;

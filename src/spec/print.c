@@ -71,6 +71,20 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
         return snprintf(text, size, "%s %s[%lld, %lld)  %s  %s  %s", name, qd_buffer_kind_name(b->kind),
                         (long long)a->first, (long long)(a->first + a->count), group, amount,
                         a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
+    case QD_ACTION_SEND:
+    case QD_ACTION_RECV: {
+        if (!b)
+            break;
+        qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
+        int ranks = p->ledger->mesh.degree[QD_AXIS_PP], self = qd_mesh_group_coord(&p->ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), p->rank);
+        int used = snprintf(text, size, "%s %s", name, module_name(p, a->module));
+        if (a->microbatch >= 0 && used < (int)size)
+            used += snprintf(text + used, size - (size_t)used, " mb %d", a->microbatch);
+        return used < (int)size ? used + snprintf(text + used, size - (size_t)used, "  %s  %s pp %d  %s  %s", qd_buffer_kind_name(b->kind),
+                                                  a->kind == QD_ACTION_SEND ? "to" : "from", (self + a->peer) % ranks, amount,
+                                                  a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream")
+                                : used;
+    }
     case QD_ACTION_REDUCE_SCATTER:
     case QD_ACTION_GATHER:
         if (!b)

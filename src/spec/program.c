@@ -36,13 +36,15 @@ qd_coll_kind qd_action_collective(qd_action_kind kind)
     case QD_ACTION_COLLECT:
     case QD_ACTION_HAND_BACK: return QD_COLL_ALL_TO_ALL;
     case QD_ACTION_SHARE: return QD_COLL_BROADCAST;
+    case QD_ACTION_SEND: return QD_COLL_SEND;
+    case QD_ACTION_RECV: return QD_COLL_RECV;
     default: return QD_COLL_KIND_COUNT;
     }
 }
 
 typedef qd_builder builder;
 
-static int64_t port_bytes(const builder *b)
+int64_t qd_build_port_bytes(const builder *b)
 {
     int64_t first, rows;
     qd_ledger_port_rows(b->ledger, b->p->rank, b->strategy->micro_batch * b->strategy->seq, &first, &rows);
@@ -80,11 +82,13 @@ static void forward(builder *b, int item)
     const qd_module_class *c = qd_program_class(b->p, module);
     qd_flight *flight = qd_flight_of(b, module, mb);
     alloc_stash(b, module, mb);
-    flight->port = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, port_bytes(b)) : -1;
+    flight->port = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, qd_build_port_bytes(b)) : -1;
     qd_action *a = qd_build_action(b, QD_ACTION_FORWARD, module, mb);
     set_uses(b, a, module, mb);
     a->flops = qd_class_flops(c, QD_PHASE_FORWARD);
     qd_units_wait(b, item);
+    if (module > 0)
+        qd_build_wait(b, &qd_flight_of(b, module - 1, mb)->arrives);
     if (c->recompute == QD_RECOMPUTE_FULL) {
         qd_build_free(b, &flight->stash_i);
         qd_build_free(b, &flight->stash_w);
@@ -137,12 +141,13 @@ static void backward(builder *b, int item)
         recompute(b, item);
     double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
     if (module > 0)
-        qd_flight_of(b, module - 1, mb)->port_grad = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, port_bytes(b));
+        qd_flight_of(b, module - 1, mb)->port_grad = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, qd_build_port_bytes(b));
     bool halves = b->strategy->split_backward && c->has_weight_phase;
     if (halves)
         qd_flight_of(b, module, mb)->mid = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
     backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb, halves ? input_flops : input_flops + weight_flops);
     qd_units_wait(b, item);
+    qd_build_wait(b, &qd_flight_of(b, module, mb)->grad_arrives);
     free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
 }
 
@@ -204,7 +209,7 @@ static qd_status write_items(builder *b, qd_arena *arena)
     b->turn_begin[b->turn_count] = b->item_count;
     for (int i = 0; i < b->item_count; i++)
         b->input_left[b->items[i].microbatch]++;
-    b->depth = find_depth(b);
+    b->depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers begin before and end after the passes */
     memset(b->input, 0xff, (size_t)s->micro_batches * sizeof *b->input);
     memset(b->input_left, 0, (size_t)s->micro_batches * sizeof *b->input_left);
     for (int i = 0; i < b->item_count; i++)
@@ -243,11 +248,14 @@ static void run_item(builder *b, int index)
 /* The sum over the group of the losses and of the tokens counted: two doubles. */
 static void reduce_loss(builder *b)
 {
-    if (b->data_group < 0)
-        return;
-    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->data_group, 2, QD_F64, -1);
-    a->buffer = b->p->persistent[QD_BUFFER_LOSS];
-    a->stream = QD_STREAM_COMPUTE;
+    const int groups[] = {b->data_group, b->pipeline_group}; /* all stages but the last add nothing */
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        if (groups[i] < 0)
+            continue;
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, groups[i], 2, QD_F64, -1);
+        a->buffer = b->p->persistent[QD_BUFFER_LOSS];
+        a->stream = QD_STREAM_COMPUTE;
+    }
 }
 
 static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
@@ -296,6 +304,7 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     b->data_group = qd_build_group(b, data);
     b->shard_group = qd_build_group(b, shard);
     b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
+    b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
     b->kept_group = -1;
     if (s->zero == 3 && s->reshard > QD_RESHARD_ALL) {
         if (shard.size % s->reshard != 0)
@@ -320,11 +329,11 @@ static void add_persistent(builder *b, int64_t moment2)
     const qd_model *m = &b->ledger->model;
     bool sharded = s->zero > 0, grads_sharded;
     int64_t whole = p->storage.values, shard = p->storage.shard_values, state = sharded ? shard : whole;
-    add_param_buffer(b, QD_BUFFER_PARAM, s->param, s->zero == 3 ? shard : whole, s->zero == 3);
+    add_param_buffer(b, QD_BUFFER_PARAM, s->param, s->zero == 3 ? p->storage.shard_params : p->storage.params, s->zero == 3);
     if (s->training) {
         int64_t grads = qd_gradients_storage(b, &grads_sharded);
         add_param_buffer(b, QD_BUFFER_GRAD, s->grad, grads, grads_sharded);
-        if (m->tied && !b->blocks)
+        if (p->storage.tied > 0 && !b->blocks)
             add_param_buffer(b, QD_BUFFER_TIED_GRAD, s->grad, p->storage.tied, false);
         if (s->param != QD_F32)
             add_param_buffer(b, QD_BUFFER_MASTER, QD_F32, state, sharded);
@@ -345,7 +354,7 @@ static void add_persistent(builder *b, int64_t moment2)
     }
     qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
     int64_t scratch = 0;
-    for (int module = 0; module < b->modules; module++) {
+    for (int module = 0; module < b->modules; module++) { /* those of other ranks have no class here */
         int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];
         scratch = wanted > scratch ? wanted : scratch;
     }
@@ -380,9 +389,20 @@ static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t 
 static qd_status choose_schedule(builder *b, qd_arena *arena)
 {
     const qd_strategy *s = b->strategy;
-    qd_schedule *schedule;
-    QD_TRY(qd_schedule_create(s->schedule, 1, 1, s->micro_batches, s->training, arena, &schedule));
-    b->schedule = schedule;
+    const qd_mesh *mesh = &b->ledger->mesh;
+    qd_schedule *plain;
+    b->stage_rank = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), b->p->rank);
+    b->schedule = s->schedule;
+    if (!b->schedule) {
+        QD_TRY(qd_schedule_create(QD_SCHEDULE_1F1B, 1, 1, s->micro_batches, s->training, arena, &plain));
+        b->schedule = plain;
+    }
+    if (b->schedule->ranks != mesh->degree[QD_AXIS_PP] || b->schedule->micro_batches != s->micro_batches ||
+        b->schedule->training != s->training)
+        return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d", b->schedule->ranks,
+                       b->schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
+    if (s->context > 0 && b->schedule->ranks > 1)
+        return QD_FAIL(QD_UNSUPPORTED, "generation runs on one rank of a pipeline: set parallel.pp to 1");
     return QD_OK;
 }
 
@@ -402,6 +422,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     memset(p->persistent, 0xff, sizeof p->persistent);
     builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count};
     QD_TRY(check_gradient_axes(ledger));
+    QD_TRY(choose_schedule(&b, arena));
+    p->strategy.split_backward = strategy->split_backward || b.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
     qd_class_config classes = {
         .rank = rank,
@@ -412,13 +434,15 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .grad = strategy->grad,
         .training = strategy->training,
         .context = strategy->context,
-        .split = strategy->split_backward,
+        .split = p->strategy.split_backward,
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {
         qd_module_kind kind = ledger->modules[module].kind;
+        if (ledger->modules[module].stage_rank != b.stage_rank)
+            continue;
         classes.recompute = qd_strategy_recompute(strategy, ledger, module);
         qd_module_class *class_ = &p->classes[kind][classes.recompute];
         if (class_->ops)
@@ -426,8 +450,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
         bind_exchanges(&b, class_);
     }
-    QD_TRY(choose_schedule(&b, arena));
     QD_TRY(write_items(&b, arena));
+    QD_TRY(qd_transfers_create(&b, arena));
     QD_TRY(qd_units_create(&b, arena));
     QD_TRY(qd_gradients_create(&b, arena));
     int64_t moment2 = 0;
@@ -435,8 +459,13 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     add_persistent(&b, moment2);
     qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], QD_F64);
     qd_gradients_begin(&b);
-    for (int item = 0; item < b.item_count; item++)
-        run_item(&b, item);
+    for (int turn = 0; turn < b.turn_count; turn++) {
+        qd_transfers_before(&b, turn);
+        for (int item = b.turn_begin[turn]; item < b.turn_begin[turn + 1]; item++)
+            run_item(&b, item);
+        qd_transfers_after(&b, turn);
+    }
+    qd_transfers_finish(&b);
     if (strategy->context == 0)
         reduce_loss(&b);
     if (strategy->training)
@@ -481,7 +510,7 @@ qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int para
     h.box.begin[0] += own.first_row;
     h.box.length[0] = own.rows;
     bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
-    h.offset = sharded ? s->shard_offset[param] : s->offset[param] + own.first;
+    h.offset = sharded ? s->shard_offset[param] : (param == s->copied ? s->value : s->offset)[param] + own.first;
     if (kind == QD_BUFFER_MOMENT2 && p->moment2)
         h.offset = p->moment2[param];
     if (!qd_program_keeps(p, kind, param))

@@ -36,7 +36,7 @@ typedef struct qd_strategy {
     const qd_device_traits *traits; /* of the device it will run on */
     bool training;        /* false: forward only (evaluation) */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
-    qd_schedule_kind schedule; /* order of the micro-batches in the pipeline; with one rank too, where it decides how many are in flight */
+    const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
 } qd_strategy;
 
 typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;
@@ -56,6 +56,8 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(REDUCE, "reduce")                   /* sum of a range of a buffer over the group (all-reduce) */      \
     X(REDUCE_SCATTER, "reduce_scatter")   /* sums of a run of parameters, each rank getting its part */     \
     X(GATHER, "gather")                   /* all parts of a run of parameters, or of the norm's sums */     \
+    X(SEND, "send")                       /* a range of a buffer goes to another rank of the pipeline */    \
+    X(RECV, "recv")                       /* and arrives there */                                           \
     X(PACK, "pack")                       /* this rank's part of a run of parameters, out of whole tensors */ \
     X(UNPACK, "unpack")                   /* and back into them */                                          \
     X(ADD, "add")                         /* a range of one buffer joins that of another */                 \
@@ -152,8 +154,9 @@ typedef struct qd_action {
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
     int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all */
     qd_dtype dtype;              /* of those elements */
-    int32_t group;               /* collectives: in the program's groups; -1: none */
-    int64_t bytes;               /* what all ranks of the world together send: of a collective, or of the ops of a module action */
+    int32_t group;               /* collectives, SEND, RECV: in the program's groups; -1: none */
+    int32_t peer;                /* SEND, RECV: how far behind this rank in the group, round and round */
+    int64_t bytes;               /* what all ranks of the world together send, if all do as this one does: of a collective, a SEND, or the ops of a module action */
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
 } qd_action;
@@ -217,6 +220,11 @@ typedef struct qd_holding {
 qd_holding qd_program_holding(const qd_program *program, qd_buffer_kind kind, int param);
 /* Whether any rank holds such a thing of the parameter: matrices of Muon have no second moment. */
 bool qd_program_keeps(const qd_program *program, qd_buffer_kind kind, int param);
+
+static inline bool qd_action_transfers(const qd_action *a) /* between two ranks */
+{
+    return a->kind == QD_ACTION_SEND || a->kind == QD_ACTION_RECV;
+}
 
 /* What a communicating action is carried out by; QD_COLL_KIND_COUNT for the others. */
 qd_coll_kind qd_action_collective(qd_action_kind kind);

@@ -22,7 +22,10 @@ static inline unsigned qd_pass_phases(qd_pass pass)
 typedef struct qd_flight {
     int port, port_grad; /* behind the module */
     int stash_i, stash_w, mid;
+    int arrives, grad_arrives; /* RECV of port and port_grad that their first reader waits for */
 } qd_flight;
+
+typedef struct qd_transfers qd_transfers;
 
 /* A module's parameters, as seen by the step: where they are now. */
 typedef struct qd_unit {
@@ -71,6 +74,9 @@ typedef struct qd_builder {
     int depth;            /* micro-batches that can be in flight at once */
     qd_flight *flights;   /* modules × depth */
     int *input, *input_left; /* per micro-batch in flight: buffer, and items that are still to come */
+    qd_transfers *transfers; /* NULL: no pipeline */
+    int *tied_arrives;       /* per slot: RECV of the tied gradient */
+    int pipeline_group;
     int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */
@@ -98,11 +104,17 @@ static inline qd_flight *qd_flight_of(const qd_builder *b, int module, int micro
     return &b->flights[(size_t)module * (size_t)b->depth + (size_t)(microbatch % b->depth)];
 }
 
+static inline bool qd_build_holds(const qd_builder *b, int module)
+{
+    return b->ledger->modules[module].stage_rank == b->stage_rank;
+}
+
 /* build.c: the growing lists. When memory is out, no_memory is set and the build fails as a whole. */
 void *qd_build_grow(qd_builder *b, void *array, int count, int *capacity, size_t size);
 int qd_build_buffer(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes, bool persistent);
 qd_action *qd_build_action(qd_builder *b, qd_action_kind kind, int module, int microbatch);
 void qd_build_dep(qd_builder *b, int on); /* the newest action waits for `on`; -1: nothing */
+void qd_build_wait(qd_builder *b, int *on);  /* the same, once */
 int qd_build_alloc(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes); /* -1 for 0 bytes */
 void qd_build_free(qd_builder *b, int *buffer); /* if there is one; a second call does nothing */
 void qd_build_zero(qd_builder *b, int buffer, qd_dtype dtype); /* -1: nothing */
@@ -114,6 +126,18 @@ qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, i
 
 /* moe.c: what cannot be done with experts, or with norms of queries and keys, is refused. */
 qd_status qd_moe_check(const qd_model *model, const qd_strategy *strategy);
+
+int64_t qd_build_port_bytes(const qd_builder *b);  /* of what passes between two modules, on this rank */
+
+/* transfers.c: what passes between the ranks of a pipeline. Turns are this rank's. */
+qd_status qd_transfers_create(qd_builder *b, qd_arena *arena);
+void qd_transfers_before(qd_builder *b, int turn);
+void qd_transfers_after(qd_builder *b, int turn);
+void qd_transfers_finish(qd_builder *b);
+void qd_transfers_values(qd_builder *b); /* of tied parameters, after the update */
+/* SEND or RECV of elements of a buffer, to or from a rank of the pipeline. */
+qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first, int64_t count,
+                               qd_dtype dtype);
 
 /* units.c: parameters that are gathered. */
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);

@@ -126,29 +126,46 @@ static qd_status check_numbers(qd_schedule_kind kind, int ranks, int stages, int
     return QD_OK;
 }
 
+static qd_status allocate(const qd_schedule *like, qd_arena *arena, qd_schedule **schedule)
+{
+    qd_schedule *s = QD_ARENA_NEW(arena, qd_schedule, 1);
+    if (!s)
+        return QD_NO_MEMORY;
+    *s = *like;
+    s->rank_of = QD_ARENA_NEW(arena, int, s->stages);
+    s->begin = QD_ARENA_NEW(arena, int, s->ranks + 1);
+    s->turns = QD_ARENA_NEW(arena, qd_turn, (size_t)s->stages * (size_t)s->micro_batches * (s->training ? s->splits ? 3 : 2 : 1));
+    *schedule = s;
+    return s->rank_of && s->begin && s->turns ? QD_OK : QD_NO_MEMORY;
+}
+
+static qd_status write_all(qd_schedule *s)
+{
+    writer w = {.s = s};
+    for (int rank = 0; rank < s->ranks; rank++)
+        write_rank(&w, rank);
+    s->begin[s->ranks] = w.count;
+    return qd_schedule_validate(s);
+}
+
+qd_status qd_schedule_forward(const qd_schedule *placed, int micro_batches, qd_arena *arena, qd_schedule **schedule)
+{
+    const qd_schedule like = {.kind = placed->kind, .ranks = placed->ranks, .stages = placed->stages, .micro_batches = micro_batches};
+    QD_TRY(allocate(&like, arena, schedule));
+    memcpy((*schedule)->rank_of, placed->rank_of, (size_t)placed->stages * sizeof *placed->rank_of);
+    return write_all(*schedule);
+}
+
 qd_status qd_schedule_create(qd_schedule_kind kind, int ranks, int stages, int micro_batches, bool training, qd_arena *arena,
                              qd_schedule **schedule)
 {
     QD_TRY(check_numbers(kind, ranks, stages, training || kind != QD_SCHEDULE_DUALPIPE_V ? micro_batches : 2 * ranks));
-    qd_schedule *s = QD_ARENA_NEW(arena, qd_schedule, 1);
-    if (!s)
-        return QD_NO_MEMORY;
-    *s = (qd_schedule){.kind = kind, .ranks = ranks, .stages = stages, .micro_batches = micro_batches, .training = training};
-    s->splits = training && (kind == QD_SCHEDULE_ZB_H1 || there_and_back(kind));
-    s->rank_of = QD_ARENA_NEW(arena, int, stages);
-    s->begin = QD_ARENA_NEW(arena, int, ranks + 1);
-    s->turns = QD_ARENA_NEW(arena, qd_turn, (size_t)stages * (size_t)micro_batches * (training ? s->splits ? 3 : 2 : 1));
-    if (!s->rank_of || !s->begin || !s->turns)
-        return QD_NO_MEMORY;
+    const qd_schedule like = {.kind = kind, .ranks = ranks, .stages = stages, .micro_batches = micro_batches, .training = training,
+                              .splits = training && (kind == QD_SCHEDULE_ZB_H1 || there_and_back(kind))};
+    QD_TRY(allocate(&like, arena, schedule));
     for (int stage = 0; stage < stages; stage++)
-        s->rank_of[stage] = qd_schedule_rank_of(kind, ranks, stage);
-    writer w = {.s = s};
-    for (int rank = 0; rank < ranks; rank++)
-        write_rank(&w, rank);
-    s->begin[ranks] = w.count;
-    QD_TRY(qd_schedule_validate(s));
-    *schedule = s;
-    return QD_OK;
+        (*schedule)->rank_of[stage] = qd_schedule_rank_of(kind, ranks, stage);
+    return write_all(*schedule);
 }
 
 /* ---- replay ---- */

@@ -60,6 +60,9 @@ int qd_schedule_rank_of(qd_schedule_kind kind, int ranks, int stage);
 qd_status qd_schedule_create(qd_schedule_kind kind, int ranks, int stages, int micro_batches, bool training, qd_arena *arena,
                              qd_schedule **schedule);
 
+/* Forward passes alone, on the stages and ranks of another schedule. */
+qd_status qd_schedule_forward(const qd_schedule *placed, int micro_batches, qd_arena *arena, qd_schedule **schedule);
+
 /* Every stage on one rank; each (stage, micro-batch) once, F before B, or F before I before W; ascending micro-batches; and no
  * rank waits for ever. QD_USAGE names the first turn that is wrong. */
 qd_status qd_schedule_validate(const qd_schedule *schedule);

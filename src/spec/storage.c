@@ -12,13 +12,14 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
     memset(s, 0, sizeof *s);
     s->parts = parts;
     s->part = part;
-    int64_t **const tables[] = {&s->offset, &s->count, &s->rows, &s->shard_offset, &s->shard_count, &s->shard_row};
+    int64_t **const tables[] = {&s->offset, &s->count, &s->rows, &s->value, &s->shard_offset, &s->shard_count, &s->shard_row};
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         *tables[t] = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
         if (!*tables[t])
             return QD_NO_MEMORY;
     }
     int fuse = -1;
+    s->copied = -1;
     for (int i = 0; i < ledger->param_count; i++) {
         const qd_param *p = &ledger->params[i];
         qd_atom atom = qd_ledger_atom(ledger, i, rank);
@@ -32,16 +33,27 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
         *end += s->count[i];
         s->shard_offset[i] = s->shard_values;
         s->shard_row[i] = s->shard_rows;
-        if (p->tied_to >= 0)
+        s->value[i] = s->offset[p->tied_to >= 0 ? p->tied_to : i];
+        if (p->tied_to >= 0) {
+            s->copied = s->count[i] > 0 && s->count[p->tied_to] == 0 ? i : s->copied;
             continue;
+        }
         s->held += s->count[i];
         qd_extent own = qd_storage_part(s, i, parts, part);
         s->shard_count[i] = own.count;
         s->shard_values += own.count;
         s->shard_rows += own.rows;
     }
-    s->values = align(s->values);
+    s->values = s->params = align(s->values);
+    s->shard_params = s->shard_values;
     s->tied = align(s->tied);
+    if (s->copied < 0)
+        return QD_OK;
+    s->value[s->copied] = s->values;
+    s->params = align(s->values + s->count[s->copied]);
+    s->shard_offset[s->copied] = s->shard_values;
+    s->shard_count[s->copied] = qd_storage_part(s, s->copied, parts, part).count;
+    s->shard_params += s->shard_count[s->copied];
     return QD_OK;
 }
 
@@ -59,7 +71,7 @@ int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *s, int param, 
 {
     int64_t count = 0;
     for (int i = param; i < param + params; i++)
-        if (ledger->params[i].tied_to < 0)
+        if (qd_storage_has(ledger, s, i))
             count += qd_storage_part(s, i, parts, part).count;
     return count;
 }

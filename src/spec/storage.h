@@ -17,7 +17,11 @@ typedef struct qd_storage {
     int64_t *offset;      /* per parameter, in a whole buffer; of a tied one: in the tied-gradient buffer */
     int64_t *count;       /* local elements */
     int64_t *rows;        /* local rows; a vector has one element per row */
+    int64_t *value;       /* where values are read: offset, or that of the parameter it is tied to, or that of the copy */
+    int copied;           /* a tied parameter whose owner is on other ranks, so that this one keeps a copy of the values behind all
+                             others: buffers of parameters alone have it; -1: none */
     int64_t values, tied; /* elements of the two whole buffers, padding included */
+    int64_t params, shard_params; /* elements of buffers of parameters, whole and sharded: with the copy */
     int64_t held;         /* elements of parameters of the whole local tensors, padding excluded */
     int parts, part;      /* rows of each tensor are cut into so many parts, and this rank has one of them; 1 and 0: whole */
     int64_t *shard_offset, *shard_count; /* per parameter, in a sharded buffer; tied ones have none */
@@ -35,6 +39,12 @@ typedef struct qd_extent {
 } qd_extent;
 qd_extent qd_storage_part(const qd_storage *storage, int param, int parts, int part);
 
-/* Elements of the parts of parameters [param, param + params) that rank `part` of `parts` has; tied ones have none. */
+/* Whether the rank has values of a parameter of its own: all that it holds but tied ones, and the copy. */
+static inline bool qd_storage_has(const qd_ledger *ledger, const qd_storage *storage, int param)
+{
+    return ledger->params[param].tied_to < 0 || param == storage->copied;
+}
+
+/* Elements of the parts of parameters [param, param + params) that rank `part` of `parts` has; tied ones have none, but the copy. */
 int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *storage, int param, int params, int parts, int part);
 #endif

@@ -23,9 +23,11 @@ static int item_units(const qd_builder *b, const qd_step_item *item, int units[2
             const qd_slot *slot = op->slot[j] >= 0 ? &c->slots[op->slot[j]] : NULL;
             if (!slot || slot->kind != QD_SLOT_PARAM)
                 continue;
-            int owner = b->ledger->params[module->param_begin + slot->param].tied_to;
-            own = own || owner < 0;
-            tied = owner >= 0 ? b->ledger->params[owner].module : tied;
+            int param = module->param_begin + slot->param;
+            if (qd_storage_has(b->ledger, &b->p->storage, param))
+                own = true;
+            else
+                tied = b->ledger->params[b->ledger->params[param].tied_to].module;
         }
     }
     int count = 0;
@@ -107,7 +109,7 @@ static void gather(qd_builder *b, int module)
     } else {
         const qd_module *m = &b->ledger->modules[module];
         int64_t first = storage->offset[m->param_begin];
-        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->values;
+        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->params;
         whole = unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(s->param));
         if (!b->no_memory)
             b->p->buffers[whole].first = first;
@@ -208,7 +210,8 @@ void qd_units_uses(const qd_builder *b, int module, int32_t *use)
     const qd_module *m = &b->ledger->modules[module];
     bool sharded = b->strategy->zero == 3;
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
-        int tied_to = b->ledger->params[i].tied_to, owner = tied_to >= 0 ? b->ledger->params[tied_to].module : module;
+        int tied_to = b->ledger->params[i].tied_to;
+        int owner = qd_storage_has(b->ledger, &b->p->storage, i) ? module : b->ledger->params[tied_to].module;
         use[tied_to >= 0 ? QD_USE_TIED_PARAM : QD_USE_PARAM] = sharded ? b->units[owner].buffer : b->p->persistent[QD_BUFFER_PARAM];
     }
 }

@@ -57,8 +57,9 @@ qd_status qd_initial_values(const qd_program *p, uint64_t seed, int threads, qd_
     qd_status status = d.values ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to draw initial values");
     for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++) {
         d.param = &p->ledger->params[i];
-        d.key = qd_rng_key(seed, d.param->name);
-        if (d.param->tied_to < 0)
+        /* A copy of tied values begins as its owner does, on other ranks. */
+        d.key = qd_rng_key(seed, p->ledger->params[d.param->tied_to >= 0 ? d.param->tied_to : i].name);
+        if (qd_storage_has(p->ledger, &p->storage, i))
             status = draw_param(p, i, &d, pool, sink, context);
     }
     free(d.values);

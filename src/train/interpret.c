@@ -224,7 +224,7 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
             continue;
         QD_TRY(qd_bound_at(it->bound, a->use[QD_USE_GRAD], p->storage.offset[owner], dtype, &to));
         QD_TRY(qd_bound_at(it->bound, a->use[QD_USE_TIED_GRAD], p->storage.offset[i], dtype, &from));
-        QD_TRY(it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = p->storage.count[i],
+        QD_TRY(it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = p->storage.count[owner],
                                                            .a_dtype = dtype, .b_dtype = dtype, .y_dtype = dtype}));
     }
     return QD_OK;
@@ -292,6 +292,19 @@ static qd_status do_reduce_scatter(qd_interpreter *it, const qd_action *a, int i
 static qd_status do_gather(qd_interpreter *it, const qd_action *a, int index)
 {
     return qd_shard_gather(it->bound, a, work_of(it, a, index));
+}
+
+/* Sends and receives between ranks of the pipeline. */
+static qd_status do_transfer(qd_interpreter *it, const qd_action *a, int index)
+{
+    void *data;
+    QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &data));
+    qd_comm *group = a->group >= 0 ? it->bound->groups[a->group] : NULL;
+    if (!group)
+        return QD_FAIL(QD_SYSTEM, "step program: action %d has no other rank to go to", index);
+    int peer = (qd_comm_rank(group) + a->peer) % qd_comm_size(group);
+    return a->kind == QD_ACTION_SEND ? qd_comm_send(group, data, a->count, a->dtype, peer, work_of(it, a, index))
+                                     : qd_comm_recv(group, data, a->count, a->dtype, peer, work_of(it, a, index));
 }
 
 static qd_status do_pack(qd_interpreter *it, const qd_action *a, int index)
@@ -490,6 +503,8 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_REDUCE] = do_reduce,
     [QD_ACTION_REDUCE_SCATTER] = do_reduce_scatter,
     [QD_ACTION_GATHER] = do_gather,
+    [QD_ACTION_SEND] = do_transfer,
+    [QD_ACTION_RECV] = do_transfer,
     [QD_ACTION_PACK] = do_pack,
     [QD_ACTION_UNPACK] = do_unpack,
     [QD_ACTION_ADD] = do_add,

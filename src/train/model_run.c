@@ -60,6 +60,7 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
     run->config.world = 1;
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
         run->config.degrees[axis] = 1;
+    run->config.pipeline = (qd_pipeline){0};
     run->config.model.dropout = 0.0;
     run->config.strategy.training = false;
     run->config.global_batch = run->config.strategy.micro_batch = 1;

@@ -24,7 +24,8 @@ static qd_status load_param(qd_trainer *t, qd_checkpoint *c, int param, qd_ckpt_
     qd_holding own = qd_trainer_holding(t, param, tensor_of[kind]);
     if (own.count == 0)
         return QD_OK;
-    QD_TRY(qd_checkpoint_read(c, &p->ledger->params[param], kind, &own.box, values));
+    int owner = p->ledger->params[param].tied_to >= 0 ? p->ledger->params[param].tied_to : param;
+    QD_TRY(qd_checkpoint_read(c, &p->ledger->params[owner], kind, &own.box, values));
     return qd_trainer_put(t, param, tensor_of[kind], values);
 }
 
@@ -40,7 +41,7 @@ qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
         if (kind != QD_CKPT_VALUE && (weights_only || !qd_trainer_holds(t, tensor_of[kind])))
             continue;
         for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++)
-            if (p->ledger->params[i].tied_to < 0)
+            if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
                 status = load_param(t, c, i, (qd_ckpt_kind)kind, values);
     }
     free(values);

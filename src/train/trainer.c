@@ -41,7 +41,7 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     qd_stream *stream = qd_device_compute_stream(t->device);
     int64_t offset = qd_program_holding(p, QD_BUFFER_PARAM, param).offset + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
-    float *master = qd_bound_kind(t->bound, QD_BUFFER_MASTER);
+    float *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a copy is never updated here */
     if (count == 0)
         return QD_OK;
     if (p->strategy.param == QD_F32) {

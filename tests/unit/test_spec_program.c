@@ -48,7 +48,15 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "but there are 4 ranks");
     refused(SMALL "parallel.ranks=2 train.micro_batch=3", "train.micro_batch (3) does not divide");
-    refused(SMALL "parallel.ranks=2 parallel.pp=2", "this version lays models out over dp and tp only");
+    refused(SMALL "parallel.ranks=2 parallel.cp=2", "this version lays models out over dp, tp and pp only");
+    refused(SMALL "parallel.ranks=8 parallel.pp=8", "needs at least as many modules, but the model has 5 (3 blocks, embedding and head)");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=3,1", "must add up to the model's 3 blocks");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=2", "2 numbers of blocks are wanted");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=1,1,1", "one number for each of the 2 stages");
+    refused(SMALL "parallel.ranks=3 parallel.pp=3 parallel.layers=3,0,0", "stage 1 would hold nothing");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.virtual_stages=2", "has 1 stage per pipeline rank, not 2");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=dualpipe_v train.micro_batch=4", "4 for 2 ranks, but there are 2");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule_file=/nowhere.csv", "parallel.schedule_file: /nowhere.csv");
     refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
     refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
     refused(SMALL "parallel.ranks=2 parallel.tp=2 run.device=cuda", "runs on the CPU only so far");

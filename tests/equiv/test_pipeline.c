@@ -1,0 +1,173 @@
+/* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits of one stage with the same
+ * data parallelism, with the bytes and the memory that the programs say.
+ * ctest: timeout 600 */
+#include "support/trained.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define LLAMA "model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=12 "
+#define GPT2 "model.arch=gpt2 model.layers=3 model.hidden=32 model.heads=4 model.vocab=67 data.seq=9 model.dropout=0.1 "
+#define RUN "train.lr=1e-2 train.schedule=constant train.steps=50 run.threads=1 train.clip=0.5 "
+
+static const char *const every_schedule[] = {
+    "parallel.schedule=gpipe ",        "parallel.schedule=1f1b ",  "parallel.schedule=interleaved ",
+    "parallel.schedule=zb_h1 ",        "parallel.schedule=zb_v ",  "parallel.schedule=dualpipe_v ",
+};
+
+static void compare(const char *base, int dp, const char *const *variants, size_t count, qd_random_tokens random)
+{
+    char words[768];
+    snprintf(words, sizeof words, "%sparallel.ranks=%d ", base, dp);
+    trained plain = trained_run(words, 5, random);
+    for (size_t v = 0; v < count; v++) {
+        int pp = 2;
+        const char *given = strstr(variants[v], "parallel.pp=");
+        if (given)
+            pp = atoi(given + strlen("parallel.pp="));
+        snprintf(words, sizeof words, "%sparallel.pp=%d parallel.ranks=%d %s", base, pp, pp * dp, variants[v]);
+        trained piped = trained_run(words, 5, random);
+        trained_same_bits(&piped, &plain, words);
+        free(piped.weights);
+    }
+    free(plain.weights);
+}
+#define COMPARE(base, dp, variants, ...) \
+    compare(base, dp, variants, sizeof(variants) / sizeof *(variants), (qd_random_tokens){__VA_ARGS__})
+
+static void schedules_give_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "train.global_batch=6 train.micro_batch=1 ", 1, every_schedule, .seed = 1, .documents = 3);
+    static const char *const deep[] = {
+        "parallel.pp=4 parallel.schedule=gpipe",
+        "parallel.pp=4 parallel.schedule=1f1b train.recompute=full",
+        "parallel.pp=3 parallel.schedule=interleaved train.recompute=selective",
+        "parallel.pp=4 parallel.schedule=zb_h1 train.recompute=full train.recompute_layers=2",
+        "parallel.pp=3 parallel.schedule=zb_v train.recompute=full",
+        "parallel.pp=3 parallel.schedule=dualpipe_v",
+        "parallel.pp=4 parallel.layers=2,1,1,1 parallel.overlap=false",
+        "parallel.pp=2 parallel.layers=0,5 parallel.split_backward=true",
+        "parallel.pp=7",
+    };
+    COMPARE(LLAMA RUN "train.global_batch=12 train.micro_batch=2 model.vocab=1009 ", 1, deep, .seed = 2, .ignored = 5);
+}
+
+static const char *const sharded[] = {
+    "parallel.schedule=1f1b",
+    "parallel.schedule=gpipe parallel.zero=1",
+    "parallel.schedule=zb_h1 parallel.zero=2",
+    "parallel.schedule=interleaved parallel.zero=3",
+    "parallel.schedule=zb_v parallel.zero=3 parallel.prefetch=1 parallel.overlap=false",
+    "parallel.schedule=zb_v parallel.zero=2 parallel.bucket_mb=0.001",
+    "parallel.schedule=dualpipe_v parallel.zero=1 train.recompute=full",
+    "parallel.schedule=zb_h1 parallel.zero=3 parallel.reshard_after_forward=false train.recompute=selective",
+    "parallel.pp=4 parallel.schedule=1f1b parallel.zero=3 parallel.bucket_mb=0.01",
+};
+
+static void zero_stages_give_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 2, sharded, .seed = 3);
+    COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", 2, sharded, .seed = 4);
+}
+
+/* The head's gradient travels to the embedding and the values come back, whatever is sharded. */
+static void tied_embeddings_give_the_same_bits(void **state)
+{
+    (void)state;
+    COMPARE(GPT2 RUN "train.global_batch=4 train.micro_batch=1 ", 1, every_schedule, .seed = 5);
+    COMPARE(GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 2, sharded, .seed = 6);
+    COMPARE(GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch train.precision=bf16 ", 2, sharded, .seed = 7);
+    COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 model.tied=true train.optimizer=sgd train.momentum=0.9 train.grad_sync=per_step ", 2, sharded, .seed = 8);
+}
+
+typedef struct counted {
+    int64_t bytes, planned;
+} counted;
+
+/* Every rank: planned is allocated. Over the world: what the backend counted, against the mean of what the stages' programs say. */
+static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[2] = {0}, sum[2];
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
+            mine[0] += stats.bytes[k];
+    }
+    mine[1] = qd_program_comm_bytes(p);
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 2, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(counted *)argument = (counted){sum[0], sum[1] / qd_comm_size(world)};
+    return QD_OK;
+}
+
+static void plan_equals_run(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        LLAMA "parallel.ranks=2 parallel.pp=2 train.global_batch=4 train.micro_batch=1 ",
+        LLAMA "parallel.ranks=4 parallel.pp=4 train.global_batch=4 train.micro_batch=1 parallel.schedule=zb_h1 train.recompute=full ",
+        LLAMA "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=zb_v parallel.zero=3 ",
+        GPT2 "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=interleaved parallel.zero=2 ",
+        GPT2 "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=gpipe train.grad_sync=per_microbatch ",
+    };
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        qd_config config = layout_config(layouts[i]);
+        qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        qd_team *team;
+        qd_step_output out;
+        counted c;
+        trained_ok(qd_team_create(&config, &source, &team));
+        for (int s = 0; s < 2; s++)
+            trained_ok(qd_team_step(team, &out));
+        trained_ok(qd_team_call(team, count_all, &c));
+        assert_int_equal(c.bytes, 2 * c.planned);
+        qd_team_destroy(team);
+    }
+}
+
+/* Forward passes alone: the loss of a step that is not taken. */
+static void evaluation_runs_through_the_pipeline(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof every_schedule / sizeof *every_schedule; i++) {
+        double losses[2];
+        for (int k = 0; k < 2; k++) {
+            char words[512];
+            snprintf(words, sizeof words, LLAMA "train.global_batch=5 train.micro_batch=1 parallel.pp=%d parallel.ranks=%d %s", k ? 3 : 1, k ? 3 : 1,
+                     k ? every_schedule[i] : "");
+            qd_config config = layout_config(words);
+            config.strategy.training = false;
+            qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
+            qd_batch_source source = qd_random_source(&random);
+            qd_team *team;
+            qd_step_output out;
+            trained_ok(qd_team_create(&config, &source, &team));
+            trained_ok(qd_team_step(team, &out));
+            losses[k] = out.loss;
+            qd_team_destroy(team);
+        }
+        assert_true(losses[0] == losses[1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_give_the_same_bits), cmocka_unit_test(zero_stages_give_the_same_bits),
+        cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(evaluation_runs_through_the_pipeline),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
