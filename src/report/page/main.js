@@ -12,7 +12,9 @@ function drawSummary(data) {
     part("summary", ".figures").append(element("div", { class: "figure" }, element("div", { class: "name" }, figure.name), value,
                                                figure.note ? element("div", { class: "note" }, figure.note) : null));
   }
-  part("summary", ".figures").hidden = data.figures.length === 0;
+  const count = data.figures.length; /* one line, or two that are alike */
+  part("summary", ".figures").style.setProperty("--columns", count <= 6 ? count : Math.ceil(count / 2));
+  part("summary", ".figures").hidden = count === 0;
   for (const note of data.notes)
     part("summary", ".notes").append(element("li", {}, note));
   if (data.config) {

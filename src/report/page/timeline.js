@@ -10,6 +10,7 @@ class Model {
     this.tracks = timeline.ranks.map(() => []); /* per rank */
     for (const track of timeline.tracks)
       this.tracks[track.rank].push({ ...track, lanes: makeLanes(timeline, this.classes, track) });
+    this.waits = timeline.waited ? timeline.ranks.map((_, rank) => waitsOf(timeline, this.tracks[rank])) : null;
     this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
   }
@@ -20,6 +21,16 @@ class Model {
     const step = this.timeline.steps[this.chosen];
     return step ? step.end - step.begin : this.end;
   }
+}
+
+/* When a rank's computation stood still for exchanges inside its actions: [begin, end, begin, end, …] in order. */
+function waitsOf(timeline, tracks) {
+  const list = [];
+  for (const track of tracks)
+    for (let i = track.first; i < track.first + track.count; i++)
+      if (timeline.waited[i] > 0)
+        list.push([timeline.begin[i] + timeline.seconds[i] - timeline.waited[i], timeline.begin[i] + timeline.seconds[i]]);
+  return Float64Array.from(list.sort((a, b) => a[0] - b[0]).flat());
 }
 
 class TimelineView {
@@ -113,9 +124,9 @@ class TimelineView {
       const tracks = model.tracks[index], top = y;
       for (const track of tracks) {
         const busy = model.timeline.actions[model.timeline.action[track.first]];
-        const high = busy?.group !== undefined ? Math.max(4, Math.round(tall * 0.62)) : tall;
+        const talks = busy?.group !== undefined, high = talks ? Math.max(4, Math.round(tall * 0.62)) : tall;
         for (const lane of track.lanes) {
-          this.rows.push({ model, track, lane, y, height: high, label: lane === track.lanes[0] ? model.timeline.streams[track.stream] : "" });
+          this.rows.push({ model, track, lane, y, height: high, talks });
           y += high + 1;
         }
       }
@@ -247,8 +258,10 @@ class TimelineView {
     g.rect(GUTTER, AXIS, this.plot, this.height - AXIS);
     g.clip();
     for (const row of this.rows)
-      if (row.y - top + row.height > AXIS && row.y - top < this.height)
+      if (row.y - top + row.height > AXIS && row.y - top < this.height) {
         this.drawRow(g, row, row.y - top);
+        this.drawWaits(g, row, row.y - top);
+      }
     g.restore();
     this.drawAxis(g);
     this.drawOverview();
@@ -362,6 +375,27 @@ class TimelineView {
       g.fillRect(x, y, Math.max(1, (end - begin) * scale), row.height);
       g.globalAlpha = 1;
     });
+  }
+
+  /* Pales those parts of what a rank computes in which it waits; where they are narrower than pixels, nothing is to be seen. */
+  drawWaits(g, row, y) {
+    const list = row.model.waits?.[row.track.rank], origin = row.model.origin, scale = this.plot / (this.t1 - this.t0);
+    if (!list || row.talks)
+      return;
+    let low = 0, high = list.length / 2;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (list[2 * middle + 1] < this.t0 + origin)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    g.fillStyle = this.tone.panel;
+    g.globalAlpha = 0.66;
+    for (let i = low, drawn = 0; 2 * i < list.length && list[2 * i] < this.t1 + origin && drawn < 4 * this.plot; i++, drawn++)
+      if ((list[2 * i + 1] - list[2 * i]) * scale >= 0.7)
+        g.fillRect(this.x(list[2 * i] - origin), y + row.height * 0.72, (list[2 * i + 1] - list[2 * i]) * scale, row.height * 0.28);
+    g.globalAlpha = 1;
   }
 
   /* The first rank over the whole time, with the window on it. */
