@@ -35,18 +35,11 @@ static qd_route_rule route_rule(const qd_op_call *c)
                            .normalised = e->normalised, .scale = (float)e->scale};
 }
 
-/* Rows of the loads: one per sequence, or one for all. */
-static int64_t load_rows(const qd_op_call *c, int load)
-{
-    int64_t loads = c->slots[c->op->slot[load]].rows;
-    return loads == 1 ? c->op->m : c->op->m / loads;
-}
-
 qd_status qd_run_route(const qd_op_call *c)
 {
     return c->frame->kernels->route(c->frame->stream, &(qd_route_args){
         .logits = c->at[0], .bias = c->at[1], .choice = c->at[2], .weight = c->at[3], .load = c->at[4],
-        .rows = c->op->m, .load_rows = load_rows(c, 4), .loads = c->slots[c->op->slot[4]].rows,
+        .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k, .loads = c->slots[c->op->slot[4]].rows,
         .rule = route_rule(c), .bias_dtype = c->at[1] ? call_dtype(c, 1) : QD_F32,
     });
 }
@@ -62,7 +55,7 @@ qd_status qd_run_route_grad(const qd_op_call *c)
         tokens *= (double)p->strategy.micro_batch * p->ledger->mesh.degree[QD_AXIS_DP];
     return c->frame->kernels->route_grad(c->frame->stream, &(qd_route_grad_args){
         .logits = c->at[0], .choice = c->at[1], .weight = c->at[2], .d_weight = c->at[3], .load = c->at[4], .d_logits = c->at[5],
-        .rows = c->op->m, .load_rows = load_rows(c, 4),
+        .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k,
         .aux = (float)m->moe.aux_loss * c->frame->loss_scale,
         .load_scale = (float)(m->moe.experts / (m->moe.per_token * tokens)),
         .z = (float)m->moe.z_loss * c->frame->loss_scale,
@@ -104,7 +97,7 @@ qd_status qd_run_combine(const qd_op_call *c)
     const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->combine(c->frame->stream, &(qd_combine_args){
         .x = c->at[0], .place = c->at[1], .weight = c->at[2], .add = c->at[3], .y = c->at[4],
-        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .copies = 1, .dtype = call_dtype(c, 0),
+        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .copies = (int)c->op->k, .dtype = call_dtype(c, 0),
     });
 }
 
@@ -114,7 +107,7 @@ qd_status qd_run_combine_grad(const qd_op_call *c)
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
         .x = c->at[0], .old = c->at[1], .from = c->at[2], .place = c->at[3], .count = c->at[4], .weight = c->at[5], .y = c->at[6],
         .d_weight = c->at[7],
-        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .copies = 1, .dtype = call_dtype(c, 0),
+        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .copies = (int)c->op->k, .dtype = call_dtype(c, 0),
     });
 }
 
@@ -122,11 +115,11 @@ qd_status qd_run_combine_grad(const qd_op_call *c)
 
 static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, int y)
 {
-    const qd_slot *table = &c->slots[c->op->slot[counts]], *weight = &c->slots[c->op->slot[b]];
+    const qd_slot *table = &c->slots[c->op->slot[counts]];
     return (qd_grouped_args){
-        .a = c->at[a], .b = c->at[b], .c = c->at[y], .counts = (const int32_t *)c->at[counts] + c->op->chunk, .count_stride = table->cols,
+        .a = c->at[a], .b = c->at[b], .c = c->at[y], .counts = (const int32_t *)c->at[counts] + c->op->expert, .count_stride = table->cols,
         .rows = c->op->m, .n = c->op->n, .k = c->op->k, .sources = (int)table->rows,
-        .experts = (int)(weight->rows * weight->cols / (c->op->n * c->op->k)),
+        .experts = c->op->experts,
         .a_dtype = call_dtype(c, a), .b_dtype = call_dtype(c, b), .c_dtype = call_dtype(c, y),
     };
 }
@@ -160,9 +153,10 @@ static int64_t expert_rows(const qd_op_call *c, int counts)
     const qd_slot *table = &c->slots[c->op->slot[counts]];
     const int32_t *count = c->at[counts];
     int64_t rows = 0;
-    for (int64_t i = 0; i < table->rows * table->cols; i++)
-        rows += count[i];
-    return rows;
+    for (int64_t source = 0; source < table->rows; source++)
+        for (int e = 0; e < c->op->experts; e++)
+            rows += count[source * table->cols + c->op->expert + e];
+    return rows < c->op->m ? rows : c->op->m;
 }
 
 qd_status qd_run_expert_activation(const qd_op_call *c)

@@ -54,6 +54,8 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_ALL_REDUCE] = run_exchange,
     [QD_OP_ALL_GATHER] = run_exchange,
     [QD_OP_REDUCE_SCATTER] = run_exchange,
+    [QD_OP_DISPATCH] = run_exchange,
+    [QD_OP_RETURN] = run_exchange,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects

@@ -1,6 +1,7 @@
 #include "parallel/exchange.h"
 
 #include "base/clock.h"
+#include "parallel/dispatch.h"
 
 #include <stdlib.h>
 
@@ -20,6 +21,7 @@ struct qd_exchanger {
     row_lists *lists;
     qd_exchange_observer observer;
     void *observer_context;
+    qd_dispatcher dispatcher;
 };
 
 /* Rows are shared out evenly; of each rank's, the op moves one piece. */
@@ -82,6 +84,8 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
     case QD_OP_REDUCE_SCATTER:
         QD_TRY(find_lists(e, op, &lists));
         return qd_comm_reduce_scatter_v(group, at[0], own_piece(e, op, at[1]), lists->ranks, x->dtype, x->reduce, work);
+    case QD_OP_DISPATCH:
+    case QD_OP_RETURN: return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, at[1], at[0], at[2], work);
     default: return QD_FAIL(QD_SYSTEM, "step program: %s is no exchange between ranks", qd_op_name(op->kind));
     }
 }
@@ -127,12 +131,14 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
         return QD_OK;
     qd_exchanger *e = calloc(1, sizeof *e);
     qd_work **work = calloc((size_t)most, sizeof *work);
-    if (!e || !work) {
+    int64_t *rows = calloc((size_t)(4 * p->ledger->mesh.world), sizeof *rows);
+    if (!e || !work || !rows) {
         free(e);
         free(work);
+        free(rows);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
     }
-    *e = (qd_exchanger){.view = {e, start, finish}, .bound = bound, .work = work, .work_count = most};
+    *e = (qd_exchanger){.view = {e, start, finish}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
     *exchanger = e;
     return QD_OK;
 }
@@ -148,8 +154,14 @@ void qd_exchanger_destroy(qd_exchanger *e)
         free(e->lists);
         e->lists = next;
     }
+    free(e->dispatcher.lists);
     free(e->work);
     free(e);
+}
+
+const qd_dispatcher *qd_exchanger_dispatcher(const qd_exchanger *e)
+{
+    return e ? &e->dispatcher : NULL;
 }
 
 const qd_exchange *qd_exchanger_view(qd_exchanger *e)

@@ -118,7 +118,7 @@ void qd_write_block(qd_class_writer *w)
     if (!experts)
         d_branch2 = qd_class_enter(w, "d_mlp_branch of all ranks", d_branch2, &gathered);
     if (experts) {
-        qd_write_experts_grad(w, &moe, d_branch2, normed2, d_normed2);
+        d_normed2 = qd_write_experts_grad(w, &moe, d_branch2, normed2);
     } else if (fuse_gelu) {
         qd_class_linear_input_grad(w, d_branch2, down_w, up, d_up);
         qd_class_await(w, gathered);

@@ -98,6 +98,9 @@ static const qd_option options_table[] = {
     {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
     {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
+    {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
+    {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
+    {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL, "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
     {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
     {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL, "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
     {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL, "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
@@ -314,8 +317,11 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .bucket_bytes = (int64_t)(qd_options_float(o, "parallel.bucket_mb") * 1024.0 * 1024.0),
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
+        .expert_rows = qd_options_float(o, "parallel.expert_rows"),
         .training = true,
     };
+    c->ep = (int)qd_options_int(o, "parallel.ep");
+    c->etp = (int)qd_options_int(o, "parallel.etp");
     c->sp = qd_options_bool(o, "parallel.sp");
     c->pipeline = (qd_pipeline){
         .kind = (qd_schedule_kind)qd_options_enum(o, "parallel.schedule"),
@@ -411,6 +417,8 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
         return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism runs on the CPU only so far; set run.device=cpu",
                        mesh.degree[QD_AXIS_TP]);
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
+    mesh.ep = config->ep;
+    mesh.etp = config->etp;
     QD_TRY(share_batch(config, &mesh, &strategy));
     QD_TRY(qd_ledger_create(&config->model, &mesh, arena, &ledger));
     QD_TRY(qd_pipeline_place(ledger, &config->pipeline, strategy.seq, strategy.micro_batches, strategy.training, arena, &strategy.schedule));

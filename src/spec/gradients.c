@@ -5,6 +5,7 @@
  * the replicas. The sums end up in GRAD: in place, unpacked into it, received by it, or added to it.
  *
  * A block's reduction runs while the next block is computed. What follows it is written into the program one block later. */
+#include "spec/experts.h"
 #include "spec/program_impl.h"
 
 #include <string.h>
@@ -156,15 +157,14 @@ static qd_pending *add_pending(qd_builder *b, int low)
     return pending;
 }
 
-/* Sums elements [first, last) over the data axes, cut into pieces of at most a bucket. */
-static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
+/* Sums elements [first, last) over a group, cut into pieces of at most a bucket. */
+static void reduce_range(qd_builder *b, const qd_grad_block *block, int buffer, int group, int64_t first, int64_t last)
 {
-    int64_t first = module_first(b, block->low), last = module_end(b, block->high);
     int64_t most = b->strategy->bucket_bytes / grad_size(b);
     most = most < 1 ? 1 : most;
     while (last > first) {
         int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
-        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->data_group, last - from, b->strategy->grad, b->last_gradient);
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, last - from, b->strategy->grad, b->last_gradient);
         a->buffer = buffer;
         a->first = from;
         qd_pending *pending = add_pending(b, block->low);
@@ -174,6 +174,30 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
         pending->part = -1;
         pending->from = buffer;
         last = from;
+    }
+}
+
+/* The first parameter of the run before `end` that is of one family; families lie in stretches. */
+static int family_begin(const qd_builder *b, int begin, int end)
+{
+    int family = b->ledger->params[end - 1].family;
+    while (end > begin && b->ledger->params[end - 1].family == family)
+        end--;
+    return end;
+}
+
+static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
+{
+    const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
+    int begin = low->param_begin, end = high->param_begin + high->param_count;
+    int64_t last = module_end(b, block->high);
+    while (end > begin) {
+        int family = b->ledger->params[end - 1].family, group = b->data_groups[family];
+        end = family_begin(b, begin, end);
+        int64_t first = end > begin ? b->p->storage.offset[end] : module_first(b, block->low);
+        if (group >= 0)
+            reduce_range(b, block, buffer, group, first, last);
+        last = first;
     }
 }
 
@@ -322,7 +346,7 @@ static void reduce_block(qd_builder *b, int index, int microbatch)
     qd_grad_slot *slot = &b->grad_slots[number];
     int buffer = b->blocks ? slot->buffer : b->p->persistent[QD_BUFFER_GRAD];
     reduce_tensor(b, &b->grads[index], buffer);
-    if (b->data_group < 0)
+    if (b->data_groups[0] < 0 && b->data_groups[1] < 0)
         return;
     if (b->strategy->zero == 0)
         reduce_whole(b, &b->grads[index], buffer);
@@ -385,15 +409,17 @@ void qd_gradients_after(qd_builder *b, int item)
 
 bool qd_gradients_sums(const qd_builder *b)
 {
-    return b->ledger->mesh.degree[QD_AXIS_TP] > 1 || b->ledger->mesh.degree[QD_AXIS_PP] > 1;
+    return qd_norm_group(&b->ledger->model, &b->ledger->mesh).size > 1 || b->ledger->mesh.degree[QD_AXIS_PP] > 1;
 }
 
-/* One number for each parameter, then its sum over tp and over pp: the same bits whatever lies on which stage. */
+/* One number for each parameter, then its sum over tp (with experts, over the ranks that hold all of them) and over pp: the same
+ * bits whatever lies on which stage. */
 static void reduce_sums(qd_builder *b)
 {
-    static const qd_axis axes[] = {QD_AXIS_TP, QD_AXIS_PP};
-    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
-        int group = qd_build_group(b, qd_group_whole(&b->ledger->mesh, QD_AXIS_BIT(axes[i])));
+    const qd_group groups[] = {qd_norm_group(&b->ledger->model, &b->ledger->mesh),
+                               qd_group_whole(&b->ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP))};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        int group = qd_build_group(b, groups[i]);
         if (group < 0)
             continue;
         qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, b->ledger->param_count, QD_F64, -1);

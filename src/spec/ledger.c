@@ -1,5 +1,6 @@
 #include "spec/ledger.h"
 
+#include "spec/experts.h"
 #include "spec/tensor.h"
 
 #include <math.h>
@@ -91,25 +92,31 @@ static void add_expert(builder *b, int expert, const char *matrix, int64_t out, 
     b->expert = expert;
     add_param(b, suffix, out, in, QD_INIT_NORMAL, std, QD_SPLIT_NONE);
     b->expert = -1;
+    if (!b->ledger->params)
+        return;
+    qd_param *p = &b->ledger->params[b->ledger->param_count - 1];
+    p->expert_dim = matrix[0] == 'd'; /* the inner width: rows of gate and up, columns of down */
+    p->family = qd_experts_apart(&b->ledger->model, &b->ledger->mesh);
 }
 
-/* The router, the shared experts, then all experts: gate and up of each, down of each. */
+/* The router, the shared experts, then all experts: gate and up of each, down of each. Router and shared experts see the rows of
+ * the port alone, as norms do. */
 static void add_experts(builder *b, double residual_std)
 {
     const qd_model *m = &b->ledger->model;
     const qd_moe *e = &m->moe;
     int64_t shared = e->shared * e->ffn;
-    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts, QD_SPLIT_NONE}}, 1, m->hidden, false, m->init_std);
+    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts, QD_SPLIT_NORM}}, 1, m->hidden, false, m->init_std);
     if (e->bias) {
         b->fuse++;
-        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NONE);
+        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NORM);
         if (b->ledger->params)
             b->ledger->params[b->ledger->param_count - 1].counts = true;
     }
     if (shared > 0) {
-        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NONE}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NONE}},
+        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NORM}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NORM}},
                    2, m->hidden, false, m->init_std);
-        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden, QD_SPLIT_NONE}}, 1, shared, false, residual_std);
+        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden, QD_SPLIT_NORM}}, 1, shared, false, residual_std);
     }
     b->fuse++;
     for (int i = 0; i < e->experts; i++) {
@@ -196,6 +203,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
     QD_TRY(qd_model_validate(model));
     QD_TRY(check_axes(mesh));
     QD_TRY(qd_tensor_check(model, mesh));
+    QD_TRY(qd_experts_check(model, mesh));
     qd_ledger *l = QD_ARENA_NEW(arena, qd_ledger, 1);
     if (!l)
         return QD_NO_MEMORY;
@@ -240,6 +248,8 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank)
     qd_mesh_coords(&ledger->mesh, rank, coords);
     if (ledger->modules[p->module].stage_rank != coords[QD_AXIS_PP])
         return (qd_atom){{0, 0}, {0, 0}};
+    if (p->expert >= 0)
+        return qd_expert_atom(ledger, p, rank);
     qd_atom atom = {{0, 0}, {p->shape[0], p->shape[1]}};
     /* From the slowest axis to the fastest: each cuts what the ones before it left. */
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
@@ -265,10 +275,25 @@ int64_t qd_atom_count(const qd_atom *atom, int ndim)
 bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank)
 {
     const qd_place *place = &ledger->params[param].value[QD_AXIS_TP];
+    if (ledger->params[param].family == 1)
+        return true; /* all ranks with the same box are of its data group */
     int coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank);
     if (place->kind == QD_SHARD)
         return place->repeat <= 1 || coord % place->repeat == 0;
     return coord == 0;
+}
+
+bool qd_ledger_counts_in_norm(const qd_ledger *ledger, int param, int rank)
+{
+    qd_group group = qd_norm_group(&ledger->model, &ledger->mesh);
+    int family = ledger->params[param].family;
+    int holders = family == 1 ? qd_expert_ranks(&ledger->mesh) : ledger->mesh.degree[QD_AXIS_TP];
+    return qd_group_coord(&ledger->mesh, group, rank) < holders && qd_ledger_counts(ledger, param, rank);
+}
+
+qd_group qd_ledger_data_group(const qd_ledger *ledger, int family)
+{
+    return family == 1 ? qd_expert_data_group(&ledger->mesh) : qd_group_whole(&ledger->mesh, QD_AXES_DATA);
 }
 
 qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param)

@@ -27,6 +27,8 @@ typedef struct qd_param {
     double init_std;
     bool counts; /* biases of experts: the gradient is how many tokens chose each; no part of the norm, and updated by its own rule */
     int expert;  /* that it belongs to, -1: none */
+    int8_t expert_dim; /* of an expert: the dimension that etp cuts */
+    uint8_t family;    /* 0: held, reduced and sharded along the data axes; 1: along the experts' own (edp) */
     bool decay;  /* weight decay applies: matrices and tables, not norms and biases */
     int module;  /* index in the ledger's modules */
     int fuse;    /* parameters of one module with the same number lie one after another without a gap, so that one
@@ -75,6 +77,13 @@ int64_t qd_atom_count(const qd_atom *atom, int ndim);
 /* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that hold the same: in the
  * gradient norm and in checkpoints. */
 bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank);
+
+/* The same for the gradient norm, among the ranks of qd_norm_group (experts.h). */
+bool qd_ledger_counts_in_norm(const qd_ledger *ledger, int param, int rank);
+
+/* The ranks that hold what this one holds of a family of parameters, sharded or not. */
+#define QD_FAMILY_COUNT 2
+qd_group qd_ledger_data_group(const qd_ledger *ledger, int family);
 
 /* The ranks of tp, neighbours, over which the gradient of a parameter must be summed before any other sum; size 1: none. */
 qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param);

@@ -11,9 +11,13 @@ typedef enum qd_axis { QD_AXIS_TP, QD_AXIS_CP, QD_AXIS_DP, QD_AXIS_PP, QD_AXIS_C
 /* The ranks that hold different tokens and the same parameters: gradients are summed over them. */
 #define QD_AXES_DATA (QD_AXIS_BIT(QD_AXIS_DP) | QD_AXIS_BIT(QD_AXIS_CP))
 
+/* All that hold different tokens, or slices of their rows. */
+#define QD_AXES_TOKENS (QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP))
+
 typedef struct qd_mesh {
     int degree[QD_AXIS_COUNT];
     int world;
+    int ep, etp; /* ranks that share out experts, and that share out each; 0, 1: none */
     bool sp; /* between their products, ranks of tp hold slices of the rows instead of all of them */
 } qd_mesh;
 

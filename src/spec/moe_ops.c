@@ -2,6 +2,7 @@
  *
  * x → router → choices → places → rows by expert → gate and up → activation → down → weighted sum per row, beside the shared
  * experts. R is the micro-batch's rows, A = R · experts per token the assignments. */
+#include "spec/experts.h"
 #include "spec/ops_impl.h"
 
 #include <stdio.h>
@@ -46,15 +47,64 @@ static int local_rows(qd_class_writer *w, const char *name, int64_t rows, int64_
 /* Products over experts count what the assignments of a mean load cost. */
 static void grouped(qd_class_writer *w, qd_op *op, const qd_class_experts *e, int64_t n, int64_t k)
 {
-    qd_op_sizes(op, e->capacity, n, k, 2.0 * (double)w->rows * w->model->moe.per_token * (double)n * (double)k);
+    double rows = (double)w->rows * w->model->moe.per_token * e->etp;
+    qd_op_sizes(op, e->capacity, n, k, 2.0 * rows * (double)n * (double)k);
+    op->experts = e->held;
+    op->expert = e->first;
+}
+
+static void on_expert_rows(qd_op *op, const qd_class_experts *e)
+{
+    qd_op_sizes(op, e->capacity, e->ffn, 0, 0.0);
+    op->experts = e->held;
+    op->expert = e->first;
+}
+
+/* Rows go to the ranks of their experts, or come back. Returns the op that readers of the result wait for. */
+static int dispatch(qd_class_writer *w, const qd_class_experts *e, qd_op_kind kind, int from, int to)
+{
+    int64_t assignments = w->rows * w->model->moe.per_token, cols = w->model->hidden;
+    qd_op *op = qd_class_exchange(w, kind, qd_expert_group(&w->ledger->mesh), (const int[]){from, e->table, to}, 3, 0, e->capacity, cols);
+    op->k = assignments;
+    op->exchange.count = assignments * e->etp * (e->ranks - 1) * cols;
+    op->exchange.uneven = true;
+    op->exchange.async = w->config->overlap;
+    return w->config->overlap ? w->op_count - 1 : -1;
+}
+
+static void choose_layout(qd_class_writer *w, qd_class_experts *e)
+{
+    const qd_mesh *mesh = &w->ledger->mesh;
+    const qd_moe *moe = &w->model->moe;
+    int64_t all = w->config->batch * w->config->seq;
+    int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
+    int64_t most = (all + tp - 1) / tp * moe->per_token; /* assignments of the rank with most rows */
+    e->etp = mesh->etp > 1 ? mesh->etp : 1;
+    e->ranks = qd_expert_ranks(mesh);
+    e->held = qd_experts_of(w->model, mesh, w->config->rank, &e->first);
+    e->capacity = e->ranks > 1 ? most * e->ranks : w->rows * moe->per_token;
+    e->load_rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->seq : all;
+}
+
+/* The loads of experts over all ranks that have tokens of the same sequence, or of the same batch. */
+static void sum_loads(qd_class_writer *w, const qd_class_experts *e)
+{
+    unsigned axes = QD_AXIS_BIT(QD_AXIS_TP) | QD_AXIS_BIT(QD_AXIS_CP);
+    if (w->model->moe.balance == QD_BALANCE_BATCH)
+        axes |= QD_AXIS_BIT(QD_AXIS_DP);
+    qd_group group = qd_group_whole(&w->ledger->mesh, axes);
+    if (group.size > 1 && w->model->moe.aux_loss > 0.0 && w->config->training)
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, (const int[]){e->load}, 1, 0, w->slots[e->load].rows, w->slots[e->load].cols);
 }
 
 void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residual, int out)
 {
     const qd_model *m = w->model;
     const qd_moe *moe = &m->moe;
-    int64_t assignments = w->rows * moe->per_token, loads = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
     qd_class_weight none = {-1, -1, 0, 0};
+    int64_t all_rows = w->rows;
+    w->rows = w->port_rows; /* each rank of tp routes its own */
+    int64_t assignments = w->rows * moe->per_token, loads = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
     *e = (qd_class_experts){
         .router = qd_class_weights(w, "mlp.router.weight", 1),
         .bias = qd_class_weights(w, "mlp.router.bias", 1),
@@ -62,7 +112,6 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
         .down_w = expert_weights(w, "down", 1),
         .shared_up = moe->shared > 0 ? qd_class_weights(w, "mlp.shared.gate.weight", 2) : none,
         .shared_down = moe->shared > 0 ? qd_class_weights(w, "mlp.shared.down.weight", 1) : none,
-        .capacity = assignments,
         .logits = qd_class_local_f32(w, "router_logits", w->rows, moe->experts),
         .choice = local_i32(w, "choice", w->rows, moe->per_token),
         .weight = qd_class_local_f32(w, "expert_weight", w->rows, moe->per_token),
@@ -71,18 +120,29 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
         .from = local_i32(w, "from", 1, assignments),
         .count = local_i32(w, "expert_rows", 1, moe->experts),
     };
+    choose_layout(w, e);
+    bool apart = e->ranks > 1;
     e->ffn = e->down_w.in;
-    e->rows_in = local_rows(w, "expert_in", e->capacity, m->hidden);
+    e->table = apart ? local_i32(w, "expert_rows of all ranks", e->ranks, moe->experts) : e->count;
+    e->sorted = local_rows(w, "rows by expert", assignments, m->hidden);
+    e->rows_in = apart ? local_rows(w, "expert_in", e->capacity, m->hidden) : e->sorted;
     e->up = local_rows(w, "expert_up", e->capacity, 2 * e->ffn);
     e->active = local_rows(w, "expert_active", e->capacity, e->ffn);
     e->rows_out = local_rows(w, "expert_out", e->capacity, m->hidden);
+    e->back = apart ? local_rows(w, "rows from experts", assignments * e->etp, m->hidden) : e->rows_out;
 
     qd_class_linear(w, x, e->router, none, e->logits);
-    qd_op_sizes(QD_CLASS_OP(w, ROUTE, e->logits, e->bias.value, e->choice, e->weight, e->load), w->rows, moe->experts, 0, 0.0);
+    qd_op *route = QD_CLASS_OP(w, ROUTE, e->logits, e->bias.value, e->choice, e->weight, e->load);
+    qd_op_sizes(route, w->rows, moe->experts, e->load_rows, 0.0);
+    route->first = w->port_first;
+    sum_loads(w, e);
     qd_op_sizes(QD_CLASS_OP(w, ROUTE_PLAN, e->choice, e->weight, e->place, e->from, e->count), w->rows, moe->experts, 0, 0.0);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, e->from, e->count, e->rows_in), w->rows, m->hidden, 0, 0.0);
+    if (apart)
+        qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), (const int[]){e->count, e->table}, 2, 0, e->ranks, moe->experts);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, e->from, e->count, e->sorted), w->rows, m->hidden, 0, 0.0);
+    int pending = apart ? dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in) : -1;
     int add = residual;
-    if (moe->shared > 0) {
+    if (moe->shared > 0) { /* beside the dispatch */
         e->shared_sum = qd_class_local(w, "shared_up", e->shared_up.out);
         e->shared_active = qd_class_local(w, "shared_active", e->shared_down.in);
         add = qd_class_local(w, "shared_out", m->hidden);
@@ -90,50 +150,58 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
         qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, e->shared_sum, e->shared_active), w->rows, e->shared_down.in, 0, 0.0);
         qd_class_linear(w, e->shared_active, e->shared_down, none, add);
     }
-    grouped(w, QD_CLASS_OP(w, EXPERTS, e->rows_in, e->up_w.value, e->count, e->up), e, 2 * e->ffn, m->hidden);
-    qd_op_sizes(QD_CLASS_OP(w, EXPERT_ACTIVATION, e->up, e->count, e->active), e->capacity, e->ffn, 0, 0.0);
-    grouped(w, QD_CLASS_OP(w, EXPERTS, e->active, e->down_w.value, e->count, e->rows_out), e, m->hidden, e->ffn);
+    grouped(w, QD_CLASS_OP(w, EXPERTS, e->rows_in, e->up_w.value, e->table, e->up), e, 2 * e->ffn, m->hidden);
+    qd_class_await(w, pending);
+    on_expert_rows(QD_CLASS_OP(w, EXPERT_ACTIVATION, e->up, e->table, e->active), e);
+    grouped(w, QD_CLASS_OP(w, EXPERTS, e->active, e->down_w.value, e->table, e->rows_out), e, m->hidden, e->ffn);
+    pending = apart ? dispatch(w, e, QD_OP_RETURN, e->rows_out, e->back) : -1;
     bool drops = m->dropout > 0.0 && w->config->training;
-    if (!drops && moe->shared == 0) {
-        qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->rows_out, e->place, e->weight, residual, out), w->rows, m->hidden, 0, 0.0);
-        return;
+    int branch = drops || moe->shared > 0 ? qd_class_local(w, "mlp_branch", m->hidden) : out;
+    qd_op *combine = QD_CLASS_OP(w, COMBINE, e->back, e->place, e->weight, branch == out || moe->shared > 0 ? add : -1, branch);
+    qd_op_sizes(combine, w->rows, m->hidden, e->etp, 0.0);
+    qd_class_await(w, pending);
+    if (branch != out) {
+        branch = qd_class_dropout(w, "mlp_dropped", branch, 2);
+        qd_op_sizes(QD_CLASS_OP(w, ADD, residual, branch, out), w->rows, m->hidden, 0, 0.0);
     }
-    int branch = qd_class_local(w, "mlp_branch", m->hidden);
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->rows_out, e->place, e->weight, moe->shared > 0 ? add : -1, branch), w->rows, m->hidden, 0, 0.0);
-    branch = qd_class_dropout(w, "mlp_dropped", branch, 2);
-    qd_op_sizes(QD_CLASS_OP(w, ADD, residual, branch, out), w->rows, m->hidden, 0, 0.0);
+    w->rows = all_rows;
 }
 
 static void experts_weight_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, qd_class_weight matrix, int64_t n, int64_t k)
 {
     w->phase = QD_PHASE_WEIGHT;
-    grouped(w, QD_CLASS_OP(w, EXPERTS_DW, dy, x, e->count, matrix.grad), e, n, k);
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DW, dy, x, e->table, matrix.grad), e, n, k);
     w->phase = QD_PHASE_INPUT;
 }
 
-void qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, int dx)
+int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x)
 {
     const qd_model *m = w->model;
     const qd_moe *moe = &m->moe;
     qd_class_weight none = {-1, -1, 0, 0};
-    int d_out = local_rows(w, "d_expert_out", e->capacity, m->hidden);
+    int64_t all_rows = w->rows;
+    w->rows = w->port_rows;
+    int64_t assignments = w->rows * moe->per_token;
+    bool apart = e->ranks > 1;
+    int d_sorted = local_rows(w, "d_rows by expert", assignments, m->hidden);
+    int d_out = apart ? local_rows(w, "d_expert_out", e->capacity, m->hidden) : d_sorted;
     int d_weight = qd_class_local_f32(w, "d_expert_weight", w->rows, moe->per_token);
     int d_active = local_rows(w, "d_expert_active", e->capacity, e->ffn);
     int d_up = local_rows(w, "d_expert_up", e->capacity, 2 * e->ffn);
     int again = local_rows(w, "expert_active_again", e->capacity, e->ffn);
     int d_in = local_rows(w, "d_expert_in", e->capacity, m->hidden);
+    int d_back = apart ? local_rows(w, "d_rows from experts", assignments * e->etp, m->hidden) : d_in;
     int d_logits = qd_class_local_f32(w, "d_router_logits", w->rows, moe->experts);
     int d_router = qd_class_local(w, "d_router_in", m->hidden);
+    int dx = qd_class_local(w, "d_experts", m->hidden);
 
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->rows_out, e->from, e->place, e->count, e->weight, d_out, d_weight), w->rows, m->hidden, 0,
-                0.0);
-    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_out, e->down_w.value, e->count, d_active), e, e->ffn, m->hidden);
-    /* The pass that gives the gradients of gate and up gives their product again: it need not be kept. */
-    qd_op_sizes(QD_CLASS_OP(w, EXPERT_ACTIVATION_GRAD, e->up, d_active, e->count, d_up, again), e->capacity, e->ffn, 0, 0.0);
-    experts_weight_grad(w, e, d_out, again, e->down_w, m->hidden, e->ffn);
-    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_up, e->up_w.value, e->count, d_in), e, m->hidden, 2 * e->ffn);
-    experts_weight_grad(w, e, d_up, e->rows_in, e->up_w, 2 * e->ffn, m->hidden);
-    qd_op_sizes(QD_CLASS_OP(w, ROUTE_GRAD, e->logits, e->choice, e->weight, d_weight, e->load, d_logits), w->rows, moe->experts, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->back, e->from, e->place, e->count, e->weight, d_sorted, d_weight), w->rows, m->hidden,
+                e->etp, 0.0);
+    int pending = apart ? dispatch(w, e, QD_OP_DISPATCH, d_sorted, d_out) : -1;
+    /* Router and shared experts beside the dispatch. */
+    qd_op *route = QD_CLASS_OP(w, ROUTE_GRAD, e->logits, e->choice, e->weight, d_weight, e->load, d_logits);
+    qd_op_sizes(route, w->rows, moe->experts, e->load_rows, 0.0);
+    route->first = w->port_first;
     if (moe->bias && moe->bias_rate > 0.0) {
         w->phase = QD_PHASE_WEIGHT;
         qd_op_sizes(QD_CLASS_OP(w, ROUTE_LOAD, e->choice, e->bias.grad), w->rows, moe->experts, 0, 0.0);
@@ -151,5 +219,16 @@ void qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy
         qd_class_linear_grad(w, d_shared_up, x, e->shared_up, none, -1, d_shared);
         qd_op_sizes(QD_CLASS_OP(w, ADD, d_router, d_shared, add), w->rows, m->hidden, 0, 0.0);
     }
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE, d_in, e->place, -1, add, dx), w->rows, m->hidden, 0, 0.0);
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_out, e->down_w.value, e->table, d_active), e, e->ffn, m->hidden);
+    qd_class_await(w, pending);
+    /* The pass that gives the gradients of gate and up gives their product again: it need not be kept. */
+    on_expert_rows(QD_CLASS_OP(w, EXPERT_ACTIVATION_GRAD, e->up, d_active, e->table, d_up, again), e);
+    grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_up, e->up_w.value, e->table, d_in), e, m->hidden, 2 * e->ffn);
+    pending = apart ? dispatch(w, e, QD_OP_RETURN, d_in, d_back) : -1;
+    experts_weight_grad(w, e, d_out, again, e->down_w, m->hidden, e->ffn); /* beside it */
+    experts_weight_grad(w, e, d_up, e->rows_in, e->up_w, 2 * e->ffn, m->hidden);
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, d_back, e->place, -1, add, dx), w->rows, m->hidden, e->etp, 0.0);
+    qd_class_await(w, pending);
+    w->rows = all_rows;
+    return dx;
 }

@@ -64,6 +64,8 @@ qd_coll_kind qd_op_collective(qd_op_kind kind)
     switch (kind) {
     case QD_OP_ALL_GATHER: return QD_COLL_ALL_GATHER;
     case QD_OP_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
+    case QD_OP_DISPATCH:
+    case QD_OP_RETURN: return QD_COLL_ALL_TO_ALL;
     default: return QD_COLL_ALL_REDUCE;
     }
 }

@@ -73,6 +73,8 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(EXPERTS_DW, "experts.dw", "rrra")       /* dy, x, rows per expert, weight grads */                   \
     X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                          \
     X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */ \
+    X(DISPATCH, "dispatch", "rrw")            /* rows by expert, rows per rank and expert, rows of this rank's experts */ \
+    X(RETURN, "return", "rrw")                /* rows of this rank's experts, rows per rank and expert, rows by expert */ \
     X(LOSS_MAX, "loss.max", "rw")             /* a window of this rank's logits, maximum of each row */      \
     X(LOSS_PART, "loss.part", "rrrw")         /* logits, input, maximum over tp, (R, 2): sum of exponentials, target's logit */ \
     X(LOSS_GRAD, "loss.grad", "arrrw")        /* logits that become gradients, input, maximum, sums over tp, losses */ \
@@ -101,6 +103,7 @@ typedef struct qd_op_exchange {
     int64_t count;       /* elements, as qd_coll_bytes counts them: the same on all ranks */
     qd_dtype dtype;
     int64_t bytes;       /* that all ranks of the world together send */
+    bool uneven;         /* what is sent depends on the data: count and bytes are those of an even load */
     int32_t piece, pieces; /* gather and scatter by rows: of each rank's rows, piece `piece` of `pieces` */
     bool async;
     int32_t until;       /* async: the first op that waits for it; op_count: the end of the list */
@@ -117,6 +120,7 @@ typedef struct qd_op {
                                   the first token that this rank's table holds; loss: the first row, the first token of
                                   this rank's logits */
     int32_t heads, kv_heads;   /* rope, attention: of this rank */
+    int32_t experts, expert;   /* products over experts: how many this rank holds, and the first */
     qd_op_exchange exchange;
     int32_t after;             /* an asynchronous op that must have ended, with all before it; -1: none */
     int64_t chunk;             /* head: rows of logits held at a time */
@@ -180,6 +184,7 @@ typedef struct qd_class_config {
     bool training; /* false: phase F only, nothing is stashed, the head computes losses and no gradients */
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
     int tensor_pieces; /* products next to an exchange over tp are cut into so many; 0 or 1: whole */
+    double expert_rows; /* ep: room for so many times the rows of a mean load */
     bool overlap;  /* exchanges inside a module run beside its products */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */

@@ -66,17 +66,19 @@ qd_class_norm_state qd_class_norm_slots(qd_class_writer *w, const char *gamma, c
 void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, int sum, int y);
 void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx);
 
-/* Experts (moe_ops.c): what forward and backward share. rows_in and rows_out are rows by expert, `capacity` of them. */
+/* Experts (moe_ops.c): what forward and backward share. rows_in and rows_out are the rows of this rank's experts, `capacity` of
+ * them; sorted and back are this rank's own rows by expert, the second once for each rank of etp. Without ep they are the same. */
 typedef struct qd_class_experts {
     qd_class_weight router, bias, up_w, down_w, shared_up, shared_down;
-    int64_t capacity, ffn;
-    int logits, choice, weight, load, place, from, count, rows_in, up, active, rows_out;
+    int64_t capacity, ffn, load_rows;
+    int ranks, etp, held, first; /* ranks of ep × etp; experts that this rank holds */
+    int logits, choice, weight, load, place, from, count, table, sorted, rows_in, up, active, rows_out, back;
     int shared_sum, shared_active;
 } qd_class_experts;
 /* out = residual + experts(x), in phase F. */
 void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residual, int out);
-/* dx from the gradient dy of the experts' sum. */
-void qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, int dx);
+/* The gradient of x, from the gradient dy of the experts' sum. */
+int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x);
 
 /* tensor_ops.c: what tensor parallelism puts between the products. */
 

@@ -30,10 +30,12 @@ int qd_pieces_tensors(const qd_program *p)
     return tensors;
 }
 
-static int replicas_of(const qd_program *p, int *replica)
+static int replicas_of(const qd_program *p, int param, int *replica)
 {
-    *replica = qd_mesh_group_coord(&p->ledger->mesh, QD_AXES_DATA, p->rank) / p->storage.parts;
-    return qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA) / p->storage.parts;
+    qd_group group = qd_ledger_data_group(p->ledger, p->ledger->params[param].family);
+    int parts = qd_storage_parts(&p->storage, param);
+    *replica = qd_group_coord(&p->ledger->mesh, group, p->rank) / parts;
+    return group.size / parts;
 }
 
 static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_atom *box, int64_t first_row, int64_t rows)
@@ -53,33 +55,34 @@ static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_ato
     }
 }
 
-/* The held boxes one after another are one long list of elements; each replica takes an even stretch of it, rounded to rows. So
+/* The held boxes of a family one after another are one long list of elements; each replica takes an even stretch of it, rounded to rows. So
  * most tensors are written whole, and a rank that shares with n others writes n + 1 cut ones more than it must. */
 static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
 {
-    int replica, replicas = replicas_of(p, &replica);
     *pieces = (qd_state_pieces){.list = pieces->list};
     for (int kind = 0; kind < QD_CKPT_KIND_COUNT; kind++) {
-        int64_t total = 0, at = 0, begin, length;
+        int64_t totals[QD_FAMILY_COUNT] = {0}, before[QD_FAMILY_COUNT] = {0};
         if (!(kinds & 1u << kind))
             continue;
         for (int i = 0; i < p->ledger->param_count; i++) {
             qd_atom box = box_of(p, kind, i);
-            total += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
+            totals[p->ledger->params[i].family] += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
         }
-        qd_slice(total, replicas, replica, &begin, &length);
         for (int i = 0; i < p->ledger->param_count; i++) {
             qd_atom box = box_of(p, kind, i);
             int64_t row = box.length[1], count = box.length[0] * row;
             if (p->ledger->params[i].tied_to >= 0 || count == 0)
                 continue;
+            int family = p->ledger->params[i].family, replica, replicas = replicas_of(p, i, &replica);
+            int64_t begin, length, at = before[family];
+            qd_slice(totals[family], replicas, replica, &begin, &length);
             /* A row belongs to the stretch that holds its first element. */
             int64_t from = begin <= at ? 0 : (begin - at + row - 1) / row;
             int64_t to = begin + length <= at ? 0 : (begin + length - at + row - 1) / row;
             to = to < box.length[0] ? to : box.length[0];
             if (from < to)
                 add_piece(pieces, i, kind, &box, from, to - from);
-            at += count;
+            before[family] += count;
         }
     }
 }

@@ -1,5 +1,6 @@
 /* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c says when parameters are
  * gathered, gradients.c when gradients are reduced. */
+#include "spec/experts.h"
 #include "spec/program_impl.h"
 
 #include <stdlib.h>
@@ -293,6 +294,11 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
                        mesh->degree[QD_AXIS_DP]);
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
+    bool apart = qd_experts_apart(&b->ledger->model, mesh);
+    if (apart && s->optimizer == QD_OPTIM_MUON)
+        return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon does not take experts that are laid out apart (parallel.ep, etp, tp) yet: use adamw");
+    if (apart && s->zero > 0)
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.zero does not take experts that are laid out apart (parallel.ep, etp, tp) yet: set it to 0");
     s->zero = shard.size > 1 ? s->zero : 0;
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
@@ -302,6 +308,9 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     for (int i = 0; i < b->ledger->param_count && s->training; i++)
         qd_build_group(b, qd_ledger_tensor_group(b->ledger, i));
     b->data_group = qd_build_group(b, data);
+    for (int family = 0; family < QD_FAMILY_COUNT; family++)
+        b->data_groups[family] = family == 0 || qd_experts_apart(&b->ledger->model, mesh)
+                                     ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
     b->shard_group = qd_build_group(b, shard);
     b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
     b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
@@ -437,6 +446,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .split = p->strategy.split_backward,
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
+        .expert_rows = strategy->expert_rows,
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {
@@ -528,6 +538,19 @@ int64_t qd_program_comm_bytes(const qd_program *program)
     int64_t bytes = 0;
     for (int i = 0; i < program->action_count; i++)
         bytes += program->actions[i].bytes;
+    return bytes;
+}
+
+int64_t qd_program_uneven_bytes(const qd_program *p)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        unsigned phases = qd_action_phases(&p->actions[i]);
+        const qd_module_class *c = phases ? qd_program_class(p, p->actions[i].module) : NULL;
+        for (int k = 0; c && k < c->op_count; k++)
+            if (c->ops[k].exchange.uneven && qd_op_runs(&c->ops[k], phases))
+                bytes += c->ops[k].exchange.bytes;
+    }
     return bytes;
 }
 

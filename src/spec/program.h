@@ -34,6 +34,7 @@ typedef struct qd_strategy {
     qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep all */
     int recompute_layers;   /* -1: all */
     const qd_device_traits *traits; /* of the device it will run on */
+    double expert_rows;   /* ep: room for so many times the rows of a mean load */
     bool training;        /* false: forward only (evaluation) */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
     const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
@@ -254,6 +255,7 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
 
 /* Bytes sent by all ranks of the world in one step, if all do what this one does. */
 int64_t qd_program_comm_bytes(const qd_program *program);
+int64_t qd_program_uneven_bytes(const qd_program *program); /* of these: what depends on the data, as planned for an even load */
 double qd_program_flops(const qd_program *program);           /* of the model; what is computed again is not in it */
 double qd_program_recompute_flops(const qd_program *program);
 

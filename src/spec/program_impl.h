@@ -77,6 +77,7 @@ typedef struct qd_builder {
     qd_transfers *transfers; /* NULL: no pipeline */
     int *tied_arrives;       /* per slot: RECV of the tied gradient */
     int pipeline_group;
+    int data_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
     int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */

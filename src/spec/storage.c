@@ -75,3 +75,9 @@ int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *s, int param, 
             count += qd_storage_part(s, i, parts, part).count;
     return count;
 }
+
+int qd_storage_parts(const qd_storage *s, int param)
+{
+    (void)param;
+    return s->parts;
+}

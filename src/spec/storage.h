@@ -37,6 +37,8 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
 typedef struct qd_extent {
     int64_t first_row, rows, first, count;
 } qd_extent;
+/* Into how many parts a parameter is cut. */
+int qd_storage_parts(const qd_storage *storage, int param);
 qd_extent qd_storage_part(const qd_storage *storage, int param, int parts, int part);
 
 /* Whether the rank has values of a parameter of its own: all that it holds but tied ones, and the copy. */

@@ -5,8 +5,6 @@ qd_status qd_tensor_check(const qd_model *m, const qd_mesh *mesh)
     int tp = mesh->degree[QD_AXIS_TP];
     if (tp > QD_TENSOR_MOST)
         return QD_FAIL(QD_USAGE, "parallel.tp is %d: at most %d ranks can share a layer", tp, QD_TENSOR_MOST);
-    if (m->moe.experts > 0 && tp > 1)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism does not cut blocks with experts yet; set parallel.tp to 1", tp);
     if (m->heads % tp != 0)
         return QD_FAIL(QD_USAGE, "parallel.tp is %d, which does not divide the model's %d heads: a head is never cut", tp, m->heads);
     if (m->kv_heads % tp != 0 && tp % m->kv_heads != 0)

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/half.h"
+#include "parallel/dispatch.h"
 #include "parallel/exchange.h"
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
@@ -101,6 +102,12 @@ void qd_interpreter_destroy(qd_interpreter *it)
     qd_exchanger_destroy(it->exchanger);
     qd_timeline_destroy(it->timeline);
     free(it);
+}
+
+qd_dispatched qd_interpreter_dispatched(const qd_interpreter *it)
+{
+    const qd_dispatcher *d = qd_exchanger_dispatcher(it->exchanger);
+    return d ? (qd_dispatched){d->sent, d->rounds} : (qd_dispatched){0, 0};
 }
 
 /* ---- one function per kind of action ---- */
@@ -401,7 +408,7 @@ static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
             for (int64_t r = 0; r < rows; r++)
                 sum += it->squares[it->cursor[part]++];
         }
-        it->sums[i] = qd_ledger_counts(p->ledger, i, p->rank) ? sum : 0.0;
+        it->sums[i] = qd_ledger_counts_in_norm(p->ledger, i, p->rank) ? sum : 0.0;
     }
     void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
     return shared ? qd_copy(it->stream, shared, it->sums, p->ledger->param_count * 8) : QD_OK;

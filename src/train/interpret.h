@@ -46,6 +46,12 @@ typedef struct qd_step_output {
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
+/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned one. */
+typedef struct qd_dispatched {
+    int64_t bytes, rounds;
+} qd_dispatched;
+qd_dispatched qd_interpreter_dispatched(const qd_interpreter *interpreter);
+
 void qd_interpreter_destroy(qd_interpreter *interpreter); /* NULL is legal */
 
 /* Collective over the bound world. Numbers that are not finite are no failure in training: all ranks see them and leave out the

@@ -318,7 +318,8 @@ static qd_atom spoken_box(const qd_program *p, int param, int rank)
     const qd_mesh *mesh = &p->ledger->mesh;
     qd_atom box = qd_ledger_atom(p->ledger, param, rank);
     int64_t first, rows;
-    int at = qd_mesh_group_coord(mesh, QD_AXES_DATA, rank), parts = p->storage.parts;
+    int family = p->ledger->params[param].family, parts = qd_storage_parts(&p->storage, param);
+    int at = qd_group_coord(mesh, qd_ledger_data_group(p->ledger, family), rank);
     qd_slice(box.length[0], parts, at % parts, &first, &rows);
     box.begin[0] += first;
     box.length[0] = at < parts && qd_ledger_counts(p->ledger, param, rank) ? rows : 0;
@@ -439,4 +440,9 @@ void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)
 void qd_trainer_set_profile(qd_trainer *t, qd_step_profile *profile)
 {
     t->profile = profile;
+}
+
+qd_dispatched qd_trainer_dispatched(const qd_trainer *t)
+{
+    return qd_interpreter_dispatched(t->interpreter);
 }

@@ -44,6 +44,7 @@ int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's 
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
 qd_bound *qd_trainer_bound(qd_trainer *trainer);
+qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);
 /* For tests: the program the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);

@@ -1,0 +1,17 @@
+/* Rows on their way to the ranks of their experts and back: uneven exchanges, in rounds of a planned size. */
+#ifndef QD_PARALLEL_DISPATCH_H
+#define QD_PARALLEL_DISPATCH_H
+
+#include "parallel/bind.h"
+
+typedef struct qd_dispatcher {
+    int64_t *lists;    /* room for four per rank of the largest group */
+    int64_t sent;      /* bytes that this rank has sent to others so far */
+    int64_t rounds;    /* exchanges beyond the first round so far */
+} qd_dispatcher;
+
+/* One round of an op DISPATCH or RETURN. `back`: from the ranks of experts. from, to: rows as the op's slots are. Collective
+ * over the op's group; work as in quadrille/comm.h. */
+qd_status qd_dispatch_run(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, int64_t round, bool back, const int32_t *table,
+                          const void *from, void *to, qd_work **work);
+#endif
