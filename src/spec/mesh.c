@@ -42,6 +42,7 @@ qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *m
     }
     mesh->world = world;
     mesh->sp = false;
+    mesh->ep = mesh->etp = 1;
     return QD_OK;
 }
 
