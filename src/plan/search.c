@@ -46,7 +46,7 @@ static qd_status apply(const qd_candidate *c, qd_options *o)
     if (c->schedule[0] != '\0')
         QD_TRY(set(o, "parallel.schedule", "%s", c->schedule));
     if (c->vpp > 1)
-        QD_TRY(set(o, "parallel.vpp", "%d", c->vpp));
+        QD_TRY(set(o, "parallel.virtual_stages", "%d", c->vpp));
     return QD_OK;
 }
 

@@ -80,7 +80,7 @@ static const struct {
     {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"mega", "fused", true},
     {"llm.c", "fused", false},
     {"LLM-Foundry", "eager", false},      {"InternLM", "eager", false}, /* 2023: the first flash attention */
-    {"", "modern", false}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
+    {"", "modern", true}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
 };
 
 static bool read_software(row *r)
@@ -89,9 +89,12 @@ static bool read_software(row *r)
     size_t i = 0;
     while (!has_word(framework, frameworks[i].word))
         i++;
-    bool early = strcmp(frameworks[i].profile, "early") == 0;
+    const qd_profile *profile = qd_profile_find(frameworks[i].profile);
     bool fp32 = frameworks[i].fp32_grads || strcmp(text_of(r->config, "fsdp_mp_mode"), "DEFAULT") == 0;
-    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", early ? "false" : "true") &&
+    bool fused = strcmp(frameworks[i].profile, "fused") == 0; /* sums of tp in four pieces, beside the products */
+    if (fused && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
+        return false;
+    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", 100);
 }
 
@@ -176,6 +179,19 @@ static bool read_model(row *r)
            set(r, "model.tied", tied ? "true" : "false") && set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
 }
 
+/* Stages of equal numbers of layers, where these divide; else shared out by cost. */
+static bool read_stages(row *r)
+{
+    int pp = (int)number_of(r->config, "pp", 1), vpp = (int)number_of(r->config, "vpp", 1), layers = (int)number_of(r->model, "layers", 1);
+    int stages = pp * (vpp > 1 ? vpp : 1);
+    char text[1024] = "";
+    if (pp < 2 || layers % stages != 0 || stages > 256)
+        return true;
+    for (int i = 0; i < stages; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d", i ? "," : "", layers / stages);
+    return qd_options_set(r->options, "parallel.layers", text) == QD_OK || skip(r, "%s", qd_error_message());
+}
+
 static bool read_layout(row *r)
 {
     const qd_json_node *c = r->config;
@@ -187,13 +203,15 @@ static bool read_layout(row *r)
     const char *precision = text_of(c, "precision");
     if (strcmp(precision, "bf16") != 0 && strcmp(precision, "fp16") != 0)
         return skip(r, "precision %s is not in the step program", precision[0] ? precision : "is not stated, and fp8");
-    qd_json_as_bool(qd_json_member(c, "sp"), &sp);
+    bool stated = qd_json_as_bool(qd_json_member(c, "sp"), &sp);
     double vpp = number_of(c, "vpp", 1), ep = number_of(c, "ep", 1);
-    if (sp && number_of(c, "tp", 1) > 1 && !set(r, "parallel.sp", "true"))
+    if (stated && !set(r, "parallel.sp", "%s", sp ? "true" : "false"))
         return false;
     if (number_of(c, "pp", 1) > 1 && !set(r, "parallel.schedule", vpp > 1 ? "interleaved" : "1f1b"))
         return false;
-    if (vpp > 1 && number_of(c, "pp", 1) > 1 && !set(r, "parallel.vpp", "%.0f", vpp))
+    if (vpp > 1 && number_of(c, "pp", 1) > 1 && !set(r, "parallel.virtual_stages", "%.0f", vpp))
+        return false;
+    if (!read_stages(r))
         return false;
     if (ep > 1 && !set(r, "parallel.ep", "%.0f", ep))
         return false;
