@@ -25,6 +25,15 @@ static qd_status print_report_json(const qd_check_report *r)
     for (int i = 0; i < r->traffic_count; i++)
         qd_json_put_int(&w, r->traffic[i].name, r->traffic[i].bytes);
     qd_json_end(&w);
+    qd_json_list_begin(&w, "formulas");
+    for (int i = 0; i < r->formula_count; i++) {
+        qd_json_object_begin(&w, NULL);
+        qd_json_put_string(&w, "text", r->formulas[i].text);
+        qd_json_put_int(&w, "bytes", r->formulas[i].bytes);
+        qd_json_put_int(&w, "planned_bytes", r->formulas[i].planned);
+        qd_json_end(&w);
+    }
+    qd_json_end(&w);
     qd_json_object_begin(&w, "pipeline");
     qd_json_put_int(&w, "ranks", r->pipeline);
     if (r->pipeline > 1) {
@@ -69,6 +78,12 @@ static void print_traffic(const qd_check_report *r)
     for (int i = 0; i < r->traffic_count; i++) {
         qd_text_bytes(r->traffic[i].bytes, amount, sizeof amount);
         printf("  %-38s %10s\n", r->traffic[i].name, amount);
+    }
+    for (int i = 0; i < r->formula_count; i++) {
+        char planned[32];
+        qd_text_bytes(r->formulas[i].bytes, amount, sizeof amount);
+        qd_text_bytes(r->formulas[i].planned, planned, sizeof planned);
+        printf("  %s; in all %s by the formula, %s in the program\n", r->formulas[i].text, amount, planned);
     }
     if (r->theory[0] == '\0')
         return;

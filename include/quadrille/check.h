@@ -14,6 +14,14 @@ typedef struct qd_check_line {
     int64_t bytes;    /* at the moment of the rank's peak */
 } qd_check_line;
 
+/* What an axis of model parallelism sends by a closed formula of the shapes, and what the program says. */
+typedef struct qd_check_formula {
+    char text[160];
+    int64_t bytes, planned; /* in one step, all ranks together */
+} qd_check_formula;
+
+#define QD_CHECK_FORMULAS 8
+
 /* A rank of the pipeline: what it holds, and how it fares. */
 typedef struct qd_check_stage {
     char modules[64];     /* "embed .. block.3", "block.0, block.7" */
@@ -48,6 +56,8 @@ typedef struct qd_check_report {
     int64_t theory_bytes;
     int64_t kept_bytes;   /* less than that: modules that need not be gathered again */
     int64_t padding_bytes; /* more than that: padding between tensors, and short sums that every rank sends to every other */
+    qd_check_formula formulas[QD_CHECK_FORMULAS];
+    int formula_count;
     int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay from step to step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
     int64_t snapshot_bytes;    /* beside that, in host memory: the copy of a rank's state that checkpoints are written from */

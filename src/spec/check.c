@@ -1,6 +1,7 @@
 #include <quadrille/check.h>
 
 #include "spec/config.h"
+#include "spec/formulas.h"
 #include "spec/pieces.h"
 
 #include <stdlib.h>
@@ -263,6 +264,22 @@ static qd_status fill_stages(const qd_program *const *programs, qd_check_report 
     return QD_OK;
 }
 
+/* Closed formulas of what the axes of the model send, summed over the stages. */
+static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
+{
+    qd_check_formula sum = {.bytes = 0};
+    for (int stage = 0; stage < r->pipeline; stage++) {
+        qd_check_formula f;
+        if (!qd_formula_tensor(stage_program(programs, stage), &f))
+            return;
+        if (sum.text[0] == '\0')
+            memcpy(sum.text, f.text, sizeof sum.text);
+        sum.bytes += f.bytes;
+        sum.planned += f.planned;
+    }
+    r->formulas[r->formula_count++] = sum;
+}
+
 static qd_status fill_report(const qd_config *config, const qd_program *const *programs, qd_check_report *r)
 {
     qd_memory_report memory = {0};
@@ -285,6 +302,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     if (r->pipeline > 1)
         QD_TRY(fill_pipeline(p, r));
     fill_theory(programs, r);
+    fill_formulas(programs, r);
     p = stage_program(programs, r->memory_stage);
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)

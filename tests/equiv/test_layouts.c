@@ -1,6 +1,7 @@
 /* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the first, all weights after the
  * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
+#include "spec/formulas.h"
 #include "support/scratch.h"
 #include "support/trained.h"
 #include "train/state.h"
@@ -233,6 +234,59 @@ static void pieces_change_no_bit(void **state)
     }
 }
 
+/* Bytes that the communicators over tp moved, less those of gradients and of the norm: what modules exchanged. */
+static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t mine = 0, sum;
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT && p->groups[g].axes == QD_AXIS_BIT(QD_AXIS_TP); k++)
+            mine += stats.bytes[k];
+    }
+    QD_TRY(qd_comm_all_reduce(world, &mine, &sum, 1, QD_I64, QD_SUM, NULL));
+    for (int i = 0; i < p->action_count; i++)
+        if (qd_action_communicates(&p->actions[i]) && p->groups[p->actions[i].group].axes == QD_AXIS_BIT(QD_AXIS_TP))
+            sum -= p->actions[i].bytes;
+    if (qd_comm_rank(world) == 0)
+        *(int64_t *)argument = sum;
+    return QD_OK;
+}
+
+/* What ranks of tp exchange is what the closed formula of the shapes says. */
+static void bytes_follow_the_formula(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.tp=2 parallel.sp=false ",
+        "parallel.ranks=4 parallel.tp=4 train.micro_batch=2 ",
+        "parallel.ranks=4 parallel.tp=2 train.micro_batch=1 train.recompute=full parallel.zero=3 ",
+        "parallel.ranks=2 parallel.tp=2 train.recompute=selective train.precision=bf16 ",
+        "parallel.ranks=4 parallel.tp=4 parallel.sp=false train.recompute=full train.recompute_layers=1 parallel.tp_overlap=3 ",
+        "parallel.ranks=2 parallel.tp=2 parallel.tp_overlap=4 parallel.split_backward=true ",
+    };
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN GPT2 "model.hidden=128 model.dropout=0.1 %s", layouts[l]);
+        qd_config config = layout_config(words);
+        qd_random_tokens random = {.seed = 8, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        qd_team *team;
+        qd_step_output out;
+        qd_check_formula formula;
+        int64_t counted_bytes;
+        trained_ok(qd_team_create(&config, &source, &team));
+        trained_ok(qd_team_step(team, &out));
+        trained_ok(qd_team_call(team, count_activations, &counted_bytes));
+        assert_true(qd_formula_tensor(qd_team_program(team), &formula));
+        if (formula.bytes != formula.planned || formula.bytes != counted_bytes)
+            fail_msg("%s: %s: %lld bytes by the formula, %lld planned, %lld counted", words, formula.text, (long long)formula.bytes,
+                     (long long)formula.planned, (long long)counted_bytes);
+        qd_team_destroy(team);
+    }
+}
+
 static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)argument;
@@ -314,6 +368,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
+                                       cmocka_unit_test(bytes_follow_the_formula),
                                        cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
