@@ -18,6 +18,8 @@ typedef struct qd_exchange {
     void *context;
     qd_status (*start)(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at);
     qd_status (*wait)(void *context, int index);
+    /* One round of rows on their way to experts, or back: see spec/experts.h. Returns when it has ended. */
+    qd_status (*round)(void *context, const qd_op *op, int64_t round, bool back, const int32_t *table, const void *from, void *to);
 } qd_exchange;
 
 /* What one module action works on. */

@@ -89,6 +89,8 @@ qd_status qd_run_experts(const qd_op_call *c);
 qd_status qd_run_experts_dx(const qd_op_call *c);
 qd_status qd_run_experts_dw(const qd_op_call *c);
 qd_status qd_run_expert_activation(const qd_op_call *c);
+qd_status qd_run_expert_rounds(const qd_op_call *c);
+qd_status qd_run_expert_rounds_grad(const qd_op_call *c);
 qd_status qd_run_expert_activation_grad(const qd_op_call *c);
 qd_status qd_run_loss_max(const qd_op_call *c);
 qd_status qd_run_loss_part(const qd_op_call *c);

@@ -56,6 +56,8 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_REDUCE_SCATTER] = run_exchange,
     [QD_OP_DISPATCH] = run_exchange,
     [QD_OP_RETURN] = run_exchange,
+    [QD_OP_EXPERT_ROUNDS] = qd_run_expert_rounds,
+    [QD_OP_EXPERT_ROUNDS_GRAD] = qd_run_expert_rounds_grad,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects

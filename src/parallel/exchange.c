@@ -101,6 +101,12 @@ static qd_status start(void *context, int index, const qd_op *op, const qd_slot 
     return QD_OK;
 }
 
+static qd_status run_round(void *context, const qd_op *op, int64_t round, bool back, const int32_t *table, const void *from, void *to)
+{
+    qd_exchanger *e = context;
+    return qd_dispatch_run(&e->dispatcher, e->bound, op, round, back, table, from, to, NULL);
+}
+
 static qd_status finish(void *context, int index)
 {
     qd_exchanger *e = context;
@@ -138,7 +144,7 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
         free(rows);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
     }
-    *e = (qd_exchanger){.view = {e, start, finish}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
+    *e = (qd_exchanger){.view = {e, start, finish, run_round}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
     *exchanger = e;
     return QD_OK;
 }

@@ -147,3 +147,18 @@ void qd_dispatch_lists(const qd_dispatch *d, int64_t round, int64_t *send, int64
         send_first[q] = send[q] > 0 ? before + at - first : 0;
     }
 }
+
+qd_round_room qd_round_room_of(int64_t capacity, int64_t hidden, int64_t ffn, int64_t assignments, bool backward)
+{
+    qd_round_room room = {0};
+    const struct {
+        int64_t *at, elements;
+    } arrays[] = {{&room.in, capacity * hidden},    {&room.up, 2 * capacity * ffn},     {&room.active, capacity * ffn},
+                  {&room.out, capacity * hidden},   {&room.d_active, capacity * ffn},   {&room.d_up, 2 * capacity * ffn},
+                  {&room.sorted, assignments * hidden}};
+    for (size_t i = 0; i < (backward ? sizeof arrays / sizeof *arrays : 4); i++) {
+        *arrays[i].at = room.elements;
+        room.elements += (arrays[i].elements + 31) / 32 * 32; /* each on a cache line */
+    }
+    return room;
+}

@@ -37,4 +37,11 @@ int64_t qd_dispatch_rounds(const qd_dispatch *dispatch); /* the same on all rank
 int64_t qd_dispatch_rows(const qd_dispatch *dispatch, int64_t round); /* that this rank's experts get in a round */
 /* In rows, per rank: what this one sends, from which of its rows on; what it gets, to which row of its room. */
 void qd_dispatch_lists(const qd_dispatch *dispatch, int64_t round, int64_t *send, int64_t *send_first, int64_t *receive, int64_t *receive_first);
+
+/* Room of the ops that carry out further rounds, in elements: where each array of `capacity` rows begins, and what they take
+ * together. Forward uses in, up, active and out. */
+typedef struct qd_round_room {
+    int64_t in, up, active, out, d_active, d_up, sorted, elements;
+} qd_round_room;
+qd_round_room qd_round_room_of(int64_t capacity, int64_t hidden, int64_t ffn, int64_t assignments, bool backward);
 #endif

@@ -5,6 +5,7 @@
 #include "spec/experts.h"
 #include "spec/ops_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -82,8 +83,27 @@ static void choose_layout(qd_class_writer *w, qd_class_experts *e)
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
     e->ranks = qd_expert_ranks(mesh);
     e->held = qd_experts_of(w->model, mesh, w->config->rank, &e->first);
-    e->capacity = e->ranks > 1 ? most * e->ranks : w->rows * moe->per_token;
+    int64_t worst = most * e->ranks;
+    double wanted = ceil(w->config->expert_rows * (double)most * e->etp);
+    e->capacity = e->ranks == 1 ? w->rows * moe->per_token : wanted < (double)worst ? (int64_t)wanted : worst;
+    e->rounds = e->ranks > 1 && e->capacity < worst;
     e->load_rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->seq : all;
+}
+
+/* What exceeds the room, in further rounds. */
+static void further_rounds(qd_class_writer *w, const qd_class_experts *e, qd_op_kind kind, int *slots, int room, int count)
+{
+    int64_t assignments = w->rows * w->model->moe.per_token;
+    bool backward = kind == QD_OP_EXPERT_ROUNDS_GRAD;
+    slots[room] = local_rows(w, "room of further rounds", 1,
+                             qd_round_room_of(e->capacity, w->model->hidden, e->ffn, assignments, backward).elements);
+    qd_op *op = qd_class_exchange(w, kind, qd_expert_group(&w->ledger->mesh), slots, count, 0, e->capacity, w->model->hidden);
+    op->k = assignments;
+    op->experts = e->held;
+    op->expert = e->first;
+    op->exchange.count = 0;
+    op->exchange.uneven = true;
+    op->exchange.dtype = w->config->activation;
 }
 
 /* The loads of experts over all ranks that have tokens of the same sequence, or of the same batch. */
@@ -155,6 +175,10 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
     on_expert_rows(QD_CLASS_OP(w, EXPERT_ACTIVATION, e->up, e->table, e->active), e);
     grouped(w, QD_CLASS_OP(w, EXPERTS, e->active, e->down_w.value, e->table, e->rows_out), e, m->hidden, e->ffn);
     pending = apart ? dispatch(w, e, QD_OP_RETURN, e->rows_out, e->back) : -1;
+    if (e->rounds) {
+        further_rounds(w, e, QD_OP_EXPERT_ROUNDS, (int[]){e->sorted, e->table, e->up_w.value, e->down_w.value, -1, e->back}, 4, 6);
+        qd_class_await(w, pending);
+    }
     bool drops = m->dropout > 0.0 && w->config->training;
     int branch = drops || moe->shared > 0 ? qd_class_local(w, "mlp_branch", m->hidden) : out;
     qd_op *combine = QD_CLASS_OP(w, COMBINE, e->back, e->place, e->weight, branch == out || moe->shared > 0 ? add : -1, branch);
@@ -227,6 +251,18 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
     pending = apart ? dispatch(w, e, QD_OP_RETURN, d_in, d_back) : -1;
     experts_weight_grad(w, e, d_out, again, e->down_w, m->hidden, e->ffn); /* beside it */
     experts_weight_grad(w, e, d_up, e->rows_in, e->up_w, 2 * e->ffn, m->hidden);
+    if (e->rounds) { /* gradients of weights stay in their phase: so their sums have one order, whatever runs between the phases */
+        int slots[] = {x, e->from, e->count, d_sorted, e->table, e->up_w.value, e->down_w.value, e->up_w.grad, e->down_w.grad, d_back, -1};
+        if (w->config->split)
+            slots[7] = slots[8] = -1;
+        further_rounds(w, e, QD_OP_EXPERT_ROUNDS_GRAD, slots, 10, 11);
+        qd_class_await(w, pending);
+        w->phase = QD_PHASE_WEIGHT;
+        if (w->config->split)
+            further_rounds(w, e, QD_OP_EXPERT_ROUNDS_GRAD,
+                           (int[]){x, e->from, e->count, d_sorted, e->table, e->up_w.value, e->down_w.value, e->up_w.grad, e->down_w.grad, -1, -1}, 10, 11);
+        w->phase = QD_PHASE_INPUT;
+    }
     qd_op_sizes(QD_CLASS_OP(w, COMBINE, d_back, e->place, -1, add, dx), w->rows, m->hidden, e->etp, 0.0);
     qd_class_await(w, pending);
     w->rows = all_rows;

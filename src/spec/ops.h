@@ -75,6 +75,8 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */ \
     X(DISPATCH, "dispatch", "rrw")            /* rows by expert, rows per rank and expert, rows of this rank's experts */ \
     X(RETURN, "return", "rrw")                /* rows of this rank's experts, rows per rank and expert, rows by expert */ \
+    X(EXPERT_ROUNDS, "experts.rounds", "rrrrwa") /* rows by expert, rows per rank and expert, gate and up, down, room, rows from experts */ \
+    X(EXPERT_ROUNDS_GRAD, "experts.rounds.grad", "rrrrrrraaaw") /* x, from, rows per expert, d_rows by expert, rows per rank and expert, gate and up, down, their grads, d_rows from experts, room */ \
     X(LOSS_MAX, "loss.max", "rw")             /* a window of this rank's logits, maximum of each row */      \
     X(LOSS_PART, "loss.part", "rrrw")         /* logits, input, maximum over tp, (R, 2): sum of exponentials, target's logit */ \
     X(LOSS_GRAD, "loss.grad", "arrrw")        /* logits that become gradients, input, maximum, sums over tp, losses */ \
@@ -109,7 +111,7 @@ typedef struct qd_op_exchange {
     int32_t until;       /* async: the first op that waits for it; op_count: the end of the list */
 } qd_op_exchange;
 
-#define QD_OP_SLOTS 9
+#define QD_OP_SLOTS 11
 typedef struct qd_op {
     qd_op_kind kind;
     qd_phase phase;

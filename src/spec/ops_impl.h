@@ -71,6 +71,7 @@ void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s
 typedef struct qd_class_experts {
     qd_class_weight router, bias, up_w, down_w, shared_up, shared_down;
     int64_t capacity, ffn, load_rows;
+    bool rounds; /* more rows than `capacity` may come */
     int ranks, etp, held, first; /* ranks of ep × etp; experts that this rank holds */
     int logits, choice, weight, load, place, from, count, table, sorted, rows_in, up, active, rows_out, back;
     int shared_sum, shared_active;

@@ -65,6 +65,19 @@ static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
+/* All tokens choose expert `favoured`, if that is not negative. */
+static int favoured = -1;
+
+static void favour(qd_team *team)
+{
+    const qd_ledger *l = qd_team_program(team)->ledger;
+    float bias[64] = {0};
+    bias[favoured] = 100.0f;
+    for (int i = 0; i < l->param_count; i++)
+        if (l->params[i].counts)
+            trained_ok(qd_team_write(team, l->params[i].name, bias, l->params[i].shape[0]));
+}
+
 static outcome run_layout(const char *words, qd_random_tokens random)
 {
     qd_config config = layout_config(words);
@@ -75,6 +88,8 @@ static outcome run_layout(const char *words, qd_random_tokens random)
     qd_status created = qd_team_create(&config, &source, &team);
     if (created != QD_OK)
         fail_msg("%s: %s\n%s", words, qd_error_message(), qd_error_trace());
+    if (favoured >= 0)
+        favour(team);
     for (int s = 0; s < STEPS; s++) {
         qd_step_output out;
         counted before, after;
@@ -144,7 +159,7 @@ static void compare(const char *words, const qd_ledger *ledger, const outcome *a
 /* Each layout of a model against one rank. */
 static void compare_all(const char *model, qd_random_tokens random, const char *const *layouts, size_t count)
 {
-    char words[640];
+    char words[1024];
     snprintf(words, sizeof words, RUN "%s", model);
     outcome one = run_layout(words, random);
     qd_config config = layout_config(words);
@@ -217,7 +232,7 @@ static void pieces_change_no_bit(void **state)
         GPT2 "parallel.ranks=2 parallel.tp=2 train.recompute=full parallel.split_backward=true model.dropout=0.1 ",
     };
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
-        char words[640];
+        char words[1024];
         snprintf(words, sizeof words, RUN "%s", bases[b]);
         outcome whole = run_layout(words, (qd_random_tokens){.seed = 6});
         int exchanges = count_exchanges(words);
@@ -319,7 +334,7 @@ static void checkpoints_travel(void **state)
     const int count = sizeof layouts / sizeof *layouts;
     static const char *const models[] = {LLAMA "model.kv_heads=2 ", GPT2};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
-        char words[640];
+        char words[1024];
         snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s", models[m]);
         trained one = trained_run(words, 2 * count, (qd_random_tokens){.seed = 7});
         for (int l = 0; l < count; l++) {
@@ -359,9 +374,34 @@ static void expert_parallel(void **state)
         "parallel.ranks=4 parallel.tp=2 parallel.ep=4 ",
         "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
         "parallel.ranks=8 parallel.tp=4 parallel.ep=2 ",
+        "parallel.ranks=4 parallel.ep=4 parallel.expert_rows=0.3 ",
+        "parallel.ranks=4 parallel.ep=2 parallel.etp=2 parallel.expert_rows=0.2 parallel.split_backward=true ",
+        "parallel.ranks=4 parallel.tp=2 parallel.ep=4 parallel.expert_rows=0.1 train.recompute=full ",
     };
     COMPARE(MIXTRAL, ((qd_random_tokens){.seed = 6, .documents = 3}), layouts);
     COMPARE(DEEPSEEK, ((qd_random_tokens){.seed = 7}), layouts);
+}
+
+/* One expert gets all rows, the ranks of the others none: further rounds, no further memory, nothing that is not a number. */
+static void one_expert_has_all(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=4 parallel.ep=4 ",
+        "parallel.ranks=4 parallel.ep=4 parallel.expert_rows=0.7 ",
+        "parallel.ranks=8 parallel.ep=8 parallel.expert_rows=1 parallel.overlap=false ",
+        "parallel.ranks=8 parallel.ep=4 parallel.etp=2 parallel.expert_rows=0.05 parallel.split_backward=true ",
+        "parallel.ranks=8 parallel.tp=2 parallel.ep=8 parallel.expert_rows=1.5 train.recompute=full ",
+    };
+    favoured = 5;
+    COMPARE(DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ", ((qd_random_tokens){.seed = 8}), layouts);
+    outcome r = run_layout(RUN DEEPSEEK "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
+                           (qd_random_tokens){.seed = 8});
+    /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows once more for the backward pass:
+     * three rounds beyond the first. */
+    assert_int_equal(r.rounds, STEPS * 4 * 2 * 5 * 3);
+    favoured = -1;
+    free_outcome(&r);
 }
 
 int main(void)
@@ -369,6 +409,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
+                                       cmocka_unit_test(one_expert_has_all),
                                        cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,103 @@
+/* Rows beyond the planned room of a rank's experts: the same exchanges and products once more for each further round, in a room
+ * that is used again. Nothing of them is kept: the backward pass sends the rows a second time. */
+#include "nn/nn_impl.h"
+#include "spec/experts.h"
+
+/* What both directions have. */
+typedef struct rounds {
+    const qd_op_call *call;
+    const int32_t *table;
+    qd_dispatch dispatch;
+    qd_round_room room;
+    char *base;
+    qd_dtype dtype, param;
+    int64_t hidden, ffn, count; /* rounds in all */
+} rounds;
+
+static rounds rounds_of(const qd_op_call *c, int table, int down, int room, bool backward)
+{
+    const qd_mesh *mesh = &c->frame->program->ledger->mesh;
+    int etp = mesh->etp > 1 ? mesh->etp : 1, ep = qd_expert_ranks(mesh) / etp;
+    rounds r = {.call = c, .table = c->at[table], .base = c->at[room], .dtype = call_dtype(c, room), .param = call_dtype(c, down),
+                .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
+    r.dispatch = (qd_dispatch){.table = r.table, .ep = ep, .etp = etp, .position = c->op->expert / c->op->experts * etp,
+                               .experts = call_model(c)->moe.experts, .capacity = c->op->m};
+    r.room = qd_round_room_of(c->op->m, r.hidden, r.ffn, c->op->k, backward);
+    r.count = qd_dispatch_rounds(&r.dispatch);
+    return r;
+}
+
+static void *at(const rounds *r, int64_t element)
+{
+    return r->base + element * (int64_t)qd_dtype_size(r->dtype);
+}
+
+static qd_status exchange(const rounds *r, int64_t round, bool back, const void *from, void *to)
+{
+    const qd_exchange *e = r->call->frame->exchange;
+    if (!e)
+        return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
+    return e->round(e->context, r->call->op, round, back, r->table, from, to);
+}
+
+static qd_status product(const rounds *r, int64_t round, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts,
+                         qd_dtype b_dtype)
+{
+    const qd_op *op = r->call->op;
+    return r->call->frame->kernels->grouped(r->call->frame->stream, &(qd_grouped_args){
+        .a = a, .b = b, .c = c, .counts = r->table + op->expert, .count_stride = r->dispatch.experts, .begin = round * op->m, .rows = op->m,
+        .n = n, .k = k, .sources = r->dispatch.ep * r->dispatch.etp, .experts = op->experts, .trans_b = trans_b, .by_experts = by_experts,
+        .a_dtype = r->dtype, .b_dtype = b_dtype, .c_dtype = r->dtype,
+    });
+}
+
+/* Rows come in and go through gate and up. */
+static qd_status bring(const rounds *r, int64_t round, const void *sorted, void *up_w)
+{
+    QD_TRY(exchange(r, round, false, sorted, at(r, r->room.in)));
+    return product(r, round, at(r, r->room.in), up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param);
+}
+
+qd_status qd_run_expert_rounds(const qd_op_call *c)
+{
+    rounds r = rounds_of(c, 1, 3, 4, false);
+    const qd_kernels *k = c->frame->kernels;
+    for (int64_t t = 1; t < r.count; t++) {
+        QD_TRY(bring(&r, t, c->at[0], c->at[2]));
+        QD_TRY(k->activation_forward(c->frame->stream, &(qd_activation_args){
+            .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .y = at(&r, r.room.active), .rows = qd_dispatch_rows(&r.dispatch, t),
+            .cols = r.ffn, .dtype = r.dtype}));
+        QD_TRY(product(&r, t, at(&r, r.room.active), c->at[3], at(&r, r.room.out), r.hidden, r.ffn, true, false, r.param));
+        QD_TRY(exchange(&r, t, true, at(&r, r.room.out), c->at[5]));
+    }
+    return QD_OK;
+}
+
+qd_status qd_run_expert_rounds_grad(const qd_op_call *c)
+{
+    rounds r = rounds_of(c, 4, 6, 10, true);
+    const qd_kernels *k = c->frame->kernels;
+    const qd_moe *moe = &call_model(c)->moe;
+    void *sorted = at(&r, r.room.sorted), *d_out = at(&r, r.room.out), *d_active = at(&r, r.room.d_active), *d_up = at(&r, r.room.d_up);
+    if (r.count > 1)
+        QD_TRY(k->permute(c->frame->stream, &(qd_permute_args){
+            .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = sorted, .rows = c->op->k / moe->per_token, .cols = r.hidden,
+            .per_token = moe->per_token, .experts = moe->experts, .dtype = r.dtype}));
+    for (int64_t t = 1; t < r.count; t++) {
+        QD_TRY(bring(&r, t, sorted, c->at[5]));
+        QD_TRY(exchange(&r, t, false, c->at[3], d_out));
+        QD_TRY(product(&r, t, d_out, c->at[6], d_active, r.ffn, r.hidden, false, false, r.param));
+        QD_TRY(k->activation_backward(c->frame->stream, &(qd_activation_args){
+            .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .dy = d_active, .dx = d_up, .y = at(&r, r.room.active),
+            .rows = qd_dispatch_rows(&r.dispatch, t), .cols = r.ffn, .dtype = r.dtype}));
+        if (c->at[7]) {
+            QD_TRY(product(&r, t, at(&r, r.room.active), c->at[8], d_out, r.hidden, r.ffn, false, true, call_dtype(c, 8)));
+            QD_TRY(product(&r, t, at(&r, r.room.in), c->at[7], d_up, 2 * r.ffn, r.hidden, false, true, call_dtype(c, 7)));
+        }
+        if (!c->at[9])
+            continue;
+        QD_TRY(product(&r, t, d_up, c->at[5], d_out, r.hidden, 2 * r.ffn, false, false, r.param));
+        QD_TRY(exchange(&r, t, true, d_out, c->at[9]));
+    }
+    return QD_OK;
+}
