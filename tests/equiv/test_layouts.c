@@ -206,6 +206,20 @@ static void sequence_parallel(void **state)
     COMPARE(GPT2 "model.dropout=0.1 model.vocab=1009 ", ((qd_random_tokens){.seed = 5, .ignored = 5}), layouts);
 }
 
+/* Against one rank without accumulation in between, so that only rounding may differ. */
+static void pipeline_parallel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=4 parallel.pp=4 train.micro_batch=2 ",
+        "parallel.ranks=4 parallel.pp=2 parallel.zero=3 train.micro_batch=1 parallel.schedule=zb_h1 ",
+        "parallel.ranks=8 parallel.pp=2 parallel.tp=2 parallel.zero=2 train.micro_batch=1 parallel.schedule=zb_v ",
+        "parallel.ranks=4 parallel.pp=2 parallel.tp=2 train.micro_batch=2 parallel.schedule=dualpipe_v train.recompute=full ",
+    };
+    COMPARE(LLAMA, ((qd_random_tokens){.seed = 7, .documents = 3}), layouts);
+    COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 8, .ignored = 5}), layouts);
+}
+
 /* Ops of blocks that communicate. */
 static int count_exchanges(const char *words)
 {
@@ -406,7 +420,7 @@ static void one_expert_has_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
                                        cmocka_unit_test(one_expert_has_all),

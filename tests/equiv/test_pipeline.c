@@ -1,8 +1,11 @@
 /* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits of one stage with the same
  * data parallelism, with the bytes and the memory that the programs say.
  * ctest: timeout 600 */
+#include "support/scratch.h"
 #include "support/trained.h"
+#include "train/state.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,6 +90,128 @@ static void tied_embeddings_give_the_same_bits(void **state)
     COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 model.tied=true train.optimizer=sgd train.momentum=0.9 train.grad_sync=per_step ", 2, sharded, .seed = 8);
 }
 
+/* With tensor parallelism inside the stages: the bits of the same tp without a pipeline. */
+static void tensor_parallel_stages_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const few[] = {
+        "parallel.schedule=interleaved parallel.zero=3",
+        "parallel.schedule=zb_h1 train.recompute=full",
+        "parallel.schedule=zb_v parallel.zero=2 parallel.tp_overlap=1",
+    };
+    COMPARE(LLAMA RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 4, few, .seed = 9);
+    COMPARE(GPT2 RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", 4, few, .seed = 10);
+    COMPARE(LLAMA RUN "parallel.tp=2 parallel.sp=false train.global_batch=4 train.micro_batch=1 model.tied=true ", 2, every_schedule, .seed = 11);
+}
+
+static qd_team *start(const char *words, qd_random_tokens *random)
+{
+    qd_config config = layout_config(words);
+    *random = (qd_random_tokens){.seed = 11, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(random);
+    qd_team *team;
+    trained_ok(qd_team_create(&config, &source, &team));
+    return team;
+}
+
+static void run_steps(qd_team *team, int count, double *losses)
+{
+    for (int i = 0; i < count; i++) {
+        qd_step_output out;
+        trained_ok(qd_team_step(team, &out));
+        losses[i] = out.loss;
+    }
+}
+
+static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 50}\n", 1);
+}
+
+static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    qd_checkpoint *checkpoint;
+    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
+    qd_status status = qd_state_load(trainer, checkpoint, false);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* Saved on one layout, gone on with on another of the same dp: the same bits as without a stop. */
+static void checkpoints_travel_between_pipelines(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 ",
+        "parallel.ranks=4 parallel.pp=2 parallel.schedule=1f1b ",
+        "parallel.ranks=4 parallel.pp=2 parallel.schedule=zb_v parallel.zero=3 ",
+        "parallel.ranks=6 parallel.pp=3 parallel.schedule=zb_h1 parallel.zero=1 ",
+    };
+    static const char *const models[] = {GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ",
+                                         LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step train.precision=bf16 model.tied=true "};
+    for (size_t m = 0; m < 2; m++) {
+        double whole[5], part[5];
+        for (size_t from = 0; from < 4; from++) {
+            size_t to = (from + 1 + m) % 4;
+            char words[2][640];
+            qd_random_tokens random;
+            snprintf(words[0], sizeof words[0], "%s%s", models[m], layouts[from]);
+            snprintf(words[1], sizeof words[1], "%s%s", models[m], layouts[to]);
+            qd_team *team = start(words[0], &random);
+            run_steps(team, 2, whole);
+            trained_ok(qd_team_call(team, save, NULL));
+            run_steps(team, 3, whole + 2);
+            qd_team_destroy(team);
+            team = start(words[1], &random);
+            trained_ok(qd_team_call(team, load, NULL));
+            run_steps(team, 3, part + 2);
+            qd_team_destroy(team);
+            for (int s = 2; s < 5; s++)
+                if (whole[s] != part[s])
+                    fail_msg("%s: step %d: %.17g, saved by %s: %.17g", words[1], s + 1, part[s], words[0], whole[s]);
+        }
+    }
+}
+
+/* A gradient of the second stage that is not finite is found there. */
+static qd_status spoil(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    int param = qd_ledger_find(p->ledger, "block.4.mlp_norm.weight");
+    if (qd_comm_rank(world) != 1)
+        return QD_OK;
+    for (int i = 0; i < p->action_count; i++)
+        if (p->actions[i].kind == QD_ACTION_ZERO && p->actions[i].buffer == p->persistent[QD_BUFFER_GRAD])
+            p->actions[i].count = 0;
+    ((float *)qd_bound_kind(qd_trainer_bound(trainer), QD_BUFFER_GRAD))[p->storage.offset[param] + 5] = NAN;
+    return QD_OK;
+}
+
+static void what_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    float bad[32];
+    qd_step_output out;
+    qd_random_tokens random;
+    for (int i = 0; i < 32; i++)
+        bad[i] = i == 7 ? NAN : 1.0f;
+    qd_team *team = start(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
+    trained_ok(qd_team_write(team, "block.4.mlp_norm.weight", bad, 32));
+    assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
+    assert_non_null(strstr(qd_error_message(), "rank 1: its weight block.4.mlp_norm.weight is not finite"));
+    qd_team_destroy(team);
+    team = start(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
+    trained_ok(qd_team_call(team, spoil, NULL));
+    assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
+    if (!strstr(qd_error_message(), "rank 1: its gradient of block.4.mlp_norm.weight is not finite"))
+        fail_msg("%s", qd_error_message());
+    qd_team_destroy(team);
+}
+
 typedef struct counted {
     int64_t bytes, planned;
 } counted;
@@ -166,7 +291,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_give_the_same_bits), cmocka_unit_test(zero_stages_give_the_same_bits),
-        cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(tensor_parallel_stages_give_the_same_bits),
+        cmocka_unit_test_setup_teardown(checkpoints_travel_between_pipelines, scratch_setup, scratch_teardown),
+        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(evaluation_runs_through_the_pipeline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
