@@ -32,7 +32,7 @@ struct cli_call {
     int word_count;
 };
 
-extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_simulate, cli_plan, cli_verify, cli_bench, cli_report, cli_doctor,
+extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_schedule, cli_simulate, cli_plan, cli_verify, cli_bench, cli_report, cli_doctor,
     cli_version, cli_help;
 /* NULL when there is none. */
 const cli_command *cli_find(const char *name);

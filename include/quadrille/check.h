@@ -73,6 +73,10 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
 /* Writes the program of one rank, a line per action. */
 qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out);
 
+/* Writes the pipeline's schedule: figures and a drawing of letters; lines that parallel.schedule_file reads; or a drawing in SVG. */
+typedef enum qd_drawing { QD_DRAWING_TEXT, QD_DRAWING_CSV, QD_DRAWING_SVG } qd_drawing;
+qd_status qd_check_schedule(const qd_options *options, int world, qd_drawing drawing, FILE *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -335,6 +335,48 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
     return status;
 }
 
+static qd_status describe_schedule(const qd_program *p, FILE *out)
+{
+    const qd_schedule *s = p->strategy.schedule;
+    qd_arena *arena;
+    qd_schedule_times times;
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_schedule_replay(s, (const double[]){1.0, 2.0, 1.0, 1.0}, 0.0, arena, &times);
+    double theory = qd_schedule_theory(s);
+    if (status == QD_OK) {
+        fprintf(out, "%s: %d pipeline rank%s, %d stages, %d micro-batches; a forward pass takes 1, a backward pass 2, its halves 1 each\n",
+                qd_schedule_name(s->kind), s->ranks, s->ranks == 1 ? "" : "s", s->stages, s->micro_batches);
+        fprintf(out, "time %.0f, bubble %.2f %%", times.makespan, 100.0 * times.bubble);
+        if (theory >= 0.0)
+            fprintf(out, " (textbook %.2f %%)", 100.0 * theory);
+        fputc('\n', out);
+        for (int rank = 0; rank < s->ranks; rank++) {
+            char modules[160];
+            name_modules(p->ledger, rank, modules, sizeof modules);
+            fprintf(out, "  rank %-3d %3d in flight  %s\n", rank, qd_schedule_in_flight(s, rank), modules);
+        }
+        status = qd_schedule_draw_text(s, out);
+    }
+    qd_arena_destroy(arena);
+    return status;
+}
+
+qd_status qd_check_schedule(const qd_options *options, int world, qd_drawing drawing, FILE *out)
+{
+    qd_config config;
+    qd_arena *arena = NULL;
+    qd_program *program = NULL;
+    QD_TRY(qd_config_resolve(options, world, &config));
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_config_build(&config, 0, arena, &program);
+    if (status == QD_OK)
+        status = drawing == QD_DRAWING_CSV   ? qd_schedule_write_csv(program->strategy.schedule, out)
+                 : drawing == QD_DRAWING_SVG ? qd_schedule_draw_svg(program->strategy.schedule, out)
+                                             : describe_schedule(program, out);
+    qd_arena_destroy(arena);
+    return status;
+}
+
 qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out)
 {
     qd_config config;

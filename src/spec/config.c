@@ -416,6 +416,9 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     if (mesh.degree[QD_AXIS_TP] > 1 && strcmp(config->device, "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism runs on the CPU only so far; set run.device=cpu",
                        mesh.degree[QD_AXIS_TP]);
+    if (mesh.degree[QD_AXIS_PP] > 1 && strcmp(config->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.pp is %d: pipeline parallelism runs on the CPU only so far; set run.device=cpu",
+                       mesh.degree[QD_AXIS_PP]);
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     mesh.ep = config->ep;
     mesh.etp = config->etp;

@@ -237,9 +237,12 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
+/* What a sum over ranks is about. */
+typedef enum look_kind { LOOK_GRADIENT, LOOK_LOSS, LOOK_SUMS } look_kind;
+
 /* Looks at what this rank is about to add to a sum over ranks, element by element in pieces: elements [first, first + count)
- * of the loss or of the gradients. */
-static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, bool loss)
+ * of the loss, of the gradients, or of the norm's sums per parameter. */
+static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, look_kind what)
 {
     enum { PIECE = 512 };
     const qd_program *p = it->program;
@@ -258,8 +261,10 @@ static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, in
             int64_t at = first + done + i;
             if (isfinite(value))
                 continue;
-            it->in->look->loss = it->in->look->loss || loss;
-            for (int k = 0; !loss && it->in->look->gradient < 0 && k < p->ledger->param_count; k++)
+            it->in->look->loss = it->in->look->loss || what == LOOK_LOSS;
+            if (what == LOOK_SUMS && it->in->look->gradient < 0)
+                it->in->look->gradient = (int)at;
+            for (int k = 0; what == LOOK_GRADIENT && it->in->look->gradient < 0 && k < p->ledger->param_count; k++)
                 if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.count[k])
                     it->in->look->gradient = k;
         }
@@ -272,6 +277,17 @@ static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
     return a->stream == QD_STREAM_COMM ? &it->work[index] : NULL;
 }
 
+/* Sums per parameter say something of a rank alone where gradients are not summed over others before. */
+static qd_status look_before(qd_interpreter *it, const qd_action *a, const void *data)
+{
+    const qd_program *p = it->program;
+    if (a->buffer == p->persistent[QD_BUFFER_LOSS])
+        return look_at(it, data, a->first, a->count, a->dtype, LOOK_LOSS);
+    if (a->buffer != p->persistent[QD_BUFFER_SUMS])
+        return look_at(it, data, a->first, a->count, a->dtype, LOOK_GRADIENT);
+    return qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA) > 1 ? QD_OK : look_at(it, data, a->first, a->count, a->dtype, LOOK_SUMS);
+}
+
 static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
 {
     void *data;
@@ -279,7 +295,7 @@ static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
     if (a->group < 0 || !it->bound->groups[a->group])
         return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
     if (it->in->look && !it->program->buffers[a->buffer].sharded) /* parts were looked at before their reduce_scatter */
-        QD_TRY(look_at(it, data, a->first, a->count, a->dtype, a->buffer == it->program->persistent[QD_BUFFER_LOSS]));
+        QD_TRY(look_before(it, a, data));
     return qd_comm_all_reduce(it->bound->groups[a->group], data, data, a->count, a->dtype, QD_SUM, work_of(it, a, index));
 }
 
@@ -291,7 +307,7 @@ static qd_status do_reduce_scatter(qd_interpreter *it, const qd_action *a, int i
         if (it->program->ledger->params[i].tied_to >= 0)
             continue;
         QD_TRY(qd_bound_at(it->bound, a->buffer, s->offset[i], a->dtype, &data));
-        QD_TRY(look_at(it, data, s->offset[i], s->count[i], a->dtype, false));
+        QD_TRY(look_at(it, data, s->offset[i], s->count[i], a->dtype, LOOK_GRADIENT));
     }
     return qd_shard_reduce_scatter(it->bound, a, work_of(it, a, index));
 }
