@@ -1,16 +1,21 @@
 /* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them within the deadline, and
  * everyone exits. Most of the time all ranks wait, so another test may run beside this one.
- * ctest: timeout 240 */
+ * ctest: timeout 400 */
 #include "support/ranks.h"
 #include "support/sample.h"
 
+#include "base/clock.h"
+
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -196,43 +201,86 @@ typedef struct scenario {
     bool processes_only;    /* or, where the name begins with "stop", MPI */
 } scenario;
 
-static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
+/* How late a thread that sleeps for 10 ms at a time woke up at worst, in seconds. */
+typedef struct sleeper {
+    pthread_t thread;
+    atomic_bool stop;
+    double latest;
+} sleeper;
+
+static void *sleep_on(void *context)
+{
+    sleeper *s = context;
+    while (!atomic_load(&s->stop)) {
+        double before = qd_clock_now();
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        double late = qd_clock_now() - before - 0.01;
+        s->latest = late > s->latest ? late : s->latest;
+    }
+    return NULL;
+}
+
+#define COMPLAIN(...) return snprintf(why, size, __VA_ARGS__), false
+
+/* What rank r of a scenario must have got. */
+static bool good_result(const scenario *s, qd_ranks_mode mode, int r, const qd_ranks_result *got, char *why, size_t size)
+{
+    const char *ranks = qd_ranks_mode_name(mode);
+    if (r == CULPRIT) {
+        bool died = strncmp(s->name, "kill", 4) == 0 || strncmp(s->name, "stop", 4) == 0;
+        /* mpirun lets a stopped process go on before it ends it, and that may come to its end first. */
+        if (got->returned == died && !(died && mode == QD_RANKS_MPI))
+            COMPLAIN("%s, %s: the culprit %s", s->name, ranks, died ? "lives" : "did not return");
+        if (!died && (got->status != QD_OK) != s->culprit_fails)
+            COMPLAIN("%s, %s: the culprit got '%s'", s->name, ranks, got->message);
+        return true;
+    }
+    if (!got->returned) COMPLAIN("%s, %s: rank %d did not return", s->name, ranks, r);
+    if (got->status != s->status && got->status != QD_REMOTE)
+        COMPLAIN("%s, %s: rank %d got status %d: %s", s->name, ranks, r, (int)got->status, got->message);
+    /* The culprit is the rank that did not arrive, also for who waits for a rank that waits for it. */
+    bool missing = strncmp(s->text, "did not arrive", 14) == 0;
+    bool other = strstr(got->message, "rank 0 (last in") || strstr(got->message, "rank 2 (last in");
+    if (!strstr(got->message, missing ? "rank 1 (last in" : "rank 1") || (missing && other) || !strstr(got->message, s->text))
+        COMPLAIN("%s, %s: rank %d: '%s' does not name rank 1 alone and say '%s'", s->name, ranks, r, got->message, s->text);
+    if (mode != QD_RANKS_MPI && got->seconds > deadline + 5) /* generous: the machine may be busy */
+        COMPLAIN("%s, %s: rank %d took %.1f s", s->name, ranks, r, got->seconds);
+    return true;
+}
+
+static bool good_run(const scenario *s, qd_ranks_mode mode, bool tell, char *why, size_t size)
 {
     qd_ranks_result results[RANKS];
     qd_ranks_options options = {
-        .text = s->name, .deadline_seconds = deadline, .limit_seconds = 30, .tell_deaths = tell};
+        .text = s->name, .deadline_seconds = deadline, .limit_seconds = 60, .tell_deaths = tell};
     if (qd_ranks_run("misbehave", mode, RANKS, &options, results) != QD_OK)
-        fail_msg("%s, %s: %s", s->name, qd_ranks_mode_name(mode), qd_error_message());
+        COMPLAIN("%s, %s: %s", s->name, qd_ranks_mode_name(mode), qd_error_message());
     bool seen = false;
     for (int r = 0; r < RANKS; r++) {
-        const qd_ranks_result *got = &results[r];
-        if (r == CULPRIT) {
-            bool died = strncmp(s->name, "kill", 4) == 0 || strncmp(s->name, "stop", 4) == 0;
-            /* mpirun lets a stopped process go on before it ends it, and that may come to its end first. */
-            if (got->returned == died && !(died && mode == QD_RANKS_MPI)) fail_msg("%s, %s: the culprit %s", s->name, qd_ranks_mode_name(mode),
-                                                died ? "lives" : "did not return");
-            if (!died && (got->status != QD_OK) != s->culprit_fails)
-                fail_msg("%s, %s: the culprit got '%s'", s->name, qd_ranks_mode_name(mode), got->message);
-            continue;
-        }
-        if (!got->returned) fail_msg("%s, %s: rank %d did not return", s->name, qd_ranks_mode_name(mode), r);
-        if (got->status != s->status && got->status != QD_REMOTE)
-            fail_msg("%s, %s: rank %d got status %d: %s", s->name, qd_ranks_mode_name(mode), r, (int)got->status,
-                     got->message);
-        if (got->status == s->status) seen = true;
-        /* The culprit is the rank that did not arrive, also for who waits for a rank that waits for it. */
-        bool missing = strncmp(s->text, "did not arrive", 14) == 0;
-        bool other = strstr(got->message, "rank 0 (last in") || strstr(got->message, "rank 2 (last in");
-        if (!strstr(got->message, missing ? "rank 1 (last in" : "rank 1") || (missing && other) ||
-            !strstr(got->message, s->text))
-            fail_msg("%s, %s: rank %d: '%s' does not name rank 1 alone and say '%s'", s->name,
-                     qd_ranks_mode_name(mode), r, got->message, s->text);
-        if (mode != QD_RANKS_MPI && got->seconds > deadline + 5) /* generous: the machine may be busy */
-            fail_msg("%s, %s: rank %d took %.1f s", s->name, qd_ranks_mode_name(mode), r, got->seconds);
+        if (!good_result(s, mode, r, &results[r], why, size)) return false;
+        seen = seen || (r != CULPRIT && results[r].status == s->status);
     }
     /* A mismatch may be found by the culprit first; then all others hear of it. */
-    if (!seen && s->status != QD_MISMATCH) fail_msg("%s, %s: nobody got '%s'", s->name, qd_ranks_mode_name(mode),
-                                                    qd_status_text(s->status));
+    if (!seen && s->status != QD_MISMATCH)
+        COMPLAIN("%s, %s: nobody got '%s'", s->name, qd_ranks_mode_name(mode), qd_status_text(s->status));
+    return true;
+}
+
+/* On a machine where a thread wakes up as late as half the deadline, innocent ranks miss it too, and are rightly named with
+ * the culprit: such a run says nothing, and is made again. */
+static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
+{
+    for (int attempt = 1;; attempt++) {
+        char why[2048] = "";
+        sleeper watch = {.latest = 0.0};
+        pthread_create(&watch.thread, NULL, sleep_on, &watch);
+        bool good = good_run(s, mode, tell, why, sizeof why);
+        atomic_store(&watch.stop, true);
+        pthread_join(watch.thread, NULL);
+        if (good) return;
+        if (watch.latest < deadline / 2 || attempt == 5) fail_msg("%s (woke up %.2f s late)", why, watch.latest);
+        printf("again, the machine was %.2f s late: %s\n", watch.latest, why);
+    }
 }
 
 static void run_scenarios(const scenario *scenarios, size_t count)

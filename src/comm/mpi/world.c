@@ -12,8 +12,12 @@
 
 /* A poll is a call into MPI, not a look at a flag: a few hundred are some tens of microseconds. */
 enum { SPIN_POLLS = 200 };
-/* A failed rank waits this long for the others to come to the end before it leaves without MPI_Finalize. */
+/* A failed rank waits this long for the others to come to the end before it leaves without MPI_Finalize, upon which the
+ * launcher ends them. A turn of waiting counts as TURN_MOST_SECONDS at most: where processes starve, turns are long, and the
+ * others need the more time to report. LEAVE_SECONDS is the limit of all that. */
 #define FAILED_GRACE_SECONDS 2.0
+#define TURN_MOST_SECONDS 0.005
+#define LEAVE_SECONDS 20.0
 /* Questions to the others are asked again after this share of the deadline. */
 #define ASK_AGAIN 0.125
 
@@ -432,7 +436,8 @@ static bool meet_at_end(qd_mpi_world *world)
     if (MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
         return false;
     bool failed = world->aborted_by >= 0;
-    double end = qd_clock_now() + (failed ? FAILED_GRACE_SECONDS : world->deadline);
+    /* A rank that is done early outlasts the deadline of those who wait for it in vain: they are to say so first. */
+    double left = FAILED_GRACE_SECONDS + (failed ? 0.0 : world->deadline), before = qd_clock_now(), end = before + left + LEAVE_SECONDS;
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
         if (MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
@@ -442,9 +447,12 @@ static bool meet_at_end(qd_mpi_world *world)
         control_poll(world);
         if (!failed && world->aborted_by >= 0) {
             failed = true;
-            end = qd_clock_now() + FAILED_GRACE_SECONDS;
+            left = FAILED_GRACE_SECONDS;
         }
-        if (qd_clock_now() > end)
+        double now = qd_clock_now(), turn_seconds = now - before;
+        left -= turn_seconds < TURN_MOST_SECONDS ? turn_seconds : TURN_MOST_SECONDS;
+        before = now;
+        if (left < 0.0 || now > end)
             return false;
         if (turn < YIELDS)
             sched_yield();
