@@ -34,7 +34,22 @@ typedef struct cutting {
     int *next;
 } cutting;
 
-static bool cut(cutting *c, double most)
+/* Whether `stages` are enough with none above `most`: filled one after the other. Stages that are left over split others. */
+static bool enough(const cutting *c, double most)
+{
+    int stages = 1;
+    for (int i = 0, first = 0; i < c->modules; i++) {
+        if (c->before[i + 1] - c->before[i] > most)
+            return false;
+        if (c->before[i + 1] - c->before[first] > most) {
+            stages++;
+            first = i;
+        }
+    }
+    return stages <= c->stages;
+}
+
+static void cut(cutting *c, double most)
 {
     int width = c->modules + 1;
     for (int i = 0; i <= c->modules; i++)
@@ -55,7 +70,6 @@ static bool cut(cutting *c, double most)
             }
         }
     }
-    return c->best[0] >= 0.0;
 }
 
 static qd_status share_out(qd_ledger *l, int64_t seq, int stages, qd_arena *arena)
@@ -75,7 +89,7 @@ static qd_status share_out(qd_ledger *l, int64_t seq, int stages, qd_arena *aren
     high = before[modules];
     for (int i = 0; i < 40 && high - low > 1e-6 * high; i++) {
         double middle = 0.5 * (low + high);
-        if (cut(&c, middle))
+        if (enough(&c, middle))
             high = middle;
         else
             low = middle;

@@ -506,9 +506,9 @@ unsigned qd_action_phases(const qd_action *a)
 int64_t qd_program_square_base(const qd_program *p, int part)
 {
     int64_t rows = 0;
-    for (int i = 0; i < p->ledger->param_count; i++)
-        for (int r = 0; r < part && p->ledger->params[i].tied_to < 0; r++)
-            rows += qd_storage_part(&p->storage, i, p->storage.parts, r).rows;
+    for (int i = 0; i < p->ledger->param_count; i++) /* the rows of the parts before this one: where it begins */
+        if (p->ledger->params[i].tied_to < 0)
+            rows += part < p->storage.parts ? qd_storage_part(&p->storage, i, p->storage.parts, part).first_row : p->storage.rows[i];
     return rows;
 }
 

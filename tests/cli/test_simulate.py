@@ -47,14 +47,14 @@ class Simulate(program.ProgramTest):
 
     def test_plan_writes_what_runs(self):
         path = self.path("run.yaml")
-        plan = self.answer("plan", *RUN, "--cluster", "h100", "--gpus", "64", "--write", path)
+        plan = self.answer("plan", *RUN, "--cluster", "h100", "--gpus", "64", "--pp", "1", "--write", path)
         simulated = self.answer("simulate", path, "--cluster", "h100")
         self.assertAlmostEqual(simulated["step_seconds"] / plan["choices"][0]["step_seconds"], 1.0, delta=0.01)
         self.assertEqual(self.answer("check", path)["ranks"], 64)
         self.assertTrue(plan["reasons"] and plan["next"])
 
     def test_questions(self):
-        result = self.run_program("plan", *RUN, "--cluster", "h100", "--tokens", "1e12", "--days", "30")
+        result = self.run_program("plan", *RUN, "--cluster", "h100", "--tokens", "1e12", "--days", "30", "--pp", "1", "--tp", "1")
         self.assertIn("GPUs train 1e+12 tokens in", result.stdout, result.stderr)
         self.assertEqual(self.run_program("plan", *RUN, "--cluster", "h100", "--tokens", "1e12").returncode, 2)
 

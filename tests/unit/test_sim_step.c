@@ -81,7 +81,7 @@ static void planning(void **state)
 {
     (void)state;
     static qd_plan_report plan;
-    const char *words = "model.preset=llama3.1-8b parallel.ranks=64 data.seq=8192 train.global_batch=128 train.precision=bf16";
+    const char *words = "model.preset=llama3.1-8b parallel.ranks=64 parallel.pp=1 data.seq=8192 train.global_batch=128 train.precision=bf16";
     qd_sim_report plain = simulated("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
                                            "train.precision=bf16");
     assert_false(plain.fits);
