@@ -27,7 +27,7 @@ qd_status qd_run_rope(const qd_op_call *c)
 
 qd_status qd_run_rope_inverse(const qd_op_call *c)
 {
-    return rope(c, NULL, true);
+    return rope(c, c->at[2] ? input_positions(c, 2) : NULL, true);
 }
 
 /* What forward and backward share: views of qkv, shapes, mask. */
@@ -44,7 +44,7 @@ static qd_attention_args attention_args(const qd_op_call *c)
         .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
         .o = c->at[2],
         .lse = c->at[3],
-        .doc_start = input_documents(c, 1),
+        .doc_start = input_whole_documents(c, 1),
         .batch = s->micro_batch,
         .seq = s->seq,
         .q_stride = stride,

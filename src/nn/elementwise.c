@@ -32,13 +32,30 @@ qd_status qd_run_add(const qd_op_call *c)
     });
 }
 
+/* Masks go by the row's index in the global batch: with cp the rows of a sequence stand at other positions, run by run. */
 qd_status qd_run_dropout(const qd_op_call *c)
 {
     const qd_frame *f = c->frame;
-    return f->kernels->dropout(f->stream, &(qd_dropout_args){
-        .x = c->at[0], .y = c->at[1], .rows = c->op->m, .cols = c->op->n, .first_row = f->first_row + c->op->first,
-        .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
-        .site = (uint32_t)(4 * f->module + c->op->site), /* sites of one module are 0 to 3 */
-        .dtype = call_dtype(c, 0),
-    });
+    const qd_program *p = f->program;
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int coord, cp = qd_program_cp(p, &coord), count = qd_context_runs(p->strategy.seq, cp, coord, runs);
+    int64_t seq = qd_ledger_rows(p->ledger, p->rank, p->strategy.seq), end = c->op->first + c->op->m;
+    for (int64_t row = c->op->first; row < end;) {
+        int64_t batch = row / seq, within = row % seq, first = f->first_row + row, rows = end - row;
+        for (int i = 0; cp > 1 && i < count; i++) {
+            if (within < runs[i].row || within >= runs[i].row + runs[i].count)
+                continue;
+            int64_t left = runs[i].row + runs[i].count - within;
+            first = f->first_row + batch * p->strategy.seq + runs[i].position + within - runs[i].row;
+            rows = left < rows ? left : rows;
+        }
+        QD_TRY(f->kernels->dropout(f->stream, &(qd_dropout_args){
+            .x = call_row(c, 0, row - c->op->first), .y = call_row(c, 1, row - c->op->first), .rows = rows, .cols = c->op->n,
+            .first_row = first, .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
+            .site = (uint32_t)(4 * f->module + c->op->site), /* sites of one module are 0 to 3 */
+            .dtype = call_dtype(c, 0),
+        }));
+        row += rows;
+    }
+    return QD_OK;
 }

@@ -24,6 +24,7 @@ qd_status qd_run_embed_grad(const qd_op_call *c)
 {
     return c->frame->kernels->embedding_backward(c->frame->stream, &(qd_embedding_backward_args){
         .tokens = input_tokens(c, 0),
+        .positions = input_positions(c, 0),
         .dy = c->at[1],
         .token_grad = c->at[2],
         .position_grad = c->at[3],

@@ -32,10 +32,10 @@ static inline char *call_row(const qd_op_call *c, int i, int64_t row)
 
 static inline int64_t call_rows(const qd_op_call *c)
 {
-    return c->frame->program->strategy.micro_batch * c->frame->program->strategy.seq;
+    return qd_program_rows(c->frame->program);
 }
 
-/* Parts of the INPUT slot, (3, rows) int32. */
+/* Parts of the INPUT slot, as qd_context_select lays them out. */
 static inline const int32_t *input_tokens(const qd_op_call *c, int i)
 {
     return c->at[i];
@@ -44,14 +44,24 @@ static inline const int32_t *input_targets(const qd_op_call *c, int i)
 {
     return (const int32_t *)c->at[i] + call_rows(c);
 }
-/* In generation the second row holds positions; elsewhere they count from 0 in each sequence. */
+/* In generation the second row holds positions, with cp the fourth; elsewhere they count from 0 in each sequence. */
 static inline const int32_t *input_positions(const qd_op_call *c, int i)
 {
-    return c->frame->program->strategy.context > 0 ? input_targets(c, i) : NULL;
+    if (c->frame->program->strategy.context > 0)
+        return input_targets(c, i);
+    return c->frame->program->ledger->mesh.degree[QD_AXIS_CP] > 1 ? (const int32_t *)c->at[i] + 3 * call_rows(c) : NULL;
 }
 static inline const int32_t *input_documents(const qd_op_call *c, int i)
 {
     return c->frame->documents ? (const int32_t *)c->at[i] + 2 * call_rows(c) : NULL;
+}
+
+/* Document starts of whole sequences, where the rank has only a part of their rows otherwise. */
+static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
+{
+    if (c->frame->program->ledger->mesh.degree[QD_AXIS_CP] == 1)
+        return input_documents(c, i);
+    return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
 qd_status qd_run_embed(const qd_op_call *c);
@@ -92,6 +102,15 @@ qd_status qd_run_expert_activation(const qd_op_call *c);
 qd_status qd_run_expert_rounds(const qd_op_call *c);
 qd_status qd_run_expert_rounds_grad(const qd_op_call *c);
 qd_status qd_run_expert_activation_grad(const qd_op_call *c);
+qd_status qd_run_zero(const qd_op_call *c);
+qd_status qd_run_columns(const qd_op_call *c);
+qd_status qd_run_attention_part(const qd_op_call *c);
+qd_status qd_run_attention_delta(const qd_op_call *c);
+qd_status qd_run_attention_part_grad(const qd_op_call *c);
+qd_status qd_run_heads_split(const qd_op_call *c);
+qd_status qd_run_heads_join(const qd_op_call *c);
+qd_status qd_run_rows_split(const qd_op_call *c);
+qd_status qd_run_rows_join(const qd_op_call *c);
 qd_status qd_run_loss_max(const qd_op_call *c);
 qd_status qd_run_loss_part(const qd_op_call *c);
 qd_status qd_run_loss_grad(const qd_op_call *c);

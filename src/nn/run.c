@@ -58,6 +58,19 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_RETURN] = run_exchange,
     [QD_OP_EXPERT_ROUNDS] = qd_run_expert_rounds,
     [QD_OP_EXPERT_ROUNDS_GRAD] = qd_run_expert_rounds_grad,
+    [QD_OP_ZERO] = qd_run_zero,
+    [QD_OP_COLUMNS] = qd_run_columns,
+    [QD_OP_ATTENTION_PART] = qd_run_attention_part,
+    [QD_OP_ATTENTION_DELTA] = qd_run_attention_delta,
+    [QD_OP_ATTENTION_PART_GRAD] = qd_run_attention_part_grad,
+    [QD_OP_HEADS_SPLIT] = qd_run_heads_split,
+    [QD_OP_HEADS_JOIN] = qd_run_heads_join,
+    [QD_OP_ROWS_SPLIT] = qd_run_rows_split,
+    [QD_OP_ROWS_JOIN] = qd_run_rows_join,
+    [QD_OP_CONTEXT_SHIFT] = run_exchange,
+    [QD_OP_CONTEXT_GATHER] = run_exchange,
+    [QD_OP_CONTEXT_SCATTER] = run_exchange,
+    [QD_OP_CONTEXT_SWAP] = run_exchange,
 };
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects

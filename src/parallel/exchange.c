@@ -1,6 +1,7 @@
 #include "parallel/exchange.h"
 
 #include "base/clock.h"
+#include "parallel/context.h"
 #include "parallel/dispatch.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ typedef struct row_lists {
 struct qd_exchanger {
     qd_exchange view;
     qd_bound *bound;
-    qd_work **work; /* per op of a list: under way */
+    qd_work **work; /* per op of a list, two each: under way */
     int work_count;
     row_lists *lists;
     qd_exchange_observer observer;
@@ -34,11 +35,13 @@ static qd_status find_lists(qd_exchanger *e, const qd_op *op, const row_lists **
         }
     }
     int size = op->exchange.group.size;
+    bool positions = op->kind == QD_OP_CONTEXT_GATHER || op->kind == QD_OP_CONTEXT_SCATTER;
+    int64_t each = positions ? QD_CONTEXT_SEGMENTS(e->bound->program) : 1;
     row_lists *l = calloc(1, sizeof *l);
     if (!l)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rows of %d ranks", size);
     *l = (row_lists){.next = e->lists, .op = op, .ranks = calloc((size_t)size, sizeof *l->ranks),
-                     .segments = calloc((size_t)size, sizeof *l->segments)};
+                     .segments = calloc((size_t)(size * each), sizeof *l->segments)};
     e->lists = l;
     if (!l->ranks || !l->segments) {
         l->op = NULL;
@@ -46,6 +49,10 @@ static qd_status find_lists(qd_exchanger *e, const qd_op *op, const row_lists **
     }
     for (int r = 0; r < size; r++) {
         int64_t first, rows, piece, count;
+        if (positions) {
+            l->ranks[r] = qd_context_segments(e->bound->program, r, op->n, &l->segments[r * each]);
+            continue;
+        }
         qd_slice(op->m, size, r, &first, &rows);
         qd_slice(rows, op->exchange.pieces, op->exchange.piece, &piece, &count);
         l->segments[r] = (qd_segment){(first + piece) * op->n, count * op->n};
@@ -65,13 +72,31 @@ static char *own_piece(const qd_exchanger *e, const qd_op *op, void *own)
     return (char *)own + piece * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
 }
 
+/* Waits for what an op has under way, if anything; *begin and *end: when it ran. */
+static qd_status settle(qd_exchanger *e, int index, double *begin, double *end)
+{
+    qd_status status = QD_OK;
+    for (int i = 0; i < 2; i++) {
+        qd_work *work = e->work[2 * index + i];
+        double from, to;
+        e->work[2 * index + i] = NULL;
+        if (!work)
+            continue;
+        qd_status ended = qd_work_wait_timed(work, &from, &to);
+        *begin = i == 0 || from < *begin ? from : *begin;
+        *end = i == 0 || to > *end ? to : *end;
+        status = status != QD_OK ? status : ended;
+    }
+    return status;
+}
+
 static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *const *at)
 {
     const qd_op_exchange *x = &op->exchange;
     if (x->index < 0 || index >= e->work_count)
         return QD_FAIL(QD_SYSTEM, "step program: an op communicates in a group that is not bound");
     qd_comm *group = e->bound->groups[x->index];
-    qd_work **work = x->async ? &e->work[index] : NULL;
+    qd_work **work = x->async ? &e->work[2 * index] : NULL;
     const row_lists *lists;
     switch (op->kind) {
     case QD_OP_ALL_REDUCE: {
@@ -86,6 +111,16 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
         return qd_comm_reduce_scatter_v(group, at[0], own_piece(e, op, at[1]), lists->ranks, x->dtype, x->reduce, work);
     case QD_OP_DISPATCH:
     case QD_OP_RETURN: return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, at[1], at[0], at[2], work);
+    case QD_OP_CONTEXT_GATHER:
+        QD_TRY(find_lists(e, op, &lists));
+        return qd_comm_all_gather_v(group, at[0], at[1], lists->ranks, x->dtype, work);
+    case QD_OP_CONTEXT_SCATTER:
+        QD_TRY(find_lists(e, op, &lists));
+        return qd_comm_reduce_scatter_v(group, at[0], at[1], lists->ranks, x->dtype, x->reduce, work);
+    case QD_OP_CONTEXT_SHIFT:
+        QD_TRY(qd_context_shift(e->bound, op, at, &e->work[2 * index]));
+        return x->async ? QD_OK : settle(e, index, &(double){0}, &(double){0});
+    case QD_OP_CONTEXT_SWAP: return qd_context_swap(e->bound, op, at, work);
     default: return QD_FAIL(QD_SYSTEM, "step program: %s is no exchange between ranks", qd_op_name(op->kind));
     }
 }
@@ -110,13 +145,10 @@ static qd_status run_round(void *context, const qd_op *op, int64_t round, bool b
 static qd_status finish(void *context, int index)
 {
     qd_exchanger *e = context;
-    qd_work *work = e->work[index];
-    double begin, end, waited = qd_clock_now();
-    e->work[index] = NULL;
-    if (!work)
-        return QD_OK;
-    QD_TRY(qd_work_wait_timed(work, &begin, &end));
-    if (e->observer)
+    double begin = 0, end = 0, waited = qd_clock_now();
+    bool any = e->work[2 * index] || e->work[2 * index + 1];
+    QD_TRY(settle(e, index, &begin, &end));
+    if (any && e->observer)
         e->observer(e->observer_context, index, begin, end, waited);
     return QD_OK;
 }
@@ -136,7 +168,7 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
     if (!any)
         return QD_OK;
     qd_exchanger *e = calloc(1, sizeof *e);
-    qd_work **work = calloc((size_t)most, sizeof *work);
+    qd_work **work = calloc(2 * (size_t)most, sizeof *work);
     int64_t *rows = calloc((size_t)(4 * p->ledger->mesh.world), sizeof *rows);
     if (!e || !work || !rows) {
         free(e);

@@ -23,8 +23,6 @@ void qd_write_block(qd_class_writer *w)
     /* Of this rank: query heads and the kv heads they read, and the columns of the MLP. */
     int64_t q = out_w.in, kv = (qkv_w.out - q) / 2, ffn = down_w.in;
     int heads = (int)(q / m->head_dim), kv_heads = (int)(kv / m->head_dim), pending;
-    /* QKᵀ and PV over the causal half. */
-    double attention_flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)q;
     int normed1 = qd_class_port(w, "attn_normed", m->hidden);
     int qkv = qd_class_local(w, "qkv", q + 2 * kv);
     bool experts = w->module->kind == QD_MODULE_MOE;
@@ -33,7 +31,6 @@ void qd_write_block(qd_class_writer *w)
     int qkv_before = m->qk_norm ? qd_class_local(w, "qkv_before_norm", q + 2 * kv) : qkv;
     int head_rstd = m->qk_norm ? qd_class_local_f32(w, "head_rstd", w->rows, (q + kv) / m->head_dim) : -1;
     int o = qd_class_local(w, "attended", q);
-    int lse = qd_class_local_f32(w, "lse", w->config->batch * heads, w->config->seq);
     int branch1 = qd_class_local(w, "attn_branch", m->hidden);
     int middle = qd_class_port(w, "residual", m->hidden);
     int normed2 = qd_class_port(w, "mlp_normed", m->hidden);
@@ -47,18 +44,18 @@ void qd_write_block(qd_class_writer *w)
     int all1 = qd_class_enter(w, "attn_normed of all ranks", normed1, &pending);
     qd_class_linear(w, all1, qkv_w, qkv_b, qkv_before);
     qd_class_await(w, pending);
+    int positions = w->config->context > 0 || w->seq < w->config->seq ? input : -1;
+    qd_class_attention_state attention = {-1, -1, -1};
     if (m->qk_norm)
         qd_op_heads(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv, heads, kv_heads);
     if (table >= 0)
-        qd_op_heads(QD_CLASS_OP(w, ROPE, qkv, table, w->config->context > 0 ? input : -1), w->rows, q + kv, heads, kv_heads);
+        qd_op_heads(QD_CLASS_OP(w, ROPE, qkv, table, positions), w->rows, q + kv, heads, kv_heads);
     if (w->config->context > 0) {
         int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
         qd_op *op = qd_op_heads(QD_CLASS_OP(w, ATTENTION_CACHED, qkv, cache, o), w->rows, q, heads, kv_heads);
         op->k = w->config->context;
     } else {
-        qd_op *op = qd_op_heads(QD_CLASS_OP(w, ATTENTION, qkv, input, o, lse), w->rows, q, heads, kv_heads);
-        op->k = w->config->seq;
-        op->flops = attention_flops;
+        attention = qd_class_attention(w, qkv, input, o, heads, kv_heads);
     }
     const qd_device_traits *traits = w->config->traits;
     bool drops = m->dropout > 0.0 && w->config->training;
@@ -110,7 +107,6 @@ void qd_write_block(qd_class_writer *w)
     int d_middle = qd_class_port(w, "d_residual", m->hidden);
     int d_o = qd_class_local(w, "d_attended", q);
     int d_qkv = qd_class_local(w, "d_qkv", q + 2 * kv);
-    int delta = qd_class_local_f32(w, "delta", w->config->batch * heads, w->config->seq);
     int d_normed1 = qd_class_local(w, "d_attn_normed", m->hidden);
 
     w->phase = QD_PHASE_INPUT;
@@ -147,11 +143,9 @@ void qd_write_block(qd_class_writer *w)
     qd_class_linear_input_grad(w, d_branch1, out_w, -1, d_o);
     qd_class_await(w, gathered);
     qd_class_linear_weight_grad(w, d_branch1, o, out_w, out_b);
-    qd_op *grad = qd_op_heads(QD_CLASS_OP(w, ATTENTION_GRAD, qkv, input, o, lse, d_o, d_qkv, delta), w->rows, q, heads, kv_heads);
-    grad->k = w->config->seq;
-    grad->flops = 2.5 * attention_flops;
+    qd_class_attention_grad(w, attention, input, d_o, d_qkv, heads, kv_heads);
     if (table >= 0)
-        qd_op_heads(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table), w->rows, q + kv, heads, kv_heads);
+        qd_op_heads(QD_CLASS_OP(w, ROPE_INVERSE, d_qkv, table, positions), w->rows, q + kv, heads, kv_heads);
     if (m->qk_norm)
         qd_op_heads(QD_CLASS_OP(w, HEAD_NORM_GRAD, d_qkv, qkv_before, q_norm.value, k_norm.value, head_rstd, q_norm.grad, k_norm.grad),
                     w->rows, q + 2 * kv, heads, kv_heads);

@@ -12,10 +12,10 @@ static bool same_shapes(const qd_program *program, int a, int b)
 {
     const qd_ledger *ledger = program->ledger;
     int parts = program->storage.parts;
-    int64_t first, x_rows, y_rows, rows_in_all = program->strategy.micro_batch * program->strategy.seq;
-    qd_ledger_port_rows(ledger, a, rows_in_all, &first, &x_rows);
-    qd_ledger_port_rows(ledger, b, rows_in_all, &first, &y_rows);
-    if (x_rows != y_rows)
+    int64_t first, x_rows, y_rows, batch = program->strategy.micro_batch, seq = program->strategy.seq;
+    qd_ledger_port_rows(ledger, a, batch * qd_ledger_rows(ledger, a, seq), &first, &x_rows);
+    qd_ledger_port_rows(ledger, b, batch * qd_ledger_rows(ledger, b, seq), &first, &y_rows);
+    if (x_rows != y_rows || qd_ledger_rows(ledger, a, seq) != qd_ledger_rows(ledger, b, seq))
         return false;
     for (int i = 0; i < ledger->param_count; i++) {
         qd_atom x = qd_ledger_atom(ledger, i, a), y = qd_ledger_atom(ledger, i, b);
@@ -138,7 +138,11 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
         const qd_op *op = &c->ops[i];
         if (!qd_op_communicates(op) || !qd_op_runs(op, qd_action_phases(a)))
             continue;
-        add_traffic(r, op->kind == QD_OP_ALL_GATHER       ? "activations, all-gather"
+        add_traffic(r, op->kind == QD_OP_CONTEXT_SHIFT     ? "cp: keys and values, send and receive"
+                       : op->kind == QD_OP_CONTEXT_GATHER  ? "cp: keys and values, all-gather"
+                       : op->kind == QD_OP_CONTEXT_SCATTER ? "cp: gradients of keys and values, reduce-scatter"
+                       : op->kind == QD_OP_CONTEXT_SWAP    ? "cp: heads for positions, all-to-all"
+                       : op->kind == QD_OP_ALL_GATHER      ? "activations, all-gather"
                        : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"
                                                           : "activations, all-reduce", op->exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]);
     }
@@ -267,17 +271,20 @@ static qd_status fill_stages(const qd_program *const *programs, qd_check_report 
 /* Closed formulas of what the axes of the model send, summed over the stages. */
 static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
 {
-    qd_check_formula sum = {.bytes = 0};
-    for (int stage = 0; stage < r->pipeline; stage++) {
-        qd_check_formula f;
-        if (!qd_formula_tensor(stage_program(programs, stage), &f))
-            return;
-        if (sum.text[0] == '\0')
-            memcpy(sum.text, f.text, sizeof sum.text);
-        sum.bytes += f.bytes;
-        sum.planned += f.planned;
+    static bool (*const formulas[])(const qd_program *, qd_check_formula *) = {qd_formula_tensor, qd_formula_context};
+    for (size_t i = 0; i < sizeof formulas / sizeof *formulas; i++) {
+        qd_check_formula sum = {.bytes = 0}, f;
+        bool there = true;
+        for (int stage = 0; stage < r->pipeline && there; stage++) {
+            there = formulas[i](stage_program(programs, stage), &f);
+            if (sum.text[0] == '\0')
+                memcpy(sum.text, f.text, sizeof sum.text);
+            sum.bytes += f.bytes;
+            sum.planned += f.planned;
+        }
+        if (there)
+            r->formulas[r->formula_count++] = sum;
     }
-    r->formulas[r->formula_count++] = sum;
 }
 
 static qd_status fill_report(const qd_config *config, const qd_program *const *programs, qd_check_report *r)

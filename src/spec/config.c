@@ -98,6 +98,7 @@ static const qd_option options_table[] = {
     {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
     {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
+    {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses", "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or heads are exchanged for positions", NULL},
     {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
     {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
     {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL, "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
@@ -320,6 +321,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .expert_rows = qd_options_float(o, "parallel.expert_rows"),
         .training = true,
     };
+    c->strategy.cp_mode = (qd_cp_mode)qd_options_enum(o, "parallel.cp_mode");
     c->ep = (int)qd_options_int(o, "parallel.ep");
     c->etp = (int)qd_options_int(o, "parallel.etp");
     c->sp = qd_options_bool(o, "parallel.sp");

@@ -57,6 +57,21 @@ static bool runs_module(const qd_program *p, int module)
     return false;
 }
 
+/* What the program says of the exchanges inside modules over an axis. */
+static int64_t planned_over(const qd_program *p, qd_axis axis)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        unsigned phases = qd_action_phases(a);
+        const qd_module_class *c = phases ? qd_program_class(p, a->module) : NULL;
+        for (int k = 0; c && k < c->op_count; k++)
+            if (qd_op_runs(&c->ops[k], phases) && c->ops[k].exchange.group.axes == QD_AXIS_BIT(axis))
+                bytes += c->ops[k].exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]; /* they are as if all ranks did what this one does */
+    }
+    return bytes;
+}
+
 bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
 {
     const qd_strategy *s = &p->strategy;
@@ -89,13 +104,30 @@ bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
         }
         f->bytes += (bytes + (m->kind == QD_MODULE_HEAD ? loss_bytes(p, rows, tp) : 0)) * groups * s->micro_batches;
     }
+    f->planned = planned_over(p, QD_AXIS_TP);
+    return true;
+}
+
+bool qd_formula_context(const qd_program *p, qd_check_formula *f)
+{
+    const qd_strategy *s = &p->strategy;
+    const qd_model *m = &p->ledger->model;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int n = mesh->degree[QD_AXIS_CP], tp = mesh->degree[QD_AXIS_TP];
+    if (n == 1)
+        return false;
+    /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by several. */
+    int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
+    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, (int64_t)qd_dtype_size(s->activation));
+    *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
     for (int i = 0; i < p->action_count; i++) {
-        const qd_action *a = &p->actions[i];
-        unsigned phases = qd_action_phases(a);
-        const qd_module_class *c = phases ? qd_program_class(p, a->module) : NULL;
-        for (int k = 0; c && k < c->op_count; k++)
-            if (qd_op_runs(&c->ops[k], phases) && c->ops[k].exchange.group.axes == QD_AXIS_BIT(QD_AXIS_TP))
-                f->planned += c->ops[k].exchange.bytes / pp; /* bytes are as if all ranks did what this one does */
+        unsigned phases = qd_action_phases(&p->actions[i]);
+        if (!phases || p->ledger->modules[p->actions[i].module].layer < 0)
+            continue;
+        f->bytes += phases == QD_PHASES_AGAIN || (phases & 1u << QD_PHASE_FORWARD) ? t.forward : 0;
+        f->bytes += phases & 1u << QD_PHASE_INPUT ? t.backward : 0;
     }
+    f->bytes *= mesh->world / n / mesh->degree[QD_AXIS_PP];
+    snprintf(f->text, sizeof f->text, "cp: %s, per block and micro-batch", t.text);
     return true;
 }

@@ -1,5 +1,6 @@
 #include "spec/ledger.h"
 
+#include "spec/context.h"
 #include "spec/experts.h"
 #include "spec/tensor.h"
 
@@ -188,20 +189,9 @@ static void add_all(builder *b)
     }
 }
 
-/* Layouts this ledger cannot place yet are refused here, by name, before anything is built on them. */
-static qd_status check_axes(const qd_mesh *mesh)
-{
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
-        if (axis == QD_AXIS_CP && mesh->degree[axis] > 1)
-            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: this version lays models out over dp, tp and pp only; set parallel.%s to 1",
-                           qd_axis_name((qd_axis)axis), mesh->degree[axis], qd_axis_name((qd_axis)axis));
-    return QD_OK;
-}
-
 qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger)
 {
     QD_TRY(qd_model_validate(model));
-    QD_TRY(check_axes(mesh));
     QD_TRY(qd_tensor_check(model, mesh));
     QD_TRY(qd_experts_check(model, mesh));
     qd_ledger *l = QD_ARENA_NEW(arena, qd_ledger, 1);
@@ -305,6 +295,11 @@ qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param)
     else if (place->repeat > 0)
         group.size = place->repeat;
     return group;
+}
+
+int64_t qd_ledger_rows(const qd_ledger *ledger, int rank, int64_t seq)
+{
+    return qd_context_rows(seq, ledger->mesh.degree[QD_AXIS_CP], qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP), rank));
 }
 
 void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_t *first, int64_t *count)

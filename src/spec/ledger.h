@@ -88,6 +88,9 @@ qd_group qd_ledger_data_group(const qd_ledger *ledger, int family);
 /* The ranks of tp, neighbours, over which the gradient of a parameter must be summed before any other sum; size 1: none. */
 qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param);
 
+/* Positions of a sequence that a rank holds: all, or its share of them with cp. */
+int64_t qd_ledger_rows(const qd_ledger *ledger, int rank, int64_t seq);
+
 /* Rows of a port that a rank holds, of a micro-batch with `rows` rows: all, or under sp a slice. */
 void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_t *first, int64_t *count);
 

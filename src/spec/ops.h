@@ -8,6 +8,7 @@
 #define QD_SPEC_OPS_H
 
 #include "base/arena.h"
+#include "spec/context.h"
 #include "spec/ledger.h"
 
 /* What the device does in one pass, and what suits it; the lists are written for it. One row per kind of device in
@@ -48,7 +49,7 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(LINEAR_DX_GELU, "linear.dx.gelu", "rrrw") /* dy, weight, sum, dx: dx = dy·W times gelu' at sum */     \
     X(LINEAR_DW, "linear.dw", "rraa")         /* dy, x, weight grad, bias grad */                          \
     X(ROPE, "rope", "arr")                    /* qkv in place, table, input (for positions) */             \
-    X(ROPE_INVERSE, "rope.grad", "ar")        /* dqkv in place, table */                                   \
+    X(ROPE_INVERSE, "rope.grad", "arr")       /* dqkv in place, table, input (for positions) */            \
     X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                     \
     X(ATTENTION_CACHED, "attention.cached", "raw") /* qkv, cache, o */                                     \
     X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */               \
@@ -83,7 +84,20 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(LOSS_SUM, "loss.sum", "rra")            /* losses, input, loss */                                    \
     X(ALL_REDUCE, "all_reduce", "a")          /* x in place: its sum, or maximum, over the ranks of a group */ \
     X(ALL_GATHER, "all_gather", "rw")         /* this rank's rows, the rows of all ranks of a group */     \
-    X(REDUCE_SCATTER, "reduce_scatter", "rw") /* all rows, this rank's rows of their sum over a group */
+    X(REDUCE_SCATTER, "reduce_scatter", "rw") /* all rows, this rank's rows of their sum over a group */   \
+    X(ZERO, "zero", "w")                      /* x becomes 0 */                                            \
+    X(COLUMNS, "columns", "rw")               /* columns of x, columns of y that become them */            \
+    X(ATTENTION_PART, "attention.part", "rrraa") /* qkv, input, kv of a rank, running o and lse */         \
+    X(ATTENTION_DELTA, "attention.delta", "rrw") /* o, do, delta */                                        \
+    X(ATTENTION_PART_GRAD, "attention.part.grad", "rrrrrraa") /* qkv, input, kv of a rank, lse, do, delta, dq, dkv */ \
+    X(HEADS_SPLIT, "heads.split", "rw")       /* rows, the same by the rank that gets the heads */         \
+    X(HEADS_JOIN, "heads.join", "rw")         /* back */                                                   \
+    X(ROWS_SPLIT, "rows.split", "rw")         /* whole sequences, the same by the rank that gets the rows */ \
+    X(ROWS_JOIN, "rows.join", "rw")           /* back */                                                   \
+    X(CONTEXT_SHIFT, "context.shift", "rw")   /* rows of a rank, those that the rank before passes on */    \
+    X(CONTEXT_GATHER, "context.gather", "rw") /* this rank's rows, whole sequences */                       \
+    X(CONTEXT_SCATTER, "context.scatter", "rw") /* whole sequences, this rank's rows of their sum */        \
+    X(CONTEXT_SWAP, "context.swap", "rw")     /* by the rank that gets it, by the rank that it came from */
 
 typedef enum qd_op_kind {
 #define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,
@@ -123,6 +137,7 @@ typedef struct qd_op {
                                   this rank's logits */
     int32_t heads, kv_heads;   /* rope, attention: of this rank */
     int32_t experts, expert;   /* products over experts: how many this rank holds, and the first */
+    int32_t round;             /* context: how many ranks back the keys come from; -1: all keys, in the order of positions */
     qd_op_exchange exchange;
     int32_t after;             /* an asynchronous op that must have ended, with all before it; -1: none */
     int64_t chunk;             /* head: rows of logits held at a time */
@@ -139,7 +154,8 @@ typedef enum qd_slot_kind {
     QD_SLOT_OUT,      /* port to the module after */
     QD_SLOT_GRAD_OUT, /* gradient that arrives for OUT */
     QD_SLOT_GRAD_IN,  /* gradient that leaves for IN */
-    QD_SLOT_INPUT,    /* tokens, targets (in generation: positions) and document starts: (3, rows) int32 */
+    QD_SLOT_INPUT,    /* tokens, targets (in generation: positions) and document starts: (3, rows) int32; with cp more: see
+                         qd_context_select */
     QD_SLOT_ROPE,     /* table of angles */
     QD_SLOT_CACHE,    /* keys and values of this block: (2, context, kv_heads * head_dim) */
     QD_SLOT_LOGITS,   /* (1, vocab), the last row's */
@@ -187,6 +203,7 @@ typedef struct qd_class_config {
     int64_t context; /* > 0: generation; rows are new tokens of one sequence, earlier ones are in a cache of this length */
     int tensor_pieces; /* products next to an exchange over tp are cut into so many; 0 or 1: whole */
     double expert_rows; /* ep: room for so many times the rows of a mean load */
+    qd_cp_mode cp_mode;
     bool overlap;  /* exchanges inside a module run beside its products */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */

@@ -11,7 +11,7 @@ typedef struct qd_class_writer {
     const qd_class_config *config;
     const qd_module *module; /* any module of the class: names and shapes are the same in all */
     qd_arena *arena;
-    int64_t rows;                  /* R */
+    int64_t seq, rows;             /* positions of a sequence on this rank; R */
     int64_t port_first, port_rows; /* those that this rank has between the products: all, or under sp a slice */
     qd_group tensor;               /* the ranks of tp; size 1: none */
     int tensor_coord;              /* this rank's place among them */
@@ -103,6 +103,17 @@ qd_class_weight qd_class_bias_once(const qd_class_writer *w, qd_class_weight bia
 qd_status qd_class_cut(qd_class_writer *w, int pieces);
 /* Fills in until when asynchronous ops run, and refuses lists that touch their slots before. */
 qd_status qd_class_settle(qd_class_writer *w);
+
+/* attention_ops.c: attention, over the rows of all ranks of cp. */
+
+/* What the forward pass leaves for the backward pass. */
+typedef struct qd_class_attention_state {
+    int qkv, o, lse; /* ulysses: of this rank's heads and all positions; else of this rank's rows */
+} qd_class_attention_state;
+/* o (R, q) = attention of qkv (R, q + 2 kv), with `heads` and `kv_heads` on this rank of tp. */
+qd_class_attention_state qd_class_attention(qd_class_writer *w, int qkv, int input, int o, int heads, int kv_heads);
+/* d_qkv (R, q + 2 kv) from d_o (R, q). */
+void qd_class_attention_grad(qd_class_writer *w, qd_class_attention_state s, int input, int d_o, int d_qkv, int heads, int kv_heads);
 
 /* The lists themselves. */
 void qd_write_embed(qd_class_writer *w);

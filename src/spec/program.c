@@ -48,7 +48,7 @@ typedef qd_builder builder;
 int64_t qd_build_port_bytes(const builder *b)
 {
     int64_t first, rows;
-    qd_ledger_port_rows(b->ledger, b->p->rank, b->strategy->micro_batch * b->strategy->seq, &first, &rows);
+    qd_ledger_port_rows(b->ledger, b->p->rank, qd_program_rows(b->p), &first, &rows);
     return rows * b->ledger->model.hidden * (int64_t)qd_dtype_size(b->strategy->activation);
 }
 
@@ -225,11 +225,10 @@ static qd_status write_items(builder *b, qd_arena *arena)
 
 static void run_item(builder *b, int index)
 {
-    const qd_strategy *s = b->strategy;
     const qd_step_item *item = &b->items[index];
     int *input = &b->input[item->microbatch % b->depth];
     if (*input < 0) {
-        *input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, 3 * s->micro_batch * s->seq * (int64_t)sizeof(int32_t));
+        *input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, qd_program_input(b->p) * (int64_t)sizeof(int32_t));
         qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = *input;
     }
     qd_units_before(b, index);
@@ -257,6 +256,22 @@ static void reduce_loss(builder *b)
         a->buffer = b->p->persistent[QD_BUFFER_LOSS];
         a->stream = QD_STREAM_COMPUTE;
     }
+}
+
+static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
+{
+    const qd_model *m = &ledger->model;
+    int cp = ledger->mesh.degree[QD_AXIS_CP], tp = ledger->mesh.degree[QD_AXIS_TP];
+    if (cp == 1)
+        return QD_OK;
+    if (s->context > 0)
+        return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.cp to 1");
+    if (strcmp(s->traits->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.cp is %d: context parallelism runs on the CPU only so far; set parallel.cp to 1", cp);
+    if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (m->kv_heads > tp ? m->kv_heads / tp : 1) % cp != 0))
+        return QD_FAIL(QD_USAGE, "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads and "
+                                 "%d kv heads must be multiples of it; ring and gather take any", cp * tp, m->heads, m->kv_heads);
+    return qd_context_check(s->seq, cp);
 }
 
 static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
@@ -419,6 +434,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
                             qd_program **program)
 {
     QD_TRY(check_strategy(ledger, strategy));
+    QD_TRY(check_context(strategy, ledger));
     if ((double)strategy->micro_batches * ledger->module_count > 1e7)
         return QD_FAIL(QD_USAGE, "a step of %d micro-batches of %d modules is too long a program: raise train.micro_batch or lower "
                                  "train.global_batch", strategy->micro_batches, ledger->module_count);
@@ -447,6 +463,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .expert_rows = strategy->expert_rows,
+        .cp_mode = strategy->cp_mode,
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {

@@ -36,6 +36,7 @@ typedef struct qd_strategy {
     const qd_device_traits *traits; /* of the device it will run on */
     double expert_rows;   /* ep: room for so many times the rows of a mean load */
     bool training;        /* false: forward only (evaluation) */
+    qd_cp_mode cp_mode;   /* with cp above 1: how queries meet the keys of other ranks */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
     const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
 } qd_strategy;
@@ -190,6 +191,26 @@ typedef struct qd_program {
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;
 } qd_program;
+
+/* Rows of a micro-batch on the program's rank. */
+static inline int64_t qd_program_rows(const qd_program *p)
+{
+    return p->strategy.micro_batch * qd_ledger_rows(p->ledger, p->rank, p->strategy.seq);
+}
+
+/* Where the program's rank stands in cp, and of how many. */
+static inline int qd_program_cp(const qd_program *p, int *coord)
+{
+    *coord = qd_mesh_group_coord(&p->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP), p->rank);
+    return p->ledger->mesh.degree[QD_AXIS_CP];
+}
+
+/* int32 of an INPUT buffer. */
+static inline int64_t qd_program_input(const qd_program *p)
+{
+    int coord, cp = qd_program_cp(p, &coord);
+    return qd_context_input(p->strategy.micro_batch, p->strategy.seq, cp, coord, cp > 1 && p->strategy.cp_mode == QD_CP_ULYSSES);
+}
 
 const char *qd_action_name(qd_action_kind kind);
 const char *qd_buffer_kind_name(qd_buffer_kind kind);

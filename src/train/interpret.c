@@ -21,6 +21,7 @@ struct qd_interpreter {
     qd_work **work;         /* per action: in flight */
     int32_t *input[2];      /* host: (3, rows) of a micro-batch, in turn: the device may still read the one before */
     qd_event *input_read[2];
+    int32_t *whole;         /* host, with cp: whole sequences of a micro-batch, of which the rank takes its part */
     int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
     int next_input;
     qd_exchanger *exchanger; /* NULL: no op communicates */
@@ -39,7 +40,7 @@ struct qd_interpreter {
 
 static int64_t micro_rows(const qd_program *p)
 {
-    return p->strategy.micro_batch * p->strategy.seq;
+    return qd_program_rows(p);
 }
 
 static int64_t square_rows(const qd_program *p)
@@ -53,11 +54,15 @@ static qd_status staging(qd_interpreter *it)
     qd_device *device = it->bound->device;
     void *memory;
     for (int i = 0; i < 2; i++) {
-        QD_TRY(qd_host_alloc(device, 3 * micro_rows(it->program) * (int64_t)sizeof *it->input[i], &memory));
+        QD_TRY(qd_host_alloc(device, qd_program_input(it->program) * (int64_t)sizeof *it->input[i], &memory));
         it->input[i] = memory;
         QD_TRY(qd_event_create(device, &it->input_read[i]));
         it->input_first[i] = -1;
     }
+    int coord, cp = qd_program_cp(it->program, &coord);
+    int64_t whole = it->program->strategy.micro_batch * it->program->strategy.seq;
+    QD_TRY(qd_host_alloc(device, cp > 1 ? 3 * whole * (int64_t)sizeof *it->whole : 0, &memory));
+    it->whole = memory;
     QD_TRY(qd_host_alloc(device, square_rows(it->program) * (int64_t)sizeof *it->squares, &memory));
     it->squares = memory;
     QD_TRY(qd_host_alloc(device, it->program->ledger->param_count * (int64_t)sizeof *it->sums, &memory));
@@ -97,6 +102,7 @@ void qd_interpreter_destroy(qd_interpreter *it)
         qd_event_destroy(it->input_read[i]);
         qd_host_free(it->bound->device, it->input[i]);
     }
+    qd_host_free(it->bound->device, it->whole);
     qd_host_free(it->bound->device, it->squares);
     qd_host_free(it->bound->device, it->sums);
     qd_exchanger_destroy(it->exchanger);
@@ -143,7 +149,13 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
     int32_t *host = it->input[turn];
     QD_TRY(qd_event_wait(it->input_read[turn]));
     it->input_first[turn] = -1;
-    return source->fill(source->context, first, s->micro_batch, s->seq, host, host + rows, host + 2 * rows);
+    int coord, cp = qd_program_cp(it->program, &coord);
+    if (cp == 1)
+        return source->fill(source->context, first, s->micro_batch, s->seq, host, host + rows, host + 2 * rows);
+    rows = s->micro_batch * s->seq;
+    QD_TRY(source->fill(source->context, first, s->micro_batch, s->seq, it->whole, it->whole + rows, it->whole + 2 * rows));
+    qd_context_select(s->micro_batch, s->seq, cp, coord, s->cp_mode == QD_CP_ULYSSES, it->whole, host);
+    return QD_OK;
 }
 
 /* While a device works behind the host, the host reads what the next step will begin with. */
@@ -169,7 +181,7 @@ static qd_status do_load(qd_interpreter *it, const qd_action *a, int index)
     if (it->input_first[turn] != first)
         QD_TRY(fill_input(it, turn, first));
     it->input_first[turn] = -1;
-    QD_TRY(qd_copy(it->stream, to, it->input[turn], 3 * micro_rows(it->program) * (int64_t)sizeof *it->input[turn]));
+    QD_TRY(qd_copy(it->stream, to, it->input[turn], qd_program_input(it->program) * (int64_t)sizeof *it->input[turn]));
     return qd_event_record(it->input_read[turn], it->stream);
 }
 

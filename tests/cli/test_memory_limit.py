@@ -1,4 +1,5 @@
-"""Under a limit of address space, a model trains sharded that does not train otherwise.
+"""Under a limit of memory, a model trains sharded that does not train otherwise, and so does a long sequence that ranks
+share out.
 ctest: timeout 400
 ctest: processors 2
 """
@@ -18,48 +19,69 @@ MODEL = ["model.layers=12", "model.hidden=512", "model.heads=8", "data.seq=16", 
          "run.threads=1", "parallel.ranks=4", "parallel.bucket_mb=4"]
 
 
-def peak(pid):
-    """Most address space a process has had, in bytes; 0 when it is gone."""
+# Limit, and the line of /proc/PID/status that it is about. Ranks reserve address space that they share, one rank alone does not:
+# where the number of ranks differs, it is their own memory that counts.
+ADDRESSES = (resource.RLIMIT_AS, "VmPeak:")
+OWN = (resource.RLIMIT_DATA, "VmData:")
+
+
+def amount(pid, line_name):
+    """What a process has of it, in bytes; 0 when it is gone."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as file:
             for line in file:
-                if line.startswith("VmPeak:"):
+                if line.startswith(line_name):
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
     return 0
 
 
+# Few parameters, long sequences: nearly all of the memory is activations.
+LONG = ["model.layers=6", "model.hidden=64", "model.heads=4", "model.ffn=768", "data.seq=4096", "train.global_batch=1", "train.steps=2",
+        "run.threads=1"]
+
+
 @unittest.skipIf(program.SANITIZED, "sanitizers reserve address space by the terabyte")
 class MemoryLimit(program.ProgramTest):
-    def arguments(self, zero, folder):
-        return [program.PROGRAM, "train", f"data.path={self.corpus}", *MODEL, f"parallel.zero={zero}", f"run.dir={self.path(folder)}"]
+    def arguments(self, options, folder):
+        return [program.PROGRAM, "train", f"data.path={self.corpus}", *options, f"run.dir={self.path(folder)}"]
 
-    def planned(self, zero):
-        out = self.ok(self.run_program("check", *MODEL, f"parallel.zero={zero}", "--json")).stdout
+    def planned(self, options):
+        out = self.ok(self.run_program("check", *options, "--json")).stdout
         return json.loads(out)["memory_bytes_per_rank"]
 
-    def run_limited(self, zero, folder, limit):
-        return subprocess.run(self.arguments(zero, folder), capture_output=True, text=True, timeout=150, check=False,
-                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    def run_limited(self, options, folder, kind, limit):
+        return subprocess.run(self.arguments(options, folder), capture_output=True, text=True, timeout=150, check=False,
+                              preexec_fn=lambda: resource.setrlimit(kind[0], (limit, limit)))
 
-    def test_zero_3_fits_where_zero_1_does_not(self):
-        with subprocess.Popen(self.arguments(3, "free"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    def highest(self, options, folder, kind):
+        """Trains without a limit; the most a rank has had."""
+        with subprocess.Popen(self.arguments(options, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             highest = 0
             while run.poll() is None:
-                ranks = [pid for pid in program.processes(self.path("free")) if program.rank_of(pid) is not None]
-                highest = max([highest, *map(peak, ranks)])
+                ranks = [pid for pid in program.processes(self.path(folder)) if program.rank_of(pid) is not None]
+                highest = max([highest, *(amount(pid, kind[1]) for pid in ranks)])
                 time.sleep(0.02)
             self.assertEqual(run.returncode, 0)
-        self.assertGreater(highest, self.planned(3))
-        room = (self.planned(1) - self.planned(3)) // 2
+        self.assertGreater(highest, self.planned(options))
+        return highest
+
+    def fits_where_the_other_does_not(self, small, large, kind):
+        room = (self.planned(large) - self.planned(small)) // 2
         self.assertGreater(room, 48 << 20)
-        limit = highest + room
-        self.ok(self.run_limited(3, "limited", limit))
+        limit = self.highest(small, "free", kind) + room
+        self.ok(self.run_limited(small, "limited", kind, limit))
         self.assertEqual(self.numbers("limited"), self.numbers("free"))
-        refused = self.run_limited(1, "refused", limit)
+        refused = self.run_limited(large, "refused", kind, limit)
         self.assertEqual(refused.returncode, 1, refused.stdout + refused.stderr)
         self.assertIn("memory", refused.stderr)
+
+    def test_zero_3_fits_where_zero_1_does_not(self):
+        self.fits_where_the_other_does_not([*MODEL, "parallel.zero=3"], [*MODEL, "parallel.zero=1"], ADDRESSES)
+
+    def test_cp_4_fits_where_one_rank_does_not(self):
+        self.fits_where_the_other_does_not([*LONG, "parallel.ranks=4", "parallel.cp=4"], [*LONG, "parallel.ranks=1"], OWN)
 
 
 if __name__ == "__main__":

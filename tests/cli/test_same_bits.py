@@ -49,6 +49,15 @@ class SameBits(program.ProgramTest):
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "4"]
             self.assertEqual(self.run_into("tp-mpi", "parallel.tp=2", launcher=launcher), first)
 
+    def test_context_parallel(self):
+        for mode in ("ring", "gather", "ulysses"):
+            cp = ["parallel.ranks=4", "parallel.cp=2", f"parallel.cp_mode={mode}"]
+            first = self.run_into(f"processes-{mode}", *cp)
+            self.assertEqual(self.run_into(f"threads-{mode}", *cp, "--ranks-as", "threads"), first)
+            if program.MPIRUN:
+                launcher = [program.MPIRUN, "--oversubscribe", "-n", "4"]
+                self.assertEqual(self.run_into(f"mpi-{mode}", *cp[1:], launcher=launcher), first)
+
     def test_one_rank_is_close(self):
         one = self.run_into("one")
         four = self.run_into("four", "parallel.ranks=4")

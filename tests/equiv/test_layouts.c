@@ -418,9 +418,42 @@ static void one_expert_has_all(void **state)
     free_outcome(&r);
 }
 
+/* Sequences shared out over ranks: 16 and 17 positions, in even and uneven chunks. */
+static void context_parallel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.cp=2 ",
+        "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather ",
+        "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
+        "parallel.ranks=4 parallel.cp=4 parallel.zero=3 train.micro_batch=2 ",
+        "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=gather train.recompute=full parallel.overlap=false ",
+        "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=ulysses train.recompute=selective parallel.split_backward=true ",
+        "parallel.ranks=4 parallel.cp=2 parallel.zero=2 train.micro_batch=1 train.recompute=full ",
+        "parallel.ranks=3 parallel.cp=3 ",
+    };
+    COMPARE(LLAMA, ((qd_random_tokens){.seed = 6, .documents = 3}), layouts);
+    COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 7, .ignored = 5}), layouts);
+    COMPARE(GPT2, ((qd_random_tokens){.seed = 7, .documents = 2}), layouts);
+}
+
+static void context_with_tensor_parallel(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.sp=false ",
+        "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.cp_mode=gather ",
+        "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.cp_mode=ulysses train.recompute=full ",
+        "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.zero=3 train.micro_batch=1 ",
+    };
+    COMPARE(LLAMA, ((qd_random_tokens){.seed = 8, .documents = 3}), layouts);
+    COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 9, .ignored = 5}), layouts);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(context_parallel), cmocka_unit_test(context_with_tensor_parallel),
+                                       cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
                                        cmocka_unit_test(one_expert_has_all),

@@ -48,7 +48,7 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "but there are 4 ranks");
     refused(SMALL "parallel.ranks=2 train.micro_batch=3", "train.micro_batch (3) does not divide");
-    refused(SMALL "parallel.ranks=2 parallel.cp=2", "this version lays models out over dp, tp and pp only");
+    refused(SMALL "parallel.ranks=16 parallel.cp=16", "needs at least 32 positions");
     refused(SMALL "parallel.ranks=8 parallel.pp=8", "needs at least as many modules, but the model has 5 (3 blocks, embedding and head)");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=3,1", "must add up to the model's 3 blocks");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=2", "2 numbers of blocks are wanted");

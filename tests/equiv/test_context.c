@@ -1,0 +1,211 @@
+/* Context parallelism beyond test_layouts.c: packed documents never see each other, one degree of cp gives one set of bits, and the
+ * bytes are those of the closed formulas.
+ * ctest: timeout 300 */
+#include "support/trained.h"
+
+#include <quadrille/check.h>
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define RUN "train.lr=1e-3 train.schedule=constant train.steps=50 train.global_batch=4 run.threads=1 "
+#define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=24 "
+#define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=27 "
+
+/* ---- documents ---- */
+
+/* Three documents in each sequence; only those of the middle one have targets. The tokens of the others are drawn with `other`. */
+typedef struct packed {
+    qd_random_tokens own, other;
+} packed;
+
+static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets, int32_t *doc_start)
+{
+    packed *p = context;
+    qd_batch_source others = qd_random_source(&p->other), own = qd_random_source(&p->own);
+    int32_t *other_tokens = malloc((size_t)(count * seq) * sizeof *other_tokens);
+    if (!other_tokens)
+        return QD_FAIL(QD_NO_MEMORY, "no memory");
+    qd_status status = others.fill(others.context, first, count, seq, other_tokens, targets, doc_start);
+    if (status == QD_OK)
+        status = own.fill(own.context, first, count, seq, tokens, targets, doc_start);
+    int64_t begin = seq / 3 - 1, end = 2 * seq / 3;
+    for (int64_t i = 0; i < count * seq; i++) {
+        int64_t at = i % seq;
+        bool mine = at >= begin && at < end;
+        doc_start[i] = (int32_t)(at < begin ? 0 : at < end ? begin : end);
+        tokens[i] = mine ? tokens[i] : other_tokens[i];
+        targets[i] = mine ? targets[i] : -1;
+    }
+    free(other_tokens);
+    return status;
+}
+
+typedef struct seen {
+    double loss;
+    float *gradients;
+    int64_t count;
+} seen;
+
+static seen one_step(const char *words, uint64_t other)
+{
+    qd_config config = layout_config(words);
+    packed p = {{.seed = 1, .vocab = config.model.vocab}, {.seed = other, .vocab = config.model.vocab}};
+    qd_batch_source source = {.fill = fill, .context = &p, .documents = true};
+    qd_team *team;
+    qd_step_output out;
+    seen s;
+    trained_ok(qd_team_create(&config, &source, &team));
+    trained_ok(qd_team_step(team, &out));
+    trained_read(team, QD_TENSOR_GRADIENT, &s.gradients, &s.count);
+    s.loss = out.loss;
+    qd_team_destroy(team);
+    return s;
+}
+
+/* Not a bit of a document's loss and gradients depends on the tokens of its neighbours. */
+static void documents_do_not_leak(void **state)
+{
+    (void)state;
+    static const char *const models[] = {LLAMA, GPT2};
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.cp=2",
+        "parallel.ranks=4 parallel.cp=4",
+        "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather",
+        "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=ulysses",
+    };
+    for (size_t m = 0; m < 2; m++) {
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            char words[640];
+            snprintf(words, sizeof words, RUN "%s%s", models[m], layouts[i]);
+            seen a = one_step(words, 2), b = one_step(words, 3);
+            if (a.loss != b.loss || memcmp(a.gradients, b.gradients, (size_t)a.count * sizeof(float)) != 0)
+                fail_msg("%s: other documents change a document's loss (%.17g, %.17g) or gradients", words, a.loss, b.loss);
+            free(a.gradients);
+            free(b.gradients);
+        }
+    }
+}
+
+/* ---- bits ---- */
+
+static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
+{
+    trained first = trained_run(base, steps, random);
+    for (size_t v = 0; v < count; v++) {
+        char words[640];
+        snprintf(words, sizeof words, "%s%s", base, variants[v]);
+        trained other = trained_run(words, steps, random);
+        trained_same_bits(&other, &first, words);
+        free(other.weights);
+    }
+    free(first.weights);
+}
+
+/* For one degree and mode of cp: sharding, recompute, overlap, split backward passes and compute threads change nothing. */
+static void one_degree_gives_one_set_of_bits(void **state)
+{
+    (void)state;
+    static const char *const variants[] = {
+        "parallel.zero=1",
+        "parallel.zero=2 parallel.overlap=false",
+        "parallel.zero=3 train.recompute=full",
+        "parallel.zero=3 parallel.split_backward=true train.recompute=selective parallel.bucket_mb=0.001",
+        "train.recompute=full parallel.overlap=false run.threads=2",
+    };
+    static const char *const modes[] = {"ring", "gather", "ulysses"};
+    for (int i = 0; i < 3; i++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN LLAMA "parallel.ranks=4 parallel.cp=4 train.micro_batch=2 train.grad_sync=per_step parallel.cp_mode=%s ",
+                 modes[i]);
+        compare(words, variants, sizeof variants / sizeof *variants, 5, (qd_random_tokens){.seed = 4, .documents = 3});
+        snprintf(words, sizeof words, RUN GPT2 "model.dropout=0.1 parallel.ranks=4 parallel.cp=2 parallel.cp_mode=%s ", modes[i]);
+        compare(words, variants, sizeof variants / sizeof *variants, 5, (qd_random_tokens){.seed = 5, .ignored = 7});
+    }
+}
+
+/* ---- bytes ---- */
+
+/* What the ops of context parallelism make all ranks send in one step is what the closed formula says, and check shows both. T:
+ * tokens of a micro-batch of one group of cp; s: bytes of an activation; gradients of keys and values are fp32. */
+static void formulas(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"ring", "gather", "ulysses"};
+    static const int degrees[] = {2, 4};
+    for (int i = 0; i < 3 * 2 * 2 * 2; i++) {
+        char words[640];
+        int mode = i % 3, n = degrees[i / 3 % 2];
+        bool full = i / 6 % 2, half = i / 12;
+        snprintf(words, sizeof words, RUN LLAMA "data.seq=25 parallel.ranks=%d parallel.dp=2 parallel.cp=%d train.micro_batch=1 "
+                                      "parallel.cp_mode=%s train.recompute=%s train.precision=%s", 2 * n, n, modes[mode],
+                 full ? "full" : "none", half ? "bf16" : "fp32");
+        int64_t T = 25, q = 48, kv = 24, s = half ? 2 : 4, layers = 2, micro_batches = 2, groups = 2, planned = 0;
+        int64_t forward = mode == QD_CP_ULYSSES ? T * (2 * q + 2 * kv) * s / n * (n - 1) : (n - 1) * T * 2 * kv * s;
+        int64_t backward = forward + (mode == QD_CP_RING ? n * T * 2 * kv * 4 : mode == QD_CP_GATHER ? (n - 1) * T * 2 * kv * 4 : 0);
+        int64_t formula = groups * micro_batches * layers * (forward * (full ? 2 : 1) + backward);
+        qd_options *options = layout_options(words);
+        qd_check_report report;
+        trained_ok(qd_check(options, 0, &report));
+        for (int line = 0; line < report.traffic_count; line++)
+            planned += strncmp(report.traffic[line].name, "cp: ", 4) == 0 ? report.traffic[line].bytes : 0;
+        assert_int_equal(report.formula_count, 1);
+        if (planned != formula || report.formulas[0].planned != formula || report.formulas[0].bytes != formula)
+            fail_msg("%s: the program says %lld bytes, %s %lld, the formula %lld", words, (long long)planned, report.formulas[0].text,
+                     (long long)report.formulas[0].bytes, (long long)formula);
+        qd_options_destroy(options);
+    }
+}
+
+/* Storage in bf16: the running results are fp32, so that parts do not add roundings of their own. */
+static void bf16_stays_close(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.cp_mode=ring", "parallel.cp_mode=gather", "parallel.cp_mode=ulysses"};
+    trained one = trained_run(RUN LLAMA "train.precision=bf16", 5, (qd_random_tokens){.seed = 6, .documents = 2});
+    for (int i = 0; i < 3; i++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN LLAMA "train.precision=bf16 parallel.ranks=2 parallel.cp=2 %s", layouts[i]);
+        trained two = trained_run(words, 5, (qd_random_tokens){.seed = 6, .documents = 2});
+        for (int s = 0; s < 5; s++)
+            if (!(fabs(one.losses[s] - two.losses[s]) < 5e-3))
+                fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, two.losses[s], one.losses[s]);
+        free(two.weights);
+    }
+    free(one.weights);
+}
+
+/* ---- refused ---- */
+
+static void refused(const char *words, const char *message)
+{
+    qd_options *options = layout_options(words);
+    qd_check_report report;
+    if (qd_check(options, 0, &report) == QD_OK || !strstr(qd_error_message(), message))
+        fail_msg("%s: '%s' instead of '%s'", words, qd_error_message(), message);
+    qd_error_clear();
+    qd_options_destroy(options);
+}
+
+static void what_cannot_work_is_refused(void **state)
+{
+    (void)state;
+    refused(RUN LLAMA "parallel.ranks=4 parallel.cp=4 data.seq=7", "needs at least 8 positions");
+    refused(RUN LLAMA "parallel.ranks=8 parallel.cp=8 parallel.cp_mode=ulysses", "8 heads and 4 kv heads must be multiples");
+    refused(RUN GPT2 "parallel.ranks=3 parallel.cp=3 parallel.cp_mode=ulysses", "ring and gather take any");
+    refused(RUN LLAMA "parallel.ranks=2 parallel.cp=2 run.device=cuda", "runs on the CPU only so far");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(documents_do_not_leak), cmocka_unit_test(one_degree_gives_one_set_of_bits),
+                                       cmocka_unit_test(formulas), cmocka_unit_test(bf16_stays_close),
+                                       cmocka_unit_test(what_cannot_work_is_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
