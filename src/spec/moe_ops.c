@@ -77,7 +77,7 @@ static void choose_layout(qd_class_writer *w, qd_class_experts *e)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
     const qd_moe *moe = &w->model->moe;
-    int64_t all = w->config->batch * w->config->seq;
+    int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]); /* of the rank of cp with most */
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
     int64_t most = (all + tp - 1) / tp * moe->per_token; /* assignments of the rank with most rows */
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
@@ -87,7 +87,7 @@ static void choose_layout(qd_class_writer *w, qd_class_experts *e)
     double wanted = ceil(w->config->expert_rows * (double)most * e->etp);
     e->capacity = e->ranks == 1 ? w->rows * moe->per_token : wanted < (double)worst ? (int64_t)wanted : worst;
     e->rounds = e->ranks > 1 && e->capacity < worst;
-    e->load_rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->seq : all;
+    e->load_rows = moe->balance == QD_BALANCE_SEQUENCE ? w->seq : all;
 }
 
 /* What exceeds the room, in further rounds. */

@@ -181,6 +181,35 @@ static void bf16_stays_close(void **state)
     free(one.weights);
 }
 
+/* Evaluation: forward passes alone. */
+static double forward_loss(const char *words)
+{
+    qd_config config = layout_config(words);
+    config.strategy.training = false;
+    qd_random_tokens random = {.seed = 8, .documents = 2, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    qd_step_output out;
+    trained_ok(qd_team_create(&config, &source, &team));
+    trained_ok(qd_team_step(team, &out));
+    qd_team_destroy(team);
+    return out.loss;
+}
+
+static void forward_passes_alone(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"ring", "gather", "ulysses"};
+    double one = forward_loss(RUN LLAMA);
+    for (int i = 0; i < 3; i++) {
+        char words[640];
+        snprintf(words, sizeof words, RUN LLAMA "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=%s", modes[i]);
+        double many = forward_loss(words);
+        if (!(fabs(many - one) <= 1e-6 * one))
+            fail_msg("%s: loss %.9g against %.9g", words, many, one);
+    }
+}
+
 /* ---- refused ---- */
 
 static void refused(const char *words, const char *message)
@@ -205,7 +234,7 @@ static void what_cannot_work_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(documents_do_not_leak), cmocka_unit_test(one_degree_gives_one_set_of_bits),
-                                       cmocka_unit_test(formulas), cmocka_unit_test(bf16_stays_close),
+                                       cmocka_unit_test(formulas), cmocka_unit_test(bf16_stays_close), cmocka_unit_test(forward_passes_alone),
                                        cmocka_unit_test(what_cannot_work_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -343,6 +343,8 @@ static void checkpoints_travel(void **state)
         "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ",
         "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.zero=1 ",
         "parallel.ranks=4 parallel.zero=2 ",
+        "parallel.ranks=4 parallel.cp=4 parallel.zero=3 ",
+        "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.zero=1 parallel.cp_mode=gather ",
         "parallel.ranks=4 parallel.tp=4 ",
     };
     const int count = sizeof layouts / sizeof *layouts;
@@ -437,7 +439,8 @@ static void context_parallel(void **state)
     COMPARE(GPT2, ((qd_random_tokens){.seed = 7, .documents = 2}), layouts);
 }
 
-static void context_with_tensor_parallel(void **state)
+/* Together with the other axes. */
+static void context_with_other_axes(void **state)
 {
     (void)state;
     static const char *const layouts[] = {
@@ -445,14 +448,24 @@ static void context_with_tensor_parallel(void **state)
         "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.cp_mode=gather ",
         "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.cp_mode=ulysses train.recompute=full ",
         "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.zero=3 train.micro_batch=1 ",
+        "parallel.ranks=4 parallel.cp=2 parallel.pp=2 train.micro_batch=2 ",
+        "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.pp=2 train.micro_batch=2 parallel.schedule=zb_h1 parallel.cp_mode=gather ",
+        "parallel.ranks=8 parallel.cp=2 parallel.pp=2 parallel.zero=2 train.micro_batch=1 parallel.cp_mode=ulysses train.recompute=full ",
     };
     COMPARE(LLAMA, ((qd_random_tokens){.seed = 8, .documents = 3}), layouts);
     COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 9, .ignored = 5}), layouts);
+    static const char *const with_experts[] = {
+        "parallel.ranks=2 parallel.cp=2 ",
+        "parallel.ranks=4 parallel.cp=2 parallel.ep=2 parallel.cp_mode=gather ",
+        "parallel.ranks=4 parallel.cp=2 parallel.tp=2 parallel.ep=4 parallel.cp_mode=ulysses ",
+    };
+    COMPARE(MIXTRAL, ((qd_random_tokens){.seed = 10, .documents = 3}), with_experts);
+    COMPARE(DEEPSEEK, ((qd_random_tokens){.seed = 11}), with_experts);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(context_parallel), cmocka_unit_test(context_with_tensor_parallel),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(context_parallel), cmocka_unit_test(context_with_other_axes),
                                        cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
