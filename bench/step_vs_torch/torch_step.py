@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A training step in PyTorch on CPU cores: the peer that compare.py sets beside Quadrille's.
+"""A training step in PyTorch on CPU cores: the peer that compare.py and bench/zero/compare.py set beside Quadrille's.
 
-One process is one rank. With --ranks above 1 it joins the others through DistributedDataParallel over gloo. The model is
-written the way the PyTorch documentation recommends for speed: fused attention, AdamW's fused implementation, one
-backward pass. Prints one JSON object (rank 0): seconds of each timed step and the loss of the last.
+One process is one rank. With --ranks above 1 it joins the others over gloo, through DistributedDataParallel or, with
+--sharded, FSDP2 (fully_shard of each block and of the rest). The model is written the way the PyTorch documentation recommends
+for speed: fused attention, AdamW's fused implementation, one backward pass. Every rank prints one JSON object: seconds of each
+timed step, the loss of the last, and this process's resident bytes before the model was made and at their peak while training.
 """
 import argparse
 import json
@@ -89,6 +90,26 @@ class Model(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+def resident(what):
+    with open("/proc/self/status", encoding="utf-8") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(what + ":"))
+
+
+def forget_peak():
+    """What was resident while the model was made does not count (VmHWM starts anew)."""
+    with open("/proc/self/clear_refs", "w", encoding="utf-8") as f:
+        f.write("5")
+
+
+def shard(model):
+    """As the FSDP2 tutorial does it: a unit per block, the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--models", required=True, help="data/models.json")
@@ -103,24 +124,27 @@ def main():
     a.add_argument("--ranks", type=int, default=1)
     a.add_argument("--port", type=int, default=29555)
     a.add_argument("--compile", action="store_true")
+    a.add_argument("--sharded", action="store_true", help="FSDP2 instead of DistributedDataParallel")
     o = a.parse_args()
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
     m = next(x for x in json.load(open(o.models)) if x["name"] == o.model)
     if o.vocab:
         m["vocab"] = o.vocab
+    before = resident("VmRSS")
     model = Model(m, o.seq)
     if o.compile:
         model = torch.compile(model)
     if o.ranks > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(o.port), GLOO_SOCKET_IFNAME="lo")
         torch.distributed.init_process_group("gloo", rank=o.rank, world_size=o.ranks)
-        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        model = shard(model) if o.sharded else nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-3,
                                   betas=(0.9, 0.95), fused=True)
     seconds = []
+    forget_peak()
     for step in range(o.warm_up + o.steps):
         text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
         begin = time.perf_counter()
@@ -131,8 +155,8 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         if step >= o.warm_up:
             seconds.append(time.perf_counter() - begin)
-    if o.rank == 0:
-        print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__}))
+    print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
+                      "peak_bytes": resident("VmHWM")}))
     if o.ranks > 1:
         torch.distributed.destroy_process_group()
 
