@@ -58,7 +58,8 @@ typedef struct qd_report_event {
     const char *group;  /* of communication: "dp", "dp×cp", "tp"; NULL: it is none */
     int64_t step;
     int32_t microbatch; /* -1: none */
-    int64_t bytes;      /* communication, as in the program: what all ranks of the world together send; 0: nothing to say */
+    int64_t bytes;      /* communication, as in the program: what all ranks of the world together send, if all do as this one
+                           does; 0: nothing to say */
     double flops;       /* 0: nothing to say */
     double begin, end;  /* seconds; the page counts from the earliest */
     double waited;      /* communication inside an action that computes: seconds at its end for which that stood still */

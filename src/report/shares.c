@@ -111,11 +111,27 @@ typedef struct rank_work {
     int64_t computes, communicates;
 } rank_work;
 
-static int64_t collect(const rank_work *r, int32_t row, bool any, qd_span *spans)
+/* A rank waits for a message until another stage has come so far: where nothing else is under way that is the pipeline's bubble,
+ * and idle time rather than communication. */
+static bool is_message(const qd_report_event *e)
+{
+    return strcmp(e->kind, "send") == 0 || strcmp(e->kind, "recv") == 0;
+}
+
+static int64_t collect(const rank_work *r, int32_t row, qd_span *spans)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < r->count; i++)
-        if (any ? r->rows[i] >= 0 : r->rows[i] == row)
+        if (r->rows[i] == row)
+            spans[n++] = (qd_span){r->events[i].event->begin, r->events[i].event->end};
+    return qd_spans_join(spans, n);
+}
+
+static int64_t collect_communication(const rank_work *r, qd_span *spans)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < r->count; i++)
+        if (r->rows[i] >= 0 && !is_message(r->events[i].event))
             spans[n++] = (qd_span){r->events[i].event->begin, r->events[i].event->end};
     return qd_spans_join(spans, n);
 }
@@ -124,7 +140,7 @@ static int64_t collect(const rank_work *r, int32_t row, bool any, qd_span *spans
 static void collect_compute(rank_work *r)
 {
     int64_t waits = 0;
-    r->computes = collect(r, -1, false, r->communication);
+    r->computes = collect(r, -1, r->communication);
     for (int64_t i = 0; i < r->count; i++) {
         const qd_report_event *e = r->events[i].event;
         if (r->rows[i] >= 0 && e->waited > 0.0)
@@ -154,7 +170,7 @@ static qd_status find_rows(rank_work *r, totals *t)
 static void add_exposed(rank_work *r, totals *t, double weight)
 {
     for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {
-        int64_t n = collect(r, row, false, r->some);
+        int64_t n = collect(r, row, r->some);
         t->rows[row].exposed +=
             weight * (qd_spans_length(r->some, n) - qd_spans_overlap(r->some, n, r->compute, r->computes));
     }
@@ -203,7 +219,7 @@ static qd_status put_ranks(qd_json_writer *w, const qd_sorted *s, rank_work *r, 
         from = end;
         QD_TRY(find_rows(r, t));
         collect_compute(r);
-        r->communicates = collect(r, 0, true, r->communication);
+        r->communicates = collect_communication(r, r->communication);
         add_exposed(r, t, qd_rank_weight(&s->timeline->ranks[rank]));
         put_share(w, r, rank, seconds);
     }

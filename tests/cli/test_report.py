@@ -160,6 +160,17 @@ class Report(RunTest):
             self.assertAlmostEqual(share["compute"] + share["exposed"] + share["idle"], share["seconds"], delta=1e-6)
         self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["dp 0 · tp 0", "dp 0 · tp 1", "dp 1 · tp 0", "dp 1 · tp 1"])
 
+    def test_pipeline(self):
+        """Messages between stages: what check counts, and waiting for them is idle time."""
+        self.ok(self.run_program(*self.small("train.steps=2", "parallel.ranks=2", "parallel.pp=2", "train.micro_batch=2", "run.dir=run", "--trace")))
+        plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
+        timeline = self.report()["measured"]
+        self.assertEqual(sum(row["bytes"] for row in timeline["traffic"]), 2 * plan["communication_bytes_per_step"])
+        self.assertTrue({("pp", "send"), ("pp", "recv")} <= {(row["group"], row["kind"]) for row in timeline["traffic"]})
+        self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["pp 0", "pp 1"])
+        for share in timeline["shares"]:
+            self.assertGreater(share["idle"], 0)
+
     def test_simulator(self):
         """What `simulate` writes has the same names and, in a step, the same traffic as what was measured."""
         self.traced("train.steps=2", "train.global_batch=16")
@@ -275,7 +286,7 @@ class Page(RunTest):
         })()""")
         chrome.mouse("mouseMoved", place["x"], place["y"])
         text = chrome.value("document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText")
-        for part in (place["name"], place["rank"], "took", "sent", "iB by all 2 ranks", "dp"):
+        for part in (place["name"], place["rank"], "took", "sent", "iB per rank", "dp"):
             self.assertIn(part, text)
 
         def window():

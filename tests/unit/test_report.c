@@ -92,6 +92,26 @@ static void test_page(void **state)
     qd_strbuf_free(&html);
 }
 
+/* A rank that waits for a message and computes nothing is idle. */
+static void test_bubble(void **state)
+{
+    (void)state;
+    const qd_report_event waits[] = {
+        {.rank = 0, .stream = 1, .name = "recv block.0", .kind = "recv", .group = "pp", .step = 1, .microbatch = 0, .begin = 0, .end = 3},
+        {.rank = 0, .stream = 0, .name = "forward block.0", .kind = "forward", .step = 1, .microbatch = 0, .begin = 2, .end = 4},
+        {.rank = 0, .stream = 1, .name = "all_reduce block.0", .kind = "all_reduce", .group = "tp", .step = 1, .microbatch = 0, .begin = 3, .end = 4, .waited = 0.5},
+    };
+    qd_strbuf html = {0};
+    qd_report_timeline line = timeline;
+    line.rank_count = 1;
+    line.events = waits;
+    line.event_count = 3;
+    qd_report report = {.measured = &line};
+    ok(qd_report_render(&report, &html));
+    expect(html.data, "{\"rank\":0,\"seconds\":4,\"compute\":1.5,\"communication\":1,\"exposed\":0.5,\"idle\":2}");
+    qd_strbuf_free(&html);
+}
+
 static void refused(qd_report_event event, qd_report_rank other, const char *word)
 {
     qd_strbuf html = {0};
@@ -136,6 +156,7 @@ int main(void)
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_intern),
         cmocka_unit_test(test_page),
+        cmocka_unit_test(test_bubble),
         cmocka_unit_test(test_contradictions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -114,8 +114,10 @@ function drawShares(timelines) {
     box.append(legend, bars);
     part("shares", ".parts").append(box);
   }
+  const piped = timelines.some(t => t.traffic.some(row => ["send", "recv"].includes(row.kind)));
   part("shares", ".lead").textContent = "Of the time in which a step is under way on any rank. Communication counts as exposed while the same rank computes nothing; "
-    + "it includes waiting for the ranks that come later. The figure on the right is the share of compute.";
+    + "it includes waiting for the ranks that come later. " + (piped ? "Waiting for a message of another stage is idle time: the pipeline's bubble. " : "")
+    + "The figure on the right is the share of compute.";
   document.getElementById("shares").hidden = timelines.length === 0;
 }
 

@@ -11,6 +11,8 @@ class Model {
     for (const track of timeline.tracks)
       this.tracks[track.rank].push({ ...track, lanes: makeLanes(timeline, this.classes, track) });
     this.waits = timeline.waited ? timeline.ranks.map((_, rank) => waitsOf(timeline, this.tracks[rank])) : null;
+    const several = timeline.actions.some(action => action.microbatch > 0);
+    this.labels = timeline.actions.map(action => labelsOf(action, several));
     this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
   }
@@ -21,6 +23,12 @@ class Model {
     const step = this.timeline.steps[this.chosen];
     return step ? step.end - step.begin : this.end;
   }
+}
+
+/* What may stand in an action's box, the longest first: "backward block.3 · 2", where 2 is the micro-batch, down to "2". */
+function labelsOf(action, several) {
+  const names = action.module === undefined ? [action.name] : [action.name, action.module];
+  return several && action.microbatch !== undefined ? [...names.map(name => `${name} · ${action.microbatch}`), String(action.microbatch)] : names;
 }
 
 /* When a rank's computation stood still for exchanges inside its actions: [begin, end, begin, end, …] in order. */
@@ -352,11 +360,10 @@ class TimelineView {
       g.fillStyle = this.paint[kind];
       g.globalAlpha = pick && !picked ? 0.38 : 1;
       g.fillRect(from, y, width, row.height);
-      if (width > 26 && row.height >= 12) {
-        const text = clip(g, model.timeline.actions[id].name, width - 5, model.timeline.actions[id].module);
+      const text = width > 11 && row.height >= 12 ? model.labels[id].find(label => this.textWidth(g, label) <= width - 5) : undefined;
+      if (text) {
         g.fillStyle = this.ink[kind];
-        if (text)
-          g.fillText(text, from + 3, y + row.height / 2 + 0.5);
+        g.fillText(text, from + 3, y + row.height / 2 + 0.5);
       }
       if (picked && width > 2) {
         g.strokeStyle = this.tone.ink;
@@ -375,6 +382,14 @@ class TimelineView {
       g.fillRect(x, y, Math.max(1, (end - begin) * scale), row.height);
       g.globalAlpha = 1;
     });
+  }
+
+  /* Of the font that actions have; measuring is slow, and there are few different texts. */
+  textWidth(g, text) {
+    this.widths ??= new Map();
+    if (!this.widths.has(text))
+      this.widths.set(text, g.measureText(text).width);
+    return this.widths.get(text);
   }
 
   /* Pales those parts of what a rank computes in which it waits; where they are narrower than pixels, nothing is to be seen. */
@@ -529,8 +544,8 @@ function eventText(model, track, id) {
     ["took", secondsText(seconds)],
     ["waited for", t.waited?.[id] > 0 ? secondsText(t.waited[id]) : undefined],
     ["axes", action.group],
-    ["sent", action.bytes && action.group !== undefined ? `${bytesText(action.bytes)} by all ${t.world.toLocaleString("en-US")} ranks` : undefined],
-    ["exchanged", action.bytes && action.group === undefined ? bytesText(action.bytes) : undefined],
+    ["sent", action.bytes && action.group !== undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
+    ["exchanged", action.bytes && action.group === undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
     ["computed", action.flops ? `${countText(action.flops)}FLOP, ${countText(action.flops / seconds)}FLOP/s` : undefined],
   ];
   const body = element("tbody");
@@ -541,14 +556,10 @@ function eventText(model, track, id) {
   return [element("strong", {}, key, action.name, document.createTextNode(t.name === "measured" ? "" : ` (${t.name})`)), element("table", {}, body)];
 }
 
-/* As much of a text as fits; rather the second, shorter one as a whole. */
-function clip(g, text, width, other) {
+/* As much of a text as fits. */
+function clip(g, text, width) {
   if (g.measureText(text).width <= width)
     return text;
-  if (other && g.measureText(other).width <= width)
-    return other;
-  if (other !== undefined)
-    return "";
   let length = text.length;
   while (length > 1 && g.measureText(text.slice(0, length) + "…").width > width)
     length--;
