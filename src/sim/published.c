@@ -94,7 +94,7 @@ static bool read_software(row *r)
     bool fused = strcmp(frameworks[i].profile, "fused") == 0; /* sums of tp in four pieces, beside the products */
     if (fused && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
         return false;
-    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap ? "true" : "false") &&
+    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", 100);
 }
 

@@ -124,6 +124,41 @@ static qd_status number_messages(qd_step *step)
     return QD_OK;
 }
 
+/* Software that sums gradients after the step: nothing but the optimizer waits for them. */
+static bool is_late(const qd_step *step, const qd_program *p, const qd_action *a)
+{
+    bool sums = a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER;
+    return !step->cluster->profile->overlap && sums && a->stream == QD_STREAM_COMM && p->strategy.zero <= 1 && !p->strategy.sync_each;
+}
+
+/* They depend on the last pass of a module, which comes later in the list; what our program does with a sum between passes (unpacking
+ * it) costs its time there and does not wait. */
+static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
+{
+    const qd_program *p = stage->program;
+    if (step->cluster->profile->overlap)
+        return;
+    int last = stage->item_count - 1;
+    while (last > 0 && qd_action_phases(&p->actions[stage->action[last]]) == 0)
+        last--;
+    for (int i = 0; i < last; i++) {
+        qd_sim_item *item = &stage->items[i];
+        int kept = 0;
+        for (int d = 0; d < item->dep_count && item->stream == QD_STREAM_COMPUTE; d++) {
+            int32_t on = stage->deps[item->dep_first + d];
+            if (!is_late(step, p, &p->actions[stage->action[on]]))
+                stage->deps[item->dep_first + kept++] = on;
+        }
+        if (item->stream == QD_STREAM_COMPUTE)
+            item->dep_count = kept;
+        if (!is_late(step, p, &p->actions[stage->action[i]]))
+            continue;
+        stage->deps[deps] = last;
+        stage->items[i].dep_first = deps++; /* in place of what it waited for, which is before that */
+        stage->items[i].dep_count = 1;
+    }
+}
+
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
@@ -135,7 +170,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
     int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of);
     stage->items = calloc((size_t)p->action_count + 1, sizeof *stage->items);
     stage->action = calloc((size_t)p->action_count + 1, sizeof *stage->action);
-    stage->deps = calloc((size_t)p->dep_count + 1, sizeof *stage->deps);
+    stage->deps = calloc((size_t)p->dep_count + (size_t)p->action_count + 1, sizeof *stage->deps);
     stage->exchange = calloc((size_t)p->action_count + 1, sizeof *stage->exchange);
     if (!item_of || !stage->items || !stage->action || !stage->deps || !stage->exchange) {
         free(item_of);
@@ -170,6 +205,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
         item_of[i] = last[a->stream] = stage->item_count;
         stage->action[stage->item_count++] = i;
     }
+    delay_sums(step, stage, deps);
     free(item_of);
     return QD_OK;
 }
