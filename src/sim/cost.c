@@ -117,7 +117,9 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
 {
     qd_cost cost = {.launch = c->accelerator.measured ? 0.0 : c->profile->gap};
     switch (op->kind) {
+    case QD_OP_ATTENTION_PART:
     case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
+    case QD_OP_ATTENTION_PART_GRAD:
     case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
     case QD_OP_EXPERTS:
     case QD_OP_EXPERTS_DX:
