@@ -2,8 +2,8 @@
  * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
 #include "spec/formulas.h"
+#include "support/outcome.h"
 #include "support/scratch.h"
-#include "support/trained.h"
 #include "train/state.h"
 
 #include <math.h>
@@ -25,135 +25,16 @@
     "model.layers=3 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=17 model.experts=16 " \
     "model.experts_per_token=3 model.expert_ffn=16 model.shared_experts=1 model.first_dense=1 model.router=sigmoid model.router_scale=2.5 " \
     "model.router_groups=4 model.router_top_groups=2 model.router_bias_rate=0.01 model.aux_loss=0.02 model.z_loss=0.001 model.dropout=0.1 "
-enum { STEPS = 5 };
-static const double tolerance = 1e-5;
 
-/* What a layout gave. */
-typedef struct outcome {
-    double losses[STEPS], norms[STEPS];
-    float *gradients, *weights; /* all parameters one after another */
-    int64_t count;
-    int64_t rounds; /* of exchanges with experts, beyond the planned ones */
-} outcome;
-
-typedef struct counted {
-    int64_t sent;    /* bytes that all ranks together took from each other so far */
-    int64_t planned; /* what the programs of all ranks say of one step, times the number of ranks, but for what depends on the data */
-    int64_t rows;    /* bytes that all ranks together have sent to experts and back so far */
-    int64_t rounds;  /* how often that took more than the planned room */
-} counted;
-
-/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
-static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    const qd_program *p = qd_trainer_program(trainer);
-    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[4] = {0, qd_program_comm_bytes(p) - qd_program_uneven_bytes(p)}, sum[4];
-    qd_dispatched dispatched = qd_trainer_dispatched(trainer);
-    mine[2] = dispatched.bytes;
-    mine[3] = dispatched.rounds;
-    if (qd_trainer_allocated(trainer) != planned)
-        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
-    for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
-        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
-        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
-            mine[0] += stats.bytes[k];
-    }
-    QD_TRY(qd_comm_all_reduce(world, mine, sum, 4, QD_I64, QD_SUM, NULL));
-    if (qd_comm_rank(world) == 0)
-        *(counted *)argument = (counted){sum[0], sum[1], sum[2], sum[3]};
-    return QD_OK;
-}
-
-/* All tokens choose expert `favoured`, if that is not negative. */
-static int favoured = -1;
-
+/* All tokens choose expert 5. */
 static void favour(qd_team *team)
 {
     const qd_ledger *l = qd_team_program(team)->ledger;
     float bias[64] = {0};
-    bias[favoured] = 100.0f;
+    bias[5] = 100.0f;
     for (int i = 0; i < l->param_count; i++)
         if (l->params[i].counts)
             trained_ok(qd_team_write(team, l->params[i].name, bias, l->params[i].shape[0]));
-}
-
-static outcome run_layout(const char *words, qd_random_tokens random)
-{
-    qd_config config = layout_config(words);
-    random.vocab = config.model.vocab;
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team;
-    outcome r = {.count = 0};
-    qd_status created = qd_team_create(&config, &source, &team);
-    if (created != QD_OK)
-        fail_msg("%s: %s\n%s", words, qd_error_message(), qd_error_trace());
-    if (favoured >= 0)
-        favour(team);
-    for (int s = 0; s < STEPS; s++) {
-        qd_step_output out;
-        counted before, after;
-        trained_ok(qd_team_call(team, count_all, &before));
-        if (qd_team_step(team, &out) != QD_OK)
-            fail_msg("%s: step %d: %s\n%s", words, s + 1, qd_error_message(), qd_error_trace());
-        trained_ok(qd_team_call(team, count_all, &after));
-        int64_t planned = after.planned / config.world + after.rows - before.rows;
-        if (after.sent - before.sent != planned || after.planned % config.world != 0)
-            fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent), (long long)planned);
-        r.rounds = after.rounds;
-        r.losses[s] = out.loss;
-        r.norms[s] = out.grad_norm;
-        if (s == 0)
-            trained_read(team, QD_TENSOR_GRADIENT, &r.gradients, &r.count);
-    }
-    trained_read(team, QD_TENSOR_VALUE, &r.weights, &r.count);
-    qd_team_destroy(team);
-    return r;
-}
-
-static void free_outcome(outcome *r)
-{
-    free(r->gradients);
-    free(r->weights);
-}
-
-/* Tensor by tensor: ‖a−b‖ ≤ tolerance · max(‖b‖, 1e-3 · RMS norm over all tensors). */
-static void compare_tensors(const char *words, const char *what, const qd_ledger *l, const float *a, const float *b)
-{
-    double squares = 0.0;
-    int tensors = 0;
-    int64_t at = 0;
-    for (int i = 0; i < l->param_count; i++) {
-        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
-        if (l->params[i].tied_to >= 0)
-            continue;
-        squares += pow(qd_norm_of(b + at, n), 2.0);
-        at += n;
-        tensors++;
-    }
-    at = 0;
-    for (int i = 0; i < l->param_count; i++) {
-        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
-        if (l->params[i].tied_to >= 0)
-            continue;
-        double error = qd_relative_error(a + at, b + at, n, sqrt(squares / tensors));
-        if (!(error <= tolerance))
-            fail_msg("%s: %s of %s differs by %.3g", words, what, l->params[i].name, error);
-        at += n;
-    }
-}
-
-static void compare(const char *words, const qd_ledger *ledger, const outcome *a, const outcome *b)
-{
-    assert_int_equal(a->count, b->count);
-    compare_tensors(words, "the gradient", ledger, a->gradients, b->gradients);
-    for (int s = 0; s < STEPS; s++) {
-        if (!(fabs(a->losses[s] - b->losses[s]) <= tolerance * fabs(b->losses[s])))
-            fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, a->losses[s], b->losses[s]);
-        if (!(fabs(a->norms[s] - b->norms[s]) <= tolerance * fabs(b->norms[s])))
-            fail_msg("%s: step %d: gradient norm %.9g against %.9g", words, s + 1, a->norms[s], b->norms[s]);
-    }
-    compare_tensors(words, "the value", ledger, a->weights, b->weights);
 }
 
 /* Each layout of a model against one rank. */
@@ -161,7 +42,7 @@ static void compare_all(const char *model, qd_random_tokens random, const char *
 {
     char words[1024];
     snprintf(words, sizeof words, RUN "%s", model);
-    outcome one = run_layout(words, random);
+    outcome one = outcome_run(words, random);
     qd_config config = layout_config(words);
     qd_arena *arena;
     qd_program *program;
@@ -169,12 +50,12 @@ static void compare_all(const char *model, qd_random_tokens random, const char *
     trained_ok(qd_config_build(&config, 0, arena, &program));
     for (size_t i = 0; i < count; i++) {
         snprintf(words, sizeof words, RUN "%s%s", model, layouts[i]);
-        outcome many = run_layout(words, random);
-        compare(words, program->ledger, &many, &one);
-        free_outcome(&many);
+        outcome many = outcome_run(words, random);
+        outcome_compare(words, program->ledger, &many, &one);
+        outcome_free(&many);
     }
     qd_arena_destroy(arena);
-    free_outcome(&one);
+    outcome_free(&one);
 }
 #define COMPARE(model, random, layouts) compare_all(model, random, layouts, sizeof(layouts) / sizeof *(layouts))
 
@@ -248,18 +129,18 @@ static void pieces_change_no_bit(void **state)
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
         char words[1024];
         snprintf(words, sizeof words, RUN "%s", bases[b]);
-        outcome whole = run_layout(words, (qd_random_tokens){.seed = 6});
+        outcome whole = outcome_run(words, (qd_random_tokens){.seed = 6});
         int exchanges = count_exchanges(words);
         for (int pieces = 2; pieces <= 7; pieces += 5) {
             snprintf(words, sizeof words, RUN "%s parallel.tp_overlap=%d", bases[b], pieces);
             assert_true(count_exchanges(words) >= exchanges + 4 * (pieces - 1)); /* it really cuts */
-            outcome cut = run_layout(words, (qd_random_tokens){.seed = 6});
+            outcome cut = outcome_run(words, (qd_random_tokens){.seed = 6});
             assert_memory_equal(cut.losses, whole.losses, sizeof cut.losses);
             assert_memory_equal(cut.norms, whole.norms, sizeof cut.norms);
             assert_memory_equal(cut.weights, whole.weights, (size_t)cut.count * sizeof *cut.weights);
-            free_outcome(&cut);
+            outcome_free(&cut);
         }
-        free_outcome(&whole);
+        outcome_free(&whole);
     }
 }
 
@@ -365,7 +246,7 @@ static void checkpoints_travel(void **state)
             for (int s = 2 * l; s < 2 * l + 2; s++) {
                 qd_step_output out;
                 trained_ok(qd_team_step(team, &out));
-                if (!(fabs(out.loss - one.losses[s]) <= tolerance * one.losses[s]))
+                if (!(fabs(out.loss - one.losses[s]) <= OUTCOME_TOLERANCE * one.losses[s]))
                     fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, out.loss, one.losses[s]);
             }
             trained_ok(qd_team_call(team, save, NULL));
@@ -409,15 +290,15 @@ static void one_expert_has_all(void **state)
         "parallel.ranks=8 parallel.ep=4 parallel.etp=2 parallel.expert_rows=0.05 parallel.split_backward=true ",
         "parallel.ranks=8 parallel.tp=2 parallel.ep=8 parallel.expert_rows=1.5 train.recompute=full ",
     };
-    favoured = 5;
+    outcome_prepare = favour;
     COMPARE(DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ", ((qd_random_tokens){.seed = 8}), layouts);
-    outcome r = run_layout(RUN DEEPSEEK "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
+    outcome r = outcome_run(RUN DEEPSEEK "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
                            (qd_random_tokens){.seed = 8});
     /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows once more for the backward pass:
      * three rounds beyond the first. */
-    assert_int_equal(r.rounds, STEPS * 4 * 2 * 5 * 3);
-    favoured = -1;
-    free_outcome(&r);
+    assert_int_equal(r.rounds, OUTCOME_STEPS * 4 * 2 * 5 * 3);
+    outcome_prepare = NULL;
+    outcome_free(&r);
 }
 
 /* Sequences shared out over ranks: 16 and 17 positions, in even and uneven chunks. */

@@ -1,0 +1,117 @@
+#include "support/outcome.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+typedef struct counted {
+    int64_t sent;    /* bytes that all ranks together took from each other so far */
+    int64_t planned; /* what the programs of all ranks say of one step, times the number of ranks, but for what depends on the data */
+    int64_t rows;    /* bytes that all ranks together have sent to experts and back so far */
+    int64_t rounds;  /* how often that took more than the planned room */
+} counted;
+
+/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
+static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[4] = {0, qd_program_comm_bytes(p) - qd_program_uneven_bytes(p)}, sum[4];
+    qd_dispatched dispatched = qd_trainer_dispatched(trainer);
+    mine[2] = dispatched.bytes;
+    mine[3] = dispatched.rounds;
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
+            mine[0] += stats.bytes[k];
+    }
+    QD_TRY(qd_comm_all_reduce(world, mine, sum, 4, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(counted *)argument = (counted){sum[0], sum[1], sum[2], sum[3]};
+    return QD_OK;
+}
+
+void (*outcome_prepare)(qd_team *team);
+
+outcome outcome_run(const char *words, qd_random_tokens random)
+{
+    qd_config config = layout_config(words);
+    random.vocab = config.model.vocab;
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    outcome r = {.count = 0};
+    qd_status created = qd_team_create(&config, &source, &team);
+    if (created != QD_OK)
+        fail_msg("%s: %s\n%s", words, qd_error_message(), qd_error_trace());
+    if (outcome_prepare)
+        outcome_prepare(team);
+    for (int s = 0; s < OUTCOME_STEPS; s++) {
+        qd_step_output out;
+        counted before, after;
+        trained_ok(qd_team_call(team, count_all, &before));
+        if (qd_team_step(team, &out) != QD_OK)
+            fail_msg("%s: step %d: %s\n%s", words, s + 1, qd_error_message(), qd_error_trace());
+        trained_ok(qd_team_call(team, count_all, &after));
+        int64_t planned = after.planned / config.world + after.rows - before.rows;
+        if (after.sent - before.sent != planned || after.planned % config.world != 0)
+            fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent), (long long)planned);
+        r.rounds = after.rounds;
+        r.losses[s] = out.loss;
+        r.norms[s] = out.grad_norm;
+        if (s == 0)
+            trained_read(team, QD_TENSOR_GRADIENT, &r.gradients, &r.count);
+    }
+    trained_read(team, QD_TENSOR_VALUE, &r.weights, &r.count);
+    qd_team_destroy(team);
+    return r;
+}
+
+void outcome_free(outcome *r)
+{
+    free(r->gradients);
+    free(r->weights);
+}
+
+/* Tensor by tensor: ‖a−b‖ ≤ OUTCOME_TOLERANCE · max(‖b‖, 1e-3 · RMS norm over all tensors). */
+static void compare_tensors(const char *words, const char *what, const qd_ledger *l, const float *a, const float *b)
+{
+    double squares = 0.0;
+    int tensors = 0;
+    int64_t at = 0;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        squares += pow(qd_norm_of(b + at, n), 2.0);
+        at += n;
+        tensors++;
+    }
+    at = 0;
+    for (int i = 0; i < l->param_count; i++) {
+        int64_t n = l->params[i].shape[0] * l->params[i].shape[1];
+        if (l->params[i].tied_to >= 0)
+            continue;
+        double error = qd_relative_error(a + at, b + at, n, sqrt(squares / tensors));
+        if (!(error <= OUTCOME_TOLERANCE))
+            fail_msg("%s: %s of %s differs by %.3g", words, what, l->params[i].name, error);
+        at += n;
+    }
+}
+
+void outcome_compare(const char *words, const qd_ledger *ledger, const outcome *a, const outcome *b)
+{
+    assert_int_equal(a->count, b->count);
+    compare_tensors(words, "the gradient", ledger, a->gradients, b->gradients);
+    for (int s = 0; s < OUTCOME_STEPS; s++) {
+        if (!(fabs(a->losses[s] - b->losses[s]) <= OUTCOME_TOLERANCE * fabs(b->losses[s])))
+            fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, a->losses[s], b->losses[s]);
+        if (!(fabs(a->norms[s] - b->norms[s]) <= OUTCOME_TOLERANCE * fabs(b->norms[s])))
+            fail_msg("%s: step %d: gradient norm %.9g against %.9g", words, s + 1, a->norms[s], b->norms[s]);
+    }
+    compare_tensors(words, "the value", ledger, a->weights, b->weights);
+}
