@@ -142,14 +142,19 @@ class Report(RunTest):
                                ("exposed", both - compute), ("idle", covered(windows) - both)):
                 self.assertAlmostEqual(share[key], value * 1e-6, delta=1e-7, msg=key)
 
-    def test_exchanges(self):
-        """Communication inside modules, tensor parallelism here, is seen beside that of the step program: all that check counts."""
-        self.ok(self.run_program(*self.small("train.steps=2", "parallel.ranks=4", "parallel.tp=2", "parallel.zero=1", "run.dir=run", "--trace")))
+    def seen(self, *layout):
+        """The timeline of two steps in which everything is sent that check counts, on every axis."""
+        self.ok(self.run_program(*self.small("train.steps=2", "run.dir=run", "--overwrite", "--trace", *layout)))
         plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
         timeline = self.report()["measured"]
-        traffic = timeline["traffic"]
-        self.assertEqual(sum(row["bytes"] for row in traffic), 2 * plan["communication_bytes_per_step"])
-        self.assertIn("tp", {row["group"] for row in traffic})
+        self.assertEqual(sum(row["bytes"] for row in timeline["traffic"]), 2 * plan["communication_bytes_per_step"])
+        for share in timeline["shares"]:
+            self.assertAlmostEqual(share["compute"] + share["exposed"] + share["idle"], share["seconds"], delta=1e-6)
+        return timeline
+
+    def test_exchanges(self):
+        """Communication inside modules, tensor parallelism here, is seen beside that of the step program."""
+        timeline = self.seen("parallel.ranks=4", "parallel.tp=2", "parallel.zero=1")
         with open(self.path("run/trace.json"), encoding="utf-8") as file:
             inside = [e for e in json.load(file)["traceEvents"] if "op" in e.get("args", {})]
         self.assertEqual({e["args"]["axes"] for e in inside}, {"tp"})
@@ -157,15 +162,18 @@ class Report(RunTest):
             waited = sum(e["args"]["waited"] for e in inside if e["pid"] == rank) * 1e-6
             self.assertGreater(waited, 0)
             self.assertGreaterEqual(share["exposed"], 0.99 * waited)
-            self.assertAlmostEqual(share["compute"] + share["exposed"] + share["idle"], share["seconds"], delta=1e-6)
         self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["dp 0 · tp 0", "dp 0 · tp 1", "dp 1 · tp 0", "dp 1 · tp 1"])
 
+    def test_axes(self):
+        experts = ("model.experts=4", "model.experts_per_token=2", "model.expert_ffn=32")
+        for axis, layout, kinds in (("cp", ("parallel.cp=2",), {"context.shift"}), ("ep", ("parallel.ep=2", *experts), {"dispatch", "return"})):
+            with self.subTest(axis):
+                timeline = self.seen("parallel.ranks=2", *layout)
+                self.assertTrue(kinds <= {row["kind"] for row in timeline["traffic"]})
+
     def test_pipeline(self):
-        """Messages between stages: what check counts, and waiting for them is idle time."""
-        self.ok(self.run_program(*self.small("train.steps=2", "parallel.ranks=2", "parallel.pp=2", "train.micro_batch=2", "run.dir=run", "--trace")))
-        plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
-        timeline = self.report()["measured"]
-        self.assertEqual(sum(row["bytes"] for row in timeline["traffic"]), 2 * plan["communication_bytes_per_step"])
+        """Waiting for messages between stages is idle time."""
+        timeline = self.seen("parallel.ranks=2", "parallel.pp=2", "train.micro_batch=2")
         self.assertTrue({("pp", "send"), ("pp", "recv")} <= {(row["group"], row["kind"]) for row in timeline["traffic"]})
         self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["pp 0", "pp 1"])
         for share in timeline["shares"]:
