@@ -6,23 +6,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks walk the groups in the same order, so the collective splits match. */
+static int find_group(const qd_group *groups, int count, qd_group wanted)
+{
+    for (int i = 0; i < count; i++)
+        if (qd_group_equal(groups[i], wanted))
+            return i;
+    return -1;
+}
+
+/* The groups that any rank's program names, in the order of ranks: stages of a pipeline may name different ones. Free *out. */
+static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
+{
+    const qd_program *p = b->program;
+    enum { NUMBERS = 3 * QD_GROUP_LIMIT };
+    int size = qd_comm_size(b->world);
+    int64_t own[NUMBERS] = {0}, *all = malloc((size_t)size * sizeof own);
+    qd_group *groups = malloc((size_t)size * QD_GROUP_LIMIT * sizeof *groups);
+    for (int i = 0; i < p->group_count; i++) {
+        own[3 * i] = p->groups[i].axes;
+        own[3 * i + 1] = p->groups[i].size;
+        own[3 * i + 2] = p->groups[i].stride;
+    }
+    qd_status status = all && groups ? qd_comm_all_gather(b->world, own, all, (int64_t)size * NUMBERS, QD_I64, NULL)
+                                     : QD_FAIL(QD_NO_MEMORY, "no memory for the groups of %d ranks", size);
+    *count = 0;
+    for (int i = 0; status == QD_OK && i < size * QD_GROUP_LIMIT; i++) {
+        qd_group group = {(unsigned)all[3 * i], (int)all[3 * i + 1], (int)all[3 * i + 2]};
+        if (group.size > 0 && find_group(groups, *count, group) < 0)
+            groups[(*count)++] = group;
+    }
+    free(all);
+    *out = groups;
+    return status;
+}
+
+/* Splits are collective: every rank walks through all groups in the same order, and stays out of those it does not need. */
 static qd_status make_groups(qd_bound *b)
 {
     const qd_program *p = b->program;
     const qd_mesh *mesh = &p->ledger->mesh;
-    int rank = qd_comm_rank(b->world);
+    int rank = qd_comm_rank(b->world), count = 0;
     if (!qd_device_get_caps(b->device)->host_memory && qd_comm_size(b->world) > 1)
         QD_TRY(qd_comm_on_device(b->world, b->device, strcmp(qd_comm_backend(b->world), "mpi") == 0 ? "nccl" : "local",
                                  &b->device_world));
     qd_comm *parent = b->device_world ? b->device_world : b->world;
-    for (int i = 0; i < p->group_count; i++) {
+    qd_group *groups = NULL;
+    qd_status status = all_groups(b, &groups, &count);
+    for (int i = 0; i < count && status == QD_OK; i++) {
         char name[48];
-        qd_group_name(mesh, p->groups[i], name, sizeof name);
-        QD_TRY(qd_comm_split(parent, qd_group_colour(mesh, p->groups[i], rank), qd_group_coord(mesh, p->groups[i], rank), name,
-                             &b->groups[i]));
+        qd_comm *unused;
+        int own = find_group(p->groups, p->group_count, groups[i]);
+        qd_group_name(mesh, groups[i], name, sizeof name);
+        status = qd_comm_split(parent, own >= 0 ? qd_group_colour(mesh, groups[i], rank) : -1, qd_group_coord(mesh, groups[i], rank), name,
+                               own >= 0 ? &b->groups[own] : &unused);
     }
-    return QD_OK;
+    free(groups);
+    return status;
 }
 
 static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)

@@ -1,6 +1,7 @@
 /* The growing lists of a program, copied into its arena at the end. */
 #include "spec/program_impl.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 void *qd_build_grow(qd_builder *b, void *array, int count, int *capacity, size_t size)
@@ -100,6 +101,7 @@ int qd_build_group(qd_builder *b, qd_group group)
     for (int i = 0; i < p->group_count; i++)
         if (qd_group_equal(p->groups[i], group))
             return i;
+    assert(p->group_count < QD_GROUP_LIMIT);
     p->groups[p->group_count] = group;
     return p->group_count++;
 }

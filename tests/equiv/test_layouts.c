@@ -96,6 +96,7 @@ static void pipeline_parallel(void **state)
         "parallel.ranks=4 parallel.pp=2 parallel.zero=3 train.micro_batch=1 parallel.schedule=zb_h1 ",
         "parallel.ranks=8 parallel.pp=2 parallel.tp=2 parallel.zero=2 train.micro_batch=1 parallel.schedule=zb_v ",
         "parallel.ranks=4 parallel.pp=2 parallel.tp=2 train.micro_batch=2 parallel.schedule=dualpipe_v train.recompute=full ",
+        "parallel.ranks=4 parallel.pp=2 parallel.cp=2 train.micro_batch=2 parallel.layers=2,0 ", /* a stage without groups of blocks */
     };
     COMPARE(LLAMA, ((qd_random_tokens){.seed = 7, .documents = 3}), layouts);
     COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 8, .ignored = 5}), layouts);
