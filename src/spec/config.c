@@ -415,12 +415,11 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     qd_ledger *ledger;
     qd_strategy strategy = config->strategy;
     QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
-    if (mesh.degree[QD_AXIS_TP] > 1 && strcmp(config->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.tp is %d: tensor parallelism runs on the CPU only so far; set run.device=cpu",
-                       mesh.degree[QD_AXIS_TP]);
-    if (mesh.degree[QD_AXIS_PP] > 1 && strcmp(config->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.pp is %d: pipeline parallelism runs on the CPU only so far; set run.device=cpu",
-                       mesh.degree[QD_AXIS_PP]);
+    static const char *const cpu_only[QD_AXIS_COUNT] = {[QD_AXIS_TP] = "tensor", [QD_AXIS_CP] = "context", [QD_AXIS_PP] = "pipeline"};
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        if (cpu_only[axis] && mesh.degree[axis] > 1 && strcmp(config->device, "cpu") != 0)
+            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: %s parallelism runs on the CPU only so far; set run.device=cpu",
+                           qd_axis_name((qd_axis)axis), mesh.degree[axis], cpu_only[axis]);
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     mesh.ep = config->ep;
     mesh.etp = config->etp;

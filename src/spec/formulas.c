@@ -78,7 +78,7 @@ bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
     const qd_mesh *mesh = &p->ledger->mesh;
     int tp = mesh->degree[QD_AXIS_TP], pieces = s->overlap && s->tensor_pieces > 1 ? s->tensor_pieces : 1;
     int pp = mesh->degree[QD_AXIS_PP];
-    int64_t rows = s->micro_batch * s->seq / mesh->degree[QD_AXIS_CP], hidden = p->ledger->model.hidden, groups = mesh->world / tp / pp;
+    int64_t rows = qd_program_rows(p), hidden = p->ledger->model.hidden, groups = mesh->world / tp / pp;
     if (tp == 1 || p->ledger->model.moe.experts > 0)
         return false;
     *f = (qd_check_formula){.bytes = 0};

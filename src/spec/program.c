@@ -266,8 +266,6 @@ static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
         return QD_OK;
     if (s->context > 0)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.cp to 1");
-    if (strcmp(s->traits->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.cp is %d: context parallelism runs on the CPU only so far; set parallel.cp to 1", cp);
     if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (m->kv_heads > tp ? m->kv_heads / tp : 1) % cp != 0))
         return QD_FAIL(QD_USAGE, "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads and "
                                  "%d kv heads must be multiples of it; ring and gather take any", cp * tp, m->heads, m->kv_heads);
