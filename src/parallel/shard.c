@@ -21,14 +21,15 @@ void qd_shard_lists_destroy(qd_shard_lists *lists)
     }
 }
 
-/* The norm's row sums: parts follow each other by rank. */
+/* The norm's row sums of a family, `param` here: parts follow each other by rank. */
 static void fill_rows(const qd_program *p, qd_shard_lists *l)
 {
     int64_t offset = 0;
     for (int r = 0; r < l->parts; r++) {
         int64_t rows = 0;
         for (int i = 0; i < p->ledger->param_count; i++)
-            rows += p->ledger->params[i].tied_to < 0 ? qd_storage_part(&p->storage, i, l->parts, r).rows : 0;
+            if (p->ledger->params[i].tied_to < 0 && p->ledger->params[i].family == l->param)
+                rows += qd_storage_part(&p->storage, i, l->parts, r).rows;
         l->segments[r] = (qd_segment){offset, rows};
         l->ranks[r] = (qd_segment_list){&l->segments[r], rows > 0 ? 1 : 0};
         offset += rows;
@@ -57,7 +58,7 @@ static qd_status find_lists(qd_bound *b, const qd_action *a, const qd_shard_list
     const qd_program *p = b->program;
     qd_shard_lists **chain = &b->lists[a->params > 0 ? a->param : p->ledger->param_count];
     for (qd_shard_lists *l = *chain; l; l = l->next) {
-        if (l->params == a->params && l->parts == a->parts) {
+        if (l->param == a->param && l->params == a->params && l->parts == a->parts) {
             *lists = l;
             return QD_OK;
         }
@@ -90,7 +91,8 @@ static int own_part(const qd_bound *b, const qd_action *a)
     int rank = qd_comm_rank(b->world);
     if (a->group >= 0)
         return qd_group_coord(&p->ledger->mesh, p->groups[a->group], rank);
-    return qd_mesh_group_coord(&p->ledger->mesh, QD_AXES_DATA, rank) % a->parts; /* parts belong to neighbours */
+    qd_group data = qd_ledger_data_group(p->ledger, p->ledger->params[a->param].family);
+    return qd_group_coord(&p->ledger->mesh, data, rank) % a->parts; /* parts belong to neighbours */
 }
 
 /* Addresses of the run's first element in the whole buffer and in that of this rank's parts (NULL: it has none). */
@@ -100,7 +102,7 @@ static qd_status addresses(qd_bound *b, const qd_action *a, const qd_shard_lists
     void *address = NULL;
     if (a->params == 0) { /* in place */
         int64_t first = l->segments[own_part(b, a)].offset;
-        QD_TRY(qd_bound_at(b, a->buffer, 0, a->dtype, &address));
+        QD_TRY(qd_bound_at(b, a->buffer, qd_program_square_base(p, a->param, 0), a->dtype, &address));
         *whole = address;
         *part = *whole + first * (int64_t)qd_dtype_size(a->dtype);
         return QD_OK;

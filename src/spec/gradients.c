@@ -197,6 +197,9 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
         int64_t first = end > begin ? b->p->storage.offset[end] : module_first(b, block->low);
         if (group >= 0)
             reduce_range(b, block, buffer, group, first, last);
+        else if (b->blocks) /* nobody to sum with, but they join GRAD like the others */
+            *add_pending(b, block->low) = (qd_pending){.action = -1, .low = block->low, .first = first, .count = last - first, .part = -1,
+                                                      .from = buffer, .slot = -1};
         last = first;
     }
 }
@@ -221,8 +224,15 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
     end -= end - 1 == storage->copied; /* its gradient goes to another stage */
     while (end > begin) {
         int param;
-        int64_t count = choose_run(b, begin, end, &param);
-        int64_t own = qd_storage_run(b->ledger, storage, param, end - param, storage->parts, storage->part);
+        int family = b->ledger->params[end - 1].family;
+        qd_share share = storage->share[family];
+        int64_t count = choose_run(b, family_begin(b, begin, end), end, &param);
+        int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part);
+        bool alone = b->shard_groups[family] < 0;
+        if (alone && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole, and where they belong */
+            end = param;
+            continue;
+        }
         int part = b->p->persistent[QD_BUFFER_GRAD];
         bool direct = b->strategy->zero >= 2 && !b->strategy->sync_each;
         if (!direct) {
@@ -233,17 +243,19 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
             }
         }
         if (count > 0) {
-            qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->shard_group, count, b->strategy->grad,
-                                               b->last_gradient);
+            qd_action *a = alone ? qd_build_action(b, QD_ACTION_PACK, -1, -1)
+                                 : qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->shard_groups[family], count, b->strategy->grad,
+                                                       b->last_gradient);
+            a->dtype = b->strategy->grad;
             a->buffer = buffer;
             a->part = part;
             a->param = param;
             a->params = end - param;
-            a->parts = storage->parts;
+            a->parts = share.parts;
             qd_pending *pending = add_pending(b, block->low);
-            *pending = (qd_pending){.action = b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
+            *pending = (qd_pending){.action = alone ? -1 : b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
                                     .first = storage->shard_offset[param], .count = own, .part = direct ? -1 : part,
-                                    .replicas = b->replica_group >= 0, .slot = -1};
+                                    .replicas = family == 0 && b->replica_group >= 0, .slot = -1};
         }
         end = param;
     }
@@ -296,14 +308,16 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
         a->part = pending->part;
         a->param = pending->param;
         a->params = pending->params;
-        a->parts = b->p->storage.parts;
+        a->parts = qd_storage_share(&b->p->storage, pending->param).parts;
         a->dtype = s->grad;
         wait_pending(b, pending);
     }
     qd_build_free(b, &pending->part);
     if (pending->slot >= 0 && b->blocks) {
+        const qd_grad_slot *slot = &b->grad_slots[pending->slot];
         qd_build_free(b, &b->grad_slots[pending->slot].buffer);
-        wait_pending(b, pending);
+        for (int k = slot->pending; k < slot->pending + slot->pending_count; k++)
+            wait_pending(b, &b->pending[k]);
         b->grad_slots[pending->slot].reducing = false;
     }
 }
@@ -443,12 +457,16 @@ void qd_gradients_finish(qd_builder *b)
         for (int k = slot->pending; k < end && module == b->grads[b->block_of[module]].high && !b->no_memory; k++)
             wait_pending(b, &b->pending[k]);
     }
-    if (b->strategy->zero > 0) {
-        int64_t rows = qd_program_square_base(p, p->storage.parts);
-        qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->shard_group, rows, QD_F64, -1);
+    for (int family = 0; family < QD_FAMILY_COUNT && b->strategy->zero > 0; family++) {
+        int parts = p->storage.share[family].parts;
+        int64_t rows = qd_program_square_base(p, family, parts) - qd_program_square_base(p, family, 0);
+        if (b->shard_groups[family] < 0)
+            continue;
+        qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->shard_groups[family], rows, QD_F64, -1);
         a->stream = QD_STREAM_COMPUTE;
         a->buffer = a->part = p->persistent[QD_BUFFER_SQUARES];
-        a->parts = p->storage.parts;
+        a->param = family;
+        a->parts = parts;
     }
     qd_build_action(b, QD_ACTION_SUMS, -1, -1);
     if (qd_gradients_sums(b))

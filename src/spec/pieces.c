@@ -33,7 +33,7 @@ int qd_pieces_tensors(const qd_program *p)
 static int replicas_of(const qd_program *p, int param, int *replica)
 {
     qd_group group = qd_ledger_data_group(p->ledger, p->ledger->params[param].family);
-    int parts = qd_storage_parts(&p->storage, param);
+    int parts = qd_storage_share(&p->storage, param).parts;
     *replica = qd_group_coord(&p->ledger->mesh, group, p->rank) / parts;
     return group.size / parts;
 }

@@ -310,8 +310,9 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
     if (apart && s->optimizer == QD_OPTIM_MUON)
         return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon does not take experts that are laid out apart (parallel.ep, etp, tp) yet: use adamw");
-    if (apart && s->zero > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.zero does not take experts that are laid out apart (parallel.ep, etp, tp) yet: set it to 0");
+    if (apart && s->zero > 0 && (shard.size < data.size || s->reshard > QD_RESHARD_ALL))
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.dp_shard and groups of parallel.reshard_after_forward do not take experts that are laid out "
+                                       "apart (parallel.ep, etp, tp): leave them out");
     s->zero = shard.size > 1 ? s->zero : 0;
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
@@ -325,6 +326,8 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
         b->data_groups[family] = family == 0 || qd_experts_apart(&b->ledger->model, mesh)
                                      ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
     b->shard_group = qd_build_group(b, shard);
+    b->shard_groups[0] = b->shard_group;
+    b->shard_groups[1] = s->zero > 0 ? b->data_groups[1] : -1;
     b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
     b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
     b->kept_group = -1;
@@ -334,7 +337,10 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
                            shard.size);
         b->kept_group = s->training ? qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1}) : -1;
     }
-    return qd_storage_create(b->ledger, b->p->rank, shard.size, qd_group_coord(mesh, shard, b->p->rank), arena, storage);
+    qd_share shares[QD_FAMILY_COUNT] = {{shard.size, qd_group_coord(mesh, shard, b->p->rank)}, {1, 0}};
+    if (b->shard_groups[1] >= 0)
+        shares[1] = (qd_share){b->p->groups[b->shard_groups[1]].size, qd_group_coord(mesh, b->p->groups[b->shard_groups[1]], b->p->rank)};
+    return qd_storage_create_shares(b->ledger, b->p->rank, shares, arena, storage);
 }
 
 static void add_param_buffer(builder *b, qd_buffer_kind kind, qd_dtype dtype, int64_t count, bool sharded)
@@ -363,7 +369,7 @@ static void add_persistent(builder *b, int64_t moment2)
             add_param_buffer(b, QD_BUFFER_MOMENT1, QD_F32, state, sharded);
         if (s->optimizer != QD_OPTIM_SGD)
             add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, p->moment2 ? moment2 : state, sharded);
-        qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_base(p, p->storage.parts) * 8, true);
+        qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_rows(p) * 8, true);
         if (qd_gradients_sums(b))
             qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
     }
@@ -518,19 +524,31 @@ unsigned qd_action_phases(const qd_action *a)
     }
 }
 
-int64_t qd_program_square_base(const qd_program *p, int part)
+int64_t qd_program_square_base(const qd_program *p, int family, int part)
 {
     int64_t rows = 0;
-    for (int i = 0; i < p->ledger->param_count; i++) /* the rows of the parts before this one: where it begins */
-        if (p->ledger->params[i].tied_to < 0)
-            rows += part < p->storage.parts ? qd_storage_part(&p->storage, i, p->storage.parts, part).first_row : p->storage.rows[i];
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        int own = p->ledger->params[i].family, parts = p->storage.share[own].parts;
+        int64_t first = p->storage.rows[i], length;
+        if (p->ledger->params[i].tied_to >= 0 || own > family)
+            continue;
+        if (own == family && part < parts)
+            qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
+        rows += first;
+    }
     return rows;
+}
+
+int64_t qd_program_square_rows(const qd_program *p)
+{
+    return qd_program_square_base(p, QD_FAMILY_COUNT - 1, p->storage.share[QD_FAMILY_COUNT - 1].parts);
 }
 
 qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int param)
 {
     const qd_storage *s = &p->storage;
-    qd_extent own = qd_storage_part(s, param, s->parts, s->part);
+    qd_share share = qd_storage_share(s, param);
+    qd_extent own = qd_storage_part(s, param, share.parts, share.part);
     qd_holding h = {.box = qd_ledger_atom(p->ledger, param, p->rank), .count = own.count};
     h.box.begin[0] += own.first_row;
     h.box.length[0] = own.rows;

@@ -258,8 +258,10 @@ static inline bool qd_action_communicates(const qd_action *a)
 /* The phases whose ops an action runs, for qd_op_runs; 0: it runs none. */
 unsigned qd_action_phases(const qd_action *action);
 
-/* First row of a rank's part in SQUARES: parts follow each other by rank, so that one piece of each rank is gathered. */
-int64_t qd_program_square_base(const qd_program *program, int part);
+/* First row of a rank's part of a family in SQUARES: families follow each other, and in each the parts by rank, so that one piece
+ * of each rank is gathered. */
+int64_t qd_program_square_base(const qd_program *program, int family, int part);
+int64_t qd_program_square_rows(const qd_program *program); /* of all families, all parts */
 
 /* The peak of each kind of buffer at the moment of the largest total, and the total. */
 typedef struct qd_memory_report {

@@ -31,8 +31,8 @@ typedef struct qd_transfers qd_transfers;
 typedef struct qd_unit {
     int buffer;    /* zero 3: that holds them, -1: they are not here */
     bool gathered; /* zero 1, 2: in this step */
-    int pending;   /* GATHER that must have ended before they are read, -1: none */
-    int packed;    /* what that gather sends, to be freed after it; -1: nothing */
+    int pending[QD_FAMILY_COUNT]; /* GATHERs that must have ended before they are read, -1: none */
+    int packed[QD_FAMILY_COUNT];  /* what those send, to be freed after them; -1: nothing */
     bool is_kept;  /* the next gather is among the ranks of a smaller group, */
     int kept;      /* from this rank's part, -1: it has no row of it */
     int uses_left;
@@ -77,7 +77,7 @@ typedef struct qd_builder {
     qd_transfers *transfers; /* NULL: no pipeline */
     int *tied_arrives;       /* per slot: RECV of the tied gradient */
     int pipeline_group;
-    int data_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
+    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
     int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */

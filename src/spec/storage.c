@@ -9,9 +9,18 @@ static int64_t align(int64_t elements)
 
 qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int part, qd_arena *arena, qd_storage *s)
 {
+    return qd_storage_create_shares(ledger, rank, (qd_share[QD_FAMILY_COUNT]){{parts, part}, {parts, part}}, arena, s);
+}
+
+qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena, qd_storage *s)
+{
     memset(s, 0, sizeof *s);
-    s->parts = parts;
-    s->part = part;
+    memcpy(s->share, shares, sizeof s->share);
+    s->parts = shares[0].parts;
+    s->part = shares[0].part;
+    s->family = QD_ARENA_NEW(arena, uint8_t, ledger->param_count);
+    if (!s->family)
+        return QD_NO_MEMORY;
     int64_t **const tables[] = {&s->offset, &s->count, &s->rows, &s->value, &s->shard_offset, &s->shard_count, &s->shard_row};
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         *tables[t] = QD_ARENA_NEW(arena, int64_t, ledger->param_count);
@@ -32,17 +41,18 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
         s->rows[i] = atom.length[0];
         *end += s->count[i];
         s->shard_offset[i] = s->shard_values;
-        s->shard_row[i] = s->shard_rows;
+        s->family[i] = p->family;
+        s->shard_row[i] = s->shard_rows[p->family];
         s->value[i] = s->offset[p->tied_to >= 0 ? p->tied_to : i];
         if (p->tied_to >= 0) {
             s->copied = s->count[i] > 0 && s->count[p->tied_to] == 0 ? i : s->copied;
             continue;
         }
         s->held += s->count[i];
-        qd_extent own = qd_storage_part(s, i, parts, part);
+        qd_extent own = qd_storage_part(s, i, shares[p->family].parts, shares[p->family].part);
         s->shard_count[i] = own.count;
         s->shard_values += own.count;
-        s->shard_rows += own.rows;
+        s->shard_rows[p->family] += own.rows;
     }
     s->values = s->params = align(s->values);
     s->shard_params = s->shard_values;
@@ -52,7 +62,7 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
     s->value[s->copied] = s->values;
     s->params = align(s->values + s->count[s->copied]);
     s->shard_offset[s->copied] = s->shard_values;
-    s->shard_count[s->copied] = qd_storage_part(s, s->copied, parts, part).count;
+    s->shard_count[s->copied] = qd_storage_part(s, s->copied, s->parts, s->part).count; /* never an expert's */
     s->shard_params += s->shard_count[s->copied];
     return QD_OK;
 }
@@ -74,10 +84,4 @@ int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *s, int param, 
         if (qd_storage_has(ledger, s, i))
             count += qd_storage_part(s, i, parts, part).count;
     return count;
-}
-
-int qd_storage_parts(const qd_storage *s, int param)
-{
-    (void)param;
-    return s->parts;
 }

@@ -13,6 +13,11 @@
 #include "spec/ledger.h"
 
 #define QD_STORAGE_ALIGN 32
+/* Rows of each tensor of a family of parameters are cut into so many parts, and this rank has one of them; 1 and 0: whole. */
+typedef struct qd_share {
+    int parts, part;
+} qd_share;
+
 typedef struct qd_storage {
     int64_t *offset;      /* per parameter, in a whole buffer; of a tied one: in the tied-gradient buffer */
     int64_t *count;       /* local elements */
@@ -23,22 +28,29 @@ typedef struct qd_storage {
     int64_t values, tied; /* elements of the two whole buffers, padding included */
     int64_t params, shard_params; /* elements of buffers of parameters, whole and sharded: with the copy */
     int64_t held;         /* elements of parameters of the whole local tensors, padding excluded */
-    int parts, part;      /* rows of each tensor are cut into so many parts, and this rank has one of them; 1 and 0: whole */
+    uint8_t *family;      /* per parameter */
+    qd_share share[QD_FAMILY_COUNT];
+    int parts, part;      /* those of family 0 */
     int64_t *shard_offset, *shard_count; /* per parameter, in a sharded buffer; tied ones have none */
-    int64_t *shard_row;   /* rows of this rank's parts before this parameter's */
+    int64_t *shard_row;   /* rows of this rank's parts of its family before this parameter's */
     int64_t shard_values; /* elements of a sharded buffer */
-    int64_t shard_rows;
+    int64_t shard_rows[QD_FAMILY_COUNT];
 } qd_storage;
 
 /* parts 1: nothing is sharded. */
 qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int part, qd_arena *arena, qd_storage *storage);
+/* With a share of its own for each family; NULL: nothing is sharded. */
+qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena, qd_storage *storage);
 
 /* A stretch of a local tensor: rows, and the elements they are. */
 typedef struct qd_extent {
     int64_t first_row, rows, first, count;
 } qd_extent;
-/* Into how many parts a parameter is cut. */
-int qd_storage_parts(const qd_storage *storage, int param);
+/* Into how many parts a parameter is cut, and which of them this rank has. */
+static inline qd_share qd_storage_share(const qd_storage *storage, int param)
+{
+    return storage->share[storage->family[param]];
+}
 qd_extent qd_storage_part(const qd_storage *storage, int param, int parts, int part);
 
 /* Whether the rank has values of a parameter of its own: all that it holds but tied ones, and the copy. */

@@ -46,7 +46,7 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
         return QD_NO_MEMORY;
     b->window_item = -1;
     for (int m = 0; m < b->modules; m++)
-        b->units[m] = (qd_unit){.buffer = -1, .pending = -1, .packed = -1, .kept = -1, .in_window = -1};
+        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = -1, .in_window = -1};
     for (int i = 0; i < b->item_count; i++) {
         int units[2], count = item_units(b, &b->items[i], units);
         for (int u = 0; u < count; u++)
@@ -55,11 +55,29 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* A buffer for this rank's parts of a module, cut into `parts`. */
-static int alloc_parts(qd_builder *b, qd_buffer_kind kind, int module, int parts, int part, int64_t first)
+/* Parameters of a module that are of one family. */
+typedef struct run {
+    int param, params, family;
+} run;
+
+/* The runs of a module, at most one per family; returns how many. */
+static int module_runs(const qd_builder *b, int module, run runs[QD_FAMILY_COUNT])
 {
     const qd_module *m = &b->ledger->modules[module];
-    int64_t count = qd_storage_run(b->ledger, &b->p->storage, m->param_begin, m->param_count, parts, part);
+    int count = 0;
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
+        int family = b->ledger->params[i].family;
+        if (count == 0 || runs[count - 1].family != family)
+            runs[count++] = (run){i, 0, family};
+        runs[count - 1].params++;
+    }
+    return count;
+}
+
+/* A buffer for this rank's parts of a run, cut into `parts`. */
+static int alloc_parts(qd_builder *b, qd_buffer_kind kind, int module, run r, int parts, int part, int64_t first)
+{
+    int64_t count = qd_storage_run(b->ledger, &b->p->storage, r.param, r.params, parts, part);
     int buffer = qd_build_alloc(b, kind, module, -1, count * (int64_t)qd_dtype_size(b->strategy->param));
     if (buffer >= 0 && !b->no_memory) {
         b->p->buffers[buffer].sharded = true;
@@ -68,61 +86,66 @@ static int alloc_parts(qd_builder *b, qd_buffer_kind kind, int module, int parts
     return buffer;
 }
 
-static void set_run(qd_builder *b, qd_action *a, int module, int buffer, int part, int parts)
+static void set_run(qd_action *a, run r, int buffer, int part, int parts)
 {
     a->buffer = buffer;
     a->part = part;
-    a->param = b->ledger->modules[module].param_begin;
-    a->params = b->ledger->modules[module].param_count;
+    a->param = r.param;
+    a->params = r.params;
     a->parts = parts;
 }
 
-static int64_t whole_count(const qd_builder *b, int module)
+static void pack(qd_builder *b, qd_action_kind kind, int module, run r, int whole, int part, int parts)
 {
-    const qd_module *m = &b->ledger->modules[module];
-    return qd_storage_run(b->ledger, &b->p->storage, m->param_begin, m->param_count, 1, 0);
-}
-
-static int64_t shard_first(const qd_builder *b, int module)
-{
-    return b->p->storage.shard_offset[b->ledger->modules[module].param_begin];
-}
-
-static void pack(qd_builder *b, int module, int from, int to, int parts)
-{
-    qd_action *a = qd_build_action(b, QD_ACTION_PACK, module, -1);
-    set_run(b, a, module, from, to, parts);
+    qd_action *a = qd_build_action(b, kind, module, -1);
+    set_run(a, r, whole, part, parts);
     a->dtype = b->strategy->param;
 }
 
-static void gather(qd_builder *b, int module)
+static void gather_run(qd_builder *b, int module, run r)
 {
     const qd_strategy *s = b->strategy;
     const qd_storage *storage = &b->p->storage;
     qd_unit *unit = &b->units[module];
-    int64_t count = whole_count(b, module);
-    int whole = b->p->persistent[QD_BUFFER_PARAM], part = whole, parts = storage->parts, group = b->shard_group;
+    int64_t count = qd_storage_run(b->ledger, storage, r.param, r.params, 1, 0);
+    int param = b->p->persistent[QD_BUFFER_PARAM], whole = s->zero < 3 ? param : unit->buffer, part = param;
+    int parts = storage->share[r.family].parts, group = b->shard_groups[r.family];
+    if (group < 0 && r.family > 0) { /* experts that no other rank has */
+        if (s->zero == 3)
+            pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
+        return;
+    }
     if (s->zero < 3) {
-        part = unit->packed = alloc_parts(b, QD_BUFFER_PART, module, parts, storage->part, shard_first(b, module));
+        part = unit->packed[r.family] = alloc_parts(b, QD_BUFFER_PART, module, r, parts, storage->share[r.family].part, storage->shard_offset[r.param]);
         if (part >= 0) /* a rank may have no row of a small module */
-            pack(b, module, whole, part, parts);
-    } else {
-        const qd_module *m = &b->ledger->modules[module];
-        int64_t first = storage->offset[m->param_begin];
-        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->params;
-        whole = unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(s->param));
-        if (!b->no_memory)
-            b->p->buffers[whole].first = first;
-        if (unit->is_kept) {
-            part = unit->kept;
-            parts = b->p->groups[b->kept_group].size;
-            group = b->kept_group;
-        }
+            pack(b, QD_ACTION_PACK, module, r, whole, part, parts);
+    } else if (unit->is_kept) {
+        part = unit->kept;
+        parts = b->p->groups[b->kept_group].size;
+        group = b->kept_group;
     }
     /* The memory it writes may have been given back by the last action that computed; what it reads was written before. */
     qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, module, group, count, s->param, qd_build_last_compute(b));
-    set_run(b, a, module, whole, part, parts);
-    unit->pending = b->p->action_count - 1;
+    set_run(a, r, whole, part, parts);
+    unit->pending[r.family] = b->p->action_count - 1;
+}
+
+static void gather(qd_builder *b, int module)
+{
+    const qd_storage *storage = &b->p->storage;
+    qd_unit *unit = &b->units[module];
+    run runs[QD_FAMILY_COUNT];
+    int count = module_runs(b, module, runs);
+    if (b->strategy->zero == 3) {
+        const qd_module *m = &b->ledger->modules[module];
+        int64_t first = storage->offset[m->param_begin];
+        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->params;
+        unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(b->strategy->param));
+        if (!b->no_memory)
+            b->p->buffers[unit->buffer].first = first;
+    }
+    for (int r = 0; r < count; r++)
+        gather_run(b, module, runs[r]);
     unit->gathered = true;
 }
 
@@ -164,9 +187,11 @@ void qd_units_wait(qd_builder *b, int item)
     int units[2], count = item_units(b, &b->items[item], units);
     for (int u = 0; u < count; u++) {
         qd_unit *unit = &b->units[units[u]];
-        if (b->strategy->overlap)
-            qd_build_dep(b, unit->pending);
-        unit->pending = -1;
+        for (int family = 0; family < QD_FAMILY_COUNT; family++) {
+            if (b->strategy->overlap)
+                qd_build_dep(b, unit->pending[family]);
+            unit->pending[family] = -1;
+        }
     }
 }
 
@@ -178,9 +203,11 @@ static void release(qd_builder *b, int module, bool keep)
         int parts = b->p->groups[b->kept_group].size;
         int part = qd_group_coord(&b->ledger->mesh, b->p->groups[b->kept_group], b->p->rank);
         unit->is_kept = true;
-        unit->kept = alloc_parts(b, QD_BUFFER_KEPT, module, parts, part, 0);
+        run runs[QD_FAMILY_COUNT];
+        module_runs(b, module, runs); /* one: families that are apart have no such groups */
+        unit->kept = alloc_parts(b, QD_BUFFER_KEPT, module, runs[0], parts, part, 0);
         if (unit->kept >= 0)
-            pack(b, module, unit->buffer, unit->kept, parts);
+            pack(b, QD_ACTION_PACK, module, runs[0], unit->buffer, unit->kept, parts);
     }
     qd_build_free(b, &unit->buffer);
 }
@@ -196,7 +223,8 @@ void qd_units_after(qd_builder *b, int item)
     for (int u = 0; u < count; u++) {
         qd_unit *unit = &b->units[units[u]];
         unit->uses_left--;
-        qd_build_free(b, &unit->packed);
+        for (int family = 0; family < QD_FAMILY_COUNT; family++)
+            qd_build_free(b, &unit->packed[family]);
         qd_build_free(b, &unit->kept);
         unit->is_kept = false;
         bool soon = unit->in_window == item + 1, kept = b->strategy->reshard == QD_RESHARD_NEVER && unit->uses_left > 0;

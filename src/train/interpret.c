@@ -27,8 +27,8 @@ struct qd_interpreter {
     qd_exchanger *exchanger; /* NULL: no op communicates */
     double *squares;        /* host copy of SQUARES */
     double *sums;           /* per parameter, summed over rows */
-    int64_t *cursor;        /* per part: the next row of it to be summed */
-    int64_t first_row;      /* of this rank's part in SQUARES */
+    int64_t *cursor;        /* per family and part: the next row of it to be summed */
+    int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
     qd_timeline *timeline;  /* made when a step is traced or profiled */
     /* of the step that runs */
     const qd_step_input *in;
@@ -80,9 +80,10 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
     it->program = p;
     it->kernels = qd_device_kernels(bound->device);
     it->stream = qd_device_compute_stream(bound->device);
-    it->first_row = qd_program_square_base(p, p->storage.part);
+    for (int family = 0; family < QD_FAMILY_COUNT; family++)
+        it->first_row[family] = qd_program_square_base(p, family, p->storage.share[family].part);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
-    it->cursor = calloc((size_t)p->storage.parts, sizeof *it->cursor);
+    it->cursor = calloc((size_t)(p->storage.share[0].parts + p->storage.share[1].parts), sizeof *it->cursor);
     qd_status status = it->work && it->cursor ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
     if (status != QD_OK) {
         qd_interpreter_destroy(it);
@@ -370,7 +371,7 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     (void)index;
     const qd_program *p = it->program;
     const qd_module *module = &p->ledger->modules[a->module];
-    double *out = (double *)qd_bound_kind(it->bound, QD_BUFFER_SQUARES) + it->first_row;
+    double *out = (double *)qd_bound_kind(it->bound, QD_BUFFER_SQUARES);
     const char *grad = qd_bound_kind(it->bound, QD_BUFFER_GRAD);
     enum { TOGETHER = 32 };
     qd_row_squares_args list[TOGETHER];
@@ -381,7 +382,7 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
             continue;
         list[count] = (qd_row_squares_args){
             .x = grad + own.offset * (int64_t)qd_dtype_size(p->strategy.grad),
-            .out = out + p->storage.shard_row[i],
+            .out = out + it->first_row[p->ledger->params[i].family] + p->storage.shard_row[i],
             .rows = own.box.length[0],
             .cols = own.count / own.box.length[0],
             .dtype = p->strategy.grad,
@@ -423,18 +424,17 @@ static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
     QD_TRY(fill_ahead(it));
     QD_TRY(read_loss(it));
-    int64_t row = 0;
-    for (int part = 0; part < p->storage.parts; part++) {
-        it->cursor[part] = row;
-        for (int i = 0; i < p->ledger->param_count; i++)
-            row += p->ledger->params[i].tied_to < 0 ? qd_storage_part(&p->storage, i, p->storage.parts, part).rows : 0;
-    }
+    int64_t *cursors[QD_FAMILY_COUNT] = {it->cursor, it->cursor + p->storage.share[0].parts};
+    for (int family = 0; family < QD_FAMILY_COUNT; family++)
+        for (int part = 0; part < p->storage.share[family].parts; part++)
+            cursors[family][part] = qd_program_square_base(p, family, part);
     for (int i = 0; i < p->ledger->param_count; i++) {
+        int family = p->ledger->params[i].family, parts = p->storage.share[family].parts;
         double sum = 0.0;
-        for (int part = 0; part < p->storage.parts && p->ledger->params[i].tied_to < 0; part++) {
-            int64_t rows = qd_storage_part(&p->storage, i, p->storage.parts, part).rows;
+        for (int part = 0; part < parts && p->ledger->params[i].tied_to < 0; part++) {
+            int64_t rows = qd_storage_part(&p->storage, i, parts, part).rows;
             for (int64_t r = 0; r < rows; r++)
-                sum += it->squares[it->cursor[part]++];
+                sum += it->squares[cursors[family][part]++];
         }
         it->sums[i] = qd_ledger_counts_in_norm(p->ledger, i, p->rank) ? sum : 0.0;
     }

@@ -318,7 +318,7 @@ static qd_atom spoken_box(const qd_program *p, int param, int rank)
     const qd_mesh *mesh = &p->ledger->mesh;
     qd_atom box = qd_ledger_atom(p->ledger, param, rank);
     int64_t first, rows;
-    int family = p->ledger->params[param].family, parts = qd_storage_parts(&p->storage, param);
+    int family = p->ledger->params[param].family, parts = qd_storage_share(&p->storage, param).parts;
     int at = qd_group_coord(mesh, qd_ledger_data_group(p->ledger, family), rank);
     qd_slice(box.length[0], parts, at % parts, &first, &rows);
     box.begin[0] += first;

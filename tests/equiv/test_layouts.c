@@ -273,11 +273,43 @@ static void expert_parallel(void **state)
         "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
         "parallel.ranks=8 parallel.tp=4 parallel.ep=2 ",
         "parallel.ranks=4 parallel.ep=4 parallel.expert_rows=0.3 ",
+        "parallel.ranks=8 parallel.ep=4 parallel.zero=3 ",
+        "parallel.ranks=4 parallel.ep=4 parallel.zero=2 ",
+        "parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1 ",
+        "parallel.ranks=8 parallel.pp=2 parallel.ep=4 parallel.zero=1 ",
         "parallel.ranks=4 parallel.ep=2 parallel.etp=2 parallel.expert_rows=0.2 parallel.split_backward=true ",
         "parallel.ranks=4 parallel.tp=2 parallel.ep=4 parallel.expert_rows=0.1 train.recompute=full ",
     };
     COMPARE(MIXTRAL, ((qd_random_tokens){.seed = 6, .documents = 3}), layouts);
     COMPARE(DEEPSEEK, ((qd_random_tokens){.seed = 7}), layouts);
+}
+
+/* Experts sharded over edp, alone or with others: the bits of zero 0 on the same mesh, and gradients reduced per micro-batch those of
+ * the same without ZeRO. */
+static void sharded_experts(void **state)
+{
+    (void)state;
+    static const char *const meshes[] = {"parallel.ranks=4 parallel.ep=2 ", "parallel.ranks=4 parallel.ep=4 ", "parallel.ranks=8 parallel.tp=2 parallel.ep=4 ",
+                                         "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
+                                         "parallel.ranks=8 parallel.pp=2 parallel.ep=2 parallel.schedule=zb_h1 "};
+    static const char *const stages[] = {"parallel.zero=1 ", "parallel.zero=2 ", "parallel.zero=3 train.recompute=full ",
+                                         "parallel.zero=3 parallel.overlap=false "};
+    for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++)
+        for (int each = 0; each < 2; each++) {
+            char words[1024];
+            const char *sync = each ? "train.grad_sync=per_microbatch " : "train.grad_sync=per_step ";
+            snprintf(words, sizeof words, RUN DEEPSEEK "train.micro_batch=1 %s%s", sync, meshes[m]);
+            outcome plain = outcome_run(words, (qd_random_tokens){.seed = 9});
+            for (size_t s = 0; s < sizeof stages / sizeof *stages; s++) {
+                snprintf(words, sizeof words, RUN DEEPSEEK "train.micro_batch=1 %s%s%s", sync, meshes[m], stages[s]);
+                outcome sharded = outcome_run(words, (qd_random_tokens){.seed = 9});
+                if (memcmp(sharded.losses, plain.losses, sizeof plain.losses) != 0 || memcmp(sharded.norms, plain.norms, sizeof plain.norms) != 0 ||
+                    memcmp(sharded.weights, plain.weights, (size_t)plain.count * sizeof *plain.weights) != 0)
+                    fail_msg("%s: other bits than without ZeRO", words);
+                outcome_free(&sharded);
+            }
+            outcome_free(&plain);
+        }
 }
 
 /* One expert gets all rows, the ranks of the others none: further rounds, no further memory, nothing that is not a number. */
@@ -351,7 +383,7 @@ int main(void)
                                        cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
-                                       cmocka_unit_test(one_expert_has_all),
+                                       cmocka_unit_test(one_expert_has_all), cmocka_unit_test(sharded_experts),
                                        cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
