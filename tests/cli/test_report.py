@@ -352,7 +352,7 @@ class Page(RunTest):
             self.assertEqual(chrome.value("view.heads.map(h => h.rank.label)"), ["rank 0", "rank 0", "rank 1", "rank 1"])
 
     def test_large(self):
-        """Many ranks and actions: what is looked at to draw a frame does not grow with them."""
+        """Many ranks and actions: what is looked at to draw a frame does not grow with them. And a page without any."""
         self.ok(self.run_program(*self.small("train.steps=1", "run.dir=run")))
         ranks = 64
         with open(self.path("large.json"), "w", encoding="utf-8") as file:
@@ -364,8 +364,11 @@ class Page(RunTest):
                 file.write(f'{"," if i else ""}{{"ph":"X","name":"{kind} block.{at % 50}","cat":"{kind}","pid":{rank},"tid":{int(bool(axes))},'
                            f'"ts":{at * 10},"dur":{7 + at % 3},"args":{{{axes}"step":{at // 500},"microbatch":{at % 4}}}}}')
             file.write("]}")
-        self.report("--simulated", self.path("large.json"))
         with browser.Browser() as chrome:
+            self.report()
+            plain = chrome.open(self.path("run/report.html"))
+            self.assertEqual((chrome.console, plain["events"], plain["charts"], plain["rows"]), ([], 0, 4, 0))
+            self.report("--simulated", self.path("large.json"))
             found = chrome.open(self.path("run/report.html"))
             self.assertEqual((chrome.console, found["events"]), ([], LARGE))
             chrome.value("view.showAll(); new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
