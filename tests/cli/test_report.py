@@ -1,6 +1,6 @@
 """The report of a run: its data against the run's files, and the page in a real browser.
 
-ctest: timeout 200
+ctest: timeout 300
 ctest: processors 2
 """
 import base64
