@@ -26,6 +26,17 @@ qd_group qd_expert_data_group(const qd_mesh *mesh)
     return (qd_group){QD_AXES_TOKENS, qd_mesh_group_size(mesh, QD_AXES_TOKENS) / ranks, ranks};
 }
 
+qd_group qd_expert_load_group(const qd_model *m, const qd_mesh *mesh)
+{
+    unsigned axes = QD_AXIS_BIT(QD_AXIS_TP) | QD_AXIS_BIT(QD_AXIS_CP);
+    if (m->moe.balance == QD_BALANCE_BATCH)
+        axes |= QD_AXIS_BIT(QD_AXIS_DP);
+    qd_group group = qd_group_whole(mesh, axes);
+    if (m->moe.aux_loss == 0.0)
+        group.size = 1;
+    return group;
+}
+
 bool qd_experts_apart(const qd_model *m, const qd_mesh *mesh)
 {
     return m->moe.experts > 0 && (qd_expert_ranks(mesh) > 1 || mesh->degree[QD_AXIS_TP] > 1);

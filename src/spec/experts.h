@@ -14,6 +14,9 @@ qd_status qd_experts_check(const qd_model *model, const qd_mesh *mesh);
 int qd_expert_ranks(const qd_mesh *mesh);             /* etp · ep */
 qd_group qd_expert_group(const qd_mesh *mesh);        /* ranks that hold all experts together */
 qd_group qd_expert_data_group(const qd_mesh *mesh);   /* edp: ranks that hold the same parts of experts */
+/* The ranks whose loads of experts are summed for the auxiliary loss: those with tokens of the same sequence, or of the same batch.
+ * Size 1: no loads are summed. */
+qd_group qd_expert_load_group(const qd_model *model, const qd_mesh *mesh);
 /* Whether experts are reduced over other ranks than the rest of the parameters. */
 bool qd_experts_apart(const qd_model *model, const qd_mesh *mesh);
 /* The ranks whose sums of squares make the norm: all that hold different parameters, along tp and the experts' ranks. */

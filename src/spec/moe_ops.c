@@ -106,14 +106,10 @@ static void further_rounds(qd_class_writer *w, const qd_class_experts *e, qd_op_
     op->exchange.dtype = w->config->activation;
 }
 
-/* The loads of experts over all ranks that have tokens of the same sequence, or of the same batch. */
 static void sum_loads(qd_class_writer *w, const qd_class_experts *e)
 {
-    unsigned axes = QD_AXIS_BIT(QD_AXIS_TP) | QD_AXIS_BIT(QD_AXIS_CP);
-    if (w->model->moe.balance == QD_BALANCE_BATCH)
-        axes |= QD_AXIS_BIT(QD_AXIS_DP);
-    qd_group group = qd_group_whole(&w->ledger->mesh, axes);
-    if (group.size > 1 && w->model->moe.aux_loss > 0.0 && w->config->training)
+    qd_group group = qd_expert_load_group(w->model, &w->ledger->mesh);
+    if (group.size > 1 && w->config->training)
         qd_class_exchange(w, QD_OP_ALL_REDUCE, group, (const int[]){e->load}, 1, 0, w->slots[e->load].rows, w->slots[e->load].cols);
 }
 

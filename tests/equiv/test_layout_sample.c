@@ -60,8 +60,10 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
                            : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ",
                                               "parallel.schedule=interleaved ", "parallel.schedule=zb_v ", "parallel.schedule=dualpipe_v ")
                                      : CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ");
-    if (strstr(schedule, "dualpipe")) /* wants four micro-batches on two ranks */
+    if (strstr(schedule, "dualpipe")) { /* wants four micro-batches on two ranks */
         micro = "train.micro_batch=1 ";
+        schedule = dp > 2 ? "parallel.schedule=zb_v " : schedule;
+    }
     /* Ulysses hands out heads: each rank of tp must have one for each of cp. */
     const char *mode = cp == 1                                      ? ""
                        : cp * tp <= (models[*model].kv_heads) ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
