@@ -184,7 +184,8 @@ static qd_status try_micros(qd_search *s, qd_candidate c)
 static qd_status try_zero(qd_search *s, qd_candidate c)
 {
     bool fixed = qd_options_is_set(s->options, "parallel.zero");
-    int from = fixed ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1 ? 1 : 0;
+    /* With experts laid out apart, plain data parallelism is tried too. */
+    int from = fixed ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1 && c.ep == 1 ? 1 : 0;
     int to = fixed ? from : dp_of(s, &c) * c.cp > 1 ? 3 : 0;
     for (c.zero = from; c.zero <= to; c.zero++) {
         if (c.zero == 2 && !fixed)
@@ -220,17 +221,12 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
     return QD_OK;
 }
 
-static int most_experts(const qd_search *s)
-{
-    return qd_options_find(s->options, "model.experts") ? (int)qd_options_int(s->options, "model.experts") : 0;
-}
-
 static qd_status try_layout(qd_search *s, qd_candidate c)
 {
     int64_t ep, room = s->gpus / c.pp;
     if (s->gpus % (c.tp * c.cp * c.pp) != 0 || s->batch % dp_of(s, &c) != 0 || dp_of(s, &c) > s->batch)
         return QD_OK;
-    int experts = most_experts(s);
+    int experts = s->model.moe.experts;
     for (int i = 0; (ep = nth(s, "parallel.ep", i, 1, experts > 0 ? experts : 1)) > 0; i++) {
         if (ep > room || (experts > 0 && experts % ep != 0))
             continue;

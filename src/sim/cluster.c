@@ -50,22 +50,22 @@ qd_option_table qd_cluster_table(void)
 static const qd_profile profiles[] = {
     /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
     {.name = "native", .attention = QD_ATTENTION_TUNED, .searched = true, .passes = 1.3, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
-     .step_overhead = 1e-3, .overhead_bytes = 1.5e9},
+     .step_overhead = 1e-3, .overhead_bytes = 1.5e9, .kept = 1.0},
     /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
-    {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false,
-     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.05},
+    {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false, .cards = 2,
+     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 10, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.12, .kept = 1.1},
     /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by one. */
-    {.name = "eager", .attention = QD_ATTENTION_FLASH1, .passes = 2.5, .gap = 4e-6, .product_share = 0.90, .overlap = true,
-     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
+    {.name = "eager", .attention = QD_ATTENTION_FLASH1, .passes = 3.0, .gap = 4e-6, .product_share = 0.88, .overlap = true,
+     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 6, .step_overhead = 10e-3, .overhead_bytes = 1.5e9, .fragments = 0.02, .kept = 1.0},
     /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused norms, gradients summed after the step. */
-    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.90, .overlap = false,
-     .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05},
+    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.88, .overlap = false,
+     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 10, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05, .kept = 1.5},
     /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
-    {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.90, .overlap = true,
-     .overlap_tp = true, .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03},
+    {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.97, .overlap = true,
+     .overlap_tp = true, .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03, .kept = 1.0},
     /* XLA and torch.compile: the compiler fuses; one program per step. */
-    {.name = "compiled", .attention = QD_ATTENTION_FLASH2, .passes = 1.3, .gap = 2e-6, .product_share = 0.92, .overlap = true,
-     .scalar_norm = true, .step_overhead = 5e-3, .overhead_bytes = 1.5e9, .fragments = 0.02},
+    {.name = "compiled", .attention = QD_ATTENTION_FLASH2, .passes = 1.8, .gap = 2e-6, .product_share = 0.88, .overlap = true,
+     .scalar_norm = true, .step_overhead = 5e-3, .overhead_bytes = 0.5e9, .fragments = 0.01, .kept = 1.0},
 };
 
 const qd_profile *qd_profile_find(const char *name)

@@ -37,8 +37,11 @@ typedef struct qd_profile {
     double product_share; /* of what the best product reaches, kept inside a whole step (other kernels between, power) */
     bool overlap;        /* collectives of the data axes run beside computation */
     bool overlap_tp;     /* collectives of the tensor axis run beside products, in pieces */
+    int cards;           /* network cards of a node that one collective uses at most; 0: all */
     bool scalar_norm;    /* the gradient norm is one number per rank; else row sums are gathered */
     double step_overhead; /* seconds per step on the host: data, logging, the optimizer's loop */
+    double kept;         /* activations kept per byte of the op list's: copies in fp32, masks, results that it makes again */
+    double logit_bytes;  /* kept per logit of a micro-batch, all at once; 0: in chunks, as the program does */
     double overhead_bytes; /* driver, libraries and communication buffers on each accelerator */
     double fragments;    /* memory lost between allocations, as a share */
 } qd_profile;

@@ -157,7 +157,11 @@ static void wait_until(walk *w, double end)
 static void exchange(walk *w, const qd_op *op, double *end)
 {
     const qd_op_exchange *x = &op->exchange;
-    double seconds = qd_network_seconds(w->cluster, qd_op_collective(op->kind), (double)x->count * (double)qd_dtype_size(x->dtype), &w->spans[x->index]);
+    qd_coll_kind kind = qd_op_collective(op->kind);
+    double bytes = (double)x->count * (double)qd_dtype_size(x->dtype);
+    if (kind == QD_COLL_ALL_TO_ALL)
+        bytes /= x->group.size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
+    double seconds = qd_network_seconds(w->cluster, kind, bytes, &w->spans[x->index]);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
     bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = x->group.axes ? __builtin_ctz(x->group.axes) : QD_AXIS_TP;

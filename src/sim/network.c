@@ -89,7 +89,8 @@ static double network_bandwidth(const qd_cluster *c, const qd_span *s)
 /* A ring through all ranks, node by node: as many parallel rings as a node has members, each with its own card. */
 static double ring_bandwidth(const qd_cluster *c, const qd_span *s)
 {
-    double net = s->local * network_bandwidth(c, s);
+    int cards = c->profile->cards > 0 && c->profile->cards < s->local ? c->profile->cards : s->local;
+    double net = cards * network_bandwidth(c, s);
     if (s->nodes == 1)
         return c->node_bandwidth;
     return s->local == 1 ? net : fmin(c->node_bandwidth, net);

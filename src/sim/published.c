@@ -80,7 +80,8 @@ static const struct {
     {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"mega", "fused", true},
     {"llm.c", "fused", false},
     {"LLM-Foundry", "eager", false},      {"InternLM", "eager", false}, /* 2023: the first flash attention */
-    {"", "modern", true}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
+    {"nanotron", "modern", true},         {"picotron", "modern", true},
+    {"", "modern", false}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
 };
 
 static bool read_software(row *r)
@@ -91,11 +92,15 @@ static bool read_software(row *r)
         i++;
     const qd_profile *profile = qd_profile_find(frameworks[i].profile);
     bool fp32 = frameworks[i].fp32_grads || strcmp(text_of(r->config, "fsdp_mp_mode"), "DEFAULT") == 0;
-    bool fused = strcmp(frameworks[i].profile, "fused") == 0; /* sums of tp in four pieces, beside the products */
-    if (fused && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
+    /* Sums of tp in four pieces, beside the products. */
+    bool fused = strcmp(frameworks[i].profile, "fused") == 0;
+    bool torus = strncmp(text_of(r->cluster, "gpu"), "TPU", 3) == 0;
+    if ((fused || torus) && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
         return false;
+    /* PyTorch's own data parallelism sums 25 MiB at a time, the others about 100. */
+    int bucket = strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
     return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
-           set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", 100);
+           set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", bucket);
 }
 
 /* Clusters by accelerator, and by words about the network. */
@@ -200,6 +205,9 @@ static bool read_layout(row *r)
     bool sp = false;
     if (gpus < 1 || batch < 1 || micro < 1)
         return skip(r, "%s not stated", gpus < 1 ? "the number of accelerators is" : batch < 1 ? "the global batch is" : "the micro-batch is");
+    /* MaxText and PaxML state sequences per accelerator and do not accumulate. */
+    if (has_word(text_of(c, "framework"), "MaxText") || has_word(text_of(c, "framework"), "PaxML"))
+        micro = batch / (gpus / (number_of(c, "tp", 1) * number_of(c, "cp", 1) * number_of(c, "pp", 1)));
     const char *precision = text_of(c, "precision");
     if (strcmp(precision, "bf16") != 0 && strcmp(precision, "fp16") != 0)
         return skip(r, "precision %s is not in the step program", precision[0] ? precision : "is not stated, and fp8");
@@ -309,7 +317,14 @@ static void score_row(row *r)
         return;
     s->predicted = report.tokens_per_gpu_second;
     s->predicted_memory = (double)report.memory_bytes;
-    s->predicted_oom = !report.fits;
+    /* What lies in the host's memory is not in the plan: such rows say nothing about it. */
+    const qd_json_node *tags = qd_json_member(r->node, "tags");
+    bool offloads = has_word(text_of(r->config, "recompute"), "offload");
+    for (size_t i = 0; i < qd_json_count(tags); i++)
+        offloads = offloads || strcmp(qd_json_as_string(qd_json_item(tags, i)) ? qd_json_as_string(qd_json_item(tags, i)) : "", "cpu-offload") == 0;
+    s->predicted_oom = !report.fits && !offloads;
+    if (offloads)
+        s->published_memory = 0.0;
     s->error = s->published > 0 ? s->published / s->predicted - 1.0 : 0.0; /* of the step time */
     s->memory_error = s->published_memory > 0 ? s->predicted_memory / s->published_memory - 1.0 : 0.0;
     if (s->published <= 0 && s->published_memory <= 0 && !s->outcome)

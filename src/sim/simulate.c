@@ -112,25 +112,57 @@ static void subtract_exposed(qd_sim_report *r)
 
 /* ---- memory ---- */
 
+/* Logits of a whole micro-batch on the stage of the head: in 16 bits, in fp32, and their gradients in fp32. */
+static double whole_logits(const qd_step *step, int stage)
+{
+    const qd_program *p = step->stages[stage].program;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    if (stage != step->stage_count - 1)
+        return 0.0;
+    return step->cluster->profile->logit_bytes * (double)p->strategy.micro_batch * (double)p->strategy.seq / mesh->degree[QD_AXIS_CP] *
+           (double)p->ledger->model.vocab / mesh->degree[QD_AXIS_TP];
+}
+
+/* Activations that the software keeps and our op lists do not: its copies, and without flash attention the scores, 5 bytes each with
+ * softmax, mask and dropout (Korthikanti et al.), in every block that is in flight. */
+static double kept_more(const qd_step *step, int stage)
+{
+    const qd_profile *profile = step->cluster->profile;
+    const qd_program *p = step->stages[stage].program;
+    const qd_memory_report *m = &step->stages[stage].memory;
+    const qd_module_class *block = &p->classes[QD_MODULE_BLOCK][QD_RECOMPUTE_NONE];
+    double stash = (double)(m->at_peak[QD_BUFFER_STASH_I] + m->at_peak[QD_BUFFER_STASH_W]);
+    double each = block->ops ? (double)(block->region[QD_REGION_STASH_I] + block->region[QD_REGION_STASH_W]) : 0.0;
+    double more = (profile->kept - 1.0) * stash;
+    if (profile->attention != QD_ATTENTION_PLAIN || each <= 0.0)
+        return more;
+    const qd_model *model = &p->ledger->model;
+    double scores = 5.0 * (double)p->strategy.micro_batch * (double)p->strategy.seq * (double)p->strategy.seq * model->heads / p->ledger->mesh.degree[QD_AXIS_TP];
+    return more + stash / each * scores;
+}
+
 static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report *r)
 {
     const qd_profile *profile = step->cluster->profile;
     for (int s = 0; s < step->stage_count; s++) {
-        stages[s].memory_bytes = step->stages[s].memory.total;
+        stages[s].memory_bytes = step->stages[s].memory.total + (int64_t)(step->cluster->accelerator.measured ? 0.0 : whole_logits(step, s) + kept_more(step, s));
         if (stages[s].memory_bytes > stages[r->fullest_stage].memory_bytes)
             r->fullest_stage = s;
     }
     const qd_memory_report *m = &step->stages[r->fullest_stage].memory;
-    for (int kind = 0; kind < QD_BUFFER_KIND_COUNT && r->memory_count < QD_SIM_LINES - 2; kind++)
+    for (int kind = 0; kind < QD_BUFFER_KIND_COUNT && r->memory_count < QD_SIM_LINES - 3; kind++)
         if (m->at_peak[kind] > 0)
             r->memory[r->memory_count++] = (qd_sim_line){qd_buffer_kind_name((qd_buffer_kind)kind), (double)m->at_peak[kind]};
     if (m->total > m->live_peak)
         r->memory[r->memory_count++] = (qd_sim_line){"lost to packing", (double)(m->total - m->live_peak)};
     if (!step->cluster->accelerator.measured)
         r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
+    double more = (double)(stages[r->fullest_stage].memory_bytes - m->total);
+    if (more > 0.0)
+        r->memory[r->memory_count++] = (qd_sim_line){"what this software keeps beyond the program", more};
     if (r->overhead_bytes > 0)
         r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragments", (double)r->overhead_bytes};
-    r->memory_bytes = m->total + r->overhead_bytes;
+    r->memory_bytes = stages[r->fullest_stage].memory_bytes + r->overhead_bytes;
     r->memory_limit = step->cluster->accelerator.memory;
     r->fits = r->memory_bytes <= r->memory_limit;
 }

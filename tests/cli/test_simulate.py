@@ -84,6 +84,19 @@ class Simulate(program.ProgramTest):
             self.assertIn(key, r)
         self.assertEqual(self.run_program("bench", "simulator", "--against", self.write("bad.json", "{}")).returncode, 2)
 
+    def test_accuracy(self):
+        """Core rows with short steps (the others take longer to simulate than a test should): what docs/simulator.md says of all."""
+        def is_short(row):
+            c = row["config"]
+            return row["core"] and (c["pp"] or 1) * (c["num_microbatches"] or c.get("derived_num_microbatches") or 1) <= 300
+        with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
+            rows = [row for row in json.load(file) if is_short(row)]
+        r = self.answer("bench", "simulator", "--against", self.write("short.json", json.dumps(rows)))
+        self.assertGreater(r["rows_scored"], 80)
+        self.assertLess(r["median_abs_error"], 0.08)
+        self.assertLess(r["median_abs_error_held_out"], 0.08)
+        self.assertGreater(r["oom_accuracy"], 0.8)
+
 
 if __name__ == "__main__":
     unittest.main()
