@@ -57,8 +57,8 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     const char *sync = CHOOSE("train.grad_sync=per_step ", "train.grad_sync=per_microbatch ");
     const char *micro = CHOOSE("train.micro_batch=1 ", "train.micro_batch=2 ");
     const char *schedule = pp == 1   ? ""
-                           : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ",
-                                              "parallel.schedule=interleaved ", "parallel.schedule=zb_v ", "parallel.schedule=dualpipe_v ")
+                           : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ", "parallel.schedule=interleaved ",
+                                              "parallel.schedule=zb_v ", dp <= 2 ? "parallel.schedule=dualpipe_v " : "parallel.schedule=1f1b ")
                                      : CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ");
     if (strstr(schedule, "dualpipe")) { /* wants four micro-batches on two ranks */
         micro = "train.micro_batch=1 ";
