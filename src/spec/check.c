@@ -1,48 +1,63 @@
 #include <quadrille/check.h>
 
 #include "spec/config.h"
+#include "spec/experts.h"
 #include "spec/formulas.h"
 #include "spec/pieces.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* The shape of what a rank holds of a parameter, and its part of the rows, which may differ by one with the rank's place among those
+ * that share them. Experts are alike: the first stands for all, held or not. False: another one stands for it. */
+static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int rank, int64_t shape[3])
+{
+    const qd_param *p = &l->params[param];
+    qd_atom atom = qd_ledger_atom(l, param, rank);
+    if (p->expert > 0)
+        return false;
+    if (p->expert == 0) {
+        int coords[QD_AXIS_COUNT], first;
+        qd_mesh_coords(&l->mesh, rank, coords);
+        qd_experts_of(&l->model, &l->mesh, rank, &first);
+        qd_param held = *p;
+        held.expert = first;
+        if (l->modules[p->module].stage_rank == coords[QD_AXIS_PP])
+            atom = qd_expert_atom(l, &held, rank);
+    }
+    int parts = s->share[p->family].parts, place = qd_group_coord(&l->mesh, qd_ledger_data_group(l, p->family), rank) % parts;
+    int64_t at;
+    shape[0] = atom.length[0];
+    shape[1] = atom.length[1];
+    qd_slice(atom.length[0], parts, place, &at, &shape[2]);
+    return true;
+}
+
 /* Ranks with the same local shapes do the same and share a program. */
 static bool same_shapes(const qd_program *program, int a, int b)
 {
     const qd_ledger *ledger = program->ledger;
-    int parts = program->storage.parts;
     int64_t first, x_rows, y_rows, batch = program->strategy.micro_batch, seq = program->strategy.seq;
     qd_ledger_port_rows(ledger, a, batch * qd_ledger_rows(ledger, a, seq), &first, &x_rows);
     qd_ledger_port_rows(ledger, b, batch * qd_ledger_rows(ledger, b, seq), &first, &y_rows);
     if (x_rows != y_rows || qd_ledger_rows(ledger, a, seq) != qd_ledger_rows(ledger, b, seq))
         return false;
     for (int i = 0; i < ledger->param_count; i++) {
-        qd_atom x = qd_ledger_atom(ledger, i, a), y = qd_ledger_atom(ledger, i, b);
-        if (memcmp(x.length, y.length, sizeof x.length) != 0)
-            return false;
-        /* Parts of the rows may differ by one, with the rank's place among those that share them. */
-        int64_t at, rows[2];
-        for (int k = 0; k < 2; k++)
-            qd_slice(x.length[0], parts, qd_mesh_group_coord(&ledger->mesh, QD_AXES_DATA, k ? b : a) % parts, &at, &rows[k]);
-        if (rows[0] != rows[1])
+        int64_t x[3], y[3];
+        if (local_shape(ledger, &program->storage, i, a, x) && local_shape(ledger, &program->storage, i, b, y) && memcmp(x, y, sizeof x) != 0)
             return false;
     }
     return true;
 }
 
 /* Ranks that do the same have the same number; most ranks that do not, have another. */
-static uint64_t shape_hash(const qd_ledger *l, int parts, int rank)
+static uint64_t shape_hash(const qd_program *program, int rank)
 {
     uint64_t hash = 1469598103934665603u;
-    int place = qd_mesh_group_coord(&l->mesh, QD_AXES_DATA, rank) % parts;
-    for (int i = 0; i < l->param_count; i++) {
-        qd_atom atom = qd_ledger_atom(l, i, rank);
-        int64_t first, rows;
-        qd_slice(atom.length[0], parts, place, &first, &rows);
-        const int64_t numbers[] = {atom.length[0], atom.length[1], rows};
-        for (int k = 0; k < 3; k++)
-            hash = (hash ^ (uint64_t)numbers[k]) * 1099511628211u;
+    for (int i = 0; i < program->ledger->param_count; i++) {
+        int64_t shape[3];
+        for (int k = 0; local_shape(program->ledger, &program->storage, i, rank, shape) && k < 3; k++)
+            hash = (hash ^ (uint64_t)shape[k]) * 1099511628211u;
     }
     return hash;
 }
@@ -55,14 +70,14 @@ qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd
     if (!list || !classes || !hashes)
         return QD_NO_MEMORY;
     for (int rank = 0; rank < config->world; rank++) {
-        uint64_t hash = count > 0 ? shape_hash(classes[0]->ledger, classes[0]->storage.parts, rank) : 0;
+        uint64_t hash = count > 0 ? shape_hash(classes[0], rank) : 0;
         int k = 0;
         while (k < count && (hashes[k] != hash || !same_shapes(classes[k], classes[k]->rank, rank)))
             k++;
         if (k == count) {
             qd_program *program;
             QD_TRY(qd_config_build(config, rank, arena, &program));
-            hashes[count] = shape_hash(program->ledger, program->storage.parts, rank);
+            hashes[count] = shape_hash(program, rank);
             classes[count++] = program;
         }
         list[rank] = classes[k];
@@ -142,6 +157,7 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
                        : op->kind == QD_OP_CONTEXT_GATHER  ? "cp: keys and values, all-gather"
                        : op->kind == QD_OP_CONTEXT_SCATTER ? "cp: gradients of keys and values, reduce-scatter"
                        : op->kind == QD_OP_CONTEXT_SWAP    ? "cp: heads for positions, all-to-all"
+                       : op->exchange.uneven               ? "experts at an even load, all-to-all"
                        : op->kind == QD_OP_ALL_GATHER      ? "activations, all-gather"
                        : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"
                                                           : "activations, all-reduce", op->exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]);

@@ -219,7 +219,7 @@ static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
 static void checkpoints_travel(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {
+    static const char *const dense_layouts[] = {
         "parallel.ranks=1 ",
         "parallel.ranks=2 parallel.tp=2 ",
         "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ",
@@ -229,10 +229,19 @@ static void checkpoints_travel(void **state)
         "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.zero=1 parallel.cp_mode=gather ",
         "parallel.ranks=4 parallel.tp=4 ",
     };
-    const int count = sizeof layouts / sizeof *layouts;
-    static const char *const models[] = {LLAMA "model.kv_heads=2 ", GPT2};
+    static const char *const expert_layouts[] = {
+        "parallel.ranks=2 parallel.ep=2 ",
+        "parallel.ranks=8 parallel.ep=4 parallel.zero=3 ",
+        "parallel.ranks=1 ",
+        "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 parallel.zero=1 ",
+        "parallel.ranks=4 parallel.pp=2 parallel.ep=2 ",
+        "parallel.ranks=4 parallel.cp=2 parallel.ep=4 parallel.zero=2 ",
+    };
+    static const char *const models[] = {LLAMA "model.kv_heads=2 ", GPT2, DEEPSEEK};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         char words[1024];
+        const char *const *layouts = m < 2 ? dense_layouts : expert_layouts;
+        const int count = m < 2 ? sizeof dense_layouts / sizeof *dense_layouts : sizeof expert_layouts / sizeof *expert_layouts;
         snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s", models[m]);
         trained one = trained_run(words, 2 * count, (qd_random_tokens){.seed = 7});
         for (int l = 0; l < count; l++) {
@@ -277,6 +286,9 @@ static void expert_parallel(void **state)
         "parallel.ranks=4 parallel.ep=4 parallel.zero=2 ",
         "parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1 ",
         "parallel.ranks=8 parallel.pp=2 parallel.ep=4 parallel.zero=1 ",
+        "parallel.ranks=2 parallel.cp=2 ",
+        "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.ep=4 parallel.zero=1 ",
+        "parallel.ranks=4 parallel.cp=4 parallel.ep=2 parallel.cp_mode=gather ",
         "parallel.ranks=4 parallel.ep=2 parallel.etp=2 parallel.expert_rows=0.2 parallel.split_backward=true ",
         "parallel.ranks=4 parallel.tp=2 parallel.ep=4 parallel.expert_rows=0.1 train.recompute=full ",
     };
