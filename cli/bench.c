@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 /* The parts; `bench NAME` runs one. */
-static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_machine, &bench_collectives_rank, NULL};
+static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_machine, &bench_pipeline, &bench_collectives_rank, NULL};
 
 /* The ranks of a measurement are this program again, under any launcher: by its real name. */
 static char program_path[PATH_MAX];
@@ -50,11 +50,12 @@ static const qd_option own[] = {
 
 const cli_command cli_bench = {
     .name = "bench",
-    .arguments = "collectives|kernels|step|machine|simulator [CONFIG] [key=value …] [--json]",
+    .arguments = "collectives|kernels|step|pipeline|machine|simulator [CONFIG] [key=value …] [--json]",
     .summary = "Measures collectives, kernels or the training step on this machine, or the simulator against published runs",
     .details = "  quadrille bench collectives --against mpi\n"
                "  quadrille bench kernels\n"
                "  quadrille bench step run.yaml\n"
+               "  quadrille bench pipeline --pp 4\n"
                "  quadrille bench machine run.yaml --write this-machine.yaml\n"
                "  quadrille bench simulator --against data/published/runs.json",
     CLI_OPTIONS(own),

@@ -97,6 +97,19 @@ typedef struct qd_bench_step_result {
 /* Steps of the configured run on random tokens, ranks as threads of this process. */
 qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result);
 
+/* ---- actions ---- */
+
+/* CPU seconds that the thread of a rank spends in each action of its program that computes: the least over steps. */
+typedef struct qd_bench_actions {
+    int ranks;
+    int *counts;      /* per rank: actions */
+    double **seconds; /* per rank and action; 0 for those that do not compute */
+} qd_bench_actions;
+
+/* Steps of the configured run on random tokens, ranks as threads of this process with one compute thread each. */
+qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
+void qd_bench_actions_free(qd_bench_actions *actions);
+
 #ifdef __cplusplus
 }
 #endif

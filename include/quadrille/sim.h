@@ -127,6 +127,23 @@ typedef struct qd_sim_scores {
 qd_status qd_simulate_published(const char *path, bool core_only, qd_sim_scores *scores);
 void qd_sim_scores_free(qd_sim_scores *scores);
 
+/* ---- replay of measured times ---- */
+
+/* A pipeline whose actions take given times. */
+typedef struct qd_replay_report {
+    char schedule[24];
+    int ranks, stages, micro_batches;
+    double seconds;       /* of the passes: norm and update are not in it */
+    double bubble;        /* part of ranks x seconds in which ranks wait */
+    double theory;        /* the textbook's, for uniform stages; -1: none known */
+    double uneven;        /* how much longer the busiest rank computes than the mean of all */
+    int in_flight[64];    /* of the first 64 ranks: most micro-batches whose input is in memory at once */
+} qd_replay_report;
+
+/* Replays the forward and backward passes of the configured pipeline through the dependencies of the step programs, transfers
+ * taking no time. seconds: per rank of the world and action of its program. */
+qd_status qd_replay_pipeline(const qd_options *options, const double *const *seconds, qd_replay_report *report);
+
 #ifdef __cplusplus
 }
 #endif

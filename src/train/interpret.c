@@ -592,6 +592,12 @@ static qd_status run_action(qd_interpreter *it, int index)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
     if (it->in->profile)
         it->in->profile->wait_seconds += qd_clock_now() - arrived;
+    if (it->in->cpu_seconds && qd_action_phases(a) != 0) {
+        double begin = qd_clock_thread_cpu();
+        QD_TRY(action_table[a->kind](it, a, index));
+        it->in->cpu_seconds[index] = qd_clock_thread_cpu() - begin;
+        return QD_OK;
+    }
     if (!timed(it, a))
         return action_table[a->kind](it, a, index);
     int piece;

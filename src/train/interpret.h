@@ -33,6 +33,7 @@ typedef struct qd_step_input {
     const qd_optim *optim;
     qd_trace *trace;          /* NULL: none */
     qd_step_profile *profile; /* NULL: none */
+    double *cpu_seconds;        /* NULL, or per action: what the calling thread spends in those of modules */
     qd_nonfinite_finding *look; /* NULL, or filled in; nothing is updated then */
 } qd_step_input;
 

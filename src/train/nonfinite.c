@@ -60,6 +60,7 @@ qd_status qd_nonfinite_explain(qd_trainer *t, qd_interpreter *interpreter, qd_co
         again.look = &finding;
         again.trace = NULL;
         again.profile = NULL;
+        again.cpu_seconds = NULL;
         QD_TRY(qd_interpret(interpreter, &again, &ignored));
     }
     cause found = weight >= 0 ? CAUSE_WEIGHT : finding.loss ? CAUSE_LOSS : finding.gradient >= 0 ? CAUSE_GRADIENT : CAUSE_NONE;

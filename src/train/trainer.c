@@ -22,6 +22,7 @@ struct qd_trainer {
     qd_interpreter *interpreter;
     qd_trace *trace;
     qd_step_profile *profile;
+    double *cpu_seconds;
     qd_position position;
 };
 
@@ -200,6 +201,7 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
         .optim = &t->config.optimizer,
         .trace = t->trace,
         .profile = t->profile,
+        .cpu_seconds = t->cpu_seconds,
     };
     QD_TRY(qd_interpret(t->interpreter, &input, output));
     if (output->skipped)
@@ -435,6 +437,11 @@ uint64_t qd_trainer_seed(const qd_trainer *t)
 void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)
 {
     t->trace = trace;
+}
+
+void qd_trainer_set_cpu_seconds(qd_trainer *t, double *seconds)
+{
+    t->cpu_seconds = seconds;
 }
 
 void qd_trainer_set_profile(qd_trainer *t, qd_step_profile *profile)

@@ -43,6 +43,7 @@ qd_device *qd_trainer_device(const qd_trainer *trainer);
 int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
+void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* per action of the program; see qd_step_input */
 qd_bound *qd_trainer_bound(qd_trainer *trainer);
 qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);

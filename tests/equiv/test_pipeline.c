@@ -5,6 +5,10 @@
 #include "support/trained.h"
 #include "train/state.h"
 
+#include <quadrille/bench.h>
+#include <quadrille/check.h>
+#include <quadrille/sim.h>
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -102,6 +106,55 @@ static void tensor_parallel_stages_give_the_same_bits(void **state)
     COMPARE(LLAMA RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 4, few, .seed = 9);
     COMPARE(GPT2 RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", 4, few, .seed = 10);
     COMPARE(LLAMA RUN "parallel.tp=2 parallel.sp=false train.global_batch=4 train.micro_batch=1 model.tied=true ", 2, every_schedule, .seed = 11);
+}
+
+/* A schedule that was written to a file and read back is the same schedule. */
+static void files_give_the_same_bits(void **state)
+{
+    static const char *const base = LLAMA RUN "train.global_batch=6 train.micro_batch=1 ";
+    const char *path = scratch_path(state, "schedule.csv");
+    char words[512];
+    snprintf(words, sizeof words, "%sparallel.pp=3 parallel.ranks=3 parallel.schedule=zb_h1", base);
+    qd_options *options = layout_options(words);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    trained_ok(qd_check_schedule(options, 0, QD_DRAWING_CSV, out));
+    fclose(out);
+    qd_options_destroy(options);
+    trained plain = trained_run(base, 3, (qd_random_tokens){.seed = 12});
+    snprintf(words, sizeof words, "%sparallel.pp=3 parallel.ranks=3 parallel.schedule_file=%s", base, path);
+    trained read = trained_run(words, 3, (qd_random_tokens){.seed = 12});
+    trained_same_bits(&read, &plain, words);
+    free(read.weights);
+    free(plain.weights);
+}
+
+/* Measured times replayed: the bubble of a pipeline is about the textbook's (stages of this size are not uniform), a zero-bubble
+ * schedule's is smaller, and as many micro-batches are in flight as theory says. */
+static void replayed_bubbles_are_about_right(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"1f1b", "gpipe", "zb_h1"};
+    double bubbles[3];
+    for (int k = 0; k < 3; k++) {
+        char words[512];
+        qd_bench_actions actions;
+        qd_replay_report r;
+        snprintf(words, sizeof words, "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
+                                      "parallel.ranks=4 parallel.pp=4 parallel.schedule=%s", kinds[k]);
+        qd_options *options = layout_options(words);
+        trained_ok(qd_bench_measure_actions(options, 1, 8, &actions));
+        trained_ok(qd_replay_pipeline(options, (const double *const *)actions.seconds, &r));
+        bubbles[k] = r.bubble;
+        assert_true(r.seconds > 0.0);
+        for (int rank = 0; rank < 4; rank++)
+            assert_int_equal(r.in_flight[rank], k == 0 ? 4 - rank : k == 1 ? 8 : 4);
+        if (k < 2 && !(r.bubble > r.theory - 0.1 && r.bubble < r.theory + 0.25))
+            fail_msg("%s: bubble %.3f, textbook %.3f", kinds[k], r.bubble, r.theory);
+        qd_bench_actions_free(&actions);
+        qd_options_destroy(options);
+    }
+    assert_true(bubbles[2] < bubbles[0]);
 }
 
 static qd_team *start(const char *words, qd_random_tokens *random)
@@ -293,7 +346,8 @@ int main(void)
         cmocka_unit_test(schedules_give_the_same_bits), cmocka_unit_test(zero_stages_give_the_same_bits),
         cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(tensor_parallel_stages_give_the_same_bits),
         cmocka_unit_test_setup_teardown(checkpoints_travel_between_pipelines, scratch_setup, scratch_teardown),
-        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(replayed_bubbles_are_about_right),
+        cmocka_unit_test_setup_teardown(files_give_the_same_bits, scratch_setup, scratch_teardown), cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(evaluation_runs_through_the_pipeline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

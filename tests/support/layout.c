@@ -32,7 +32,9 @@ qd_config layout_config(const char *words)
     static const char *const no_text = "";
     config.data = (qd_data_config){no_text, no_text, no_text, no_text, no_text, 0.0, false, false};
     config.run_dir = no_text;
-    config.pipeline.file = no_text;
+    static char file[4096]; /* the options go */
+    snprintf(file, sizeof file, "%s", config.pipeline.file);
+    config.pipeline.file = file;
     config.device = "cpu";
     config.backend = "local";
     qd_options_destroy(options);
