@@ -208,7 +208,16 @@ static qd_status find_flat(checker *c, const qd_program *program, int *index)
     return flatten(program, c->ranks, &c->flats[c->flat_count++]);
 }
 
-/* Followers that stand for the members of a group, each once. */
+/* Stages of a pipeline may have their groups in another order. -1: the program does not name it. */
+static int find_group(const qd_program *p, qd_group wanted)
+{
+    for (int i = 0; i < p->group_count; i++)
+        if (qd_group_equal(p->groups[i], wanted))
+            return i;
+    return -1;
+}
+
+/* Followers that stand for the members of a group, each once. A group that is named but not used may be unknown to others. */
 static qd_status find_members(checker *c, follower *f, int group)
 {
     qd_group g = f->flat->program->groups[group];
@@ -223,23 +232,12 @@ static qd_status find_members(checker *c, follower *f, int group)
             known = list[k] == other;
         if (!known)
             list[count++] = other;
+        char name[48];
+        qd_group_name(c->mesh, g, name, sizeof name);
+        if (f->flat->begin[group] < f->flat->begin[group + 1] && find_group(c->followers[other].flat->program, g) < 0)
+            return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name, c->followers[other].rank);
     }
     list[count] = -1;
-    return QD_OK;
-}
-
-static qd_status same_groups(const checker *c)
-{
-    const qd_program *p = c->followers[0].flat->program;
-    for (int i = 1; i < c->count; i++) {
-        const qd_program *q = c->followers[i].flat->program;
-        bool same = p->group_count == q->group_count;
-        for (int g = 0; g < p->group_count && same; g++)
-            same = qd_group_equal(p->groups[g], q->groups[g]);
-        if (!same)
-            return QD_FAIL(QD_MISMATCH, "ranks %d and %d form different groups, so that they cannot be made together", c->followers[0].rank,
-                           c->followers[i].rank);
-    }
     return QD_OK;
 }
 
@@ -271,7 +269,6 @@ static qd_status set_up(checker *c, const qd_program *const *programs)
             return no_memory();
         f->ended = f->posted + f->flat->queues;
     }
-    QD_TRY(same_groups(c));
     for (int i = 0; i < c->count; i++)
         for (int g = 0; g < c->followers[i].flat->program->group_count; g++)
             QD_TRY(find_members(c, &c->followers[i], g));
@@ -358,7 +355,8 @@ typedef struct counterpart {
 static int counterparts(const checker *c, const follower *f, int queue, int i, counterpart *out)
 {
     if (queue < f->flat->program->group_count) {
-        *out = (counterpart){f->members[queue][i], queue};
+        out->follower = f->members[queue][i];
+        out->queue = out->follower >= 0 ? find_group(c->followers[out->follower].flat->program, f->flat->program->groups[queue]) : -1;
         return out->follower >= 0;
     }
     out->follower = peer_of(c, f, queue, &out->queue);

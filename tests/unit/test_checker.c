@@ -1,7 +1,6 @@
-/* The checker: programs that match are passed, at any size; broken ones are refused with a counter-example. */
+/* The checker: programs that match are passed, at any size; broken ones are refused with a counter-example.
+ * ctest: timeout 60 */
 #include "support/layout.h"
-
-#include "base/clock.h"
 
 #include <quadrille/check.h>
 
@@ -242,13 +241,11 @@ static void circles_are_told_as_such(void **state)
 static void thousands_of_ranks_are_checked(void **state)
 {
     (void)state;
-    qd_options *options = layout_options("model.preset=llama3.1-405b data.seq=8192 train.global_batch=2048 train.micro_batch=1 train.precision=bf16 "
-                                         "parallel.ranks=16384 parallel.tp=8 parallel.pp=16 parallel.dp=128 parallel.zero=1 "
+    qd_options *options = layout_options("model.preset=llama3.1-405b data.seq=131072 train.global_batch=128 train.micro_batch=1 train.precision=bf16 "
+                                         "parallel.ranks=16384 parallel.tp=8 parallel.cp=16 parallel.pp=16 parallel.dp=8 "
                                          "parallel.schedule=interleaved parallel.virtual_stages=8");
     qd_check_report report;
-    double begin = qd_clock_now();
     ok(qd_check(options, 0, &report));
-    assert_true(qd_clock_now() - begin < 60.0);
     assert_int_equal(report.world, 16384);
     assert_int_equal(report.stage_count, 16);
     assert_true(report.pipeline_bytes == report.pipeline_theory_bytes);
