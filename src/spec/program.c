@@ -160,6 +160,7 @@ static void backward_weight(builder *b, int item)
     if (!c->has_weight_phase || !b->strategy->split_backward)
         return;
     backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(c, QD_PHASE_WEIGHT));
+    qd_units_wait(b, item); /* blocks with experts read parameters here too */
     free_after(b, module, mb, QD_PHASE_WEIGHT);
 }
 
@@ -293,22 +294,6 @@ static qd_status check_gradient_axes(const qd_ledger *ledger)
     return QD_OK;
 }
 
-/* Those that modules communicate in come first: making communicators is collective over the world, so every stage of a pipeline
- * names all of them in the same order, also those that only modules of other stages use. */
-static void name_module_groups(builder *b, bool training)
-{
-    const qd_ledger *l = b->ledger;
-    qd_build_group(b, qd_group_whole(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP)));
-    for (int i = 0; i < l->param_count && training; i++)
-        qd_build_group(b, qd_ledger_tensor_group(l, i));
-    qd_build_group(b, qd_group_whole(&l->mesh, QD_AXIS_BIT(QD_AXIS_CP)));
-    if (l->model.moe.experts == 0)
-        return;
-    qd_build_group(b, qd_expert_group(&l->mesh));
-    if (training)
-        qd_build_group(b, qd_expert_load_group(&l->model, &l->mesh));
-}
-
 /* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
  * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
  * meaningless is switched off. */
@@ -333,7 +318,6 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
         shard.size = 1;
-    name_module_groups(b, s->training);
     b->data_group = qd_build_group(b, data);
     for (int family = 0; family < QD_FAMILY_COUNT; family++)
         b->data_groups[family] = family == 0 || qd_experts_apart(&b->ledger->model, mesh)

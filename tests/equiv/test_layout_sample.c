@@ -1,6 +1,6 @@
 /* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages, schedules, sequence parallelism,
- * recompute, when gradients are summed. Each against one rank within 1e-5, and to the bit against the others with the same
- * degrees of dp, cp and tp. QUADRILLE_LAYOUTS=3000 test_layout_sample takes more, QUADRILLE_SEED=2 others.
+ * recompute, when gradients are summed, how experts are laid out. Each against one rank within 1e-5, and to the bit against the others with the same
+ * degrees of dp, cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample takes more, QUADRILLE_SEED=2 others.
  * ctest: timeout 900
  * ctest: processors 2 */
 #include "support/outcome.h"
@@ -20,11 +20,13 @@
 /* Five blocks on up to four stages, a vocabulary and a sequence that nothing divides; packed documents; dropout. */
 static const struct {
     const char *words;
-    int kv_heads;
+    int kv_heads, experts;
     qd_random_tokens random;
 } models[] = {
-    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ", 2, {.seed = 1, .documents = 3}},
-    {"model.arch=gpt2 model.layers=5 model.hidden=32 model.heads=4 model.vocab=67 data.seq=12 model.dropout=0.1 ", 4, {.seed = 2, .ignored = 5}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ", 2, 0, {.seed = 1, .documents = 3}},
+    {"model.arch=gpt2 model.layers=5 model.hidden=32 model.heads=4 model.vocab=67 data.seq=12 model.dropout=0.1 ", 4, 0, {.seed = 2, .ignored = 5}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 model.experts_per_token=2 "
+     "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 model.aux_loss=0.05 model.router_bias_rate=0.001 ", 4, 8, {.seed = 3}},
 };
 enum { MODELS = sizeof models / sizeof *models, KINDS = 256 };
 
@@ -53,7 +55,11 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
         cp = degrees[draw(3)];
     } while (tp * pp * dp * cp > 8 || tp * pp * dp * cp == 1);
     *model = draw(MODELS);
-    const char *sp = tp > 1 ? CHOOSE("parallel.sp=true ", "parallel.sp=false ") : "";
+    /* Experts fold the same ranks in their own way, and want the rows of sp. */
+    int experts = models[*model].experts, ep = experts ? degrees[draw(3)] : 1, etp = experts ? degrees[draw(2)] : 1;
+    if (tp * cp * dp % (ep * etp) != 0)
+        ep = etp = 1;
+    const char *sp = tp > 1 && !experts ? CHOOSE("parallel.sp=true ", "parallel.sp=false ") : "";
     const char *sync = CHOOSE("train.grad_sync=per_step ", "train.grad_sync=per_microbatch ");
     const char *micro = CHOOSE("train.micro_batch=1 ", "train.micro_batch=2 ");
     const char *schedule = pp == 1   ? ""
@@ -68,13 +74,13 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     const char *mode = cp == 1                                      ? ""
                        : cp * tp <= (models[*model].kv_heads) ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
                                                                     : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
-    snprintf(kind, kind_size, "%d dp %d cp %d tp %d %s%s%s%s", *model, dp, cp, tp, mode, sp, dp * cp > 1 ? sync : "", micro);
+    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro);
     int zero = draw(4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
-    snprintf(words, size, RUN "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.zero=%d %s%s%s%s%s%s%s%s%s",
-             models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, zero, mode, sp, sync, micro, schedule, again, overlap, split, pieces);
+    snprintf(words, size, RUN "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
+             "%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, schedule, again, overlap, split, pieces);
 }
 
 static void same_bits(const char *words, const outcome *a, const outcome *b)
@@ -106,7 +112,7 @@ static void layouts_agree(void **state)
     seed = (uint64_t)number("QUADRILLE_SEED", 1);
     trained_ok(qd_arena_create(&arena));
     for (int m = 0; m < MODELS; m++) {
-        char words[640];
+        char words[1024];
         qd_program *program;
         snprintf(words, sizeof words, RUN "%s", models[m].words);
         qd_config config = layout_config(words);
@@ -115,7 +121,7 @@ static void layouts_agree(void **state)
         one[m] = outcome_run(words, models[m].random);
     }
     for (int64_t l = 0; l < count; l++) {
-        char words[800], kind[128];
+        char words[1200], kind[128];
         int model, k = 0;
         draw_layout(&model, words, sizeof words, kind, sizeof kind);
         if (getenv("QUADRILLE_SHOW"))
