@@ -233,11 +233,12 @@ typedef struct qd_activation_args {
     qd_dtype dtype;
 } qd_activation_args;
 
-/* Rows of a matrix into another: to[r * to_stride + c] = from[r * from_stride + c], converted to nearest even. */
+/* Rows of a matrix into another: to[r * to_stride + c] [+]= from[r * from_stride + c], converted to nearest even. */
 typedef struct qd_copy_rows_args {
     const void *from;
     void *to;
     int64_t rows, cols, from_stride, to_stride;
+    bool accumulate;
     qd_dtype from_dtype, to_dtype; /* QD_F32 or QD_BF16 */
 } qd_copy_rows_args;
 

@@ -100,28 +100,31 @@ qd_status qd_run_attention_part_grad(const qd_op_call *c)
 
 /* ---- heads for positions ---- */
 
-static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t rows, int64_t cols, int64_t from_stride, int64_t to_stride)
+static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t rows, int64_t cols, int64_t from_stride, int64_t to_stride,
+                      bool add)
 {
     qd_dtype dtype = call_dtype(c, 0);
     return c->frame->kernels->copy_rows(c->frame->stream, &(qd_copy_rows_args){.from = from, .to = to, .rows = rows, .cols = cols,
                                                                                .from_stride = from_stride, .to_stride = to_stride,
-                                                                               .from_dtype = dtype, .to_dtype = dtype});
+                                                                               .accumulate = add, .from_dtype = dtype, .to_dtype = dtype});
 }
 
 /* x: rows of queries, keys and values (n, k, k columns), or of queries alone (k 0). by: for each rank, all rows of its heads'
- * columns of each of them. */
+ * columns of each of them. A kv head that several ranks read goes to each; what they give back is added, in the order of ranks. */
 static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 {
     qd_dtype dtype = call_dtype(c, 0);
+    int64_t head_dim = call_model(c)->head_dim;
     int coord, cp = qd_program_cp(c->frame->program, &coord);
-    int64_t widths[3] = {c->op->n, c->op->k, c->op->k}, stride = c->op->n + 2 * c->op->k, share = stride / cp, rows = c->op->m;
+    int64_t widths[3] = {c->op->n, c->op->k, c->op->k}, stride = c->op->n + 2 * c->op->k, rows = c->op->m;
+    int64_t kv_share = c->op->k > 0 ? qd_context_kv_share(cp, c->op->k, head_dim) : 0, share = c->op->n / cp + 2 * kv_share;
     for (int r = 0; r < cp; r++) {
         int64_t at = 0, to = r * rows * share;
-        for (int i = 0; i < 3; i++) {
-            int64_t cols = widths[i] / cp;
-            void *there = shifted(x, at + r * cols, dtype), *here = shifted(by, to, dtype);
-            if (cols > 0)
-                QD_TRY(split ? copy(c, there, here, rows, cols, stride, share) : copy(c, here, there, rows, cols, share, stride));
+        for (int i = 0; i < 3 && widths[i] > 0; i++) {
+            int64_t cols = i == 0 ? c->op->n / cp : kv_share, of_head = r * (widths[i] / head_dim); /* in units of 1 / cp heads */
+            void *there = shifted(x, at + of_head / cp * head_dim, dtype), *here = shifted(by, to, dtype);
+            QD_TRY(split ? copy(c, there, here, rows, cols, stride, share, false)
+                         : copy(c, here, there, rows, cols, share, stride, of_head % cp != 0));
             at += widths[i];
             to += cols;
         }
@@ -145,14 +148,14 @@ static qd_status rows(const qd_op_call *c, void *x, void *by, bool split)
     const qd_program *p = c->frame->program;
     qd_dtype dtype = call_dtype(c, 0);
     int coord, cp = qd_program_cp(p, &coord);
-    int64_t seq = p->strategy.seq, batch = p->strategy.micro_batch, cols = (c->op->n + 2 * c->op->k) / cp, first = 0;
+    int64_t seq = p->strategy.seq, batch = p->strategy.micro_batch, cols = c->slots[c->op->slot[split ? 0 : 1]].cols, first = 0;
     for (int r = 0; r < cp; r++) {
         qd_row_run runs[QD_CONTEXT_RUNS];
         int count = qd_context_runs(seq, cp, r, runs);
         for (int64_t b = 0; b < batch; b++, first += qd_context_rows(seq, cp, r)) {
             for (int i = 0; i < count; i++) {
                 void *there = shifted(x, (b * seq + runs[i].position) * cols, dtype), *here = shifted(by, (first + runs[i].row) * cols, dtype);
-                QD_TRY(copy(c, split ? there : here, split ? here : there, runs[i].count, cols, cols, cols));
+                QD_TRY(copy(c, split ? there : here, split ? here : there, runs[i].count, cols, cols, cols, false));
             }
         }
     }

@@ -13,6 +13,7 @@ typedef struct attention {
     qd_group group; /* the ranks of cp */
     int heads, kv_heads, input;
     int64_t q, kv, batch, most; /* columns of queries, of keys; the most rows of a sequence on any rank of cp */
+    int64_t kv_share;           /* ulysses: columns of keys that a rank gets, whole heads */
     double flops;               /* of the forward pass on this rank */
 } attention;
 
@@ -22,6 +23,7 @@ static attention begin(qd_class_writer *w, int input, int heads, int kv_heads)
                    .input = input, .batch = w->config->batch};
     a.q = (int64_t)heads * w->model->head_dim;
     a.kv = (int64_t)kv_heads * w->model->head_dim;
+    a.kv_share = qd_context_kv_share(a.group.size, a.kv, w->model->head_dim);
     a.most = qd_context_most_rows(w->config->seq, a.group.size);
     /* QKᵀ and PV over the causal half. Chunks are dealt out so that all ranks see the same. */
     a.flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)a.q;
@@ -154,15 +156,16 @@ static int gather_grad(const attention *a, qd_class_attention_state s, int d_o, 
 
 /* ---- ulysses ---- */
 
-/* Rows of this rank, q + 2 kv columns (kv 0: of the output), become whole sequences of its share of the heads, or back. */
+/* Rows of this rank, q + 2 kv columns (kv 0: of the output), become whole sequences of its share of the heads, or back. Kv heads
+ * that several ranks read go to all of them; the way back adds. */
 static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bool to_heads)
 {
     qd_class_writer *w = a->w;
     int n = a->group.size;
-    int64_t share = (q + 2 * kv) / n;
+    int64_t share = q / n + (kv > 0 ? 2 * a->kv_share : 0);
     qd_dtype dtype = w->slots[from].dtype;
-    int out = to_heads ? qd_class_local(w, "by rank", q + 2 * kv) : whole_rows(a, "by rank", dtype, share);
-    int in = to_heads ? whole_rows(a, "of ranks", dtype, share) : qd_class_local(w, "of ranks", q + 2 * kv);
+    int out = to_heads ? qd_class_local(w, "by rank", n * share) : whole_rows(a, "by rank", dtype, share);
+    int in = to_heads ? whole_rows(a, "of ranks", dtype, share) : qd_class_local(w, "of ranks", n * share);
     qd_op *split = to_heads ? QD_CLASS_OP(w, HEADS_SPLIT, from, out) : QD_CLASS_OP(w, ROWS_SPLIT, from, out);
     qd_op_sizes(split, w->rows, q, kv, 0.0);
     exchange(a, QD_OP_CONTEXT_SWAP, out, in, share, a->batch * w->config->seq * share * (n - 1), to_heads, false);
@@ -170,20 +173,26 @@ static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bo
     qd_op_sizes(join, w->rows, q, kv, 0.0);
 }
 
+/* Of one rank alone, or in ulysses of its share. */
+static int own_kv_heads(const attention *a)
+{
+    return (int)(a->kv_share / a->w->model->head_dim);
+}
+
 static void plain(const attention *a, qd_class_attention_state s)
 {
-    int n = a->w->config->cp_mode == QD_CP_ULYSSES ? a->group.size : 1;
-    qd_op *op = qd_op_heads(QD_CLASS_OP(a->w, ATTENTION, s.qkv, a->input, s.o, s.lse), a->w->rows, a->q, a->heads / n, a->kv_heads / n);
+    int n = a->group.size;
+    qd_op *op = qd_op_heads(QD_CLASS_OP(a->w, ATTENTION, s.qkv, a->input, s.o, s.lse), a->w->rows, a->q, a->heads / n, own_kv_heads(a));
     op->k = a->w->config->seq;
     op->flops = a->flops;
 }
 
 static void plain_grad(const attention *a, qd_class_attention_state s, int d_o, int d_qkv)
 {
-    int n = a->w->config->cp_mode == QD_CP_ULYSSES ? a->group.size : 1;
+    int n = a->group.size;
     int delta = qd_class_local_f32(a->w, "delta", a->batch * a->heads / n, a->w->config->seq);
     qd_op *op = qd_op_heads(QD_CLASS_OP(a->w, ATTENTION_GRAD, s.qkv, a->input, s.o, s.lse, d_o, d_qkv, delta), a->w->rows, a->q,
-                            a->heads / n, a->kv_heads / n);
+                            a->heads / n, own_kv_heads(a));
     op->k = a->w->config->seq;
     op->flops = 2.5 * a->flops;
 }
@@ -199,7 +208,7 @@ qd_class_attention_state qd_class_attention(qd_class_writer *w, int qkv, int inp
     if (n == 1 || ulysses) {
         s.lse = qd_class_local_f32(w, "lse", a.batch * heads / n, w->config->seq);
         if (ulysses) {
-            s.qkv = whole_rows(&a, "qkv of own heads", w->config->activation, (a.q + 2 * a.kv) / n);
+            s.qkv = whole_rows(&a, "qkv of own heads", w->config->activation, a.q / n + 2 * a.kv_share);
             s.o = whole_rows(&a, "attended of own heads", w->config->activation, a.q / n);
             swap(&a, qkv, s.qkv, a.q, a.kv, true);
         }
@@ -230,7 +239,7 @@ void qd_class_attention_grad(qd_class_writer *w, qd_class_attention_state s, int
     }
     if (w->config->cp_mode == QD_CP_ULYSSES) {
         int own_d_o = whole_rows(&a, "d_attended of own heads", w->config->activation, a.q / n);
-        int own_d_qkv = whole_rows(&a, "d_qkv of own heads", w->config->activation, (a.q + 2 * a.kv) / n);
+        int own_d_qkv = whole_rows(&a, "d_qkv of own heads", w->config->activation, a.q / n + 2 * a.kv_share);
         swap(&a, d_o, own_d_o, a.q, 0, true);
         plain_grad(&a, s, own_d_o, own_d_qkv);
         swap(&a, own_d_qkv, d_qkv, a.q, a.kv, false);

@@ -25,6 +25,9 @@ int64_t qd_context_most_rows(int64_t seq, int cp);
  * are exchanged for positions. */
 typedef enum qd_cp_mode { QD_CP_RING, QD_CP_GATHER, QD_CP_ULYSSES } qd_cp_mode;
 
+/* Ulysses: columns of keys that each rank gets of `kv`: its share of the heads, or the one that it reads together with others. */
+int64_t qd_context_kv_share(int cp, int64_t kv, int64_t head_dim);
+
 /* What LOAD makes of `batch` whole sequences. in: (3, batch, seq) tokens, targets, document starts. out: the rank's rows of each,
  * their positions, and if `whole`, the document starts of whole sequences. */
 void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole, const int32_t *in, int32_t *out);
@@ -37,7 +40,7 @@ typedef struct qd_context_theory {
     int64_t forward, backward;
     const char *text;
 } qd_context_theory;
-qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int64_t tokens, int64_t q, int64_t kv, int64_t size);
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int64_t tokens, int64_t q, int64_t kv, int64_t head_dim, int64_t size);
 
 /* QD_USAGE when a sequence is too short to be shared out. */
 qd_status qd_context_check(int64_t seq, int cp);

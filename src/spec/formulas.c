@@ -118,7 +118,7 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
         return false;
     /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by several. */
     int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
-    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, (int64_t)qd_dtype_size(s->activation));
+    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));
     *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
     for (int i = 0; i < p->action_count; i++) {
         unsigned phases = qd_action_phases(&p->actions[i]);

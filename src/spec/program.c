@@ -267,9 +267,11 @@ static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
         return QD_OK;
     if (s->context > 0)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.cp to 1");
-    if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (m->kv_heads > tp ? m->kv_heads / tp : 1) % cp != 0))
-        return QD_FAIL(QD_USAGE, "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads and "
-                                 "%d kv heads must be multiples of it; ring and gather take any", cp * tp, m->heads, m->kv_heads);
+    int kv_heads = m->kv_heads > tp ? m->kv_heads / tp : 1; /* on a rank of tp */
+    if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (kv_heads % cp != 0 && cp % kv_heads != 0)))
+        return QD_FAIL(QD_USAGE, "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads must be "
+                                 "a multiple of that, and its %d kv heads a multiple or a divisor; ring and gather take any", cp * tp, m->heads,
+                       m->kv_heads);
     return qd_context_check(s->seq, cp);
 }
 

@@ -20,10 +20,10 @@
 /* Five blocks on up to four stages, a vocabulary and a sequence that nothing divides; packed documents; dropout. */
 static const struct {
     const char *words;
-    int kv_heads, experts;
+    int heads, experts;
     qd_random_tokens random;
 } models[] = {
-    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ", 2, 0, {.seed = 1, .documents = 3}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ", 4, 0, {.seed = 1, .documents = 3}},
     {"model.arch=gpt2 model.layers=5 model.hidden=32 model.heads=4 model.vocab=67 data.seq=12 model.dropout=0.1 ", 4, 0, {.seed = 2, .ignored = 5}},
     {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 model.experts_per_token=2 "
      "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 model.aux_loss=0.05 model.router_bias_rate=0.001 ", 4, 8, {.seed = 3}},
@@ -72,7 +72,7 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     }
     /* Ulysses hands out heads: each rank of tp must have one for each of cp. */
     const char *mode = cp == 1                                      ? ""
-                       : cp * tp <= (models[*model].kv_heads) ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
+                       : cp * tp <= models[*model].heads ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
                                                                     : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
     snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro);
     int zero = draw(4);

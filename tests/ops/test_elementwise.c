@@ -112,25 +112,27 @@ static double cast_bytes(const void *p)
 typedef struct rows_case {
     int64_t rows, cols, from_stride, to_stride;
     qd_dtype from, to;
+    bool add;
 } rows_case;
 
 static const rows_case rows_cases[] = {
-    {1, 1, 1, 1, QD_F32, QD_F32},      {7, 33, 40, 33, QD_F32, QD_F32},     {130, 48, 64, 96, QD_BF16, QD_BF16},
-    {64, 50, 50, 51, QD_F32, QD_BF16}, {300, 17, 21, 17, QD_BF16, QD_F32},
+    {1, 1, 1, 1, QD_F32, QD_F32, false},       {7, 33, 40, 33, QD_F32, QD_F32, false},     {130, 48, 64, 96, QD_BF16, QD_BF16, false},
+    {64, 50, 50, 51, QD_F32, QD_BF16, false},  {300, 17, 21, 17, QD_BF16, QD_F32, false},  {7, 33, 40, 35, QD_F32, QD_F32, true},
+    {64, 50, 50, 51, QD_BF16, QD_BF16, true},
 };
 
 static void rows_describe(const void *p, char *text, size_t size)
 {
     const rows_case *c = p;
-    snprintf(text, size, "%lld x %lld, strides %lld %lld, %s -> %s", (long long)c->rows, (long long)c->cols, (long long)c->from_stride,
-             (long long)c->to_stride, qd_dtype_name(c->from), qd_dtype_name(c->to));
+    snprintf(text, size, "%lld x %lld, strides %lld %lld, %s -> %s%s", (long long)c->rows, (long long)c->cols, (long long)c->from_stride,
+             (long long)c->to_stride, qd_dtype_name(c->from), qd_dtype_name(c->to), c->add ? ", added" : "");
 }
 
 static int rows_tensors(const void *p, ops_tensor *t)
 {
     const rows_case *c = p;
     t[0] = (ops_tensor){.name = "from", .role = OPS_IN, .dtype = c->from, .rows = c->rows, .cols = c->cols, .ld = c->from_stride};
-    t[1] = (ops_tensor){.name = "to", .role = OPS_OUT, .dtype = c->to, .rows = c->rows, .cols = c->cols, .ld = c->to_stride};
+    t[1] = (ops_tensor){.name = "to", .role = c->add ? OPS_INOUT : OPS_OUT, .dtype = c->to, .rows = c->rows, .cols = c->cols, .ld = c->to_stride};
     return 2;
 }
 
@@ -138,14 +140,15 @@ static void rows_reference(const void *p, double *const *v)
 {
     const rows_case *c = p;
     for (int64_t r = 0; r < c->rows; r++)
-        memcpy(v[1] + r * c->to_stride, v[0] + r * c->from_stride, (size_t)c->cols * sizeof(double));
+        for (int64_t i = 0; i < c->cols; i++)
+            v[1][r * c->to_stride + i] = v[0][r * c->from_stride + i] + (c->add ? v[1][r * c->to_stride + i] : 0);
 }
 
 static qd_status rows_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const rows_case *c = p;
     return k->copy_rows(stream, &(qd_copy_rows_args){.from = t[0], .to = t[1], .rows = c->rows, .cols = c->cols, .from_stride = c->from_stride,
-                                                     .to_stride = c->to_stride, .from_dtype = c->from, .to_dtype = c->to});
+                                                     .to_stride = c->to_stride, .accumulate = c->add, .from_dtype = c->from, .to_dtype = c->to});
 }
 
 /* Bit by bit the scalar conversion: ties, subnormals, infinities, and every kind of NaN. */

@@ -31,7 +31,10 @@ static void copy_rows(void *context, int64_t begin, int64_t end, int thread)
         const void *from = qd_cpu_at(a->from, row * a->from_stride, a->from_dtype);
         void *to = qd_cpu_at_mut(a->to, row * a->to_stride, a->to_dtype);
         QD_FOR_VECTORS(i, n, a->cols, {
-            vec_store(to, i, vec_load(from, i, n, a->from_dtype), n, a->to_dtype);
+            vf x = vec_load(from, i, n, a->from_dtype);
+            if (a->accumulate)
+                x += vec_load(to, i, n, a->to_dtype);
+            vec_store(to, i, x, n, a->to_dtype);
         });
     }
 }

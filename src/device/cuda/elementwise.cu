@@ -89,6 +89,11 @@ static __global__ void copy_rows_kernel(qd_copy_rows_args a, bool from_half, boo
     int64_t row = i / a.cols, col = i % a.cols;
     float x[1];
     load_as<1>(a.from, row * a.from_stride + col, from_half, x);
+    if (a.accumulate) {
+        float before[1];
+        load_as<1>(a.to, row * a.to_stride + col, to_half, before);
+        x[0] += before[0];
+    }
     store_as<1>(a.to, row * a.to_stride + col, to_half, x);
 }
 
