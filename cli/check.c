@@ -110,7 +110,7 @@ static void print_pipeline(const qd_check_report *r)
     for (int i = 0; i < r->stage_count; i++) {
         qd_text_bytes(r->stages[i].memory_bytes, amount, sizeof amount);
         printf("  pp %-3d %-36s %10s  %5.1f %% of the FLOPs, %d in flight\n", i, r->stages[i].modules, amount,
-               100.0 * r->stages[i].flops_per_step * r->world / r->pipeline / r->flops_per_step, r->stages[i].in_flight);
+               100.0 * r->stages[i].flops_per_step / r->flops_per_step, r->stages[i].in_flight);
     }
     qd_text_bytes(r->pipeline_bytes, amount, sizeof amount);
     qd_text_bytes(r->pipeline_theory_bytes, theory, sizeof theory);

@@ -25,8 +25,8 @@ typedef struct qd_check_formula {
 /* A rank of the pipeline: what it holds, and how it fares. */
 typedef struct qd_check_stage {
     char modules[64];     /* "embed .. block.3", "block.0, block.7" */
-    int64_t memory_bytes;
-    double flops_per_step; /* of one rank */
+    int64_t memory_bytes;  /* of the rank that needs most */
+    double flops_per_step; /* all its ranks */
     int in_flight;        /* most pairs (stage, micro-batch) whose activations it keeps at once */
 } qd_check_stage;
 

@@ -105,6 +105,8 @@ static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
                          mesh->degree[axis]);
         used += n > 0 ? (size_t)n : 0;
     }
+    if ((mesh->ep > 1 || mesh->etp > 1) && used < size)
+        snprintf(text + used, size - used, ", experts ep %d × etp %d", mesh->ep, mesh->etp);
 }
 
 /* What a collective is for: the line it is added to. */
@@ -184,7 +186,7 @@ static void fill_theory(const qd_program *const *programs, qd_check_report *r)
     const qd_strategy *s = &p->strategy;
     int64_t n = p->storage.parts, all = qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA), copies = all / n, actual = 0, plain = 0;
     int64_t syncs = s->sync_each ? s->micro_batches : 1, gathers = s->zero == 3 ? 2 * s->micro_batches : s->zero > 0;
-    if (all == 1)
+    if (all == 1 || qd_experts_apart(&p->ledger->model, &p->ledger->mesh)) /* experts have another n than all else */
         return;
     for (int stage = 0; stage < r->pipeline; stage++) {
         const qd_program *q = stage_program(programs, stage);
@@ -252,20 +254,47 @@ static qd_status fill_pipeline(const qd_program *p, qd_check_report *r)
     return status;
 }
 
-static qd_status fill_stages(const qd_program *const *programs, qd_check_report *r, qd_memory_report *fullest)
+/* The program that needs most memory, and what it needs. */
+typedef struct fullest_program {
+    const qd_program *program;
+    qd_memory_report memory;
+} fullest_program;
+
+/* Ranks of a stage need not be alike: they may have more or fewer rows of a sequence, of a parameter or of a shard. Each program is
+ * looked at once, with the first rank that runs it. */
+static qd_status add_ranks(const qd_program *const *programs, int stage, qd_check_report *r, fullest_program *fullest, double *flops)
 {
-    int64_t most = -1;
+    int ranks = r->world / r->pipeline, begin = stage * ranks, end = begin + ranks; /* pp is the slowest axis */
+    *flops = 0.0;
+    for (int rank = begin; rank < end; rank++) {
+        const qd_program *p = programs[rank];
+        qd_memory_report memory;
+        int alike = 0;
+        if (p->rank != rank)
+            continue;
+        for (int other = rank; other < end; other++)
+            alike += programs[other] == p;
+        *flops += qd_program_flops(p) * alike;
+        r->recompute_flops_per_step += qd_program_recompute_flops(p) * alike;
+        QD_TRY(qd_memory_account(p, &memory));
+        if (!fullest->program || memory.total > fullest->memory.total)
+            *fullest = (fullest_program){p, memory};
+    }
+    return QD_OK;
+}
+
+static qd_status fill_stages(const qd_program *const *programs, qd_check_report *r, fullest_program *fullest)
+{
     for (int stage = 0; stage < r->pipeline; stage++) {
         const qd_program *p = stage_program(programs, stage);
-        qd_memory_report memory;
-        QD_TRY(qd_memory_account(p, &memory));
-        if (memory.total > most) {
-            most = memory.total;
-            *fullest = memory;
+        fullest_program here = {.program = NULL};
+        double flops;
+        QD_TRY(add_ranks(programs, stage, r, &here, &flops));
+        if (!fullest->program || here.memory.total > fullest->memory.total) {
+            *fullest = here;
             r->memory_stage = stage;
         }
-        r->flops_per_step += qd_program_flops(p) * r->world / r->pipeline;
-        r->recompute_flops_per_step += qd_program_recompute_flops(p) * r->world / r->pipeline;
+        r->flops_per_step += flops;
         r->comm_bytes += qd_program_comm_bytes(p) / r->pipeline;
         for (int i = 0; i < p->action_count; i++) {
             if (qd_action_communicates(&p->actions[i]) && p->actions[i].kind != QD_ACTION_RECV)
@@ -277,8 +306,8 @@ static qd_status fill_stages(const qd_program *const *programs, qd_check_report 
             continue;
         qd_check_stage *out = &r->stages[r->stage_count++];
         name_modules(p->ledger, stage, out->modules, sizeof out->modules);
-        out->memory_bytes = memory.total;
-        out->flops_per_step = qd_program_flops(p);
+        out->memory_bytes = here.memory.total;
+        out->flops_per_step = flops;
         out->in_flight = qd_schedule_in_flight(p->strategy.schedule, stage);
     }
     return QD_OK;
@@ -305,7 +334,7 @@ static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
 
 static qd_status fill_report(const qd_config *config, const qd_program *const *programs, qd_check_report *r)
 {
-    qd_memory_report memory = {0};
+    fullest_program fullest = {.program = NULL};
     const qd_program *p = programs[0];
     snprintf(r->model, sizeof r->model, "%s", config->model.name);
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
@@ -320,13 +349,14 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     r->seq = p->strategy.seq;
     r->global_batch = config->global_batch;
     r->tokens_per_step = config->global_batch * p->strategy.seq;
-    QD_TRY(fill_stages(programs, r, &memory));
-    r->memory_bytes = memory.total;
+    QD_TRY(fill_stages(programs, r, &fullest));
+    const qd_memory_report *memory = &fullest.memory;
+    r->memory_bytes = memory->total;
     if (r->pipeline > 1)
         QD_TRY(fill_pipeline(p, r));
     fill_theory(programs, r);
     fill_formulas(programs, r);
-    p = stage_program(programs, r->memory_stage);
+    p = fullest.program;
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
         if (p->persistent[states[i]] >= 0)
@@ -334,10 +364,10 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     r->snapshot_bytes = config->save_every > 0 && config->async_save ? qd_pieces_bytes(p) : 0;
     r->action_count = p->action_count;
     for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
-        if (memory.at_peak[kind] > 0)
-            r->lines[r->line_count++] = (qd_check_line){qd_buffer_kind_name((qd_buffer_kind)kind), memory.at_peak[kind]};
-    if (memory.total > memory.live_peak)
-        r->lines[r->line_count++] = (qd_check_line){"lost to packing", memory.total - memory.live_peak};
+        if (memory->at_peak[kind] > 0)
+            r->lines[r->line_count++] = (qd_check_line){qd_buffer_kind_name((qd_buffer_kind)kind), memory->at_peak[kind]};
+    if (memory->total > memory->live_peak)
+        r->lines[r->line_count++] = (qd_check_line){"lost to packing", memory->total - memory->live_peak};
     return QD_OK;
 }
 

@@ -252,11 +252,45 @@ static void thousands_of_ranks_are_checked(void **state)
     qd_options_destroy(options);
 }
 
+/* Memory is that of the rank that needs most, FLOPs are those of all: of 15 positions the second rank of cp has 8, the first 7. */
+static void reports_look_at_all_ranks(void **state)
+{
+    (void)state;
+    static const char *const words[] = {
+        SMALL "data.seq=15 parallel.ranks=2 parallel.cp=2",
+        SMALL "data.seq=15 parallel.ranks=4 parallel.cp=2 parallel.pp=2",
+        SMALL "model.ffn=37 parallel.ranks=3 parallel.zero=3 train.global_batch=6",
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        qd_options *options = layout_options(words[i]);
+        built b = build(words[i]);
+        qd_check_report report;
+        int64_t most = 0, first = 0;
+        double flops = 0.0;
+        ok(qd_check(options, 0, &report));
+        for (int rank = 0; rank < b.config.world; rank++) {
+            qd_program *program;
+            qd_memory_report memory;
+            ok(qd_config_build(&b.config, rank, b.arena, &program));
+            ok(qd_memory_account(program, &memory));
+            most = memory.total > most ? memory.total : most;
+            first = rank == 0 ? memory.total : first;
+            flops += qd_program_flops(program);
+        }
+        assert_int_equal(report.memory_bytes, most);
+        assert_float_equal(report.flops_per_step / flops, 1.0, 1e-9);
+        if (i == 0)
+            assert_true(first < most);
+        qd_arena_destroy(b.arena);
+        qd_options_destroy(options);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sound_programs_pass), cmocka_unit_test(broken_programs_are_refused), cmocka_unit_test(circles_are_told_as_such),
-        cmocka_unit_test(thousands_of_ranks_are_checked),
+        cmocka_unit_test(thousands_of_ranks_are_checked), cmocka_unit_test(reports_look_at_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
