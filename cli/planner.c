@@ -34,6 +34,7 @@ static qd_status print_json(const qd_plan_report *r)
     qd_json_put_int(&w, "too_large", r->too_large);
     qd_json_put_int(&w, "refused", r->refused);
     qd_json_put_double(&w, "wall_seconds", r->wall_seconds);
+    qd_json_put_bool(&w, "stopped", r->stopped);
     qd_json_list_begin(&w, "choices");
     for (int i = 0; i < r->count; i++)
         put_choice(&w, &r->choices[i]);
@@ -59,6 +60,8 @@ static void print_plan(const qd_plan_report *r)
         qd_text_bytes(c->memory_bytes, amount, sizeof amount);
         printf("%3d  %-64s %8.4g s %5.1f %% %10s%s%s\n", i + 1, c->layout, c->step_seconds, 100.0 * c->mfu, amount, c->loses[0] ? "  " : "", c->loses);
     }
+    if (r->stopped)
+        puts("the search was ended after its time: give some of the axes to look further");
     for (int i = 0; i < r->reason_count; i++)
         printf("%s %s\n", i == 0 ? "why " : "    ", r->reasons[i]);
     printf("next %s\n", r->next);

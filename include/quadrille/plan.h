@@ -31,6 +31,7 @@ typedef struct qd_plan_report {
     int tried, too_large, refused;           /* layouts simulated, without memory for them, and that cannot be built */
     char refusal[200];                       /* the first reason for a refusal */
     double wall_seconds;
+    bool stopped;                            /* the time was up before all layouts were looked at */
 } qd_plan_report;
 
 /* Searches for the fastest layout of the model, sequence and global batch in `options` on parallel.ranks accelerators of the cluster

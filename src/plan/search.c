@@ -9,6 +9,11 @@
 
 const char *const qd_recompute_names[QD_RECOMPUTE_COUNT] = {"none", "selective", "full"};
 
+/* How far behind the best a first look may be: schedules, micro-batches and stages of sharding change a layout's time by less. */
+static const double WORTH = 1.2;
+/* A plan is given within a minute: the first look ends after so many seconds, and the search. */
+static const double LOOK_SECONDS = 25.0, MOST_SECONDS = 45.0;
+
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
     return s->gpus / (c->tp * c->cp * c->pp);
@@ -128,9 +133,25 @@ static double bound(const qd_search *s, const qd_candidate *c, bool again)
     return seconds * (1.0 + (filled ? 0.2 : 1.0) * (c->pp - 1) / (micros * c->vpp));
 }
 
+/* Parameters and gradients alone, which no stage below 3 shares out: what is too large for them need not be built. */
+static double least_bytes(const qd_search *s, const qd_candidate *c)
+{
+    const qd_model *m = &s->model;
+    double experts = m->moe.experts > 0 ? 3.0 * (double)(m->layers - m->moe.first_dense) * m->moe.experts * (double)m->moe.ffn * (double)m->hidden : 0.0;
+    double dense = (double)qd_model_parameters(m) - experts, bytes = 4.0;
+    return c->zero == 3 ? 0.0 : bytes * (dense / c->tp + experts / (c->ep > 1 ? c->ep : c->tp)) / c->pp;
+}
+
 /* The first kind of recompute with which the layout fits: less of it is always faster. */
 static qd_status try_recompute(qd_search *s, qd_candidate *c)
 {
+    c->looked = false;
+    if (least_bytes(s, c) > (double)s->cluster.accelerator.memory) {
+        s->report->too_large++;
+        if (s->least_memory == 0)
+            s->least_memory = (int64_t)least_bytes(s, c);
+        return QD_OK;
+    }
     bool fixed = qd_options_is_set(s->options, "train.recompute");
     int first = fixed ? qd_options_enum(s->options, "train.recompute") : 0, last = fixed ? first : QD_RECOMPUTE_COUNT - 1;
     for (c->recompute = first; c->recompute <= last; c->recompute++) {
@@ -197,6 +218,49 @@ static qd_status try_zero(qd_search *s, qd_candidate c)
     return QD_OK;
 }
 
+/* A first look at the axes alone: one micro-batch size, the lowest stage, the schedule with the shortest bubble among the plain ones. */
+static qd_status look(qd_search *s, qd_candidate c)
+{
+    bool stage_given = qd_options_is_set(s->options, "parallel.zero"), micro_given = qd_options_is_set(s->options, "train.micro_batch");
+    int64_t share = s->batch / dp_of(s, &c);
+    c.schedule = c.pp > 1 ? "1f1b" : "";
+    for (int vpp = 8; vpp > 1 && c.pp > 1 && c.vpp == 1; vpp /= 2)
+        if (c.pp * vpp <= s->model.layers && share % c.pp == 0) {
+            c.schedule = "interleaved";
+            c.vpp = vpp;
+        }
+    if (c.pp > 1 && qd_options_is_set(s->options, "parallel.schedule")) {
+        c.schedule = qd_options_string(s->options, "parallel.schedule");
+        c.vpp = strcmp(c.schedule, "interleaved") == 0 ? c.vpp : 1;
+    }
+    c.micro = micro_given ? qd_options_int(s->options, "train.micro_batch") : 1;
+    c.zero = stage_given ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1;
+    if (share % c.micro != 0)
+        return QD_OK;
+    int before = s->count;
+    QD_TRY(try_recompute(s, &c));
+    if (s->count > before)
+        s->list[s->count - 1].looked = true;
+    else if (!stage_given && c.pp == 1 && dp_of(s, &c) * c.cp > 1) { /* does not fit: everything shared out */
+        c.zero = 3;
+        QD_TRY(try_recompute(s, &c));
+        if (s->count > before)
+            s->list[s->count - 1].looked = true;
+    }
+    return QD_OK;
+}
+
+/* Axes whose first look was far behind the best are not looked at again. */
+static bool is_promising(const qd_search *s, const qd_candidate *c)
+{
+    for (int i = 0; i < s->count; i++) {
+        const qd_candidate *seen = &s->list[i];
+        if (seen->looked && seen->tp == c->tp && seen->cp == c->cp && seen->pp == c->pp && seen->ep == c->ep)
+            return seen->seconds <= WORTH * s->best;
+    }
+    return false;
+}
+
 static qd_status try_schedules(qd_search *s, qd_candidate c)
 {
     static const struct {
@@ -231,13 +295,20 @@ static qd_status try_layout(qd_search *s, qd_candidate c)
         if (ep > room || (experts > 0 && experts % ep != 0))
             continue;
         c.ep = (int)ep;
-        QD_TRY(try_schedules(s, c));
+        if (qd_clock_now() - s->begin > (s->looking ? LOOK_SECONDS : MOST_SECONDS)) {
+            s->report->stopped = true;
+            return QD_OK;
+        }
+        if (s->looking)
+            QD_TRY(look(s, c));
+        else if (is_promising(s, &c))
+            QD_TRY(try_schedules(s, c));
     }
     return QD_OK;
 }
 
 /* Small degrees first: they are the fastest that fit, and what is slower than they can be is then not built. */
-static qd_status search_all(qd_search *s)
+static qd_status go_through(qd_search *s)
 {
     int64_t tp, cp, pp;
     int64_t most_cp = s->seq >= 16384 ? s->seq / 4096 : 1;
@@ -247,6 +318,29 @@ static qd_status search_all(qd_search *s)
                 if (tp * cp * pp <= s->gpus)
                     QD_TRY(try_layout(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .schedule = ""}));
     return QD_OK;
+}
+
+/* The same layout may have been the first look and a try. */
+static void drop_repeats(qd_search *s)
+{
+    int kept = 0;
+    for (int i = 0; i < s->count; i++) {
+        const qd_candidate *c = &s->list[i], *k = kept > 0 ? &s->list[kept - 1] : NULL;
+        bool same = k && k->tp == c->tp && k->cp == c->cp && k->pp == c->pp && k->vpp == c->vpp && k->ep == c->ep && k->zero == c->zero &&
+                    k->micro == c->micro && k->recompute == c->recompute && strcmp(k->schedule, c->schedule) == 0;
+        if (!same)
+            s->list[kept++] = *c;
+    }
+    s->count = kept;
+}
+
+/* Twice: a look at all combinations of axes, then everything else for those that are not far behind. */
+static qd_status search_all(qd_search *s)
+{
+    s->looking = true;
+    QD_TRY(go_through(s));
+    s->looking = false;
+    return go_through(s);
 }
 
 static int by_time(const void *a, const void *b)
@@ -298,6 +392,7 @@ static qd_status fill_report(qd_search *s)
         return QD_FAIL(QD_NO_MEMORY, "no layout fits on %d accelerators; the smallest needs %s on each: take more of them", s->gpus, amount);
     }
     qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    drop_repeats(s);
     for (int i = 0; i < s->count && r->count < QD_PLAN_CHOICES; i++)
         fill_choice(s, &s->list[i], &r->choices[r->count++]);
     r->best = s->list[0].report;
@@ -324,7 +419,7 @@ qd_status qd_plan(const qd_options *options, qd_plan_report *report)
 {
     double begin = qd_clock_now();
     memset(report, 0, sizeof *report);
-    qd_search s = {.options = options, .report = report};
+    qd_search s = {.options = options, .report = report, .begin = begin};
     QD_TRY(set_up(&s));
     qd_status status = search_all(&s);
     if (status == QD_OK)

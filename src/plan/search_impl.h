@@ -11,7 +11,7 @@ typedef struct qd_candidate {
     int tp, cp, pp, vpp, ep, zero, recompute;
     int64_t micro;
     const char *schedule;
-    bool fits;
+    bool fits, looked; /* looked: it stands for its axes in the first look */
     double seconds;
     qd_sim_report report; /* of a short step, if the real one has many micro-batches; seconds are those of the real one */
 } qd_candidate;
@@ -25,6 +25,8 @@ typedef struct qd_search {
     qd_candidate *list;
     int count, capacity;
     double best; /* seconds */
+    bool looking;
+    double begin; /* clock */
     int64_t least_memory;
     qd_plan_report *report;
 } qd_search;

@@ -228,10 +228,10 @@ static qd_status find_stages(qd_step *step)
     return QD_OK;
 }
 
-static qd_status build_stage(qd_step *step, qd_step_stage *stage)
+static qd_status build_stage(qd_step *step, const qd_ledger *ledger, const qd_strategy *strategy, qd_step_stage *stage)
 {
     qd_program *program;
-    QD_TRY(qd_config_build(step->config, stage->rank, step->arena, &program));
+    QD_TRY(qd_program_create(ledger, strategy, stage->rank, step->arena, &program));
     stage->program = program;
     stage->flops = qd_program_flops(program);
     stage->recompute_flops = qd_program_recompute_flops(program);
@@ -286,9 +286,12 @@ qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, boo
     share_out(config, cluster, &step->own);
     step->cluster = &step->own;
     QD_TRY(qd_arena_create(&step->arena));
+    qd_ledger *ledger;
+    qd_strategy strategy;
     QD_TRY(find_stages(step));
+    QD_TRY(qd_config_place(config, step->arena, &ledger, &strategy));
     for (int s = 0; s < step->stage_count; s++) {
-        QD_TRY(build_stage(step, &step->stages[s]));
+        QD_TRY(build_stage(step, ledger, &strategy, &step->stages[s]));
         int met = 0;
         if (times)
             QD_TRY(fill_items(step, &step->stages[s], &met));

@@ -409,11 +409,10 @@ static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strateg
     return QD_OK;
 }
 
-qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)
+qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy)
 {
     qd_mesh mesh;
-    qd_ledger *ledger;
-    qd_strategy strategy = config->strategy;
+    *strategy = config->strategy;
     QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
     static const char *const cpu_only[QD_AXIS_COUNT] = {[QD_AXIS_TP] = "tensor", [QD_AXIS_CP] = "context", [QD_AXIS_PP] = "pipeline"};
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
@@ -423,8 +422,15 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     mesh.ep = config->ep;
     mesh.etp = config->etp;
-    QD_TRY(share_batch(config, &mesh, &strategy));
-    QD_TRY(qd_ledger_create(&config->model, &mesh, arena, &ledger));
-    QD_TRY(qd_pipeline_place(ledger, &config->pipeline, strategy.seq, strategy.micro_batches, strategy.training, arena, &strategy.schedule));
+    QD_TRY(share_batch(config, &mesh, strategy));
+    QD_TRY(qd_ledger_create(&config->model, &mesh, arena, ledger));
+    return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena, &strategy->schedule);
+}
+
+qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)
+{
+    qd_ledger *ledger;
+    qd_strategy strategy;
+    QD_TRY(qd_config_place(config, arena, &ledger, &strategy));
     return qd_program_create(ledger, &strategy, rank, arena, program);
 }
