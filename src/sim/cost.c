@@ -16,6 +16,9 @@ static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
 static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.70, ATTENTION_BACKWARD = 0.80;
 /* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax, dropout and its mask, read again. */
 static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
+/* Libraries handle the rows of experts in chains of kernels (probabilities, padding, biases, masks, copies in fp32): so many passes for
+ * each of ours; and products over experts reach so much of one large product's rate. Calibrated. */
+static const double EXPERT_PASSES = 10.0, GROUPED_SHARE = 0.95;
 /* Logits: written by the product, read and overwritten by the loss, read by the products of both gradients. */
 static const double LOGIT_PASSES = 5.0;
 
@@ -110,7 +113,14 @@ static double experts(const qd_cluster *c, const qd_module_class *class_, const 
     const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
     double count = fmax(1.0, (double)matrices->rows / (op->kind == QD_OP_EXPERTS_DX ? k : n)), each = rows / count;
-    return weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
+    double seconds = weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
+    return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
+}
+
+static bool of_experts(qd_op_kind kind)
+{
+    return kind == QD_OP_ROUTE || kind == QD_OP_ROUTE_PLAN || kind == QD_OP_ROUTE_GRAD || kind == QD_OP_PERMUTE || kind == QD_OP_COMBINE ||
+           kind == QD_OP_COMBINE_GRAD;
 }
 
 qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_class *class_, const qd_op *op)
@@ -129,8 +139,9 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
         } else {
-            cost.memory = qd_cost_stream(c, (double)op->bytes * (c->accelerator.measured ? 1.0 : c->profile->passes));
-            cost.launch *= c->profile->passes; /* the passes are kernels */
+            double passes = c->accelerator.measured ? 1.0 : c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES : 1.0);
+            cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
+            cost.launch *= passes; /* the passes are kernels */
         }
     }
     return cost;
