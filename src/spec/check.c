@@ -13,9 +13,9 @@
 static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int rank, int64_t shape[3])
 {
     const qd_param *p = &l->params[param];
-    qd_atom atom = qd_ledger_atom(l, param, rank);
     if (p->expert > 0)
         return false;
+    qd_atom atom = qd_ledger_atom(l, param, rank);
     if (p->expert == 0) {
         int coords[QD_AXIS_COUNT], first;
         qd_mesh_coords(&l->mesh, rank, coords);

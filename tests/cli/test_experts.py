@@ -1,0 +1,47 @@
+"""Models with experts on eight local ranks: a DeepSeek-V3-shaped one as its paper trains it, in small, and a Mixtral-shaped one.
+ctest: timeout 240
+ctest: processors 2
+"""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+
+class Experts(program.ProgramTest):
+    def losses(self, folder):
+        return [float(loss) for _, loss, *_ in self.numbers(folder)]
+
+    def train(self, folder, preset, *more):
+        shape = ["model.hidden=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=16", "model.ffn=96", "model.expert_ffn=32"]
+        self.ok(self.run_program("train", f"data.path={self.corpus}", f"model.preset={preset}", *shape, "data.seq=32",
+                                 "train.global_batch=16", "train.micro_batch=1", "train.steps=16", "train.lr=3e-3", "train.warmup=4",
+                                 "train.schedule=constant", "parallel.ranks=8", "run.threads=1", f"run.dir={folder}", *more))
+        return self.losses(folder)
+
+    def test_deepseek(self):
+        """AdamW, biases instead of a large loss, groups of experts; pipeline, experts over the ranks of a stage, ZeRO-1."""
+        losses = self.train("deepseek", "deepseek-tiny", "parallel.pp=2", "parallel.ep=4", "parallel.zero=1",
+                            "parallel.schedule=dualpipe_v", "run.save_every=16")
+        self.assertLess(losses[-1], 0.7 * losses[0])
+        # It goes on with the same losses on other ranks.
+        ends = []
+        for layout in (("parallel.ranks=1",), ("parallel.ranks=4", "parallel.ep=2", "parallel.tp=2", "parallel.zero=3")):
+            plain = ["parallel.pp=1", "parallel.ep=1", "parallel.zero=0", "parallel.dp=-1", "parallel.schedule=1f1b"]
+            changed = [word.split("=")[0] for word in layout]
+            self.ok(self.run_program("train", "--resume", "--dir", "deepseek", "train.steps=18", "run.save_every=0",
+                                     *(word for word in plain if word.split("=")[0] not in changed), *layout))
+            ends.append(self.losses("deepseek")[16:])
+        self.assertEqual([len(end) for end in ends], [2, 2])
+        for one, other in zip(*ends):
+            self.assertAlmostEqual(one, other, delta=1e-4 * one)
+
+    def test_mixtral(self):
+        losses = self.train("mixtral", "mixtral-tiny", "parallel.tp=2", "parallel.ep=4")
+        self.assertLess(losses[-1], 0.7 * losses[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
