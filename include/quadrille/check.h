@@ -34,7 +34,7 @@ typedef struct qd_check_stage {
 #define QD_CHECK_LINES 32
 #define QD_CHECK_TRAFFIC 32
 typedef struct qd_check_report {
-    char model[64], layout[96]; /* "dp 4", "pp 2 × dp 2" */
+    char model[64], layout[128]; /* "dp 4", "pp 2 × dp 2" */
     int world;
     int64_t parameters, tokens_per_step;
     int64_t micro_batch, micro_batches, seq, global_batch;

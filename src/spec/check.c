@@ -339,6 +339,8 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     snprintf(r->model, sizeof r->model, "%s", config->model.name);
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
     size_t used = strlen(r->layout);
+    if (qd_expert_ranks(&p->ledger->mesh) > 1)
+        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d", p->ledger->mesh.ep, p->ledger->mesh.etp);
     if (p->strategy.zero > 0)
         snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
