@@ -98,6 +98,106 @@ static double bytes(const void *p)
     return (double)(c->rows * c->vocab) * (double)qd_dtype_size(c->dtype) * (c->grad ? 2 : 1);
 }
 
+/* ---- logits that ranks share out by tokens ---- */
+
+typedef struct part_case {
+    qd_cross_entropy_stage stage;
+    int64_t rows, vocab, ld, first, all;
+    bool grad;
+    qd_dtype dtype;
+} part_case;
+
+static const part_case parts[] = {
+    {QD_CROSS_ENTROPY_MAX, 3, 7, 7, 0, 14, true, QD_F32},
+    {QD_CROSS_ENTROPY_MAX, 37, 1009, 1024, 1009, 2018, true, QD_BF16},
+    {QD_CROSS_ENTROPY_SUM, 40, 7, 16, 7, 14, true, QD_F32},
+    {QD_CROSS_ENTROPY_SUM, 9, 12565, 12565, 25129, 50257, true, QD_F32},
+    {QD_CROSS_ENTROPY_SUM, 37, 1000, 1024, 0, 1009, true, QD_BF16},
+    {QD_CROSS_ENTROPY_GRAD, 40, 7, 16, 0, 14, true, QD_F32},
+    {QD_CROSS_ENTROPY_GRAD, 40, 253, 253, 253, 1009, false, QD_F32},
+    {QD_CROSS_ENTROPY_GRAD, 9, 12565, 12600, 25129, 50257, true, QD_F32},
+    {QD_CROSS_ENTROPY_GRAD, 37, 1000, 1024, 500, 2000, true, QD_BF16},
+};
+
+enum { PART_LOGITS, PART_TARGETS, PART_TOP, PART_SUMS, PART_LOSSES, PART_TENSORS };
+
+static void describe_part(const void *p, char *text, size_t size)
+{
+    const part_case *c = p;
+    snprintf(text, size, "stage %d, %lld rows, tokens %lld to %lld of %lld, stride %lld, %s%s", (int)c->stage, (long long)c->rows,
+             (long long)c->first, (long long)(c->first + c->vocab - 1), (long long)c->all, (long long)c->ld, qd_dtype_name(c->dtype),
+             c->grad ? ", gradient" : "");
+}
+
+static int part_tensors(const void *p, ops_tensor *t)
+{
+    const part_case *c = p;
+    bool max = c->stage == QD_CROSS_ENTROPY_MAX, sum = c->stage == QD_CROSS_ENTROPY_SUM, last = c->stage == QD_CROSS_ENTROPY_GRAD;
+    t[PART_LOGITS] = (ops_tensor){.name = "logits", .role = last && c->grad ? OPS_INOUT : OPS_IN, .dtype = c->dtype, .rows = c->rows,
+                                  .cols = c->ld, .scale = 3};
+    t[PART_TARGETS] = (ops_tensor){.name = "targets", .role = max ? OPS_ABSENT : OPS_IN, .dtype = QD_I32, .cols = c->rows,
+                                   .scale = (double)c->all};
+    t[PART_TOP] = (ops_tensor){.name = "top", .role = max ? OPS_OUT : OPS_IN, .dtype = QD_F32, .cols = c->rows};
+    t[PART_SUMS] = (ops_tensor){.name = "sums", .role = max ? OPS_ABSENT : sum ? OPS_OUT : OPS_IN, .dtype = QD_F32, .cols = 2 * c->rows};
+    t[PART_LOSSES] = (ops_tensor){.name = "losses", .role = last ? OPS_OUT : OPS_ABSENT, .dtype = QD_F32, .cols = c->rows};
+    return PART_TENSORS;
+}
+
+/* What the stages before would have left: another rank may have the largest logit, and the rest of the sum. */
+static void derive_part(const void *p, double *const *v)
+{
+    const part_case *c = p;
+    for (int64_t r = 0; r < c->rows && c->stage != QD_CROSS_ENTROPY_MAX; r++) {
+        double *x = v[PART_LOGITS] + r * c->ld, top = -INFINITY, sum = 0;
+        if (r % 5 == 2)
+            v[PART_TARGETS][r] = -1;
+        for (int64_t i = 0; i < c->vocab; i++)
+            top = fmax(top, x[i]);
+        v[PART_TOP][r] = (double)(float)(top + (r % 3 ? 0.5 : 0));
+        for (int64_t i = 0; i < c->vocab; i++)
+            sum += exp(x[i] - v[PART_TOP][r]);
+        int64_t target = (int64_t)v[PART_TARGETS][r] - c->first;
+        if (c->stage == QD_CROSS_ENTROPY_GRAD) {
+            v[PART_SUMS][2 * r] = (double)(float)(sum + 1.5);
+            v[PART_SUMS][2 * r + 1] = target >= 0 && target < c->vocab ? (double)(float)(x[target] - v[PART_TOP][r]) : -0.75;
+        }
+    }
+}
+
+static void part_reference(const void *p, double *const *v)
+{
+    const part_case *c = p;
+    for (int64_t r = 0; r < c->rows; r++) {
+        double *x = v[PART_LOGITS] + r * c->ld, most = -INFINITY, sum = 0;
+        for (int64_t i = 0; i < c->vocab; i++)
+            most = fmax(most, x[i]);
+        if (c->stage == QD_CROSS_ENTROPY_MAX) {
+            v[PART_TOP][r] = most;
+            continue;
+        }
+        int64_t target = (int64_t)v[PART_TARGETS][r], here = target - c->first;
+        for (int64_t i = 0; i < c->vocab; i++)
+            sum += exp(x[i] - v[PART_TOP][r]);
+        if (c->stage == QD_CROSS_ENTROPY_SUM) {
+            v[PART_SUMS][2 * r] = sum;
+            v[PART_SUMS][2 * r + 1] = target >= 0 && here >= 0 && here < c->vocab ? x[here] - v[PART_TOP][r] : 0;
+            continue;
+        }
+        v[PART_LOSSES][r] = target < 0 ? 0 : log(v[PART_SUMS][2 * r]) - v[PART_SUMS][2 * r + 1];
+        for (int64_t i = 0; i < c->ld && c->grad; i++)
+            x[i] = target < 0 || i >= c->vocab ? 0 : (exp(x[i] - v[PART_TOP][r]) / v[PART_SUMS][2 * r] - (i == here)) * SCALE;
+    }
+}
+
+static qd_status part_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const part_case *c = p;
+    return k->cross_entropy_part(stream, &(qd_cross_entropy_part_args){
+        .stage = c->stage, .logits = t[PART_LOGITS], .targets = t[PART_TARGETS], .top = t[PART_TOP], .sums = t[PART_SUMS],
+        .losses = t[PART_LOSSES], .rows = c->rows, .vocab = c->vocab, .ld = c->ld, .first = c->first, .all = c->all,
+        .scale = (float)SCALE, .grad = c->grad, .dtype = c->dtype});
+}
+
 /* The gradient in place of the logits is the numerical derivative of scale * sum of losses. */
 static void gradient_is_the_derivative(void **state)
 {
@@ -197,6 +297,8 @@ int main(int argc, char **argv)
         {.kernel = "cross_entropy", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = tensors,
          .derive = derive, .reference = reference, .run = run, .bytes = bytes},
+        {.kernel = "cross_entropy_part", .cases = parts, .case_size = sizeof *parts, .case_count = COUNT(parts),
+         .describe = describe_part, .tensors = part_tensors, .derive = derive_part, .reference = part_reference, .run = part_run},
     };
     const struct CMUnitTest more[] = {
         cmocka_unit_test(gradient_is_the_derivative), cmocka_unit_test(not_finite_stays_visible),

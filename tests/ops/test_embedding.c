@@ -12,31 +12,38 @@ typedef struct embed_case {
     bool place, positions; /* with a position table; with explicit positions */
     bool one_token;        /* all rows hold the same token */
     qd_dtype dtype, param_dtype; /* of y and dy; of tables and their gradients */
+    int64_t first, held;         /* rows of the vocabulary that the table has; held 0: all */
 } embed_case;
 
 static const embed_case cases[] = {
-    {1, 1, 1, 1, false, false, false, QD_F32, QD_F32},
-    {9, 7, 4, 5, true, false, false, QD_F32, QD_F32},
-    {65, 7, 16, 3000, true, true, false, QD_F32, QD_F32},
-    {130, 1000, 64, 50, true, false, false, QD_F32, QD_F32},
-    {5000, 33, 512, 5001, true, false, false, QD_F32, QD_F32}, /* more rows than one batch of the backward pass */
-    {300, 4097, 100, 17, false, false, true, QD_F32, QD_F32},
-    {130, 1000, 64, 50, true, true, false, QD_BF16, QD_BF16},
-    {65, 7, 16, 3000, true, false, false, QD_BF16, QD_F32},
-    {65, 1025, 16, 11, true, false, false, QD_F32, QD_BF16},
+    {1, 1, 1, 1, false, false, false, QD_F32, QD_F32, 0, 0},
+    {9, 7, 4, 5, true, false, false, QD_F32, QD_F32, 0, 0},
+    {65, 7, 16, 3000, true, true, false, QD_F32, QD_F32, 0, 0},
+    {130, 1000, 64, 50, true, false, false, QD_F32, QD_F32, 0, 0},
+    {5000, 33, 512, 5001, true, false, false, QD_F32, QD_F32, 0, 0}, /* more rows than one batch of the backward pass */
+    {300, 4097, 100, 17, false, false, true, QD_F32, QD_F32, 0, 0},
+    {130, 1000, 64, 50, true, true, false, QD_BF16, QD_BF16, 0, 0},
+    {65, 7, 16, 3000, true, false, false, QD_BF16, QD_F32, 0, 0},
+    {65, 1025, 16, 11, true, false, false, QD_F32, QD_BF16, 0, 0},
+    {65, 7, 16, 3000, true, true, false, QD_F32, QD_F32, 1000, 1500},
+    {130, 1000, 64, 50, false, false, false, QD_BF16, QD_BF16, 25, 25},
+    {5000, 33, 512, 101, true, false, false, QD_F32, QD_F32, 0, 51},
+    {40, 8, 16, 30, false, false, true, QD_F32, QD_F32, 20, 10}, /* no row is here */
 };
 static const embed_case speed[] = {
-    {4096, 768, 1024, 50257, true, false, false, QD_F32, QD_F32},
-    {4096, 768, 1024, 50257, true, false, false, QD_BF16, QD_BF16},
+    {4096, 768, 1024, 50257, true, false, false, QD_F32, QD_F32, 0, 0},
+    {4096, 768, 1024, 50257, true, false, false, QD_BF16, QD_BF16, 0, 0},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const embed_case *c = p;
-    snprintf(text, size, "%lldx%lld, vocabulary %lld, %s, tables %s%s%s%s", (long long)c->rows, (long long)c->cols,
-             (long long)c->vocab, qd_dtype_name(c->dtype), qd_dtype_name(c->param_dtype),
-             c->place ? ", position table" : "", c->positions ? ", positions" : "",
-             c->one_token ? ", one token" : "");
+    int used = snprintf(text, size, "%lldx%lld, vocabulary %lld, %s, tables %s%s%s%s", (long long)c->rows, (long long)c->cols,
+                        (long long)c->vocab, qd_dtype_name(c->dtype), qd_dtype_name(c->param_dtype),
+                        c->place ? ", position table" : "", c->positions ? ", positions" : "",
+                        c->one_token ? ", one token" : "");
+    if (c->held > 0)
+        snprintf(text + used, size - (size_t)used, ", rows %lld to %lld here", (long long)c->first, (long long)(c->first + c->held - 1));
 }
 
 /* TABLE and PLACES hold the tables forward and their gradients backward; Y holds y or dy. */
@@ -50,7 +57,7 @@ static int tensors(const embed_case *c, ops_tensor *t, bool backward)
                              .scale = c->one_token ? 1 : (double)c->vocab};
     t[POSITIONS] = (ops_tensor){.name = "positions", .role = c->positions ? OPS_IN : OPS_ABSENT, .dtype = QD_I32,
                                 .cols = c->rows, .scale = (double)c->seq};
-    t[TABLE] = (ops_tensor){.name = "token table", .role = table, .dtype = c->param_dtype, .rows = c->vocab,
+    t[TABLE] = (ops_tensor){.name = "token table", .role = table, .dtype = c->param_dtype, .rows = c->held > 0 ? c->held : c->vocab,
                             .cols = c->cols};
     t[PLACES] = (ops_tensor){.name = "position table", .role = c->place ? table : OPS_ABSENT, .dtype = c->param_dtype,
                              .rows = c->seq, .cols = c->cols};
@@ -74,12 +81,19 @@ static int64_t position_of(const embed_case *c, double *const *v, int64_t row)
     return c->positions ? (int64_t)v[POSITIONS][row] : row % c->seq;
 }
 
+/* The row of the table that a row's token has, -1: it is not here. */
+static int64_t table_row(const embed_case *c, double *const *v, int64_t row)
+{
+    int64_t index = (int64_t)v[TOKENS][row] - c->first;
+    return c->held > 0 && (index < 0 || index >= c->held) ? -1 : index;
+}
+
 static void forward_reference(const void *p, double *const *v)
 {
     const embed_case *c = p;
     for (int64_t r = 0; r < c->rows; r++)
         for (int64_t i = 0; i < c->cols; i++)
-            v[Y][r * c->cols + i] = v[TABLE][(int64_t)v[TOKENS][r] * c->cols + i] +
+            v[Y][r * c->cols + i] = (table_row(c, v, r) >= 0 ? v[TABLE][table_row(c, v, r) * c->cols + i] : 0) +
                                     (c->place ? v[PLACES][position_of(c, v, r) * c->cols + i] : 0);
 }
 
@@ -88,7 +102,8 @@ static void backward_reference(const void *p, double *const *v)
     const embed_case *c = p;
     for (int64_t r = 0; r < c->rows; r++)
         for (int64_t i = 0; i < c->cols; i++) {
-            v[TABLE][(int64_t)v[TOKENS][r] * c->cols + i] += v[Y][r * c->cols + i];
+            if (table_row(c, v, r) >= 0)
+                v[TABLE][table_row(c, v, r) * c->cols + i] += v[Y][r * c->cols + i];
             if (c->place)
                 v[PLACES][position_of(c, v, r) * c->cols + i] += v[Y][r * c->cols + i];
         }
@@ -101,7 +116,8 @@ static qd_status forward_run(const qd_kernels *k, qd_stream *stream, const void 
                                                                      .token_table = t[TABLE],
                                                                      .position_table = t[PLACES], .y = t[Y],
                                                                      .rows = c->rows, .cols = c->cols, .seq = c->seq,
-                                                                     .vocab = c->vocab, .dtype = c->dtype,
+                                                                     .vocab = c->vocab, .first = c->first, .held = c->held,
+                                                                     .dtype = c->dtype,
                                                                      .param_dtype = c->param_dtype});
 }
 
@@ -112,7 +128,8 @@ static qd_status backward_run(const qd_kernels *k, qd_stream *stream, const void
                                                                        .dy = t[Y], .token_grad = t[TABLE],
                                                                        .position_grad = t[PLACES], .rows = c->rows,
                                                                        .cols = c->cols, .seq = c->seq,
-                                                                       .vocab = c->vocab, .dtype = c->dtype,
+                                                                       .vocab = c->vocab, .first = c->first, .held = c->held,
+                                                                       .dtype = c->dtype,
                                                                        .grad_dtype = c->param_dtype});
 }
 

@@ -23,7 +23,14 @@ static __global__ void __launch_bounds__(THREADS) embedding_forward_kernel(qd_em
         return;
     }
     float v[N], w[N];
-    load<N>((const P *)a.token_table + token * a.cols + col, v);
+    const int64_t index = token - a.first;
+    if (a.held == 0 || (index >= 0 && index < a.held)) {
+        load<N>((const P *)a.token_table + index * a.cols + col, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = 0.0f;
+    }
     if (a.position_table) {
         int64_t position = a.positions ? a.positions[row] : row % a.seq;
         if (position < 0) {
@@ -95,9 +102,9 @@ static __global__ void __launch_bounds__(THREADS) position_grad_kernel(qd_embedd
 enum { CHUNK = 32, BATCH = 8 }; /* sorted rows that a block sums; rows whose loads are in flight together */
 enum { NO_INDEX = 0x7fffffff }; /* sorts after every table row */
 
-/* keys[row] = table row, values[row] = row. */
-static __global__ void __launch_bounds__(THREADS)
-    keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, uint32_t *keys, uint32_t *values, int kind, qd_cuda_fault *fault)
+/* keys[row] = table row, values[row] = row. With held > 0 the table has rows [first, first + held) of `bound`; others sort behind. */
+static __global__ void __launch_bounds__(THREADS) keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, int64_t first, int64_t held,
+                                                              uint32_t *keys, uint32_t *values, int kind, qd_cuda_fault *fault)
 {
     int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows)
@@ -106,7 +113,10 @@ static __global__ void __launch_bounds__(THREADS)
     bool bad = index < 0 || (bound >= 0 && index >= bound);
     if (bad)
         report_fault(fault, kind, row, index, bound);
-    keys[row] = bad ? (uint32_t)(bound >= 0 ? bound : NO_INDEX) : (uint32_t)index;
+    if (held > 0)
+        keys[row] = !bad && index >= first && index < first + held ? (uint32_t)(index - first) : (uint32_t)held;
+    else
+        keys[row] = bad ? (uint32_t)(bound >= 0 ? bound : NO_INDEX) : (uint32_t)index;
     values[row] = (uint32_t)row;
 }
 
@@ -214,10 +224,10 @@ static int64_t padded(int64_t bytes)
     return divide_up(bytes, 256) * 256;
 }
 
-/* grad[indices[row]] += dy[row]. bound: of the indices, or -1 where it is not known. */
+/* grad[indices[row] - first] += dy[row], where that is below held (0: always). bound: of the indices, or -1 where it is not known. */
 template <typename T, typename G>
 static qd_status scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, void *grad, int64_t bound,
-                             int kind)
+                             int64_t first, int64_t held, int kind)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     if (a->rows > 0x7fffffff || bound >= NO_INDEX)
@@ -236,12 +246,12 @@ static qd_status scatter_add(qd_stream *stream, const qd_embedding_backward_args
     char *at = (char *)space;
     uint32_t *keys = (uint32_t *)at, *rows = (uint32_t *)(at + list), *sorted_keys = (uint32_t *)(at + 2 * list);
     uint32_t *sorted = (uint32_t *)(at + 3 * list);
-    keys_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, l.stream>>>(indices, a->rows, bound, keys, rows, kind, l.fault);
+    keys_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, l.stream>>>(indices, a->rows, bound, first, held, keys, rows, kind, l.fault);
     QD_CUDA_LAUNCHED();
     QD_CUDA_TRY(cub::DeviceRadixSort::SortPairs(at + 4 * list + parts, sort_bytes, keys, sorted_keys, rows, sorted, (int)a->rows, 0,
                                                 bits, l.stream));
     sorted_rows s = {a->dy, grad, sorted_keys, sorted, (float *)(at + 4 * list), a->rows, a->cols,
-                     (uint32_t)(bound >= 0 ? bound : NO_INDEX)};
+                     (uint32_t)(held > 0 ? held : bound >= 0 ? bound : NO_INDEX)};
     bool vector = can_vector(a->cols, a->dy, grad);
     int64_t columns = vector ? a->cols / VECTOR : a->cols, threads = divide_up(columns < THREADS ? columns : THREADS, 32) * 32;
     dim3 grid((unsigned)chunks, (unsigned)divide_up(columns, threads));
@@ -260,9 +270,9 @@ template <typename T, typename G> static qd_status backward(qd_stream *stream, c
 {
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
     if (a->token_grad)
-        QD_TRY((scatter_add<T, G>(stream, a, a->tokens, a->token_grad, a->vocab, QD_CUDA_BAD_TOKEN)));
+        QD_TRY((scatter_add<T, G>(stream, a, a->tokens, a->token_grad, a->vocab, a->first, a->held, QD_CUDA_BAD_TOKEN)));
     if (a->position_grad && a->positions)
-        QD_TRY((scatter_add<T, G>(stream, a, a->positions, a->position_grad, -1, QD_CUDA_BAD_POSITION)));
+        QD_TRY((scatter_add<T, G>(stream, a, a->positions, a->position_grad, -1, 0, 0, QD_CUDA_BAD_POSITION)));
     if (a->position_grad && !a->positions) {
         int64_t positions = a->rows < a->seq ? a->rows : a->seq, items = positions * a->cols;
         if (can_vector(a->cols, a->dy, a->position_grad))

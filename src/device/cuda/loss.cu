@@ -231,9 +231,81 @@ extern "C" qd_status qd_cuda_loss_sum(qd_stream *stream, const qd_loss_sum_args 
     return QD_OK;
 }
 
+/* ---- logits that ranks share out by tokens: one block per row, a stage per launch ---- */
+
+static __device__ __forceinline__ float block_max(float x, float *room)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : -INFINITY;
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cross_entropy_part_args a, qd_cuda_fault *fault)
+{
+    __shared__ float most[32];
+    __shared__ double room[32];
+    T *row = (T *)a.logits + (int64_t)blockIdx.x * a.ld;
+    if (a.stage == QD_CROSS_ENTROPY_MAX) {
+        float x = -INFINITY;
+        for (int64_t i = threadIdx.x; i < a.vocab; i += blockDim.x)
+            x = fmaxf(x, to_float(row[i]));
+        x = block_max(x, most);
+        if (threadIdx.x == 0)
+            a.top[blockIdx.x] = x;
+        return;
+    }
+    const int target = a.targets[blockIdx.x];
+    const int64_t here = target - a.first;
+    const bool held = target >= 0 && here >= 0 && here < a.vocab;
+    const float top = shift_of(a.top[blockIdx.x]);
+    if (target >= a.all && threadIdx.x == 0)
+        report_fault(fault, QD_CUDA_BAD_TARGET, blockIdx.x, target, a.all);
+    if (a.stage == QD_CROSS_ENTROPY_SUM) {
+        double sum = 0;
+        for (int64_t i = threadIdx.x; i < a.vocab; i += blockDim.x)
+            sum += (double)exp_of<float>(to_float(row[i]), top, 0.0f);
+        sum = block_sum(sum, room);
+        if (threadIdx.x == 0) {
+            a.sums[2 * (int64_t)blockIdx.x] = (float)sum;
+            a.sums[2 * (int64_t)blockIdx.x + 1] = held ? to_float(row[here]) - top : 0.0f;
+        }
+        return;
+    }
+    const double sum = (double)a.sums[2 * (int64_t)blockIdx.x], shifted = (double)a.sums[2 * (int64_t)blockIdx.x + 1];
+    if (threadIdx.x == 0)
+        a.losses[blockIdx.x] = target < 0 ? 0.0f : (float)(log(sum) - shifted);
+    const float factor = (float)((double)a.scale / sum);
+    for (int64_t i = threadIdx.x; a.grad && i < a.ld; i += blockDim.x) {
+        float v[1] = {0.0f};
+        if (target >= 0 && i < a.vocab)
+            v[0] = held && i == here ? (float)((exp(shifted) / sum - 1.0) * (double)a.scale) : exp_of<float>(to_float(row[i]), top, 0.0f) * factor;
+        store<1>(row + i, v);
+    }
+}
+
 extern "C" qd_status qd_cuda_cross_entropy_part(qd_stream *stream, const qd_cross_entropy_part_args *a)
 {
-    (void)stream;
-    (void)a;
-    return QD_FAIL(QD_UNSUPPORTED, "the loss of logits that ranks share out by tokens runs on the CPU only so far");
+    QD_TRY(qd_cuda_check_float("cross_entropy_part", "logits", a->dtype));
+    if (a->ld < a->vocab)
+        return QD_FAIL(QD_USAGE, "cross_entropy_part: row stride %lld is less than the %lld tokens of a row", (long long)a->ld,
+                       (long long)a->vocab);
+    if (a->rows <= 0 || a->vocab <= 0)
+        return QD_OK;
+    return with_type(a->dtype, [&](auto type) -> qd_status {
+        using T = decltype(type);
+        qd_cuda_launch l = qd_cuda_launch_of(stream);
+        /* always 1024 threads: block_sum counts on whole blocks, and the order of the sum stays that of the shape */
+        cross_entropy_part_kernel<T><<<(unsigned)a->rows, 1024, 0, l.stream>>>(*a, l.fault);
+        QD_CUDA_LAUNCHED();
+        return QD_OK;
+    });
 }
