@@ -2,6 +2,7 @@
 #include "curve.h"
 #include "plan.h"
 
+#include <quadrille/config.h>
 #include <quadrille/train.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,15 +158,49 @@ static bool given(const qd_options *options, const char *key)
     return strcmp(qd_options_origin(options, key), "command line") == 0;
 }
 
-/* Another number of ranks is another layout: what the saved one had filled in does not hold for it. */
-static qd_status forget_layout(qd_options *options)
+/* A key that the command line does not give goes back to what it is without the saved configuration. */
+static qd_status forget(qd_options *options, const char *key, const char *value)
 {
-    static const char *const keys[][2] = {{"parallel.dp", "-1"}, {"parallel.tp", "1"}, {"parallel.pp", "1"}, {"parallel.cp", "1"},
-                                          {"train.micro_batch", "0"}};
-    for (size_t i = 0; given(options, "parallel.ranks") && i < sizeof keys / sizeof *keys; i++)
-        if (!given(options, keys[i][0]))
-            QD_TRY(qd_options_set(options, keys[i][0], keys[i][1]));
-    return QD_OK;
+    return given(options, key) ? QD_OK : qd_options_set(options, key, value);
+}
+
+static bool divides(int64_t part, int64_t whole)
+{
+    return part > 0 && whole > 0 && whole % part == 0;
+}
+
+/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved one had do not hold for it, and of
+ * the rest what no longer fits. */
+static qd_status forget_layout(qd_options *options, const qd_options *saved)
+{
+    static const char *const degrees[] = {"parallel.dp", "parallel.tp", "parallel.pp", "parallel.cp"};
+    enum { DEGREES = sizeof degrees / sizeof *degrees };
+    bool other = qd_options_int(options, "parallel.ranks") != qd_options_int(saved, "parallel.ranks");
+    for (int i = 0; i < DEGREES; i++)
+        other = other || given(options, degrees[i]);
+    if (!given(options, "parallel.ranks") || !other)
+        return QD_OK;
+    for (int i = 0; i < DEGREES; i++)
+        QD_TRY(forget(options, degrees[i], i == 0 ? "-1" : "1"));
+    int64_t model = 1, batch = qd_options_int(options, "train.global_batch"), dp = qd_options_int(options, "parallel.dp");
+    for (int i = 1; i < DEGREES; i++)
+        model *= qd_options_int(options, degrees[i]);
+    if (dp < 0 && model != 0) /* below 0 where another degree is the rest of the world: nothing is known to fit that */
+        dp = qd_options_int(options, "parallel.ranks") / model;
+    int64_t pp = qd_options_int(options, "parallel.pp");
+    if (!divides(dp, batch) || !divides(qd_options_int(saved, "train.micro_batch"), batch / dp))
+        QD_TRY(forget(options, "train.micro_batch", "0"));
+    if (!divides(qd_options_int(saved, "parallel.dp_shard"), dp))
+        QD_TRY(forget(options, "parallel.dp_shard", "-1"));
+    if (!divides(qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp"), pp > 0 ? dp * model / pp : 0)) {
+        QD_TRY(forget(options, "parallel.ep", "1"));
+        QD_TRY(forget(options, "parallel.etp", "1"));
+    }
+    if (pp == qd_options_int(saved, "parallel.pp"))
+        return QD_OK;
+    QD_TRY(forget(options, "parallel.virtual_stages", "0"));
+    QD_TRY(forget(options, "parallel.layers", ""));
+    return forget(options, "parallel.schedule_file", "");
 }
 
 /* A run that goes on is the run it was: its saved configuration stands below the command line. With a CONFIG of their own,
@@ -182,7 +217,14 @@ static qd_status load_saved(cli_call *call)
         return QD_OK; /* qd_train() says what is missing */
     fclose(file);
     QD_TRY(qd_options_load(call->options, path));
-    return forget_layout(call->options);
+    qd_option_table table = qd_config_table();
+    qd_options *saved = NULL;
+    QD_TRY(qd_options_create(&table, 1, &saved));
+    qd_status status = qd_options_load(saved, path);
+    if (status == QD_OK)
+        status = forget_layout(call->options, saved);
+    qd_options_destroy(saved);
+    return status;
 }
 
 static qd_status run(cli_call *call)

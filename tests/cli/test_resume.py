@@ -67,6 +67,22 @@ class Resume(program.ProgramTest):
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(text, result.stderr)
 
+    def test_layout_is_kept_as_far_as_it_fits(self):
+        """The same number of ranks is the same layout; with another one, what still fits is kept and the rest goes."""
+        part = self.path("part")
+        self.train("parallel.ranks=2", "parallel.pp=2", "parallel.layers=2,0", "parallel.schedule=gpipe", "train.micro_batch=2",
+                   "train.steps=1", f"run.dir={part}", "run.save_every=1")
+        def layout(*words):
+            self.ok(self.run_program("train", f"run.dir={part}", "--resume", *words))
+            with open(os.path.join(part, "config.yaml"), encoding="utf-8") as file:
+                pairs = [line.strip().split(": ") for line in file]
+            found = {pair[0]: pair[1].strip('"') for pair in pairs if len(pair) == 2}
+            return [found[key] for key in ("ranks", "pp", "dp", "layers", "micro_batch")]
+        self.assertEqual(layout("train.steps=2", "--ranks", "2"), ["2", "2", "1", "2,0", "2"])
+        self.assertEqual(layout("train.steps=3", "--ranks", "2", "--dp", "2"), ["2", "1", "2", "", "2"])
+        self.assertEqual(layout("train.steps=4", "--ranks", "1"), ["1", "1", "1", "", "2"])
+        self.assertEqual(layout("train.steps=5", "--ranks", "8"), ["8", "1", "8", "", "1"])
+
     def test_longer_context(self):
         """Another length, rotary base and batch from a checkpoint on, as in the long-context phase of a model."""
         part = self.path("part")
