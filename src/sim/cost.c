@@ -29,7 +29,7 @@ void qd_cost_add(qd_cost *sum, const qd_cost *more)
     sum->memory += more->memory;
     sum->optimizer += more->optimizer;
     sum->launch += more->launch;
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+    for (int axis = 0; axis < QD_COST_AXES; axis++) {
         sum->exchange[axis] += more->exchange[axis];
         sum->hidden[axis] += more->hidden[axis];
     }
@@ -175,7 +175,8 @@ static void exchange(walk *w, const qd_op *op, double *end)
     double seconds = qd_network_seconds(w->cluster, kind, bytes, &w->spans[x->index]);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
     bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
-    w->axis = x->group.axes ? __builtin_ctz(x->group.axes) : QD_AXIS_TP;
+    bool experts = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN;
+    w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;
     w->link = fmax(w->link, w->now) + seconds;
     *end = w->link;
     w->sum.hidden[w->axis] += seconds;
@@ -205,7 +206,7 @@ static qd_cost module_action(const qd_cluster *c, const qd_program *p, const qd_
         w.now += qd_cost_total(&cost);
     }
     wait_until(&w, w.link);
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+    for (int axis = 0; axis < QD_COST_AXES; axis++)
         w.sum.hidden[axis] = fmax(0.0, w.sum.hidden[axis] - w.sum.exchange[axis]);
     free(ends);
     return w.sum;

@@ -5,17 +5,20 @@
 #include "sim/network.h"
 #include "spec/program.h"
 
+/* Axes of collectives inside a module, and the ranks that share out experts. */
+enum { QD_COST_EXPERTS = QD_AXIS_COUNT, QD_COST_AXES };
+
 /* Seconds by what they are spent on. */
 typedef struct qd_cost {
     double product, attention, memory, optimizer, launch;
-    double exchange[QD_AXIS_COUNT]; /* waiting for collectives inside a module, by the first of their axes */
-    double hidden[QD_AXIS_COUNT];   /* of those collectives, what runs beside the above: no part of the total */
+    double exchange[QD_COST_AXES]; /* waiting for collectives inside a module, by the first of their axes */
+    double hidden[QD_COST_AXES];   /* of those collectives, what runs beside the above: no part of the total */
 } qd_cost;
 
 static inline double qd_cost_total(const qd_cost *c)
 {
     double waits = 0.0;
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+    for (int axis = 0; axis < QD_COST_AXES; axis++)
         waits += c->exchange[axis];
     return c->product + c->attention + c->memory + c->optimizer + c->launch + waits;
 }

@@ -276,12 +276,13 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     }
     subtract_exposed(r);
     for (int s = 0; s < step->stage_count; s++)
-        for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        for (int axis = 0; axis < QD_COST_AXES; axis++) {
+            const char *name = axis == QD_COST_EXPERTS ? "ep" : axes_name(1u << axis);
             const qd_cost *inside = &step->stages[s].cost;
             if (inside->exchange[axis] > 0.0)
-                add_line(r->exposed, &r->exposed_count, EXPOSED_LINES, axes_name(1u << axis), inside->exchange[axis] * a.share);
+                add_line(r->exposed, &r->exposed_count, EXPOSED_LINES, name, inside->exchange[axis] * a.share);
             if (inside->hidden[axis] > 0.0)
-                add_line(r->hidden, &r->hidden_count, EXPOSED_LINES, axes_name(1u << axis), inside->hidden[axis] * a.share);
+                add_line(r->hidden, &r->hidden_count, EXPOSED_LINES, name, inside->hidden[axis] * a.share);
         }
     const qd_cost *cost = &step->stages[busiest].cost;
     /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */

@@ -71,7 +71,7 @@ bool qd_step_takes_time(const qd_action *a)
 static double exchanged(const qd_cost *cost)
 {
     double sum = 0.0;
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+    for (int axis = 0; axis < QD_COST_AXES; axis++)
         sum += cost->exchange[axis];
     return sum;
 }

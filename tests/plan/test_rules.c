@@ -140,12 +140,66 @@ static void torus_and_switch(void **state)
     assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
 }
 
+/* Pipelines across slow links: a stage sends an activation per micro-batch where tp sends several per layer. */
+static void pipelines_across_slow_links(void **state)
+{
+    (void)state;
+    const char *words = L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=64 train.micro_batch=1 parallel.tp=%d parallel.pp=%d network.bandwidth_gbs=12";
+    faster(simulated("h100", words, 8, 2), simulated("h100", words, 16, 1), 1.2);
+}
+
+/* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the halves of zero-bubble schedules shrink it. */
+static void pipelines_need_micro_batches(void **state)
+{
+    (void)state;
+    const char *words = "model.layers=32 model.hidden=4096 model.heads=32 model.vocab=1024 data.seq=4096 train.precision=bf16 parallel.ranks=4 parallel.pp=4 "
+                        "train.micro_batch=1 train.global_batch=%d parallel.schedule=%s parallel.layers=%s";
+    qd_sim_report few = simulated("h100", words, 4, "1f1b", "8,8,8,8"), many = simulated("h100", words, 32, "1f1b", "8,8,8,8");
+    double bubble_few = few.bubble_seconds / few.step_seconds, bubble_many = many.bubble_seconds / many.step_seconds;
+    assert_true(bubble_few > 0.38 && bubble_few < 0.48);   /* 3/7 */
+    assert_true(bubble_many > 0.06 && bubble_many < 0.12); /* 3/35 */
+    qd_sim_report interleaved = simulated("h100", words, 8, "interleaved", "4,4,4,4,4,4,4,4"), plain = simulated("h100", words, 8, "1f1b", "8,8,8,8");
+    qd_sim_report halves = simulated("h100", words, 8, "zb_h1", "8,8,8,8");
+    faster(interleaved, plain, 1.05);
+    faster(halves, plain, 1.03);
+}
+
+/* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the node. */
+static void context_parallelism_for_long_sequences(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=llama3.1-70b data.seq=131072 train.precision=bf16 parallel.ranks=128 train.recompute=selective parallel.tp=8 parallel.zero=1 train.global_batch=16 "
+                        "train.micro_batch=1 parallel.cp=%d";
+    assert_false(simulated("h100", words, 1).fits);
+    assert_true(simulated("h100", words, 16).fits);
+    /* Short ones gain nothing from it. */
+    const char *brief = L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.cp=%d";
+    faster(simulated("h100", brief, 1), simulated("h100", brief, 4), 1.02);
+}
+
+/* Experts: ep keeps them whole, tp cuts each; inside the node, across which dispatch costs more. */
+static void experts_before_tensors(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 "
+                        "parallel.bucket_mb=100 parallel.tp=%d parallel.ep=%d";
+    qd_sim_report whole = simulated("h100", words, 1, 8), cut = simulated("h100", words, 8, 1);
+    faster(whole, cut, 1.1);
+    assert_true(exposed(&whole, "ep") < 0.2 * whole.step_seconds);
+    /* A node of two, and eight experts lie on four nodes. */
+    qd_sim_report apart = simulated("h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
+                                            "train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=1 parallel.ep=8 node.size=2");
+    assert_true(exposed(&apart, "ep") > 2.0 * exposed(&whole, "ep"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_parallelism_inside_the_node), cmocka_unit_test(no_fine_splits), cmocka_unit_test(data_parallelism_for_the_rest),
         cmocka_unit_test(lowest_zero_stage), cmocka_unit_test(activations_are_left), cmocka_unit_test(accumulation),
         cmocka_unit_test(prefetch_hides_gathers), cmocka_unit_test(sequence_parallelism), cmocka_unit_test(torus_and_switch),
+        cmocka_unit_test(pipelines_across_slow_links), cmocka_unit_test(pipelines_need_micro_batches),
+        cmocka_unit_test(context_parallelism_for_long_sequences), cmocka_unit_test(experts_before_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
