@@ -145,6 +145,65 @@ static void pieces_change_no_bit(void **state)
     }
 }
 
+typedef struct left_out {
+    int module, op;
+} left_out;
+
+/* Every rank leaves out one op of a class of modules. */
+static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    const left_out *l = argument;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    qd_op *op = &p->classes[p->ledger->modules[l->module].kind][qd_strategy_recompute(&p->strategy, p->ledger, l->module)].ops[l->op];
+    op->phase = QD_PHASE_COUNT; /* which no action runs */
+    op->again = false;
+    return QD_OK;
+}
+
+/* Every exchange inside a module matters: without it the run has other losses, or fails. */
+static void exchanges_matter(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {RUN GPT2 "parallel.ranks=2 parallel.tp=2 run.deadline=60 ",
+                                          RUN LLAMA "parallel.ranks=2 parallel.tp=2 parallel.sp=false run.deadline=60 "};
+    int tried = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        qd_config config = layout_config(layouts[l]);
+        qd_random_tokens random = {.seed = 9, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        trained good = trained_run(layouts[l], 3, (qd_random_tokens){.seed = 9});
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        for (int module = 0; module < p->ledger->module_count; module++) {
+            const qd_module_class *c = qd_program_class(p, module);
+            for (int op = 0; op < c->op_count && module != 2; op++) { /* the second block has the ops of the first */
+                if (!qd_op_communicates(&c->ops[op]))
+                    continue;
+                qd_team *team;
+                bool changed = false;
+                left_out out = {module, op};
+                trained_ok(qd_team_create(&config, &source, &team));
+                trained_ok(qd_team_call(team, leave_out, &out));
+                for (int s = 0; s < 3 && !changed; s++) {
+                    qd_step_output step;
+                    changed = qd_team_step(team, &step) != QD_OK || step.loss != good.losses[s] || step.grad_norm != good.norms[s];
+                }
+                if (!changed)
+                    fail_msg("%s: op %d of %s (%s) was left out, and nothing happened", layouts[l], op, p->ledger->modules[module].name,
+                             qd_op_name(c->ops[op].kind));
+                qd_team_destroy(team);
+                tried++;
+            }
+        }
+        qd_arena_destroy(arena);
+        free(good.weights);
+    }
+    assert_true(tried >= 20);
+}
+
 /* Bytes that the communicators over tp moved, less those of gradients and of the norm: what modules exchanged. */
 static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *argument)
 {
@@ -396,6 +455,7 @@ int main(void)
                                        cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
                                        cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
                                        cmocka_unit_test(bytes_follow_the_formula),
+                                       cmocka_unit_test(exchanges_matter),
                                        cmocka_unit_test(one_expert_has_all), cmocka_unit_test(sharded_experts),
                                        cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
