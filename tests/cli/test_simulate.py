@@ -97,6 +97,14 @@ class Simulate(program.ProgramTest):
         self.assertLess(r["median_abs_error_held_out"], 0.08)
         self.assertGreater(r["oom_accuracy"], 0.8)
 
+    def test_tables(self):
+        """Table 1 of SC21 and table 5 of Korthikanti et al., those with short steps, row by row."""
+        ids = {"sc21-t1-1.7b", "sc21-t1-3.6b", "sc21-t1-18b", "sc21-t1-39b", "korth22-t5-22b-fullrecompute", "korth22-t5-22b-seqsel"}
+        with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
+            rows = [row for row in json.load(file) if row["id"] in ids]
+        for row in self.answer("bench", "simulator", "--against", self.write("tables.json", json.dumps(rows)))["rows"]:
+            self.assertLess(abs(row["error"]), 0.08, row["id"])
+
 
 if __name__ == "__main__":
     unittest.main()
