@@ -67,9 +67,10 @@ qd_status qd_run_route_plan(const qd_op_call *c)
 {
     const qd_moe *e = &call_model(c)->moe;
     double mean = (double)c->op->m * e->per_token / e->experts;
+    bool limited = e->capacity > 0.0 && c->frame->program->strategy.training; /* evaluation drops nothing */
     return c->frame->kernels->route_plan(c->frame->stream, &(qd_route_plan_args){
         .choice = c->at[0], .weight = c->at[1], .place = c->at[2], .from = c->at[3], .count = c->at[4],
-        .rows = c->op->m, .limit = e->capacity > 0.0 ? (int64_t)ceil(e->capacity * mean) : 0,
+        .rows = c->op->m, .limit = limited ? (int64_t)ceil(e->capacity * mean) : 0,
         .experts = e->experts, .per_token = e->per_token, .least = e->drop == QD_DROP_LEAST,
     });
 }

@@ -26,6 +26,9 @@ class Experts(program.ProgramTest):
         losses = self.train("deepseek", "deepseek-tiny", "parallel.pp=2", "parallel.ep=4", "parallel.zero=1",
                             "parallel.schedule=dualpipe_v", "run.save_every=16")
         self.assertLess(losses[-1], 0.7 * losses[0])
+        # One rank evaluates what eight have trained, and goes on with a text.
+        self.ok(self.run_program("eval", "deepseek", self.corpus))
+        self.ok(self.run_program("generate", "deepseek", "--prompt", "the quick", "--tokens", "8", "--json"))
         # It goes on with the same losses on other ranks.
         ends = []
         for layout in (("parallel.ranks=1",), ("parallel.ranks=4", "parallel.ep=2", "parallel.tp=2", "parallel.zero=3")):
