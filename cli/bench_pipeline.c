@@ -13,7 +13,7 @@ enum { SCHEDULES = sizeof schedules / sizeof *schedules };
  * nothing beside the blocks. */
 static qd_status set_defaults(qd_options *o)
 {
-    static const char *const defaults[][2] = {{"model.layers", "8"},     {"model.hidden", "256"},       {"model.heads", "4"},
+    static const char *const defaults[][2] = {{"model.layers", "16"},    {"model.hidden", "256"},       {"model.heads", "4"},
                                               {"model.vocab", "16"},     {"data.seq", "64"},            {"train.global_batch", "16"},
                                               {"train.micro_batch", "1"}, {"parallel.pp", "4"},          {"parallel.ranks", "4"}};
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
