@@ -56,7 +56,8 @@ static uint64_t shape_hash(const qd_program *program, int rank)
     uint64_t hash = 1469598103934665603u;
     for (int i = 0; i < program->ledger->param_count; i++) {
         int64_t shape[3];
-        for (int k = 0; local_shape(program->ledger, &program->storage, i, rank, shape) && k < 3; k++)
+        bool counts = local_shape(program->ledger, &program->storage, i, rank, shape);
+        for (int k = 0; counts && k < 3; k++)
             hash = (hash ^ (uint64_t)shape[k]) * 1099511628211u;
     }
     return hash;
