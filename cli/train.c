@@ -217,6 +217,12 @@ static qd_status load_saved(cli_call *call)
         return QD_OK; /* qd_train() says what is missing */
     fclose(file);
     QD_TRY(qd_options_load(call->options, path));
+    if (qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0) {
+        /* As many as there are now; how many the run had before is of no account. */
+        char world[16];
+        snprintf(world, sizeof world, "%d", qd_train_world());
+        QD_TRY(forget(call->options, "parallel.ranks", world));
+    }
     qd_option_table table = qd_config_table();
     qd_options *saved = NULL;
     QD_TRY(qd_options_create(&table, 1, &saved));

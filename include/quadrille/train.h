@@ -62,6 +62,9 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
  * configuration file. */
 bool qd_train_is_rank(void);
 
+/* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not say. */
+int qd_train_world(void);
+
 /* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
  * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */
 bool qd_train_report(qd_status status);

@@ -291,6 +291,12 @@ bool qd_train_is_rank(void)
     return find_place().role == ROLE_LOCAL_RANK;
 }
 
+int qd_train_world(void)
+{
+    place p = find_place();
+    return p.role == ROLE_MPI_RANK ? p.size : 0;
+}
+
 bool qd_train_report(qd_status status)
 {
     place p = find_place();

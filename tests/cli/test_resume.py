@@ -72,16 +72,21 @@ class Resume(program.ProgramTest):
         part = self.path("part")
         self.train("parallel.ranks=2", "parallel.pp=2", "parallel.layers=2,0", "parallel.schedule=gpipe", "train.micro_batch=2",
                    "train.steps=1", f"run.dir={part}", "run.save_every=1")
-        def layout(*words):
-            self.ok(self.run_program("train", f"run.dir={part}", "--resume", *words))
+
+        def layout(*words, launcher=()):
+            self.ok(self.run_program("train", f"run.dir={part}", "--resume", *words, launcher=launcher))
             with open(os.path.join(part, "config.yaml"), encoding="utf-8") as file:
                 pairs = [line.strip().split(": ") for line in file]
             found = {pair[0]: pair[1].strip('"') for pair in pairs if len(pair) == 2}
             return [found[key] for key in ("ranks", "pp", "dp", "layers", "micro_batch")]
+
         self.assertEqual(layout("train.steps=2", "--ranks", "2"), ["2", "2", "1", "2,0", "2"])
         self.assertEqual(layout("train.steps=3", "--ranks", "2", "--dp", "2"), ["2", "1", "2", "", "2"])
         self.assertEqual(layout("train.steps=4", "--ranks", "1"), ["1", "1", "1", "", "2"])
         self.assertEqual(layout("train.steps=5", "--ranks", "8"), ["8", "1", "8", "", "1"])
+        if program.MPIRUN:  # its world counts, not how many ranks the run had
+            launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
+            self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "1"])
 
     def test_longer_context(self):
         """Another length, rotary base and batch from a checkpoint on, as in the long-context phase of a model."""
