@@ -105,7 +105,7 @@ qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, 
 
 typedef struct qd_sim_score {
     char id[64], source[64], reason[200]; /* reason: why it was skipped; "" when it was scored */
-    bool core, held_out;                  /* held out: not looked at when constants were chosen */
+    bool core, held_out;                  /* held out: kept out of the search for constants */
     double predicted, published, error;   /* tokens per second and GPU; relative error of the step time */
     double predicted_memory, published_memory, memory_error; /* bytes; 0: none published */
     int outcome;                          /* published: 1 out of memory, 0 not */

@@ -297,7 +297,7 @@ static double published_rate(const row *r)
     return tflops > 0 ? tflops * 1e12 / per_token : share * peak * 1e12 / (half ? causal : full);
 }
 
-/* A third of the rows, chosen by their names, is not looked at when constants are chosen. */
+/* A third of the rows, chosen by their names, is kept out of the search for constants. */
 static bool is_held_out(const char *id)
 {
     uint32_t hash = 2166136261u;
