@@ -68,7 +68,11 @@ static void slow_ranks_are_waited_for(void **state)
     options.text = "fails";
     ok(qd_ranks_run_ok("all_work", QD_RANKS_THREADS, RANKS, &options, results));
     ok(qd_ranks_run("no_touch", QD_RANKS_THREADS, RANKS, &options, results));
-    assert_int_equal(results[0].status, QD_TIMEOUT);
+    /* Who notices first aborts the run, and the others hear of it from that rank. */
+    int noticed = 0;
+    for (int rank = 0; rank < RANKS; rank++)
+        noticed += results[rank].status == QD_TIMEOUT;
+    assert_true(noticed > 0);
 }
 
 int main(int argc, char **argv)
