@@ -485,9 +485,7 @@ static void print_speed(const ops_op *op, const void *c, const char *isa, int th
 
 int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struct CMUnitTest *more, int more_count)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    run_seed = (uint64_t)now.tv_sec * 1000003u + (uint64_t)now.tv_nsec;
+    run_seed = 1; /* a suite gives the same verdict twice; other numbers are a matter of --seed */
     const char *only = NULL;
     bool speed = false;
     int threads = 1;
