@@ -11,8 +11,8 @@
 #   make format      clang-format on all sources; make check-style only looks
 #   make clean
 #
-# What runs in which build. Release: every case of every tier. Sanitizers: the tiers above, with fewer steps and a fixed part
-# of each table of cases, so that every kind of case is run (tests/support/sample.h); not what looks at numbers or text only
+# What runs in which build. Release: every case of every tier. Sanitizers: the tiers above, every test of them, with fewer steps
+# and a fixed part of each table of cases (tests/support/sample.h); not what looks at numbers or text only
 # (kernels against numerical gradients, golden and cli tiers), nor what a test says in a line "ctest: not under ...". Ranks are
 # threads under the thread sanitizer, and threads, processes and MPI under the other.
 

@@ -1,7 +1,6 @@
 /* Every operation, type and count pattern against a serial reference, on threads, processes and MPI; and that the three
- * give the same bits.
- * ctest: timeout 400
- * ctest: processors 2 */
+ * give the same bits. Beside it runs the test of failures, which mostly waits.
+ * ctest: timeout 400 */
 #include "dist/reference.h"
 #include "support/ranks.h"
 #include "support/sample.h"

@@ -219,7 +219,7 @@ static void mutated_actions_show(void **state)
             tried++;
         }
     }
-    assert_true(met > 40 && tried >= sample_count((int)met, (int)met / 3));
+    assert_true(met > 40 && tried >= sample_count((int)met, (int)met / 6));
     free(good.weights);
     qd_arena_destroy(arena);
 }

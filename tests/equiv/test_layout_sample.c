@@ -4,6 +4,7 @@
  * ctest: timeout 900
  * ctest: processors 2 */
 #include "support/outcome.h"
+#include "support/sample.h"
 
 #include "base/rng.h"
 
@@ -102,8 +103,7 @@ static int64_t number(const char *name, int64_t otherwise)
 static void layouts_agree(void **state)
 {
     (void)state;
-    const char *sanitizer = getenv("QUADRILLE_SANITIZE"); /* those builds are ten times slower */
-    int64_t count = number("QUADRILLE_LAYOUTS", sanitizer && strcmp(sanitizer, "none") != 0 ? 24 : 300);
+    int64_t count = number("QUADRILLE_LAYOUTS", sample_count(300, QD_TEST_SANITIZED == 2 ? 12 : 24));
     outcome one[MODELS], first[KINDS];
     char kinds[KINDS][128];
     int known = 0, repeated = 0;

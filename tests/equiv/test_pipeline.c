@@ -1,6 +1,7 @@
 /* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits of one stage with the same
  * data parallelism, with the bytes and the memory that the programs say.
  * ctest: timeout 600 */
+#include "support/sample.h"
 #include "support/scratch.h"
 #include "support/trained.h"
 #include "train/state.h"
@@ -29,20 +30,25 @@ static const char *const every_schedule[] = {
 
 static void compare(const char *base, int dp, const char *const *variants, size_t count, qd_random_tokens random)
 {
+    static size_t round;
+    const int steps = sample_count(5, 2);
     char words[768];
     snprintf(words, sizeof words, "%sparallel.ranks=%d ", base, dp);
-    trained plain = trained_run(words, 5, random);
+    trained plain = trained_run(words, steps, random);
     for (size_t v = 0; v < count; v++) {
+        if (!sample_has(v, round, 3))
+            continue;
         int pp = 2;
         const char *given = strstr(variants[v], "parallel.pp=");
         if (given)
             pp = atoi(given + strlen("parallel.pp="));
         snprintf(words, sizeof words, "%sparallel.pp=%d parallel.ranks=%d %s", base, pp, pp * dp, variants[v]);
-        trained piped = trained_run(words, 5, random);
+        trained piped = trained_run(words, steps, random);
         trained_same_bits(&piped, &plain, words);
         free(piped.weights);
     }
     free(plain.weights);
+    round++;
 }
 #define COMPARE(base, dp, variants, ...) \
     compare(base, dp, variants, sizeof(variants) / sizeof *(variants), (qd_random_tokens){__VA_ARGS__})

@@ -244,7 +244,7 @@ static void actions_matter(void **state)
         qd_arena_destroy(arena);
         free(good.weights);
     }
-    assert_true(met > 60 && tried >= sample_count((int)met, (int)met / 5));
+    assert_true(met > 60 && tried >= sample_count((int)met, (int)met / 10));
 }
 
 int main(void)
