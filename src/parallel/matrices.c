@@ -4,11 +4,11 @@
 
 #include <stdlib.h>
 
-static qd_status find_group(const qd_bound *b, const qd_action *a, qd_comm **group)
+static qd_status find_group(const qd_bound *b, const qd_action *a, int wanted, qd_comm **group)
 {
     *group = a->group >= 0 && a->group < b->program->group_count ? b->groups[a->group] : NULL;
-    if (!*group || a->group != b->program->matrix_group)
-        return QD_FAIL(QD_SYSTEM, "step program: matrices go to a group that does not share them");
+    if (!*group || a->group != wanted)
+        return QD_FAIL(QD_SYSTEM, "step program: matrices go to a group that has no part in them");
     return QD_OK;
 }
 
@@ -19,34 +19,32 @@ static qd_status find_buffer(const qd_bound *b, int buffer, void **address)
     return buffer >= 0 ? qd_bound_buffer(b, buffer, address) : QD_OK;
 }
 
-/* Between this rank's rows of a round's matrices, one matrix after another, and the whole of the one that is its own: with each
- * rank of the group it exchanges its rows of that rank's matrix for that rank's rows of its own. */
+/* With each rank of the group, this rank exchanges its box of that rank's matrix for that rank's box of its own. Boxes that
+ * several ranks have are sent by one of them, and handed back to all. */
 static qd_status exchange(qd_bound *b, const qd_action *a, bool collect, qd_work **work)
 {
     const qd_program *p = b->program;
-    const qd_storage *s = &p->storage;
     qd_comm *group;
     void *whole, *part;
-    QD_TRY(find_group(b, a, &group));
+    QD_TRY(find_group(b, a, p->matrix_group, &group));
     QD_TRY(find_buffer(b, a->buffer, &whole));
     QD_TRY(find_buffer(b, a->part, &part));
-    int n = qd_comm_size(group), place = qd_comm_rank(group), own = qd_muon_own(p, a, place);
-    if (n != s->parts)
-        return QD_FAIL(QD_SYSTEM, "step program: parts of %d ranks in a group of %d", s->parts, n);
+    int n = qd_comm_size(group), rank = qd_comm_rank(b->world), own = qd_muon_own(p, a, rank);
     int64_t *table = calloc(4 * (size_t)n, sizeof *table);
     if (!table)
         return QD_FAIL(QD_NO_MEMORY, "no memory to exchange %d matrices", a->params);
-    int64_t *part_counts = table, *part_offsets = table + n, *whole_counts = table + 2 * n, *whole_offsets = table + 3 * n, at = 0;
+    int64_t *part_counts = table, *part_offsets = table + n, *whole_counts = table + 2 * n, *whole_offsets = table + 3 * n;
     for (int i = a->param; i < a->param + a->params; i++) {
-        int64_t rows = qd_storage_part(s, p->matrices[i].param, n, place).count;
-        part_counts[p->matrices[i].owner] = rows;
-        part_offsets[p->matrices[i].owner] = at;
-        at += rows;
+        if (!qd_muon_is_near(p, i, rank))
+            continue;
+        qd_muon_box box = qd_muon_box_of(p, i, rank);
+        part_counts[p->matrices[i].owner] = box.speaks || !collect ? box.count : 0;
+        part_offsets[p->matrices[i].owner] = p->matrices[i].part;
     }
     for (int r = 0; r < n && own >= 0; r++) {
-        qd_extent rows = qd_storage_part(s, p->matrices[own].param, n, r);
-        whole_counts[r] = rows.count;
-        whole_offsets[r] = rows.first;
+        qd_muon_box box = qd_muon_box_of(p, own, qd_group_rank(&p->ledger->mesh, p->groups[a->group], rank, r));
+        whole_counts[r] = box.speaks || !collect ? box.count : 0;
+        whole_offsets[r] = box.at;
     }
     qd_status status = collect ? qd_comm_all_to_all_v(group, part, part_counts, part_offsets, whole, whole_counts, whole_offsets, a->dtype, work)
                                : qd_comm_all_to_all_v(group, whole, whole_counts, whole_offsets, part, part_counts, part_offsets, a->dtype, work);
@@ -68,8 +66,18 @@ qd_status qd_matrices_share(qd_bound *b, const qd_action *a, qd_work **work)
 {
     qd_comm *group;
     void *data;
-    QD_TRY(find_group(b, a, &group));
-    int owner = b->program->matrices[a->param].owner;
-    QD_TRY(qd_bound_buffer(b, owner == qd_comm_rank(group) ? a->part : a->buffer, &data));
-    return qd_comm_broadcast(group, data, a->count, a->dtype, owner, work);
+    QD_TRY(find_group(b, a, b->program->share_group, &group));
+    QD_TRY(qd_matrices_result(b, a, a->param, &data));
+    return qd_comm_broadcast(group, data, a->count, a->dtype, b->program->matrices[a->param].sharer, work);
+}
+
+qd_status qd_matrices_result(const qd_bound *b, const qd_action *a, int matrix, void **data)
+{
+    const qd_program *p = b->program;
+    int rank = qd_comm_rank(b->world);
+    bool has = p->share_group < 0 || qd_muon_is_near(p, matrix, rank); /* before any sharing */
+    QD_TRY(qd_bound_buffer(b, has && a->part >= 0 ? a->part : a->buffer, data));
+    if (has && p->matrix_group >= 0)
+        *data = (float *)*data + p->matrices[matrix].part;
+    return QD_OK;
 }

@@ -4,8 +4,11 @@
 
 #include "parallel/bind.h"
 
-/* COLLECT, HAND_BACK and SHARE. Collective over the program's matrix group; work as in quadrille/comm.h. */
+/* COLLECT, HAND_BACK and SHARE. Collective over the action's group; work as in quadrille/comm.h. */
 qd_status qd_matrices_collect(qd_bound *bound, const qd_action *action, qd_work **work);
 qd_status qd_matrices_hand_back(qd_bound *bound, const qd_action *action, qd_work **work);
 qd_status qd_matrices_share(qd_bound *bound, const qd_action *action, qd_work **work);
+
+/* Where SHARE and UPDATE_MATRICES find this rank's box of a result. */
+qd_status qd_matrices_result(const qd_bound *bound, const qd_action *action, int matrix, void **data);
 #endif

@@ -7,7 +7,7 @@
 typedef struct muon_round {
     int first, count; /* in the program's matrices */
     int matrix, part; /* buffers, -1: none now */
-    int left;         /* not sharded: results that are still to be applied */
+    int left;         /* shared: results that are still to be applied */
 } muon_round;
 
 /* A result on its way to all ranks. */
@@ -20,7 +20,7 @@ typedef struct qd_muon {
     muon_round *rounds;
     int round_count;
     int scratch;
-    bool sharded;
+    bool exchanged, shared; /* there is a matrix_group, a share_group */
     int collecting, handing; /* the newest COLLECT and HAND_BACK */
     muon_share *shares;      /* in the order of their start */
     int share_count, share_done;
@@ -33,17 +33,43 @@ bool qd_muon_takes(const qd_ledger *ledger, int param)
     return p->ndim == 2 && p->tied_to < 0 && ledger->modules[p->module].layer >= 0;
 }
 
-int qd_muon_place(const qd_program *p, int rank)
+static int place(const qd_program *p, int group, int rank)
 {
-    return p->matrix_group < 0 ? 0 : qd_group_coord(&p->ledger->mesh, p->groups[p->matrix_group], rank);
+    return group < 0 ? 0 : qd_group_coord(&p->ledger->mesh, p->groups[group], rank);
 }
 
-int qd_muon_own(const qd_program *p, const qd_action *run, int place)
+bool qd_muon_is_near(const qd_program *p, int matrix, int rank)
 {
+    return p->matrices[matrix].sharer == place(p, p->share_group, rank);
+}
+
+int qd_muon_own(const qd_program *p, const qd_action *run, int rank)
+{
+    int owner = place(p, p->matrix_group, rank);
     for (int i = run->param; i < run->param + run->params; i++)
-        if (p->matrices[i].owner == place)
+        if (p->matrices[i].owner == owner && qd_muon_is_near(p, i, rank))
             return i;
     return -1;
+}
+
+qd_muon_box qd_muon_box_of(const qd_program *p, int matrix, int rank)
+{
+    const qd_ledger *l = p->ledger;
+    int param = p->matrices[matrix].param;
+    int64_t first;
+    qd_muon_box box = {.atom = qd_ledger_atom(l, param, rank), .speaks = qd_ledger_counts(l, param, rank)};
+    qd_slice(box.atom.length[0], p->storage.parts, qd_mesh_group_coord(&l->mesh, QD_AXES_DATA, rank) % p->storage.parts, &first,
+             &box.atom.length[0]);
+    box.atom.begin[0] += first;
+    box.count = qd_atom_count(&box.atom, 2);
+    box.at = box.atom.begin[1] * l->params[param].shape[0] + box.atom.begin[0] * box.atom.length[1];
+    return box;
+}
+
+bool qd_muon_cuts_columns(const qd_program *p, int matrix)
+{
+    const qd_ledger *l = p->ledger;
+    return qd_ledger_atom(l, p->matrices[matrix].param, p->rank).length[1] < l->params[p->matrices[matrix].param].shape[1];
 }
 
 qd_muon_scratch qd_muon_scratch_of(int64_t rows, int64_t cols)
@@ -59,7 +85,7 @@ qd_muon_scratch qd_muon_scratch_of(int64_t rows, int64_t cols)
 /* ---- who has what ---- */
 
 typedef struct candidate {
-    int param, owner, round;
+    int param, rank, round; /* rank: of all that do the work together */
     double cost;
 } candidate;
 
@@ -72,47 +98,71 @@ static int by_cost(const void *a, const void *b)
 static int by_round(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
-    return x->round != y->round ? x->round - y->round : x->owner - y->owner;
+    return x->round != y->round ? x->round - y->round : x->rank - y->rank;
+}
+
+typedef struct worker {
+    int rank, rounds;
+    double load;
+} worker;
+
+static bool less(const worker *x, const worker *y)
+{
+    return x->load != y->load ? x->load < y->load : x->rank < y->rank;
+}
+
+/* The first of a heap has become heavier. */
+static void sink(worker *heap, int count)
+{
+    for (int at = 0, next; (next = 2 * at + 1) < count; at = next) {
+        if (next + 1 < count && less(&heap[next + 1], &heap[next]))
+            next++;
+        if (!less(&heap[next], &heap[at]))
+            return;
+        worker light = heap[next];
+        heap[next] = heap[at];
+        heap[at] = light;
+    }
 }
 
 /* The most expensive first, each to the rank that has the least to do. */
 static qd_status assign(candidate *list, int count, int ranks)
 {
-    double *load = calloc((size_t)ranks, sizeof *load);
-    int *rounds = calloc((size_t)ranks, sizeof *rounds);
-    qd_status status = load && rounds ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to share out %d matrices", count);
+    worker *heap = calloc((size_t)ranks, sizeof *heap);
+    if (!heap)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to share out %d matrices", count);
+    for (int r = 0; r < ranks; r++)
+        heap[r].rank = r;
     qsort(list, (size_t)count, sizeof *list, by_cost);
-    for (int i = 0; i < count && status == QD_OK; i++) {
-        int least = 0;
-        for (int r = 1; r < ranks; r++)
-            least = load[r] < load[least] ? r : least;
-        list[i].owner = least;
-        list[i].round = rounds[least]++;
-        load[least] += list[i].cost;
+    for (int i = 0; i < count; i++) {
+        list[i].rank = heap[0].rank;
+        list[i].round = heap[0].rounds++;
+        heap[0].load += list[i].cost;
+        sink(heap, ranks);
     }
     qsort(list, (size_t)count, sizeof *list, by_round);
-    free(load);
-    free(rounds);
-    return status;
+    free(heap);
+    return QD_OK;
 }
 
-/* What this rank has of the matrices; refuses those of which it has a part only that nobody joins. */
+/* The matrices that this rank has something of. Refuses those that are cut along other axes than the groups have. */
 static qd_status find_matrices(const qd_builder *b, candidate *list, int *count)
 {
     for (int i = 0; i < b->ledger->param_count; i++) {
         const qd_param *p = &b->ledger->params[i];
-        int64_t rows = p->shape[0], cols = p->shape[1], held = b->p->storage.count[i];
-        if (!qd_muon_takes(b->ledger, i) || held == 0)
+        int64_t rows = p->shape[0], cols = p->shape[1];
+        if (!qd_muon_takes(b->ledger, i) || b->p->storage.count[i] == 0)
             continue;
-        if (held != rows * cols)
-            return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon orthogonalizes whole matrices, but this layout splits %s over model-parallel "
-                                           "ranks: set parallel.tp to 1, or train.optimizer to adamw", p->name);
+        for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+            if (axis != QD_AXIS_TP && p->value[axis].kind == QD_SHARD && b->ledger->mesh.degree[axis] > 1)
+                return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon orthogonalizes whole matrices, but this layout cuts %s along %s: take "
+                                               "train.optimizer=adamw", p->name, qd_axis_name((qd_axis)axis));
         list[(*count)++] = (candidate){.param = i, .cost = (double)rows * (double)cols * (double)(rows < cols ? rows : cols)};
     }
     return QD_OK;
 }
 
-static qd_status keep_rounds(qd_builder *b, qd_muon *m, const candidate *list, int count, qd_arena *arena)
+static qd_status keep_rounds(qd_builder *b, qd_muon *m, const candidate *list, int count, int owners, qd_arena *arena)
 {
     qd_program *p = b->p;
     p->matrices = QD_ARENA_NEW(arena, qd_matrix, count + 1);
@@ -122,7 +172,10 @@ static qd_status keep_rounds(qd_builder *b, qd_muon *m, const candidate *list, i
         return QD_NO_MEMORY;
     p->matrix_count = count;
     for (int i = 0; i < count; i++) {
-        p->matrices[i] = (qd_matrix){list[i].param, list[i].owner};
+        qd_matrix *x = &p->matrices[i];
+        *x = (qd_matrix){list[i].param, list[i].round, list[i].rank % owners, list[i].rank / owners, 0};
+        if (i > 0 && x[-1].round == x->round && x[-1].sharer == x->sharer)
+            x->part = x[-1].part + qd_muon_box_of(p, i - 1, p->rank).count;
         if (i == 0 || list[i].round != list[i - 1].round)
             m->rounds[m->round_count++] = (muon_round){.first = i, .matrix = -1, .part = -1};
         m->rounds[m->round_count - 1].count++;
@@ -146,6 +199,25 @@ static qd_status place_moments(qd_builder *b, qd_arena *arena, int64_t *moment2)
     return QD_OK;
 }
 
+/* The ranks that have parts of a matrix, and those that have the same parts. */
+static void choose_groups(qd_builder *b)
+{
+    int tp = b->ledger->mesh.degree[QD_AXIS_TP], parts = b->p->storage.parts;
+    bool sharded = parts > 1;
+    qd_group all = {QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP), parts * tp, 1};
+    b->p->matrix_group = sharded && tp > 1 ? qd_build_group(b, all)
+                         : sharded         ? b->shard_group
+                                           : qd_build_group(b, qd_group_whole(&b->ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)));
+    b->p->share_group = sharded ? -1 : b->data_group;
+    b->muon->exchanged = b->p->matrix_group >= 0;
+    b->muon->shared = b->p->share_group >= 0;
+}
+
+static int group_size(const qd_builder *b, int group)
+{
+    return group < 0 ? 1 : b->p->groups[group].size;
+}
+
 qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
 {
     if (b->strategy->optimizer != QD_OPTIM_MUON || !b->strategy->training)
@@ -157,13 +229,12 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
     if (status == QD_OK)
         status = find_matrices(b, list, &count);
     if (status == QD_OK) {
-        m->sharded = b->shard_group >= 0;
         m->scratch = -1;
-        b->p->matrix_group = m->sharded ? b->shard_group : b->data_group;
-        status = assign(list, count, b->p->matrix_group < 0 ? 1 : b->p->groups[b->p->matrix_group].size);
+        choose_groups(b);
+        status = assign(list, count, group_size(b, b->p->matrix_group) * group_size(b, b->p->share_group));
     }
     if (status == QD_OK)
-        status = keep_rounds(b, m, list, count, arena);
+        status = keep_rounds(b, m, list, count, group_size(b, b->p->matrix_group), arena);
     free(list);
     return status == QD_OK ? place_moments(b, arena, moment2) : status;
 }
@@ -172,7 +243,8 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
 
 static int64_t matrix_bytes(const qd_builder *b, int matrix)
 {
-    return b->p->storage.count[b->p->matrices[matrix].param] * 4;
+    const qd_param *p = &b->ledger->params[b->p->matrices[matrix].param];
+    return p->shape[0] * p->shape[1] * 4;
 }
 
 static void set_run(qd_action *a, const muon_round *r)
@@ -183,40 +255,57 @@ static void set_run(qd_action *a, const muon_round *r)
     a->params = r->count;
 }
 
-/* The elements of the round that change ranks, at each of the two exchanges: all but the rows that the owner has itself. */
-static int64_t moved(const qd_builder *b, const muon_round *r)
+/* The elements of the round that change ranks at an exchange, in all groups that have a matrix of it: of each matrix, every box but
+ * the owner's; of boxes that several ranks of tp have, one is collected, and all are handed back. */
+static int64_t moved(const qd_builder *b, qd_action_kind kind, const muon_round *r)
 {
-    const qd_storage *s = &b->p->storage;
+    const qd_mesh *mesh = &b->ledger->mesh;
     int64_t count = 0;
     for (int i = r->first; i < r->first + r->count; i++) {
-        const qd_matrix *x = &b->p->matrices[i];
-        count += s->count[x->param] - qd_storage_part(s, x->param, s->parts, x->owner).count;
+        const qd_param *p = &b->ledger->params[b->p->matrices[i].param];
+        const qd_place *tp = &p->value[QD_AXIS_TP];
+        int copies = tp->kind == QD_SHARD ? (tp->repeat > 1 ? tp->repeat : 1) : mesh->degree[QD_AXIS_TP];
+        qd_muon_box own = qd_muon_box_of(b->p, i, qd_group_rank(mesh, b->p->groups[b->p->matrix_group], b->p->rank, b->p->matrices[i].owner));
+        bool back = kind == QD_ACTION_HAND_BACK;
+        count += p->shape[0] * p->shape[1] * (back ? copies : 1) - (back || own.speaks ? own.count : 0);
     }
     return count;
 }
 
 static int exchange(qd_builder *b, qd_action_kind kind, const muon_round *r)
 {
-    qd_action *a = qd_build_collective(b, kind, -1, b->p->matrix_group, moved(b, r), QD_F32, qd_build_last_compute(b));
+    int64_t count = moved(b, kind, r);
+    qd_action *a = qd_build_collective(b, kind, -1, b->p->matrix_group, count, QD_F32, qd_build_last_compute(b));
+    int together = group_size(b, b->p->matrix_group) * group_size(b, b->p->share_group);
+    a->bytes = qd_coll_bytes(QD_COLL_ALL_TO_ALL, count, QD_F32, group_size(b, b->p->matrix_group)) * (b->ledger->mesh.world / together);
     set_run(a, r);
     a->parts = b->p->storage.parts;
     return b->p->action_count - 1;
 }
 
+/* Room for a rank's boxes of the round: as much as any rank of its share_group needs. */
+static int64_t part_bytes(const qd_builder *b, const muon_round *r)
+{
+    int64_t most = 0;
+    for (int i = r->first; i < r->first + r->count; i++) {
+        int64_t end = b->p->matrices[i].part + qd_muon_box_of(b->p, i, b->p->rank).count;
+        most = end > most ? end : most;
+    }
+    return most * 4;
+}
+
 static void begin_round(qd_builder *b, muon_round *r)
 {
-    const qd_storage *s = &b->p->storage;
-    int64_t largest = 0, own = 0;
+    int64_t largest = 0;
     for (int i = r->first; i < r->first + r->count; i++) {
         int64_t bytes = matrix_bytes(b, i);
         largest = bytes > largest ? bytes : largest;
-        own += qd_storage_part(s, b->p->matrices[i].param, s->parts, s->part).count;
     }
     r->matrix = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, largest);
-    if (b->muon->sharded)
-        r->part = qd_build_alloc(b, QD_BUFFER_PART, -1, -1, own * 4);
+    if (b->muon->exchanged)
+        r->part = qd_build_alloc(b, QD_BUFFER_PART, -1, -1, part_bytes(b, r));
     set_run(qd_build_action(b, QD_ACTION_MOMENTUM, -1, -1), r);
-    if (b->muon->sharded)
+    if (b->muon->exchanged)
         b->muon->collecting = exchange(b, QD_ACTION_COLLECT, r);
 }
 
@@ -257,7 +346,7 @@ static void apply(qd_builder *b, int first, int count, int buffer, int part, int
         qd_build_dep(b, brought);
 }
 
-/* ---- sharded: three rounds at a time ---- */
+/* ---- parts of matrices: three rounds at a time ---- */
 
 static void end_round(qd_builder *b, muon_round *r, int handed)
 {
@@ -266,7 +355,7 @@ static void end_round(qd_builder *b, muon_round *r, int handed)
     qd_build_free(b, &r->matrix);
 }
 
-static void finish_sharded(qd_builder *b)
+static void finish_exchanged(qd_builder *b)
 {
     qd_muon *m = b->muon;
     bool overlap = b->strategy->overlap;
@@ -288,45 +377,58 @@ static void finish_sharded(qd_builder *b)
         end_round(b, &m->rounds[m->round_count - 1], m->handing);
 }
 
-/* ---- whole copies: results go to all ranks ---- */
+/* ---- copies: results go to all ranks that have the same ---- */
 
 static void end_share(qd_builder *b)
 {
     qd_muon *m = b->muon;
     muon_share *s = &m->shares[m->share_done++];
     muon_round *r = &m->rounds[s->round];
-    apply(b, s->matrix, 1, s->buffer, r->matrix, s->action);
+    apply(b, s->matrix, 1, s->buffer, m->exchanged ? r->part : r->matrix, s->action);
     m->sharing_bytes -= s->bytes;
     qd_build_free(b, &s->buffer);
-    if (--r->left == 0)
-        qd_build_free(b, &r->matrix);
+    if (--r->left > 0)
+        return;
+    qd_build_free(b, &r->part);
+    qd_build_free(b, &r->matrix);
 }
 
 /* As many results are on their way as fit a bucket, and two at least: the next round is computed meanwhile. */
 static void share(qd_builder *b, int round, int matrix)
 {
     qd_muon *m = b->muon;
-    int64_t bytes = matrix_bytes(b, matrix), most = b->strategy->bucket_bytes > 2 * bytes ? b->strategy->bucket_bytes : 2 * bytes;
+    int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4, most = b->strategy->bucket_bytes > 2 * bytes ? b->strategy->bucket_bytes : 2 * bytes;
     while (m->share_done < m->share_count && m->sharing_bytes + bytes > most)
         end_share(b);
     int buffer = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, bytes);
-    qd_action *a = qd_build_collective(b, QD_ACTION_SHARE, -1, b->p->matrix_group, bytes / 4, QD_F32, qd_build_last_compute(b));
-    set_run(a, &(muon_round){.first = matrix, .count = 1, .matrix = buffer, .part = m->rounds[round].matrix});
+    qd_action *a = qd_build_collective(b, QD_ACTION_SHARE, -1, b->p->share_group, bytes / 4, QD_F32, qd_build_last_compute(b));
+    set_run(a, &(muon_round){.first = matrix, .count = 1, .matrix = buffer, .part = m->exchanged ? m->rounds[round].part : m->rounds[round].matrix});
+    if (b->strategy->overlap && m->exchanged)
+        qd_build_dep(b, m->handing);
     m->shares[m->share_count++] = (muon_share){round, matrix, b->p->action_count - 1, buffer, bytes};
     m->sharing_bytes += bytes;
     if (!b->strategy->overlap)
         end_share(b);
 }
 
-static void run_whole(qd_builder *b, int round)
+static void run_round(qd_builder *b, int round)
 {
-    muon_round *r = &b->muon->rounds[round];
+    qd_muon *m = b->muon;
+    muon_round *r = &m->rounds[round];
     begin_round(b, r);
-    orthogonalize(b, r, -1);
-    for (int i = r->first; i < r->first + r->count && b->p->matrix_group >= 0 && !b->no_memory; i++)
+    orthogonalize(b, r, m->collecting);
+    if (m->exchanged)
+        m->handing = exchange(b, QD_ACTION_HAND_BACK, r);
+    for (int i = r->first; i < r->first + r->count && m->shared && !b->no_memory; i++)
         share(b, round, i);
-    if (b->p->matrix_group < 0)
+    if (!m->shared)
         end_round(b, r, -1);
+}
+
+/* Whether rounds overlap each other; else each is computed and its results are shared. */
+static bool pipelined(const qd_muon *m)
+{
+    return m->exchanged && !m->shared;
 }
 
 void qd_muon_begin(qd_builder *b)
@@ -335,10 +437,10 @@ void qd_muon_begin(qd_builder *b)
         return;
     b->muon->collecting = b->muon->handing = -1;
     alloc_scratch(b);
-    if (b->muon->sharded)
+    if (pipelined(b->muon))
         begin_round(b, &b->muon->rounds[0]);
     else
-        run_whole(b, 0);
+        run_round(b, 0);
 }
 
 void qd_muon_finish(qd_builder *b)
@@ -346,10 +448,10 @@ void qd_muon_finish(qd_builder *b)
     qd_muon *m = b->muon;
     if (!m || m->round_count == 0)
         return;
-    if (m->sharded)
-        finish_sharded(b);
-    for (int k = 1; k < m->round_count && !m->sharded; k++)
-        run_whole(b, k);
+    if (pipelined(m))
+        finish_exchanged(b);
+    for (int k = 1; k < m->round_count && !pipelined(m); k++)
+        run_round(b, k);
     while (m->share_done < m->share_count)
         end_share(b);
     qd_build_free(b, &m->scratch);

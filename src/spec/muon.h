@@ -1,18 +1,21 @@
 /* Muon in the step program: the two-dimensional weights of blocks are *matrices*, logical tensors (q, k, v apart), each of
  * which one rank orthogonalizes as a whole; everything else is AdamW's.
  *
- * The ranks that share the work are those of a sharded copy, or without sharding all of the data axes. Matrices are given to
- * them by cost, the most expensive first, each to the rank that has the least to do. The k-th matrices of all ranks are round
- * k: program->matrices lists the rounds one after another, and an action names a run of that list by `param` and `params`.
+ * Two groups of ranks do it together. Those of matrix_group have parts of every matrix: the ranks of a sharded copy, times tp,
+ * which cuts matrices by rows or columns. Those of share_group have the same parts: without sharding, the ranks of the data
+ * axes. Matrices are given to all of them by cost, the most expensive first, each to the rank that has the least to do. The k-th
+ * matrices of all ranks are round k: program->matrices lists the rounds one after another, in each the ranks of one matrix_group
+ * after another, and an action names a run of that list by `param` and `params`.
  *
- * A round, sharded: MOMENTUM writes this rank's rows of the round's matrices into `part`, one matrix after another; COLLECT
- * makes the rank's own matrix of them in `buffer`; ORTHOGONALIZE; HAND_BACK brings rows of the results back into `part`;
- * UPDATE_MATRICES applies them. The next round is collected, and the one before handed back, while this one is computed.
- * Not sharded: MOMENTUM writes the rank's own matrix into `buffer`; ORTHOGONALIZE; then for each matrix SHARE brings the result
- * into `buffer` of all ranks but its owner, which has it in `part`; UPDATE_MATRICES applies it.
- * ORTHOGONALIZE has its scratch in `part`.
+ * MOMENTUM writes this rank's boxes of the round's matrices that its matrix_group orthogonalizes into `part`, one matrix after
+ * another; COLLECT brings those of one matrix together in `buffer` of its owner; ORTHOGONALIZE; HAND_BACK brings boxes of the
+ * results back into `part`; UPDATE_MATRICES applies them. The next round is collected, and the one before handed back, while this
+ * one is computed. A rank that has whole matrices leaves out both exchanges: `part` is -1, and MOMENTUM writes its own matrix into
+ * `buffer`.
+ * With a share_group, SHARE then brings this rank's box of each result into `buffer` of all ranks of the group but one, which has it
+ * in `part`: where HAND_BACK left it, or the matrix itself. ORTHOGONALIZE has its scratch in `part`.
  *
- * All ranks have the same actions and, rows aside, the same buffers; a rank without a matrix in a round computes nothing in it. */
+ * All ranks have the same actions and, boxes aside, the same buffers; a rank without a matrix in a round computes nothing in it. */
 #ifndef QD_SPEC_MUON_H
 #define QD_SPEC_MUON_H
 
@@ -21,10 +24,22 @@
 /* Whether Muon orthogonalizes the gradient of a parameter. */
 bool qd_muon_takes(const qd_ledger *ledger, int param);
 
-/* The place of a rank among those that share the work. */
-int qd_muon_place(const qd_program *program, int rank);
-/* The matrix of a run that belongs to a place, -1: none. */
-int qd_muon_own(const qd_program *program, const qd_action *run, int place);
+/* The matrix of a run that a rank orthogonalizes, -1: none. */
+int qd_muon_own(const qd_program *program, const qd_action *run, int rank);
+/* Whether the matrix_group of a rank orthogonalizes a matrix. */
+bool qd_muon_is_near(const qd_program *program, int matrix, int rank);
+
+/* What a rank has of a matrix. */
+typedef struct qd_muon_box {
+    qd_atom atom;
+    int64_t count;
+    int64_t at;  /* element of the owner's buffer at which it lies: boxes of the same columns lie one below the other, and columns
+                    after columns. A matrix that is cut by rows only lies there as it is. */
+    bool speaks; /* it is this rank that sends it, of those along tp that have the same */
+} qd_muon_box;
+qd_muon_box qd_muon_box_of(const qd_program *program, int matrix, int rank);
+/* Whether boxes have some of the columns only, and the owner has to put them beside each other. */
+bool qd_muon_cuts_columns(const qd_program *program, int matrix);
 
 /* Where the parts of ORTHOGONALIZE's scratch begin, in bytes; r = min(rows, cols). */
 typedef struct qd_muon_scratch {

@@ -30,7 +30,7 @@ static const char *run_name(const qd_program *p, const qd_action *a, char *text,
 /* A run of Muon's matrices: "block.3.mlp.up.weight", or "block.3.mlp.up.weight and 3 more". */
 static const char *matrices_name(const qd_program *p, const qd_action *a, char *text, size_t size)
 {
-    int own = a->kind == QD_ACTION_ORTHOGONALIZE ? qd_muon_own(p, a, qd_muon_place(p, p->rank)) : a->param;
+    int own = a->kind == QD_ACTION_ORTHOGONALIZE ? qd_muon_own(p, a, p->rank) : a->param;
     if (own < 0)
         snprintf(text, size, "nothing");
     else if (a->params == 1 || a->kind == QD_ACTION_ORTHOGONALIZE)

@@ -163,9 +163,12 @@ typedef struct qd_action {
     int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
 } qd_action;
 
-/* A matrix that Muon orthogonalizes, and the place in its group of the rank that does; see spec/muon.h. */
+/* A matrix that Muon orthogonalizes, and the places in the two groups of the rank that does; see spec/muon.h. */
 typedef struct qd_matrix {
-    int param, owner;
+    int param, round;
+    int owner;  /* in matrix_group */
+    int sharer; /* in share_group */
+    int64_t part; /* element of a round's parts at which this rank's box of it lies */
 } qd_matrix;
 
 #define QD_GROUP_LIMIT 16
@@ -186,7 +189,8 @@ typedef struct qd_program {
     int group_count;
     qd_matrix *matrices;                  /* Muon: by round, then by owner; NULL: another optimizer */
     int matrix_count;
-    int matrix_group;                     /* of the ranks that share the work, -1: one rank */
+    int matrix_group;                     /* of the ranks that have parts of a matrix, -1: one rank has all of it */
+    int share_group;                      /* of the ranks that have the same parts and share the work, -1: one rank */
     int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;

@@ -1,6 +1,7 @@
 #include "train/update.h"
 
 #include "optim/muon.h"
+#include "parallel/matrices.h"
 #include "spec/muon.h"
 
 /* Elements of each buffer at which this rank's part of a parameter lies. */
@@ -97,54 +98,68 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
     return update_biases(c, module);
 }
 
-/* The fp32 elements of a buffer that MOMENTUM writes and UPDATE_MATRICES reads; NULL for -1. */
-static qd_status find_floats(const qd_bound *b, int buffer, float **address)
-{
-    void *data = NULL;
-    if (buffer >= 0)
-        QD_TRY(qd_bound_buffer(b, buffer, &data));
-    *address = data;
-    return QD_OK;
-}
-
-static int own_place(const qd_bound *b)
-{
-    return qd_muon_place(b->program, qd_comm_rank(b->world));
-}
-
 qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
 {
     const qd_bound *b = c->bound;
     const qd_program *p = b->program;
-    float *whole, *part, *m = qd_bound_kind(b, QD_BUFFER_MOMENT1);
-    int own = qd_muon_own(p, a, own_place(b));
-    bool sharded = p->storage.parts > 1;
-    QD_TRY(find_floats(b, a->buffer, &whole));
-    QD_TRY(find_floats(b, a->part, &part));
+    int rank = qd_comm_rank(b->world), own = qd_muon_own(p, a, rank);
+    float *m = qd_bound_kind(b, QD_BUFFER_MOMENT1);
+    void *part = NULL, *whole;
+    QD_TRY(qd_bound_buffer(b, a->buffer, &whole));
+    if (a->part >= 0)
+        QD_TRY(qd_bound_buffer(b, a->part, &part));
     for (int i = a->param; i < a->param + a->params; i++) {
         places at = find_places(p, p->matrices[i].param);
+        bool exchanged = p->matrix_group >= 0 && qd_muon_is_near(p, i, rank);
         if (at.count == 0)
             continue;
         QD_TRY(c->kernels->momentum(c->stream, &(qd_momentum_args){
             .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, p->strategy.grad),
             .m = m + qd_program_holding(p, QD_BUFFER_MOMENT1, p->matrices[i].param).offset,
-            .out = sharded ? part : i == own ? whole : NULL,
+            .out = exchanged ? (float *)part + p->matrices[i].part : i == own && p->matrix_group < 0 ? whole : NULL,
             .n = at.count,
             .momentum = c->optim->muon_momentum,
             .grad_scale = (float)c->grad_scale,
             .nesterov = c->optim->muon_nesterov,
             .grad_dtype = p->strategy.grad,
         }));
-        part += sharded ? at.count : 0;
     }
     return QD_OK;
+}
+
+/* Between a matrix as it is, and its columns in blocks as ranks of tp have them, one block after another. */
+static qd_status rearrange(const qd_update_context *c, int matrix, float *x, float *room, bool into_blocks)
+{
+    const qd_program *p = c->bound->program;
+    const qd_param *param = &p->ledger->params[p->matrices[matrix].param];
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int64_t rows = param->shape[0], cols = param->shape[1];
+    enum { TOGETHER = 512 };
+    qd_piece pieces[TOGETHER];
+    int count = 0;
+    for (int t = 0; t < mesh->degree[QD_AXIS_TP]; t++) {
+        int rank = qd_mesh_group_rank(mesh, QD_AXIS_BIT(QD_AXIS_TP), p->rank, t);
+        qd_atom atom = qd_ledger_atom(p->ledger, p->matrices[matrix].param, rank);
+        for (int64_t row = 0; row < rows && qd_ledger_counts(p->ledger, p->matrices[matrix].param, rank); row++) {
+            int64_t in_block = atom.begin[1] * rows + row * atom.length[1], in_matrix = row * cols + atom.begin[1];
+            pieces[count++] = (qd_piece){.from = x + (into_blocks ? in_matrix : in_block), .to = room + (into_blocks ? in_block : in_matrix),
+                                         .bytes = atom.length[1] * 4};
+            if (count < TOGETHER)
+                continue;
+            QD_TRY(c->kernels->copy_pieces(c->stream, &(qd_copy_pieces_args){pieces, count}));
+            count = 0;
+        }
+    }
+    if (count)
+        QD_TRY(c->kernels->copy_pieces(c->stream, &(qd_copy_pieces_args){pieces, count}));
+    return qd_copy(c->stream, x, room, rows * cols * 4);
 }
 
 qd_status qd_update_orthogonalize(const qd_update_context *c, const qd_action *a)
 {
     const qd_program *p = c->bound->program;
     void *x, *scratch;
-    int own = qd_muon_own(p, a, own_place(c->bound));
+    int own = qd_muon_own(p, a, qd_comm_rank(c->bound->world));
     QD_TRY(qd_bound_buffer(c->bound, a->buffer, &x));
     QD_TRY(qd_bound_buffer(c->bound, a->part, &scratch));
     if (own < 0)
@@ -154,36 +169,36 @@ qd_status qd_update_orthogonalize(const qd_update_context *c, const qd_action *a
     char *base = scratch;
     qd_muon_room room = {.gram = (float *)(base + s.gram), .poly = (float *)(base + s.poly), .next = (float *)(base + s.next),
                          .squares = (double *)(base + s.squares)};
-    return qd_muon_orthogonalize(c->kernels, c->stream, x, param->shape[0], param->shape[1], c->optim->muon_steps, &room);
+    bool blocks = qd_muon_cuts_columns(p, own);
+    if (blocks)
+        QD_TRY(rearrange(c, own, x, room.next, false));
+    QD_TRY(qd_muon_orthogonalize(c->kernels, c->stream, x, param->shape[0], param->shape[1], c->optim->muon_steps, &room));
+    return blocks ? rearrange(c, own, x, room.next, true) : QD_OK;
 }
 
 qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
 {
     const qd_bound *b = c->bound;
     const qd_program *p = b->program;
-    float *whole, *part, *master = qd_bound_kind(b, QD_BUFFER_MASTER);
-    bool sharded = p->storage.parts > 1;
+    float *master = qd_bound_kind(b, QD_BUFFER_MASTER);
     double lr = qd_muon_lr(c->optim, c->step);
-    QD_TRY(find_floats(b, a->buffer, &whole));
-    QD_TRY(find_floats(b, a->part, &part));
     for (int i = a->param; i < a->param + a->params; i++) {
-        int param = p->matrices[i].param;
-        const qd_param *logical = &p->ledger->params[param];
-        places at = find_places(p, param);
+        const qd_param *logical = &p->ledger->params[p->matrices[i].param];
+        places at = find_places(p, p->matrices[i].param);
+        void *direction;
         if (at.count == 0)
             continue;
-        bool own = p->matrices[i].owner == own_place(b);
+        QD_TRY(qd_matrices_result(b, a, i, &direction));
         void *value = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
         QD_TRY(c->kernels->matrix_update(c->stream, &(qd_matrix_update_args){
             .param = value,
             .master = master ? master + at.state : value,
-            .direction = sharded || (own && part) ? part : whole,
+            .direction = direction,
             .n = at.count,
             .rate = lr * qd_muon_shape_factor(c->optim, logical->shape[0], logical->shape[1]),
             .decay = logical->decay ? lr * c->optim->weight_decay : 0.0,
             .param_dtype = p->strategy.param,
         }));
-        part += sharded ? at.count : 0;
     }
     return QD_OK;
 }
