@@ -67,7 +67,10 @@ static int dispatch(qd_class_writer *w, const qd_class_experts *e, qd_op_kind ki
     int64_t assignments = w->rows * w->model->moe.per_token, cols = w->model->hidden;
     qd_op *op = qd_class_exchange(w, kind, qd_expert_group(&w->ledger->mesh), (const int[]){from, e->table, to}, 3, 0, e->capacity, cols);
     op->k = assignments;
-    op->exchange.count = assignments * e->etp * (e->ranks - 1) * cols;
+    /* An even load, and ranks of tp and cp with equally many rows: so all of the group say the same. */
+    const int *degree = w->ledger->mesh.degree;
+    op->exchange.count = w->config->batch * w->config->seq * w->model->moe.per_token * e->etp * (e->ranks - 1) * cols /
+                         (degree[QD_AXIS_TP] * degree[QD_AXIS_CP]);
     op->exchange.uneven = true;
     op->exchange.async = w->config->overlap;
     return w->config->overlap ? w->op_count - 1 : -1;

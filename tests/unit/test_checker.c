@@ -260,6 +260,9 @@ static void reports_look_at_all_ranks(void **state)
         SMALL "data.seq=15 parallel.ranks=2 parallel.cp=2",
         SMALL "data.seq=15 parallel.ranks=4 parallel.cp=2 parallel.pp=2",
         SMALL "model.ffn=37 parallel.ranks=3 parallel.zero=3 train.global_batch=6",
+        /* Rows to experts: ranks with one row more and one less say the same of an even load. */
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4",
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1",
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         qd_options *options = layout_options(words[i]);
