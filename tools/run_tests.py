@@ -11,7 +11,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 
-TIERS = ["unit", "ops", "dist", "equiv", "golden", "fault", "cli"]
+TIERS = ["unit", "plan", "ops", "dist", "equiv", "golden", "fault", "cli"]
 
 
 def run_tier(build, tier, jobs, seconds_left, extra):

@@ -134,7 +134,7 @@ static void torus_and_switch(void **state)
 {
     (void)state;
     const char *words = L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1";
-    qd_sim_report torus = simulated("tpu-v5p", words), pod = simulated("virgo", L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1 "
+    qd_sim_report torus = simulated("tpu-v5p", "%s", words), pod = simulated("virgo", L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1 "
                                                                                "accelerator.peak_tflops=459 accelerator.product_tflops=427 "
                                                                                "accelerator.bandwidth_gbs=2765 network.bandwidth_gbs=600");
     assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
