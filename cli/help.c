@@ -11,7 +11,7 @@ static void print_usage(void)
         const cli_command *c = cli_commands()[i];
         printf("  quadrille %-8s %s\n", c->name, c->summary);
     }
-    puts("\nquadrille help COMMAND says more about one of them.");
+    puts("\nquadrille help COMMAND says more about one of them, quadrille help models lists models by name.");
 }
 
 static qd_status print_options(const qd_option_table *table, const char *title)
@@ -42,6 +42,26 @@ qd_status cli_print_help(const cli_command *c)
     return QD_OK;
 }
 
+/* Names in columns, those that can be trained and those that can be planned and simulated only. */
+static qd_status print_models(void)
+{
+    const char *const *all, *const *trainable;
+    QD_TRY(qd_config_presets(false, &all));
+    QD_TRY(qd_config_presets(true, &trainable));
+    puts("Models for model.preset (--model):\n");
+    for (int i = 0; trainable[i]; i++)
+        printf("  %s\n", trainable[i]);
+    puts("\nFor plan and simulate only, through the nearest model that can be trained:\n");
+    for (int i = 0; all[i]; i++) {
+        bool known = false;
+        for (int k = 0; trainable[k] && !known; k++)
+            known = strcmp(all[i], trainable[k]) == 0;
+        if (!known)
+            printf("  %s\n", all[i]);
+    }
+    return QD_OK;
+}
+
 static qd_status run(cli_call *call)
 {
     if (qd_options_bool(call->options, "markdown")) {
@@ -57,6 +77,8 @@ static qd_status run(cli_call *call)
         print_usage();
         return QD_OK;
     }
+    if (strcmp(call->words[0], "models") == 0)
+        return print_models();
     const cli_command *command = cli_find(call->words[0]);
     if (!command)
         return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", call->words[0]);
@@ -69,7 +91,7 @@ static const qd_option own[] = {
 
 const cli_command cli_help = {
     .name = "help",
-    .arguments = "[COMMAND]",
+    .arguments = "[COMMAND | models]",
     .summary = "Lists the commands, or explains one",
     CLI_OPTIONS(own),
     .run = run,

@@ -28,6 +28,9 @@ class Outputs(program.ProgramTest):
             self.assertEqual(self.ok(self.run_program(command, "--help", "--nonsense")).stdout,
                              self.ok(self.run_program("help", command)).stdout)
         self.assertIn("train.global_batch", self.ok(self.run_program("train", "--help")).stdout)
+        models = self.ok(self.run_program("help", "models")).stdout
+        self.assertIn("llama-tiny", models)
+        self.assertIn("kimi-k2", models.split("plan and simulate only")[1])
         markdown = self.ok(self.run_program("help", "--markdown")).stdout
         self.assertIn("train.global_batch", markdown)
         self.assertRegex(markdown, r"(?m)^\|")
