@@ -75,19 +75,6 @@ void qd_simulation_json(const qd_simulation *s, qd_strbuf *out)
 
 /* ---- the trace ---- */
 
-static void put_track(qd_json_writer *w, const char *what, int process, int track, const char *name)
-{
-    qd_json_object_begin(w, NULL);
-    qd_json_put_string(w, "ph", "M");
-    qd_json_put_string(w, "name", what);
-    qd_json_put_int(w, "pid", process);
-    qd_json_put_int(w, "tid", track);
-    qd_json_object_begin(w, "args");
-    qd_json_put_string(w, "name", name);
-    qd_json_end(w);
-    qd_json_end(w);
-}
-
 /* A drawn rank stands for all of its stage: the report weighs it so. */
 static void put_fold(qd_json_writer *w, int process, int stage, int stages, int ranks)
 {
@@ -128,10 +115,10 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         const qd_sim_times *times = qd_sim_times_of(&s->step.result, i);
         char name[64];
         snprintf(name, sizeof name, "rank %d", stage->rank);
-        put_track(&w, "process_name", stage->rank, 0, name);
+        qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
         put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
         for (int track = 0; track < QD_STREAM_COUNT; track++)
-            put_track(&w, "thread_name", stage->rank, track, tracks[track]);
+            qd_trace_put_name(&w, "thread_name", stage->rank, track, tracks[track]);
         for (int k = 0; k < stage->item_count; k++)
             if (qd_step_takes_time(&stage->program->actions[stage->action[k]]))
                 put_item(&w, stage, k, &times[k]);

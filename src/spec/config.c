@@ -96,7 +96,7 @@ static const qd_option options_table[] = {
     {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v", "order of the micro-batches in the pipeline (docs/pipeline.md)", "schedule"},
     {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL, "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
     {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
-    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
+    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
     {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses", "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or heads are exchanged for positions", NULL},
     {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},

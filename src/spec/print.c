@@ -187,6 +187,19 @@ static void put_traffic(qd_json_writer *w, const qd_program *p, qd_group group, 
         qd_json_put_int(w, "bytes", bytes);
 }
 
+void qd_trace_put_name(qd_json_writer *w, const char *what, int rank, int track, const char *name)
+{
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "M");
+    qd_json_put_string(w, "name", what);
+    qd_json_put_int(w, "pid", rank);
+    qd_json_put_int(w, "tid", track);
+    qd_json_object_begin(w, "args");
+    qd_json_put_string(w, "name", name);
+    qd_json_end(w);
+    qd_json_end(w);
+}
+
 void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)
 {
     const qd_action *a = &p->actions[action];

@@ -290,7 +290,10 @@ double qd_program_recompute_flops(const qd_program *program);
 void qd_action_describe(const qd_program *program, int action, char *text, size_t size);
 void qd_program_print(const qd_program *program, FILE *out);
 
-/* One event of a trace in Perfetto's format, begin and end in seconds: what the trainer's trace and simulated ones share. */
+/* Traces in Perfetto's format: what the trainer's and simulated ones share.
+ * The name of a process (a rank) or of one of its tracks; what: "process_name" or "thread_name". */
+void qd_trace_put_name(qd_json_writer *writer, const char *what, int rank, int track, const char *name);
+/* One event, begin and end in seconds. */
 void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
 /* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: from when on the rank waited for it. */
 void qd_exchange_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int op, int64_t step, double begin,

@@ -60,20 +60,6 @@ void qd_trace_add_exchange(qd_trace *t, int64_t step, int action, int op, double
     add(t, (event){.step = step, .begin = begin, .end = end, .waited = waited, .action = action, .op = op});
 }
 
-/* The names of processes and tracks. */
-static void put_name(qd_json_writer *w, const char *what, int rank, int track, const char *name)
-{
-    qd_json_object_begin(w, NULL);
-    qd_json_put_string(w, "ph", "M");
-    qd_json_put_string(w, "name", what);
-    qd_json_put_int(w, "pid", rank);
-    qd_json_put_int(w, "tid", track);
-    qd_json_object_begin(w, "args");
-    qd_json_put_string(w, "name", name);
-    qd_json_end(w);
-    qd_json_end(w);
-}
-
 /* This rank's events as the items of a JSON list, without the brackets. */
 static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
 {
@@ -82,9 +68,9 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_list_begin(&w, NULL);
     snprintf(name, sizeof name, "rank %d", rank);
-    put_name(&w, "process_name", rank, 0, name);
+    qd_trace_put_name(&w, "process_name", rank, 0, name);
     for (int track = 0; track < QD_STREAM_COUNT; track++)
-        put_name(&w, "thread_name", rank, track, tracks[track]);
+        qd_trace_put_name(&w, "thread_name", rank, track, tracks[track]);
     for (size_t i = 0; i < t->count; i++) {
         const event *e = &t->events[i];
         if (e->op < 0)
@@ -94,7 +80,7 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     }
     if (t->dropped > 0) {
         snprintf(name, sizeof name, "%lld dropped", (long long)t->dropped);
-        put_name(&w, "process_labels", rank, 0, name);
+        qd_trace_put_name(&w, "process_labels", rank, 0, name);
     }
     qd_json_end(&w);
     return out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory to write the trace of %zu events", t->count) : QD_OK;

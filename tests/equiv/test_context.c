@@ -96,24 +96,6 @@ static void documents_do_not_leak(void **state)
 
 /* ---- bits ---- */
 
-static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
-{
-    static size_t round;
-    steps = sample_count(steps, 3);
-    trained first = trained_run(base, steps, random);
-    for (size_t v = 0; v < count; v++) {
-        char words[640];
-        if (!sample_has(v, round, 3))
-            continue;
-        snprintf(words, sizeof words, "%s%s", base, variants[v]);
-        trained other = trained_run(words, steps, random);
-        trained_same_bits(&other, &first, words);
-        free(other.weights);
-    }
-    free(first.weights);
-    round++;
-}
-
 /* For one degree and mode of cp: sharding, recompute, overlap, split backward passes and compute threads change nothing. */
 static void one_degree_gives_one_set_of_bits(void **state)
 {
@@ -130,9 +112,9 @@ static void one_degree_gives_one_set_of_bits(void **state)
         char words[640];
         snprintf(words, sizeof words, RUN LLAMA "parallel.ranks=4 parallel.cp=4 train.micro_batch=2 train.grad_sync=per_step parallel.cp_mode=%s ",
                  modes[i]);
-        compare(words, variants, sizeof variants / sizeof *variants, 5, (qd_random_tokens){.seed = 4, .documents = 3});
+        TRAINED_COMPARE(words, variants, 5, 3, .seed = 4, .documents = 3);
         snprintf(words, sizeof words, RUN GPT2 "model.dropout=0.1 parallel.ranks=4 parallel.cp=2 parallel.cp_mode=%s ", modes[i]);
-        compare(words, variants, sizeof variants / sizeof *variants, 5, (qd_random_tokens){.seed = 5, .ignored = 7});
+        TRAINED_COMPARE(words, variants, 5, 3, .seed = 5, .ignored = 7);
     }
 }
 

@@ -262,23 +262,6 @@ static void bytes_follow_the_formula(void **state)
     }
 }
 
-static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)argument;
-    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 50}\n", 1);
-}
-
-static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)world;
-    (void)argument;
-    qd_checkpoint *checkpoint;
-    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
-    qd_status status = qd_state_load(trainer, checkpoint, false);
-    qd_checkpoint_close(checkpoint);
-    return status;
-}
-
 /* A run that moves to the next layout every two steps, optimizer state and all, has the losses of one that stays on one rank. */
 static void checkpoints_travel(void **state)
 {
@@ -316,14 +299,14 @@ static void checkpoints_travel(void **state)
             qd_team *team;
             trained_ok(qd_team_create(&config, &source, &team));
             if (l > 0)
-                trained_ok(qd_team_call(team, load, NULL));
+                trained_ok(qd_team_call(team, trained_load, NULL));
             for (int s = 2 * l; s < 2 * l + 2; s++) {
                 qd_step_output out;
                 trained_ok(qd_team_step(team, &out));
                 if (!(fabs(out.loss - one.losses[s]) <= OUTCOME_TOLERANCE * one.losses[s]))
                     fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, out.loss, one.losses[s]);
             }
-            trained_ok(qd_team_call(team, save, NULL));
+            trained_ok(qd_team_call(team, trained_save, NULL));
             qd_team_destroy(team);
         }
         free(one.weights);

@@ -17,25 +17,7 @@
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=40 model.heads=4 model.vocab=67 data.seq=17 "
 #define RUN "train.optimizer=muon train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 train.clip=0.5 "
 
-static void compare(const char *base, const char *const *variants, size_t count, int steps, qd_random_tokens random)
-{
-    static size_t round;
-    steps = sample_count(steps, 3);
-    trained plain = trained_run(base, steps, random);
-    for (size_t v = 0; v < count; v++) {
-        char words[640];
-        if (!sample_has(v, round, 3))
-            continue;
-        snprintf(words, sizeof words, "%s%s", base, variants[v]);
-        trained other = trained_run(words, steps, random);
-        trained_same_bits(&other, &plain, words);
-        free(other.weights);
-    }
-    free(plain.weights);
-    round++;
-}
-#define COMPARE(base, variants, steps, ...) \
-    compare(base, variants, sizeof(variants) / sizeof *(variants), steps, (qd_random_tokens){__VA_ARGS__})
+#define COMPARE(base, variants, steps, ...) TRAINED_COMPARE(base, variants, steps, 3, __VA_ARGS__)
 
 static const char *const stages[] = {
     "parallel.zero=1",
@@ -216,21 +198,9 @@ static void bytes_follow_the_formula(void **state)
     }
 }
 
-typedef struct mutation {
-    int action;
-    bool changed;
-} mutation;
-
-static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
+static bool is_of_muon(const qd_action *a)
 {
-    (void)world;
-    qd_program *p = qd_trainer_program_mutable(trainer);
-    qd_action *a = &p->actions[((const mutation *)argument)->action];
-    a->kind = QD_ACTION_ZERO;
-    a->buffer = p->persistent[QD_BUFFER_LOSS];
-    a->first = a->count = 0;
-    a->dtype = QD_F64;
-    return QD_OK;
+    return a->kind >= QD_ACTION_MOMENTUM && a->kind <= QD_ACTION_UPDATE_MATRICES;
 }
 
 /* Every action of Muon matters: without it the run fails or ends with other bits. */
@@ -244,44 +214,7 @@ static void actions_matter(void **state)
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[640];
         snprintf(words, sizeof words, "model.layers=1 model.hidden=24 model.heads=2 model.vocab=31 data.seq=8 " RUN "run.deadline=20 %s", layouts[l]);
-        trained good = trained_run(words, 2, (qd_random_tokens){.seed = 13});
-        qd_config config = layout_config(words);
-        qd_arena *arena;
-        qd_program *p;
-        trained_ok(qd_arena_create(&arena));
-        trained_ok(qd_config_build(&config, 0, arena, &p));
-        for (int i = 0; i < p->action_count; i++) {
-            if (p->actions[i].kind < QD_ACTION_MOMENTUM || p->actions[i].kind > QD_ACTION_UPDATE_MATRICES)
-                continue;
-            if (!sample_has(met++, 0, 3))
-                continue;
-            qd_random_tokens random = {.seed = 13, .vocab = config.model.vocab};
-            qd_batch_source source = qd_random_source(&random);
-            qd_team *team;
-            mutation m = {.action = i};
-            trained_ok(qd_team_create(&config, &source, &team));
-            trained_ok(qd_team_call(team, leave_out, &m));
-            for (int s = 0; s < 2 && !m.changed; s++) {
-                qd_step_output out;
-                m.changed = qd_team_step(team, &out) != QD_OK || out.loss != good.losses[s] || out.grad_norm != good.norms[s];
-            }
-            if (!m.changed) {
-                float *weights;
-                int64_t count;
-                trained_read(team, QD_TENSOR_VALUE, &weights, &count);
-                m.changed = memcmp(weights, good.weights, (size_t)count * sizeof *weights) != 0;
-                free(weights);
-            }
-            if (!m.changed) {
-                char text[200];
-                qd_action_describe(p, i, text, sizeof text);
-                fail_msg("%s: action %d (%s) was left out, and nothing happened", words, i, text);
-            }
-            qd_team_destroy(team);
-            tried++;
-        }
-        qd_arena_destroy(arena);
-        free(good.weights);
+        trained_actions_matter(words, 2, is_of_muon, 3, &met, &tried);
     }
     assert_true(met > 30 && tried >= sample_count((int)met, (int)met / 6));
 }

@@ -182,23 +182,6 @@ static void run_steps(qd_team *team, int count, double *losses)
     }
 }
 
-static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)argument;
-    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 50}\n", 1);
-}
-
-static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)world;
-    (void)argument;
-    qd_checkpoint *checkpoint;
-    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
-    qd_status status = qd_state_load(trainer, checkpoint, false);
-    qd_checkpoint_close(checkpoint);
-    return status;
-}
-
 /* Saved on one layout, gone on with on another of the same dp: the same bits as without a stop. */
 static void checkpoints_travel_between_pipelines(void **state)
 {
@@ -221,11 +204,11 @@ static void checkpoints_travel_between_pipelines(void **state)
             snprintf(words[1], sizeof words[1], "%s%s", models[m], layouts[to]);
             qd_team *team = start(words[0], &random);
             run_steps(team, 2, whole);
-            trained_ok(qd_team_call(team, save, NULL));
+            trained_ok(qd_team_call(team, trained_save, NULL));
             run_steps(team, 3, whole + 2);
             qd_team_destroy(team);
             team = start(words[1], &random);
-            trained_ok(qd_team_call(team, load, NULL));
+            trained_ok(qd_team_call(team, trained_load, NULL));
             run_steps(team, 3, part + 2);
             qd_team_destroy(team);
             for (int s = 2; s < 5; s++)

@@ -1,7 +1,7 @@
 /* Stop, resume, on the same and on other layouts; damaged checkpoints are named and passed over. */
-#include "support/layout.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/trained.h"
 #include "train/saver.h"
 #include "train/state.h"
 
@@ -41,23 +41,6 @@ static void run_steps(qd_team *team, int count, double *losses)
     }
 }
 
-static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)argument;
-    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 20}\n", 3);
-}
-
-static qd_status load(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    (void)world;
-    (void)argument;
-    qd_checkpoint *checkpoint;
-    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
-    qd_status status = qd_state_load(trainer, checkpoint, false);
-    qd_checkpoint_close(checkpoint);
-    return status;
-}
-
 static void resume_is_exact(void **state)
 {
     (void)state;
@@ -76,11 +59,11 @@ static void resume_is_exact(void **state)
 
         team = start(bases[b], &random);
         run_steps(team, 7, part);
-        ok(qd_team_call(team, save, NULL));
+        ok(qd_team_call(team, trained_save, NULL));
         qd_team_destroy(team);
 
         team = start(bases[b], &random);
-        ok(qd_team_call(team, load, NULL));
+        ok(qd_team_call(team, trained_load, NULL));
         run_steps(team, 13, part + 7);
         qd_team_destroy(team);
         for (int s = 0; s < 20; s++)
@@ -96,7 +79,7 @@ static void resume_is_exact(void **state)
             if (!sample_has(l, b, 3))
                 continue;
             team = start(words, &other);
-            ok(qd_team_call(team, load, NULL));
+            ok(qd_team_call(team, trained_load, NULL));
             run_steps(team, 13, part + 7);
             qd_team_destroy(team);
             for (int s = 7; s < 20; s++)
@@ -121,14 +104,14 @@ static void any_stage_reads_any(void **state)
     qd_random_tokens random;
     qd_team *team = start(MODEL "parallel.ranks=4 parallel.zero=3", &random);
     run_steps(team, 7, whole);
-    ok(qd_team_call(team, save, NULL));
+    ok(qd_team_call(team, trained_save, NULL));
     run_steps(team, 20, whole + 7);
     qd_team_destroy(team);
     for (size_t o = 0; o < sizeof others / sizeof *others; o++) {
         char words[512];
         snprintf(words, sizeof words, MODEL "%s", others[o].words);
         team = start(words, &random);
-        ok(qd_team_call(team, load, NULL));
+        ok(qd_team_call(team, trained_load, NULL));
         run_steps(team, 20, part + 7);
         qd_team_destroy(team);
         for (int s = 7; s < 27; s++)
@@ -179,7 +162,7 @@ static void written_while_training(void **state)
     ok(qd_team_call(team, finish, NULL));
     qd_team_destroy(team);
     team = start(MODEL "parallel.ranks=4", &random);
-    ok(qd_team_call(team, load, NULL));
+    ok(qd_team_call(team, trained_load, NULL));
     run_steps(team, 15, part + 5);
     qd_team_destroy(team);
     assert_memory_equal(whole + 5, part + 5, 15 * sizeof *part);
@@ -193,11 +176,11 @@ static void damage_falls_back(void **state)
     qd_random_tokens random;
     qd_team *team = start(MODEL "parallel.ranks=1", &random);
     run_steps(team, 2, NULL);
-    ok(qd_team_call(team, save, NULL));
+    ok(qd_team_call(team, trained_save, NULL));
     run_steps(team, 2, NULL);
     for (size_t f = 0; f < sizeof files / sizeof *files; f++) {
         for (int where = 0; where < 12; where++) {
-            ok(qd_team_call(team, save, NULL)); /* step 4 anew */
+            ok(qd_team_call(team, trained_save, NULL)); /* step 4 anew */
             char path[256];
             snprintf(path, sizeof path, "%s/step-000000000004/%s", scratch_folder(), files[f]);
             FILE *file = fopen(path, "r+b");
@@ -233,7 +216,7 @@ static void old_ones_are_pruned(void **state)
     qd_team *team = start(MODEL "parallel.ranks=1", &random);
     for (int i = 0; i < 5; i++) {
         run_steps(team, 1, NULL);
-        ok(qd_team_call(team, save, NULL));
+        ok(qd_team_call(team, trained_save, NULL));
     }
     struct stat info;
     for (int step = 1; step <= 5; step++) {
@@ -250,10 +233,10 @@ static void another_model_is_refused(void **state)
     qd_random_tokens random;
     qd_team *team = start(MODEL "parallel.ranks=1", &random);
     run_steps(team, 1, NULL);
-    ok(qd_team_call(team, save, NULL));
+    ok(qd_team_call(team, trained_save, NULL));
     qd_team_destroy(team);
     team = start(MODEL "parallel.ranks=1 model.hidden=64", &random);
-    assert_int_equal(qd_team_call(team, load, NULL), QD_USAGE);
+    assert_int_equal(qd_team_call(team, trained_load, NULL), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "61 x 32, the model's is 61 x 64"));
     qd_team_destroy(team);
 }

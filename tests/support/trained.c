@@ -1,6 +1,11 @@
 #include "support/trained.h"
 
+#include "support/sample.h"
+#include "support/scratch.h"
+#include "train/state.h"
+
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,4 +64,98 @@ void trained_same_bits(const trained *a, const trained *b, const char *what)
                      a->norms[s], b->norms[s]);
     if (memcmp(a->weights, b->weights, (size_t)a->count * sizeof(float)) != 0)
         fail_msg("%s: weights differ", what);
+}
+
+void trained_compare(const char *base, const char *const *variants, size_t count, int steps, int few, qd_random_tokens random)
+{
+    static size_t round;
+    steps = sample_count(steps, few);
+    trained plain = trained_run(base, steps, random);
+    for (size_t v = 0; v < count; v++) {
+        char words[640];
+        if (!sample_has(v, round, 3))
+            continue;
+        snprintf(words, sizeof words, "%s%s", base, variants[v]);
+        trained other = trained_run(words, steps, random);
+        trained_same_bits(&other, &plain, words);
+        free(other.weights);
+    }
+    free(plain.weights);
+    round++;
+}
+
+/* An action that does nothing stands in its place. */
+static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    qd_program *p = qd_trainer_program_mutable(trainer);
+    qd_action *a = &p->actions[*(const int *)argument];
+    a->kind = QD_ACTION_ZERO;
+    a->buffer = p->persistent[QD_BUFFER_LOSS];
+    a->first = a->count = 0;
+    a->dtype = QD_F64;
+    return QD_OK;
+}
+
+/* Whether the run without an action differs from the good one. */
+static bool matters(const qd_config *config, int action, const trained *good)
+{
+    qd_random_tokens random = {.seed = 13, .vocab = config->model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    bool changed = false;
+    trained_ok(qd_team_create(config, &source, &team));
+    trained_ok(qd_team_call(team, leave_out, &action));
+    for (int s = 0; s < good->steps && !changed; s++) {
+        qd_step_output out;
+        changed = qd_team_step(team, &out) != QD_OK || out.loss != good->losses[s] || out.grad_norm != good->norms[s];
+    }
+    if (!changed) {
+        float *weights;
+        int64_t count;
+        trained_read(team, QD_TENSOR_VALUE, &weights, &count);
+        changed = memcmp(weights, good->weights, (size_t)count * sizeof *weights) != 0;
+        free(weights);
+    }
+    qd_team_destroy(team);
+    return changed;
+}
+
+void trained_actions_matter(const char *words, int steps, bool (*wanted)(const qd_action *action), size_t every, size_t *met, int *tried)
+{
+    trained good = trained_run(words, steps, (qd_random_tokens){.seed = 13});
+    qd_config config = layout_config(words);
+    qd_arena *arena;
+    qd_program *p;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &p));
+    for (int i = 0; i < p->action_count; i++) {
+        if (!wanted(&p->actions[i]) || !sample_has((*met)++, 0, every))
+            continue;
+        if (!matters(&config, i, &good)) {
+            char text[200];
+            qd_action_describe(p, i, text, sizeof text);
+            fail_msg("%s: action %d (%s) was left out, and nothing happened", words, i, text);
+        }
+        ++*tried;
+    }
+    qd_arena_destroy(arena);
+    free(good.weights);
+}
+
+qd_status trained_save(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    return qd_state_save(trainer, world, scratch_folder(), "train: {steps: 50}\n", 3);
+}
+
+qd_status trained_load(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    qd_checkpoint *checkpoint;
+    QD_TRY(qd_store_open(scratch_folder(), INT64_MAX, true, &checkpoint, NULL));
+    qd_status status = qd_state_load(trainer, checkpoint, false);
+    qd_checkpoint_close(checkpoint);
+    return status;
 }

@@ -22,4 +22,17 @@ trained trained_run(const char *words, int steps, qd_random_tokens random);
 
 /* Losses, norms and weights, bit by bit. */
 void trained_same_bits(const trained *a, const trained *b, const char *what);
+
+/* The bits of `base` with each variant against those without; with a sanitizer a part of the variants and at most `few` steps. */
+void trained_compare(const char *base, const char *const *variants, size_t count, int steps, int few, qd_random_tokens random);
+#define TRAINED_COMPARE(base, variants, steps, few, ...) \
+    trained_compare(base, variants, sizeof(variants) / sizeof *(variants), steps, few, (qd_random_tokens){__VA_ARGS__})
+
+/* Leaves out one action after another of rank 0's program, on all ranks, out of those that `wanted` picks: the run must fail or
+ * end with other bits. *met counts those, of which one in `every` is tried with a sanitizer; *tried those. */
+void trained_actions_matter(const char *words, int steps, bool (*wanted)(const qd_action *action), size_t every, size_t *met, int *tried);
+
+/* For qd_team_call: the newest checkpoint of the scratch folder, into which `save` writes. */
+qd_status trained_save(qd_trainer *trainer, qd_comm *world, void *argument);
+qd_status trained_load(qd_trainer *trainer, qd_comm *world, void *argument);
 #endif
