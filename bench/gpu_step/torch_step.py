@@ -36,14 +36,17 @@ class Block(nn.Module):
         self.up = nn.Linear(hidden, (2 if self.llama else 1) * ffn, bias=bias)
         self.down = nn.Linear(ffn, hidden, bias=bias)
 
-    def forward(self, x, cos, sin):
+    def attend(self, x, cos, sin):
         batch, seq, hidden = x.shape
         sizes = [self.heads * self.head, self.kv * self.head, self.kv * self.head]
         q, k, v = (z.view(batch, seq, -1, self.head).transpose(1, 2) for z in self.qkv(self.norm1(x)).split(sizes, -1))
         if self.llama:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv != self.heads)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, seq, hidden))
+        return x + self.out(y.transpose(1, 2).reshape(batch, seq, hidden))
+
+    def forward(self, x, cos, sin):
+        x = self.attend(x, cos, sin)
         y = self.up(self.norm2(x))
         if self.llama:
             gate, y = y.chunk(2, -1)

@@ -194,6 +194,14 @@ qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backen
     return QD_OK;
 }
 
+bool qd_comm_watch(qd_comm *comm, qd_timeline *timeline, int id)
+{
+    if (comm->on_device != &qd_comm_device_threads) return false;
+    comm->timeline = timeline;
+    comm->timeline_id = id;
+    return true;
+}
+
 /* The communicator for host memory is split, and the new one put on the same device. */
 static qd_status split_on_device(qd_comm *comm, int colour, int key, const char *name, qd_comm **group)
 {

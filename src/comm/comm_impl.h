@@ -69,6 +69,8 @@ struct qd_transfer {
     double noted_at;     /* core: time of the last write to its note */
     int note;            /* core: where it says that it waits (qd_wait_board), or -1 */
     bool started;        /* core */
+    struct qd_timeline *timeline; /* of the communication stream; NULL: nobody watches */
+    int timeline_id, piece;
     _Alignas(64) unsigned char state[QD_TRANSFER_STATE_BYTES]; /* the backend's; not cleared before start() */
 };
 
@@ -118,6 +120,8 @@ struct qd_comm {
     qd_comm *host; /* on a device: the communicator of the same ranks for host memory */
     bool owns_host;
     struct qd_device *device;
+    struct qd_timeline *timeline; /* on a device: for the operations that start now, as pieces timeline_id; may be NULL */
+    int timeline_id;
     int rank, size;
     int *world_ranks; /* (size) */
     char name[QD_COMM_NAME_BYTES];

@@ -24,6 +24,7 @@
 #define QD_COMM_DEVICE_H
 
 #include "device/device.h"
+#include "device/timeline.h"
 
 #include <quadrille/comm.h>
 
@@ -31,6 +32,11 @@
  * Collective over `host`, which must outlive *comm (for messages and splitting) and remains the way to exchange host memory.
  * The device must outlive *comm. Groups split from *comm are on the same device. */
 qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backend, qd_comm **comm);
+
+/* Operations of `comm` that start from now on become pieces `id` of a timeline of the rank's communication stream: the time in
+ * which this rank's share of the data moves; of a send, until the receiver has it. False where the backend has streams of its own
+ * (nccl): then there are no pieces. */
+bool qd_comm_watch(qd_comm *comm, qd_timeline *timeline, int id);
 
 /* "2.28.3"; false where NCCL is not built in or cannot be loaded. */
 bool qd_nccl_version(char *text, size_t size);

@@ -267,6 +267,8 @@ static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *reque
     op->moved_at = op->noted_at = 0;
     op->note = -1;
     op->started = false;
+    op->timeline = comm->timeline;
+    op->timeline_id = comm->timeline_id;
     uint64_t sequence = request->kind == QD_COLL_SEND   ? ++comm->sent[request->root]
                         : request->kind == QD_COLL_RECV ? ++comm->received[request->root]
                                                         : ++comm->sequence;

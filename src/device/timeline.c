@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 typedef struct piece {
@@ -13,8 +14,9 @@ typedef struct piece {
 struct qd_timeline {
     qd_stream *stream;
     bool events;
-    qd_event *origin; /* recorded with the first piece, at origin_seconds of the clock */
+    qd_event *origin; /* recorded by start, at origin_seconds of the clock */
     double origin_seconds;
+    pthread_mutex_t lock; /* the next three */
     piece *pieces;
     int count, capacity;
 };
@@ -31,6 +33,7 @@ qd_status qd_timeline_create(qd_stream *stream, qd_timeline **timeline)
         free(t);
         return status;
     }
+    pthread_mutex_init(&t->lock, NULL);
     *timeline = t;
     return QD_OK;
 }
@@ -44,6 +47,7 @@ void qd_timeline_destroy(qd_timeline *t)
         qd_event_destroy(t->pieces[i].done);
     }
     qd_event_destroy(t->origin);
+    pthread_mutex_destroy(&t->lock);
     free(t->pieces);
     free(t);
 }
@@ -68,8 +72,10 @@ static qd_status grow(qd_timeline *t)
 }
 
 /* The clock's time of the first event is that of asking for it while the stream is idle: the host waits for it once. */
-static qd_status set_origin(qd_timeline *t)
+qd_status qd_timeline_start(qd_timeline *t)
 {
+    if (!t->events)
+        return QD_OK;
     QD_TRY(qd_stream_wait(t->stream));
     QD_TRY(qd_event_record(t->origin, t->stream));
     QD_TRY(qd_event_wait(t->origin));
@@ -77,12 +83,10 @@ static qd_status set_origin(qd_timeline *t)
     return QD_OK;
 }
 
-qd_status qd_timeline_begin(qd_timeline *t, int id, int *index)
+static qd_status begin(qd_timeline *t, int id, int *index)
 {
     if (t->count == t->capacity)
         QD_TRY(grow(t));
-    if (t->events && t->count == 0)
-        QD_TRY(set_origin(t));
     piece *p = &t->pieces[t->count];
     p->id = id;
     *index = t->count++;
@@ -92,13 +96,25 @@ qd_status qd_timeline_begin(qd_timeline *t, int id, int *index)
     return QD_OK;
 }
 
+qd_status qd_timeline_begin(qd_timeline *t, int id, int *index)
+{
+    pthread_mutex_lock(&t->lock);
+    qd_status status = begin(t, id, index);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
 qd_status qd_timeline_end(qd_timeline *t, int index)
 {
+    qd_status status = QD_OK;
+    pthread_mutex_lock(&t->lock);
     piece *p = &t->pieces[index];
     if (t->events)
-        return qd_event_record(p->done, t->stream);
-    p->end = qd_clock_now();
-    return QD_OK;
+        status = qd_event_record(p->done, t->stream);
+    else
+        p->end = qd_clock_now();
+    pthread_mutex_unlock(&t->lock);
+    return status;
 }
 
 qd_status qd_timeline_collect(qd_timeline *t, qd_timeline_visitor visit, void *context)

@@ -10,7 +10,10 @@ typedef struct qd_timeline qd_timeline;
 qd_status qd_timeline_create(qd_stream *stream, qd_timeline **timeline);
 void qd_timeline_destroy(qd_timeline *timeline); /* NULL is legal */
 
-/* A piece with a number of the caller's. Pieces may contain others. */
+/* The stream is idle for a moment: from here on its times are those of the clock. Before the first piece, and after each collect. */
+qd_status qd_timeline_start(qd_timeline *timeline);
+
+/* A piece with a number of the caller's. Pieces may contain others, and may come from several threads. */
 qd_status qd_timeline_begin(qd_timeline *timeline, int id, int *piece);
 qd_status qd_timeline_end(qd_timeline *timeline, int piece);
 

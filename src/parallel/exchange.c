@@ -1,6 +1,7 @@
 #include "parallel/exchange.h"
 
 #include "base/clock.h"
+#include "comm/device.h"
 #include "parallel/context.h"
 #include "parallel/dispatch.h"
 
@@ -22,6 +23,7 @@ struct qd_exchanger {
     row_lists *lists;
     qd_exchange_observer observer;
     void *observer_context;
+    qd_exchange_watch watch;
     qd_dispatcher dispatcher;
 };
 
@@ -129,8 +131,16 @@ static qd_status start(void *context, int index, const qd_op *op, const qd_slot 
 {
     qd_exchanger *e = context;
     double begin = qd_clock_now();
+    int piece = 0;
+    bool stands = e->watch.compute && !op->exchange.async;
     (void)slots;
+    if (e->watch.comm && op->exchange.index >= 0)
+        qd_comm_watch(e->bound->groups[op->exchange.index], e->watch.comm, e->watch.first_id + index);
+    if (stands)
+        QD_TRY(qd_timeline_begin(e->watch.compute, e->watch.first_id + index, &piece));
     QD_TRY(carry_out(e, index, op, at));
+    if (stands)
+        QD_TRY(qd_timeline_end(e->watch.compute, piece));
     if (e->observer && !op->exchange.async)
         e->observer(e->observer_context, index, begin, qd_clock_now(), begin);
     return QD_OK;
@@ -146,8 +156,13 @@ static qd_status finish(void *context, int index)
 {
     qd_exchanger *e = context;
     double begin = 0, end = 0, waited = qd_clock_now();
-    bool any = e->work[2 * index] || e->work[2 * index + 1];
+    bool any = e->work[2 * index] || e->work[2 * index + 1], stands = any && e->watch.compute;
+    int piece = 0;
+    if (stands)
+        QD_TRY(qd_timeline_begin(e->watch.compute, e->watch.first_id + index, &piece));
     QD_TRY(settle(e, index, &begin, &end));
+    if (stands)
+        QD_TRY(qd_timeline_end(e->watch.compute, piece));
     if (any && e->observer)
         e->observer(e->observer_context, index, begin, end, waited);
     return QD_OK;
@@ -213,6 +228,12 @@ void qd_exchanger_observe(qd_exchanger *e, qd_exchange_observer observer, void *
         return;
     e->observer = observer;
     e->observer_context = context;
+}
+
+void qd_exchanger_watch(qd_exchanger *e, qd_exchange_watch watch)
+{
+    if (e)
+        e->watch = watch;
 }
 
 void qd_exchanger_drain(qd_exchanger *e)

@@ -7,6 +7,7 @@
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
 #include "train/update.h"
+#include "train/watch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ struct qd_interpreter {
     int64_t *cursor;        /* per family and part: the next row of it to be summed */
     int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
     qd_timeline *timeline;  /* made when a step is traced or profiled */
+    qd_watch *watch;        /* made when a step is traced; NULL: nothing to watch */
     /* of the step that runs */
     const qd_step_input *in;
     int at; /* the action that runs */
@@ -106,6 +108,7 @@ void qd_interpreter_destroy(qd_interpreter *it)
     qd_host_free(it->bound->device, it->whole);
     qd_host_free(it->bound->device, it->squares);
     qd_host_free(it->bound->device, it->sums);
+    qd_watch_destroy(it->watch);
     qd_exchanger_destroy(it->exchanger);
     qd_timeline_destroy(it->timeline);
     free(it);
@@ -565,7 +568,8 @@ static qd_status wait_for(qd_interpreter *it, int index)
     it->work[index] = NULL;
     double begin = 0, end = 0;
     qd_status status = qd_work_wait_timed(work, &begin, &end);
-    qd_trace_add(it->in->trace, it->in->step, index, begin, end);
+    if (!it->watch)
+        qd_trace_add(it->in->trace, it->in->step, index, begin, end);
     return status;
 }
 
@@ -587,6 +591,8 @@ static qd_status run_action(qd_interpreter *it, int index)
 {
     const qd_action *a = &it->program->actions[index];
     it->at = index;
+    if (it->in->trace)
+        qd_watch_action(it->watch, index);
     double arrived = qd_clock_now();
     for (int d = 0; d < a->dep_count; d++)
         QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
@@ -606,12 +612,16 @@ static qd_status run_action(qd_interpreter *it, int index)
     return qd_timeline_end(it->timeline, piece);
 }
 
-/* A piece of the timeline is an action, or an op (numbered after the actions). */
+/* A piece of the timeline is an action, an op (numbered after the actions), or a wait for an exchange. */
 static void take_piece(void *context, int id, double begin, double end)
 {
     qd_interpreter *it = context;
     qd_step_profile *profile = it->in->profile;
     int actions = it->program->action_count;
+    if (id >= actions + QD_OP_KIND_COUNT) {
+        qd_watch_stood(it->watch, id, begin);
+        return;
+    }
     if (id >= actions) {
         profile->ops.seconds[id - actions] += end - begin;
         return;
@@ -658,6 +668,12 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     int index = 0;
     if ((input->trace || input->profile) && !it->timeline)
         QD_TRY(qd_timeline_create(it->stream, &it->timeline));
+    if (input->trace && !it->watch)
+        QD_TRY(qd_watch_create(it->bound, it->exchanger, it->timeline, it->program->action_count + QD_OP_KIND_COUNT, &it->watch));
+    if (input->trace || input->profile) {
+        QD_TRY(qd_timeline_start(it->timeline));
+        QD_TRY(qd_watch_start(it->watch));
+    }
     bool watched = input->trace && qd_device_get_caps(it->bound->device)->host_memory;
     qd_exchanger_observe(it->exchanger, watched ? take_exchange : NULL, it);
     for (; index < it->program->action_count && status == QD_OK; index++) {
@@ -677,8 +693,14 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         if (it->not_finite[0] != '\0')
             return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
     }
-    if (input->trace || input->profile)
+    if (input->trace || input->profile) {
+        QD_TRY(qd_watch_collect(it->watch));
         QD_TRY(qd_timeline_collect(it->timeline, take_piece, it));
+    }
+    if (input->trace) {
+        qd_watch_tell(it->watch, input->trace, input->step);
+        qd_watch_stop(it->watch);
+    }
     *output = (qd_step_output){
         .loss = it->loss[1] > 0.0 ? it->loss[0] / it->loss[1] : 0.0,
         .tokens = it->loss[1],

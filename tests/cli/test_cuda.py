@@ -4,34 +4,15 @@ ctest: processors 2
 """
 import os
 import sys
-import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
-import program  # noqa: E402
+from gpu import SMALL, TEXT, GpuTest, main  # noqa: E402
 
-TEXT = os.path.join(program.SOURCE, "examples", "data", "king-james.txt")
 TINY = {
     "llama": ["model.layers=3", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "data.seq=48"],
     "gpt2": ["model.arch=gpt2", "model.layers=3", "model.hidden=64", "model.heads=4", "data.seq=33"],
 }
-# 25 M parameters on bytes: large enough for bf16 to matter, small enough for 200 steps in seconds.
-SMALL = ["model.layers=8", "model.hidden=512", "model.heads=8", "model.kv_heads=4", "data.seq=256", "train.global_batch=16"]
-
-
-class Cuda(program.ProgramTest):
-    def train(self, folder, *arguments, timeout=400):
-        self.ok(self.run_program("train", f"data.path={TEXT}", f"run.dir={folder}", "train.schedule=constant", *arguments,
-                                 timeout=timeout))
-        return self.numbers(folder)
-
-    def losses(self, rows):
-        return [float(row[1]) for row in rows]
-
-    def close(self, left, right, relative):
-        for step, (a, b) in enumerate(zip(self.losses(left), self.losses(right)), 1):
-            self.assertLessEqual(abs(a - b), relative * abs(b), f"step {step}: {a} and {b}")
-        self.assertEqual(len(left), len(right))
-
+class Cuda(GpuTest):
     def test_tiny_models_follow_the_cpu(self):
         for name, model in TINY.items():
             for extra in ([], ["data.document_mask=true", "data.separator=\n"], ["model.dropout=0.1"], ["train.recompute=full"]):
@@ -69,8 +50,7 @@ class Cuda(program.ProgramTest):
                 if limit:
                     self.close(many, one, limit)
                 else:
-                    for a, b in zip(self.losses(one), self.losses(many)):
-                        self.assertLessEqual(abs(a - b), 0.02)
+                    self.near(many, one)
 
     def test_a_model_that_does_not_fit_says_what_would(self):
         result = self.run_program("train", f"data.path={TEXT}", *SMALL, "model.layers=200", "model.hidden=8192", "model.head_dim=128",
@@ -87,14 +67,5 @@ class Cuda(program.ProgramTest):
         self.assertEqual(*texts)
 
 
-def has_device():
-    result = program.ProgramTest().run_anywhere("bench", "step", "--device", "cuda", "model.layers=1", "--repeat", "1")
-    if result.returncode != 0:
-        print("skipped:", result.stderr.strip())
-    return result.returncode == 0
-
-
 if __name__ == "__main__":
-    if not has_device():
-        sys.exit(77)
-    unittest.main()
+    main()

@@ -24,10 +24,22 @@ qd_options *layout_options(const char *words)
     return options;
 }
 
+/* QUADRILLE_DEVICE=cuda runs the models of any test on a GPU that all ranks share, with kernels that repeat their bits. */
+static const char *chosen_device(void)
+{
+    const char *device = getenv("QUADRILLE_DEVICE");
+    return device ? device : "cpu";
+}
+
 qd_config layout_config(const char *words)
 {
     qd_config config;
     qd_options *options = layout_options(words);
+    char device[64];
+    snprintf(device, sizeof device, "run.device=%s", chosen_device());
+    must(qd_options_assign(options, device), device);
+    must(qd_options_assign(options, "train.deterministic=true"), "train.deterministic");
+    must(qd_options_assign(options, "run.gpu=0"), "run.gpu");
     must(qd_config_resolve(options, 0, &config), words);
     static const char *const no_text = "";
     config.data = (qd_data_config){no_text, no_text, no_text, no_text, no_text, 0.0, false, false};
@@ -35,7 +47,7 @@ qd_config layout_config(const char *words)
     static char file[4096]; /* the options go */
     snprintf(file, sizeof file, "%s", config.pipeline.file);
     config.pipeline.file = file;
-    config.device = "cpu";
+    config.device = chosen_device();
     config.backend = "local";
     qd_options_destroy(options);
     return config;

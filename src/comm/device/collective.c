@@ -233,7 +233,9 @@ static qd_status enqueue(qd_transfer *op)
     QD_TRY(qd_stream_wait_event(stream, state_of(op)->base.flight->ready));
     for (int p = 0; p < op->comm->size; p++)
         if (p != me && waits_for(op, p)) QD_TRY(qd_stream_wait_event(stream, post_of(op, p)->ready));
+    QD_TRY(qd_threads_piece_begin(op));
     QD_TRY(share(op));
+    QD_TRY(qd_threads_piece_end(op));
     qd_threads_lane *lane = qd_threads_lane_of(op, me);
     lane->parity[parity_of(op)].pushed = state_of(op)->pushed;
     return qd_event_record(lane->parity[parity_of(op)].done, stream);

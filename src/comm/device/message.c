@@ -38,7 +38,9 @@ qd_status qd_threads_message_start(qd_transfer *op)
 static qd_status end_send(qd_transfer *op)
 {
     state *s = state_of(op);
+    QD_TRY(qd_threads_piece_begin(op));
     QD_TRY(qd_stream_wait_event(qd_threads_stream(op), s->channel->done));
+    QD_TRY(qd_threads_piece_end(op));
     return qd_event_record(s->base.flight->over, qd_threads_stream(op));
 }
 
@@ -51,8 +53,10 @@ static qd_status receive(qd_transfer *op)
     if (!s->channel->done) QD_TRY(qd_event_create(op->comm->device, &s->channel->done));
     QD_TRY(qd_stream_wait_event(stream, s->base.flight->ready));
     QD_TRY(qd_stream_wait_event(stream, s->channel->post.ready));
+    QD_TRY(qd_threads_piece_begin(op));
     qd_threads_batch_add(&batch, op->request.out, s->channel->post.request.in, bytes);
     QD_TRY(qd_threads_batch_end(&batch));
+    QD_TRY(qd_threads_piece_end(op));
     op->bytes += bytes;
     QD_TRY(qd_event_record(s->channel->done, stream));
     return qd_event_record(s->base.flight->over, stream);

@@ -16,6 +16,7 @@
 
 #include "comm/comm_impl.h"
 #include "device/device.h"
+#include "device/timeline.h"
 
 #define QD_THREADS_LINE 128
 #define QD_THREADS_STAGED_BYTES (16 << 10) /* the largest direct all-reduce must fit */
@@ -101,6 +102,17 @@ static inline qd_threads_channel *qd_threads_channel_of(const qd_comm *comm, int
 static inline qd_stream *qd_threads_stream(const qd_transfer *op)
 {
     return qd_device_comm_stream(op->comm->device);
+}
+
+/* Around this rank's share of an operation, for those who watch. */
+static inline qd_status qd_threads_piece_begin(qd_transfer *op)
+{
+    return op->timeline ? qd_timeline_begin(op->timeline, op->timeline_id, &op->piece) : QD_OK;
+}
+
+static inline qd_status qd_threads_piece_end(qd_transfer *op)
+{
+    return op->timeline ? qd_timeline_end(op->timeline, op->piece) : QD_OK;
 }
 
 /* Wakes sleeping threads of a rank, or of all but this one. Call after the store that they wait for. */

@@ -10,9 +10,10 @@ static ncclDataType_t type_of(qd_dtype dtype)
     return types[dtype];
 }
 
-static ncclRedOp_t reduction_of(qd_reduce_op op)
+/* The average of one rank is its sum; NCCL 2.28's average of fp64 numbers of a single rank is wrong in the last element. */
+static ncclRedOp_t reduction_of(const qd_comm *comm, qd_reduce_op op)
 {
-    return op == QD_MAX ? ncclMax : op == QD_AVG ? ncclAvg : ncclSum;
+    return op == QD_MAX ? ncclMax : op == QD_AVG && comm->size > 1 ? ncclAvg : ncclSum;
 }
 
 /* Slices or segments of one size each, one after another: NCCL has a call for it. */
@@ -34,7 +35,7 @@ static ncclResult_t reduce_segments(const qd_transfer *op, ncclComm_t nccl, cuda
             char *to = rank == op->comm->rank ? (char *)r->out + packed * size : NULL;
             if (segment.count > 0)
                 result = ncclReduce((const char *)r->in + segment.offset * size, to, (size_t)segment.count, type_of(r->dtype),
-                                    reduction_of(r->reduce), rank, nccl, stream);
+                                    reduction_of(op->comm, r->reduce), rank, nccl, stream);
             packed += segment.count;
         }
     }
@@ -105,7 +106,7 @@ static ncclResult_t issue(const qd_transfer *op, ncclComm_t nccl, cudaStream_t s
     const qd_coll_request *r = &op->request;
     size_t count = (size_t)r->count, each = count / (size_t)op->comm->size;
     ncclDataType_t type = type_of(r->dtype);
-    ncclRedOp_t reduce = reduction_of(r->reduce);
+    ncclRedOp_t reduce = reduction_of(op->comm, r->reduce);
     if (r->count == 0 && r->kind != QD_COLL_ALL_TO_ALL) return ncclSuccess;
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE: return ncclAllReduce(r->in, r->out, count, type, reduce, nccl, stream);

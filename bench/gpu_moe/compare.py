@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Quadrille's training step of models with experts beside PyTorch's on one GPU: the same models and batches, one after another in
+one run.
+
+  python3 bench/gpu_moe/compare.py [CASE ...] [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
+      [--ours-only] [--json FILE]
+
+Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then where our time goes: routing, permutation, products over
+experts, everything else, and by op. PyTorch: grouped products, compiled; with rows packed and with rows padded, the faster counts.
+"""
+import argparse
+import json
+import os
+import sys
+
+from moe_cases import AUX_LOSS, CASES, flops_per_token, parameters
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(HERE, "..", "gpu_step"))
+from compare import last_json, print_breakdown, print_table  # noqa: E402
+
+SHARES = {
+    "routing": ("route", "route.plan", "route.grad", "route.load"),
+    "permutation": ("permute", "combine", "combine.grad"),
+    "products over experts": ("experts", "experts.dx", "experts.dw"),
+    "activation of experts": ("experts.activation", "experts.activation.grad"),
+}
+
+
+def ours(o, name):
+    c = CASES[name]
+    keys = {"model.arch": "llama", "model.layers": c.layers, "model.hidden": c.hidden, "model.heads": c.heads, "model.kv_heads": c.kv_heads,
+            "model.ffn": c.ffn, "model.vocab": c.vocab, "model.rope_base": 500000, "model.experts": c.experts,
+            "model.experts_per_token": c.per_token, "model.expert_ffn": c.expert_ffn, "model.shared_experts": c.shared, "model.first_dense": c.dense,
+            "model.router_normalised": "true", "model.aux_loss": AUX_LOSS, "model.balance": "batch", "data.seq": c.seq, "train.global_batch": c.batch,
+            "train.micro_batch": c.batch, "train.precision": "bf16", "train.clip": 1, "train.lr": 1e-4, "run.device": "cuda"}
+    return last_json([o.quadrille, "bench", "step", "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.repeat)] +
+                     [f"{key}={value}" for key, value in keys.items()] + o.set, "quadrille")
+
+
+def theirs(o, name):
+    runs = [last_json([o.python, os.path.join(HERE, "torch_moe.py"), name, "--pad", str(pad), "--warm-up", str(o.warm_up), "--repeat",
+                       str(o.repeat)], f"PyTorch, rows padded to {pad}") for pad in o.pads]
+    runs = [run for run in runs if run]
+    for run in runs:
+        print(f"  padded to {run['pad']}: {run['milliseconds']:.2f} ms, loss {run['loss']:.4f}", file=sys.stderr, flush=True)
+    return min(runs, key=lambda run: run["milliseconds"]) if runs else None
+
+
+def compare(o, name):
+    c = CASES[name]
+    mine = ours(o, name)
+    step = None if o.ours_only else theirs(o, name)
+    row = {"case": name, "batch": c.batch, "seq": c.seq, "flops_per_token": flops_per_token(c), "quadrille": mine, "torch": step, "floor": None}
+    if mine:
+        row["tokens_per_second"] = mine["tokens_per_second"]
+        row["peak_bytes"] = mine["allocated_bytes"] + mine["workspace_bytes"]
+    if step:
+        row["torch_tokens_per_second"] = c.batch * c.seq / step["milliseconds"] * 1e3
+    if mine and step:
+        row["ratio"] = row["tokens_per_second"] / row["torch_tokens_per_second"]
+    return row
+
+
+def print_shares(row):
+    if not row["quadrille"]:
+        return
+    rows = row["quadrille"].get("table", row["quadrille"]).get("rows", [])
+    total = sum(r["seconds"] for r in rows)
+    if total <= 0:
+        return
+    shares = {what: sum(r["seconds"] for r in rows if r["name"] in names) / total for what, names in SHARES.items()}
+    print(f"\n{row['case']}: {parameters(CASES[row['case']]) / 1e9:.2f} billion parameters; " + ", ".join(f"{what} {share:.1%}" for what, share in shares.items()) +
+          f", the rest {1 - sum(shares.values()):.1%}")
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
+    a.add_argument("--python", default=sys.executable, help="python3 that has PyTorch")
+    a.add_argument("--ours-only", action="store_true")
+    a.add_argument("--pads", type=int, nargs="+", default=[1, 16], metavar="N", help="PyTorch: rows of an expert begin at multiples of N")
+    a.add_argument("--warm-up", type=int, default=5)
+    a.add_argument("--repeat", type=int, default=20)
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    o = a.parse_args()
+    wrong = [name for name in o.cases if name not in CASES]
+    if wrong:
+        a.error(f"there is no case {wrong[0]}; there are: {', '.join(CASES)}")
+    rows = []
+    for name in o.cases or CASES:
+        print(name, file=sys.stderr, flush=True)
+        rows.append(compare(o, name))
+        if o.json:
+            with open(o.json, "w", encoding="utf-8") as file:
+                json.dump(rows, file, indent=1)
+    print_table(rows, o.ours_only)
+    for row in rows:
+        print_shares(row)
+        print_breakdown(row)
+    return 0 if all(row["quadrille"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
