@@ -254,30 +254,6 @@ static void what_is_not_finite_is_named(void **state)
     qd_team_destroy(team);
 }
 
-typedef struct counted {
-    int64_t bytes, planned;
-} counted;
-
-/* Every rank: planned is allocated. Over the world: what the backend counted, against the mean of what the stages' programs say. */
-static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    const qd_program *p = qd_trainer_program(trainer);
-    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[2] = {0}, sum[2];
-    if (qd_trainer_allocated(trainer) != planned)
-        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
-    for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
-        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
-        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
-            mine[0] += stats.bytes[k];
-    }
-    mine[1] = qd_program_comm_bytes(p);
-    QD_TRY(qd_comm_all_reduce(world, mine, sum, 2, QD_I64, QD_SUM, NULL));
-    if (qd_comm_rank(world) == 0)
-        *(counted *)argument = (counted){sum[0], sum[1] / qd_comm_size(world)};
-    return QD_OK;
-}
-
 static void plan_equals_run(void **state)
 {
     (void)state;
@@ -294,12 +270,12 @@ static void plan_equals_run(void **state)
         qd_batch_source source = qd_random_source(&random);
         qd_team *team;
         qd_step_output out;
-        counted c;
+        trained_counts c;
         trained_ok(qd_team_create(&config, &source, &team));
         for (int s = 0; s < 2; s++)
             trained_ok(qd_team_step(team, &out));
-        trained_ok(qd_team_call(team, count_all, &c));
-        assert_int_equal(c.bytes, 2 * c.planned);
+        trained_ok(qd_team_call(team, trained_count, &c));
+        assert_int_equal(c.sent, 2 * c.planned / config.world);
         qd_team_destroy(team);
     }
 }

@@ -7,35 +7,6 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-typedef struct counted {
-    int64_t sent;    /* bytes that all ranks together took from each other so far */
-    int64_t planned; /* what the programs of all ranks say of one step, times the number of ranks, but for what depends on the data */
-    int64_t rows;    /* bytes that all ranks together have sent to experts and back so far */
-    int64_t rounds;  /* how often that took more than the planned room */
-} counted;
-
-/* Every rank: planned is allocated. Summed over ranks and groups: what the backend counted. */
-static qd_status count_all(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    const qd_program *p = qd_trainer_program(trainer);
-    int64_t planned = p->persistent_bytes + p->dynamic_bytes, mine[4] = {0, qd_program_comm_bytes(p) - qd_program_uneven_bytes(p)}, sum[4];
-    qd_dispatched dispatched = qd_trainer_dispatched(trainer);
-    mine[2] = dispatched.bytes;
-    mine[3] = dispatched.rounds;
-    if (qd_trainer_allocated(trainer) != planned)
-        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
-    for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
-        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
-        for (int k = 0; k < QD_COLL_KIND_COUNT; k++)
-            mine[0] += stats.bytes[k];
-    }
-    QD_TRY(qd_comm_all_reduce(world, mine, sum, 4, QD_I64, QD_SUM, NULL));
-    if (qd_comm_rank(world) == 0)
-        *(counted *)argument = (counted){sum[0], sum[1], sum[2], sum[3]};
-    return QD_OK;
-}
-
 void (*outcome_prepare)(qd_team *team);
 
 outcome outcome_run(const char *words, qd_random_tokens random)
@@ -52,13 +23,13 @@ outcome outcome_run(const char *words, qd_random_tokens random)
         outcome_prepare(team);
     for (int s = 0; s < OUTCOME_STEPS; s++) {
         qd_step_output out;
-        counted before, after;
-        trained_ok(qd_team_call(team, count_all, &before));
+        trained_counts before, after;
+        trained_ok(qd_team_call(team, trained_count, &before));
         if (qd_team_step(team, &out) != QD_OK)
             fail_msg("%s: step %d: %s\n%s", words, s + 1, qd_error_message(), qd_error_trace());
-        trained_ok(qd_team_call(team, count_all, &after));
-        int64_t planned = after.planned / config.world + after.rows - before.rows;
-        if (after.sent - before.sent != planned || after.planned % config.world != 0)
+        trained_ok(qd_team_call(team, trained_count, &after));
+        int64_t planned = (after.planned - after.uneven) / config.world + after.rows - before.rows;
+        if (after.sent - before.sent != planned || (after.planned - after.uneven) % config.world != 0)
             fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent), (long long)planned);
         r.rounds = after.rounds;
         r.losses[s] = out.loss;

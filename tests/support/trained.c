@@ -159,3 +159,26 @@ qd_status trained_load(qd_trainer *trainer, qd_comm *world, void *argument)
     qd_checkpoint_close(checkpoint);
     return status;
 }
+
+qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    const qd_program *p = qd_trainer_program(trainer);
+    qd_dispatched dispatched = qd_trainer_dispatched(trainer);
+    int64_t planned = p->persistent_bytes + p->dynamic_bytes;
+    trained_counts mine = {.planned = qd_program_comm_bytes(p), .uneven = qd_program_uneven_bytes(p), .rows = dispatched.bytes, .rounds = dispatched.rounds}, sum;
+    enum { NUMBERS = sizeof mine / sizeof(int64_t) };
+    if (qd_trainer_allocated(trainer) != planned)
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
+    for (int g = 0; g < p->group_count; g++) {
+        qd_comm_stats stats;
+        qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
+        for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
+            mine.sent += stats.bytes[k];
+            mine.calls += stats.calls[k];
+        }
+    }
+    QD_TRY(qd_comm_all_reduce(world, &mine, &sum, NUMBERS, QD_I64, QD_SUM, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(trained_counts *)argument = sum;
+    return QD_OK;
+}

@@ -35,4 +35,15 @@ void trained_actions_matter(const char *words, int steps, bool (*wanted)(const q
 /* For qd_team_call: the newest checkpoint of the scratch folder, into which `save` writes. */
 qd_status trained_save(qd_trainer *trainer, qd_comm *world, void *argument);
 qd_status trained_load(qd_trainer *trainer, qd_comm *world, void *argument);
+
+/* Numbers of all ranks together. For qd_team_call(team, trained_count, &counts), which fails where a rank has allocated anything else than
+ * it planned. */
+typedef struct trained_counts {
+    int64_t sent, calls; /* bytes that ranks took from each other so far, in how many operations, as the backend counts */
+    int64_t planned;     /* bytes that the programs say of one step; every rank's program tells those of all ranks */
+    int64_t uneven;      /* of these, what depends on the data */
+    int64_t rows;        /* bytes sent to experts and back so far */
+    int64_t rounds;      /* how often that took more than the planned room */
+} trained_counts;
+qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *counts);
 #endif
