@@ -1,10 +1,8 @@
 #include "parallel/bind.h"
 
-#include "comm/device.h"
 #include "parallel/shard.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static int find_group(const qd_group *groups, int count, qd_group wanted)
 {
@@ -41,15 +39,11 @@ static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
 }
 
 /* Splits are collective: every rank walks through all groups in the same order, and stays out of those it does not need. */
-static qd_status make_groups(qd_bound *b)
+static qd_status make_groups(qd_bound *b, qd_comm *data)
 {
     const qd_program *p = b->program;
     const qd_mesh *mesh = &p->ledger->mesh;
     int rank = qd_comm_rank(b->world), count = 0;
-    if (!qd_device_get_caps(b->device)->host_memory && qd_comm_size(b->world) > 1)
-        QD_TRY(qd_comm_on_device(b->world, b->device, strcmp(qd_comm_backend(b->world), "mpi") == 0 ? "nccl" : "local",
-                                 &b->device_world));
-    qd_comm *parent = b->device_world ? b->device_world : b->world;
     qd_group *groups = NULL;
     qd_status status = all_groups(b, &groups, &count);
     for (int i = 0; i < count && status == QD_OK; i++) {
@@ -57,7 +51,7 @@ static qd_status make_groups(qd_bound *b)
         qd_comm *unused;
         int own = find_group(p->groups, p->group_count, groups[i]);
         qd_group_name(mesh, groups[i], name, sizeof name);
-        status = qd_comm_split(parent, own >= 0 ? qd_group_colour(mesh, groups[i], rank) : -1, qd_group_coord(mesh, groups[i], rank), name,
+        status = qd_comm_split(data, own >= 0 ? qd_group_colour(mesh, groups[i], rank) : -1, qd_group_coord(mesh, groups[i], rank), name,
                                own >= 0 ? &b->groups[own] : &unused);
     }
     free(groups);
@@ -99,13 +93,13 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
     return QD_OK;
 }
 
-qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, const qd_bound *share, qd_bound **bound)
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound)
 {
     qd_bound *b = calloc(1, sizeof *b);
     if (!b)
         return QD_FAIL(QD_NO_MEMORY, "no memory to bind the program");
     *b = (qd_bound){.program = program, .device = device, .world = world};
-    qd_status status = make_groups(b);
+    qd_status status = make_groups(b, data ? data : world);
     if (status == QD_OK)
         status = allocate(b, share);
     if (status != QD_OK) {
@@ -128,7 +122,6 @@ void qd_bound_destroy(qd_bound *b)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
     for (int i = 0; i < p->group_count; i++)
         qd_comm_destroy(b->groups[i]);
-    qd_comm_destroy(b->device_world);
     for (int i = 0; b->lists && i <= p->ledger->param_count; i++)
         qd_shard_lists_destroy(b->lists[i]);
     free(b->lists);

@@ -11,7 +11,6 @@ typedef struct qd_bound {
     const qd_program *program;
     qd_device *device;
     qd_comm *world;
-    qd_comm *device_world;               /* the world for device memory, where the host cannot read it; else NULL */
     qd_comm *groups[QD_GROUP_LIMIT];     /* of the program's groups */
     void **persistent;                   /* per buffer of the program; NULL: dynamic */
     char *dynamic;
@@ -20,9 +19,10 @@ typedef struct qd_bound {
     struct qd_shard_lists **lists; /* per first parameter of a run, and one for the norm's sums; see shard.h */
 } qd_bound;
 
-/* Collective over `world`. Allocates exactly program->persistent_bytes + program->dynamic_bytes. With `share` (NULL: none),
+/* Collective over `world`, whose buffers are host memory; `data` (NULL: world) has the same ranks and moves memory of the device.
+ * Allocates exactly program->persistent_bytes + program->dynamic_bytes. With `share` (NULL: none),
  * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
-qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, const qd_bound *share, qd_bound **bound);
+qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
 
 /* Address of a buffer; QD_SYSTEM when it is used outside its ALLOC and FREE. */

@@ -30,6 +30,7 @@ typedef struct qd_config {
     const char *run_dir, *device, *backend, *tuning; /* texts belong to the options */
     int gpu;            /* which accelerator all local ranks use; -1: one each, round and round */
     bool deterministic;
+    bool device_comm;    /* no option: ranks as threads exchange as ranks on GPUs do, also where the host reaches the memory */
     int64_t trace_steps; /* how many steps are traced */
     int64_t save_every;  /* 0: no checkpoints */
     bool async_save;     /* written from a copy while training goes on */

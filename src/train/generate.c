@@ -56,7 +56,7 @@ static qd_status add_piece_stepper(qd_generator *g)
     qd_bound *owner = qd_trainer_bound(g->run.trainer);
     QD_TRY(qd_arena_create(&g->arena));
     QD_TRY(qd_config_build(&config, 0, g->arena, &g->piece.program));
-    QD_TRY(qd_bind(g->piece.program, qd_trainer_device(g->run.trainer), g->run.world, owner, &g->piece.bound));
+    QD_TRY(qd_bind(g->piece.program, qd_trainer_device(g->run.trainer), g->run.world, NULL, owner, &g->piece.bound));
     g->piece.rows = PIECE;
     return qd_interpreter_create(g->piece.bound, &g->piece.interpreter);
 }

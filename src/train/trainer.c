@@ -113,7 +113,7 @@ static qd_status explain_fit(qd_trainer *t, int64_t left)
 static qd_status reach_peers(qd_trainer *t)
 {
     bool nccl = strcmp(t->config.backend, "nccl") == 0;
-    if (qd_device_get_caps(t->device)->host_memory || (qd_comm_size(t->world) == 1 && !nccl))
+    if ((qd_device_get_caps(t->device)->host_memory && !t->config.device_comm) || (qd_comm_size(t->world) == 1 && !nccl))
         return QD_OK;
     return qd_comm_on_device(t->world, t->device, nccl ? "nccl" : NULL, &t->data);
 }
@@ -127,7 +127,7 @@ static qd_status take_memory(qd_trainer *t)
         QD_TRY(qd_device_memory(t->device, &left, &total));
     if (own && needed > left)
         return explain_fit(t, left);
-    qd_status status = qd_bind(t->program, t->device, t->data ? t->data : t->world, NULL, &t->bound);
+    qd_status status = qd_bind(t->program, t->device, t->world, t->data, NULL, &t->bound);
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 

@@ -18,11 +18,12 @@
 #include "support/ok.h"
 
 /* Trains 10 steps and hashes losses, norms and weights. */
-static qd_status train(qd_comm *world, void *arg)
+static qd_status train_with(qd_comm *world, void *arg, bool device_comm)
 {
     qd_ranks_call *call = arg;
     qd_config config = layout_config(call->text);
     config.world = qd_comm_size(world);
+    config.device_comm = device_comm;
     qd_random_tokens random = {.seed = 4, .vocab = config.model.vocab};
     qd_batch_source source = qd_random_source(&random);
     qd_trainer *trainer = NULL;
@@ -55,6 +56,16 @@ done:
     free(values);
     qd_trainer_destroy(trainer);
     return status;
+}
+
+static qd_status train(qd_comm *world, void *arg)
+{
+    return train_with(world, arg, false);
+}
+
+static qd_status train_on_device(qd_comm *world, void *arg)
+{
+    return train_with(world, arg, true);
 }
 
 static uint64_t expect_one_hash(const char *words, int size)
@@ -95,6 +106,35 @@ static void backends_give_the_same_bits(void **state)
                     fail_msg("%s, %d ranks: other bits than without", words, size);
             }
         }
+    }
+}
+
+/* Communicators for device memory, on the CPU: what ranks that share a GPU run through. */
+static void device_communicators_give_the_same_bits(void **state)
+{
+    (void)state;
+#define SMALL "model.layers=4 model.hidden=48 model.heads=4 model.vocab=101 data.seq=20 train.global_batch=8 train.micro_batch=1 run.threads=1 "
+    static const struct {
+        int ranks;
+        const char *words;
+    } runs[] = {
+        {2, SMALL "parallel.bucket_mb=0.05 "},
+        {4, SMALL "parallel.zero=3 parallel.dp_shard=2 train.precision=bf16 "},
+        {4, SMALL "parallel.tp=2 parallel.pp=2 parallel.schedule=zb_h1 "},
+        {4, SMALL "parallel.tp=2 parallel.tp_overlap=2 parallel.dp=2 parallel.zero=2 "},
+        {4, SMALL "parallel.cp=2 parallel.pp=2 "},
+        {2, SMALL "parallel.cp=2 parallel.cp_mode=gather "},
+        {4, SMALL "model.experts=4 model.experts_per_token=2 model.expert_ffn=32 parallel.ep=2 parallel.pp=2 "},
+        {2, SMALL "train.optimizer=muon parallel.zero=1 "},
+    };
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+        qd_ranks_result plain[4], device[4];
+        qd_ranks_options options = {.text = runs[r].words};
+        ok(qd_ranks_run_ok("train", QD_RANKS_THREADS, runs[r].ranks, &options, plain));
+        ok(qd_ranks_run_ok("train_on_device", QD_RANKS_THREADS, runs[r].ranks, &options, device));
+        for (int rank = 0; rank < runs[r].ranks; rank++)
+            if (plain[rank].value != device[rank].value)
+                fail_msg("%s: rank %d has other bits through communicators for devices", runs[r].words, rank);
     }
 }
 
@@ -160,9 +200,9 @@ static void resident_memory_is_the_plan(void **state)
 
 int main(int argc, char **argv)
 {
-    static const qd_ranks_entry bodies[] = {{"train", train}, {"measure", measure}};
-    qd_ranks_main(argc, argv, bodies, 2);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits),
+    static const qd_ranks_entry bodies[] = {{"train", train}, {"train_on_device", train_on_device}, {"measure", measure}};
+    qd_ranks_main(argc, argv, bodies, 3);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(device_communicators_give_the_same_bits),
                                        cmocka_unit_test(resident_memory_is_the_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
