@@ -300,9 +300,11 @@ static qd_status plan_launch(qd_stream *stream, K kernel, row_layout layout, int
     shared = shared < area ? area : shared;
     launch->blocks = 0;
     launch->shared = (size_t)shared;
-    if (shared + (int64_t)sizeof(meeting_room) > l.shared_most)
+    const int64_t allowed = l.shared_most - (int64_t)sizeof(meeting_room);
+    if (shared > allowed)
         return QD_OK;
-    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    /* Always the most there is: the setting belongs to the process, and ranks may be threads that launch the kernel with other sizes. */
+    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)allowed));
     QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared));
     const int64_t blocks = (int64_t)l.multiprocessors * resident;
     launch->blocks = (unsigned)(blocks < most ? blocks : most);
