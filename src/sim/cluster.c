@@ -37,6 +37,8 @@ static const qd_option table[] = {
     {"network.dims", QD_OPTION_INT_LIST, "", 1, 65536, NULL, "torus: accelerators along each dimension of a slice", NULL},
     {"network.slice_bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "torus: GB/s per accelerator between slices", NULL},
     {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "how the training software works", NULL},
+    {"software.attention", QD_OPTION_ENUM, "profile", 0, 0, "profile|plain|flash1|flash2|tuned", "its attention kernel: as the profile has it, scores in memory, the first or second flash attention, the vendor's newest", NULL},
+    {"software.expert_biases", QD_OPTION_BOOL, "false", 0, 0, NULL, "the model's experts have biases (gpt-oss), which libraries add in passes of their own", NULL},
     {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given", NULL},
     {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation over that of its accelerators", NULL},
 };
@@ -58,7 +60,7 @@ static const qd_profile profiles[] = {
     {.name = "eager", .attention = QD_ATTENTION_FLASH1, .passes = 3.0, .gap = 4e-6, .product_share = 0.88, .overlap = true,
      .recompute_whole = true, .scalar_norm = true, .logit_bytes = 6, .step_overhead = 10e-3, .overhead_bytes = 1.5e9, .fragments = 0.02, .kept = 1.0},
     /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused norms, gradients summed after the step. */
-    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.88, .overlap = false,
+    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.86, .overlap = false,
      .recompute_whole = true, .scalar_norm = true, .logit_bytes = 10, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05, .kept = 1.5},
     /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
     {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.97, .overlap = true,
@@ -188,6 +190,9 @@ qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
     c->price_hour = qd_options_float(o, "cost.accelerator_hour");
     c->power_overhead = qd_options_float(o, "cost.power_overhead");
     c->profile = qd_profile_find(qd_options_string(o, "software.profile"));
+    c->expert_biases = qd_options_bool(o, "software.expert_biases");
+    int kernel = qd_options_enum(o, "software.attention");
+    c->attention = kernel > 0 ? (qd_attention_kernel)(kernel - 1) : c->profile->attention;
     double network_efficiency = qd_options_float(o, "network.efficiency");
     c->slice_bandwidth = qd_options_float(o, "network.slice_bandwidth_gbs") * 1e9 * network_efficiency;
     c->network_bandwidth = qd_options_float(o, "network.bandwidth_gbs") * 1e9 * network_efficiency;

@@ -61,6 +61,8 @@ typedef struct qd_cluster {
     double slice_bandwidth;              /* between torus slices, per accelerator */
     double price_hour, power_overhead;
     const qd_profile *profile;
+    bool expert_biases;            /* the software adds biases to what experts compute, in passes of their own */
+    qd_attention_kernel attention; /* the profile's, unless the user names another */
     qd_device_traits traits; /* what op lists are written for: a GPU's, but with all that runs on processors only so far */
 } qd_cluster;
 

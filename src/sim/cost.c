@@ -16,9 +16,11 @@ static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
 static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.70, ATTENTION_BACKWARD = 0.80;
 /* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax, dropout and its mask, read again. */
 static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
-/* Libraries handle the rows of experts in chains of kernels (probabilities, padding, biases, masks, copies in fp32): so many passes for
- * each of ours; and products over experts reach so much of one large product's rate. Calibrated. */
-static const double EXPERT_PASSES = 10.0, GROUPED_SHARE = 0.95;
+/* Libraries pass the rows of experts through memory this often for each time of ours: permuted, sorted by local expert, and both again
+ * on the way back, where we read and write them once; with biases so much more, because these are cut out, weighted, added and
+ * joined again expert by expert around both products (Megatron-Core's TEGroupedMLP). Products over experts reach so much of one large
+ * product's rate. Calibrated. */
+static const double EXPERT_PASSES = 4.0, EXPERT_BIAS_PASSES = 16.0, GROUPED_SHARE = 0.95;
 /* Logits: written by the product, read and overwritten by the loss, read by the products of both gradients. */
 static const double LOGIT_PASSES = 5.0;
 
@@ -82,14 +84,14 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
 {
     const qd_accelerator *a = &c->accelerator;
     double t = (double)op->k;
-    if (c->profile->attention == QD_ATTENTION_PLAIN) {
+    if (c->attention == QD_ATTENTION_PLAIN) {
         double scores = (double)op->m * t * (double)op->n / model->head_dim;
         /* Two products forward and four backward, over all pairs; their sums are short. */
         double rate = product_rate(c) * model->head_dim / (model->head_dim + TILE_FILL);
         double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
-    double rate = a->product * a->attention[c->profile->attention];
+    double rate = a->product * a->attention[c->attention];
     if (!a->measured)
         rate *= t / (t + ATTENTION_RAMP) * (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
     return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
@@ -139,7 +141,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
         } else {
-            double passes = c->accelerator.measured ? 1.0 : c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES : 1.0);
+            double passes = c->accelerator.measured ? 1.0 : c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
             cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
             cost.launch *= passes; /* the passes are kernels */
         }
@@ -152,6 +154,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
 typedef struct walk {
     const qd_cluster *cluster;
     const qd_span *spans;
+    int etp;
     double now, link; /* when computation, and the collectives so far, are done */
     int axis;         /* of the last collective */
     qd_cost sum;
@@ -165,6 +168,17 @@ static void wait_until(walk *w, double end)
     w->now = end;
 }
 
+/* Rows for experts that are cut. Our program sends them to each of the etp ranks that share an expert; libraries send them to one, and
+ * gather them among these, which are neighbours. */
+static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
+{
+    const qd_cluster *c = w->cluster;
+    if (w->etp < 2 || c->profile->searched)
+        return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes, span);
+    qd_span inside = {.size = w->etp, .local = w->etp, .nodes = 1, .extent = {w->etp, 1, 1}};
+    return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / w->etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
+}
+
 static void exchange(walk *w, const qd_op *op, double *end)
 {
     const qd_op_exchange *x = &op->exchange;
@@ -172,10 +186,11 @@ static void exchange(walk *w, const qd_op *op, double *end)
     double bytes = (double)x->count * (double)qd_dtype_size(x->dtype);
     if (kind == QD_COLL_ALL_TO_ALL)
         bytes /= x->group.size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
-    double seconds = qd_network_seconds(w->cluster, kind, bytes, &w->spans[x->index]);
+    bool experts = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN;
+    const qd_span *span = &w->spans[x->index];
+    double seconds = experts ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
     bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
-    bool experts = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN;
     w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;
     w->link = fmax(w->link, w->now) + seconds;
     *end = w->link;
@@ -189,7 +204,7 @@ static qd_cost module_action(const qd_cluster *c, const qd_program *p, const qd_
     const qd_module_class *class_ = qd_program_class(p, a->module);
     bool whole = a->kind == QD_ACTION_RECOMPUTE && c->profile->recompute_whole;
     unsigned phases = whole ? 1u << QD_PHASE_FORWARD : qd_action_phases(a);
-    walk w = {.cluster = c, .spans = spans};
+    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp};
     double *ends = calloc((size_t)class_->op_count + 1, sizeof *ends); /* of asynchronous ops */
     for (int i = 0; ends && i < class_->op_count; i++) {
         const qd_op *op = &class_->ops[i];

@@ -66,22 +66,26 @@ static bool set(row *r, const char *key, const char *format, ...)
 
 /* ---- the rules ---- */
 
-/* Software by its features: the first row whose word occurs in the name of the framework. */
+/* Software by its features: the first row whose word occurs in the name of the framework. Gradients in fp32: where its recipes do not
+ * say otherwise, as those of Megatron-Bridge and NeMo do (grad_reduce_in_fp32 = False). Attention, where it is not the profile's:
+ * PaxML's runs turn the fused kernel off (xla_gpu_enable_cudnn_fmha=false), MaxText's on GPUs name cuDNN's, and Megatron-Core's own tests
+ * are deterministic, without most fusions. */
 static const struct {
     const char *word, *profile;
     bool fp32_grads;
+    const char *attention;
 } frameworks[] = {
-    {"Megatron-LM 2021", "early", false}, {"Megatron-LM 2022", "early", false}, {"Megatron-DeepSpeed", "early", false},
-    {"DeepSpeed ZeRO-3", "early", false}, {"metaseq", "early", false},
-    {"MaxText", "compiled", false},       {"PaxML", "compiled", false},        {"T5X", "compiled", false},
-    {"compile", "compiled", false},       {"torchtitan", "compiled", false},   {"lit-gpt", "compiled", false},
-    {"Megatron-Bridge", "fused", true},   {"NeMo", "fused", true},             {"Megatron-Core", "fused", true},
-    {"Megatron-LM", "fused", true},       {"MegaScale", "fused", true},        {"HAI-LLM", "fused", true},
-    {"MindSpeed", "fused", true},         {"ModelLink", "fused", true},        {"mega", "fused", true},
-    {"llm.c", "fused", false},
-    {"LLM-Foundry", "eager", false},      {"InternLM", "eager", false}, /* 2023: the first flash attention */
-    {"nanotron", "modern", true},         {"picotron", "modern", true},
-    {"", "modern", false}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
+    {"Megatron-LM 2021", "early", false, NULL}, {"Megatron-LM 2022", "early", false, NULL}, {"Megatron-DeepSpeed", "early", false, NULL},
+    {"DeepSpeed ZeRO-3", "early", false, NULL}, {"metaseq", "early", false, NULL},
+    {"MaxText", "compiled", false, "tuned"},    {"PaxML", "compiled", false, "plain"},      {"T5X", "compiled", false, NULL},
+    {"compile", "compiled", false, NULL},       {"torchtitan", "compiled", false, NULL},    {"lit-gpt", "compiled", false, NULL},
+    {"Megatron-Bridge", "fused", false, NULL},  {"NeMo", "fused", false, NULL},             {"Megatron-Core CI", "modern", true, NULL},
+    {"Megatron-Core", "fused", true, NULL},     {"Megatron-LM", "fused", true, NULL},       {"MegaScale", "fused", true, NULL},
+    {"HAI-LLM", "fused", true, NULL},           {"MindSpeed", "fused", true, NULL},         {"ModelLink", "fused", true, NULL},
+    {"mega", "fused", true, NULL},              {"llm.c", "fused", false, NULL},
+    {"LLM-Foundry", "eager", false, NULL},      {"InternLM", "eager", false, NULL}, /* 2023: the first flash attention */
+    {"nanotron", "modern", true, NULL},         {"picotron", "modern", true, NULL},         {"FA3", "modern", false, "tuned"},
+    {"", "modern", false, NULL}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
 };
 
 static bool read_software(row *r)
@@ -95,18 +99,21 @@ static bool read_software(row *r)
     /* Sums of tp in four pieces, beside the products. */
     bool fused = strcmp(frameworks[i].profile, "fused") == 0;
     bool torus = strncmp(text_of(r->cluster, "gpu"), "TPU", 3) == 0;
+    if (frameworks[i].attention && !torus && !set(r, "software.attention", "%s", frameworks[i].attention))
+        return false;
     if ((fused || torus) && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
         return false;
-    /* PyTorch's own data parallelism sums 25 MiB at a time, the others about 100. */
-    int bucket = strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
+    /* PyTorch's own data parallelism sums 25 MiB at a time, nanotron all in one call (reduce_scatter_coalesced), the others about 100. */
+    int bucket = has_word(framework, "nanotron") ? 4096 : strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
     return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", bucket);
 }
 
-/* Clusters by accelerator, and by words about the network. */
+/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging Face's, which is joined by Ethernet (EFA). */
 static const struct {
     const char *gpu, *network, *cluster;
 } machines[] = {
+    {"H100-80GB", "nanotron", "h100-ethernet"},
     {"A100-80GB", "Omni-Path", "a100-opa"}, {"A100-80GB", "4 x 100", "a100-roce"}, {"A100-80GB", "", "a100"},
     {"A100-40GB", "", "a100-40gb"},         {"A800", "", "a800"},                  {"H100-96GB-500W", "", "h100-500w"},
     {"H100-80GB", "GCP A3", "h100-a3"},     {"H100-80GB", "", "h100"},             {"H800", "", "h800"},
@@ -143,7 +150,7 @@ static bool read_cluster(row *r)
 {
     const char *gpu = text_of(r->cluster, "gpu"), *inter = text_of(r->cluster, "inter_bw"), *topology = text_of(r->cluster, "topology");
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        if (strcmp(machines[i].gpu, gpu) != 0 || (!has_word(inter, machines[i].network) && !has_word(topology, machines[i].network)))
+        if (strcmp(machines[i].gpu, gpu) != 0 || (!has_word(inter, machines[i].network) && !has_word(topology, machines[i].network) && !has_word(text_of(r->config, "framework"), machines[i].network)))
             continue;
         if (qd_cluster_load(r->options, machines[i].cluster) != QD_OK)
             return skip(r, "%s", qd_error_message());
@@ -157,6 +164,9 @@ static bool read_experts(row *r)
 {
     const qd_json_node *m = r->model;
     double width = number_of(m, "moe_ffn", number_of(m, "ffn", 0));
+    /* The one published model whose experts have biases (models.json). */
+    if (has_word(text_of(m, "name"), "gpt-oss") && !set(r, "software.expert_biases", "true"))
+        return false;
     return set(r, "model.experts", "%.0f", number_of(m, "experts", 0)) && set(r, "model.experts_per_token", "%.0f", number_of(m, "topk", 2)) &&
            set(r, "model.expert_ffn", "%.0f", width) && set(r, "model.shared_experts", "%.0f", round(number_of(m, "shared_expert_ffn", 0) / width)) &&
            set(r, "model.first_dense", "%.0f", number_of(m, "dense_layers", 0));
@@ -197,6 +207,17 @@ static bool read_stages(row *r)
     return qd_options_set(r->options, "parallel.layers", text) == QD_OK || skip(r, "%s", qd_error_message());
 }
 
+/* Each expert is cut as everything else is, tp ways, where that divides the ranks and the row does not say otherwise: Megatron's default,
+ * and the meaning of tp elsewhere. Benchmarks spread tokens evenly over experts: a rank has room for the mean load. */
+static bool read_expert_axes(row *r, double ep)
+{
+    if (number_of(r->model, "experts", 0) <= 0)
+        return true;
+    double tp = number_of(r->config, "tp", 1), ranks = number_of(r->cluster, "n_gpus", 1) / number_of(r->config, "pp", 1);
+    double etp = number_of(r->config, "etp", fmod(ranks, ep * tp) == 0.0 ? tp : 1.0);
+    return (ep <= 1 || set(r, "parallel.ep", "%.0f", ep)) && (etp <= 1 || set(r, "parallel.etp", "%.0f", etp)) && set(r, "parallel.expert_rows", "1");
+}
+
 static bool read_layout(row *r)
 {
     const qd_json_node *c = r->config;
@@ -221,7 +242,7 @@ static bool read_layout(row *r)
         return false;
     if (!read_stages(r))
         return false;
-    if (ep > 1 && !set(r, "parallel.ep", "%.0f", ep))
+    if (!read_expert_axes(r, ep))
         return false;
     if (shard > 0 && !set(r, "parallel.dp_shard", "%.0f", shard))
         return false;
@@ -244,11 +265,11 @@ static const char *stated_recompute(const char *text)
     return "selective"; /* of some kind: core attention, per op, minimal */
 }
 
-static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_report *report)
+static bool simulate_with(row *r, const char *recompute, int blocks, bool times, qd_sim_report *report)
 {
     qd_cluster cluster;
     qd_config config;
-    if (!set(r, "train.recompute", "%s", recompute))
+    if (!set(r, "train.recompute", "%s", recompute) || !set(r, "train.recompute_layers", "%d", blocks))
         return false;
     qd_status status = qd_cluster_resolve(r->options, &cluster);
     if (status == QD_OK)
@@ -258,19 +279,38 @@ static bool simulate_with(row *r, const char *recompute, bool times, qd_sim_repo
     return status == QD_OK || skip(r, "%s", qd_error_message());
 }
 
+/* Full recompute in as few blocks as let the run fit; in all of them if none do. */
+static bool simulate_fewest(row *r, qd_sim_report *report)
+{
+    int none = 0, all = (int)number_of(r->model, "layers", 1);
+    while (all - none > 1) {
+        int blocks = none + (all - none) / 2;
+        if (!simulate_with(r, "full", blocks, false, report))
+            return false;
+        if (report->fits)
+            all = blocks;
+        else
+            none = blocks;
+    }
+    return simulate_with(r, "full", all, true, report);
+}
+
+/* Where nothing is said: no recompute if that fits, else selective, else full in as many blocks as must. Recipes of Megatron-Core
+ * and its kin stop at selective: they name modules (layernorm, moe_act, core_attn), never whole blocks. */
 static bool simulate_row(row *r, qd_sim_report *report)
 {
-    static const char *const choices[] = {"none", "selective", "full"};
+    static const char *const choices[] = {"none", "selective"};
     const char *stated = stated_recompute(text_of(r->config, "recompute"));
+    bool modules = strcmp(qd_options_string(r->options, "software.profile"), "fused") == 0;
     if (stated)
-        return simulate_with(r, stated, true, report);
-    for (int i = 0; i < 3; i++) {
-        if (!simulate_with(r, choices[i], false, report))
+        return simulate_with(r, stated, -1, true, report);
+    for (int i = 0; i < 2; i++) {
+        if (!simulate_with(r, choices[i], -1, false, report))
             return false;
-        if (report->fits || i == 2)
-            return simulate_with(r, choices[i], true, report);
+        if (report->fits || (modules && i == 1))
+            return simulate_with(r, choices[i], -1, true, report);
     }
-    return false;
+    return simulate_fewest(r, report);
 }
 
 /* ---- what was published ---- */

@@ -134,7 +134,7 @@ static double kept_more(const qd_step *step, int stage)
     double stash = (double)(m->at_peak[QD_BUFFER_STASH_I] + m->at_peak[QD_BUFFER_STASH_W]);
     double each = block->ops ? (double)(block->region[QD_REGION_STASH_I] + block->region[QD_REGION_STASH_W]) : 0.0;
     double more = (profile->kept - 1.0) * stash;
-    if (profile->attention != QD_ATTENTION_PLAIN || each <= 0.0)
+    if (step->cluster->attention != QD_ATTENTION_PLAIN || each <= 0.0)
         return more;
     const qd_model *model = &p->ledger->model;
     double scores = 5.0 * (double)p->strategy.micro_batch * (double)p->strategy.seq * (double)p->strategy.seq * model->heads / p->ledger->mesh.degree[QD_AXIS_TP];

@@ -93,8 +93,10 @@ class Simulate(program.ProgramTest):
             rows = [row for row in json.load(file) if is_short(row)]
         r = self.answer("bench", "simulator", "--against", self.write("short.json", json.dumps(rows)))
         self.assertGreater(r["rows_scored"], 80)
-        self.assertLess(r["median_abs_error"], 0.08)
-        self.assertLess(r["median_abs_error_held_out"], 0.08)
+        self.assertLess(r["median_abs_error"], 0.06)
+        self.assertLess(r["median_abs_error_held_out"], 0.06)
+        self.assertLess(r["p90_abs_error"], 0.2)
+        self.assertLess(r["p90_abs_error_held_out"], 0.2)
         self.assertGreater(r["oom_accuracy"], 0.8)
 
     def test_tables(self):
