@@ -131,17 +131,8 @@ static qd_status take_memory(qd_trainer *t)
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
-/* What plans can describe and no device of this kind has run yet. */
-static qd_status check_device(const qd_config *config)
-{
-    if (config->optimizer.kind == QD_OPTIM_MUON && strcmp(config->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon runs on the CPU only so far: take run.device=cpu, or train.optimizer=adamw");
-    return QD_OK;
-}
-
 static qd_status build(qd_trainer *t, int local_ranks)
 {
-    QD_TRY(check_device(&t->config));
     qd_device_config device = qd_device_config_default();
     int rank = qd_comm_rank(t->world);
     device.threads = threads_per_rank(&t->config, local_ranks);

@@ -59,7 +59,6 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule_file=/nowhere.csv", "parallel.schedule_file: /nowhere.csv");
     refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
     refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
-    refused(SMALL "parallel.ranks=2 parallel.tp=2 run.device=cuda", "runs on the CPU only so far");
     refused(SMALL "parallel.dp=-1 parallel.tp=-1", "both -1");
     refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
     refused("model.hidden=30 model.heads=4", "set model.head_dim");
