@@ -44,17 +44,18 @@ typedef struct qd_route_args {
     qd_dtype bias_dtype;
 } qd_route_args;
 
-/* d_logits from d_weight, and from two losses of the router:
+/* d_logits (fp32 or bf16) from d_weight, and from two losses of the router:
  *   balance  aux * sum over rows of sum over experts of f[e] * p[row][e], p: scores divided by their sum,
  *            f[e] = load[e] * load_scale, load: that of the row's sequence
  *   z        z * sum over rows of (log sum exp logits)² */
 typedef struct qd_route_grad_args {
     const float *logits, *weight, *d_weight, *load;
     const int32_t *choice;
-    float *d_logits;
+    void *d_logits;
     int64_t rows, first_row, load_rows;
     float aux, load_scale, z;
     qd_route_rule rule;
+    qd_dtype grad_dtype;
 } qd_route_grad_args;
 
 /* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at a place, count (experts).
@@ -78,7 +79,8 @@ typedef struct qd_route_load_args {
 } qd_route_load_args;
 
 /* y[place] = x[row] [* weight[assignment]], for all places. With `old` (backward of combine): also
- * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a place. */
+ * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a place. `place` may be NULL
+ * without `old`; a GPU then reads rows once per choice. */
 typedef struct qd_permute_args {
     const void *x;
     const int32_t *from, *place, *count; /* count (experts): places in all are their sum */

@@ -59,7 +59,7 @@ qd_status qd_run_route_grad(const qd_op_call *c)
         .aux = (float)m->moe.aux_loss * c->frame->loss_scale,
         .load_scale = (float)(m->moe.experts / (m->moe.per_token * tokens)),
         .z = (float)m->moe.z_loss * c->frame->loss_scale,
-        .rule = route_rule(c),
+        .rule = route_rule(c), .grad_dtype = call_dtype(c, 5),
     });
 }
 
@@ -88,7 +88,7 @@ qd_status qd_run_permute(const qd_op_call *c)
 {
     const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
-        .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[3],
+        .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[3], .place = c->at[4],
         .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .dtype = call_dtype(c, 0),
     });
 }
@@ -148,27 +148,48 @@ qd_status qd_run_experts_dw(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* Rows that are there: of all sources, for this rank's experts. */
-static int64_t expert_rows(const qd_op_call *c, int counts)
+/* Rows that are there: of all sources, for this rank's experts. Where the host has no counts, because there is one source and the
+ * counts are the device's affair, all of the room: nobody reads what becomes of the rest. */
+static qd_status expert_rows(const qd_op_call *c, int counts, int64_t *rows)
 {
     const qd_slot *table = &c->slots[c->op->slot[counts]];
-    const int32_t *count = c->at[counts];
-    int64_t rows = 0;
+    const int32_t *count;
+    *rows = c->op->m;
+    if (table->rows == 1 && !qd_device_get_caps(qd_stream_device(c->frame->stream))->host_memory)
+        return QD_OK;
+    QD_TRY(qd_host_counts(c, counts, &count));
+    int64_t found = 0;
     for (int64_t source = 0; source < table->rows; source++)
         for (int e = 0; e < c->op->experts; e++)
-            rows += count[source * table->cols + c->op->expert + e];
-    return rows < c->op->m ? rows : c->op->m;
+            found += count[source * table->cols + c->op->expert + e];
+    *rows = found < c->op->m ? found : c->op->m;
+    return QD_OK;
+}
+
+qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts)
+{
+    const qd_exchange *e = c->frame->exchange;
+    *counts = c->at[i];
+    if (qd_device_get_caps(qd_stream_device(c->frame->stream))->host_memory)
+        return QD_OK;
+    if (!e)
+        return QD_FAIL(QD_SYSTEM, "no ranks have gathered their counts");
+    return e->counts(e->context, c->at[i], counts);
 }
 
 qd_status qd_run_expert_activation(const qd_op_call *c)
 {
+    int64_t rows;
+    QD_TRY(expert_rows(c, 1, &rows));
     return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[0], .y = c->at[2], .rows = expert_rows(c, 1), .cols = c->op->n, .dtype = call_dtype(c, 0)});
+        .kind = QD_ACT_SWIGLU, .x = c->at[0], .y = c->at[2], .rows = rows, .cols = c->op->n, .dtype = call_dtype(c, 0)});
 }
 
 qd_status qd_run_expert_activation_grad(const qd_op_call *c)
 {
+    int64_t rows;
+    QD_TRY(expert_rows(c, 2, &rows));
     return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[0], .dy = c->at[1], .dx = c->at[3], .y = c->at[4], .rows = expert_rows(c, 2), .cols = c->op->n,
+        .kind = QD_ACT_SWIGLU, .x = c->at[0], .dy = c->at[1], .dx = c->at[3], .y = c->at[4], .rows = rows, .cols = c->op->n,
         .dtype = call_dtype(c, 0)});
 }

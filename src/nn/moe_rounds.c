@@ -6,7 +6,7 @@
 /* What both directions have. */
 typedef struct rounds {
     const qd_op_call *call;
-    const int32_t *table;
+    const int32_t *table; /* as the kernels see it; dispatch.table is the host's */
     qd_dispatch dispatch;
     qd_round_room room;
     char *base;
@@ -14,17 +14,20 @@ typedef struct rounds {
     int64_t hidden, ffn, count; /* rounds in all */
 } rounds;
 
-static rounds rounds_of(const qd_op_call *c, int table, int down, int room, bool backward)
+static qd_status rounds_of(const qd_op_call *c, int table, int down, int room, bool backward, rounds *out)
 {
+    const int32_t *counts;
+    QD_TRY(qd_host_counts(c, table, &counts));
     const qd_mesh *mesh = &c->frame->program->ledger->mesh;
     int etp = mesh->etp > 1 ? mesh->etp : 1, ep = qd_expert_ranks(mesh) / etp;
     rounds r = {.call = c, .table = c->at[table], .base = c->at[room], .dtype = call_dtype(c, room), .param = call_dtype(c, down),
                 .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
-    r.dispatch = (qd_dispatch){.table = r.table, .ep = ep, .etp = etp, .position = c->op->expert / c->op->experts * etp,
+    r.dispatch = (qd_dispatch){.table = counts, .ep = ep, .etp = etp, .position = c->op->expert / c->op->experts * etp,
                                .experts = call_model(c)->moe.experts, .capacity = c->op->m};
     r.room = qd_round_room_of(c->op->m, r.hidden, r.ffn, c->op->k, backward);
     r.count = qd_dispatch_rounds(&r.dispatch);
-    return r;
+    *out = r;
+    return QD_OK;
 }
 
 static void *at(const rounds *r, int64_t element)
@@ -37,7 +40,7 @@ static qd_status exchange(const rounds *r, int64_t round, bool back, const void 
     const qd_exchange *e = r->call->frame->exchange;
     if (!e)
         return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
-    return e->round(e->context, r->call->op, round, back, r->table, from, to);
+    return e->round(e->context, r->call->op, round, back, r->dispatch.table, from, to);
 }
 
 static qd_status product(const rounds *r, int64_t round, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts,
@@ -60,7 +63,8 @@ static qd_status bring(const rounds *r, int64_t round, const void *sorted, void 
 
 qd_status qd_run_expert_rounds(const qd_op_call *c)
 {
-    rounds r = rounds_of(c, 1, 3, 4, false);
+    rounds r;
+    QD_TRY(rounds_of(c, 1, 3, 4, false, &r));
     const qd_kernels *k = c->frame->kernels;
     for (int64_t t = 1; t < r.count; t++) {
         QD_TRY(bring(&r, t, c->at[0], c->at[2]));
@@ -75,7 +79,8 @@ qd_status qd_run_expert_rounds(const qd_op_call *c)
 
 qd_status qd_run_expert_rounds_grad(const qd_op_call *c)
 {
-    rounds r = rounds_of(c, 4, 6, 10, true);
+    rounds r;
+    QD_TRY(rounds_of(c, 4, 6, 10, true, &r));
     const qd_kernels *k = c->frame->kernels;
     const qd_moe *moe = &call_model(c)->moe;
     void *sorted = at(&r, r.room.sorted), *d_out = at(&r, r.room.out), *d_active = at(&r, r.room.d_active), *d_up = at(&r, r.room.d_up);

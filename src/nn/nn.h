@@ -18,8 +18,12 @@ typedef struct qd_exchange {
     void *context;
     qd_status (*start)(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at);
     qd_status (*wait)(void *context, int index);
-    /* One round of rows on their way to experts, or back: see spec/experts.h. Returns when it has ended. */
+    /* One round of rows on their way to experts, or back: see spec/experts.h. `table`: as the host can read it. Returns when it
+     * has ended. */
     qd_status (*round)(void *context, const qd_op *op, int64_t round, bool back, const int32_t *table, const void *from, void *to);
+    /* Where device memory is not the host's: a copy of the table of counts that an ALL_GATHER has last put at this address. The
+     * host waits for the copy, not for what was enqueued after it. */
+    qd_status (*counts)(void *context, const int32_t *table, const int32_t **host);
 } qd_exchange;
 
 /* What one module action works on. */

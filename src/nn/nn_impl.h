@@ -64,6 +64,9 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
+/* The counts of all ranks in slot i, which the op ALL_GATHER has put there, as the host can read them. */
+qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
+
 qd_status qd_run_embed(const qd_op_call *c);
 qd_status qd_run_embed_grad(const qd_op_call *c);
 qd_status qd_run_norm(const qd_op_call *c);

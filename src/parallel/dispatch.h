@@ -11,7 +11,7 @@ typedef struct qd_dispatcher {
 } qd_dispatcher;
 
 /* One round of an op DISPATCH or RETURN. `back`: from the ranks of experts. from, to: rows as the op's slots are. Collective
- * over the op's group; work as in quadrille/comm.h. */
+ * over the op's group; work as in quadrille/comm.h. table: in host memory. */
 qd_status qd_dispatch_run(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, int64_t round, bool back, const int32_t *table,
                           const void *from, void *to, qd_work **work);
 #endif

@@ -15,12 +15,24 @@ typedef struct row_lists {
     qd_segment *segments;
 } row_lists;
 
+/* The host's copy of a table of counts that lies on the device at `table`. Tables live as long as the activations of their
+ * micro-batch, so the backward pass finds the copy that the forward pass has made. */
+typedef struct counts_copy {
+    struct counts_copy *next;
+    const void *table;
+    int64_t bytes;
+    int32_t *host;    /* page-locked */
+    qd_event *copied;
+    bool under_way;
+} counts_copy;
+
 struct qd_exchanger {
     qd_exchange view;
     qd_bound *bound;
     qd_work **work; /* per op of a list, two each: under way */
     int work_count;
     row_lists *lists;
+    counts_copy *counts;
     qd_exchange_observer observer;
     void *observer_context;
     qd_exchange_watch watch;
@@ -74,6 +86,60 @@ static char *own_piece(const qd_exchanger *e, const qd_op *op, void *own)
     return (char *)own + piece * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
 }
 
+static counts_copy *find_counts(const qd_exchanger *e, const void *table)
+{
+    counts_copy *c = e->counts;
+    while (c && c->table != table)
+        c = c->next;
+    return c;
+}
+
+/* Counts have come to `table`: the host will ask for them. */
+static qd_status copy_counts(qd_exchanger *e, const void *table, int64_t bytes)
+{
+    qd_device *device = e->bound->device;
+    if (qd_device_get_caps(device)->host_memory)
+        return QD_OK;
+    counts_copy *c = find_counts(e, table);
+    if (!c) {
+        c = calloc(1, sizeof *c);
+        if (!c)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the counts of experts");
+        c->next = e->counts;
+        e->counts = c;
+        QD_TRY(qd_event_create(device, &c->copied));
+    }
+    if (c->bytes < bytes) {
+        void *host;
+        qd_host_free(device, c->host);
+        c->host = NULL;
+        c->bytes = 0;
+        QD_TRY(qd_host_alloc(device, bytes, &host));
+        c->host = host;
+        c->bytes = bytes;
+    }
+    c->table = table;
+    c->under_way = true;
+    QD_TRY(qd_copy(qd_device_compute_stream(device), c->host, table, bytes));
+    return qd_event_record(c->copied, qd_device_compute_stream(device));
+}
+
+static qd_status host_counts(void *context, const int32_t *table, const int32_t **host)
+{
+    qd_exchanger *e = context;
+    *host = table;
+    if (qd_device_get_caps(e->bound->device)->host_memory)
+        return QD_OK;
+    counts_copy *c = find_counts(e, table);
+    if (!c)
+        return QD_FAIL(QD_SYSTEM, "step program: rows are sent to experts before ranks have told their counts");
+    if (c->under_way)
+        QD_TRY(qd_event_wait(c->copied));
+    c->under_way = false;
+    *host = c->host;
+    return QD_OK;
+}
+
 /* Waits for what an op has under way, if anything; *begin and *end: when it ran. */
 static qd_status settle(qd_exchanger *e, int index, double *begin, double *end)
 {
@@ -100,6 +166,7 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
     qd_comm *group = e->bound->groups[x->index];
     qd_work **work = x->async ? &e->work[2 * index] : NULL;
     const row_lists *lists;
+    const int32_t *counts;
     switch (op->kind) {
     case QD_OP_ALL_REDUCE: {
         char *data = (char *)at[0] + op->first * op->n * (int64_t)qd_dtype_size(x->dtype);
@@ -107,12 +174,15 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
     }
     case QD_OP_ALL_GATHER:
         QD_TRY(find_lists(e, op, &lists));
-        return qd_comm_all_gather_v(group, own_piece(e, op, at[0]), at[1], lists->ranks, x->dtype, work);
+        QD_TRY(qd_comm_all_gather_v(group, own_piece(e, op, at[0]), at[1], lists->ranks, x->dtype, work));
+        return x->dtype == QD_I32 && !x->async ? copy_counts(e, at[1], op->m * op->n * (int64_t)sizeof *counts) : QD_OK;
     case QD_OP_REDUCE_SCATTER:
         QD_TRY(find_lists(e, op, &lists));
         return qd_comm_reduce_scatter_v(group, at[0], own_piece(e, op, at[1]), lists->ranks, x->dtype, x->reduce, work);
     case QD_OP_DISPATCH:
-    case QD_OP_RETURN: return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, at[1], at[0], at[2], work);
+    case QD_OP_RETURN:
+        QD_TRY(host_counts(e, at[1], &counts));
+        return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, counts, at[0], at[2], work);
     case QD_OP_CONTEXT_GATHER:
         QD_TRY(find_lists(e, op, &lists));
         return qd_comm_all_gather_v(group, at[0], at[1], lists->ranks, x->dtype, work);
@@ -191,7 +261,7 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
         free(rows);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
     }
-    *e = (qd_exchanger){.view = {e, start, finish, run_round}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
+    *e = (qd_exchanger){.view = {e, start, finish, run_round, host_counts}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
     *exchanger = e;
     return QD_OK;
 }
@@ -206,6 +276,13 @@ void qd_exchanger_destroy(qd_exchanger *e)
         free(e->lists->segments);
         free(e->lists);
         e->lists = next;
+    }
+    while (e->counts) {
+        counts_copy *next = e->counts->next;
+        qd_host_free(e->bound->device, e->counts->host);
+        qd_event_destroy(e->counts->copied);
+        free(e->counts);
+        e->counts = next;
     }
     free(e->dispatcher.lists);
     free(e->work);

@@ -158,16 +158,20 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
     qd_op_sizes(QD_CLASS_OP(w, ROUTE_PLAN, e->choice, e->weight, e->place, e->from, e->count), w->rows, moe->experts, 0, 0.0);
     if (apart)
         qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), (const int[]){e->count, e->table}, 2, 0, e->ranks, moe->experts);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, e->from, e->count, e->sorted), w->rows, m->hidden, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, e->from, e->count, e->sorted, e->place), w->rows, m->hidden, 0, 0.0);
     int pending = apart ? dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in) : -1;
     int add = residual;
+    bool drops = m->dropout > 0.0 && w->config->training, fuse_residual = w->config->traits->fused_residual && !drops;
     if (moe->shared > 0) { /* beside the dispatch */
         e->shared_sum = qd_class_local(w, "shared_up", e->shared_up.out);
         e->shared_active = qd_class_local(w, "shared_active", e->shared_down.in);
         add = qd_class_local(w, "shared_out", m->hidden);
         qd_class_linear(w, x, e->shared_up, none, e->shared_sum);
         qd_op_sizes(QD_CLASS_OP(w, ACTIVATION, e->shared_sum, e->shared_active), w->rows, e->shared_down.in, 0, 0.0);
-        qd_class_linear(w, e->shared_active, e->shared_down, none, add);
+        if (fuse_residual)
+            qd_class_linear_add(w, e->shared_active, e->shared_down, none, residual, add);
+        else
+            qd_class_linear(w, e->shared_active, e->shared_down, none, add);
     }
     grouped(w, QD_CLASS_OP(w, EXPERTS, e->rows_in, e->up_w.value, e->table, e->up), e, 2 * e->ffn, m->hidden);
     qd_class_await(w, pending);
@@ -178,8 +182,7 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
         further_rounds(w, e, QD_OP_EXPERT_ROUNDS, (int[]){e->sorted, e->table, e->up_w.value, e->down_w.value, -1, e->back}, 4, 6);
         qd_class_await(w, pending);
     }
-    bool drops = m->dropout > 0.0 && w->config->training;
-    int branch = drops || moe->shared > 0 ? qd_class_local(w, "mlp_branch", m->hidden) : out;
+    int branch = drops || (moe->shared > 0 && !fuse_residual) ? qd_class_local(w, "mlp_branch", m->hidden) : out;
     qd_op *combine = QD_CLASS_OP(w, COMBINE, e->back, e->place, e->weight, branch == out || moe->shared > 0 ? add : -1, branch);
     qd_op_sizes(combine, w->rows, m->hidden, e->etp, 0.0);
     qd_class_await(w, pending);
@@ -214,7 +217,7 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
     int again = local_rows(w, "expert_active_again", e->capacity, e->ffn);
     int d_in = local_rows(w, "d_expert_in", e->capacity, m->hidden);
     int d_back = apart ? local_rows(w, "d_rows from experts", assignments * e->etp, m->hidden) : d_in;
-    int d_logits = qd_class_local_f32(w, "d_router_logits", w->rows, moe->experts);
+    int d_logits = qd_class_local(w, "d_router_logits", moe->experts); /* as narrow as what it is multiplied with */
     int d_router = qd_class_local(w, "d_router_in", m->hidden);
     int dx = qd_class_local(w, "d_experts", m->hidden);
 

@@ -66,7 +66,7 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(ROUTE_PLAN, "route.plan", "rrwww")      /* choice, weight, place, from, rows per expert */           \
     X(ROUTE_GRAD, "route.grad", "rrrrrw")     /* logits, choice, weight, d_weight, load, d_logits */       \
     X(ROUTE_LOAD, "route.load", "ra")         /* choice, bias grad */                                      \
-    X(PERMUTE, "permute", "rrrw")             /* x, from, rows per expert, y by expert */                  \
+    X(PERMUTE, "permute", "rrrwr")            /* x, from, rows per expert, y by expert, place */           \
     X(COMBINE, "combine", "rrrrw")            /* rows by expert, place, weight, add, y */                  \
     X(COMBINE_GRAD, "combine.grad", "rrrrrrww") /* dy, rows by expert, from, place, rows per expert, weight, d_rows, d_weight */ \
     X(EXPERTS, "experts", "rrrw")             /* x, weights, rows per expert, y */                         \

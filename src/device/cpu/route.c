@@ -150,7 +150,7 @@ static void grad_rows(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t row = begin; row < end; row++) {
         const float *logits = a->logits + row * r->experts, *dw = a->d_weight + row * r->per_token;
         const int32_t *choice = a->choice + row * r->per_token;
-        float *out = a->d_logits + row * r->experts;
+        float *out = score; /* in place, element by element */
         row_scores(r, logits, score);
         memset(d, 0, (size_t)r->experts * sizeof *d);
         double sum = 0.0, dot = 0.0;
@@ -180,12 +180,17 @@ static void grad_rows(void *context, int64_t begin, int64_t end, int thread)
             for (int e = 0; e < r->experts; e++)
                 out[e] += (float)(2.0 * (double)a->z * (most + log(all)) * exp((double)logits[e] - most) / all);
         }
+        if (a->grad_dtype == QD_F32)
+            memcpy((float *)a->d_logits + row * r->experts, out, (size_t)r->experts * sizeof *out);
+        for (int e = 0; e < r->experts && a->grad_dtype == QD_BF16; e++)
+            ((uint16_t *)a->d_logits)[row * r->experts + e] = qd_f32_to_bf16(out[e]);
     }
 }
 
 qd_status qd_cpu_route_grad(qd_stream *stream, const qd_route_grad_args *a)
 {
     QD_TRY(check_rule("route_grad", &a->rule));
+    QD_TRY(qd_cpu_check_float("route_grad", "d_logits", a->grad_dtype));
     const route_job job = {a, qd_cpu_of(stream)};
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(64 * (int64_t)a->rule.experts), grad_rows, &job);
     return QD_OK;

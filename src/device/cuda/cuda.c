@@ -78,7 +78,7 @@ qd_status qd_cuda_check_float(const char *kernel, const char *what, qd_dtype dty
 /* What a kernel found and could not say; `fault` is the copy of the device's record. */
 static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
 {
-    static const char *const names[] = {"", "token", "position", "target"};
+    static const char *const names[] = {"", "token", "position", "target", "expert"};
     if (fault.kind == QD_CUDA_NO_FAULT)
         return QD_OK;
     QD_CUDA_TRY(cudaMemsetAsync(cuda->fault, 0, sizeof *cuda->fault, cuda->compute.stream));

@@ -1,4 +1,4 @@
-/* Blocks with experts and norms of queries and keys have no kernels here yet; configurations that need them are refused. */
+/* Products over experts and norms of queries and keys have no kernels here yet; configurations that need them are refused. */
 #include "device/cuda/launch_impl.h"
 
 #define ABSENT(slot, args)                                                                                  \
@@ -8,4 +8,6 @@
         (void)a;                                                                                            \
         return QD_FAIL(QD_UNSUPPORTED, #slot ": models with experts or norms of queries and keys run on the cpu only so far"); \
     }
-QD_EXPERT_KERNEL_TABLE(ABSENT)
+ABSENT(head_norm, qd_head_norm_args)
+ABSENT(head_norm_backward, qd_head_norm_args)
+ABSENT(grouped, qd_grouped_args)

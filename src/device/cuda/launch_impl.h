@@ -13,7 +13,13 @@ extern "C" {
 
 /* What a kernel that was given an impossible index leaves behind in device memory. The host cannot look before the kernel
  * runs, so the next qd_stream_wait reports it. */
-typedef enum qd_cuda_fault_kind { QD_CUDA_NO_FAULT, QD_CUDA_BAD_TOKEN, QD_CUDA_BAD_POSITION, QD_CUDA_BAD_TARGET } qd_cuda_fault_kind;
+typedef enum qd_cuda_fault_kind {
+    QD_CUDA_NO_FAULT,
+    QD_CUDA_BAD_TOKEN,
+    QD_CUDA_BAD_POSITION,
+    QD_CUDA_BAD_TARGET,
+    QD_CUDA_BAD_EXPERT
+} qd_cuda_fault_kind;
 typedef struct qd_cuda_fault {
     int kind; /* qd_cuda_fault_kind */
     int value;

@@ -1,0 +1,226 @@
+/* Rows on their way to experts and back. These kernels move bytes: each row of the side that has fewer is read once (its other
+ * readers find it in a cache), and accesses are of 16 bytes. */
+#include "device/cuda/math_impl.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32, TOGETHER = 4 };
+
+/* 16 bytes of elements where rows are whole vectors, else one. */
+template <typename T> static constexpr int vector_of()
+{
+    return 16 / (int)sizeof(T);
+}
+
+/* ---- permute ---- */
+
+template <typename T, int N> struct alignas(N * sizeof(T)) raw_vector {
+    T v[N];
+};
+
+/* y = x, for a warp. */
+template <typename T, int N> static __device__ __forceinline__ void copy_row(const T *x, T *y, int64_t cols, int lane)
+{
+    using V = raw_vector<T, N>;
+    const int64_t vectors = cols / N;
+    for (int64_t at = lane; at < vectors; at += 32 * TOGETHER) {
+        V v[TOGETHER];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++)
+            if (at + t * 32 < vectors)
+                v[t] = ((const V *)x)[at + t * 32];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++)
+            if (at + t * 32 < vectors)
+                ((V *)y)[at + t * 32] = v[t];
+    }
+}
+
+/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first copy. */
+template <typename T, int N, bool WEIGHTED, bool BACK>
+static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies, int64_t cols, int lane)
+{
+    float dot = 0.0f;
+    for (int64_t at = (int64_t)lane * N; at < cols; at += 32 * N * TOGETHER) {
+        float v[TOGETHER][N];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++)
+            if (at + t * 32 * N < cols)
+                load<N>(x + at + t * 32 * N, v[t]);
+        if constexpr (BACK) {
+            for (int copy = 0; copy < copies; copy++) {
+                float o[TOGETHER][N];
+#pragma unroll
+                for (int t = 0; t < TOGETHER; t++)
+                    if (at + t * 32 * N < cols)
+                        load<N>(old + copy * copy_stride + at + t * 32 * N, o[t]);
+#pragma unroll
+                for (int t = 0; t < TOGETHER; t++)
+                    if (at + t * 32 * N < cols)
+#pragma unroll
+                        for (int i = 0; i < N; i++)
+                            dot = fmaf(v[t][i], o[t][i], dot);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) {
+            if (at + t * 32 * N >= cols)
+                continue;
+            if constexpr (WEIGHTED) {
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    v[t][i] *= weight;
+            }
+            store<N>(y + at + t * 32 * N, v[t]);
+        }
+    }
+    return BACK ? warp_sum(dot) : 0.0f;
+}
+
+/* A warp per assignment, in the order of rows: the choices of a row follow one another, so that its reading is shared. Without
+ * the table of places a warp per place, as many as the counts say. */
+template <typename T, int N, bool WEIGHTED, bool BACK> static __global__ void __launch_bounds__(THREADS) permute_kernel(qd_permute_args a)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t assignments = a.rows * a.per_token, cols = a.cols, step = (int64_t)gridDim.x * WARPS;
+    int64_t items = assignments;
+    if (!a.place) {
+        int places = 0;
+        for (int e = lane; e < a.experts; e += 32)
+            places += a.count[e];
+        items = min(items, (int64_t)warp_sum(places));
+    }
+    for (int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; item < items; item += step) {
+        const int64_t from = a.place ? item : a.from[item], place = a.place ? a.place[item] : item;
+        if (place < 0) {
+            if (BACK && lane == 0)
+                a.d_weight[from] = 0.0f;
+            continue;
+        }
+        const T *x = (const T *)a.x + from / a.per_token * cols;
+        T *y = (T *)a.y + place * cols;
+        if constexpr (!WEIGHTED && !BACK) {
+            copy_row<T, N>(x, y, cols, lane);
+        } else {
+            float dot = move_row<T, N, WEIGHTED, BACK>(x, y, WEIGHTED ? a.weight[from] : 1.0f, BACK ? (const T *)a.old + place * cols : NULL,
+                                                       assignments * cols, a.copies, cols, lane);
+            if (BACK && lane == 0)
+                a.d_weight[from] = dot;
+        }
+    }
+}
+
+template <typename T, int N> static qd_status launch_permute(qd_stream *stream, const qd_permute_args *a)
+{
+    qd_cuda_launch l = qd_cuda_launch_of(stream);
+    int64_t blocks = divide_up(a->rows * a->per_token, WARPS), most = (int64_t)l.multiprocessors * 8;
+    if (!a->place && blocks > most)
+        blocks = most;
+    const unsigned grid = (unsigned)blocks;
+    if (a->old && a->weight)
+        permute_kernel<T, N, true, true><<<grid, THREADS, 0, l.stream>>>(*a);
+    else if (a->old)
+        permute_kernel<T, N, false, true><<<grid, THREADS, 0, l.stream>>>(*a);
+    else if (a->weight)
+        permute_kernel<T, N, true, false><<<grid, THREADS, 0, l.stream>>>(*a);
+    else
+        permute_kernel<T, N, false, false><<<grid, THREADS, 0, l.stream>>>(*a);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a)
+{
+    QD_TRY(qd_cuda_check_float("permute", "x", a->dtype));
+    if (a->old && !a->place)
+        return QD_FAIL(QD_USAGE, "permute: the gradient of weights needs the table of places");
+    if (a->rows <= 0 || a->cols <= 0)
+        return QD_OK;
+    return with_type(a->dtype, [&](auto type) -> qd_status {
+        using T = decltype(type);
+        if (can_vector(a->cols, a->x, a->y, a->old))
+            return launch_permute<T, vector_of<T>()>(stream, a);
+        return launch_permute<T, 1>(stream, a);
+    });
+}
+
+/* ---- combine ---- */
+
+/* Items are vectors of N columns of a row, numbered through. The rows of TOGETHER choices are under way at a time; they are added
+ * in the order of the choices. */
+template <typename T, int N, bool WEIGHTED> static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args a)
+{
+    const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / N, copy_stride = a.rows * a.per_token * a.cols;
+    if (item >= a.rows * per_row)
+        return;
+    int64_t row, col;
+    split_index(item, per_row, row, col);
+    col *= N;
+    float sum[N];
+    if (a.add) {
+        load<N>((const T *)a.add + row * a.cols + col, sum);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum[i] = 0.0f;
+    }
+    for (int first = 0; first < a.per_token; first += TOGETHER) {
+        int64_t place[TOGETHER];
+        float weight[TOGETHER], v[TOGETHER][N];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) {
+            const int64_t at = row * a.per_token + first + t;
+            const bool there = first + t < a.per_token;
+            place[t] = there ? a.place[at] : -1;
+            weight[t] = WEIGHTED && there ? a.weight[at] : 1.0f;
+        }
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++)
+            if (place[t] >= 0)
+                load<N>((const T *)a.x + place[t] * a.cols + col, v[t]);
+        for (int copy = 1; copy < a.copies; copy++) {
+#pragma unroll
+            for (int t = 0; t < TOGETHER; t++) {
+                if (place[t] < 0)
+                    continue;
+                float more[N];
+                load<N>((const T *)a.x + copy * copy_stride + place[t] * a.cols + col, more);
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    v[t][i] += more[i];
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) {
+            if (place[t] < 0)
+                continue;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                sum[i] = WEIGHTED ? fmaf(v[t][i], weight[t], sum[i]) : sum[i] + v[t][i];
+        }
+    }
+    store<N>((T *)a.y + row * a.cols + col, sum);
+}
+
+template <typename T, int N> static qd_status launch_combine(qd_stream *stream, const qd_combine_args *a)
+{
+    qd_cuda_launch l = qd_cuda_launch_of(stream);
+    const unsigned grid = (unsigned)divide_up(a->rows * (a->cols / N), THREADS);
+    if (a->weight)
+        combine_kernel<T, N, true><<<grid, THREADS, 0, l.stream>>>(*a);
+    else
+        combine_kernel<T, N, false><<<grid, THREADS, 0, l.stream>>>(*a);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_combine(qd_stream *stream, const qd_combine_args *a)
+{
+    QD_TRY(qd_cuda_check_float("combine", "x", a->dtype));
+    if (a->rows <= 0 || a->cols <= 0)
+        return QD_OK;
+    return with_type(a->dtype, [&](auto type) -> qd_status {
+        using T = decltype(type);
+        if (can_vector(a->cols, a->x, a->add, a->y))
+            return launch_combine<T, vector_of<T>()>(stream, a);
+        return launch_combine<T, 1>(stream, a);
+    });
+}
