@@ -1,7 +1,8 @@
 /* Products and attention of a training step on one GPU, each by itself: what is chosen for each product, what it reaches and
  * what the other choices would have cost; attention forward and backward. A line per product and pass, a sum per case.
+ * Then products over experts, with unequal counts, beside one product of the same size in all.
  *
- *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b; without: all six
+ *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine; without: all of them
  *
  * Times are medians on random data. The sum of a case is what the same work takes inside a step when nothing else is in
  * the way: compare it with the step's breakdown. */
@@ -28,6 +29,18 @@ static const model models[] = {
     {"1.3b", 24, 16, 2048, 2048, 16, 16, 8192, 50304, false},
     {"1b", 16, 8, 2048, 2048, 32, 8, 8192, 128256, true},
     {"8b", 8, 4, 4096, 4096, 32, 8, 14336, 32768, true},
+};
+
+/* Layers of experts: their rows are tokens times the experts that each chooses. */
+typedef struct expert_layer {
+    const char *name;
+    int experts, per_token;
+    int64_t tokens, hidden, inner;
+} expert_layer;
+
+static const expert_layer expert_layers[] = {
+    {"mixtral", 8, 2, 16384, 2048, 7168},
+    {"fine", 64, 6, 16384, 2048, 1408},
 };
 
 enum { REPEATS = 9 };
@@ -128,19 +141,18 @@ static int by_value(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-typedef qd_status (*attention_kernel)(qd_stream *stream, const qd_attention_args *a);
-
-static double time_attention(qd_device *device, attention_kernel kernel, const qd_attention_args *a)
+/* The median of a call's seconds. */
+static double time_call(qd_device *device, qd_status (*call)(qd_stream *stream, const void *args), const void *args)
 {
     qd_stream *stream = qd_device_compute_stream(device);
     qd_event *from, *to;
     double seconds[REPEATS];
     check(qd_event_create(device, &from));
     check(qd_event_create(device, &to));
-    check(kernel(stream, a)); /* makes the plan */
+    check(call(stream, args)); /* makes the plan */
     for (int i = 0; i < REPEATS; i++) {
         check(qd_event_record(from, stream));
-        check(kernel(stream, a));
+        check(call(stream, args));
         check(qd_event_record(to, stream));
         check(qd_event_wait(to));
         check(qd_event_seconds(from, to, &seconds[i]));
@@ -151,20 +163,31 @@ static double time_attention(qd_device *device, attention_kernel kernel, const q
     return seconds[REPEATS / 2];
 }
 
+#define CALL(slot, type)                                                                                    \
+    static qd_status call_##slot(qd_stream *stream, const void *args)                                       \
+    {                                                                                                       \
+        return qd_device_kernels(qd_stream_device(stream))->slot(stream, (const type *)args);                \
+    }
+CALL(attention_forward, qd_attention_args)
+CALL(attention_backward, qd_attention_args)
+CALL(grouped, qd_grouped_args)
+
 /* Random bf16 values in (-1, 1): a sign, an exponent below that of 1, random digits. */
 static void *random_rows(qd_device *device, int64_t elements, unsigned seed)
 {
     void *there;
-    uint16_t *values = malloc((size_t)elements * sizeof *values);
+    int64_t part = elements < 1 << 24 ? elements : 1 << 24; /* then the same again */
+    uint16_t *values = malloc((size_t)part * sizeof *values);
     if (!values)
-        fail(QD_FAIL(QD_NO_MEMORY, "no host memory for %lld values", (long long)elements));
+        fail(QD_FAIL(QD_NO_MEMORY, "no host memory for %lld values", (long long)part));
     uint32_t x = seed * 2654435761u + 1;
-    for (int64_t i = 0; i < elements; i++) {
+    for (int64_t i = 0; i < part; i++) {
         x = x * 1664525u + 1013904223u;
         values[i] = (uint16_t)((x >> 31) << 15 | (124u + ((x >> 29) & 2u)) << 7 | ((x >> 20) & 127u));
     }
     check(qd_device_alloc(device, elements * 2, &there));
-    check(qd_copy(qd_device_compute_stream(device), there, values, elements * 2));
+    for (int64_t at = 0; at < elements; at += part)
+        check(qd_copy(qd_device_compute_stream(device), (uint16_t *)there + at, values, (elements - at < part ? elements - at : part) * 2));
     check(qd_stream_wait(qd_device_compute_stream(device)));
     free(values);
     return there;
@@ -179,7 +202,6 @@ static void *zeros(qd_device *device, int64_t bytes)
 
 static double attention(qd_device *device, const model *m)
 {
-    const qd_kernels *k = qd_device_kernels(device);
     int64_t head_dim = m->hidden / m->heads, rows = m->batch * m->seq, width = (m->heads + 2 * m->kv_heads) * head_dim;
     int64_t statistics = m->batch * m->heads * m->seq * 4;
     char *qkv = random_rows(device, rows * width, 1), *d_qkv = zeros(device, rows * width * 2);
@@ -195,8 +217,8 @@ static double attention(qd_device *device, const model *m)
         .head_dim = (int)head_dim, .scale = scale, .dtype = QD_BF16, .d_o = d_o, .dq = d_qkv, .dk = d_qkv + k_at,
         .dv = d_qkv + v_at, .delta = delta,
     };
-    double forward = time_attention(device, k->attention_forward, &a);
-    double backward = time_attention(device, k->attention_backward, &a);
+    double forward = time_call(device, call_attention_forward, &a);
+    double backward = time_call(device, call_attention_backward, &a);
     /* causal: half of 2 products forward, 5 backward */
     double work = 2.0 * (double)(m->batch * m->heads * head_dim) * (double)m->seq * (double)m->seq;
     printf("%-6s attention forward %8.1f us %5.0f TFLOP/s, backward %8.1f us %5.0f TFLOP/s\n", m->name, forward * 1e6,
@@ -211,6 +233,66 @@ static double attention(qd_device *device, const model *m)
     return (forward + backward) * m->layers;
 }
 
+/* ---- products over experts ---- */
+
+/* Counts of a mild imbalance: 0.7 to 1.3 of the mean. */
+static void *expert_counts(qd_device *device, const expert_layer *l, int64_t rows)
+{
+    int32_t counts[64];
+    int64_t left = rows;
+    for (int e = 0; e < l->experts; e++)
+        left -= counts[e] = (int32_t)((double)(rows / l->experts) * (0.7 + 0.6 * (double)(e * 37 % 17) / 16.0));
+    for (int e = 0; left != 0; e = (e + 1) % l->experts, left += left > 0 ? -1 : 1)
+        counts[e] += left > 0 ? 1 : -1;
+    void *there = zeros(device, (int64_t)sizeof counts);
+    check(qd_copy(qd_device_compute_stream(device), there, counts, (int64_t)sizeof counts));
+    check(qd_stream_wait(qd_device_compute_stream(device)));
+    return there;
+}
+
+/* One product: n and k as qd_grouped_args has them. */
+static void grouped(qd_device *device, const expert_layer *l, const char *name, qd_grouped_args a)
+{
+    a.rows = l->tokens * l->per_token;
+    a.sources = 1;
+    a.experts = l->experts;
+    a.a_dtype = a.b_dtype = a.c_dtype = QD_BF16;
+    int64_t weights = a.experts * a.n * a.k;
+    void *counts = expert_counts(device, l, a.rows);
+    void *x = random_rows(device, a.rows * a.k, 1);
+    a.counts = counts;
+    a.a = x;
+    a.b = random_rows(device, weights, 2);
+    a.c = random_rows(device, a.rows * a.n, 3);
+    double seconds = time_call(device, call_grouped, &a), work = 2.0 * (double)a.rows * (double)a.n * (double)a.k;
+    qd_matmul_args whole = a.by_experts ? (qd_matmul_args){.m = a.n, .n = a.k, .k = a.rows, .trans_a = true, .accumulate = true}
+                                        : (qd_matmul_args){.m = a.rows, .n = a.n, .k = a.k, .trans_b = a.trans_b};
+    whole.a_dtype = whole.b_dtype = whole.c_dtype = QD_BF16;
+    whole.lda = whole.trans_a ? whole.m : whole.k;
+    whole.ldb = whole.trans_b ? whole.k : whole.n;
+    whole.ldc = whole.n;
+    qd_search_report r;
+    check(qd_cuda_search(device, &whole, &r));
+    printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n", l->name,
+           name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds * 1e6, work / seconds * 1e-12, r.seconds * 1e6,
+           work / r.seconds * 1e-12, r.seconds / seconds);
+    fflush(stdout);
+    qd_device_free(device, counts, 64 * 4);
+    qd_device_free(device, x, a.rows * a.k * 2);
+    qd_device_free(device, a.b, weights * 2);
+    qd_device_free(device, a.c, a.rows * a.n * 2);
+}
+
+static void expert_products(qd_device *device, const expert_layer *l)
+{
+    grouped(device, l, "up", (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .trans_b = true});
+    grouped(device, l, "down", (qd_grouped_args){.n = l->hidden, .k = l->inner, .trans_b = true});
+    grouped(device, l, "down dx", (qd_grouped_args){.n = l->inner, .k = l->hidden});
+    grouped(device, l, "up dx", (qd_grouped_args){.n = l->hidden, .k = 2 * l->inner});
+    grouped(device, l, "up dW", (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true});
+    grouped(device, l, "down dW", (qd_grouped_args){.n = l->hidden, .k = l->inner, .by_experts = true});
+}
+
 /* Device and library versions, and which engines attention uses: the lines of the tuning text that say so. */
 static void print_engines(qd_device *device)
 {
@@ -222,6 +304,14 @@ static void print_engines(qd_device *device)
     qd_strbuf_free(&text);
 }
 
+static bool is_wanted(const char *name, int argc, char **argv)
+{
+    bool wanted = argc < 2;
+    for (int i = 1; i < argc; i++)
+        wanted |= strcmp(argv[i], name) == 0;
+    return wanted;
+}
+
 int main(int argc, char **argv)
 {
     qd_device *device;
@@ -229,14 +319,14 @@ int main(int argc, char **argv)
     check(qd_device_create("cuda", NULL, &device));
     printf("case   product        m      n      k        us TFLOP/s fused     best/of  first  worst (TFLOP/s)\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        bool wanted = argc < 2;
-        for (int j = 1; j < argc; j++)
-            wanted |= strcmp(argv[j], models[i].name) == 0;
-        if (!wanted)
+        if (!is_wanted(models[i].name, argc, argv))
             continue;
         sums[i][0] = all_products(device, &models[i]);
         sums[i][1] = attention(device, &models[i]);
     }
+    for (size_t i = 0; i < sizeof expert_layers / sizeof *expert_layers; i++)
+        if (is_wanted(expert_layers[i].name, argc, argv))
+            expert_products(device, &expert_layers[i]);
     print_engines(device);
     printf("case    products ms  attention ms  together ms   tokens/s of these alone\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)

@@ -150,29 +150,35 @@ typedef struct grouped_case {
     int64_t counts[12]; /* (sources, experts) */
     int64_t begin, rows, n, k;
     bool trans_b, by_experts;
-    qd_dtype dtype;
+    qd_dtype dtype, b_dtype;
 } grouped_case;
 static const grouped_case grouped_cases[] = {
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, true, false, QD_F32},      {1, 3, {5, 0, 9}, 0, 20, 17, 23, false, false, QD_F32},
-    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 16, 32, true, false, QD_F32}, {2, 3, {4, 0, 3, 2, 6, 0}, 3, 8, 16, 32, false, false, QD_F32},
-    {2, 3, {4, 0, 3, 2, 6, 0}, 11, 8, 16, 32, true, false, QD_F32}, {1, 4, {0, 0, 0, 0}, 0, 8, 16, 8, true, false, QD_F32},
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32},      {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32},
-    {1, 4, {0, 40, 0, 0}, 0, 40, 64, 48, true, false, QD_BF16}, {2, 2, {30, 1, 0, 20}, 0, 51, 64, 48, false, true, QD_BF16},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, true, false, QD_F32, QD_F32},      {1, 3, {5, 0, 9}, 0, 20, 17, 23, false, false, QD_F32, QD_F32},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 16, 32, true, false, QD_F32, QD_F32}, {2, 3, {4, 0, 3, 2, 6, 0}, 3, 8, 16, 32, false, false, QD_F32, QD_F32},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 11, 8, 16, 32, true, false, QD_F32, QD_F32}, {1, 4, {0, 0, 0, 0}, 0, 8, 16, 8, true, false, QD_F32, QD_F32},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32},      {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32},
+    {1, 4, {0, 40, 0, 0}, 0, 40, 64, 48, true, false, QD_BF16, QD_BF16}, {2, 2, {30, 1, 0, 20}, 0, 51, 64, 48, false, true, QD_BF16, QD_BF16},
+    /* several tiles of rows, columns and depth on a GPU, and what is left of them */
+    {1, 3, {130, 0, 70}, 0, 210, 264, 136, true, false, QD_BF16, QD_BF16}, {2, 2, {65, 3, 0, 129}, 5, 180, 520, 72, false, false, QD_BF16, QD_BF16},
+    {2, 2, {65, 3, 0, 129}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16}, {1, 3, {130, 0, 70}, 0, 210, 130, 257, false, true, QD_BF16, QD_BF16},
+    {1, 3, {130, 0, 70}, 0, 210, 131, 77, true, false, QD_BF16, QD_BF16}, {1, 2, {70, 66}, 0, 136, 70, 67, false, false, QD_F32, QD_F32},
+    {2, 2, {65, 3, 0, 129}, 5, 200, 136, 264, false, true, QD_BF16, QD_F32},
 };
 enum { GA, GB, GC, GN, GROUPED_TENSORS };
 
 static void grouped_describe(const void *p, char *text, size_t size)
 {
     const grouped_case *c = p;
-    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s %s", c->sources, c->experts, (long long)c->begin,
-             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->by_experts ? " by experts" : "", qd_dtype_name(c->dtype));
+    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s %s %s", c->sources, c->experts, (long long)c->begin,
+             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->by_experts ? " by experts" : "", qd_dtype_name(c->dtype),
+             qd_dtype_name(c->b_dtype));
 }
 
 static int grouped_tensors(const void *p, ops_tensor *t)
 {
     const grouped_case *c = p;
     t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k};
-    t[GB] = (ops_tensor){.name = "b", .role = c->by_experts ? OPS_INOUT : OPS_IN, .dtype = c->dtype, .rows = c->experts, .cols = c->n * c->k};
+    t[GB] = (ops_tensor){.name = "b", .role = c->by_experts ? OPS_INOUT : OPS_IN, .dtype = c->b_dtype, .rows = c->experts, .cols = c->n * c->k};
     t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : OPS_INOUT, .dtype = c->dtype, .rows = c->rows, .cols = c->n};
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
     return GROUPED_TENSORS;
@@ -212,7 +218,7 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
     return k->grouped(stream, &(qd_grouped_args){.a = t[GA], .b = t[GB], .c = t[GC], .counts = t[GN], .count_stride = c->experts,
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
                                                  .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts,
-                                                 .a_dtype = c->dtype, .b_dtype = c->dtype, .c_dtype = c->dtype});
+                                                 .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 
 int main(int argc, char **argv)
@@ -224,8 +230,8 @@ int main(int argc, char **argv)
         {.kernel = "head_norm_backward", CASES(head_cases), .describe = head_describe, .tensors = head_backward_tensors, .derive = head_derive,
          .reference = head_backward_reference, .run = head_backward_run, .loss = head_loss,
          .gradients = {{HX, HDX}, {HQ, HDQ}, {HK, HDK}}, .gradient_count = 3},
-        {.kernel = "grouped", CASES(grouped_cases), .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive,
-         .reference = grouped_reference, .run = grouped_run},
+        {.kernel = "grouped", .cases = grouped_cases, .case_size = sizeof *grouped_cases, .case_count = COUNT(grouped_cases),
+         .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive, .reference = grouped_reference, .run = grouped_run},
     };
     return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
 }

@@ -189,6 +189,7 @@ qd_cuda_launch qd_cuda_launch_of(qd_stream *stream)
         .multiprocessors = cuda->properties.multiProcessorCount,
         .shared_most = (int)cuda->properties.sharedMemPerBlockOptin,
         .deterministic = cuda->deterministic,
+        .has_wgmma = QD_CUDA_HAS_90A && cuda->properties.major == 9 && cuda->properties.minor == 0,
         .fault = cuda->fault,
     };
 }

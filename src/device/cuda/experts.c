@@ -1,4 +1,4 @@
-/* Products over experts and norms of queries and keys have no kernels here yet; configurations that need them are refused. */
+/* Norms of queries and keys have no kernels here yet; configurations that need them are refused. */
 #include "device/cuda/launch_impl.h"
 
 #define ABSENT(slot, args)                                                                                  \
@@ -10,4 +10,3 @@
     }
 ABSENT(head_norm, qd_head_norm_args)
 ABSENT(head_norm_backward, qd_head_norm_args)
-ABSENT(grouped, qd_grouped_args)

@@ -32,6 +32,7 @@ typedef struct qd_cuda_launch {
     int multiprocessors;
     int shared_most;      /* bytes of shared memory that a block may ask for */
     bool deterministic;
+    bool has_wgmma;       /* a Hopper GPU, and this build has machine code for its own instructions (sm_90a) */
     qd_cuda_fault *fault; /* device address */
 } qd_cuda_launch;
 qd_cuda_launch qd_cuda_launch_of(qd_stream *stream);

@@ -1,0 +1,607 @@
+/* Products over experts on Hopper's tensor cores (wgmma, sm_90a), bf16 with sums in fp32.
+ *
+ * A tile of 128 x 256 results per block: out (128, 256) = x (128, depth) · y (256, depth)ᵀ, depth in steps of 64. One thread
+ * keeps a ring of STAGES such steps in shared memory full with the copy engine; two warpgroups multiply, 64 rows each. Operands
+ * lie there as the copy engine leaves them: blocks of 64 or more lines of 128 bytes, whose 16-byte pieces are permuted by the
+ * line's number modulo 8. A line runs along depth (by rows: x and, if trans_b, y) or along the other side.
+ *
+ *   by rows     x = rows of a, y = an expert's b. A tile begins at an expert's first row; rows beyond its last are computed and
+ *               not stored.
+ *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source. In the last step of a source
+ *               the lines beyond its end are set to zero in shared memory.
+ *
+ * With pairs, two blocks of a cluster have neighbouring tiles. Each fetches half of the operand that both need, into the
+ * shared memory of both. */
+#include "device/cuda/grouped_impl.cuh"
+
+#include <cuda.h>
+
+namespace {
+
+enum { WARPGROUP = 128, CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS), CONSUMER_WARPS = 4 * CONSUMERS };
+enum { ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, LINE = 128 /* bytes */ };
+enum { BLOCK = DEPTH * LINE, X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
+enum { BAND = 16 }; /* rows of tiles whose operands should stay in the L2 cache */
+enum form { ROWS_TRANSPOSED, ROWS_PLAIN, EXPERTS };
+
+struct shared {
+    char stages[STAGES * STAGE];
+    char staging[CONSUMER_WARPS][16 * LINE]; /* results on their way to rows of 16-byte pieces */
+    uint64_t full[STAGES], empty[STAGES];
+    grouped_segments table;
+};
+enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 1024 */ };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- barriers ---- */
+
+__device__ __forceinline__ void barrier_init(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* At the same barrier of block `rank` of the cluster. */
+__device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank)
+{
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+                 : "memory");
+}
+
+template <bool CLUSTER> __device__ __forceinline__ void barrier_wait(uint64_t *barrier, int phase)
+{
+    uint32_t done = 0;
+    while (!done) {
+        if constexpr (CLUSTER)
+            asm volatile("{\n.reg .pred p;\n"
+                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(shared_address(barrier)), "r"(phase)
+                         : "memory");
+        else
+            asm volatile("{\n.reg .pred p;\n"
+                         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(shared_address(barrier)), "r"(phase)
+                         : "memory");
+    }
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ int cluster_rank()
+{
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+}
+
+/* ---- copies: one box of a map to shared memory; SHARED: of both blocks of the cluster ---- */
+
+template <bool SHARED>
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
+{
+    if constexpr (SHARED)
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                     "[%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
+                     "h"((uint16_t)3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+                     "[%2];" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+                     : "memory");
+}
+
+template <bool SHARED>
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
+{
+    if constexpr (SHARED)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                     "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
+                     "r"(z), "h"((uint16_t)3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+                     "[%2];" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                     : "memory");
+}
+
+/* ---- products ---- */
+
+/* Describes an operand to wgmma: pieces permuted in lines of 128 bytes, 8 lines 1024 bytes apart from the next 8. Where lines
+ * run along the operand's side, the next 64 of it are BLOCK bytes away. */
+__device__ __forceinline__ uint64_t describe(const void *p)
+{
+    return (uint64_t)(shared_address(p) >> 4 & 0x3fff) | (uint64_t)(BLOCK >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+__device__ __forceinline__ void products_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void products_end_group()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> __device__ __forceinline__ void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+
+/* c (64, 256) = [c +] x (64, 16) · y (256, 16)ᵀ by the warpgroup. A lane has, of rows lane / 4 and lane / 4 + 8 of its warp's
+ * 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. *_SIDE: lines run along the side. */
+template <bool X_SIDE, bool Y_SIDE>
+__device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_t y, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, p, 1, 1, %131, %132;\n}"
+                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112)
+                 : "l"(x), "l"(y), "r"((int)add), "n"(X_SIDE ? 1 : 0), "n"(Y_SIDE ? 1 : 0));
+}
+
+/* ---- tiles ---- */
+
+/* Tile of a block. By rows `first` and `last` bound the rows of its segment; by experts rows and columns are those of b. */
+struct tile {
+    int expert, row, column, rows; /* rows: how many of ROWS are stored, at most */
+};
+
+/* The tiles of this block, in ascending order. */
+template <form FORM, qd_grouped_pairs PAIRS> struct tiles {
+    const qd_grouped_args &g;
+    const grouped_segments &table;
+    int rank, segment, at, step, count, columns;
+
+    static constexpr int height = PAIRS == QD_GROUPED_SAME_COLUMNS ? 2 * ROWS : ROWS;
+    static constexpr int width = PAIRS == QD_GROUPED_SAME_ROWS ? 2 * COLUMNS : COLUMNS;
+    static constexpr int band = BAND * ROWS / height;
+
+    __device__ __forceinline__ tiles(const qd_grouped_args &args, const grouped_segments &planned, int place)
+        : g(args), table(planned), rank(place), segment(0)
+    {
+        constexpr int blocks = PAIRS ? 2 : 1;
+        at = blockIdx.x / blocks;
+        step = gridDim.x / blocks;
+        columns = (int)(((FORM == EXPERTS ? g.k : g.n) + width - 1) / width);
+        count = columns * (FORM == EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
+    }
+
+    __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + height - 1) / height); }
+
+    __device__ __forceinline__ bool next(tile &t)
+    {
+        if (at >= count)
+            return false;
+        grouped_tile place;
+        int first = 0, last;
+        if (FORM == EXPERTS) {
+            const int here = rows_of_expert() * columns;
+            t.expert = at / here;
+            place = tile_at(at - t.expert * here, rows_of_expert(), columns, band);
+            last = (int)g.n;
+        } else {
+            while (at >= table.tile[segment + 1] * columns)
+                segment++;
+            t.expert = segment % g.experts;
+            place = tile_at(at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], columns, band);
+            first = table.row[segment];
+            last = table.row[segment + 1];
+        }
+        t.row = first + place.row * height + (PAIRS == QD_GROUPED_SAME_COLUMNS ? rank * ROWS : 0);
+        t.column = place.column * width + (PAIRS == QD_GROUPED_SAME_ROWS ? rank * COLUMNS : 0);
+        t.rows = last - t.row < ROWS ? last - t.row : ROWS;
+        at += step;
+        return true;
+    }
+};
+
+struct ring {
+    int stage = 0, phase = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* Steps of depth that a tile has in one source (by rows there is one), and where they begin. */
+template <form FORM>
+__device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_segments &table, int expert, int source, int &first)
+{
+    if (FORM != EXPERTS) {
+        first = 0;
+        return (int)g.k;
+    }
+    first = table.row[source * g.experts + expert];
+    return table.row[source * g.experts + expert + 1] - first;
+}
+
+/* ---- fetching ---- */
+
+template <form FORM, qd_grouped_pairs PAIRS>
+__device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map, const tile &t,
+                                           int depth, int rank)
+{
+    constexpr bool x_shared = PAIRS == QD_GROUPED_SAME_ROWS, y_shared = PAIRS == QD_GROUPED_SAME_COLUMNS;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        char *const x = stage + half * BLOCK, *const y = stage + X_BYTES + half * 2 * BLOCK;
+        if (!x_shared || half == rank) {
+            if (FORM == EXPERTS)
+                copy_box<x_shared>(x, x_map, full, t.row + half * 64, depth);
+            else
+                copy_box<x_shared>(x, x_map, full, depth, t.row + half * 64);
+        }
+        if (!y_shared || half == rank) {
+            const int column = t.column + half * 128;
+            if (FORM == EXPERTS) {
+                copy_box<y_shared>(y, y_map, full, column, depth);
+                copy_box<y_shared>(y + BLOCK, y_map, full, column + 64, depth);
+            } else if (FORM == ROWS_PLAIN) {
+                copy_box<y_shared>(y, y_map, full, column, depth, t.expert);
+                copy_box<y_shared>(y + BLOCK, y_map, full, column + 64, depth, t.expert);
+            } else {
+                copy_box<y_shared>(y, y_map, full, depth, column, t.expert);
+            }
+        }
+    }
+}
+
+template <form FORM, qd_grouped_pairs PAIRS>
+__device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, const CUtensorMap *y_map, const qd_grouped_args &g, int rank)
+{
+    tiles<FORM, PAIRS> list(g, s.table, rank);
+    tile t;
+    ring r;
+    while (list.next(t)) {
+        for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
+            int first;
+            const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
+            for (int at = 0; at < depth; at += DEPTH, r.advance()) {
+                barrier_wait<PAIRS != QD_GROUPED_ALONE>(&s.empty[r.stage], r.phase ^ 1);
+                barrier_expect(&s.full[r.stage], STAGE);
+                fetch_step<FORM, PAIRS>(s.stages + r.stage * STAGE, &s.full[r.stage], x_map, y_map, t, first + at, rank);
+            }
+        }
+    }
+}
+
+/* ---- multiplying ---- */
+
+/* Sets lines [valid, DEPTH) of all blocks of a stage to zero, by all consumers. */
+__device__ __forceinline__ void clear_lines(char *stage, int valid)
+{
+    const int pieces = (DEPTH - valid) * (LINE / 16);
+    for (int i = threadIdx.x - WARPGROUP; i < pieces * (STAGE / BLOCK); i += WARPGROUP * CONSUMERS)
+        *reinterpret_cast<uint4 *>(stage + i / pieces * BLOCK + valid * LINE + i % pieces * 16) = make_uint4(0, 0, 0, 0);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(WARPGROUP * CONSUMERS) : "memory");
+}
+
+template <qd_grouped_pairs PAIRS> __device__ __forceinline__ void release(uint64_t *empty)
+{
+    const int lane = threadIdx.x % 32;
+    if (PAIRS == QD_GROUPED_ALONE) {
+        if (lane == 0)
+            barrier_arrive(empty);
+    } else if (lane < 2) {
+        barrier_arrive_at(empty, lane);
+    }
+}
+
+/* 16-byte pieces of a warp's 16 rows of 64 columns; piece p of row r is at the place p ^ r % 8 of its line. */
+__device__ __forceinline__ char *staged(char *staging, int row, int piece)
+{
+    return staging + row * LINE + (piece ^ row % 8) * 16;
+}
+
+__device__ __forceinline__ void store_matrices(void *p, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(p)), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* The part of `out` (.., n) that a warp has results of: 16 rows from `row` on, of which `rows` count, columns from `column` on. */
+template <typename T> struct target {
+    T *out; /* (row, column) */
+    int64_t n;
+    int rows, columns;
+};
+
+/* Old values of 64 columns, in the order of 16-byte pieces. */
+struct pieces {
+    uint4 v[4];
+};
+
+__device__ __forceinline__ bool has_piece(const target<bf16> &to, int part, int i)
+{
+    const int lane = threadIdx.x % 32;
+    return i * 4 + lane / 8 < to.rows && part * 64 + lane % 8 * 8 < to.columns;
+}
+
+__device__ __forceinline__ bf16 *piece_at(const target<bf16> &to, int part, int i)
+{
+    const int lane = threadIdx.x % 32;
+    return to.out + (i * 4 + lane / 8) * to.n + part * 64 + lane % 8 * 8;
+}
+
+__device__ __forceinline__ void load_pieces(pieces &old, const target<bf16> &to, int part)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        old.v[i] = has_piece(to, part, i) ? *reinterpret_cast<const uint4 *>(piece_at(to, part, i)) : make_uint4(0, 0, 0, 0);
+}
+
+/* bf16 results go through shared memory, 64 columns at a time, so that a row's are stored as whole lines. ADD: old values
+ * come the same way, and the sum is rounded once. */
+template <bool ADD>
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging)
+{
+    const int lane = threadIdx.x % 32;
+    pieces old;
+    if (ADD)
+        load_pieces(old, to, 0);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        if (ADD) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                *reinterpret_cast<uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8)) = old.v[i];
+            __syncwarp();
+            if (part < 3)
+                load_pieces(old, to, part + 1);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            char *const at = staged(staging, lane % 16, j + lane / 16);
+            const int i = (part * 8 + j) * 4;
+            float v[8] = {c[i], c[i + 1], c[i + 2], c[i + 3], c[i + 4], c[i + 5], c[i + 6], c[i + 7]};
+            if (ADD) {
+                uint32_t words[4];
+                load_matrices(words, (const bf16 *)at);
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    float low, high;
+                    unpack(words[w], low, high);
+                    v[2 * w] += low;
+                    v[2 * w + 1] += high;
+                }
+            }
+            store_matrices(at, pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (has_piece(to, part, i))
+                *reinterpret_cast<uint4 *>(piece_at(to, part, i)) = *reinterpret_cast<const uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8));
+        __syncwarp();
+    }
+}
+
+/* fp32: four lanes have 32 bytes of a row, which is as good as more. */
+template <bool ADD>
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 32; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = lane / 4 + half * 8, column = j * 8 + lane % 4 * 2;
+            if (row < to.rows && column < to.columns) {
+                float2 *const p = reinterpret_cast<float2 *>(to.out + row * to.n + column);
+                float2 v = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
+                if (ADD) {
+                    const float2 old = *p;
+                    v = make_float2(old.x + v.x, old.y + v.y);
+                }
+                *p = v;
+            }
+        }
+}
+
+template <form FORM, qd_grouped_pairs PAIRS, typename T>
+__device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g, int rank)
+{
+    constexpr bool x_side = FORM == EXPERTS, y_side = FORM != ROWS_TRANSPOSED;
+    const int group = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x / 32 - 4;
+    const uint64_t x = describe(s.stages + group * BLOCK), y = describe(s.stages + X_BYTES);
+    tiles<FORM, PAIRS> list(g, s.table, rank);
+    tile t;
+    ring r;
+    while (list.next(t)) {
+        float c[128];
+        int before = -1; /* the stage that the products under way read */
+        for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
+            int first;
+            const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
+            for (int at = 0; at < depth; at += DEPTH, r.advance()) {
+                barrier_wait<PAIRS != QD_GROUPED_ALONE>(&s.full[r.stage], r.phase);
+                if (FORM == EXPERTS && depth - at < DEPTH)
+                    clear_lines(s.stages + r.stage * STAGE, depth - at);
+                products_begin();
+#pragma unroll
+                for (int k = 0; k < DEPTH / 16; k++)
+                    multiply_16<x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
+                                                y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
+                products_end_group();
+                if (before >= 0) {
+                    products_wait<1>();
+                    release<PAIRS>(&s.empty[before]);
+                }
+                before = r.stage;
+            }
+        }
+        products_wait<0>();
+        if (before < 0)
+            continue; /* the expert has no rows */
+        release<PAIRS>(&s.empty[before]);
+        const int row = group * 64 + warp % 4 * 16;
+        const int64_t n = FORM == EXPERTS ? g.k : g.n;
+        T *const out = FORM == EXPERTS ? (T *)g.b + t.expert * g.n * g.k : (T *)g.c;
+        const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, (int)(n - t.column)};
+        store_sums<FORM == EXPERTS>(c, to, s.staging[warp]);
+    }
+}
+
+#endif
+
+template <form FORM, qd_grouped_pairs PAIRS, typename T>
+__global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
+                                                        const __grid_constant__ qd_grouped_args g)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ char room[];
+    shared &s = *reinterpret_cast<shared *>(room + (1024 - shared_address(room) % 1024) % 1024);
+    const int rank = PAIRS ? cluster_rank() : 0;
+    if (threadIdx.x < 32)
+        plan_segments(g, tiles<FORM, PAIRS>::height, &s.table);
+    if (threadIdx.x == 32) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], CONSUMER_WARPS * (PAIRS ? 2 : 1));
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (PAIRS)
+        cluster_sync();
+    if (threadIdx.x < WARPGROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0)
+            fetch_all<FORM, PAIRS>(s, &x_map, &y_map, g, rank);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        multiply_all<FORM, PAIRS, T>(s, g, rank);
+    }
+    if (PAIRS)
+        cluster_sync(); /* the other block may still write here */
+#else
+    __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
+#endif
+}
+
+/* ---- maps ---- */
+
+typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                    const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                    CUtensorMapFloatOOBfill);
+
+/* From the driver, which is not linked. NULL if it has none. */
+encode_function find_encode()
+{
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    return (encode_function)found;
+}
+
+encode_function encode()
+{
+    static const encode_function found = find_encode();
+    return found;
+}
+
+/* (tables, rows, cols) of bf16, in boxes of 64 columns and so many rows. */
+qd_status make_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows, int64_t cols, int box_rows)
+{
+    const cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)tables};
+    const cuuint64_t strides[] = {(cuuint64_t)cols * 2, (cuuint64_t)(rows * cols) * 2};
+    const cuuint32_t box[] = {64, (cuuint32_t)box_rows, 1}, steps[] = {1, 1, 1};
+    CUresult result = encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, tables ? 3 : 2, (void *)p, sizes, strides, box, steps,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return QD_FAIL(QD_SYSTEM, "cuda: cuTensorMapEncodeTiled: error %d for %lld tables of (%lld, %lld)", (int)result, (long long)tables,
+                       (long long)rows, (long long)cols);
+    return QD_OK;
+}
+
+template <form FORM, qd_grouped_pairs PAIRS, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
+{
+    const qd_cuda_launch launch = qd_cuda_launch_of(stream);
+    CUtensorMap x_map, y_map;
+    if (FORM == EXPERTS) {
+        QD_TRY(make_map(&x_map, a->c, 0, a->rows, a->n, 64));
+        QD_TRY(make_map(&y_map, a->a, 0, a->rows, a->k, 64));
+    } else {
+        QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
+        QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64) : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
+    }
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 2;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(PAIRS ? launch.multiprocessors / 2 * 2 : launch.multiprocessors);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = launch.stream;
+    config.attrs = &cluster;
+    config.numAttrs = PAIRS ? 1 : 0;
+    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, PAIRS, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    QD_CUDA_TRY(cudaLaunchKernelEx(&config, multiply<FORM, PAIRS, T>, x_map, y_map, *a));
+    return QD_OK;
+}
+
+template <qd_grouped_pairs PAIRS> qd_status launch_pairs(qd_stream *stream, const qd_grouped_args *a)
+{
+    if (a->by_experts)
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, PAIRS, bf16>(stream, a) : launch_form<EXPERTS, PAIRS, float>(stream, a);
+    return a->trans_b ? launch_form<ROWS_TRANSPOSED, PAIRS, bf16>(stream, a) : launch_form<ROWS_PLAIN, PAIRS, bf16>(stream, a);
+}
+
+} // namespace
+
+bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped_args *a)
+{
+    const bool operands = a->a_dtype == QD_BF16 && a->c_dtype == QD_BF16 && (a->by_experts || a->b_dtype == QD_BF16);
+    return launch->has_wgmma && operands && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) && is_aligned(a->b) && is_aligned(a->c) &&
+           launch->shared_most >= SHARED_BYTES && encode();
+}
+
+qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a, qd_grouped_pairs pairs)
+{
+    switch (pairs) {
+    case QD_GROUPED_SAME_COLUMNS: return launch_pairs<QD_GROUPED_SAME_COLUMNS>(stream, a);
+    case QD_GROUPED_SAME_ROWS: return launch_pairs<QD_GROUPED_SAME_ROWS>(stream, a);
+    default: return launch_pairs<QD_GROUPED_ALONE>(stream, a);
+    }
+}
