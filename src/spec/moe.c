@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { GPU_EXPERTS = 512, GPU_CHOICES = 32 }; /* what the kernels of device/cuda take */
+
 qd_status qd_moe_validate(const qd_model *m)
 {
     const qd_moe *e = &m->moe;
@@ -55,8 +57,12 @@ static bool takes(const qd_options *o, const char *key, bool always)
 
 qd_status qd_moe_check(const qd_model *m, const qd_strategy *s)
 {
-    if ((m->moe.experts > 0 || m->qk_norm) && strcmp(s->traits->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "model.%s runs on the cpu only so far: set run.device to cpu", m->moe.experts > 0 ? "experts" : "qk_norm");
+    bool cpu = strcmp(s->traits->device, "cpu") == 0;
+    if (m->qk_norm && !cpu)
+        return QD_FAIL(QD_UNSUPPORTED, "model.qk_norm runs on the cpu only so far: set run.device to cpu");
+    if (!cpu && (m->moe.experts > GPU_EXPERTS || m->moe.per_token > GPU_CHOICES))
+        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts may be at most %d and model.experts_per_token %d; they are %d and %d", GPU_EXPERTS,
+                       GPU_CHOICES, m->moe.experts, m->moe.per_token);
     if (m->moe.experts > 0 && m->moe.bias_rate > 0.0 && s->training && s->grad != QD_F32)
         return QD_FAIL(QD_USAGE, "model.router_bias_rate counts tokens beside the gradients, which needs train.grad_dtype fp32");
     return QD_OK;

@@ -1,0 +1,82 @@
+"""Models with experts on a GPU: against the CPU, and shared out over ranks. Skipped where there is no CUDA device.
+ctest: timeout 900
+ctest: processors 2
+"""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import gpu  # noqa: E402
+
+SHAPE = ["model.layers=3", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "model.ffn=96",
+         "model.expert_ffn=48", "data.seq=48", "train.global_batch=8", "train.micro_batch=4"]
+MODELS = {
+    "mixtral": ["model.preset=mixtral-tiny", *SHAPE],
+    "qwen3": ["model.preset=qwen3-moe-tiny", *SHAPE],
+    # Sigmoid scores, biases, groups, a shared expert; experts that drop what exceeds their share.
+    "deepseek": ["model.preset=deepseek-tiny", *SHAPE],
+    "deepseek-last": ["model.preset=deepseek-tiny", *SHAPE, "model.expert_capacity=1.2"],
+    "deepseek-least": ["model.preset=deepseek-tiny", *SHAPE, "model.expert_capacity=1.2", "model.drop=least"],
+}
+LAYOUTS = {
+    "ep2": ["parallel.ranks=2", "parallel.ep=2"],
+    "ep4": ["parallel.ranks=4", "parallel.ep=4"],
+    "ep2 of 4": ["parallel.ranks=4", "parallel.ep=2"],
+    "etp2": ["parallel.ranks=4", "parallel.ep=2", "parallel.etp=2"],
+    "tp2 ep2": ["parallel.ranks=2", "parallel.tp=2", "parallel.ep=2"],
+    "zero1": ["parallel.ranks=4", "parallel.ep=2", "parallel.zero=1"],
+    "zero3": ["parallel.ranks=4", "parallel.ep=2", "parallel.zero=3"],
+    "in rounds": ["parallel.ranks=4", "parallel.ep=4", "parallel.expert_rows=0.5"],
+    "recompute": ["parallel.ranks=2", "parallel.ep=2", "train.recompute=full"],
+}
+# SGD does not magnify rounding as AdamW does.
+SGD = ["train.optimizer=sgd", "train.lr=0.05", "train.steps=20"]
+
+
+class CudaExperts(gpu.GpuTest):
+    def test_models_follow_the_cpu(self):
+        for name, model in MODELS.items():
+            run = [*model, "train.steps=20"]
+            cpu = self.train(f"cpu-{name}", *run, "--device", "cpu")
+            with self.subTest(model=name):
+                self.close(self.train(f"cuda-{name}", *run, "--device", "cuda"), cpu, 1e-4)
+
+    def test_layouts_follow_one_rank(self):
+        run = [*MODELS["deepseek"], *SGD, "train.micro_batch=1", "--device", "cuda", "run.gpu=0"]
+        for precision, check in (("fp32", lambda a, b: self.close(a, b, 1e-5)), ("bf16", self.near)):
+            more = [f"train.precision={precision}", "train.grad_dtype=fp32"]
+            one = self.train(f"one-{precision}", *run, *more)
+            for name, layout in LAYOUTS.items():
+                with self.subTest(layout=name, precision=precision):
+                    check(self.train(f"{name}-{precision}", *run, *more, *layout), one)
+
+    def test_all_tokens_choose_one_expert(self):
+        """A text of one letter: one rank receives everything, in rounds, the others nothing."""
+        text = self.write("a.txt", "a" * 20000)
+        run = [*MODELS["mixtral"], "model.experts_per_token=1", *SGD, "train.steps=5", f"data.path={text}"]
+        cpu = self.train("cpu", *run, "--device", "cpu")
+        for ranks in (1, 2, 4):
+            with self.subTest(ranks=ranks):
+                self.close(self.train(f"cuda-{ranks}", *run, "--device", "cuda", "run.gpu=0", f"parallel.ranks={ranks}",
+                                      f"parallel.ep={ranks}", "parallel.expert_rows=1", "train.micro_batch=1"), cpu, 1e-4)
+
+    def test_repeats_have_the_same_bits(self):
+        run = [*MODELS["deepseek-least"], "train.steps=10", "train.deterministic=true", "train.precision=bf16", "train.grad_dtype=fp32",
+               "--device", "cuda"]
+        self.assertEqual(self.train("one", *run), self.train("two", *run))
+
+    def test_checkpoint_goes_to_the_cpu_and_back(self):
+        run = [*MODELS["mixtral"], "train.steps=10", "run.save_every=10", "--device", "cuda", "run.gpu=0", "parallel.ranks=2", "parallel.ep=2",
+               "train.micro_batch=2"]
+        self.train("gpu", *run)
+        with open(gpu.TEXT, encoding="utf-8") as text:
+            part = self.write("part.txt", text.read(30000))
+        for device in ("cpu", "cuda"):
+            self.ok(self.run_program("eval", "gpu", part, "--device", device, "--per-pass", "16"))
+        texts = [self.ok(self.run_program("generate", "gpu", "--prompt", "In the", "--tokens", "30", "--temperature", "0",
+                                          "--device", device)).stdout for device in ("cpu", "cuda")]
+        self.assertEqual(*texts)
+
+
+if __name__ == "__main__":
+    gpu.main()
