@@ -110,7 +110,8 @@ def run(name, o):
     c = CASES[name]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Model(c, o.pad).cuda()
+    with torch.device("cuda"):
+        model = Model(c, o.pad)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     compiled = torch.compile(model)
     data = torch.randint(0, c.vocab - 300, (c.batch, c.seq + 1), device="cuda")

@@ -2,7 +2,7 @@
 """Quadrille's training step beside PyTorch's on one GPU: the same models and batches, one after another in one run.
 
   python3 bench/gpu_step/compare.py [CASE ...] [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
-      [--ours-only] [--json FILE]
+      [--ours-only] [--no-floor] [--json FILE]
 
 Without cases: all six, some 8 minutes with PyTorch's compiling. Prints a table (tokens per second, model TFLOP/s, MFU against
 989.5 TFLOP/s, peak memory, ratio, share of the floor) and for each case where our time goes, by op. The floor is what the same
@@ -57,7 +57,7 @@ def compare(o, name):
     tokens, flops = case[7] * case[8], flops_per_token(case)
     mine = ours(o, name)
     step = None if o.ours_only else theirs(o, "step", name)
-    floor = None if o.ours_only else theirs(o, "floor", name)
+    floor = None if o.ours_only or o.no_floor else theirs(o, "floor", name)
     row = {"case": name, "batch": case[7], "seq": case[8], "flops_per_token": flops, "quadrille": mine, "torch": step, "floor": floor}
     if mine:
         row["tokens_per_second"] = mine["tokens_per_second"]
@@ -112,6 +112,7 @@ def main():
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
     a.add_argument("--python", default=sys.executable, help="python3 that has PyTorch")
     a.add_argument("--ours-only", action="store_true")
+    a.add_argument("--no-floor", action="store_true", help="leaves out the floor")
     a.add_argument("--warm-up", type=int, default=5)
     a.add_argument("--repeat", type=int, default=20)
     a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")

@@ -110,7 +110,8 @@ def run_step(name, o):
     vocab, batch, seq = case[5], case[7], case[8]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Model(case).cuda()
+    with torch.device("cuda"):
+        model = Model(case)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     compiled = torch.compile(model)
     data = torch.randint(0, vocab - 300, (batch, seq + 1), device="cuda")
