@@ -1,5 +1,6 @@
 /* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes alone and in a fixed order. */
 #include "device/cpu/attention_impl.h"
+#include "device/parts_impl.h"
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
 {
@@ -150,27 +151,13 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
 
 /* ---- parts of sequences ---- */
 
-/* Runs must cover each row of a part at most once, within it, and go up in position. */
-static qd_status check_runs(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t seq)
-{
-    for (int i = 0; i < count; i++) {
-        const qd_row_run *r = &runs[i];
-        if (r->row < 0 || r->position < 0 || r->count < 0 || r->row + r->count > seq)
-            return QD_FAIL(QD_USAGE, "%s: run %d of %s, rows %lld to %lld at position %lld, does not lie in %lld rows", kernel, i, what,
-                           (long long)r->row, (long long)(r->row + r->count), (long long)r->position, (long long)seq);
-        if (i > 0 && (r->position < runs[i - 1].position + runs[i - 1].count || r->row < runs[i - 1].row + runs[i - 1].count))
-            return QD_FAIL(QD_USAGE, "%s: runs %d and %d of %s overlap or are not in the order of positions", kernel, i - 1, i, what);
-    }
-    return QD_OK;
-}
-
 static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_attention_part_args *a, int64_t rows, work *w)
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
                                               .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
                                               .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride}));
-    QD_TRY(check_runs(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq));
-    QD_TRY(check_runs(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq));
+    QD_TRY(qd_row_runs_check(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq, INT64_MAX));
+    QD_TRY(qd_row_runs_check(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq, INT64_MAX));
     const qd_cpu *cpu = qd_cpu_of(stream);
     *w = (work){
         .cpu = cpu,
@@ -202,10 +189,7 @@ qd_status qd_cpu_attention_part_backward(qd_stream *stream, const qd_attention_p
 {
     work w;
     QD_TRY(make_part_work("attention_part_backward", stream, a, QD_ATTENTION_BLOCK, &w));
-    int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
-    if (a->dq_stride < q_width || a->dk_stride < kv_width || a->dv_stride < kv_width)
-        return QD_FAIL(QD_USAGE, "attention_part_backward: strides dq %lld, dk %lld, dv %lld are shorter than rows of %d and %d heads",
-                       (long long)a->dq_stride, (long long)a->dk_stride, (long long)a->dv_stride, a->heads, a->kv_heads);
+    QD_TRY(qd_attention_part_check_gradients("attention_part_backward", a));
     qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
     return QD_OK;
 }

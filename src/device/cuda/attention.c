@@ -1,12 +1,15 @@
 /* Causal attention: checks, and the choice between cuDNN and kernels of our own. */
 #include "device/cuda/attention_impl.h"
 #include "device/cuda/cuda_impl.h"
+#include "device/parts_impl.h"
+
+#define MOST_SEQ (INT32_MAX - QD_CUDA_HEAD_MOST) /* kernels count rows and positions in int, up to a tile beyond the last */
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
 {
     QD_TRY(qd_cuda_check_float(kernel, "q", a->dtype));
-    const int64_t most_batch = 65535, most_seq = INT32_MAX - QD_CUDA_HEAD_MOST; /* of a grid, and of its row numbers */
-    if (a->batch < 0 || a->seq < 0 || a->batch > most_batch || a->seq > most_seq)
+    const int64_t most_batch = 65535; /* of a grid */
+    if (a->batch < 0 || a->seq < 0 || a->batch > most_batch || a->seq > MOST_SEQ)
         return QD_FAIL(QD_USAGE, "%s: batch %lld and seq %lld are not within 0 .. 65535 and 0 .. 2^31", kernel,
                        (long long)a->batch, (long long)a->seq);
     if (a->head_dim < 2 || a->head_dim % 2 || a->head_dim > QD_CUDA_HEAD_MOST)
@@ -24,25 +27,53 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
 }
 
 /* Tensor-core kernels read 16 bytes at a time; the others take anything. */
-static bool can_use_tensor_cores(const qd_attention_args *a)
+static bool can_use_tensor_cores(const qd_cuda_attention_job *j)
 {
-    const void *addresses[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
+    const void *addresses[] = {j->q, j->k, j->v, j->o, j->d_o, j->dq, j->dk, j->dv};
+    const int64_t strides[] = {j->q_stride, j->k_stride, j->v_stride, j->o_stride, j->dq_stride, j->dk_stride, j->dv_stride};
     for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++)
         if ((uintptr_t)addresses[i] % 16)
             return false;
-    return a->dtype == QD_BF16 && a->head_dim % 8 == 0 && a->head_dim <= QD_CUDA_TENSOR_HEAD_MOST && a->q_stride % 8 == 0 &&
-           a->k_stride % 8 == 0 && a->v_stride % 8 == 0 && a->o_stride % 8 == 0;
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
+        if (strides[i] % 8)
+            return false;
+    return j->half && j->head_dim % 8 == 0 && j->head_dim <= QD_CUDA_TENSOR_HEAD_MOST;
+}
+
+static qd_status run_forward(qd_stream *stream, const qd_cuda_attention_job *j)
+{
+    return can_use_tensor_cores(j) ? qd_cuda_attention_forward_tensor(stream, j) : qd_cuda_attention_forward_plain(stream, j);
+}
+
+static qd_status run_backward(qd_stream *stream, const qd_cuda_attention_job *j)
+{
+    return can_use_tensor_cores(j) ? qd_cuda_attention_backward_tensor(stream, j) : qd_cuda_attention_backward_plain(stream, j);
+}
+
+/* Every row of a sequence, in order. */
+static qd_cuda_attention_job whole(const qd_attention_args *a)
+{
+    const qd_cuda_run all = {0, 0, (int)a->seq};
+    return (qd_cuda_attention_job){
+        .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
+        .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride,
+        .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
+        .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
+        .half = a->dtype == QD_BF16, .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
+    };
 }
 
 qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a)
 {
-    return can_use_tensor_cores(a) ? qd_cuda_attention_forward_tensor(stream, a) : qd_cuda_attention_forward_plain(stream, a);
+    const qd_cuda_attention_job j = whole(a);
+    return run_forward(stream, &j);
 }
 
 qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a)
 {
+    const qd_cuda_attention_job j = whole(a);
     QD_TRY(qd_cuda_attention_delta(stream, a));
-    return can_use_tensor_cores(a) ? qd_cuda_attention_backward_tensor(stream, a) : qd_cuda_attention_backward_plain(stream, a);
+    return run_backward(stream, &j);
 }
 
 qd_status qd_cuda_attention_forward(qd_stream *stream, const qd_attention_args *a)
@@ -71,23 +102,62 @@ qd_status qd_cuda_attention_backward(qd_stream *stream, const qd_attention_args 
     return qd_cuda_attention_backward_own(stream, a);
 }
 
-/* Sequences shared out over ranks have no kernel of their own here yet. */
-static qd_status no_parts(const char *kernel)
+/* ---- parts of sequences ---- */
+
+static qd_status check_part(const char *kernel, const qd_attention_part_args *a)
 {
-    return QD_FAIL(QD_UNSUPPORTED, "%s: attention of a part of a sequence (parallel.cp above 1 with cp_mode ring or gather) runs on the CPU "
-                                   "only so far", kernel);
+    QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
+                                              .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
+                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride}));
+    QD_TRY(qd_row_runs_check(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq, MOST_SEQ));
+    return qd_row_runs_check(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq, MOST_SEQ);
+}
+
+/* Runs from `first` on, as many as a launch takes. */
+static int take_runs(const qd_row_run *runs, int count, int first, qd_cuda_run *out)
+{
+    int taken = 0;
+    for (; taken < QD_CUDA_RUNS_MOST && first + taken < count; taken++) {
+        const qd_row_run *r = &runs[first + taken];
+        out[taken] = (qd_cuda_run){(int)r->row, (int)r->position, (int)r->count};
+    }
+    return taken;
+}
+
+/* One launch, or several where there are many runs: each merges or adds its part to what those before have left. */
+static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd_status (*run)(qd_stream *, const qd_cuda_attention_job *))
+{
+    qd_cuda_attention_job j = {
+        .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
+        .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
+        .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride, .dk_stride = a->dk_stride,
+        .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
+        .half = a->dtype == QD_BF16, .part = true,
+    };
+    if (a->batch == 0)
+        return QD_OK;
+    for (int q = 0; q < a->q_run_count; q += QD_CUDA_RUNS_MOST) {
+        j.q_run_count = take_runs(a->q_runs, a->q_run_count, q, j.q_runs);
+        int k = 0;
+        do { /* without keys, too: rows that have seen none begin with 0 */
+            j.k_run_count = take_runs(a->k_runs, a->k_run_count, k, j.k_runs);
+            j.merge = !a->begin || k > 0;
+            QD_TRY(run(stream, &j));
+            k += QD_CUDA_RUNS_MOST;
+        } while (k < a->k_run_count);
+    }
+    return QD_OK;
 }
 
 qd_status qd_cuda_attention_part_forward(qd_stream *stream, const qd_attention_part_args *a)
 {
-    (void)stream;
-    (void)a;
-    return no_parts("attention_part_forward");
+    QD_TRY(check_part("attention_part_forward", a));
+    return run_part(stream, a, run_forward);
 }
 
 qd_status qd_cuda_attention_part_backward(qd_stream *stream, const qd_attention_part_args *a)
 {
-    (void)stream;
-    (void)a;
-    return no_parts("attention_part_backward");
+    QD_TRY(check_part("attention_part_backward", a));
+    QD_TRY(qd_attention_part_check_gradients("attention_part_backward", a));
+    return run_part(stream, a, run_backward);
 }

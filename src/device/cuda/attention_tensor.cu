@@ -5,7 +5,7 @@
  * n fragments of 4 floats per lane: rows lane / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two such fragments,
  * rounded to bf16, are a left operand of the next product, so scores never leave registers. Rows of a tile are padded by 16
  * bytes, which keeps ldmatrix free of bank conflicts. Rows and columns beyond the data are 0. */
-#include "device/cuda/attention_impl.h"
+#include "device/cuda/attention_runs_impl.cuh"
 #include "device/cuda/tensor_impl.cuh"
 
 #include <math.h>
@@ -27,15 +27,15 @@ template <int D> struct row_of {
     enum { STRIDE = D + 8 };
 };
 
-/* Rows [first, first + R) of one head; `base` points to its row 0, which has `rows` rows. */
+/* The rows of a span, up to R, of one head; `base` points to row 0 of the sequence. */
 template <int D, int R>
-static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, int64_t stride, int first, int rows, int head_dim)
+static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, int64_t stride, const span &rows, int head_dim)
 {
 #pragma unroll
     for (int i = threadIdx.x; i < R * (D / 8); i += THREADS) {
         const int row = i / (D / 8), col = i % (D / 8) * 8;
-        const bool valid = first + row < rows && col < head_dim;
-        copy_async(tile + row * row_of<D>::STRIDE + col, valid ? base + (first + row) * stride + col : base, valid);
+        const bool valid = row < rows.rows && col < head_dim;
+        copy_async(tile + row * row_of<D>::STRIDE + col, valid ? base + (rows.row + row) * stride + col : base, valid);
     }
 }
 
@@ -101,116 +101,152 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], cons
     }
 }
 
-/* Rows lane / 4 and lane / 4 + 8 from `first` on, times their factors. */
-template <int D>
-static __device__ __forceinline__ void store_rows(bf16 *base, int64_t stride, int first, int rows, int head_dim,
-                                                  const float (&sum)[D / 8][4], float factor0, float factor1)
+/* Calls body(n, half, index) for the lane's pairs of elements of the block's rows x D that exist: fragment n, elements 2 half and
+ * 2 half + 1; index: that of the first in a matrix with this stride. */
+template <int D, typename F>
+static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride, const span &rows, int head_dim, F body)
 {
-    const int lane = threadIdx.x % 32, row = first + lane / 4;
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         if (n * 8 >= head_dim)
             break;
-        const int col = n * 8 + lane % 4 * 2;
-        if (row < rows)
-            *(uint32_t *)(base + row * stride + col) = pack(sum[n][0] * factor0, sum[n][1] * factor0);
-        if (row + 8 < rows)
-            *(uint32_t *)(base + (row + 8) * stride + col) = pack(sum[n][2] * factor1, sum[n][3] * factor1);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + 8 * half < rows.rows)
+                body(n, half, origin + (rows.row + row + 8 * half) * stride + n * 8 + lane % 4 * 2);
     }
+}
+
+/* The block's rows, the lane's first and second times their factors: in bf16, or in fp32 [added to what is there]. */
+template <int D>
+static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int64_t stride, const span &rows, int head_dim,
+                                                  const float (&sum)[D / 8][4], float factor0, float factor1, bool wide, bool add)
+{
+    for_pairs<D>(origin, stride, rows, head_dim, [&](int n, int half, int64_t at) {
+        const float factor = half ? factor1 : factor0;
+        float x = sum[n][2 * half] * factor, y = sum[n][2 * half + 1] * factor;
+        if (!wide) {
+            *(uint32_t *)((bf16 *)to + at) = pack(x, y);
+            return;
+        }
+        float2 *pair = (float2 *)((float *)to + at);
+        if (add)
+            x += pair->x, y += pair->y;
+        *pair = make_float2(x, y);
+    });
 }
 
 /* ---- what a row sees ---- */
 
-/* The first key, or more than any for rows beyond the sequence. */
-static __device__ __forceinline__ int first_key(const qd_attention_args &a, int64_t batch, int row)
-{
-    if (row >= a.seq)
-        return 0x7fffffff;
-    int start = a.doc_start ? a.doc_start[batch * a.seq + row] : 0;
-    return start > 0 ? start : 0;
-}
-
-/* The first key that any of `count` rows sees; the same in every warp. */
-static __device__ __forceinline__ int lowest_key(const qd_attention_args &a, int64_t batch, int first, int count)
+/* The first key that any of a span of queries sees; the same in every warp. */
+static __device__ __forceinline__ int lowest_key(const job &a, int64_t batch, const span &q)
 {
     if (!a.doc_start)
         return 0;
-    int low = 0x7fffffff;
-    for (int i = threadIdx.x % 32; i < count; i += 32) {
-        int key = first_key(a, batch, first + i);
-        low = key < low ? key : low;
-    }
+    int low = NO_KEY;
+    for (int i = threadIdx.x % 32; i < q.rows; i += 32)
+        low = smaller(low, first_key(a, batch, q, i));
 #pragma unroll
-    for (int step = 16; step; step /= 2) {
-        int other = __shfl_xor_sync(0xffffffffu, low, step);
-        low = other < low ? other : low;
-    }
+    for (int step = 16; step; step /= 2)
+        low = smaller(low, __shfl_xor_sync(0xffffffffu, low, step));
     return low;
 }
 
-/* Addresses of one head of one sequence. */
-struct views {
-    const bf16 *q, *k, *v, *d_o;
-    bf16 *o, *dq, *dk, *dv;
-    const float *lse, *delta;
+/* Which columns of a tile of keys one row sees: [from, to]. */
+struct window {
+    int from, to;
 };
 
-static __device__ __forceinline__ views view(const qd_attention_args &a, int64_t batch, int head, int kv_head)
+static __device__ __forceinline__ window window_of(const span &k, int low, int position)
 {
-    const int64_t row = batch * a.seq, q = row * a.q_stride + (int64_t)head * a.head_dim;
-    const int64_t k = row * a.k_stride + (int64_t)kv_head * a.head_dim, v = row * a.v_stride + (int64_t)kv_head * a.head_dim;
-    const int64_t o = row * a.o_stride + (int64_t)head * a.head_dim, line = (batch * a.heads + head) * a.seq;
+    return window{low - k.position, smaller(position - k.position, k.rows - 1)};
+}
+
+static __device__ __forceinline__ bool sees(const window &w, int col)
+{
+    return col <= w.to && col >= w.from;
+}
+
+/* One head of one sequence: addresses of its row 0. */
+struct views {
+    const bf16 *q, *k, *v, *d_o;
+    float *lse;
+    const float *delta;
+};
+
+static __device__ __forceinline__ views view(const job &a, int64_t batch, int head, int kv_head)
+{
+    const int64_t row = batch * a.q_seq, key = batch * a.k_seq, q_col = (int64_t)head * a.head_dim, k_col = (int64_t)kv_head * a.head_dim;
+    const int64_t line = (batch * a.heads + head) * a.q_seq;
     views w;
-    w.q = (const bf16 *)a.q + q;
-    w.k = (const bf16 *)a.k + k;
-    w.v = (const bf16 *)a.v + v;
-    w.d_o = (const bf16 *)a.d_o + o;
-    w.o = (bf16 *)a.o + o;
-    w.dq = (bf16 *)a.dq + q;
-    w.dk = (bf16 *)a.dk + k;
-    w.dv = (bf16 *)a.dv + v;
+    w.q = (const bf16 *)a.q + row * a.q_stride + q_col;
+    w.k = (const bf16 *)a.k + key * a.k_stride + k_col;
+    w.v = (const bf16 *)a.v + key * a.v_stride + k_col;
+    w.d_o = (const bf16 *)a.d_o + row * a.o_stride + q_col;
     w.lse = a.lse + line;
     w.delta = a.delta + line;
     return w;
 }
 
-/* Grids: x = blocks of rows, y = head, z = sequence. */
+/* Grids: x = tiles of rows, y = head, z = sequence. */
 
 /* ---- forward ---- */
 
-template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(qd_attention_args a)
+template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
     enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
     bf16 *q = memory, *keys = q + ROWS * STRIDE, *values = keys + 2 * TILE; /* two of each, used in turn */
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seq = (int)a.seq;
-    const int head = blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS; /* the longest first */
-    const int64_t batch = blockIdx.z;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+    const int64_t batch = blockIdx.z, o_at = batch * a.q_seq * a.o_stride + (int64_t)head * a.head_dim;
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
-    const int row = first + warp * 16 + lane / 4, low0 = first_key(a, batch, row), low1 = first_key(a, batch, row + 8);
+    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* the longest first */
+    const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
     const float scale = a.scale * LOG2_E;
-    const int end = first + ROWS < seq ? first + ROWS : seq;
-    int key = lowest_key(a, batch, first, ROWS) / KEYS * KEYS, stage = 0;
+    const int end = own.position + own.rows, least = lowest_key(a, batch, own);
+    key_walk now = first_keys<KEYS>(a, least, end);
+    if (a.merge && !has_keys(a, now))
+        return; /* the running result stays */
+    int stage = 0;
     float o[D / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
     uint32_t left[D / 16][4];
+
+    auto fetch = [&](key_walk at, int to) {
+        const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
+        fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
+        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+    };
+
+    fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
+    copies_end_group();
+    if (has_keys(a, now))
+        fetch(now, 0);
+    copies_end_group();
     clear(o);
-    fetch_tile<D, ROWS>(q, w.q, a.q_stride, first, seq, a.head_dim);
-    copies_end_group();
-    if (key < end) {
-        fetch_tile<D, KEYS>(keys, w.k, a.k_stride, key, seq, a.head_dim);
-        fetch_tile<D, KEYS>(values, w.v, a.v_stride, key, seq, a.head_dim);
+    if (a.merge) {
+        if (row < own.rows)
+            most0 = w.lse[own.row + row] * LOG2_E;
+        if (row + 8 < own.rows)
+            most1 = w.lse[own.row + row + 8] * LOG2_E;
+        /* each lane has a share of the total; the four are added at the end */
+        total0 = lane % 4 == 0 && most0 != -INFINITY ? 1.0f : 0.0f;
+        total1 = lane % 4 == 0 && most1 != -INFINITY ? 1.0f : 0.0f;
+        for_pairs<D>(o_at, a.o_stride, own, a.head_dim, [&](int n, int half, int64_t at) {
+            const float2 pair = *(const float2 *)((const float *)a.o + at);
+            o[n][2 * half] = pair.x;
+            o[n][2 * half + 1] = pair.y;
+        });
     }
-    copies_end_group();
     copies_wait<1>();
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         load_left<D>(left[k], q + warp * 16 * STRIDE, k);
-    for (; key < end; key += KEYS, stage ^= 1) {
-        if (key + KEYS < end) {
-            fetch_tile<D, KEYS>(keys + (stage ^ 1) * TILE, w.k, a.k_stride, key + KEYS, seq, a.head_dim);
-            fetch_tile<D, KEYS>(values + (stage ^ 1) * TILE, w.v, a.v_stride, key + KEYS, seq, a.head_dim);
-        }
+    while (has_keys(a, now)) {
+        const key_walk next = next_keys<KEYS>(a, least, end, now);
+        if (has_keys(a, next))
+            fetch(next, stage ^ 1);
         copies_end_group();
         copies_wait<1>();
         __syncthreads();
@@ -219,18 +255,20 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
             multiply_step<D, N>(s, left[k], keys + stage * TILE, k);
-        const bool masked = a.doc_start || key + KEYS - 1 > first + warp * 16;
+        const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
+        const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
+        const bool masked = a.doc_start || k.rows < KEYS || k.position + KEYS - 1 > own.position + warp * 16;
         float top0 = most0, top1 = most1;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int col = key + n * 8 + lane % 4 * 2 + i;
+                const int col = n * 8 + lane % 4 * 2 + i;
                 s[n][i] *= scale;
                 s[n][2 + i] *= scale;
                 if (masked) {
-                    s[n][i] = col <= row && col >= low0 ? s[n][i] : -INFINITY;
-                    s[n][2 + i] = col <= row + 8 && col >= low1 ? s[n][2 + i] : -INFINITY;
+                    s[n][i] = sees(seen0, col) ? s[n][i] : -INFINITY;
+                    s[n][2 + i] = sees(seen1, col) ? s[n][2 + i] : -INFINITY;
                 }
                 top0 = fmaxf(top0, s[n][i]);
                 top1 = fmaxf(top1, s[n][2 + i]);
@@ -244,7 +282,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         const float shrink0 = exp2_fast(most0 - shift0), shrink1 = exp2_fast(most1 - shift1);
         most0 = top0;
         most1 = top1;
-        total0 *= shrink0; /* each lane's share; the four are added at the end */
+        total0 *= shrink0;
         total1 *= shrink1;
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -260,6 +298,8 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
             o[n][0] *= shrink0, o[n][1] *= shrink0, o[n][2] *= shrink1, o[n][3] *= shrink1;
         add_weighted<D, N>(o, s, values + stage * TILE);
         __syncthreads(); /* the tiles are free for the fetch after the next */
+        now = next;
+        stage ^= 1;
     }
     copies_wait<0>();
 #pragma unroll
@@ -267,136 +307,143 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         total0 += __shfl_xor_sync(0xffffffffu, total0, step);
         total1 += __shfl_xor_sync(0xffffffffu, total1, step);
     }
-    float *lse = a.lse + (batch * a.heads + head) * a.seq;
-    if (lane % 4 == 0 && row < seq)
-        lse[row] = (most0 + log2f(total0)) * LN_2;
-    if (lane % 4 == 0 && row + 8 < seq)
-        lse[row + 8] = (most1 + log2f(total1)) * LN_2;
-    store_rows<D>(w.o, a.o_stride, first + warp * 16, seq, a.head_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0,
-                  total1 == 0.0f ? 0.0f : 1.0f / total1);
+    if (lane % 4 == 0 && row < own.rows)
+        w.lse[own.row + row] = (most0 + log2f(total0)) * LN_2;
+    if (lane % 4 == 0 && row + 8 < own.rows)
+        w.lse[own.row + row + 8] = (most1 + log2f(total1)) * LN_2;
+    store_rows<D>(a.o, o_at, a.o_stride, own, a.head_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0, total1 == 0.0f ? 0.0f : 1.0f / total1,
+                  a.part, false);
 }
 
 /* ---- backward: dq ---- */
 
-template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(qd_attention_args a)
+template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
 {
     enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
     bf16 *q = memory, *d_o = q + ROWS * STRIDE, *keys = d_o + ROWS * STRIDE, *values = keys + 2 * TILE;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seq = (int)a.seq;
-    const int head = blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
     const int64_t batch = blockIdx.z;
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
-    const int row = first + warp * 16 + lane / 4, low0 = first_key(a, batch, row), low1 = first_key(a, batch, row + 8);
-    const float lse0 = row < seq ? w.lse[row] * LOG2_E : 0.0f, lse1 = row + 8 < seq ? w.lse[row + 8] * LOG2_E : 0.0f;
-    const float delta0 = row < seq ? w.delta[row] : 0.0f, delta1 = row + 8 < seq ? w.delta[row + 8] : 0.0f;
+    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
+    const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
+    const bool is0 = row < own.rows, is1 = row + 8 < own.rows;
+    const float lse0 = is0 ? w.lse[own.row + row] * LOG2_E : 0.0f, lse1 = is1 ? w.lse[own.row + row + 8] * LOG2_E : 0.0f;
+    const float delta0 = is0 ? w.delta[own.row + row] : 0.0f, delta1 = is1 ? w.delta[own.row + row + 8] : 0.0f;
     const float scale = a.scale * LOG2_E;
-    const int end = first + ROWS < seq ? first + ROWS : seq;
-    int key = lowest_key(a, batch, first, ROWS) / KEYS * KEYS, stage = 0;
+    const int end = own.position + own.rows, least = lowest_key(a, batch, own);
+    key_walk now = first_keys<KEYS>(a, least, end);
+    if (a.part && !has_keys(a, now))
+        return; /* nothing to add */
+    int stage = 0;
     float dq[D / 8][4];
     clear(dq);
-    fetch_tile<D, ROWS>(q, w.q, a.q_stride, first, seq, a.head_dim);
-    fetch_tile<D, ROWS>(d_o, w.d_o, a.o_stride, first, seq, a.head_dim);
-    if (key < end) {
-        fetch_tile<D, KEYS>(keys, w.k, a.k_stride, key, seq, a.head_dim);
-        fetch_tile<D, KEYS>(values, w.v, a.v_stride, key, seq, a.head_dim);
-    }
+
+    auto fetch = [&](key_walk at, int to) {
+        const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
+        fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
+        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+    };
+
+    fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
+    fetch_tile<D, ROWS>(d_o, w.d_o, a.o_stride, own, a.head_dim);
+    if (has_keys(a, now))
+        fetch(now, 0);
     copies_end_group();
-    for (; key < end; key += KEYS, stage ^= 1) {
-        if (key + KEYS < end) {
-            fetch_tile<D, KEYS>(keys + (stage ^ 1) * TILE, w.k, a.k_stride, key + KEYS, seq, a.head_dim);
-            fetch_tile<D, KEYS>(values + (stage ^ 1) * TILE, w.v, a.v_stride, key + KEYS, seq, a.head_dim);
-        }
+    while (has_keys(a, now)) {
+        const key_walk next = next_keys<KEYS>(a, least, end, now);
+        if (has_keys(a, next))
+            fetch(next, stage ^ 1);
         copies_end_group();
         copies_wait<1>();
         __syncthreads();
         float s[N][4], t[N][4];
         multiply_rows<D, N>(s, q + warp * 16 * STRIDE, keys + stage * TILE);
         multiply_rows<D, N>(t, d_o + warp * 16 * STRIDE, values + stage * TILE);
+        const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
+        const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int col = key + n * 8 + lane % 4 * 2 + i;
-                const float p0 = col <= row && col >= low0 ? exp2_fast(s[n][i] * scale - lse0) : 0.0f;
-                const float p1 = col <= row + 8 && col >= low1 ? exp2_fast(s[n][2 + i] * scale - lse1) : 0.0f;
+                const int col = n * 8 + lane % 4 * 2 + i;
+                const float p0 = sees(seen0, col) ? exp2_fast(s[n][i] * scale - lse0) : 0.0f;
+                const float p1 = sees(seen1, col) ? exp2_fast(s[n][2 + i] * scale - lse1) : 0.0f;
                 s[n][i] = p0 * (t[n][i] - delta0);
                 s[n][2 + i] = p1 * (t[n][2 + i] - delta1);
             }
         add_weighted<D, N>(dq, s, keys + stage * TILE);
         __syncthreads();
+        now = next;
+        stage ^= 1;
     }
     copies_wait<0>();
-    store_rows<D>(w.dq, a.q_stride, first + warp * 16, seq, a.head_dim, dq, a.scale, a.scale);
+    store_rows<D>(a.dq, batch * a.q_seq * a.dq_stride + (int64_t)head * a.head_dim, a.dq_stride, own, a.head_dim, dq, a.scale, a.scale, a.part,
+                  a.part);
 }
 
 /* ---- backward: dk and dv ---- */
 
-/* The queries of all heads that use a key head go by, block by block; this one says where the next that matter are. */
-struct query_walk {
-    int head, first;
-};
-
+/* The queries of all heads that use a key head go by, tile by tile: these, or the next of which any sees any of the keys. */
 template <int QUERIES>
-static __device__ __forceinline__ query_walk next_queries(const qd_attention_args &a, int64_t batch, int key, int end_head, query_walk at)
+static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t batch, const span &k, int end_head, query_walk at)
 {
-    while (at.head < end_head) {
-        if (at.first >= a.seq) {
-            at.head++;
-            at.first = key;
-        } else if (lowest_key(a, batch, at.first, QUERIES) < key + ROWS) {
-            break;
-        } else {
-            at.first += QUERIES;
-        }
+    for (;; at.at += QUERIES) {
+        at = settle_queries(a, k, end_head, at);
+        if (at.head >= end_head || lowest_key(a, batch, span_of<QUERIES>(a.q_runs[at.run], at.at)) < k.position + k.rows)
+            return at;
     }
-    return at;
 }
 
-template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(qd_attention_args a)
+template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
     enum { STRIDE = row_of<D>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
     __shared__ float lse[2][QUERIES], delta[2][QUERIES];
     __shared__ int low[2][QUERIES];
     bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * STRIDE, *d_os = queries + 2 * TILE;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seq = (int)a.seq;
-    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group, key = (int)blockIdx.x * ROWS;
-    const int64_t batch = blockIdx.z;
-    const int row = key + warp * 16 + lane / 4; /* the lane's first key; the second is 8 further */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
+    const int64_t batch = blockIdx.z, k_col = (int64_t)kv_head * a.head_dim;
+    const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
+    const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 further */
     const float scale = a.scale * LOG2_E;
-    const views own = view(a, batch, kv_head * group, kv_head);
+    const views w0 = view(a, batch, kv_head * group, kv_head);
     float dk[D / 8][4], dv[D / 8][4];
     clear(dk);
     clear(dv);
 
     auto fetch = [&](query_walk at, int stage) {
         const views w = view(a, batch, at.head, kv_head);
-        fetch_tile<D, QUERIES>(queries + stage * TILE, w.q, a.q_stride, at.first, seq, a.head_dim);
-        fetch_tile<D, QUERIES>(d_os + stage * TILE, w.d_o, a.o_stride, at.first, seq, a.head_dim);
+        const span rows = span_of<QUERIES>(a.q_runs[at.run], at.at);
+        fetch_tile<D, QUERIES>(queries + stage * TILE, w.q, a.q_stride, rows, a.head_dim);
+        fetch_tile<D, QUERIES>(d_os + stage * TILE, w.d_o, a.o_stride, rows, a.head_dim);
         if (threadIdx.x < QUERIES) {
-            const int query = at.first + (int)threadIdx.x;
-            lse[stage][threadIdx.x] = query < seq ? w.lse[query] * LOG2_E : 0.0f;
-            delta[stage][threadIdx.x] = query < seq ? w.delta[query] : 0.0f;
-            low[stage][threadIdx.x] = first_key(a, batch, query);
+            const int i = (int)threadIdx.x;
+            lse[stage][i] = i < rows.rows ? w.lse[rows.row + i] * LOG2_E : 0.0f;
+            delta[stage][i] = i < rows.rows ? w.delta[rows.row + i] : 0.0f;
+            low[stage][i] = first_key(a, batch, rows, i);
         }
     };
 
     int stage = 0;
-    query_walk at = next_queries<QUERIES>(a, batch, key, end_head, query_walk{kv_head * group, key});
-    fetch_tile<D, ROWS>(k, own.k, a.k_stride, key, seq, a.head_dim);
-    fetch_tile<D, ROWS>(v, own.v, a.v_stride, key, seq, a.head_dim);
+    query_walk at = next_queries<QUERIES>(a, batch, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
+    if (a.part && at.head >= end_head)
+        return; /* nothing to add */
+    fetch_tile<D, ROWS>(k, w0.k, a.k_stride, own, a.head_dim);
+    fetch_tile<D, ROWS>(v, w0.v, a.v_stride, own, a.head_dim);
     if (at.head < end_head)
         fetch(at, 0);
     copies_end_group();
     while (at.head < end_head) {
-        const query_walk next = next_queries<QUERIES>(a, batch, key, end_head, query_walk{at.head, at.first + QUERIES});
+        const query_walk next = next_queries<QUERIES>(a, batch, own, end_head, query_walk{at.head, at.run, at.at + QUERIES});
         if (next.head < end_head)
             fetch(next, stage ^ 1);
         copies_end_group();
         copies_wait<1>();
         __syncthreads();
         const bf16 *q = queries + stage * TILE, *d_o = d_os + stage * TILE;
+        const int first = a.q_runs[at.run].position + at.at; /* position of the tile's first query */
         float s[N][4], t[N][4]; /* (keys, queries) */
         multiply_rows<D, N>(s, k + warp * 16 * STRIDE, q);
         multiply_rows<D, N>(t, v + warp * 16 * STRIDE, d_o);
@@ -404,11 +451,11 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int col = n * 8 + lane % 4 * 2 + i, query = at.first + col;
+                const int col = n * 8 + lane % 4 * 2 + i, query = first + col;
                 const float shift = lse[stage][col], row_delta = delta[stage][col];
                 const int from = low[stage][col];
-                const float p0 = row <= query && row >= from ? exp2_fast(s[n][i] * scale - shift) : 0.0f;
-                const float p1 = row + 8 <= query && row + 8 >= from ? exp2_fast(s[n][2 + i] * scale - shift) : 0.0f;
+                const float p0 = position <= query && position >= from ? exp2_fast(s[n][i] * scale - shift) : 0.0f;
+                const float p1 = position + 8 <= query && position + 8 >= from ? exp2_fast(s[n][2 + i] * scale - shift) : 0.0f;
                 s[n][i] = p0;
                 s[n][2 + i] = p1;
                 t[n][i] = p0 * (t[n][i] - row_delta);
@@ -421,44 +468,47 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
         at = next;
     }
     copies_wait<0>();
-    store_rows<D>(own.dk, a.k_stride, key + warp * 16, seq, a.head_dim, dk, a.scale, a.scale);
-    store_rows<D>(own.dv, a.v_stride, key + warp * 16, seq, a.head_dim, dv, 1.0f, 1.0f);
+    const int64_t key0 = batch * a.k_seq;
+    store_rows<D>(a.dk, key0 * a.dk_stride + k_col, a.dk_stride, own, a.head_dim, dk, a.scale, a.scale, a.part, a.part);
+    store_rows<D>(a.dv, key0 * a.dv_stride + k_col, a.dv_stride, own, a.head_dim, dv, 1.0f, 1.0f, a.part, a.part);
 }
 
 /* ---- launches ---- */
 
-/* Two tiles of ROWS (one forward) and twice two of `other` rows. */
+/* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of `other` rows. */
 template <int D, typename K>
-static qd_status launch(qd_stream *stream, const qd_attention_args *a, K kernel, int own_tiles, int other, int heads)
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count, int heads)
 {
     const int bytes = (own_tiles * ROWS + 4 * other) * row_of<D>::STRIDE * (int)sizeof(bf16);
-    dim3 grid((unsigned)divide_up(a->seq, ROWS), (unsigned)heads, (unsigned)a->batch);
+    dim3 grid((unsigned)tile_count(runs, run_count, ROWS), (unsigned)heads, (unsigned)a->batch);
+    if (grid.x == 0)
+        return QD_OK;
     QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<grid, THREADS, bytes, qd_cuda_launch_of(stream).stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
 
-template <int D> static qd_status forward(qd_stream *stream, const qd_attention_args *a)
+template <int D> static qd_status forward(qd_stream *stream, const job *a)
 {
-    return launch<D>(stream, a, forward_kernel<D, 64>, 1, 64, a->heads);
+    return launch<D>(stream, a, forward_kernel<D, 64>, 1, 64, a->q_runs, a->q_run_count, a->heads);
 }
 
 /* Other tiles of 32 rows where the accumulators of larger heads need the registers. */
-template <int D> static qd_status backward(qd_stream *stream, const qd_attention_args *a)
+template <int D> static qd_status backward(qd_stream *stream, const job *a)
 {
     constexpr int OTHER = D <= 64 ? 64 : 32;
-    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER>, 2, OTHER, a->kv_heads)));
-    QD_TRY((launch<D>(stream, a, backward_dq_kernel<D, OTHER>, 2, OTHER, a->heads)));
+    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER>, 2, OTHER, a->k_runs, a->k_run_count, a->kv_heads)));
+    QD_TRY((launch<D>(stream, a, backward_dq_kernel<D, OTHER>, 2, OTHER, a->q_runs, a->q_run_count, a->heads)));
     return QD_OK;
 }
 
-extern "C" qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const qd_attention_args *a)
+extern "C" qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const job *a)
 {
     return a->head_dim <= 64 ? forward<64>(stream, a) : a->head_dim <= 96 ? forward<96>(stream, a) : forward<128>(stream, a);
 }
 
-extern "C" qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const qd_attention_args *a)
+extern "C" qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const job *a)
 {
     return a->head_dim <= 64 ? backward<64>(stream, a) : a->head_dim <= 96 ? backward<96>(stream, a) : backward<128>(stream, a);
 }

@@ -8,6 +8,7 @@
  * threads cost the same for few elements), and gamma and beta as fp32 in shared memory, ready to use.
  * Other rows are read again for each pass over them, mostly from the caches. */
 #include "device/cuda/math_impl.cuh"
+#include "device/cuda/sums_impl.h"
 
 enum { BLOCK_THREADS = 256, GROUP_MOST = 512, WARPS_MOST = GROUP_MOST / 32 };
 enum { FORWARD_PIECES = 8, BACKWARD_PIECES = 4 }; /* vectors of a row that a thread has, at most */
@@ -387,8 +388,8 @@ template <typename G> static __global__ void __launch_bounds__(SUM_COLS *SUM_LAN
     }
 }
 
-/* The parts hold sums for `first`, then for `second`; NULL: none. */
-static qd_status add_parts(cudaStream_t stream, void *first, void *second, qd_dtype dtype, const float *parts, int count, int64_t cols)
+extern "C" qd_status qd_cuda_add_parts(cudaStream_t stream, void *first, void *second, qd_dtype dtype, const float *parts, int count,
+                                       int64_t cols)
 {
     part_sums s = {first ? first : second, second, parts, count, cols * ((first != NULL) + (second != NULL)), cols};
     return with_type(dtype, [&](auto type) -> qd_status {
@@ -500,7 +501,7 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    return add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols);
+    return qd_cuda_add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols);
 }
 
 extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
@@ -671,7 +672,7 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
     kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, s>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
     if (width)
-        QD_TRY(add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols));
+        QD_TRY(qd_cuda_add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols));
     return QD_OK;
 }
 
