@@ -440,7 +440,7 @@ static void test_case(void **state)
     bool gradients = true;
     for (int s = 0; s < tried.count; s++) {
         bool best = strcmp(tried.isa[s], "best") == 0, cuda = strcmp(tried.isa[s], "cuda") == 0;
-        if ((best && tried.count > 1 && !j->first) || (cuda && j->op->cpu_only))
+        if (best && tried.count > 1 && !j->first)
             continue;
         run_on(j, &in, tried.isa[s], gradients || cuda);
         gradients = false;
@@ -486,7 +486,7 @@ static void print_speed(const ops_op *op, const void *c, const char *isa, int th
 int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struct CMUnitTest *more, int more_count)
 {
     run_seed = 1; /* a suite gives the same verdict twice; other numbers are a matter of --seed */
-    const char *only = NULL;
+    const char *only = NULL, *cases = "";
     bool speed = false;
     int threads = 1;
     for (int i = 1; i < argc; i++) {
@@ -496,10 +496,12 @@ int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struc
             run_seed = strtoull(argv[++i], NULL, 10);
         } else if (strcmp(argv[i], "--isa") == 0 && i + 1 < argc) {
             only = argv[++i];
+        } else if (strcmp(argv[i], "--cases") == 0 && i + 1 < argc) {
+            cases = argv[++i];
         } else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
             threads = atoi(argv[++i]);
         } else {
-            fprintf(stderr, "usage: %s [--seed N] [--isa NAME] [--speed [--threads N]]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--seed N] [--isa NAME] [--cases TEXT] [--speed [--threads N]]\n", argv[0]);
             return 2;
         }
     }
@@ -523,18 +525,20 @@ int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struc
             tried.isa[tried.count++] = isas[s];
     int count = 0;
     for (int o = 0; o < op_count && tried.count > 0; o++) {
-        bool nowhere = ops[o].cpu_only && tried.count == 1 && strcmp(tried.isa[0], "cuda") == 0;
-        for (int i = 0; !nowhere && i < ops[o].case_count; i++, count++) {
+        for (int i = 0; i < ops[o].case_count; i++) {
             const void *c = (const char *)ops[o].cases + (size_t)i * ops[o].case_size;
             char text[160];
             ops[o].describe(c, text, sizeof text);
             snprintf(names[count], sizeof *names, "%s %s", ops[o].kernel, text);
+            if (!strstr(names[count], cases))
+                continue;
             jobs[count] = (job){&ops[o], c, i == 0, run_seed + (uint64_t)(o * 1000 + i) * 7919};
             tests[count] = (struct CMUnitTest){.name = names[count], .test_func = test_case, .initial_state = &jobs[count]};
+            count++;
         }
     }
     if (count == 0)
-        fprintf(stderr, "no instruction set '%s' here\n", only ? only : "");
+        fprintf(stderr, "no case '%s', or no instruction set '%s' here\n", cases, only ? only : "");
     int failed = count == 0;
     for (int i = 0; i < more_count; i++)
         tests[count++] = more[i];

@@ -6,6 +6,8 @@
  *   gradients  the forward reference, differentiated numerically in double, against the backward kernel and its reference
  *   speed      with --speed: time, GFLOP/s and GB/s of the speed cases (--isa NAME, --threads N choose the device)
  *
+ * --cases TEXT leaves out the cases that have not this text in their names: for sanitizers, which take long.
+ *
  * A test file fills one ops_op per kernel and calls ops_main(). Comparison: |a - b| <= tol * |b|, Euclidean norms. */
 #ifndef QD_TESTS_SUPPORT_OPS_H
 #define QD_TESTS_SUPPORT_OPS_H
@@ -58,7 +60,6 @@ typedef struct ops_op {
         int of, grad;
     } gradients[OPS_GRADIENTS];
     int gradient_count;
-    bool cpu_only;                  /* the accelerator refuses it */
     double (*flops)(const void *c); /* of one call; NULL: not a matter of FLOPs */
     double (*bytes)(const void *c); /* that must be read and written; NULL: not a matter of bytes */
 } ops_op;
