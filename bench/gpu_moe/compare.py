@@ -8,17 +8,14 @@ one run.
 Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then where our time goes: routing, permutation, products over
 experts, everything else, and by op. PyTorch: grouped products, compiled; with rows packed and with rows padded, the faster counts.
 """
-import argparse
-import json
 import os
 import sys
 
 from moe_cases import AUX_LOSS, CASES, flops_per_token, parameters
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(HERE, "..", "gpu_step"))
-from compare import last_json, print_breakdown, print_table  # noqa: E402
+from compare import arguments, last_json, print_breakdown, run  # noqa: E402
 
 SHARES = {
     "routing": ("route", "route.plan", "route.grad", "route.load"),
@@ -75,33 +72,15 @@ def print_shares(row):
           f", the rest {1 - sum(shares.values()):.1%}")
 
 
+def print_case(row):
+    print_shares(row)
+    print_breakdown(row)
+
+
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
-    a.add_argument("--python", default=sys.executable, help="python3 that has PyTorch")
-    a.add_argument("--ours-only", action="store_true")
+    a = arguments(__doc__, CASES)
     a.add_argument("--pads", type=int, nargs="+", default=[1, 16], metavar="N", help="PyTorch: rows of an expert begin at multiples of N")
-    a.add_argument("--warm-up", type=int, default=5)
-    a.add_argument("--repeat", type=int, default=20)
-    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
-    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
-    o = a.parse_args()
-    wrong = [name for name in o.cases if name not in CASES]
-    if wrong:
-        a.error(f"there is no case {wrong[0]}; there are: {', '.join(CASES)}")
-    rows = []
-    for name in o.cases or CASES:
-        print(name, file=sys.stderr, flush=True)
-        rows.append(compare(o, name))
-        if o.json:
-            with open(o.json, "w", encoding="utf-8") as file:
-                json.dump(rows, file, indent=1)
-    print_table(rows, o.ours_only)
-    for row in rows:
-        print_shares(row)
-        print_breakdown(row)
-    return 0 if all(row["quadrille"] for row in rows) else 1
+    return run(a, CASES, compare, print_case)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ import sys
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moe_cases import AUX_LOSS, CASES
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu_step"))
 import torch_step  # noqa: E402
-from torch_step import timed  # noqa: E402
+from torch_step import measure  # noqa: E402
 
 
 def dense_case(c):
@@ -108,28 +107,7 @@ class Model(torch_step.Model):
 
 def run(name, o):
     c = CASES[name]
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    with torch.device("cuda"):
-        model = Model(c, o.pad)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-    compiled = torch.compile(model)
-    data = torch.randint(0, c.vocab - 300, (c.batch, c.seq + 1), device="cuda")
-    tokens, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
-    last = [None]
-
-    def step():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.autocast("cuda", torch.bfloat16):
-            loss = compiled(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        last[0] = loss
-
-    milliseconds = timed(step, o.warm_up, o.repeat)
-    return {"case": name, "pad": o.pad, "milliseconds": milliseconds, "peak_bytes": torch.cuda.max_memory_allocated(), "loss": last[0].item(),
-            "parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
+    return {"case": name, "pad": o.pad, **measure(lambda: Model(c, o.pad), c.vocab, c.batch, c.seq, o)}
 
 
 def main():

@@ -106,32 +106,43 @@ def print_breakdown(row):
         print(f"  {r['name']:28} {r['seconds'] * 1e3:9.3f} ms {r['share']:6.1%} {rate} {ceiling}")
 
 
-def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+def arguments(text, cases):
+    """The options that comparisons share."""
+    a = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
     a.add_argument("--python", default=sys.executable, help="python3 that has PyTorch")
     a.add_argument("--ours-only", action="store_true")
-    a.add_argument("--no-floor", action="store_true", help="leaves out the floor")
     a.add_argument("--warm-up", type=int, default=5)
     a.add_argument("--repeat", type=int, default=20)
     a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
     a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    return a
+
+
+def run(a, cases, compare_case, print_case):
+    """Compares the cases that were asked for, one after another, and prints the table."""
     o = a.parse_args()
-    wrong = [name for name in o.cases if name not in CASES]
+    wrong = [name for name in o.cases if name not in cases]
     if wrong:
-        a.error(f"there is no case {wrong[0]}; there are: {', '.join(CASES)}")
+        a.error(f"there is no case {wrong[0]}; there are: {', '.join(cases)}")
     rows = []
-    for name in o.cases or CASES:
+    for name in o.cases or cases:
         print(name, file=sys.stderr, flush=True)
-        rows.append(compare(o, name))
+        rows.append(compare_case(o, name))
         if o.json:
             with open(o.json, "w", encoding="utf-8") as file:
                 json.dump(rows, file, indent=1)
     print_table(rows, o.ours_only)
     for row in rows:
-        print_breakdown(row)
+        print_case(row)
     return 0 if all(row["quadrille"] for row in rows) else 1
+
+
+def main():
+    a = arguments(__doc__, CASES)
+    a.add_argument("--no-floor", action="store_true", help="leaves out the floor")
+    return run(a, CASES, compare, print_breakdown)
 
 
 if __name__ == "__main__":

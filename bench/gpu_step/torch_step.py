@@ -105,13 +105,12 @@ def timed(function, warm_up, repeat):
     return sorted(times)[len(times) // 2]
 
 
-def run_step(name, o):
-    case = CASES[name]
-    vocab, batch, seq = case[5], case[7], case[8]
+def measure(make, vocab, batch, seq, o):
+    """Steps of the model that make() gives, its loss a function of tokens and targets."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):
-        model = Model(case)
+        model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     compiled = torch.compile(model)
     data = torch.randint(0, vocab - 300, (batch, seq + 1), device="cuda")
@@ -129,8 +128,13 @@ def run_step(name, o):
 
     milliseconds = timed(step, o.warm_up, o.repeat)
     free, total = torch.cuda.mem_get_info()
-    return {"case": name, "milliseconds": milliseconds, "peak_bytes": torch.cuda.max_memory_allocated(),
-            "device_bytes": total - free, "loss": last[0].item(), "torch": torch.__version__}
+    return {"milliseconds": milliseconds, "peak_bytes": torch.cuda.max_memory_allocated(), "device_bytes": total - free, "loss": last[0].item(),
+            "parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
+
+
+def run_step(name, o):
+    case = CASES[name]
+    return {"case": name, **measure(lambda: Model(case), case[5], case[7], case[8], o)}
 
 
 def three_products(m, n, k):
