@@ -6,6 +6,7 @@
 #include "parallel/exchange.h"
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
+#include "train/row_sums.h"
 #include "train/update.h"
 #include "train/watch.h"
 
@@ -427,20 +428,7 @@ static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
     QD_TRY(fill_ahead(it));
     QD_TRY(read_loss(it));
-    int64_t *cursors[QD_FAMILY_COUNT] = {it->cursor, it->cursor + p->storage.share[0].parts};
-    for (int family = 0; family < QD_FAMILY_COUNT; family++)
-        for (int part = 0; part < p->storage.share[family].parts; part++)
-            cursors[family][part] = qd_program_square_base(p, family, part);
-    for (int i = 0; i < p->ledger->param_count; i++) {
-        int family = p->ledger->params[i].family, parts = p->storage.share[family].parts;
-        double sum = 0.0;
-        for (int part = 0; part < parts && p->ledger->params[i].tied_to < 0; part++) {
-            int64_t rows = qd_storage_part(&p->storage, i, parts, part).rows;
-            for (int64_t r = 0; r < rows; r++)
-                sum += it->squares[cursors[family][part]++];
-        }
-        it->sums[i] = qd_ledger_counts_in_norm(p->ledger, i, p->rank) ? sum : 0.0;
-    }
+    qd_row_sums(p, it->squares, it->cursor, it->sums);
     void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
     return shared ? qd_copy(it->stream, shared, it->sums, p->ledger->param_count * 8) : QD_OK;
 }
