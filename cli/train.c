@@ -196,6 +196,8 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved)
         QD_TRY(forget(options, "parallel.ep", "1"));
         QD_TRY(forget(options, "parallel.etp", "1"));
     }
+    if (!divides(qd_options_int(saved, "parallel.nodes"), qd_options_int(options, "parallel.ranks")))
+        QD_TRY(forget(options, "parallel.nodes", "1"));
     if (pp == qd_options_int(saved, "parallel.pp"))
         return QD_OK;
     QD_TRY(forget(options, "parallel.virtual_stages", "0"));

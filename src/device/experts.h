@@ -86,20 +86,22 @@ typedef struct qd_permute_args {
     const int32_t *from, *place, *count; /* count (experts): places in all are their sum */
     const float *weight;                 /* NULL: 1 */
     void *y;
-    const void *old; /* (copies, assignments, cols) or NULL */
+    const void *old; /* (copies, copy_rows, cols) or NULL */
     float *d_weight;
     int64_t rows, cols;
+    int64_t copy_rows; /* 0: rows * per_token */
     int per_token, experts, copies;
     qd_dtype dtype;
 } qd_permute_args;
 
 /* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], in this order. */
 typedef struct qd_combine_args {
-    const void *x, *add; /* x (copies, assignments, cols) */
+    const void *x, *add; /* x (copies, copy_rows, cols) */
     const int32_t *place;
     const float *weight; /* NULL: 1 */
     void *y;
     int64_t rows, cols;
+    int64_t copy_rows; /* 0: rows * per_token */
     int per_token, copies;
     qd_dtype dtype;
 } qd_combine_args;

@@ -84,31 +84,43 @@ qd_status qd_run_route_load(const qd_op_call *c)
 
 /* ---- rows ---- */
 
+/* Slots say how many choices a row has and what it chooses from: experts, or nodes (parallel.dispatch). */
+static int choices_of(const qd_op_call *c, int from)
+{
+    return c->op->m > 0 ? (int)(c->slots[c->op->slot[from]].cols / c->op->m) : 1;
+}
+
 qd_status qd_run_permute(const qd_op_call *c)
 {
-    const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
         .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[3], .place = c->at[4],
-        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .dtype = call_dtype(c, 0),
+        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, 1), .experts = (int)c->slots[c->op->slot[2]].cols,
+        .dtype = call_dtype(c, 0),
     });
+}
+
+/* Rows of one of the copies that `slot` holds. */
+static int64_t copy_rows(const qd_op_call *c, int slot)
+{
+    return c->slots[c->op->slot[slot]].rows / c->op->k;
 }
 
 qd_status qd_run_combine(const qd_op_call *c)
 {
-    const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->combine(c->frame->stream, &(qd_combine_args){
         .x = c->at[0], .place = c->at[1], .weight = c->at[2], .add = c->at[3], .y = c->at[4],
-        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .copies = (int)c->op->k, .dtype = call_dtype(c, 0),
+        .rows = c->op->m, .cols = c->op->n, .per_token = (int)c->slots[c->op->slot[1]].cols, .copies = (int)c->op->k,
+        .copy_rows = copy_rows(c, 0), .dtype = call_dtype(c, 0),
     });
 }
 
 qd_status qd_run_combine_grad(const qd_op_call *c)
 {
-    const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
         .x = c->at[0], .old = c->at[1], .from = c->at[2], .place = c->at[3], .count = c->at[4], .weight = c->at[5], .y = c->at[6],
         .d_weight = c->at[7],
-        .rows = c->op->m, .cols = c->op->n, .per_token = e->per_token, .experts = e->experts, .copies = (int)c->op->k, .dtype = call_dtype(c, 0),
+        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, 2), .experts = (int)c->slots[c->op->slot[4]].cols,
+        .copies = (int)c->op->k, .copy_rows = copy_rows(c, 1), .dtype = call_dtype(c, 0),
     });
 }
 

@@ -1,6 +1,6 @@
 #include "parallel/dispatch.h"
 
-#include "spec/experts.h"
+#include "spec/nodes.h"
 
 qd_status qd_dispatch_run(qd_dispatcher *r, const qd_bound *b, const qd_op *op, int64_t round, bool back, const int32_t *table,
                           const void *from, void *to, qd_work **work)
@@ -8,16 +8,23 @@ qd_status qd_dispatch_run(qd_dispatcher *r, const qd_bound *b, const qd_op *op, 
     const qd_program *p = b->program;
     const qd_mesh *mesh = &p->ledger->mesh;
     qd_comm *group = b->groups[op->exchange.index];
-    int ranks = qd_expert_ranks(mesh), etp = mesh->etp > 1 ? mesh->etp : 1;
-    qd_dispatch d = {.table = table, .ep = ranks / etp, .etp = etp, .position = qd_comm_rank(group),
-                     .experts = p->ledger->model.moe.experts, .capacity = op->m};
+    int ranks = op->exchange.group.size, etp = mesh->etp > 1 ? mesh->etp : 1; /* all ranks of experts, or those of a node */
+    qd_dispatch d = {.table = table, .ep = ranks / etp, .etp = etp, .position = qd_comm_rank(group), .experts = ranks / etp * op->experts,
+                     .capacity = op->m};
+    bool planned = op->kind == QD_OP_RELAY_ROUNDS || op->kind == QD_OP_RELAY_ROUNDS_GRAD; /* the table is the round's alone */
+    int node = mesh->nodes > 1 ? qd_node_of(mesh, qd_comm_world_rank(group, d.position)) : 0;
     int64_t *send = r->lists, *send_first = send + ranks, *receive = send + 2 * ranks, *receive_first = send + 3 * ranks;
-    qd_dispatch_lists(&d, round, send, send_first, receive, receive_first);
+    qd_dispatch_lists(&d, planned ? 0 : round, send, send_first, receive, receive_first);
     for (int q = 0; q < ranks; q++) {
         if (back) /* what each rank of etp computed has a place of its own */
             send_first[q] += (int64_t)(q % etp) * op->k;
+        int64_t bytes = (back ? receive[q] : send[q]) * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
         if (q != d.position)
-            r->sent += (back ? receive[q] : send[q]) * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
+            r->sent += bytes;
+        if (mesh->nodes > 1 && qd_node_of(mesh, qd_comm_world_rank(group, q)) != node) {
+            r->crossed += bytes;
+            r->flat += bytes;
+        }
         send[q] *= op->n;
         send_first[q] *= op->n;
         receive[q] *= op->n;

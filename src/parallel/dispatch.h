@@ -7,6 +7,8 @@
 typedef struct qd_dispatcher {
     int64_t *lists;    /* room for four per rank of the largest group */
     int64_t sent;      /* bytes that this rank has sent to others so far */
+    int64_t crossed;   /* of these: to other nodes */
+    int64_t flat;      /* what flat dispatch would have sent to other nodes, all rows in one round */
     int64_t rounds;    /* exchanges beyond the first round so far */
 } qd_dispatcher;
 
@@ -14,4 +16,8 @@ typedef struct qd_dispatcher {
  * over the op's group; work as in quadrille/comm.h. table: in host memory. */
 qd_status qd_dispatch_run(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, int64_t round, bool back, const int32_t *table,
                           const void *from, void *to, qd_work **work);
+
+/* dispatch_nodes.c: an op NODE_DISPATCH, NODE_RETURN or NODE_RESEND; at: the addresses of its slots. Collective over the op's group.
+ * work: NULL, or room for two. */
+qd_status qd_dispatch_nodes(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, void *const *at, qd_work **work);
 #endif

@@ -183,6 +183,9 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
     case QD_OP_RETURN:
         QD_TRY(host_counts(e, at[1], &counts));
         return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, counts, at[0], at[2], work);
+    case QD_OP_NODE_DISPATCH:
+    case QD_OP_NODE_RETURN:
+    case QD_OP_NODE_RESEND: return qd_dispatch_nodes(&e->dispatcher, e->bound, op, at, work);
     case QD_OP_CONTEXT_GATHER:
         QD_TRY(find_lists(e, op, &lists));
         return qd_comm_all_gather_v(group, at[0], at[1], lists->ranks, x->dtype, work);

@@ -186,9 +186,10 @@ static void exchange(walk *w, const qd_op *op, double *end)
     double bytes = (double)x->count * (double)qd_dtype_size(x->dtype);
     if (kind == QD_COLL_ALL_TO_ALL)
         bytes /= x->group.size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
-    bool experts = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN;
+    bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows go once, however many share an expert */
+    bool experts = cut || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN || op->kind == QD_OP_NODE_RESEND;
     const qd_span *span = &w->spans[x->index];
-    double seconds = experts ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
+    double seconds = cut ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
     bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;

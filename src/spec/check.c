@@ -160,6 +160,7 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
                        : op->kind == QD_OP_CONTEXT_GATHER  ? "cp: keys and values, all-gather"
                        : op->kind == QD_OP_CONTEXT_SCATTER ? "cp: gradients of keys and values, reduce-scatter"
                        : op->kind == QD_OP_CONTEXT_SWAP    ? "cp: heads for positions, all-to-all"
+                       : op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN ? "experts, once per node, at an even load"
                        : op->exchange.uneven               ? "experts at an even load, all-to-all"
                        : op->kind == QD_OP_ALL_GATHER      ? "activations, all-gather"
                        : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"

@@ -102,6 +102,8 @@ static const qd_option options_table[] = {
     {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
     {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
     {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL, "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
+    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL, "machines that the ranks lie on, one after another, the same number on each", NULL},
+    {"parallel.dispatch", QD_OPTION_ENUM, "flat", 0, 0, "flat|node", "ep over several nodes: a token's row is sent to each of its experts, or once to each node that has some of them and handed on inside it", NULL},
     {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
     {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL, "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
     {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL, "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
@@ -324,6 +326,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->strategy.cp_mode = (qd_cp_mode)qd_options_enum(o, "parallel.cp_mode");
     c->ep = (int)qd_options_int(o, "parallel.ep");
     c->etp = (int)qd_options_int(o, "parallel.etp");
+    c->nodes = (int)qd_options_int(o, "parallel.nodes");
+    c->by_node = qd_options_enum(o, "parallel.dispatch") == 1;
     c->sp = qd_options_bool(o, "parallel.sp");
     c->pipeline = (qd_pipeline){
         .kind = (qd_schedule_kind)qd_options_enum(o, "parallel.schedule"),
@@ -422,6 +426,10 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     mesh.ep = config->ep;
     mesh.etp = config->etp;
+    mesh.nodes = config->nodes;
+    mesh.by_node = config->by_node;
+    if (mesh.by_node && strcmp(config->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "parallel.dispatch=node runs on the CPU only so far: set parallel.dispatch=flat, or run.device=cpu");
     QD_TRY(share_batch(config, &mesh, strategy));
     QD_TRY(qd_ledger_create(&config->model, &mesh, arena, ledger));
     return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena, &strategy->schedule);

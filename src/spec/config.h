@@ -20,6 +20,8 @@ typedef struct qd_config {
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
     bool sp;                    /* with tp above 1 */
     int ep, etp;                /* of experts */
+    int nodes;                  /* that the ranks lie on */
+    bool by_node;               /* rows go to experts once per node */
     qd_strategy strategy;       /* micro_batches and schedule are set once the mesh is known */
     qd_pipeline pipeline;       /* texts belong to the options */
     qd_optim optimizer;

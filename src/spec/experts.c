@@ -1,4 +1,4 @@
-#include "spec/experts.h"
+#include "spec/nodes.h"
 
 static int etp_of(const qd_mesh *mesh)
 {
@@ -56,7 +56,7 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     if (m->moe.experts == 0) {
         if (ep * etp > 1)
             return QD_FAIL(QD_USAGE, "parallel.%s is %d, but the model has no experts: leave it out", ep > 1 ? "ep" : "etp", ep > 1 ? ep : etp);
-        return QD_OK;
+        return qd_nodes_check(m, mesh);
     }
     if (all % (ep * etp) != 0)
         return QD_FAIL(QD_USAGE, "parallel.etp %d × ep %d does not divide the %d ranks of tp × cp × dp", etp, ep, all);
@@ -68,7 +68,7 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
         return QD_FAIL(QD_USAGE, "parallel.etp × ep is %d and parallel.tp is %d: one must divide the other", ep * etp, tp);
     if (tp > 1 && !mesh->sp)
         return QD_FAIL(QD_UNSUPPORTED, "parallel.sp is false: experts under tensor parallelism take the rows that sp gives each rank");
-    return QD_OK;
+    return qd_nodes_check(m, mesh);
 }
 
 int qd_experts_of(const qd_model *m, const qd_mesh *mesh, int rank, int *first)

@@ -42,7 +42,8 @@ qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *m
     }
     mesh->world = world;
     mesh->sp = false;
-    mesh->ep = mesh->etp = 1;
+    mesh->ep = mesh->etp = mesh->nodes = 1;
+    mesh->by_node = false;
     return QD_OK;
 }
 

@@ -18,6 +18,8 @@ typedef struct qd_mesh {
     int degree[QD_AXIS_COUNT];
     int world;
     int ep, etp; /* ranks that share out experts, and that share out each; 0, 1: none */
+    int nodes;   /* machines, the same number of ranks on each, one after another; 0, 1: one */
+    bool by_node; /* rows go to the experts of a node once (spec/nodes.h) */
     bool sp; /* between their products, ranks of tp hold slices of the rows instead of all of them */
 } qd_mesh;
 

@@ -65,7 +65,10 @@ qd_coll_kind qd_op_collective(qd_op_kind kind)
     case QD_OP_ALL_GATHER: return QD_COLL_ALL_GATHER;
     case QD_OP_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
     case QD_OP_DISPATCH:
-    case QD_OP_RETURN: return QD_COLL_ALL_TO_ALL;
+    case QD_OP_RETURN:
+    case QD_OP_NODE_DISPATCH:
+    case QD_OP_NODE_RESEND:
+    case QD_OP_NODE_RETURN: return QD_COLL_ALL_TO_ALL;
     case QD_OP_CONTEXT_GATHER: return QD_COLL_ALL_GATHER;
     case QD_OP_CONTEXT_SCATTER: return QD_COLL_REDUCE_SCATTER;
     case QD_OP_CONTEXT_SHIFT: return QD_COLL_RECV; /* where bytes of messages are counted */

@@ -78,6 +78,14 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(RETURN, "return", "rrw")                /* rows of this rank's experts, rows per rank and expert, rows by expert */ \
     X(EXPERT_ROUNDS, "experts.rounds", "rrrrwa") /* rows by expert, rows per rank and expert, gate and up, down, room, rows from experts */ \
     X(EXPERT_ROUNDS_GRAD, "experts.rounds.grad", "rrrrrrraaaw") /* x, from, rows per expert, d_rows by expert, rows per rank and expert, gate and up, down, their grads, d_rows from experts, room */ \
+    X(NODE_PLAN, "nodes.plan", "rrrrwwwww")   /* choice, weight, place, rows per expert; place and from of a row's copies, one per node, rows per node, choices and weights of each copy, rows per expert and node */ \
+    X(NODE_DISPATCH, "nodes.dispatch", "rrrww") /* rows by node, their choices, rows per rank, expert and node; rows that this rank relays, their choices */ \
+    X(NODE_RETURN, "nodes.return", "rrrww")   /* rows that this rank relays, d_weight, rows per rank, expert and node; rows by node, their d_weight */ \
+    X(NODE_WEIGHTS, "nodes.weights", "rrrrw") /* choice, place, place of copies, d_weight of copies, d_weight */ \
+    X(NODE_RESEND, "nodes.resend", "rrrrwww") /* x, from of copies, rows per node, rows per rank, expert and node; rows by node, rows that this rank relays, lists: only if there are further rounds */ \
+    X(RELAY_PLAN, "relay.plan", "rrwwwwww")   /* choices of relayed rows, rows per rank, expert and node; rows of earlier rounds, rows per rank of the node and expert, place, from, rows per expert, weight */ \
+    X(RELAY_ROUNDS, "relay.rounds", "rrrrrrwwa") /* relayed rows, their choices, rows per rank, expert and node, weight, gate and up, down, lists, room, sums of relayed rows */ \
+    X(RELAY_ROUNDS_GRAD, "relay.rounds.grad", "rrrrrrraaaaww") /* relayed rows, their choices, rows per rank, expert and node, weight, gradients of sums, gate and up, down, their grads, d_weight, d_relayed rows, lists, room */ \
     X(LOSS_MAX, "loss.max", "rw")             /* a window of this rank's logits, maximum of each row */      \
     X(LOSS_PART, "loss.part", "rrrw")         /* logits, input, maximum over tp, (R, 2): sum of exponentials, target's logit */ \
     X(LOSS_GRAD, "loss.grad", "arrrw")        /* logits that become gradients, input, maximum, sums over tp, losses */ \
@@ -125,7 +133,7 @@ typedef struct qd_op_exchange {
     int32_t until;       /* async: the first op that waits for it; op_count: the end of the list */
 } qd_op_exchange;
 
-#define QD_OP_SLOTS 11
+#define QD_OP_SLOTS 13
 typedef struct qd_op {
     qd_op_kind kind;
     qd_phase phase;

@@ -66,13 +66,28 @@ qd_class_norm_state qd_class_norm_slots(qd_class_writer *w, const char *gamma, c
 void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, int sum, int y);
 void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx);
 
+/* Rows that go to experts once per node (spec/nodes.h), as slots. A copy is a row on its way to one node. */
+typedef struct qd_class_nodes {
+    int place, from, count; /* copies of each row, one per node; rows per node */
+    int counts, table;      /* rows per expert and node, of this rank and of all */
+    int copies, chosen;     /* rows by node, choices and weights of each */
+    int relay, relay_chosen, relay_sum; /* the same of the rows that this rank relays; their results */
+    int taken, relay_place, relay_from, relay_count, relay_weight;
+    int sums;               /* results by node */
+} qd_class_nodes;
+
 /* Experts (moe_ops.c): what forward and backward share. rows_in and rows_out are the rows of this rank's experts, `capacity` of
  * them; sorted and back are this rank's own rows by expert, the second once for each rank of etp. Without ep they are the same. */
 typedef struct qd_class_experts {
     qd_class_weight router, bias, up_w, down_w, shared_up, shared_down;
     int64_t capacity, ffn, load_rows;
-    bool rounds; /* more rows than `capacity` may come */
-    int ranks, etp, held, first; /* ranks of ep × etp; experts that this rank holds */
+    int64_t room; /* rows by expert that this rank sends at a time: its assignments, or those of rows that it relays */
+    bool rounds; /* more rows than `capacity` may come, or than `room` be relayed */
+    int ranks, etp, held, first; /* ranks of ep × etp, of one node if rows are relayed; experts that this rank holds, among theirs */
+    qd_group group;              /* these ranks */
+    int nodes;                   /* that rows go to once each (moe_nodes_ops.c); 1: dispatch is flat */
+    int64_t relayed;             /* rows that a rank relays at most */
+    qd_class_nodes by_node;
     int logits, choice, weight, load, place, from, count, table, sorted, rows_in, up, active, rows_out, back;
     int shared_sum, shared_active;
 } qd_class_experts;
@@ -80,6 +95,15 @@ typedef struct qd_class_experts {
 void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residual, int out);
 /* The gradient of x, from the gradient dy of the experts' sum. */
 int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x);
+
+/* moe_nodes_ops.c, where e->nodes is above 1. Each returns the op that readers of its result wait for; -1: none. */
+int qd_write_to_nodes(qd_class_writer *w, qd_class_experts *e, int x);         /* x -> relay and relay_chosen */
+void qd_write_relay(qd_class_writer *w, qd_class_experts *e, int pending);     /* relay -> e->sorted */
+int qd_write_from_nodes(qd_class_writer *w, qd_class_experts *e, int pending); /* e->back -> sums */
+int qd_write_grad_to_nodes(qd_class_writer *w, const qd_class_experts *e, int dy, int relay_dy);
+/* d_back (rows by expert, back from the experts) and x -> d_sums (gradients by node), d_weight. */
+void qd_write_grad_from_nodes(qd_class_writer *w, const qd_class_experts *e, int x, int relay_dy, int relay_d_weight, int d_back, int pending,
+                             int d_sums, int d_weight);
 
 /* tensor_ops.c: what tensor parallelism puts between the products. */
 

@@ -118,7 +118,7 @@ void qd_interpreter_destroy(qd_interpreter *it)
 qd_dispatched qd_interpreter_dispatched(const qd_interpreter *it)
 {
     const qd_dispatcher *d = qd_exchanger_dispatcher(it->exchanger);
-    return d ? (qd_dispatched){d->sent, d->rounds} : (qd_dispatched){0, 0};
+    return d ? (qd_dispatched){d->sent, d->rounds, d->crossed, d->flat} : (qd_dispatched){0};
 }
 
 /* ---- one function per kind of action ---- */

@@ -47,9 +47,10 @@ typedef struct qd_step_output {
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
-/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned one. */
+/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned one; crossed: bytes to other nodes;
+ * flat: what flat dispatch would have sent there. */
 typedef struct qd_dispatched {
-    int64_t bytes, rounds;
+    int64_t bytes, rounds, crossed, flat;
 } qd_dispatched;
 qd_dispatched qd_interpreter_dispatched(const qd_interpreter *interpreter);
 

@@ -57,7 +57,7 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     run->config.gpu = -1;
-    run->config.world = run->config.ep = run->config.etp = 1;
+    run->config.world = run->config.ep = run->config.etp = run->config.nodes = 1;
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
         run->config.degrees[axis] = 1;
     run->config.pipeline = (qd_pipeline){0};

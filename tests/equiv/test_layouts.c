@@ -2,6 +2,7 @@
  * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
 #include "spec/formulas.h"
+#include "support/expert_models.h"
 #include "support/outcome.h"
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -16,53 +17,15 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define RUN "train.optimizer=sgd train.lr=0.3 train.clip=0.8 train.schedule=constant train.steps=50 train.global_batch=8 run.threads=1 "
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=16 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
-#define MIXTRAL                                                                                             \
-    "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=16 model.experts=8 " \
-    "model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 model.balance=batch model.qk_norm=true "
-#define DEEPSEEK                                                                                            \
-    "model.layers=3 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=17 model.experts=16 " \
-    "model.experts_per_token=3 model.expert_ffn=16 model.shared_experts=1 model.first_dense=1 model.router=sigmoid model.router_scale=2.5 " \
-    "model.router_groups=4 model.router_top_groups=2 model.router_bias_rate=0.01 model.aux_loss=0.02 model.z_loss=0.001 model.dropout=0.1 "
-
 /* All tokens choose expert 5. */
 static void favour(qd_team *team)
 {
-    const qd_ledger *l = qd_team_program(team)->ledger;
-    float bias[64] = {0};
-    bias[5] = 100.0f;
-    for (int i = 0; i < l->param_count; i++)
-        if (l->params[i].counts)
-            trained_ok(qd_team_write(team, l->params[i].name, bias, l->params[i].shape[0]));
+    outcome_favour(team, (const int[]){5}, 1);
 }
 
-/* Each layout of a model against one rank. */
-static void compare_all(const char *model, qd_random_tokens random, const char *const *layouts, size_t count)
-{
-    static size_t round;
-    char words[1024];
-    snprintf(words, sizeof words, RUN "%s", model);
-    outcome one = outcome_run(words, random);
-    qd_config config = layout_config(words);
-    qd_arena *arena;
-    qd_program *program;
-    trained_ok(qd_arena_create(&arena));
-    trained_ok(qd_config_build(&config, 0, arena, &program));
-    for (size_t i = 0; i < count; i++) {
-        if (!sample_has(i, round, 3))
-            continue;
-        snprintf(words, sizeof words, RUN "%s%s", model, layouts[i]);
-        outcome many = outcome_run(words, random);
-        outcome_compare(words, program->ledger, &many, &one);
-        outcome_free(&many);
-    }
-    qd_arena_destroy(arena);
-    outcome_free(&one);
-    round++;
-}
-#define COMPARE(model, random, layouts) compare_all(model, random, layouts, sizeof(layouts) / sizeof *(layouts))
+#define COMPARE(model, random, layouts) outcome_compare_all(RUN model, random, layouts, sizeof(layouts) / sizeof *(layouts))
 
 static void tensor_parallel(void **state)
 {

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <setjmp.h>
@@ -85,4 +86,38 @@ void outcome_compare(const char *words, const qd_ledger *ledger, const outcome *
             fail_msg("%s: step %d: gradient norm %.9g against %.9g", words, s + 1, a->norms[s], b->norms[s]);
     }
     compare_tensors(words, "the value", ledger, a->weights, b->weights);
+}
+
+void outcome_compare_all(const char *base, qd_random_tokens random, const char *const *layouts, size_t count)
+{
+    static size_t round;
+    char words[1024];
+    outcome one = outcome_run(base, random);
+    qd_config config = layout_config(base);
+    qd_arena *arena;
+    qd_program *program;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &program));
+    for (size_t i = 0; i < count; i++) {
+        if (!sample_has(i, round, 3))
+            continue;
+        snprintf(words, sizeof words, "%s%s", base, layouts[i]);
+        outcome many = outcome_run(words, random);
+        outcome_compare(words, program->ledger, &many, &one);
+        outcome_free(&many);
+    }
+    qd_arena_destroy(arena);
+    outcome_free(&one);
+    round++;
+}
+
+void outcome_favour(qd_team *team, const int *experts, int count)
+{
+    const qd_ledger *l = qd_team_program(team)->ledger;
+    float bias[64] = {0};
+    for (int i = 0; i < count; i++)
+        bias[experts[i]] = 100.0f;
+    for (int i = 0; i < l->param_count; i++)
+        if (l->params[i].counts)
+            trained_ok(qd_team_write(team, l->params[i].name, bias, l->params[i].shape[0]));
 }

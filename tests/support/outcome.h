@@ -25,4 +25,8 @@ outcome outcome_run(const char *words, qd_random_tokens random);
 void outcome_free(outcome *outcome);
 /* Within OUTCOME_TOLERANCE; tensors by ‖a−b‖ ≤ tolerance · max(‖b‖, 1e-3 · RMS norm over all tensors). */
 void outcome_compare(const char *words, const qd_ledger *ledger, const outcome *a, const outcome *b);
+/* Each layout, added to the words of `base`, against `base` itself on one rank. */
+void outcome_compare_all(const char *base, qd_random_tokens random, const char *const *layouts, size_t count);
+/* All tokens choose these experts, in models with router biases. */
+void outcome_favour(qd_team *team, const int *experts, int count);
 #endif

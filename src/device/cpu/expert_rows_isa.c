@@ -6,7 +6,7 @@ static void permute(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_permute_args *a = context;
-    int64_t assignments = a->rows * a->per_token, cols = a->cols;
+    int64_t copy_rows = a->copy_rows > 0 ? a->copy_rows : a->rows * a->per_token, cols = a->cols;
     for (int64_t place = begin; place < end; place++) {
         int32_t from = a->from[place];
         const void *x = qd_cpu_at(a->x, from / a->per_token * cols, a->dtype);
@@ -21,7 +21,7 @@ static void permute(void *context, int64_t begin, int64_t end, int thread)
             continue;
         vf sum = {0};
         for (int copy = 0; copy < a->copies; copy++) {
-            const void *old = qd_cpu_at(a->old, (copy * assignments + place) * cols, a->dtype);
+            const void *old = qd_cpu_at(a->old, (copy * copy_rows + place) * cols, a->dtype);
             QD_FOR_VECTORS(i, n, cols, { sum += vec_first(vec_load(x, i, n, a->dtype) * vec_load(old, i, n, a->dtype), n, 0.0f); });
         }
         a->d_weight[from] = vf_sum(sum);
@@ -32,7 +32,7 @@ static void combine(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_combine_args *a = context;
-    int64_t assignments = a->rows * a->per_token, cols = a->cols;
+    int64_t copy_rows = a->copy_rows > 0 ? a->copy_rows : a->rows * a->per_token, cols = a->cols;
     for (int64_t row = begin; row < end; row++) {
         const void *add = a->add ? qd_cpu_at(a->add, row * cols, a->dtype) : NULL;
         void *y = qd_cpu_at_mut(a->y, row * cols, a->dtype);
@@ -46,7 +46,7 @@ static void combine(void *context, int64_t begin, int64_t end, int thread)
                     continue;
                 vf value = {0};
                 for (int copy = 0; copy < a->copies; copy++)
-                    value += vec_load(qd_cpu_at(a->x, (copy * assignments + a->place[at]) * cols, a->dtype), i, n, a->dtype);
+                    value += vec_load(qd_cpu_at(a->x, (copy * copy_rows + a->place[at]) * cols, a->dtype), i, n, a->dtype);
                 sum += a->weight ? value * a->weight[at] : value;
             }
             vec_store(y, i, sum, n, a->dtype);

@@ -1,0 +1,42 @@
+/* Rows that cross to another node, once each, and what comes back. */
+#include "parallel/dispatch.h"
+
+#include "spec/nodes.h"
+
+/* One exchange of `cols` elements per row; counts its bytes. */
+static qd_status exchange(qd_dispatcher *r, qd_comm *group, const qd_nodes *n, bool back, const void *from, void *to, int64_t cols, qd_dtype dtype,
+                          qd_work **work)
+{
+    int64_t *send = r->lists, *send_first = send + n->nodes, *receive = send + 2 * n->nodes, *receive_first = send + 3 * n->nodes;
+    qd_nodes_lists(n, send, send_first, receive, receive_first);
+    for (int node = 0; node < n->nodes; node++) {
+        int64_t bytes = (back ? receive[node] : send[node]) * cols * (int64_t)qd_dtype_size(dtype);
+        if (node != n->position / n->locals) {
+            r->sent += bytes;
+            r->crossed += bytes;
+        }
+        send[node] *= cols;
+        send_first[node] *= cols;
+        receive[node] *= cols;
+        receive_first[node] *= cols;
+    }
+    if (back)
+        return qd_comm_all_to_all_v(group, from, receive, receive_first, to, send, send_first, dtype, work);
+    return qd_comm_all_to_all_v(group, from, send, send_first, to, receive, receive_first, dtype, work);
+}
+
+qd_status qd_dispatch_nodes(qd_dispatcher *r, const qd_bound *b, const qd_op *op, void *const *at, qd_work **work)
+{
+    const qd_ledger *l = b->program->ledger;
+    qd_comm *group = b->groups[op->exchange.index];
+    bool again = op->kind == QD_OP_NODE_RESEND, back = op->kind == QD_OP_NODE_RETURN;
+    int position = qd_group_coord(&l->mesh, qd_expert_group(&l->mesh), b->program->rank);
+    qd_nodes n = qd_nodes_of(&l->model, &l->mesh, position, 0, 0, again ? at[3] : at[2]);
+    if (again)
+        return exchange(r, group, &n, false, at[4], at[5], op->n, op->exchange.dtype, NULL);
+    r->flat += qd_nodes_far(&n) * n.etp * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
+    QD_TRY(exchange(r, group, &n, back, at[0], at[3], op->n, op->exchange.dtype, work));
+    if (op->k == 0)
+        return QD_OK;
+    return exchange(r, group, &n, back, at[1], at[4], op->k, QD_I32, work ? work + 1 : NULL);
+}
