@@ -98,6 +98,9 @@ static qd_status print_step_json(const qd_bench_step_result *r)
     qd_json_put_int(&w, "workspace_bytes", r->workspace_bytes);
     qd_json_put_string(&w, "workspace", r->workspace);
     qd_json_put_int(&w, "device_bytes", r->device_bytes);
+    qd_json_put_int(&w, "dispatch_bytes", r->dispatch_bytes);
+    qd_json_put_int(&w, "dispatch_across_nodes_bytes", r->across_bytes);
+    qd_json_put_int(&w, "dispatch_across_nodes_flat_bytes", r->across_flat_bytes);
     put_rows(&w, &r->table);
     qd_json_end(&w);
     return cli_print_json(&text);
@@ -120,6 +123,13 @@ static qd_status run_step(cli_call *call)
     if (r.device_bytes > 0)
         printf("; %.3f GiB of the device in use", (double)r.device_bytes * 0x1p-30);
     printf("\n");
+    if (r.dispatch_bytes > 0)
+        printf("experts: %.3f MiB per step sent to other ranks and back", (double)r.dispatch_bytes * 0x1p-20);
+    if (r.across_flat_bytes > 0)
+        printf(", %.3f MiB between nodes (flat dispatch: %.3f MiB, %.2f times as much)", (double)r.across_bytes * 0x1p-20,
+               (double)r.across_flat_bytes * 0x1p-20, (double)r.across_flat_bytes / (double)r.across_bytes);
+    if (r.dispatch_bytes > 0)
+        printf("\n");
     return QD_OK;
 }
 

@@ -34,6 +34,15 @@ static qd_status print_report_json(const qd_check_report *r)
         qd_json_end(&w);
     }
     qd_json_end(&w);
+    if (r->across_flat_bytes > 0) {
+        qd_json_object_begin(&w, "experts_across_nodes");
+        qd_json_put_int(&w, "nodes", r->nodes);
+        qd_json_put_string(&w, "dispatch", r->by_node ? "node" : "flat");
+        qd_json_put_int(&w, "flat_bytes", r->across_flat_bytes);
+        qd_json_put_int(&w, "node_bytes", r->across_node_bytes);
+        qd_json_put_double(&w, "nodes_per_row", r->row_nodes);
+        qd_json_end(&w);
+    }
     qd_json_object_begin(&w, "pipeline");
     qd_json_put_int(&w, "ranks", r->pipeline);
     if (r->pipeline > 1) {
@@ -70,6 +79,23 @@ static qd_status print_report_json(const qd_check_report *r)
     return cli_print_json(&text);
 }
 
+/* What crosses nodes to reach experts, by the dispatch that is set and by the other. */
+static void print_across(const qd_check_report *r)
+{
+    char flat[32], once[32];
+    if (r->across_flat_bytes == 0)
+        return;
+    qd_text_bytes(r->across_flat_bytes, flat, sizeof flat);
+    qd_text_bytes(r->across_node_bytes, once, sizeof once);
+    printf("  between the %d nodes, to experts and back, at an even load: %s", r->nodes, r->by_node ? once : flat);
+    if (r->across_node_bytes > 0)
+        printf("; %s %s, %.2f times as much (a row's experts lie on %.2f nodes)", r->by_node ? "flat dispatch" : "parallel.dispatch=node",
+               r->by_node ? flat : once,
+               r->by_node ? (double)r->across_flat_bytes / (double)r->across_node_bytes : (double)r->across_node_bytes / (double)r->across_flat_bytes,
+               r->row_nodes);
+    putchar('\n');
+}
+
 static void print_traffic(const qd_check_report *r)
 {
     char amount[32];
@@ -85,6 +111,7 @@ static void print_traffic(const qd_check_report *r)
         qd_text_bytes(r->formulas[i].planned, planned, sizeof planned);
         printf("  %s; in all %s by the formula, %s in the program\n", r->formulas[i].text, amount, planned);
     }
+    print_across(r);
     if (r->theory[0] == '\0')
         return;
     qd_text_bytes(r->theory_bytes, amount, sizeof amount);

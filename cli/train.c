@@ -149,6 +149,15 @@ static void on_end(void *context, const qd_train_end *e)
     qd_text_bytes(e->resident_bytes, resident, sizeof resident);
     printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);
     printf("speed    %s tokens/s over %s\n", rate, seconds);
+    if (e->across_flat_bytes > 0 && e->steps > 0) {
+        char across[32], flat[32];
+        qd_text_bytes(e->across_bytes, across, sizeof across);
+        qd_text_bytes(e->across_flat_bytes, flat, sizeof flat);
+        printf("experts  %s sent between nodes, there and back", across);
+        if (e->across_bytes < e->across_flat_bytes)
+            printf("; flat dispatch %s, %.2f times as much", flat, (double)e->across_flat_bytes / (double)e->across_bytes);
+        putchar('\n');
+    }
     printf("memory   %s per rank as planned; resident peak of the largest process %s\n", allocated, resident);
     fflush(stdout);
 }

@@ -92,6 +92,8 @@ typedef struct qd_bench_step_result {
     int64_t workspace_bytes;                /* beside it: held for kernels and libraries */
     int64_t device_bytes;                   /* accelerators: in use on rank 0's, by all its ranks and the driver */
     char workspace[160];                    /* what the workspace is, by name */
+    int64_t dispatch_bytes;                 /* per step, sent to experts of other ranks and back, all ranks together */
+    int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_bench_step_result;
 
 /* Steps of the configured run on random tokens, ranks as threads of this process. */

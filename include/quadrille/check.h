@@ -58,6 +58,11 @@ typedef struct qd_check_report {
     int64_t padding_bytes; /* more than that: padding between tensors, and short sums that every rank sends to every other */
     qd_check_formula formulas[QD_CHECK_FORMULAS];
     int formula_count;
+    int nodes;                 /* that the ranks lie on */
+    bool by_node;              /* rows go to the experts of a node once */
+    int64_t across_flat_bytes, across_node_bytes; /* to experts on other nodes and back, at an even load: by flat dispatch; by node, 0:
+                                                     experts do not lie across nodes so */
+    double row_nodes;          /* nodes that a row's experts lie on, on average */
     int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay from step to step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
     int64_t snapshot_bytes;    /* beside that, in host memory: the copy of a rank's state that checkpoints are written from */

@@ -29,6 +29,8 @@ typedef struct qd_train_step {
     double step_seconds, tokens_per_second;
     double mfu; /* model FLOP/s over the measured multiply-add rate of all cores of the run's machines; 0: unknown */
     int64_t memory_peak_bytes; /* what the program's buffers take on rank 0 */
+    int64_t dispatch_bytes;    /* sent to experts of other ranks and back, all ranks together */
+    int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_train_step;
 
 typedef struct qd_train_end {
@@ -37,6 +39,7 @@ typedef struct qd_train_end {
     double tokens, seconds;
     int64_t allocated_bytes; /* largest of the ranks */
     int64_t resident_bytes;  /* resident peak of the largest process, from its start */
+    int64_t dispatch_bytes, across_bytes, across_flat_bytes; /* as in qd_train_step, of all steps */
     bool interrupted; /* by a signal */
 } qd_train_end;
 

@@ -264,6 +264,9 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
 {
     QD_TRY(qd_config_resolve(options, 0, config));
     config->strategy.traits = &cluster->traits;
+    /* Ranks fill the cluster's nodes, unless the user says how many there are. */
+    if (!qd_options_is_set(options, "parallel.nodes") && cluster->node_size > 0 && config->world % cluster->node_size == 0)
+        config->nodes = config->world / cluster->node_size;
     return QD_OK;
 }
 

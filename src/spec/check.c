@@ -1,7 +1,7 @@
 #include <quadrille/check.h>
 
 #include "spec/config.h"
-#include "spec/experts.h"
+#include "spec/nodes.h"
 #include "spec/formulas.h"
 #include "spec/pieces.h"
 
@@ -334,6 +334,21 @@ static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
     }
 }
 
+/* What crosses nodes to reach experts. */
+static void fill_across(const qd_program *const *programs, qd_check_report *r)
+{
+    const qd_mesh *mesh = &programs[0]->ledger->mesh;
+    r->nodes = mesh->nodes;
+    r->by_node = qd_nodes_spanned(mesh) > 1;
+    for (int stage = 0; stage < r->pipeline; stage++) {
+        qd_across across = qd_nodes_across(stage_program(programs, stage));
+        r->across_flat_bytes += across.flat;
+        r->across_node_bytes += across.by_node;
+        if (across.by_node > 0)
+            r->row_nodes = qd_nodes_expected(&programs[0]->ledger->model.moe, across.nodes);
+    }
+}
+
 static qd_status fill_report(const qd_config *config, const qd_program *const *programs, qd_check_report *r)
 {
     fullest_program fullest = {.program = NULL};
@@ -342,7 +357,8 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
     size_t used = strlen(r->layout);
     if (qd_expert_ranks(&p->ledger->mesh) > 1)
-        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d", p->ledger->mesh.ep, p->ledger->mesh.etp);
+        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d%s", p->ledger->mesh.ep, p->ledger->mesh.etp,
+                                 qd_nodes_spanned(&p->ledger->mesh) > 1 ? ", once per node" : "");
     if (p->strategy.zero > 0)
         snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
@@ -360,6 +376,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
         QD_TRY(fill_pipeline(p, r));
     fill_theory(programs, r);
     fill_formulas(programs, r);
+    fill_across(programs, r);
     p = fullest.program;
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)

@@ -84,9 +84,45 @@ double qd_nodes_expected(const qd_moe *e, int nodes)
     return nodes * (1.0 - missed);
 }
 
-double qd_nodes_far_choices(const qd_moe *e, int nodes)
+/* Of the ranks that hold all experts together, the part that lies on another node than a rank of theirs, on average. */
+static double far_share(const qd_mesh *mesh)
 {
-    return e->per_token * (nodes - 1.0) / nodes;
+    qd_group group = qd_expert_group(mesh);
+    int64_t far = 0;
+    for (int rank = 0; rank < mesh->world; rank++)
+        for (int i = 0; i < group.size; i++)
+            far += qd_node_of(mesh, qd_group_rank(mesh, group, rank, i)) != qd_node_of(mesh, rank);
+    return (double)far / ((double)mesh->world * group.size);
+}
+
+qd_across qd_nodes_across(const qd_program *p)
+{
+    const qd_mesh *mesh = &p->ledger->mesh;
+    const qd_moe *moe = &p->ledger->model.moe;
+    int ranks = qd_expert_ranks(mesh), size = node_size(mesh), etp = mesh->etp > 1 ? mesh->etp : 1;
+    qd_across sum = {.nodes = ranks > size && ranks % size == 0 && size % etp == 0 ? ranks / size : 1};
+    if (mesh->nodes < 2 || ranks < 2 || moe->experts == 0)
+        return sum;
+    bool by_node = qd_nodes_spanned(mesh) > 1;
+    double rows = (double)(p->strategy.micro_batch * p->strategy.seq) * mesh->degree[QD_AXIS_DP]; /* of all ranks of the stage */
+    double row = (double)p->ledger->model.hidden * (double)qd_dtype_size(p->strategy.activation), flat = 0.0, once = 0.0;
+    double share = far_share(mesh), copies = rows * qd_nodes_expected(moe, sum.nodes) * (sum.nodes - 1) / sum.nodes;
+    for (int i = 0; i < p->action_count; i++) {
+        unsigned phases = qd_action_phases(&p->actions[i]);
+        const qd_module_class *c = phases ? qd_program_class(p, p->actions[i].module) : NULL;
+        for (int k = 0; c && k < c->op_count; k++) {
+            const qd_op *op = &c->ops[k];
+            bool to = op->kind == (by_node ? QD_OP_NODE_DISPATCH : QD_OP_DISPATCH), back = op->kind == (by_node ? QD_OP_NODE_RETURN : QD_OP_RETURN);
+            if (!(to || back) || !qd_op_runs(op, phases))
+                continue;
+            bool forward = op->phase == QD_PHASE_FORWARD;
+            flat += rows * moe->per_token * etp * share * row;
+            once += copies * (row + moe->per_token * (to && forward ? 8.0 : back && !forward ? 4.0 : 0.0));
+        }
+    }
+    sum.flat = llround(flat);
+    sum.by_node = llround(once);
+    return sum;
 }
 
 /* ---- rows ---- */

@@ -8,6 +8,7 @@
 #define QD_SPEC_NODES_H
 
 #include "spec/experts.h"
+#include "spec/program.h"
 
 /* QD_USAGE, with the reason, when ranks, nodes and experts do not fit together. */
 qd_status qd_nodes_check(const qd_model *model, const qd_mesh *mesh);
@@ -19,8 +20,13 @@ int qd_node_of(const qd_mesh *mesh, int rank);  /* of a rank of the world */
 
 /* How many of `nodes` nodes a row goes to, if all experts are as likely; groups of experts limit it (model.router_top_groups). */
 double qd_nodes_expected(const qd_moe *moe, int nodes);
-/* How many of a row's choices lie on another node than itself, at an even load. */
-double qd_nodes_far_choices(const qd_moe *moe, int nodes);
+/* What all ranks of a program's stage send to experts on other nodes and back in one step, if all experts are as likely: by flat
+ * dispatch, and by node (0: the ranks that hold all experts do not lie on several whole nodes). */
+typedef struct qd_across {
+    int nodes; /* that these ranks lie on */
+    int64_t flat, by_node;
+} qd_across;
+qd_across qd_nodes_across(const qd_program *program);
 
 /* One exchange. table (nodes · locals, experts + nodes): for each rank of the group how many rows it has for each expert, then how
  * many different ones for each node. A relay has room for `room` rows by expert at a time, an expert's rank for `capacity`. */

@@ -152,6 +152,15 @@ static qd_status run_steps(qd_team *team, int steps)
     return QD_OK;
 }
 
+static qd_status count_dispatched(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    qd_dispatched sum;
+    QD_TRY(qd_trainer_dispatched_all(trainer, world, &sum));
+    if (qd_comm_rank(world) == 0)
+        *(qd_dispatched *)argument = sum;
+    return QD_OK;
+}
+
 static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
@@ -228,7 +237,13 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
      * not those that are profiled. */
     if (qd_device_get_caps(device)->host_memory)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
+    qd_dispatched before, after;
+    QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
     QD_TRY_DONE(time_steps(team, steps, ceiling.fma_flops, result));
+    QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
+    result->dispatch_bytes = (after.bytes - before.bytes) / steps;
+    result->across_bytes = (after.crossed - before.crossed) / steps;
+    result->across_flat_bytes = (after.flat - before.flat) / steps;
     if (!qd_device_get_caps(device)->host_memory) {
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
         QD_TRY_DONE(run_steps(team, steps));

@@ -70,6 +70,12 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s)
     else
         qd_json_put_null(&w, "mfu");
     qd_json_put_int(&w, "memory_peak_bytes", s->memory_peak_bytes);
+    if (s->dispatch_bytes > 0)
+        qd_json_put_int(&w, "dispatch_bytes", s->dispatch_bytes);
+    if (s->across_flat_bytes > 0) {
+        qd_json_put_int(&w, "dispatch_across_nodes_bytes", s->across_bytes);
+        qd_json_put_int(&w, "dispatch_across_nodes_flat_bytes", s->across_flat_bytes);
+    }
     qd_json_end(&w);
     qd_json_newline(&w);
     if (m->line.failed)

@@ -38,6 +38,7 @@ typedef struct rank_state {
     qd_metrics *metrics; /* rank 0 with a run folder */
     int64_t traced; /* steps */
     qd_train_end end;
+    qd_dispatched dispatched; /* by all ranks, in the steps so far; where experts are shared out */
     double peak_flops; /* rank 0: of all machines of the run, measured */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     int64_t saved; /* step of the last checkpoint that was written; -1: none */
@@ -486,7 +487,7 @@ static qd_status start(rank_state *s)
     return agree(s, open_folder(s));
 }
 
-static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *output, double seconds)
+static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *output, double seconds, const qd_dispatched *moved)
 {
     const qd_run *run = s->run;
     double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
@@ -502,11 +503,30 @@ static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *
         .tokens_per_second = rate,
         .mfu = s->peak_flops > 0.0 ? flops / s->peak_flops : 0.0,
         .memory_peak_bytes = qd_trainer_allocated(s->trainer),
+        .dispatch_bytes = moved->bytes,
+        .across_bytes = moved->crossed,
+        .across_flat_bytes = moved->flat,
     };
     if (s->metrics)
         QD_TRY(qd_metrics_write(s->metrics, &line));
     if (run->observer && run->observer->on_step)
         run->observer->on_step(run->observer->context, &line);
+    return QD_OK;
+}
+
+/* Collective: what the step's ranks have sent to experts. */
+static qd_status count_dispatched(rank_state *s, qd_dispatched *moved)
+{
+    qd_dispatched before = s->dispatched;
+    *moved = (qd_dispatched){0};
+    if (s->run->config.ep * s->run->config.etp == 1)
+        return QD_OK;
+    QD_TRY(qd_trainer_dispatched_all(s->trainer, s->control, &s->dispatched));
+    *moved = (qd_dispatched){.bytes = s->dispatched.bytes - before.bytes, .crossed = s->dispatched.crossed - before.crossed,
+                             .flat = s->dispatched.flat - before.flat};
+    s->end.dispatch_bytes += moved->bytes;
+    s->end.across_bytes += moved->crossed;
+    s->end.across_flat_bytes += moved->flat;
     return QD_OK;
 }
 
@@ -537,8 +557,11 @@ static qd_status run_steps(rank_state *s)
         if (s->trace && s->traced++ == run->config.trace_steps)
             qd_trainer_set_trace(s->trainer, NULL);
         QD_TRY(qd_trainer_step(s->trainer, &output));
+        double seconds = qd_clock_now() - from;
+        qd_dispatched moved;
+        QD_TRY(count_dispatched(s, &moved));
         if (qd_comm_rank(s->world) == 0)
-            QD_TRY(report_step(s, step, &output, qd_clock_now() - from));
+            QD_TRY(report_step(s, step, &output, seconds, &moved));
         s->end.steps = step;
         s->end.loss = output.loss;
         s->end.tokens += output.tokens;

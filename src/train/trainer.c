@@ -444,3 +444,12 @@ qd_dispatched qd_trainer_dispatched(const qd_trainer *t)
 {
     return qd_interpreter_dispatched(t->interpreter);
 }
+
+qd_status qd_trainer_dispatched_all(const qd_trainer *t, qd_comm *comm, qd_dispatched *sum)
+{
+    qd_dispatched mine = qd_trainer_dispatched(t);
+    int64_t numbers[4] = {mine.bytes, mine.rounds, mine.crossed, mine.flat};
+    QD_TRY(qd_comm_all_reduce(comm, numbers, numbers, 4, QD_I64, QD_SUM, NULL));
+    *sum = (qd_dispatched){numbers[0], numbers[1], numbers[2], numbers[3]};
+    return QD_OK;
+}

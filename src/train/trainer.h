@@ -46,6 +46,8 @@ void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
 void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* per action of the program; see qd_step_input */
 qd_bound *qd_trainer_bound(qd_trainer *trainer);
 qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
+/* The same of all ranks together. Collective over `comm`, which has all ranks. */
+qd_status qd_trainer_dispatched_all(const qd_trainer *trainer, qd_comm *comm, qd_dispatched *sum);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);
 /* For tests: the program the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);

@@ -45,6 +45,18 @@ class Experts(program.ProgramTest):
         losses = self.train("mixtral", "mixtral-tiny", "parallel.tp=2", "parallel.ep=4")
         self.assertLess(losses[-1], 0.7 * losses[0])
 
+    def test_nodes(self):
+        """Rows that cross to each of two nodes once: the losses of flat dispatch, fewer bytes between the nodes, as many as are said."""
+        figures = []
+        for dispatch in ("flat", "node"):
+            losses = self.train(dispatch, "deepseek-tiny", "parallel.ep=8", "parallel.nodes=2", f"parallel.dispatch={dispatch}", "train.steps=3")
+            figures.append((losses, self.metrics(dispatch)))
+        (flat_losses, flat), (node_losses, node) = figures
+        for one, other in zip(flat_losses, node_losses):
+            self.assertAlmostEqual(one, other, delta=1e-4 * one)
+        self.assertEqual(flat[0]["dispatch_across_nodes_bytes"], node[0]["dispatch_across_nodes_flat_bytes"])
+        self.assertLess(1.5 * node[0]["dispatch_across_nodes_bytes"], flat[0]["dispatch_across_nodes_bytes"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -76,13 +76,17 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     const char *mode = cp == 1                                      ? ""
                        : cp * tp <= models[*model].heads ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
                                                                     : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
+    /* Half of the layouts with experts send rows once per node, of which the experts lie on two or four. */
+    char nodes[64] = "";
+    if (ep > 1 && strstr(sync, "microbatch"))
+        snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ", tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
     snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro);
     int zero = draw(4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
     snprintf(words, size, RUN "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
-             "%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, schedule, again, overlap, split, pieces);
+             "%s%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap, split, pieces);
 }
 
 static void same_bits(const char *words, const outcome *a, const outcome *b)

@@ -27,7 +27,7 @@ static void against_one_rank(void **state)
         NODE "parallel.ranks=8 parallel.ep=4 parallel.nodes=4 train.recompute=selective parallel.zero=1 ",
         NODE "parallel.ranks=8 parallel.tp=2 parallel.ep=4 parallel.etp=2 parallel.nodes=4 parallel.zero=3 ",
         NODE "parallel.ranks=8 parallel.ep=4 parallel.etp=2 parallel.nodes=2 parallel.split_backward=true ",
-        NODE "parallel.ranks=8 parallel.pp=2 parallel.ep=4 parallel.nodes=4 parallel.zero=1 parallel.schedule=zb_h1 train.micro_batch=1 ",
+        NODE "parallel.ranks=8 parallel.pp=2 parallel.ep=4 parallel.nodes=4 parallel.zero=1 parallel.schedule=zb_h1 ",
         NODE "parallel.ranks=8 parallel.cp=2 parallel.tp=2 parallel.ep=8 parallel.nodes=2 parallel.zero=2 ",
         NODE "parallel.ranks=8 parallel.ep=8 parallel.nodes=2 parallel.expert_rows=0.3 ",
         NODE "parallel.ranks=4 parallel.ep=4 parallel.nodes=4 parallel.expert_rows=0.4 parallel.split_backward=true ",
@@ -213,9 +213,12 @@ static void bytes(void **state)
                 int64_t copy = 4 * 32 * 4 + 12 * 3, far = flat.crossed / (mesh->etp * 4 * 32 * 4);
                 assert_int_equal(node.crossed % copy, 0);
                 assert_in_range(node.crossed / copy, (far + 2) / 3, far);
+                qd_across expected = qd_nodes_across(program);
                 printf("%s: %.2f times less across nodes, %.2f expected\n", layouts[i], (double)flat.crossed / (double)node.crossed,
-                       qd_nodes_far_choices(&config.model.moe, qd_nodes_spanned(mesh)) * mesh->etp * 4 * 32 * 4 /
-                           (qd_nodes_expected(&config.model.moe, qd_nodes_spanned(mesh)) * (1.0 - 1.0 / qd_nodes_spanned(mesh)) * (double)copy));
+                       (double)expected.flat / (double)expected.by_node);
+                /* 128 rows of random tokens are near the mean. */
+                assert_float_equal((double)flat.crossed / (double)expected.flat, 1.0, 0.25);
+                assert_float_equal((double)node.crossed / (double)expected.by_node, 1.0, 0.25);
             }
             qd_arena_destroy(arena);
         }
@@ -282,8 +285,6 @@ static void refusals(void **state)
 
 int main(void)
 {
-    if (getenv("QD_ONLY"))
-        cmocka_set_test_filter(getenv("QD_ONLY"));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expectation),  cmocka_unit_test(refusals),           cmocka_unit_test(bytes),
         cmocka_unit_test(capacity),     cmocka_unit_test(one_expert_has_all), cmocka_unit_test(same_bits),

@@ -192,6 +192,18 @@ static void experts_before_tensors(void **state)
     assert_true(exposed(&apart, "ep") > 2.0 * exposed(&whole, "ep"));
 }
 
+/* Eight choices on four nodes: rows that go to each node once spare the network; inside a node there is nothing to spare. */
+static void experts_once_per_node(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=qwen3-30b-a3b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
+                        "train.micro_batch=1 parallel.ep=%d parallel.dispatch=%s";
+    qd_sim_report flat = simulated("h100", words, 32, "flat"), once = simulated("h100", words, 32, "node");
+    faster(once, flat, 1.1);
+    assert_true(exposed(&once, "ep") < 0.7 * exposed(&flat, "ep"));
+    assert_true(simulated("h100", words, 8, "flat").step_seconds == simulated("h100", words, 8, "node").step_seconds);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +212,7 @@ int main(void)
         cmocka_unit_test(prefetch_hides_gathers), cmocka_unit_test(sequence_parallelism), cmocka_unit_test(torus_and_switch),
         cmocka_unit_test(pipelines_across_slow_links), cmocka_unit_test(pipelines_need_micro_batches),
         cmocka_unit_test(context_parallelism_for_long_sequences), cmocka_unit_test(experts_before_tensors),
+        cmocka_unit_test(experts_once_per_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

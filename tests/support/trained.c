@@ -72,7 +72,7 @@ void trained_compare(const char *base, const char *const *variants, size_t count
     steps = sample_count(steps, few);
     trained plain = trained_run(base, steps, random);
     for (size_t v = 0; v < count; v++) {
-        char words[640];
+        char words[1024];
         if (!sample_has(v, round, 3))
             continue;
         snprintf(words, sizeof words, "%s%s", base, variants[v]);
