@@ -78,7 +78,7 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
                                                                     : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
     /* Half of the layouts with experts send rows once per node, of which the experts lie on two or four. */
     char nodes[64] = "";
-    if (ep > 1 && strstr(sync, "microbatch"))
+    if (ep > 1 && strstr(sync, "microbatch") && strcmp(layout_config(RUN).device, "cpu") == 0) /* others refuse it */
         snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ", tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
     snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro);
     int zero = draw(4);
