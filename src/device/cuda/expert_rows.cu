@@ -101,7 +101,7 @@ template <typename T, int N, bool WEIGHTED, bool BACK> static __global__ void __
             copy_row<T, N>(x, y, cols, lane);
         } else {
             float dot = move_row<T, N, WEIGHTED, BACK>(x, y, WEIGHTED ? a.weight[from] : 1.0f, BACK ? (const T *)a.old + place * cols : NULL,
-                                                       assignments * cols, a.copies, cols, lane);
+                                                       (a.copy_rows > 0 ? a.copy_rows : assignments) * cols, a.copies, cols, lane);
             if (BACK && lane == 0)
                 a.d_weight[from] = dot;
         }
@@ -148,7 +148,8 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
  * in the order of the choices. */
 template <typename T, int N, bool WEIGHTED> static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args a)
 {
-    const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / N, copy_stride = a.rows * a.per_token * a.cols;
+    const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / N;
+    const int64_t copy_stride = (a.copy_rows > 0 ? a.copy_rows : a.rows * a.per_token) * a.cols;
     if (item >= a.rows * per_row)
         return;
     int64_t row, col;
