@@ -418,11 +418,6 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     qd_mesh mesh;
     *strategy = config->strategy;
     QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
-    static const char *const cpu_only[QD_AXIS_COUNT] = {[QD_AXIS_CP] = "context"};
-    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
-        if (cpu_only[axis] && mesh.degree[axis] > 1 && strcmp(config->device, "cpu") != 0)
-            return QD_FAIL(QD_UNSUPPORTED, "parallel.%s is %d: %s parallelism runs on the CPU only so far; set run.device=cpu",
-                           qd_axis_name((qd_axis)axis), mesh.degree[axis], cpu_only[axis]);
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
     mesh.ep = config->ep;
     mesh.etp = config->etp;

@@ -58,8 +58,6 @@ static bool takes(const qd_options *o, const char *key, bool always)
 qd_status qd_moe_check(const qd_model *m, const qd_strategy *s)
 {
     bool cpu = strcmp(s->traits->device, "cpu") == 0;
-    if (m->qk_norm && !cpu)
-        return QD_FAIL(QD_UNSUPPORTED, "model.qk_norm runs on the cpu only so far: set run.device to cpu");
     if (!cpu && (m->moe.experts > GPU_EXPERTS || m->moe.per_token > GPU_CHOICES))
         return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts may be at most %d and model.experts_per_token %d; they are %d and %d", GPU_EXPERTS,
                        GPU_CHOICES, m->moe.experts, m->moe.per_token);

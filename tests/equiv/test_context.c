@@ -216,7 +216,6 @@ static void what_cannot_work_is_refused(void **state)
     refused(RUN LLAMA "parallel.ranks=4 parallel.cp=4 data.seq=7", "needs at least 8 positions");
     refused(RUN LLAMA "model.heads=6 model.kv_heads=3 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses", "its 3 kv heads a multiple or a divisor");
     refused(RUN GPT2 "parallel.ranks=3 parallel.cp=3 parallel.cp_mode=ulysses", "ring and gather take any");
-    refused(RUN LLAMA "parallel.ranks=2 parallel.cp=2 run.device=cuda", "runs on the CPU only so far");
 }
 
 int main(void)

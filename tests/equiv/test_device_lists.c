@@ -26,6 +26,9 @@ static const char *const cases[] = {
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 parallel.sp=false " RUN,
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 parallel.tp_overlap=3 " RUN,
     "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=24 parallel.ranks=4 parallel.tp=4 " RUN,
+    "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=25 parallel.ranks=2 parallel.cp=2 " RUN,
+    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather " RUN,
+    "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=24 model.qk_norm=true parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses " RUN,
 };
 
 enum { STEPS = 10 };
