@@ -115,9 +115,10 @@ qd_across qd_nodes_across(const qd_program *p)
             bool to = op->kind == (by_node ? QD_OP_NODE_DISPATCH : QD_OP_DISPATCH), back = op->kind == (by_node ? QD_OP_NODE_RETURN : QD_OP_RETURN);
             if (!(to || back) || !qd_op_runs(op, phases))
                 continue;
-            bool forward = op->phase == QD_PHASE_FORWARD;
-            flat += rows * moe->per_token * etp * share * row;
-            once += copies * (row + moe->per_token * (to && forward ? 8.0 : back && !forward ? 4.0 : 0.0));
+            bool forward = op->phase == QD_PHASE_FORWARD, again = phases == QD_PHASES_AGAIN;
+            /* Full recompute runs the dispatch again, and if it is flat the return too. */
+            flat += (by_node && again ? 2.0 : 1.0) * rows * moe->per_token * etp * share * row;
+            once += (again && back ? 0.0 : copies) * (row + moe->per_token * (to && forward ? 8.0 : back && !forward ? 4.0 : 0.0));
         }
     }
     sum.flat = llround(flat);

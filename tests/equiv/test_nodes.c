@@ -150,9 +150,10 @@ static crossing cross(const char *words, const int *experts, int experts_count)
 }
 
 /* What a step must send, from choices that are known: rows of each rank, with what travels beside them, there and back, forward and
- * backward, in two blocks. */
-static crossing by_hand(const qd_mesh *mesh, const int *experts, int k, int64_t rows, int64_t row_bytes)
+ * backward, in two blocks. Full recompute sends rows there again; flat dispatch brings them back again, too. */
+static crossing by_hand(const qd_mesh *mesh, const int *experts, int k, int64_t rows, int64_t row_bytes, bool recompute)
 {
+    int64_t copy_bytes = (4 + recompute) * row_bytes + 8 * k * (1 + recompute) + 4 * k;
     int nodes = mesh->nodes, size = mesh->world / nodes, ranks = qd_expert_ranks(mesh), spanned = ranks / size, each = 16 / spanned;
     crossing c = {0};
     for (int rank = 0; rank < mesh->world; rank++) {
@@ -164,8 +165,8 @@ static crossing by_hand(const qd_mesh *mesh, const int *experts, int k, int64_t 
         }
         for (int b = 0; b < spanned; b++)
             copies += to[b] && b != own;
-        c.crossed += 2 * rows * copies * (4 * row_bytes + 8 * k + 4 * k);
-        c.flat += 2 * rows * far * mesh->etp * 4 * row_bytes;
+        c.crossed += 2 * rows * copies * copy_bytes;
+        c.flat += 2 * rows * far * mesh->etp * (4 + 2 * recompute) * row_bytes;
     }
     return c;
 }
@@ -176,7 +177,7 @@ static void bytes(void **state)
     static const char *const layouts[] = {
         "parallel.ranks=8 parallel.ep=8 parallel.nodes=2 ",
         "parallel.ranks=8 parallel.ep=8 parallel.nodes=4 ",
-        "parallel.ranks=8 parallel.ep=4 parallel.nodes=4 ",
+        "parallel.ranks=8 parallel.ep=4 parallel.nodes=4 train.recompute=full ",
         "parallel.ranks=8 parallel.ep=4 parallel.nodes=8 parallel.overlap=false ",
         "parallel.ranks=8 parallel.tp=2 parallel.ep=4 parallel.etp=2 parallel.nodes=4 ",
         "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 parallel.nodes=4 ",
@@ -185,7 +186,7 @@ static void bytes(void **state)
     for (size_t i = 0; i < COUNT(layouts); i++) {
         for (size_t f = 0; f <= COUNT(favoured); f++) {
             char words[1024];
-            bool known = f < COUNT(favoured);
+            bool known = f < COUNT(favoured), recompute = strstr(layouts[i], "recompute") != NULL;
             const int *experts = known ? favoured[f] : NULL;
             if (!sample_has(i, f, 3))
                 continue;
@@ -203,14 +204,14 @@ static void bytes(void **state)
             assert_int_equal(flat.crossed, flat.flat);
             assert_int_equal(node.flat, flat.crossed);
             if (known) {
-                crossing hand = by_hand(mesh, experts, 3, 8 * 16 / mesh->world, 32 * 4);
+                crossing hand = by_hand(mesh, experts, 3, 8 * 16 / mesh->world, 32 * 4, recompute);
                 assert_int_equal(node.crossed, hand.crossed);
                 assert_int_equal(flat.crossed, hand.flat);
                 printf("%s: experts %d, %d, %d: %.2f times less across nodes\n", layouts[i], experts[0], experts[1], experts[2],
                        (double)flat.crossed / (double)node.crossed);
             } else {
                 /* Each copy is as many bytes; at least one of a row's choices lies on its node, at most all. */
-                int64_t copy = 4 * 32 * 4 + 12 * 3, far = flat.crossed / (mesh->etp * 4 * 32 * 4);
+                int64_t copy = (4 + recompute) * 32 * 4 + (12 + 8 * recompute) * 3, far = flat.crossed / (mesh->etp * (4 + 2 * recompute) * 32 * 4);
                 assert_int_equal(node.crossed % copy, 0);
                 assert_in_range(node.crossed / copy, (far + 2) / 3, far);
                 qd_across expected = qd_nodes_across(program);

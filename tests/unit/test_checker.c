@@ -263,6 +263,8 @@ static void reports_look_at_all_ranks(void **state)
         /* Rows to experts: ranks with one row more and one less say the same of an even load. */
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4",
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1",
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node",
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=8 parallel.tp=2 parallel.ep=4 parallel.nodes=4 parallel.dispatch=node",
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         qd_options *options = layout_options(words[i]);
