@@ -70,7 +70,7 @@ static void one_expert_has_all(void **state)
     static const char *const layouts[] = {
         NODE "parallel.ranks=8 parallel.ep=8 parallel.nodes=2 ",
         NODE "parallel.ranks=8 parallel.ep=8 parallel.nodes=4 parallel.expert_rows=1 parallel.overlap=false ",
-        NODE "parallel.ranks=8 parallel.ep=4 parallel.etp=2 parallel.nodes=2 parallel.expert_rows=0.1 parallel.split_backward=true ",
+        NODE "parallel.ranks=8 parallel.ep=4 parallel.etp=2 parallel.nodes=2 parallel.expert_rows=0.2 parallel.split_backward=true ",
         NODE "parallel.ranks=4 parallel.ep=4 parallel.nodes=4 parallel.expert_rows=0.7 train.recompute=full ",
     };
     outcome_prepare = favour_one;
