@@ -101,14 +101,18 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
 
 /* ---- actions ---- */
 
-/* CPU seconds that the thread of a rank spends in each action of its program that computes: the least over steps. */
+/* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for the others. All zero before the first
+ * measurement. */
 typedef struct qd_bench_actions {
-    int ranks;
+    int ranks, steps;
     int *counts;      /* per rank: actions */
-    double **seconds; /* per rank and action; 0 for those that do not compute */
+    double **pass;    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being shorter (micro-batches x steps) */
+    double **single;  /* the action for itself: median over steps */
+    double **samples; /* per rank: steps x actions */
 } qd_bench_actions;
 
-/* Steps of the configured run on random tokens, ranks as threads of this process with one compute thread each. */
+/* Steps of the configured run on random tokens, ranks as threads of this process with one compute thread each; added to what `actions`
+ * has of the same run, so that measurements can be spread over time. `actions` is freed by the caller, also after a failure. */
 qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
 void qd_bench_actions_free(qd_bench_actions *actions);
 

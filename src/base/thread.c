@@ -279,3 +279,16 @@ int qd_cores_allowed(void)
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : qd_cores();
 }
+
+qd_status qd_thread_move(int turn)
+{
+    cpu_set_t set;
+    /* Of the main thread: the caller may be bound already. */
+    if (sched_getaffinity(getpid(), sizeof set, &set) != 0)
+        return QD_FAIL(QD_SYSTEM, "cannot find the cores of this process: %s", strerror(errno));
+    int wanted = turn % CPU_COUNT(&set);
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &set) && wanted-- == 0)
+            return pin(pthread_self(), core);
+    return QD_OK;
+}

@@ -11,6 +11,9 @@ typedef struct qd_pool qd_pool;
 int qd_cores(void);         /* of the machine */
 int qd_cores_allowed(void); /* that this process may run on */
 
+/* Binds the calling thread to one core, the turn-th (from 0, round and round) of those that this process may run on. */
+qd_status qd_thread_move(int turn);
+
 /* `threads` >= 1 counts the calling thread; pin_first >= 0 pins thread i to core (pin_first + i). */
 qd_status qd_pool_create(int threads, int pin_first, qd_pool **pool);
 void qd_pool_destroy(qd_pool *pool);

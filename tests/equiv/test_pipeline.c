@@ -135,32 +135,53 @@ static void files_give_the_same_bits(void **state)
     free(plain.weights);
 }
 
-/* Measured times replayed: the bubble of a pipeline is about the textbook's (stages of this size are not uniform), a zero-bubble
- * schedule's is smaller, and as many micro-batches are in flight as theory says. */
+/* Replays the measured times of a small pipeline of four ranks. */
+static qd_replay_report replayed(const char *more)
+{
+    char words[512];
+    qd_bench_actions actions = {0};
+    qd_replay_report r;
+    snprintf(words, sizeof words, "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
+                                  "parallel.ranks=4 parallel.pp=4 %s", more);
+    qd_options *options = layout_options(words);
+    for (int round = 0; round < 2; round++)
+        trained_ok(qd_bench_measure_actions(options, 1, 6, &actions));
+    assert_int_equal(actions.steps, 12);
+    trained_ok(qd_replay_pipeline(options, (const double *const *)actions.pass, &r));
+    assert_true(r.seconds > 0.0);
+    qd_bench_actions_free(&actions);
+    qd_options_destroy(options);
+    return r;
+}
+
+/* The bubble of a pipeline is about the textbook's (stages of this size are not quite uniform: embedding and head weigh more), a
+ * zero-bubble schedule's is smaller, and as many micro-batches are in flight as theory says. */
 static void replayed_bubbles_are_about_right(void **state)
 {
     (void)state;
     static const char *const kinds[] = {"1f1b", "gpipe", "zb_h1"};
     double bubbles[3];
     for (int k = 0; k < 3; k++) {
-        char words[512];
-        qd_bench_actions actions;
-        qd_replay_report r;
-        snprintf(words, sizeof words, "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
-                                      "parallel.ranks=4 parallel.pp=4 parallel.schedule=%s", kinds[k]);
-        qd_options *options = layout_options(words);
-        trained_ok(qd_bench_measure_actions(options, 1, 8, &actions));
-        trained_ok(qd_replay_pipeline(options, (const double *const *)actions.seconds, &r));
+        char words[64];
+        snprintf(words, sizeof words, "parallel.schedule=%s", kinds[k]);
+        qd_replay_report r = replayed(words);
         bubbles[k] = r.bubble;
-        assert_true(r.seconds > 0.0);
         for (int rank = 0; rank < 4; rank++)
             assert_int_equal(r.in_flight[rank], k == 0 ? 4 - rank : k == 1 ? 8 : 4);
-        if (k < 2 && !(r.bubble > r.theory - 0.15 && r.bubble < r.theory + 0.35))
+        if (k < 2 && !(r.bubble > r.theory - 0.05 && r.bubble < r.theory + 0.15))
             fail_msg("%s: bubble %.3f, textbook %.3f", kinds[k], r.bubble, r.theory);
-        qd_bench_actions_free(&actions);
-        qd_options_destroy(options);
     }
     assert_true(bubbles[2] < bubbles[0]);
+}
+
+/* A stage that has more to do than the others shows, however times are summed up: five blocks of eight on one of four ranks are
+ * 2.5 times the mean, and 3 of 4 ranks wait for it most of the time. */
+static void stages_that_are_uneven_show(void **state)
+{
+    (void)state;
+    qd_replay_report r = replayed("parallel.schedule=1f1b parallel.layers=1,5,1,1");
+    if (!(r.uneven > 0.8 && r.uneven < 1.8 && r.bubble > r.theory + 0.15))
+        fail_msg("uneven %.3f, bubble %.3f, textbook %.3f", r.uneven, r.bubble, r.theory);
 }
 
 static qd_team *start(const char *words, qd_random_tokens *random)
@@ -311,7 +332,7 @@ int main(void)
         cmocka_unit_test(schedules_give_the_same_bits), cmocka_unit_test(zero_stages_give_the_same_bits),
         cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(tensor_parallel_stages_give_the_same_bits),
         cmocka_unit_test_setup_teardown(checkpoints_travel_between_pipelines, scratch_setup, scratch_teardown),
-        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(replayed_bubbles_are_about_right),
+        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(replayed_bubbles_are_about_right), cmocka_unit_test(stages_that_are_uneven_show),
         cmocka_unit_test_setup_teardown(files_give_the_same_bits, scratch_setup, scratch_teardown), cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(evaluation_runs_through_the_pipeline),
     };
