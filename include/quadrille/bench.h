@@ -99,6 +99,35 @@ typedef struct qd_bench_step_result {
 /* Steps of the configured run on random tokens, ranks as threads of this process. */
 qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result);
 
+/* ---- the machine ---- */
+
+/* (m, n) over k takes 2 m n k (1 + half_m / m + half_n / n + half_k / k) / flops. */
+typedef struct qd_bench_product {
+    double flops, half_m, half_n, half_k;
+} qd_bench_product;
+/* A rank's part: seconds, and bytes that it moves per second. */
+typedef struct qd_bench_exchange {
+    double latency, bandwidth;
+} qd_bench_exchange;
+
+/* What ranks on this machine's cores reach: rates are per core, with a rank of one thread on each. */
+typedef struct qd_bench_machine {
+    int cores;
+    double peak;                   /* FLOPs per second of multiply-adds, all cores */
+    double step_seconds;           /* of the step that was taken apart */
+    qd_bench_product product[3];   /* y = x Wᵀ, dx = dy W, dW += dyᵀ x */
+    double attention[2];           /* FLOPs per second, forward and backward */
+    double stream, update;         /* bytes per second of kernels between products, and of the optimizer */
+    double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
+    qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
+    double meeting, meeting_crowd; /* seconds that it costs ranks to meet after a product: with a core to each rank, with two ranks to a core */
+    double late[2];                /* how much longer a step takes than its computing and its sums: one rank, several (which wait for the last) */
+} qd_bench_machine;
+
+/* Steps of the configured model with a rank on each core, and with one rank on all of them; products around its shapes; exchanges.
+ * Ranks are threads of this process. */
+qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
+
 /* ---- actions ---- */
 
 /* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for the others. All zero before the first

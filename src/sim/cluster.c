@@ -20,9 +20,20 @@ static const qd_option table[] = {
     {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL, "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
     {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
     {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest kernel", NULL},
-    {"accelerator.shared", QD_OPTION_BOOL, "false", 0, 0, NULL, "the figures are those of a machine that all ranks share", NULL},
-    {"accelerator.measured", QD_OPTION_BOOL, "false", 0, 0, NULL, "the figures were measured inside a training step, so that nothing more is taken off them", NULL},
     {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
+    {"processor.cores", QD_OPTION_INT, "0", 0, 4096, NULL, "cores of a machine that trains on its processors; the keys of processor are written by quadrille bench machine; 0: none", NULL},
+    {"processor.forward", QD_OPTION_STRING, "", 0, 0, NULL, "products of the forward pass, per core: GFLOP/s, and the rows, columns and terms at which each of them doubles the time", NULL},
+    {"processor.inputs", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of inputs", NULL},
+    {"processor.weights", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of weights", NULL},
+    {"processor.attention", QD_OPTION_STRING, "", 0, 0, NULL, "attention per core, forward and backward, in GFLOP/s", NULL},
+    {"processor.bytes", QD_OPTION_STRING, "", 0, 0, NULL, "GB/s per core of kernels between products, and of the optimizer", NULL},
+    {"processor.together", QD_OPTION_STRING, "", 0, 0, NULL, "what all cores reach on the work of one rank, over the sum of what they reach apart: products, attention, other kernels", NULL},
+    {"processor.sum", QD_OPTION_STRING, "", 0, 0, NULL, "a rank's part in an all-reduce: microseconds, and GB/s of what it moves", NULL},
+    {"processor.gather", QD_OPTION_STRING, "", 0, 0, NULL, "the same for an all-gather", NULL},
+    {"processor.scatter", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a reduce-scatter", NULL},
+    {"processor.send", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a message", NULL},
+    {"processor.meeting", QD_OPTION_STRING, "", 0, 0, NULL, "microseconds that it costs ranks to meet between products: with a core to each rank, and with two ranks to a core", NULL},
+    {"processor.late", QD_OPTION_STRING, "", 0, 0, NULL, "how much longer a step takes than its computing, as a share: one rank, and several ranks that meet at its end", NULL},
     {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
     {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
     {"node.efficiency", QD_OPTION_FLOAT, "0.8", 0.01, 1, NULL, "share of it that collectives reach", NULL},
@@ -154,8 +165,6 @@ static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
     a->attention[QD_ATTENTION_FLASH1] = qd_options_float(o, "accelerator.attention_flash1");
     a->attention[QD_ATTENTION_FLASH2] = qd_options_float(o, "accelerator.attention_flash2");
     a->attention[QD_ATTENTION_TUNED] = qd_options_float(o, "accelerator.attention_tuned");
-    a->shared = qd_options_bool(o, "accelerator.shared");
-    a->measured = qd_options_bool(o, "accelerator.measured");
     a->watts = qd_options_float(o, "accelerator.watts");
     return QD_OK;
 }
@@ -176,9 +185,10 @@ static qd_status resolve_torus(const qd_options *o, qd_cluster *c)
 qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
 {
     memset(c, 0, sizeof *c);
-    c->traits = *qd_device_traits_find(qd_options_bool(o, "accelerator.shared") ? "cpu" : "cuda");
+    c->traits = *qd_device_traits_find(qd_options_int(o, "processor.cores") > 0 ? "cpu" : "cuda");
     c->traits.device = "cpu";
     QD_TRY(resolve_accelerator(o, &c->accelerator));
+    QD_TRY(qd_processor_resolve(o, &c->processor));
     snprintf(c->name, sizeof c->name, "%s", c->accelerator.name);
     c->node_size = (int)qd_options_int(o, "node.size");
     c->node_latency = qd_options_float(o, "node.latency_us") * 1e-6;

@@ -2,7 +2,7 @@
 #ifndef QD_SIM_CLUSTER_H
 #define QD_SIM_CLUSTER_H
 
-#include "spec/ops.h"
+#include "sim/processor.h"
 
 #include <quadrille/sim.h>
 
@@ -19,8 +19,6 @@ typedef struct qd_accelerator {
     int units;           /* multiprocessors that tiles of a product are dealt to; 0: not quantised */
     double attention[QD_ATTENTION_COUNT]; /* share of `product` that attention reaches forward; plain: made of products */
     double watts;
-    bool shared;         /* the figures are those of a machine that all ranks share */
-    bool measured;       /* and were measured inside a training step: nothing more is taken off them */
 } qd_accelerator;
 
 typedef enum qd_network_kind { QD_NETWORK_FAT_TREE, QD_NETWORK_TORUS, QD_NETWORK_ALL_TO_ALL } qd_network_kind;
@@ -63,6 +61,7 @@ typedef struct qd_cluster {
     const qd_profile *profile;
     bool expert_biases;            /* the software adds biases to what experts compute, in passes of their own */
     qd_attention_kernel attention; /* the profile's, unless the user names another */
+    qd_processor processor;        /* cores > 0: the machine is one of processors, and these figures stand for the accelerator's */
     qd_device_traits traits; /* what op lists are written for: a GPU's, but with all that runs on processors only so far */
 } qd_cluster;
 

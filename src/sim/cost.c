@@ -39,7 +39,9 @@ void qd_cost_add(qd_cost *sum, const qd_cost *more)
 
 double qd_cost_stream(const qd_cluster *c, double bytes)
 {
-    return bytes / ((c->accelerator.measured ? 1.0 : STREAM_SHARE) * c->accelerator.bandwidth);
+    if (c->processor.cores > 0)
+        return qd_processor_stream(&c->processor, bytes);
+    return bytes / (STREAM_SHARE * c->accelerator.bandwidth);
 }
 
 /* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands more often. */
@@ -50,8 +52,6 @@ static const struct {
 /* What products reach inside a step, before tiles and waves. */
 static double product_rate(const qd_cluster *c)
 {
-    if (c->accelerator.measured)
-        return c->accelerator.product;
     return c->accelerator.product * c->profile->product_share * (c->profile->searched ? 1.0 : c->accelerator.library);
 }
 
@@ -64,8 +64,8 @@ double qd_cost_products(const qd_cluster *c, double groups, double m, double n, 
 {
     const qd_accelerator *a = &c->accelerator;
     double rate = product_rate(c), best = INFINITY;
-    if (a->measured)
-        return fmax(2.0 * groups * m * n * k / rate, qd_cost_stream(c, bytes));
+    if (c->processor.cores > 0)
+        return groups * qd_processor_product(&c->processor, QD_PRODUCT_FORWARD, m, n, k);
     if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
         return fmax(2.0 * groups * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -92,8 +92,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
     double rate = a->product * a->attention[c->attention];
-    if (!a->measured)
-        rate *= t / (t + ATTENTION_RAMP) * (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
+    rate *= t / (t + ATTENTION_RAMP) * (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
     return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
 }
 
@@ -125,9 +124,29 @@ static bool of_experts(qd_op_kind kind)
            kind == QD_OP_COMBINE_GRAD;
 }
 
+/* An op on a machine of processors. */
+static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
+{
+    qd_cost cost = {0};
+    bool backward = op->kind == QD_OP_ATTENTION_GRAD || op->kind == QD_OP_ATTENTION_PART_GRAD;
+    if (backward || op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_PART)
+        cost.attention = qd_processor_attention(p, op->flops, backward);
+    else if (op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DW)
+        cost.product = qd_processor_experts(p, class_, op);
+    else if (op->kind == QD_OP_HEAD_LOSS)
+        cost.product = qd_processor_head(p, class_, op);
+    else if (op->flops > 0.0 && op->k > 0)
+        cost.product = qd_processor_product(p, qd_processor_kind(op->kind), (double)op->m, (double)op->n, (double)op->k);
+    else
+        cost.memory = qd_processor_stream(p, (double)op->bytes);
+    return cost;
+}
+
 qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_class *class_, const qd_op *op)
 {
-    qd_cost cost = {.launch = c->accelerator.measured ? 0.0 : c->profile->gap};
+    if (c->processor.cores > 0)
+        return processor_op(&c->processor, class_, op);
+    qd_cost cost = {.launch = c->profile->gap};
     switch (op->kind) {
     case QD_OP_ATTENTION_PART:
     case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
@@ -141,7 +160,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
         } else {
-            double passes = c->accelerator.measured ? 1.0 : c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
+            double passes = c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
             cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
             cost.launch *= passes; /* the passes are kernels */
         }
@@ -191,8 +210,10 @@ static void exchange(walk *w, const qd_op *op, double *end)
     const qd_span *span = &w->spans[x->index];
     double seconds = cut ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
-    bool beside = x->async && (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
+    bool beside = x->async && w->cluster->processor.cores == 0 &&
+                  (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;
+    seconds += qd_processor_meeting(&w->cluster->processor);
     w->link = fmax(w->link, w->now) + seconds;
     *end = w->link;
     w->sum.hidden[w->axis] += seconds;
@@ -262,13 +283,6 @@ static double orthogonalize(const qd_cluster *c, const qd_program *p, const qd_a
     return most;
 }
 
-static double update_bytes(const qd_program *p)
-{
-    const qd_strategy *s = &p->strategy;
-    int states = (s->param != QD_F32) + (s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum);
-    return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
-}
-
 qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a)
 {
     qd_cost cost = {0};
@@ -283,7 +297,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;
     case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
-    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, held(p, a->module, true) * update_bytes(p)); break;
+    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, held(p, a->module, true) * qd_update_bytes(&p->strategy)); break;
     case QD_ACTION_MOMENTUM: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad))); break;
     case QD_ACTION_ORTHOGONALIZE: cost.optimizer = orthogonalize(c, p, a); break;
     case QD_ACTION_UPDATE_MATRICES: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.param))); break;

@@ -25,6 +25,7 @@ typedef struct engine {
     int32_t *active;     /* (count, QD_SIM_STREAMS): the item that runs, -1: none */
     int32_t (*link_load)[QD_SIM_LINKS + 1];
     double *load;        /* of a participant: the sum over what runs */
+    double cores;        /* that all that runs would take */
     int32_t *heap, *place; /* activities by their end; place in the heap, -1: not in it */
     int heap_count;
     int64_t done;
@@ -89,14 +90,20 @@ static int32_t heap_take(engine *e)
 
 /* ---- rates ---- */
 
+/* Of a core that an item takes, what it gets. */
+static double core_share(const engine *e, const qd_sim_item *i)
+{
+    return i->cores > 0.0f && e->problem->cores > 0.0 && e->cores > e->problem->cores ? e->problem->cores / e->cores : 1.0;
+}
+
 static double item_rate(const engine *e, int32_t item)
 {
     const qd_sim_item *i = item_of(e, item);
     int p = e->owner[item];
     if (i->link > 0)
-        return 1.0 / e->link_load[p][i->link];
+        return core_share(e, i) / e->link_load[p][i->link];
     double left = 1.0 - e->load[p];
-    return left < 0.05 ? 0.05 : left;
+    return core_share(e, i) * (left < 0.05 ? 0.05 : left);
 }
 
 static void update_rate(engine *e, int32_t leader)
@@ -127,6 +134,19 @@ static bool disturbs(const qd_sim_item *i)
     return i->link > 0 || i->load > 0.0f;
 }
 
+/* An activity has begun or ended: what runs beside its members, and on the cores that all share. */
+static void update_others(engine *e, int32_t leader)
+{
+    bool shared = false;
+    for (int32_t m = leader; m >= 0; m = e->member[m]) {
+        shared = shared || (item_of(e, m)->cores > 0.0f && e->problem->cores > 0.0);
+        if (disturbs(item_of(e, m)))
+            update_participant(e, e->owner[m]);
+    }
+    for (int p = 0; shared && p < e->problem->count; p++)
+        update_participant(e, p);
+}
+
 /* ---- beginning and ending ---- */
 
 static void begin_activity(engine *e, int32_t leader)
@@ -139,6 +159,7 @@ static void begin_activity(engine *e, int32_t leader)
         e->active[p * QD_SIM_STREAMS + i->stream] = m;
         e->link_load[p][i->link]++;
         e->load[p] += i->load;
+        e->cores += i->cores;
         e->result->times[m].begin = e->now;
         seconds = fmax(seconds, i->seconds);
     }
@@ -149,9 +170,7 @@ static void begin_activity(engine *e, int32_t leader)
     e->place[leader] = e->heap_count++;
     heap_settle(e, e->place[leader]);
     update_rate(e, leader);
-    for (int32_t m = leader; m >= 0; m = e->member[m])
-        if (disturbs(item_of(e, m)))
-            update_participant(e, e->owner[m]);
+    update_others(e, leader);
 }
 
 static void item_ready(engine *e, int32_t item)
@@ -175,13 +194,12 @@ static void end_activity(engine *e, int32_t leader)
         e->active[p * QD_SIM_STREAMS + i->stream] = -1;
         e->link_load[p][i->link]--;
         e->load[p] -= i->load;
+        e->cores -= i->cores;
         e->result->times[m].end = e->now;
         e->result->busy[p * QD_SIM_STREAMS + i->stream] += e->now - e->result->times[m].begin;
         e->done++;
     }
-    for (int32_t m = leader; m >= 0; m = e->member[m])
-        if (disturbs(item_of(e, m)))
-            update_participant(e, e->owner[m]);
+    update_others(e, leader);
     for (int32_t m = leader; m >= 0; m = e->member[m])
         for (int64_t k = e->edge_first[m]; k < e->edge_first[m + 1]; k++)
             if (--e->missing[e->edges[k]] == 0)
@@ -194,7 +212,7 @@ static qd_status check_item(const qd_sim_problem *p, int who, int index)
 {
     const qd_sim_item *i = &p->participants[who].items[index];
     bool good = i->seconds >= 0.0 && isfinite(i->seconds) && i->stream >= 0 && i->stream < QD_SIM_STREAMS && i->link >= 0 &&
-                i->link <= QD_SIM_LINKS && i->load >= 0.0f && i->awaits < p->messages && i->sends < p->messages && i->meets < p->meetings;
+                i->link <= QD_SIM_LINKS && i->load >= 0.0f && i->cores >= 0.0f && i->awaits < p->messages && i->sends < p->messages && i->meets < p->meetings;
     for (int d = 0; d < i->dep_count && good; d++) {
         int32_t dep = p->participants[who].deps[i->dep_first + d];
         good = dep >= 0 && dep < p->participants[who].count;

@@ -13,6 +13,7 @@ enum { QD_SIM_STREAMS = 8, QD_SIM_LINKS = 4 };
 typedef struct qd_sim_item {
     double seconds;    /* alone on its link */
     float load;        /* while it runs, items of its participant that use no link run slower by this share */
+    float cores;       /* of the problem's, which it takes while it runs; 0: none */
     int8_t stream;     /* 0 .. QD_SIM_STREAMS - 1 */
     int8_t link;       /* 1 .. QD_SIM_LINKS: a link of its participant, whose bandwidth items share that run at the same time; 0: none */
     int32_t dep_first, dep_count; /* in the participant's deps: items of the same participant that must have ended */
@@ -31,6 +32,7 @@ typedef struct qd_sim_problem {
     const qd_sim_participant *participants;
     int count;
     int messages, meetings; /* numbers run from 0 */
+    double cores;           /* that all participants share: items that would take more of them together run slower by as much; 0: no limit */
     /* Says in words what an item is, for the message about a standstill; NULL: by number alone. */
     void (*describe)(const void *context, int participant, int item, char *text, size_t size);
     const void *context;

@@ -184,5 +184,7 @@ double qd_network_seconds(const qd_cluster *c, qd_coll_kind kind, double bytes, 
 {
     if (s->size < 2)
         return 0.0;
+    if (c->processor.cores > 0)
+        return qd_processor_exchange(&c->processor, kind, bytes, s->size);
     return c->network == QD_NETWORK_TORUS ? torus_seconds(c, kind, bytes, s) : switched_seconds(c, kind, bytes, s);
 }

@@ -145,7 +145,7 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
 {
     const qd_profile *profile = step->cluster->profile;
     for (int s = 0; s < step->stage_count; s++) {
-        stages[s].memory_bytes = step->stages[s].memory.total + (int64_t)(step->cluster->accelerator.measured ? 0.0 : whole_logits(step, s) + kept_more(step, s));
+        stages[s].memory_bytes = step->stages[s].memory.total + (int64_t)(step->cluster->processor.cores > 0 ? 0.0 : whole_logits(step, s) + kept_more(step, s));
         if (stages[s].memory_bytes > stages[r->fullest_stage].memory_bytes)
             r->fullest_stage = s;
     }
@@ -155,7 +155,7 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
             r->memory[r->memory_count++] = (qd_sim_line){qd_buffer_kind_name((qd_buffer_kind)kind), (double)m->at_peak[kind]};
     if (m->total > m->live_peak)
         r->memory[r->memory_count++] = (qd_sim_line){"lost to packing", (double)(m->total - m->live_peak)};
-    if (!step->cluster->accelerator.measured)
+    if (step->cluster->processor.cores == 0)
         r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
     double more = (double)(stages[r->fullest_stage].memory_bytes - m->total);
     if (more > 0.0)
@@ -247,6 +247,17 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
 }
 
+/* What a step on processors takes beside its actions. Where ranks meet in every block, and where they wait for other stages or for a core,
+ * being late is in the simulation. */
+static double late(const qd_step *step)
+{
+    const qd_processor *p = &step->cluster->processor;
+    bool apart = step->stage_count == 1 && step->config->world * p->threads <= p->cores;
+    for (int axis = 0; axis < QD_COST_AXES; axis++)
+        apart = apart && step->stages[0].cost.exchange[axis] <= 0.0;
+    return apart ? p->late[step->config->world > 1] : 0.0;
+}
+
 void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report *r)
 {
     const qd_config *config = step->config;
@@ -287,8 +298,8 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     const qd_cost *cost = &step->stages[busiest].cost;
     /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;
-    bool measured = step->cluster->accelerator.measured; /* then all of it is in the rates */
-    r->step_seconds = step->result.seconds * (1.0 + (measured ? 0.0 : slowest)) + (measured ? 0.0 : step->cluster->profile->step_overhead);
+    bool measured = step->cluster->processor.cores > 0; /* then the overhead is in the rates, and how late the last rank is too */
+    r->step_seconds = measured ? step->result.seconds * (1.0 + late(step)) : step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
     r->compute_seconds = stages[busiest].busy_seconds;
     r->product_seconds = cost->product;
     r->attention_seconds = cost->attention;

@@ -8,8 +8,6 @@ enum { LINK_NODE = 1, LINK_NETWORK = 2 };
 /* How much slower computation is beside a collective, which takes multiprocessors, memory bandwidth and power from it: 18.9 % in the mean
  * on A100 and H100 (arXiv:2507.03114). */
 static const float COLLECTIVE_LOAD = 0.19f;
-/* Ranks on processors add with the same cores that compute. */
-static const float PROCESSOR_LOAD = 0.5f;
 
 unsigned qd_step_axes(const qd_program *p, const qd_action *a)
 {
@@ -34,8 +32,13 @@ static qd_cost price(pricer *p, const qd_action *a)
 {
     bool of_class = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_RECOMPUTE || a->kind == QD_ACTION_BACKWARD ||
                     a->kind == QD_ACTION_BACKWARD_INPUT || a->kind == QD_ACTION_BACKWARD_WEIGHT;
-    if (!of_class)
-        return qd_cost_action(p->cluster, p->program, p->spans, a);
+    if (!of_class) {
+        qd_cost cost = qd_cost_action(p->cluster, p->program, p->spans, a);
+        const qd_processor *own = &p->cluster->processor;
+        if (own->cores > 0 && (a->kind == QD_ACTION_UPDATE || a->kind == QD_ACTION_SQUARES))
+            cost.optimizer *= own->stream / own->update;
+        return cost;
+    }
     const qd_ledger *l = p->program->ledger;
     int kind = l->modules[a->module].kind, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
     if (!p->known[a->kind][kind][recompute]) {
@@ -61,7 +64,7 @@ static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *i
     item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span);
     item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
     if (a->stream == QD_STREAM_COMM)
-        item->load = p->cluster->accelerator.shared ? PROCESSOR_LOAD : p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
+        item->load = p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
 }
 
 bool qd_step_takes_time(const qd_action *a)
@@ -161,6 +164,14 @@ static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
 }
 
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
+/* All ranks of a stage do the same at the same time; one thread of each communicates, all compute. */
+static float cores_of(const qd_step *step, const qd_action *a)
+{
+    const qd_processor *p = &step->cluster->processor;
+    bool communicates = qd_action_transfers(a) || qd_action_communicates(a);
+    return p->cores == 0 ? 0.0f : (float)(communicates ? 1 : p->threads) * (float)step->config->world / (float)step->stage_count;
+}
+
 static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
     const qd_program *p = stage->program;
@@ -203,6 +214,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
             qd_cost_add(&stage->cost, &cost);
             stage->exchange[stage->item_count] = (float)(item->seconds > 0.0 ? exchanged(&cost) / item->seconds : 0.0);
         }
+        item->cores = cores_of(step, a);
         item_of[i] = last[a->stream] = stage->item_count;
         stage->action[stage->item_count++] = i;
     }
@@ -254,7 +266,7 @@ static qd_status run(qd_step *step)
     for (int s = 0; s < step->stage_count; s++)
         who[s] = (qd_sim_participant){step->stages[s].items, step->stages[s].item_count, step->stages[s].deps};
     qd_sim_problem problem = {.participants = who, .count = step->stage_count, .messages = step->messages, .meetings = step->meetings,
-                              .describe = describe, .context = step};
+                              .cores = step->cluster->processor.cores, .describe = describe, .context = step};
     qd_status status = qd_sim_run(&problem, &step->result);
     free(who);
     return status;
@@ -270,17 +282,15 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
     return QD_OK;
 }
 
-/* Ranks that share a machine share its rates. */
+/* Ranks that share a machine share its memory, and its cores: see qd_processor. */
 static void share_out(const qd_config *config, const qd_cluster *cluster, qd_cluster *own)
 {
     *own = *cluster;
-    if (!cluster->accelerator.shared)
+    if (cluster->processor.cores == 0)
         return;
-    own->accelerator.product /= config->world;
+    qd_processor_set(&own->processor, config->world, config->threads);
     own->accelerator.peak /= config->world;
-    own->accelerator.bandwidth /= config->world;
     own->accelerator.memory /= config->world;
-    own->node_bandwidth *= fmin(1.0, 2.0 / config->world); /* it was measured with two ranks */
 }
 
 qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step)

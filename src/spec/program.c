@@ -586,6 +586,12 @@ int64_t qd_program_uneven_bytes(const qd_program *p)
     return bytes;
 }
 
+double qd_update_bytes(const qd_strategy *s)
+{
+    int states = (s->param != QD_F32) + (s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum);
+    return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
+}
+
 double qd_program_flops(const qd_program *program)
 {
     double flops = 0.0;

@@ -41,6 +41,8 @@ typedef struct qd_strategy {
     const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
 } qd_strategy;
 
+double qd_update_bytes(const qd_strategy *s); /* that an update moves per element: gradient, values, the optimizer's state */
+
 typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;
 
 /* X(kind, name) */

@@ -45,6 +45,21 @@ class Simulate(program.ProgramTest):
         self.assertEqual(simulated.returncode, 0, simulated.stderr)
         self.assertEqual(names(self.path("run/trace.json"), 0), names(self.path("simulated.json"), 0))
 
+    def test_this_machine(self):
+        """What bench machine writes, simulate reads; memory is that of the run, ops have the names of bench step."""
+        model = ["model.arch=gpt2", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocab=64", "data.seq=32",
+                 f"train.global_batch={2 * os.cpu_count()}", "train.micro_batch=1"]
+        path = self.path("machine.yaml")
+        measured = self.run_program("bench", "machine", *model, "--write", path, "--warm-up", "1", "--repeat", "1")
+        self.assertEqual(measured.returncode, 0, measured.stderr)
+        for layout in (["parallel.ranks=1"], ["parallel.ranks=2", "parallel.tp=2"], ["parallel.ranks=2", "parallel.pp=2"]):
+            predicted = self.answer("simulate", *model, *layout, "--cluster", path)
+            run = self.answer("bench", "step", *model, *layout, "--warm-up", "0", "--repeat", "1")
+            self.assertGreater(predicted["step_seconds"], 0)
+            self.assertEqual(predicted["memory_bytes"], run["allocated_bytes"])
+            self.assertIn("linear.dw", predicted["ops"])
+            self.assertLessEqual({"linear", "attention.grad", "update"}, {row["name"] for row in run["rows"]} & set(predicted["ops"]))
+
     def test_plan_writes_what_runs(self):
         path = self.path("run.yaml")
         plan = self.answer("plan", *RUN, "--cluster", "h100", "--gpus", "64", "--pp", "1", "--write", path)

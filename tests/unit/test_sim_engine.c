@@ -69,6 +69,31 @@ static void links_are_shared(void **state)
     qd_sim_result_free(&r);
 }
 
+/* Four items that each want one of two cores get half of one; when two have ended, the others get all of theirs. What takes no core is
+ * not slowed down. */
+static void cores_are_shared(void **state)
+{
+    (void)state;
+    qd_sim_item items[4][1] = {{item(0, 1.0)}, {item(0, 1.0)}, {item(0, 3.0)}, {item(0, 3.0)}}, free_item[1] = {item(0, 2.5)};
+    qd_sim_participant who[5];
+    for (int i = 0; i < 4; i++) {
+        items[i][0].cores = 1.0f;
+        who[i] = (qd_sim_participant){items[i], 1, NULL};
+    }
+    who[4] = (qd_sim_participant){free_item, 1, NULL};
+    qd_sim_problem problem = {.participants = who, .count = 5, .cores = 2.0};
+    qd_sim_result r;
+    ok(qd_sim_run(&problem, &r));
+    about(r.times[0].end, 2.0);
+    about(r.times[2].end, 4.0);
+    about(r.times[4].end, 2.5);
+    qd_sim_result_free(&r);
+    problem.cores = 0.0; /* no limit */
+    ok(qd_sim_run(&problem, &r));
+    about(r.seconds, 3.0);
+    qd_sim_result_free(&r);
+}
+
 static void messages_and_meetings(void **state)
 {
     (void)state;
@@ -189,7 +214,7 @@ static void large(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(streams_and_dependencies), cmocka_unit_test(links_are_shared), cmocka_unit_test(messages_and_meetings),
+        cmocka_unit_test(streams_and_dependencies), cmocka_unit_test(links_are_shared), cmocka_unit_test(cores_are_shared), cmocka_unit_test(messages_and_meetings),
         cmocka_unit_test(standstill_is_explained),  cmocka_unit_test(crossed_meetings),  cmocka_unit_test(bubbles),
         cmocka_unit_test(large),
     };

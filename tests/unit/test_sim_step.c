@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <setjmp.h>
 #include <cmocka.h>
@@ -129,10 +130,63 @@ static void software(void **state)
     assert_true(sent[0] > 0.0 && sent[1] > 1.5 * sent[0]);
 }
 
+/* A machine of two cores in round figures. */
+static qd_sim_report on_processors(const char *words)
+{
+    static const char text[] = "accelerator:\n  peak_tflops: 0.3\n  product_tflops: 0.2\n  bandwidth_gbs: 20\n  memory_gib: 16\n"
+                               "node:\n  size: 4096\n  bandwidth_gbs: 10\n"
+                               "processor:\n  cores: 2\n  forward: 100 0 0 0\n  inputs: 100 64 0 0\n  weights: 100 0 0 0\n  attention: 50 50\n"
+                               "  bytes: 10 20\n  together: 0.8 0.8 0.8\n  sum: 1 10\n  gather: 1 10\n  scatter: 1 10\n  send: 1 10\n"
+                               "  meeting: 1000 0\n  late: 0 0\n";
+    char path[] = "/tmp/quadrille-processors-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0 && write(file, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    close(file);
+    qd_sim_report r = simulated(path, "model.arch=gpt2 model.layers=4 model.hidden=256 model.heads=4 model.vocab=512 data.seq=128 "
+                                      "train.global_batch=8 train.micro_batch=1 %s", words);
+    unlink(path);
+    return r;
+}
+
+static double computing(const qd_sim_report *r)
+{
+    return r->product_seconds + r->attention_seconds + r->memory_seconds + r->optimizer_seconds;
+}
+
+/* Ranks on processors: threads of one rank are slower together, ranks that outnumber the cores take turns and fill each other's
+ * bubbles, products are slower with few rows, and meeting inside blocks costs time. */
+static void processors(void **state)
+{
+    (void)state;
+    qd_sim_report one = on_processors("parallel.ranks=1"), two = on_processors("parallel.ranks=2"), four = on_processors("parallel.ranks=4");
+    near("products of two ranks", two.product_seconds, 0.8 * one.product_seconds, 1e-6);
+    near("two ranks", two.step_seconds, computing(&two), 0.05);
+    near("four ranks", four.step_seconds, 2.0 * computing(&four), 0.05);
+    qd_sim_report pp = on_processors("parallel.ranks=2 parallel.pp=2"), both = on_processors("parallel.ranks=4 parallel.pp=2");
+    assert_true(pp.bubble_seconds > 0.08 * pp.step_seconds);
+    assert_true(both.step_seconds < 0.97 * pp.step_seconds);
+    qd_sim_report tp = on_processors("parallel.ranks=2 parallel.tp=2");
+    /* In each micro-batch every block is met in at least four times. */
+    assert_true(tp.step_seconds > computing(&tp) + 8 * 4 * 4 * 1e-3);
+    qd_sim_report longer = on_processors("parallel.ranks=2 train.micro_batch=4");
+    assert_true(longer.product_seconds < 0.95 * two.product_seconds);
+}
+
+/* A machine's file without a figure is refused, and the key is named. */
+static void processors_need_all_figures(void **state)
+{
+    (void)state;
+    qd_options *o = simulated_options("h100", "processor.cores=2");
+    qd_simulation *s = NULL;
+    assert_int_equal(qd_simulate(o, &s), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "processor.forward"));
+    qd_options_destroy(o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h200), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up), cmocka_unit_test(planning), cmocka_unit_test(software),
+        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up), cmocka_unit_test(planning), cmocka_unit_test(software),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""This machine, predicted and measured: the step time and memory of ten layouts of a GPT-2-like model on 1, 2 and 4 ranks.
+
+  python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3] [--before "chrt -f 20"]
+
+Each round measures the machine (`bench machine`), then each layout (`bench step`, ranks as threads) and predicts it from the figures of
+that round (`simulate`). Nothing of a layout's own measurement enters its prediction. What else the machine does only adds to times, so
+the table holds the least prediction against the least measurement; all rounds are printed too. --ops compares op by op.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+EXPERTS = ["model.experts=4", "model.experts_per_token=4", "model.expert_ffn=384", "model.activation=swiglu", "model.linear_bias=false"]
+LAYOUTS = {
+    "one rank": ["parallel.ranks=1"],
+    "dp 2": ["parallel.ranks=2"],
+    "dp 4, zero 1": ["parallel.ranks=4", "parallel.zero=1"],
+    "dp 2, zero 3": ["parallel.ranks=2", "parallel.zero=3"],
+    "tp 2": ["parallel.ranks=2", "parallel.tp=2"],
+    "dp 2 x tp 2, sp": ["parallel.ranks=4", "parallel.tp=2", "parallel.sp=true"],
+    "pp 2": ["parallel.ranks=2", "parallel.pp=2"],
+    "dp 2 x pp 2": ["parallel.ranks=4", "parallel.pp=2"],
+    "cp 2": ["parallel.ranks=2", "parallel.cp=2"],
+    "ep 2": ["parallel.ranks=2", "parallel.ep=2", *EXPERTS],
+}
+
+
+def model(o):
+    return ["model.arch=gpt2", f"model.layers={o.layers}", f"model.hidden={o.hidden}", f"model.heads={o.hidden // 64}", f"model.vocab={o.vocab}",
+            f"data.seq={o.seq}", f"train.global_batch={o.batch}", f"train.micro_batch={o.micro_batch}", *o.set]
+
+
+def call(o, *words, timed=True):
+    command = [*(o.before.split() if timed else []), o.quadrille, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def one_round(o, folder, number):
+    cluster = os.path.join(folder, f"machine-{number}.yaml")
+    call(o, "bench", "machine", *model(o), "--write", cluster, "--warm-up", str(o.warm_up), "--repeat", str(o.steps))
+    rows = {}
+    for name, words in LAYOUTS.items():
+        if o.only and name not in o.only:
+            continue
+        words = [*model(o), *words]
+        measured = json.loads(call(o, "bench", "step", *words, "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.steps)))
+        predicted = json.loads(call(o, "simulate", *words, "--cluster", cluster, "--json", timed=False))
+        rows[name] = {"predicted": predicted["step_seconds"], "measured": measured["step_seconds"], "predicted_bytes": predicted["memory_bytes"],
+                      "planned_bytes": measured["planned_bytes"], "allocated_bytes": measured["allocated_bytes"],
+                      "predicted_ops": predicted["ops"], "measured_ops": {row["name"]: row["seconds"] for row in measured["rows"]}}
+        row = rows[name]
+        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * row['measured']:7.1f} ms "
+              f"({100 * (row['predicted'] / row['measured'] - 1):+.1f} %)", flush=True)
+    with open(cluster, encoding="utf-8") as f:
+        return {"machine": f.read(), "layouts": rows}
+
+
+def show_ops(rows):
+    """Seconds of rank 0 by op, predicted and measured, of the round with the least measurement."""
+    for name, row in rows.items():
+        print(f"\n{name}")
+        for op in [*row["measured_ops"], *(op for op in row["predicted_ops"] if op not in row["measured_ops"])]:
+            predicted, measured = row["predicted_ops"].get(op, 0.0), row["measured_ops"].get(op, 0.0)
+            if max(predicted, measured) > 0.002 * row["measured"]:
+                print(f"  {op:26} predicted {1e3 * predicted:8.2f} ms, measured {1e3 * measured:8.2f} ms")
+
+
+def show(o, rounds):
+    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   planned, allocated")
+    good, best = True, {}
+    for name in rounds[0]["layouts"]:
+        rows = [r["layouts"][name] for r in rounds]
+        best[name] = min(rows, key=lambda row: row["measured"])
+        predicted, measured = min(row["predicted"] for row in rows), best[name]["measured"]
+        exact = all(row["predicted_bytes"] == row["planned_bytes"] == row["allocated_bytes"] for row in rows)
+        error = predicted / measured - 1
+        good = good and exact and abs(error) <= o.within
+        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {rows[0]['predicted_bytes']}, "
+              f"{rows[0]['allocated_bytes']} bytes{'' if exact else ': differ'}")
+    if o.ops:
+        show_ops(best)
+    print(f"\n{'all' if good else 'not all'} within {100 * o.within:.0f} % in time and exact in memory")
+    return good
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
+    a.add_argument("--before", default="", help="a command that starts what is timed, such as 'nice -n -20' or 'chrt -f 20'")
+    a.add_argument("--layers", type=int, default=4)
+    a.add_argument("--hidden", type=int, default=384)
+    a.add_argument("--vocab", type=int, default=4096)
+    a.add_argument("--seq", type=int, default=256)
+    a.add_argument("--batch", type=int, default=8)
+    a.add_argument("--micro-batch", type=int, default=1)
+    a.add_argument("--steps", type=int, default=5)
+    a.add_argument("--warm-up", type=int, default=1)
+    a.add_argument("--rounds", type=int, default=3)
+    a.add_argument("--within", type=float, default=0.15)
+    a.add_argument("--only", action="append", choices=list(LAYOUTS))
+    a.add_argument("--ops", action="store_true", help="also prints seconds by op")
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    o = a.parse_args()
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(o.rounds):
+            print(f"round {number + 1}", flush=True)
+            rounds.append(one_round(o, folder, number))
+    if o.json:
+        with open(o.json, "w", encoding="utf-8") as f:
+            json.dump(rounds, f, indent=1)
+    return 0 if show(o, rounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
