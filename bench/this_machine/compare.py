@@ -3,13 +3,14 @@
 
   python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3] [--before "chrt -f 20"]
 
-Each round measures the machine (`bench machine`), then each layout (`bench step`, ranks as threads) and predicts it from the figures of
-that round (`simulate`). Nothing of a layout's own measurement enters its prediction. What else the machine does only adds to times, so
-the table holds the least prediction against the least measurement; all rounds are printed too. --ops compares op by op.
+For each layout in turn the machine is measured (`bench machine`), the layout is predicted from these figures (`simulate`) and then measured
+(`bench step`, ranks as threads); nothing of its own measurement enters its prediction. The table holds the median prediction of the rounds
+against the median measurement; all rounds are printed too. --ops compares op by op.
 """
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,28 +44,28 @@ def call(o, *words, timed=True):
     return done.stdout
 
 
-def one_round(o, folder, number):
-    cluster = os.path.join(folder, f"machine-{number}.yaml")
-    call(o, "bench", "machine", *model(o), "--write", cluster, "--warm-up", str(o.warm_up), "--repeat", str(o.steps))
-    rows = {}
+def one_round(o, folder):
+    cluster, rows = os.path.join(folder, "machine.yaml"), {}
     for name, words in LAYOUTS.items():
         if o.only and name not in o.only:
             continue
-        words = [*model(o), *words]
-        measured = json.loads(call(o, "bench", "step", *words, "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.steps)))
+        steps, words = ["--warm-up", str(o.warm_up), "--repeat", str(o.steps)], [*model(o), *words]
+        call(o, "bench", "machine", *model(o), "--write", cluster, *steps)
         predicted = json.loads(call(o, "simulate", *words, "--cluster", cluster, "--json", timed=False))
-        rows[name] = {"predicted": predicted["step_seconds"], "measured": measured["step_seconds"], "predicted_bytes": predicted["memory_bytes"],
-                      "planned_bytes": measured["planned_bytes"], "allocated_bytes": measured["allocated_bytes"],
-                      "predicted_ops": predicted["ops"], "measured_ops": {row["name"]: row["seconds"] for row in measured["rows"]}}
-        row = rows[name]
+        measured = json.loads(call(o, "bench", "step", *words, "--json", *steps))
+        with open(cluster, encoding="utf-8") as f:
+            machine = f.read()
+        row = rows[name] = {"predicted": predicted["step_seconds"], "measured": measured["step_seconds"],
+                            "predicted_bytes": predicted["memory_bytes"], "planned_bytes": measured["planned_bytes"],
+                            "allocated_bytes": measured["allocated_bytes"], "predicted_ops": predicted["ops"],
+                            "measured_ops": {op["name"]: op["seconds"] for op in measured["rows"]}, "machine": machine}
         print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * row['measured']:7.1f} ms "
               f"({100 * (row['predicted'] / row['measured'] - 1):+.1f} %)", flush=True)
-    with open(cluster, encoding="utf-8") as f:
-        return {"machine": f.read(), "layouts": rows}
+    return rows
 
 
 def show_ops(rows):
-    """Seconds of rank 0 by op, predicted and measured, of the round with the least measurement."""
+    """Seconds of rank 0 by op, predicted and measured, of one round."""
     for name, row in rows.items():
         print(f"\n{name}")
         for op in [*row["measured_ops"], *(op for op in row["predicted_ops"] if op not in row["measured_ops"])]:
@@ -74,19 +75,18 @@ def show_ops(rows):
 
 
 def show(o, rounds):
-    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   planned, allocated")
-    good, best = True, {}
-    for name in rounds[0]["layouts"]:
-        rows = [r["layouts"][name] for r in rounds]
-        best[name] = min(rows, key=lambda row: row["measured"])
-        predicted, measured = min(row["predicted"] for row in rows), best[name]["measured"]
+    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   memory predicted, allocated")
+    good = True
+    for name in rounds[0]:
+        rows = [r[name] for r in rounds]
+        predicted, measured = (statistics.median(row[what] for row in rows) for what in ("predicted", "measured"))
         exact = all(row["predicted_bytes"] == row["planned_bytes"] == row["allocated_bytes"] for row in rows)
         error = predicted / measured - 1
         good = good and exact and abs(error) <= o.within
         print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {rows[0]['predicted_bytes']}, "
               f"{rows[0]['allocated_bytes']} bytes{'' if exact else ': differ'}")
     if o.ops:
-        show_ops(best)
+        show_ops(rounds[0])
     print(f"\n{'all' if good else 'not all'} within {100 * o.within:.0f} % in time and exact in memory")
     return good
 
@@ -114,7 +114,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for number in range(o.rounds):
             print(f"round {number + 1}", flush=True)
-            rounds.append(one_round(o, folder, number))
+            rounds.append(one_round(o, folder))
     if o.json:
         with open(o.json, "w", encoding="utf-8") as f:
             json.dump(rounds, f, indent=1)
