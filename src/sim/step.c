@@ -61,7 +61,7 @@ static double collective_bytes(const pricer *p, const qd_action *a)
 static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *item)
 {
     const qd_span *span = &p->spans[a->group];
-    item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span);
+    item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span) + qd_processor_meeting(&p->cluster->processor);
     item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
     if (a->stream == QD_STREAM_COMM)
         item->load = p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
