@@ -95,6 +95,8 @@ static qd_status print_step_json(const qd_bench_step_result *r)
     qd_json_put_double(&w, "model_flops_per_token", r->model_flops);
     qd_json_put_int(&w, "planned_bytes", r->planned_bytes);
     qd_json_put_int(&w, "allocated_bytes", r->allocated_bytes);
+    qd_json_put_int(&w, "host_planned_bytes", r->host_planned_bytes);
+    qd_json_put_int(&w, "host_allocated_bytes", r->host_allocated_bytes);
     qd_json_put_int(&w, "workspace_bytes", r->workspace_bytes);
     qd_json_put_string(&w, "workspace", r->workspace);
     qd_json_put_int(&w, "device_bytes", r->device_bytes);
@@ -130,6 +132,9 @@ static qd_status run_step(cli_call *call)
                (double)r.across_flat_bytes * 0x1p-20, (double)r.across_flat_bytes / (double)r.across_bytes);
     if (r.dispatch_bytes > 0)
         printf("\n");
+    if (r.host_planned_bytes > 0)
+        printf("host memory of rank 0: %.3f GiB planned, %.3f GiB allocated for optimizer state\n", (double)r.host_planned_bytes * 0x1p-30,
+               (double)r.host_allocated_bytes * 0x1p-30);
     return QD_OK;
 }
 

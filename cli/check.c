@@ -70,10 +70,16 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_int(&w, "theory_padding_bytes", r->padding_bytes);
     qd_json_put_int(&w, "state_bytes_per_rank", r->state_bytes);
     qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
+    qd_json_put_int(&w, "host_memory_bytes_per_rank", r->host_bytes);
+    qd_json_put_int(&w, "chunk_bytes_per_rank", r->chunk_bytes);
     qd_json_put_int(&w, "snapshot_bytes_per_rank", r->snapshot_bytes);
     qd_json_object_begin(&w, "memory");
     for (int i = 0; i < r->line_count; i++)
         qd_json_put_int(&w, r->lines[i].name, r->lines[i].bytes);
+    qd_json_end(&w);
+    qd_json_object_begin(&w, "host_memory");
+    for (int i = 0; i < r->host_line_count; i++)
+        qd_json_put_int(&w, r->host_lines[i].name, r->host_lines[i].bytes);
     qd_json_end(&w);
     qd_json_end(&w);
     return cli_print_json(&text);
@@ -152,7 +158,8 @@ static void print_report(const qd_check_report *r)
 {
     plan_print_head(r);
     plan_print_memory(r);
-    printf("         of it %.3g GB are parameters, gradients and optimizer state that stay from step to step\n", (double)r->state_bytes * 1e-9);
+    printf("         of it %.3g GB are parameters, gradients and optimizer state that stay there from step to step\n", (double)r->state_bytes * 1e-9);
+    plan_print_host(r);
     if (r->pipeline > 1)
         print_pipeline(r);
     if (r->world > 1)

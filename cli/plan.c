@@ -47,6 +47,21 @@ void plan_print_memory(const qd_check_report *r)
         plan_bar(share, WIDTH, bar);
         printf("  %-38s %10s  %s %5.1f %%\n", r->lines[i].name, amount, bar, 100.0 * share);
     }
+}
+
+void plan_print_host(const qd_check_report *r)
+{
+    char amount[32];
+    qd_text_bytes(r->host_bytes, amount, sizeof amount);
+    if (r->host_bytes > 0)
+        printf("host     %s of host memory per rank beside that: optimizer state\n", amount);
+    for (int i = 0; i < r->host_line_count; i++) {
+        qd_text_bytes(r->host_lines[i].bytes, amount, sizeof amount);
+        printf("  %-38s %10s\n", r->host_lines[i].name, amount);
+    }
+    qd_text_bytes(r->chunk_bytes, amount, sizeof amount);
+    if (r->chunk_bytes > 0)
+        printf("  it passes through %s of the device's memory, which are counted above\n", amount);
     qd_text_bytes(r->snapshot_bytes, amount, sizeof amount);
     if (r->snapshot_bytes > 0)
         printf("snapshot %s of host memory per rank beside that: what checkpoints are written from\n", amount);

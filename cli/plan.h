@@ -8,6 +8,7 @@
 
 void plan_print_head(const qd_check_report *report);   /* model, layout, batch */
 void plan_print_memory(const qd_check_report *report); /* per rank, by kind, with bars */
+void plan_print_host(const qd_check_report *report); /* what lies in host memory, if anything */
 
 /* A bar of `width` cells, filled to `share` (0 to 1), with eighths of a cell in UTF-8. `text` needs 4 * width + 1 bytes. */
 void plan_bar(double share, int width, char *text);

@@ -44,6 +44,9 @@ static void print_memory(const qd_sim_report *r)
         qd_text_bytes((int64_t)r->memory[i].value, amount, sizeof amount);
         printf("  %-38s %10s\n", r->memory[i].name, amount);
     }
+    qd_text_bytes(r->host_bytes, amount, sizeof amount);
+    if (r->host_bytes > 0)
+        printf("host     %s of host memory per rank beside that: optimizer state\n", amount);
 }
 
 static void print_report(const qd_sim_report *r)

@@ -43,6 +43,7 @@ static void on_start(void *context, const qd_train_summary *s)
     qd_text_count((double)s->samples, samples, sizeof samples);
     plan_print_head(&s->plan);
     plan_print_memory(&s->plan);
+    plan_print_host(&s->plan);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
     if (s->plan.world > 1)
         printf("ranks    %s, backend %s\n", s->ranks_as, s->backend);
@@ -159,6 +160,10 @@ static void on_end(void *context, const qd_train_end *e)
         putchar('\n');
     }
     printf("memory   %s per rank as planned; resident peak of the largest process %s\n", allocated, resident);
+    if (e->host_bytes > 0) {
+        qd_text_bytes(e->host_bytes, allocated, sizeof allocated);
+        printf("host     %s of host memory per rank as planned: optimizer state\n", allocated);
+    }
     fflush(stdout);
 }
 

@@ -89,6 +89,7 @@ typedef struct qd_bench_step_result {
                              right before and after it */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
     int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
+    int64_t host_planned_bytes, host_allocated_bytes; /* the same in host memory: optimizer state that train.offload keeps there */
     int64_t workspace_bytes;                /* beside it: held for kernels and libraries */
     int64_t device_bytes;                   /* accelerators: in use on rank 0's, by all its ranks and the driver */
     char workspace[160];                    /* what the workspace is, by name */

@@ -63,8 +63,12 @@ typedef struct qd_check_report {
     int64_t across_flat_bytes, across_node_bytes; /* to experts on other nodes and back, at an even load: by flat dispatch; by node, 0:
                                                      experts do not lie across nodes so */
     double row_nodes;          /* nodes that a row's experts lie on, on average */
-    int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay from step to step */
+    int64_t state_bytes;       /* per rank: parameters, gradients and optimizer state that stay on the device from step to step */
     int64_t memory_bytes;      /* per rank: what the trainer will allocate */
+    int64_t host_bytes;        /* beside that, in host memory: optimizer state that train.offload keeps there */
+    qd_check_line host_lines[3]; /* by kind */
+    int host_line_count;
+    int64_t chunk_bytes;       /* of device memory in which that state passes through, a part at a time; counted in memory_bytes */
     int64_t snapshot_bytes;    /* beside that, in host memory: the copy of a rank's state that checkpoints are written from */
     qd_check_line lines[QD_CHECK_LINES];
     int line_count;

@@ -60,6 +60,7 @@ typedef struct qd_sim_report {
     int hidden_count;
     int64_t memory_bytes, memory_limit; /* of the fullest stage, with `overhead_bytes`; of the accelerator */
     int64_t overhead_bytes;             /* of it: driver, libraries, fragments, as the profile says */
+    int64_t host_bytes;                 /* beside it, in host memory: optimizer state */
     int fullest_stage;
     bool fits;
     qd_sim_line memory[QD_SIM_LINES];   /* of the fullest stage, by kind */

@@ -38,6 +38,7 @@ typedef struct qd_train_end {
     double loss;   /* of the last step */
     double tokens, seconds;
     int64_t allocated_bytes; /* largest of the ranks */
+    int64_t host_bytes;      /* beside that, in host memory: optimizer state */
     int64_t resident_bytes;  /* resident peak of the largest process, from its start */
     int64_t dispatch_bytes, across_bytes, across_flat_bytes; /* as in qd_train_step, of all steps */
     bool interrupted; /* by a signal */

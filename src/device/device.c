@@ -1,4 +1,5 @@
 /* The registry of devices and the calls that are the same for all of them. */
+#include "device/copies.h"
 #include "device/device_impl.h"
 #include "device/info.h"
 
@@ -104,6 +105,16 @@ qd_stream *qd_device_compute_stream(qd_device *device)
 qd_stream *qd_device_comm_stream(qd_device *device)
 {
     return device->comm;
+}
+
+qd_stream *qd_device_in_stream(qd_device *device)
+{
+    return device->in;
+}
+
+qd_stream *qd_device_out_stream(qd_device *device)
+{
+    return device->out;
 }
 
 qd_device *qd_stream_device(qd_stream *stream)

@@ -48,7 +48,7 @@ struct qd_event {
 struct qd_device {
     const qd_device_ops *ops;
     const qd_kernels *kernels;
-    qd_stream *compute, *comm;
+    qd_stream *compute, *comm, *in, *out;
     qd_device_caps caps;
     _Atomic int64_t allocated;
 };

@@ -3,6 +3,7 @@
 #include "parallel/shard.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int find_group(const qd_group *groups, int count, qd_group wanted)
 {
@@ -64,6 +65,17 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
+/* Zeroed, wherever it lies. */
+static qd_status take_buffer(qd_bound *b, const qd_buffer *buffer, void **address)
+{
+    if (!buffer->host)
+        return qd_device_alloc(b->device, buffer->bytes, address);
+    QD_TRY(qd_host_alloc(b->device, buffer->bytes, address));
+    b->host_bytes += buffer->bytes;
+    memset(*address, 0, (size_t)buffer->bytes);
+    return QD_OK;
+}
+
 static qd_status allocate(qd_bound *b, const qd_bound *share)
 {
     const qd_program *p = b->program;
@@ -81,7 +93,7 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
         b->borrowed[i] = b->persistent[i] != NULL;
         if (b->borrowed[i])
             continue;
-        qd_status status = qd_device_alloc(b->device, p->buffers[i].bytes, &b->persistent[i]);
+        qd_status status = take_buffer(b, &p->buffers[i], &b->persistent[i]);
         if (status != QD_OK)
             return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
     }
@@ -116,8 +128,12 @@ void qd_bound_destroy(qd_bound *b)
         return;
     const qd_program *p = b->program;
     for (int i = 0; b->persistent && i < p->buffer_count; i++)
-        if (b->persistent[i] && !b->borrowed[i])
-            qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
+        if (b->persistent[i] && !b->borrowed[i]) {
+            if (p->buffers[i].host)
+                qd_host_free(b->device, b->persistent[i]);
+            else
+                qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
+        }
     if (b->dynamic)
         qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
     for (int i = 0; i < p->group_count; i++)

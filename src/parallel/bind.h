@@ -12,7 +12,8 @@ typedef struct qd_bound {
     qd_device *device;
     qd_comm *world;
     qd_comm *groups[QD_GROUP_LIMIT];     /* of the program's groups */
-    void **persistent;                   /* per buffer of the program; NULL: dynamic */
+    void **persistent;                   /* per buffer of the program, in device or host memory as it says; NULL: dynamic */
+    int64_t host_bytes;                  /* of those in host memory */
     char *dynamic;
     bool *alive;    /* per buffer: between ALLOC and FREE */
     bool *borrowed; /* per buffer: another bound's */
@@ -20,7 +21,7 @@ typedef struct qd_bound {
 } qd_bound;
 
 /* Collective over `world`, whose buffers are host memory; `data` (NULL: world) has the same ranks and moves memory of the device.
- * Allocates exactly program->persistent_bytes + program->dynamic_bytes. With `share` (NULL: none),
+ * Allocates exactly program->persistent_bytes + program->dynamic_bytes, and program->host_bytes of host memory. With `share` (NULL: none),
  * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
 qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */

@@ -16,6 +16,7 @@ static const qd_option table[] = {
     {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL, "share of it that products keep where the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
     {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
+    {"accelerator.host_gbs", QD_OPTION_FLOAT, "25", 0.001, 1e6, NULL, "GB/s that copies between its memory and the host's reach, each way; the default is PCIe 4.0 x16", NULL},
     {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL, "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
     {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL, "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
     {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
@@ -159,6 +160,7 @@ static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
     QD_TRY(needed(o, "accelerator.bandwidth_gbs", 1e9, &a->bandwidth));
     QD_TRY(needed(o, "accelerator.memory_gib", 1024.0 * 1024.0 * 1024.0, &memory));
     a->memory = (int64_t)memory;
+    a->host = qd_options_float(o, "accelerator.host_gbs") * 1e9;
     a->library = qd_options_float(o, "accelerator.library_share");
     a->fp8_peak = qd_options_float(o, "accelerator.fp8_tflops") * 1e12;
     a->units = (int)qd_options_int(o, "accelerator.units");

@@ -15,6 +15,7 @@ typedef struct qd_accelerator {
     double product;      /* the best that one large product reaches */
     double library;      /* share of it that the library's own choice of kernels keeps, without a search */
     double bandwidth;    /* of its memory */
+    double host;         /* of copies from and to the host's memory, each way */
     int64_t memory;
     int units;           /* multiprocessors that tiles of a product are dealt to; 0: not quantised */
     double attention[QD_ATTENTION_COUNT]; /* share of `product` that attention reaches forward; plain: made of products */

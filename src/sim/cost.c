@@ -297,7 +297,9 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;
     case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
-    case QD_ACTION_UPDATE: cost.optimizer = qd_cost_stream(c, held(p, a->module, true) * qd_update_bytes(&p->strategy)); break;
+    case QD_ACTION_UPDATE:
+        cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(p, a->module, true)) * qd_update_bytes(&p->strategy));
+        break;
     case QD_ACTION_MOMENTUM: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad))); break;
     case QD_ACTION_ORTHOGONALIZE: cost.optimizer = orthogonalize(c, p, a); break;
     case QD_ACTION_UPDATE_MATRICES: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.param))); break;

@@ -21,7 +21,7 @@ enum { STREAM_SENDS = 2, STREAM_RECEIVES = 4 };
 static qd_status fill(stage *s, const double *seconds, int ranks)
 {
     const qd_program *p = s->program;
-    int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of), last[2] = {-1, -1};
+    int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of), last[QD_STREAM_COUNT] = {-1, -1, -1, -1};
     s->items = calloc((size_t)p->action_count + 1, sizeof *s->items);
     s->deps = calloc((size_t)p->dep_count + 1, sizeof *s->deps);
     if (!item_of || !s->items || !s->deps) {

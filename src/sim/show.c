@@ -134,7 +134,6 @@ static void put_item(qd_json_writer *w, const qd_step_stage *stage, int index, c
 
 qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
 {
-    static const char *const tracks[QD_STREAM_COUNT] = {[QD_STREAM_COMPUTE] = "compute", [QD_STREAM_COMM] = "communication"};
     qd_strbuf text = {0};
     qd_json_writer w = qd_json_writer_on(&text);
     qd_json_object_begin(&w, NULL);
@@ -147,8 +146,7 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         snprintf(name, sizeof name, "rank %d", stage->rank);
         qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
         put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
-        for (int track = 0; track < QD_STREAM_COUNT; track++)
-            qd_trace_put_name(&w, "thread_name", stage->rank, track, tracks[track]);
+        qd_trace_put_tracks(&w, stage->program, stage->rank);
         for (int k = 0; k < stage->item_count; k++)
             if (qd_step_takes_time(&stage->program->actions[stage->action[k]]))
                 put_item(&w, stage, k, &times[k]);

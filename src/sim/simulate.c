@@ -35,6 +35,12 @@ static const char *axes_name(unsigned axes)
     return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
 }
 
+/* What an action sends something over. */
+static const char *way_of(const qd_program *p, const qd_action *a)
+{
+    return qd_action_copies(a) ? "the host link" : axes_name(qd_step_axes(p, a));
+}
+
 enum { EXPOSED_LINES = sizeof((qd_sim_report *)0)->exposed / sizeof(qd_sim_line) };
 
 typedef struct account {
@@ -75,8 +81,8 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
     for (int i = 0; i < stage->item_count; i++) {
         const qd_sim_item *item = &stage->items[i];
         const qd_action *action = &stage->program->actions[stage->action[i]];
-        const char *axes = axes_name(qd_step_axes(stage->program, action));
-        bool moves = qd_action_communicates(action);
+        const char *axes = way_of(stage->program, action);
+        bool moves = qd_action_communicates(action) || qd_action_copies(action);
         if (item->stream != QD_STREAM_COMPUTE) {
             if (moves)
                 add_line(a->r->hidden, &a->r->hidden_count, EXPOSED_LINES, axes,
@@ -87,8 +93,8 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         int on = gap > 0.0 ? last_dependency(stage, times, item) : -1;
         /* Who waits for a message waits for the stage that sends it. */
         const qd_action *awaited = on >= 0 && times[on].end >= times[i].begin - 1e-12 ? &stage->program->actions[stage->action[on]] : NULL;
-        if (awaited && qd_action_communicates(awaited) && !qd_action_transfers(awaited))
-            expose(a, out, axes_name(qd_step_axes(stage->program, awaited)), gap);
+        if (awaited && ((qd_action_communicates(awaited) && !qd_action_transfers(awaited)) || qd_action_copies(awaited)))
+            expose(a, out, way_of(stage->program, awaited), gap);
         else if (gap > 0.0)
             out->bubble_seconds += gap;
         if (moves)
@@ -164,6 +170,7 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
         r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragments", (double)r->overhead_bytes};
     r->memory_bytes = stages[r->fullest_stage].memory_bytes + r->overhead_bytes;
     r->memory_limit = step->cluster->accelerator.memory;
+    r->host_bytes = m->host_total;
     r->fits = r->memory_bytes <= r->memory_limit;
 }
 

@@ -80,6 +80,16 @@ static double exchanged(const qd_cost *cost)
     return sum;
 }
 
+/* Chunks of optimizer state between host memory and the accelerator. A processor copies them itself. */
+static void price_copy(const pricer *p, const qd_action *a, qd_sim_item *item)
+{
+    bool processor = p->cluster->processor.cores > 0;
+    double bytes = 4.0 * (double)a->count * __builtin_popcount(a->states);
+    item->seconds = processor ? qd_cost_stream(p->cluster, 2.0 * bytes) : bytes / p->cluster->accelerator.host;
+    if (processor)
+        item->stream = QD_STREAM_COMPUTE;
+}
+
 /* Messages between stages run beside everything else, one after another to each peer. The sender's item takes the time, the
  * receiver's waits for it. Numbers are given when all stages are known. */
 static void price_transfer(const qd_step *step, const qd_step_stage *stage, const qd_action *a, qd_sim_item *item)
@@ -178,7 +188,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
     pricer prices = {.cluster = step->cluster, .program = p};
     for (int g = 0; g < p->group_count; g++)
         prices.spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
-    int32_t last[QD_STREAM_COUNT] = {-1, -1};
+    int32_t last[QD_STREAM_COUNT] = {-1, -1, -1, -1};
     int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of);
     stage->items = calloc((size_t)p->action_count + 1, sizeof *stage->items);
     stage->action = calloc((size_t)p->action_count + 1, sizeof *stage->action);
@@ -208,6 +218,8 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
             price_collective(&prices, a, item);
             if (step->stage_count > 1 && (p->groups[a->group].axes & QD_AXIS_BIT(QD_AXIS_PP)))
                 item->meets = (*met)++;
+        } else if (qd_action_copies(a)) {
+            price_copy(&prices, a, item);
         } else {
             qd_cost cost = price(&prices, a);
             item->seconds = qd_cost_total(&cost);
@@ -216,6 +228,8 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
         }
         item->cores = cores_of(step, a);
         item_of[i] = last[a->stream] = stage->item_count;
+        if (qd_action_copies(a) && item->stream == QD_STREAM_COMPUTE)
+            last[QD_STREAM_COMPUTE] = stage->item_count;
         stage->action[stage->item_count++] = i;
     }
     delay_sums(step, stage, deps);

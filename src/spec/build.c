@@ -37,7 +37,7 @@ qd_action *qd_build_action(qd_builder *b, qd_action_kind kind, int module, int m
     qd_program *p = b->p;
     p->actions = qd_build_grow(b, p->actions, p->action_count, &b->action_capacity, sizeof *p->actions);
     qd_action *a = b->no_memory ? &lost : &p->actions[p->action_count++];
-    *a = (qd_action){.kind = (uint8_t)kind, .module = module, .microbatch = microbatch, .buffer = -1, .part = -1, .group = -1,
+    *a = (qd_action){.kind = (uint8_t)kind, .module = module, .microbatch = microbatch, .buffer = -1, .part = -1, .chunk = -1, .group = -1,
                      .dep_first = p->dep_count};
     for (int i = 0; i < QD_USE_COUNT; i++)
         a->use[i] = -1;

@@ -380,8 +380,13 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     p = fullest.program;
     static const qd_buffer_kind states[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
-        if (p->persistent[states[i]] >= 0)
+        if (p->persistent[states[i]] >= 0 && !p->buffers[p->persistent[states[i]]].host)
             r->state_bytes += p->buffers[p->persistent[states[i]]].bytes;
+    for (int kind = QD_BUFFER_MASTER; kind <= QD_BUFFER_MOMENT2; kind++)
+        if (memory->host[kind] > 0)
+            r->host_lines[r->host_line_count++] = (qd_check_line){qd_buffer_kind_name((qd_buffer_kind)kind), memory->host[kind]};
+    r->host_bytes = memory->host_total;
+    r->chunk_bytes = memory->chunks;
     r->snapshot_bytes = config->save_every > 0 && config->async_save ? qd_pieces_bytes(p) : 0;
     r->action_count = p->action_count;
     for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)

@@ -86,6 +86,8 @@ static const qd_option options_table[] = {
     {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch", "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
     {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full", "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
     {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
+    {"train.offload", QD_OPTION_ENUM, "none", 0, 0, "none|optimizer", "optimizer: the optimizer's state (master weights, moments) lies in host memory and passes through the device in chunks during the update, with the same bits", NULL},
+    {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL, "offload: MiB of state in one of the three chunks that take turns on the device", NULL},
 
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
@@ -321,6 +323,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .expert_rows = qd_options_float(o, "parallel.expert_rows"),
+        .offload = qd_options_enum(o, "train.offload") == 1,
+        .chunk_bytes = (int64_t)(qd_options_float(o, "train.offload_chunk_mb") * 1024.0 * 1024.0),
         .training = true,
     };
     c->strategy.cp_mode = (qd_cp_mode)qd_options_enum(o, "parallel.cp_mode");

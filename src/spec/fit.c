@@ -42,7 +42,7 @@ static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
 }
 
 typedef struct change {
-    char text[64];
+    char text[80];
     qd_config config;
 } change;
 
@@ -64,6 +64,12 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "parallel.zero=%d", zero);
         count++;
     }
+    if (!s->offload) {
+        list[count].config = *config;
+        list[count].config.strategy.offload = true;
+        snprintf(list[count].text, sizeof list[count].text, "train.offload=optimizer");
+        count++;
+    }
     int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, 1};
     for (int i = 0; i < 3; i++) {
         int64_t size = smaller[i];
@@ -75,11 +81,15 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=%lld", (long long)size);
         count++;
     }
-    for (int i = 0; i < 1 && s->micro_batch > 1; i++) {
+    for (int both = 0; both < 2; both++) {
+        if (both ? s->offload : s->micro_batch == 1)
+            continue;
         list[count].config = *config;
         list[count].config.strategy.micro_batch = 1;
         list[count].config.strategy.recompute = QD_RECOMPUTE_FULL;
-        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full");
+        list[count].config.strategy.recompute_layers = -1;
+        list[count].config.strategy.offload = s->offload || both;
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s", both ? " train.offload=optimizer" : "");
         count++;
     }
     return count;
@@ -93,7 +103,7 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_st
     qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(memory.total));
     put_kinds(&memory, text);
     qd_strbuf_printf(text, ", %.2f GiB are there", gib(limit));
-    change changes[12];
+    change changes[16];
     int count = list_changes(config, &strategy, changes), fits = 0;
     for (int i = 0; i < count && fits < 2; i++) {
         qd_memory_report other;
@@ -102,11 +112,14 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_st
             qd_error_clear();
             continue;
         }
-        if (other.total <= limit)
-            qd_strbuf_printf(text, "%s%s needs %.2f GiB", fits++ ? ", or " : "; ", changes[i].text, gib(other.total));
+        if (other.total > limit)
+            continue;
+        qd_strbuf_printf(text, "%s%s needs %.2f GiB", fits++ ? ", or " : "; ", changes[i].text, gib(other.total));
+        if (other.host_total > 0)
+            qd_strbuf_printf(text, " and %.2f GiB of host memory", gib(other.host_total));
     }
     if (!fits)
-        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch makes it fit: spread it over more ranks, or "
-                             "take a smaller model or sequence");
+        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.offload makes it fit: spread it over more ranks, "
+                             "or take a smaller model or sequence");
     return QD_OK;
 }

@@ -447,6 +447,7 @@ static void reduce_sums(qd_builder *b)
 void qd_gradients_finish(qd_builder *b)
 {
     qd_program *p = b->p;
+    qd_offload_begin(b);
     for (int module = b->modules - 1; module >= 0; module--) {
         if (!qd_build_holds(b, module))
             continue;
@@ -473,9 +474,11 @@ void qd_gradients_finish(qd_builder *b)
         reduce_sums(b);
     qd_build_action(b, QD_ACTION_NORM, -1, -1);
     qd_muon_begin(b);
-    for (int module = 0; module < b->modules; module++)
+    bool chunks = qd_offload_updates(b);
+    for (int module = 0; module < b->modules && !chunks; module++)
         if (qd_build_holds(b, module))
             qd_build_action(b, QD_ACTION_UPDATE, module, -1);
     qd_muon_finish(b);
+    qd_offload_finish(b);
     qd_transfers_values(b);
 }

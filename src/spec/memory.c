@@ -94,9 +94,13 @@ static void note_communication(const qd_program *p, int index, int *busy, int *e
         const qd_action *on = &p->actions[p->deps[a->dep_first + d]];
         if (qd_action_transfers(on) && busy[on->buffer] == p->deps[a->dep_first + d]) /* says nothing about other messages */
             busy[on->buffer] = 0;
+        else if (qd_action_copies(on) && busy[on->chunk] == p->deps[a->dep_first + d])
+            busy[on->chunk] = 0;
         else if (!qd_action_transfers(on) && qd_action_communicates(on) && p->deps[a->dep_first + d] > ended[on->group])
             ended[on->group] = p->deps[a->dep_first + d];
     }
+    if (qd_action_copies(a) && a->stream != QD_STREAM_COMPUTE)
+        busy[a->chunk] = index;
     if (!qd_action_communicates(a) || a->stream != QD_STREAM_COMM)
         return;
     if (a->buffer >= 0)
@@ -128,6 +132,10 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
             status = bad(p, i, a->part, "does not exist");
         else if (a->part >= 0 && !alive[a->part] && !p->buffers[a->part].persistent)
             status = bad(p, i, a->part, "is not allocated here");
+        else if (a->chunk >= p->buffer_count || (a->chunk < 0 && qd_action_copies(a)))
+            status = bad(p, i, a->chunk, "does not exist");
+        else if (a->chunk >= 0 && !alive[a->chunk])
+            status = bad(p, i, a->chunk, "is not allocated here");
         for (int u = 0; u < QD_USE_COUNT && status == QD_OK; u++) {
             if (a->use[u] >= p->buffer_count)
                 status = bad(p, i, a->use[u], "does not exist");
@@ -139,8 +147,8 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
         note_communication(p, i, busy, ended);
         if (!(allocates || frees))
             continue;
-        bool waits = busy[a->buffer] > 0 && (qd_action_transfers(&p->actions[busy[a->buffer]]) ||
-                                             busy[a->buffer] > ended[p->actions[busy[a->buffer]].group]);
+        const qd_action *last = &p->actions[busy[a->buffer]];
+        bool waits = busy[a->buffer] > 0 && (qd_action_transfers(last) || qd_action_copies(last) || busy[a->buffer] > ended[last->group]);
         if (frees && waits)
             status = bad(p, i, a->buffer, "is freed while a transfer that nobody has waited for still works on it");
         busy[a->buffer] = 0;
@@ -184,10 +192,10 @@ qd_status qd_memory_plan(qd_program *program)
     if (status != QD_OK)
         return status;
     program->dynamic_bytes = c.most;
-    program->persistent_bytes = 0;
+    program->persistent_bytes = program->host_bytes = 0;
     for (int i = 0; i < program->buffer_count; i++)
         if (program->buffers[i].persistent)
-            program->persistent_bytes += program->buffers[i].bytes;
+            *(program->buffers[i].host ? &program->host_bytes : &program->persistent_bytes) += program->buffers[i].bytes;
     return QD_OK;
 }
 
@@ -201,6 +209,8 @@ static qd_status account(void *context, int action, int buffer, int sign)
 {
     account_context *c = context;
     const qd_buffer *b = &c->program->buffers[buffer];
+    if (b->kind == QD_BUFFER_CHUNK && sign > 0)
+        c->report->chunks += b->bytes;
     c->live[b->kind] += sign * aligned(b->bytes);
     c->live_total += sign * aligned(b->bytes);
     if (c->live_total > c->report->live_peak) {
@@ -216,10 +226,15 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
     memset(report, 0, sizeof *report);
     account_context c = {.program = program, .report = report};
     for (int i = 0; i < program->buffer_count; i++) {
-        if (!program->buffers[i].persistent)
+        const qd_buffer *b = &program->buffers[i];
+        if (b->host) {
+            report->host[b->kind] += b->bytes;
+            report->host_total += b->bytes;
+        }
+        if (!b->persistent || b->host)
             continue;
-        c.live[program->buffers[i].kind] += program->buffers[i].bytes;
-        c.live_total += program->buffers[i].bytes;
+        c.live[b->kind] += b->bytes;
+        c.live_total += b->bytes;
     }
     memcpy(report->at_peak, c.live, sizeof c.live);
     report->live_peak = c.live_total;

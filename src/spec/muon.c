@@ -294,6 +294,19 @@ static int64_t part_bytes(const qd_builder *b, const muon_round *r)
     return most * 4;
 }
 
+/* Momentum in host memory is on the device for one matrix at a time. */
+static void momentum(qd_builder *b, const muon_round *r)
+{
+    if (!b->offload)
+        set_run(qd_build_action(b, QD_ACTION_MOMENTUM, -1, -1), r);
+    for (int i = r->first; i < r->first + r->count && b->offload; i++) {
+        int chunk = qd_offload_matrix_begin(b, i, QD_BUFFER_MOMENT1);
+        qd_action *a = qd_build_action(b, QD_ACTION_MOMENTUM, -1, -1);
+        set_run(a, &(muon_round){.first = i, .count = 1, .matrix = r->matrix, .part = r->part});
+        qd_offload_matrix_end(b, i, QD_BUFFER_MOMENT1, a, chunk);
+    }
+}
+
 static void begin_round(qd_builder *b, muon_round *r)
 {
     int64_t largest = 0;
@@ -304,7 +317,7 @@ static void begin_round(qd_builder *b, muon_round *r)
     r->matrix = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, largest);
     if (b->muon->exchanged)
         r->part = qd_build_alloc(b, QD_BUFFER_PART, -1, -1, part_bytes(b, r));
-    set_run(qd_build_action(b, QD_ACTION_MOMENTUM, -1, -1), r);
+    momentum(b, r);
     if (b->muon->exchanged)
         b->muon->collecting = exchange(b, QD_ACTION_COLLECT, r);
 }
@@ -340,10 +353,15 @@ static void orthogonalize(qd_builder *b, const muon_round *r, int collected)
 /* Applies results once the transfer that brings them has ended (-1: none does). */
 static void apply(qd_builder *b, int first, int count, int buffer, int part, int brought)
 {
-    qd_action *a = qd_build_action(b, QD_ACTION_UPDATE_MATRICES, -1, -1);
-    set_run(a, &(muon_round){.first = first, .count = count, .matrix = buffer, .part = part});
-    if (b->strategy->overlap)
-        qd_build_dep(b, brought);
+    int each = b->offload ? 1 : count; /* master weights in host memory are on the device for one matrix at a time */
+    for (int i = first; i < first + count; i += each) {
+        int chunk = qd_offload_matrix_begin(b, i, QD_BUFFER_MASTER);
+        qd_action *a = qd_build_action(b, QD_ACTION_UPDATE_MATRICES, -1, -1);
+        set_run(a, &(muon_round){.first = i, .count = each, .matrix = buffer, .part = part});
+        if (b->strategy->overlap)
+            qd_build_dep(b, brought);
+        qd_offload_matrix_end(b, i, QD_BUFFER_MASTER, a, chunk);
+    }
 }
 
 /* ---- parts of matrices: three rounds at a time ---- */

@@ -118,9 +118,21 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
         return snprintf(text, size, "%s %s  %s  %s  %s", name, matrices_name(p, a, run, sizeof run), group, amount,
                         a->stream == QD_STREAM_COMM ? "comm stream" : "compute stream");
+    case QD_ACTION_FETCH:
+    case QD_ACTION_STORE:
+    case QD_ACTION_UPDATE: {
+        static const char *const streams[QD_STREAM_COUNT] = {"compute stream", "comm stream", "copies in", "copies out"};
+        if (a->chunk < 0)
+            break;
+        qd_text_bytes(a->count * 4 * __builtin_popcount(a->states), amount, sizeof amount);
+        return snprintf(text, size, "%s %s  state[%lld, %lld)  %s  %s", name, a->module >= 0 ? module_name(p, a->module) : p->ledger->params[a->param].name,
+                        (long long)a->first, (long long)(a->first + a->count), amount, streams[a->stream]);
+    }
     case QD_ACTION_LOAD: return snprintf(text, size, "%s mb %d", name, a->microbatch);
     default: return snprintf(text, size, "%s%s%s", name, a->module >= 0 ? " " : "", module_name(p, a->module));
     }
+    if (a->kind == QD_ACTION_UPDATE)
+        return snprintf(text, size, "%s %s", name, module_name(p, a->module));
     return snprintf(text, size, "%s buffer %d", name, a->buffer);
 }
 
@@ -198,6 +210,13 @@ void qd_trace_put_name(qd_json_writer *w, const char *what, int rank, int track,
     qd_json_put_string(w, "name", name);
     qd_json_end(w);
     qd_json_end(w);
+}
+
+void qd_trace_put_tracks(qd_json_writer *w, const qd_program *p, int rank)
+{
+    static const char *const tracks[QD_STREAM_COUNT] = {"compute", "communication", "copies in", "copies out"};
+    for (int track = 0; track < (p->strategy.offload ? QD_STREAM_COUNT : QD_STREAM_IN); track++)
+        qd_trace_put_name(w, "thread_name", rank, track, tracks[track]);
 }
 
 void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)

@@ -280,6 +280,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
         return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
     QD_TRY(qd_moe_check(&ledger->model, s));
+    QD_TRY(qd_offload_check(s));
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
@@ -487,6 +488,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     int64_t moment2 = 0;
     QD_TRY(qd_muon_create(&b, arena, &moment2));
     add_persistent(&b, moment2);
+    qd_offload_create(&b, arena);
     qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], QD_F64);
     qd_gradients_begin(&b);
     for (int turn = 0; turn < b.turn_count; turn++) {

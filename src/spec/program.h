@@ -35,6 +35,8 @@ typedef struct qd_strategy {
     int recompute_layers;   /* -1: all */
     const qd_device_traits *traits; /* of the device it will run on */
     double expert_rows;   /* ep: room for so many times the rows of a mean load */
+    bool offload;         /* optimizer state lies in host memory and passes through the device in chunks; see spec/offload.h */
+    int64_t chunk_bytes;  /* of about this size */
     bool training;        /* false: forward only (evaluation) */
     qd_cp_mode cp_mode;   /* with cp above 1: how queries meet the keys of other ranks */
     int64_t context;      /* > 0: generation; a step adds seq tokens to one sequence of at most this length */
@@ -43,7 +45,8 @@ typedef struct qd_strategy {
 
 double qd_update_bytes(const qd_strategy *s); /* that an update moves per element: gradient, values, the optimizer's state */
 
-typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT } qd_stream_id;
+/* Copies from and to host memory have streams of their own. */
+typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_STREAM_OUT, QD_STREAM_COUNT } qd_stream_id;
 
 /* X(kind, name) */
 #define QD_ACTION_TABLE(X)                                                                                  \
@@ -68,6 +71,8 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_COUNT }
     X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
     X(SUMS, "sums")                       /* the rows' sums of each parameter; of those others count, 0 */  \
     X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
+    X(FETCH, "fetch")                     /* a chunk of the optimizer's state comes from host memory */     \
+    X(STORE, "store")                     /* and goes back */                                               \
     X(UPDATE, "update")                   /* the optimizer on a module's parameters; Muon: on those that are no matrices */ \
     X(MOMENTUM, "momentum")               /* Muon: momentum of a run of matrices, and what is to be orthogonalized */ \
     X(COLLECT, "collect")                 /* rows of each of them to the rank that orthogonalizes it */     \
@@ -91,6 +96,7 @@ typedef enum qd_action_kind {
     X(MASTER, "master weights")                                                                             \
     X(MOMENT1, "first moment")                                                                              \
     X(MOMENT2, "second moment")                                                                             \
+    X(CHUNK, "chunks of optimizer state")                                                                   \
     X(UNIT, "gathered parameters")                                                                          \
     X(KEPT, "parameters kept by groups")                                                                    \
     X(GRAD_BLOCK, "gradients before their reduction")                                                       \
@@ -124,6 +130,7 @@ typedef struct qd_buffer {
     int64_t bytes;
     bool persistent; /* lives as long as the run; others between their ALLOC and FREE */
     bool sharded;    /* holds parts of tensors, as storage.h says; else whole ones */
+    bool host;       /* lies in host memory; persistent */
     int64_t first;   /* element of the whole or sharded storage at which it begins */
     int64_t offset;  /* of the others: in the dynamic area, planned by qd_memory_plan */
 } qd_buffer;
@@ -148,21 +155,23 @@ typedef enum qd_use {
 typedef struct qd_action {
     uint8_t kind;   /* qd_action_kind */
     uint8_t stream; /* qd_stream_id */
+    uint8_t states; /* with a chunk: which kinds of optimizer state it has, see spec/offload.h */
     int32_t module; /* -1: none */
     int32_t microbatch;
     int32_t buffer;              /* ALLOC, FREE, LOAD, ZERO, REDUCE; ADD: the sum; others below: the one of whole tensors */
     int32_t part;                /* REDUCE_SCATTER, GATHER, PACK, UNPACK: the buffer of this rank's parts; ADD: what is added */
+    int32_t chunk;               /* FETCH, STORE, and updates of state in host memory: the buffer that has it on the device; else -1 */
     int32_t param, params;       /* of those: the run of parameters [param, param + params) */
     int32_t parts;               /* of those: into how many parts tensors are cut */
                                  /* MOMENTUM .. UPDATE_MATRICES: see spec/muon.h */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
-    int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all */
+    int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with a chunk: of the state */
     qd_dtype dtype;              /* of those elements */
     int32_t group;               /* collectives, SEND, RECV: in the program's groups; -1: none */
     int32_t peer;                /* SEND, RECV: how far behind this rank in the group, round and round */
     int64_t bytes;               /* what all ranks of the world together send, if all do as this one does: of a collective, a SEND, or the ops of a module action */
     double flops;
-    int32_t dep_first, dep_count; /* in the program's deps: actions of the other stream that must have ended */
+    int32_t dep_first, dep_count; /* in the program's deps: actions of other streams that must have ended */
 } qd_action;
 
 /* A matrix that Muon orthogonalizes, and the places in the two groups of the rank that does; see spec/muon.h. */
@@ -195,7 +204,8 @@ typedef struct qd_program {
     int share_group;                      /* of the ranks that have the same parts and share the work, -1: one rank */
     int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
     int64_t dynamic_bytes;                /* size of the dynamic area */
-    int64_t persistent_bytes;
+    int64_t persistent_bytes;             /* on the device */
+    int64_t host_bytes;                   /* of the buffers in host memory */
 } qd_program;
 
 /* Rows of a micro-batch on the program's rank. */
@@ -254,6 +264,11 @@ static inline bool qd_action_transfers(const qd_action *a) /* between two ranks 
     return a->kind == QD_ACTION_SEND || a->kind == QD_ACTION_RECV;
 }
 
+static inline bool qd_action_copies(const qd_action *a) /* between host memory and the device */
+{
+    return a->kind == QD_ACTION_FETCH || a->kind == QD_ACTION_STORE;
+}
+
 /* What a communicating action is carried out by; QD_COLL_KIND_COUNT for the others. */
 qd_coll_kind qd_action_collective(qd_action_kind kind);
 static inline bool qd_action_communicates(const qd_action *a)
@@ -271,7 +286,10 @@ int64_t qd_program_square_rows(const qd_program *program); /* of all families, a
 
 /* The peak of each kind of buffer at the moment of the largest total, and the total. */
 typedef struct qd_memory_report {
-    int64_t at_peak[QD_BUFFER_KIND_COUNT];
+    int64_t at_peak[QD_BUFFER_KIND_COUNT]; /* on the device */
+    int64_t host[QD_BUFFER_KIND_COUNT];    /* in host memory, at all times */
+    int64_t host_total;
+    int64_t chunks;         /* of optimizer state that take turns on the device during the update: at the peak or not */
     int64_t total;          /* persistent + dynamic area: what the trainer allocates */
     int64_t live_peak;      /* most bytes alive at once; the rest of the dynamic area is lost to its packing */
     int peak_action;        /* where that is */
@@ -295,6 +313,8 @@ void qd_program_print(const qd_program *program, FILE *out);
 /* Traces in Perfetto's format: what the trainer's and simulated ones share.
  * The name of a process (a rank) or of one of its tracks; what: "process_name" or "thread_name". */
 void qd_trace_put_name(qd_json_writer *writer, const char *what, int rank, int track, const char *name);
+/* The names of the tracks that a program's streams are. */
+void qd_trace_put_tracks(qd_json_writer *writer, const qd_program *program, int rank);
 /* One event, begin and end in seconds. */
 void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
 /* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: from when on the rank waited for it. */

@@ -97,6 +97,7 @@ typedef struct qd_builder {
     qd_pending *pending;   /* in the order of their start */
     int pending_count, pending_done;
     struct qd_muon *muon;  /* NULL: another optimizer */
+    struct qd_offload *offload; /* NULL: the optimizer's state lies on the device */
     bool no_memory;
 } qd_builder;
 
@@ -161,4 +162,15 @@ int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of
 qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2); /* *moment2: elements of MOMENT2 */
 void qd_muon_begin(qd_builder *b);  /* after the norm: what other work may be done beside */
 void qd_muon_finish(qd_builder *b);
+
+/* offload.c: optimizer state that lies in host memory. All but the first two do nothing where it does not. */
+qd_status qd_offload_check(const qd_strategy *strategy); /* there must be some */
+void qd_offload_create(qd_builder *b, qd_arena *arena);
+void qd_offload_begin(qd_builder *b);   /* takes room for chunks; the first come in while gradients are still summed and normed */
+bool qd_offload_updates(qd_builder *b); /* UPDATE of all modules, chunk by chunk; false: there are no chunks */
+/* Brings this rank's box of a matrix's state to the device: the chunk it is in, -1: it lies there, or the rank has none. */
+int qd_offload_matrix_begin(qd_builder *b, int matrix, qd_buffer_kind kind);
+/* `action`, the newest, works on it; then it goes back. chunk -1: nothing. */
+void qd_offload_matrix_end(qd_builder *b, int matrix, qd_buffer_kind kind, qd_action *action, int chunk);
+void qd_offload_finish(qd_builder *b);
 #endif

@@ -112,8 +112,9 @@ static void add_row(qd_bench_step_result *r, const char *name, double seconds, d
     }
 }
 
-/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains. */
-static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int steps)
+/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains. beside: copies from and to host memory
+ * have streams of their own. */
+static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int steps, bool beside)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
@@ -125,8 +126,11 @@ static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int ste
         if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_RECOMPUTE || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
             kind == QD_ACTION_BACKWARD_WEIGHT)
             continue;
-        add_row(r, qd_action_name((qd_action_kind)kind), p->action_seconds[kind] * per, 0.0, 0.0);
-        explained += p->action_seconds[kind] * per;
+        bool copies = beside && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
+        char name[48];
+        snprintf(name, sizeof name, "%s%s", qd_action_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
+        add_row(r, name, p->action_seconds[kind] * per, 0.0, 0.0);
+        explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
     add_row(r, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
     add_row(r, "interpreter and the rest", r->step_seconds - explained - p->wait_seconds * per, 0.0, 0.0);
@@ -196,6 +200,14 @@ done:
     return status;
 }
 
+/* Rank 0's. */
+static qd_status read_host_bytes(qd_trainer *trainer, qd_comm *world, void *bytes)
+{
+    if (qd_comm_rank(world) == 0)
+        *(int64_t *)bytes = qd_trainer_allocated_host(trainer);
+    return QD_OK;
+}
+
 static qd_status fill_memory(qd_bench_step_result *r, qd_team *team, qd_device *device)
 {
     qd_memory_report memory;
@@ -204,6 +216,8 @@ static qd_status fill_memory(qd_bench_step_result *r, qd_team *team, qd_device *
     QD_TRY(qd_memory_account(qd_team_program(team), &memory));
     r->planned_bytes = memory.total;
     r->allocated_bytes = qd_device_allocated(device);
+    r->host_planned_bytes = memory.host_total;
+    QD_TRY(qd_team_call(team, read_host_bytes, &r->host_allocated_bytes));
     r->workspace_bytes = qd_device_get_caps(device)->workspace_bytes;
     qd_device_describe_workspace(device, &text);
     snprintf(r->workspace, sizeof r->workspace, "%s", text.data ? text.data : "kernels");
@@ -259,7 +273,7 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share *= qd_program_flops(program) * config.world;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
-    fill_rows(result, profile, steps);
+    fill_rows(result, profile, steps, !qd_device_get_caps(device)->host_memory && config.strategy.overlap);
 done:
     qd_team_destroy(team);
     free(profile);

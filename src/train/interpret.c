@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/half.h"
+#include "device/copies.h"
 #include "parallel/dispatch.h"
 #include "parallel/exchange.h"
 #include "parallel/matrices.h"
@@ -21,6 +22,8 @@ struct qd_interpreter {
     const qd_kernels *kernels;
     qd_stream *stream;
     qd_work **work;         /* per action: in flight */
+    qd_event **copied;      /* per action: that it has copied; NULL: it does no copies, or on the compute stream */
+    qd_event *reached;      /* how far the compute stream has come */
     int32_t *input[2];      /* host: (3, rows) of a micro-batch, in turn: the device may still read the one before */
     qd_event *input_read[2];
     int32_t *whole;         /* host, with cp: whole sequences of a micro-batch, of which the rank takes its part */
@@ -31,7 +34,7 @@ struct qd_interpreter {
     double *sums;           /* per parameter, summed over rows */
     int64_t *cursor;        /* per family and part: the next row of it to be summed */
     int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
-    qd_timeline *timeline;  /* made when a step is traced or profiled */
+    qd_timeline *timelines[QD_STREAM_COUNT]; /* made when a step is traced or profiled; none of communication */
     qd_watch *watch;        /* made when a step is traced; NULL: nothing to watch */
     /* of the step that runs */
     const qd_step_input *in;
@@ -52,6 +55,24 @@ static int64_t square_rows(const qd_program *p)
     return buffer >= 0 ? p->buffers[buffer].bytes / 8 : 0;
 }
 
+/* The stream that an action's copies or kernels go to. */
+static qd_stream *stream_of(const qd_interpreter *it, int stream)
+{
+    return stream == QD_STREAM_IN    ? qd_device_in_stream(it->bound->device)
+           : stream == QD_STREAM_OUT ? qd_device_out_stream(it->bound->device)
+                                     : it->stream;
+}
+
+static qd_status make_events(qd_interpreter *it)
+{
+    const qd_program *p = it->program;
+    QD_TRY(qd_event_create(it->bound->device, &it->reached));
+    for (int i = 0; i < p->action_count; i++)
+        if (qd_action_copies(&p->actions[i]) && p->actions[i].stream != QD_STREAM_COMPUTE)
+            QD_TRY(qd_event_create(it->bound->device, &it->copied[i]));
+    return QD_OK;
+}
+
 static qd_status staging(qd_interpreter *it)
 {
     qd_device *device = it->bound->device;
@@ -70,6 +91,7 @@ static qd_status staging(qd_interpreter *it)
     it->squares = memory;
     QD_TRY(qd_host_alloc(device, it->program->ledger->param_count * (int64_t)sizeof *it->sums, &memory));
     it->sums = memory;
+    QD_TRY(make_events(it));
     return qd_exchanger_create(it->bound, &it->exchanger);
 }
 
@@ -86,8 +108,9 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
     for (int family = 0; family < QD_FAMILY_COUNT; family++)
         it->first_row[family] = qd_program_square_base(p, family, p->storage.share[family].part);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
+    it->copied = calloc((size_t)p->action_count, sizeof *it->copied);
     it->cursor = calloc((size_t)(p->storage.share[0].parts + p->storage.share[1].parts), sizeof *it->cursor);
-    qd_status status = it->work && it->cursor ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    qd_status status = it->work && it->copied && it->cursor ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
     if (status != QD_OK) {
         qd_interpreter_destroy(it);
         return status;
@@ -100,6 +123,10 @@ void qd_interpreter_destroy(qd_interpreter *it)
 {
     if (!it)
         return;
+    for (int i = 0; it->copied && i < it->program->action_count; i++)
+        qd_event_destroy(it->copied[i]);
+    qd_event_destroy(it->reached);
+    free(it->copied);
     free(it->work);
     free(it->cursor);
     for (int i = 0; i < 2; i++) {
@@ -111,7 +138,8 @@ void qd_interpreter_destroy(qd_interpreter *it)
     qd_host_free(it->bound->device, it->sums);
     qd_watch_destroy(it->watch);
     qd_exchanger_destroy(it->exchanger);
-    qd_timeline_destroy(it->timeline);
+    for (int i = 0; i < QD_STREAM_COUNT; i++)
+        qd_timeline_destroy(it->timelines[i]);
     free(it);
 }
 
@@ -222,7 +250,7 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         .documents = it->in->source->documents,
         .exchange = qd_exchanger_view(it->exchanger),
         .profile = it->in->profile ? &it->in->profile->ops : NULL,
-        .timeline = it->timeline,
+        .timeline = it->timelines[QD_STREAM_COMPUTE],
         .op_id = p->action_count,
     };
     for (int u = 0; u < QD_USE_COUNT; u++) {
@@ -478,6 +506,13 @@ static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
     return updates(it) ? qd_update_module(&c, a) : QD_OK;
 }
 
+static qd_status do_copy(qd_interpreter *it, const qd_action *a, int index)
+{
+    qd_stream *stream = stream_of(it, a->stream);
+    QD_TRY(qd_update_copy(it->bound, a, stream));
+    return it->copied[index] ? qd_event_record(it->copied[index], stream) : QD_OK;
+}
+
 static qd_status do_momentum(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -537,6 +572,8 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_SQUARES] = do_squares,
     [QD_ACTION_SUMS] = do_sums,
     [QD_ACTION_NORM] = do_norm,
+    [QD_ACTION_FETCH] = do_copy,
+    [QD_ACTION_STORE] = do_copy,
     [QD_ACTION_UPDATE] = do_update,
     [QD_ACTION_MOMENTUM] = do_momentum,
     [QD_ACTION_COLLECT] = do_collect,
@@ -561,10 +598,29 @@ static qd_status wait_for(qd_interpreter *it, int index)
     return status;
 }
 
-/* Actions that are put on the timeline: those that the compute stream carries out. */
+/* Before an action runs: what it depends on has ended for its stream. The host waits for none of it but communication in host memory. */
+static qd_status wait_before(qd_interpreter *it, const qd_action *a)
+{
+    const qd_program *p = it->program;
+    qd_stream *stream = stream_of(it, a->stream);
+    for (int d = 0; d < a->dep_count; d++) {
+        int on = p->deps[a->dep_first + d];
+        if (it->copied[on]) {
+            QD_TRY(qd_stream_wait_event(stream, it->copied[on]));
+        } else if (stream != it->stream && p->actions[on].stream == QD_STREAM_COMPUTE) {
+            QD_TRY(qd_event_record(it->reached, it->stream));
+            QD_TRY(qd_stream_wait_event(stream, it->reached));
+        } else {
+            QD_TRY(wait_for(it, on));
+        }
+    }
+    return QD_OK;
+}
+
+/* Actions that are put on the timeline of their stream: all but communication. */
 static bool timed(const qd_interpreter *it, const qd_action *a)
 {
-    return (it->in->trace || it->in->profile) && a->stream == QD_STREAM_COMPUTE && a->kind != QD_ACTION_ALLOC &&
+    return (it->in->trace || it->in->profile) && a->stream != QD_STREAM_COMM && a->kind != QD_ACTION_ALLOC &&
            a->kind != QD_ACTION_FREE;
 }
 
@@ -582,8 +638,7 @@ static qd_status run_action(qd_interpreter *it, int index)
     if (it->in->trace)
         qd_watch_action(it->watch, index);
     double arrived = qd_clock_now();
-    for (int d = 0; d < a->dep_count; d++)
-        QD_TRY(wait_for(it, it->program->deps[a->dep_first + d]));
+    QD_TRY(wait_before(it, a));
     if (it->in->profile)
         it->in->profile->wait_seconds += qd_clock_now() - arrived;
     if (it->in->cpu_seconds && qd_action_phases(a) != 0) {
@@ -595,9 +650,9 @@ static qd_status run_action(qd_interpreter *it, int index)
     if (!timed(it, a))
         return action_table[a->kind](it, a, index);
     int piece;
-    QD_TRY(qd_timeline_begin(it->timeline, index, &piece));
+    QD_TRY(qd_timeline_begin(it->timelines[a->stream], index, &piece));
     QD_TRY(action_table[a->kind](it, a, index));
-    return qd_timeline_end(it->timeline, piece);
+    return qd_timeline_end(it->timelines[a->stream], piece);
 }
 
 /* A piece of the timeline is an action, an op (numbered after the actions), or a wait for an exchange. */
@@ -644,8 +699,28 @@ static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
     qd_comm_abort(it->bound->world, message);
     for (int i = 0; i < it->program->action_count; i++)
         wait_for(it, i);
+    qd_stream_wait(qd_device_in_stream(it->bound->device)); /* copies, whose memory may be given back now */
+    qd_stream_wait(qd_device_out_stream(it->bound->device));
     qd_exchanger_drain(it->exchanger);
     return QD_FAIL(status, "%s", message);
+}
+
+/* The clocks of a step that is traced or profiled. */
+static qd_status start_timelines(qd_interpreter *it)
+{
+    const qd_program *p = it->program;
+    if (!it->in->trace && !it->in->profile)
+        return QD_OK;
+    for (int i = 0; i < QD_STREAM_COUNT; i++) {
+        bool used = i == QD_STREAM_COMPUTE || (i != QD_STREAM_COMM && p->strategy.offload);
+        if (used && !it->timelines[i])
+            QD_TRY(qd_timeline_create(stream_of(it, i), &it->timelines[i]));
+        if (used)
+            QD_TRY(qd_timeline_start(it->timelines[i]));
+    }
+    if (it->in->trace && !it->watch)
+        QD_TRY(qd_watch_create(it->bound, it->exchanger, it->timelines[QD_STREAM_COMPUTE], p->action_count + QD_OP_KIND_COUNT, &it->watch));
+    return qd_watch_start(it->watch);
 }
 
 qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_output *output)
@@ -654,14 +729,7 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     it->not_finite[0] = '\0';
     qd_status status = QD_OK;
     int index = 0;
-    if ((input->trace || input->profile) && !it->timeline)
-        QD_TRY(qd_timeline_create(it->stream, &it->timeline));
-    if (input->trace && !it->watch)
-        QD_TRY(qd_watch_create(it->bound, it->exchanger, it->timeline, it->program->action_count + QD_OP_KIND_COUNT, &it->watch));
-    if (input->trace || input->profile) {
-        QD_TRY(qd_timeline_start(it->timeline));
-        QD_TRY(qd_watch_start(it->watch));
-    }
+    QD_TRY(start_timelines(it));
     bool watched = input->trace && qd_device_get_caps(it->bound->device)->host_memory;
     qd_exchanger_observe(it->exchanger, watched ? take_exchange : NULL, it);
     for (; index < it->program->action_count && status == QD_OK; index++) {
@@ -681,10 +749,11 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         if (it->not_finite[0] != '\0')
             return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
     }
-    if (input->trace || input->profile) {
+    if (input->trace || input->profile)
         QD_TRY(qd_watch_collect(it->watch));
-        QD_TRY(qd_timeline_collect(it->timeline, take_piece, it));
-    }
+    for (int i = 0; i < QD_STREAM_COUNT && (input->trace || input->profile); i++)
+        if (it->timelines[i])
+            QD_TRY(qd_timeline_collect(it->timelines[i], take_piece, it));
     if (input->trace) {
         qd_watch_tell(it->watch, input->trace, input->step);
         qd_watch_stop(it->watch);

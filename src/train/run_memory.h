@@ -6,6 +6,7 @@
 
 typedef struct qd_run_memory {
     int64_t allocated; /* bytes that the rank holds from its device */
+    int64_t host;      /* in host memory, by plan */
     int64_t resident;  /* peak of its process */
 } qd_run_memory;
 

@@ -63,14 +63,12 @@ void qd_trace_add_exchange(qd_trace *t, int64_t step, int action, int op, double
 /* This rank's events as the items of a JSON list, without the brackets. */
 static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
 {
-    static const char *const tracks[QD_STREAM_COUNT] = {[QD_STREAM_COMPUTE] = "compute", [QD_STREAM_COMM] = "communication"};
     char name[32];
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_list_begin(&w, NULL);
     snprintf(name, sizeof name, "rank %d", rank);
     qd_trace_put_name(&w, "process_name", rank, 0, name);
-    for (int track = 0; track < QD_STREAM_COUNT; track++)
-        qd_trace_put_name(&w, "thread_name", rank, track, tracks[track]);
+    qd_trace_put_tracks(&w, p, rank);
     for (size_t i = 0; i < t->count; i++) {
         const event *e = &t->events[i];
         if (e->op < 0)

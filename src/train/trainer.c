@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct qd_trainer {
     qd_config config;
@@ -35,6 +36,20 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
     return share > 1 ? share : 1;
 }
 
+static bool in_host(const qd_trainer *t, qd_buffer_kind kind)
+{
+    int buffer = t->program->persistent[kind];
+    return buffer >= 0 && t->program->buffers[buffer].host;
+}
+
+/* State in host memory is read and written here when the step's copies have ended: the compute stream waits for the last of them. */
+static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_t count)
+{
+    QD_TRY(qd_stream_wait(qd_device_compute_stream(t->device)));
+    memcpy(to, values, (size_t)count * sizeof *values);
+    return QD_OK;
+}
+
 /* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and of its master copy. */
 static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
@@ -50,7 +65,10 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
         return qd_stream_wait(stream);
     }
     void *wide = master ? master + qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first : NULL;
-    if (!master)
+    bool there = wide && !in_host(t, QD_BUFFER_MASTER); /* fp32 values stay on the device */
+    if (wide && !there)
+        QD_TRY(write_host(t, wide, values, count));
+    if (!there)
         QD_TRY(qd_device_alloc(t->device, count * 4, &wide));
     qd_status status = qd_copy(stream, wide, values, count * 4);
     if (status == QD_OK)
@@ -59,7 +77,7 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
         });
     if (status == QD_OK)
         status = qd_stream_wait(stream);
-    if (!master)
+    if (!there)
         qd_device_free(t->device, wide, count * 4);
     return status;
 }
@@ -131,6 +149,19 @@ static qd_status take_memory(qd_trainer *t)
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
+/* Locked pages cannot be taken back: a machine without room for them would end the run, or others, by force. */
+static qd_status check_host(const qd_trainer *t, int local_ranks)
+{
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    int ranks = local_ranks > 0 ? local_ranks : 1;
+    double wanted = (double)t->program->host_bytes * ranks, there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (wanted <= there)
+        return QD_OK;
+    return QD_FAIL(QD_NO_MEMORY, "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s in host memory, which has %.2f GiB: "
+                                 "parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device", wanted / gib, ranks,
+                   ranks == 1 ? "" : "s", there / gib);
+}
+
 static qd_status build(qd_trainer *t, int local_ranks)
 {
     qd_device_config device = qd_device_config_default();
@@ -141,6 +172,7 @@ static qd_status build(qd_trainer *t, int local_ranks)
     device.deterministic = t->config.deterministic;
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
+    QD_TRY(check_host(t, local_ranks));
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
@@ -274,6 +306,11 @@ qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *o
         return QD_OK;
     const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
+    if (in_host(t, buffer_of(t, kind, &dtype))) {
+        QD_TRY(qd_stream_wait(stream));
+        memcpy(out, from, (size_t)own.count * sizeof *out);
+        return QD_OK;
+    }
     if (dtype == QD_F32) {
         QD_TRY(qd_copy(stream, out, from, own.count * 4));
         return qd_stream_wait(stream);
@@ -300,6 +337,8 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     QD_TRY(check_kept(t, param, kind));
     if (dtype != QD_F32)
         return QD_FAIL(QD_USAGE, "the gradient of '%s' is no state of fp32", t->program->ledger->params[param].name);
+    if (in_host(t, buffer_of(t, kind, &dtype)))
+        return write_host(t, base + own.offset, values, own.count);
     qd_stream *stream = qd_device_compute_stream(t->device);
     QD_TRY(qd_copy(stream, base + own.offset, values, own.count * 4));
     return qd_stream_wait(stream);
@@ -413,6 +452,11 @@ qd_device *qd_trainer_device(const qd_trainer *t)
 int64_t qd_trainer_allocated(const qd_trainer *t)
 {
     return qd_device_allocated(t->device);
+}
+
+int64_t qd_trainer_allocated_host(const qd_trainer *t)
+{
+    return t->bound->host_bytes;
 }
 
 qd_bound *qd_trainer_bound(qd_trainer *t)

@@ -40,7 +40,8 @@ void qd_trainer_set_position(qd_trainer *trainer, qd_position position); /* on a
 const qd_program *qd_trainer_program(const qd_trainer *trainer);
 qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: the program uses no such group */
 qd_device *qd_trainer_device(const qd_trainer *trainer);
-int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take */
+int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take on the device */
+int64_t qd_trainer_allocated_host(const qd_trainer *trainer); /* and in host memory */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
 void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* per action of the program; see qd_step_input */

@@ -3,6 +3,7 @@
 #include "optim/muon.h"
 #include "parallel/matrices.h"
 #include "spec/muon.h"
+#include "spec/offload.h"
 
 /* Elements of each buffer at which this rank's part of a parameter lies. */
 typedef struct places {
@@ -32,20 +33,52 @@ static bool equally_far(const places *x, const places *y)
            x->moment2 - x->state == y->moment2 - y->state;
 }
 
+/* Where element 0 of a kind of state would lie: the beginning of its buffer, or as far before its section of the chunk that the action
+ * works on. NULL: the optimizer keeps none. */
+static qd_status find_state(const qd_bound *b, const qd_action *a, qd_buffer_kind kind, void **base)
+{
+    *base = qd_bound_kind(b, kind);
+    if (a->chunk < 0 || !*base)
+        return QD_OK;
+    qd_section sections[QD_STATE_KINDS];
+    int count = qd_offload_sections(b->program, a, sections);
+    QD_TRY(qd_bound_buffer(b, a->chunk, base));
+    for (int i = 0; i < count; i++)
+        if (sections[i].kind == kind) {
+            *base = shifted(*base, sections[i].chunk - sections[i].host, QD_F32);
+            return QD_OK;
+        }
+    *base = NULL; /* this action does not touch it */
+    return QD_OK;
+}
+
+/* What an action updates of a parameter: all of it, or what its chunk has. */
+static places clipped(places at, const qd_action *a)
+{
+    int64_t begin = at.state > a->first ? at.state : a->first, end = a->first + a->count, last = at.state + at.count;
+    if (a->chunk < 0)
+        return at;
+    end = last < end ? last : end;
+    int64_t skipped = begin - at.state;
+    return (places){at.param + skipped, at.grad + skipped, begin, at.moment2 + skipped, end > begin ? end - begin : 0, at.decay};
+}
+
 /* The biases of a module's experts move against the load that the step has counted. */
-static qd_status update_biases(const qd_update_context *c, const qd_module *module)
+static qd_status update_biases(const qd_update_context *c, const qd_action *a, const qd_module *module)
 {
     const qd_bound *b = c->bound;
     const qd_program *p = b->program;
+    void *master;
+    QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     double rate = p->ledger->model.moe.bias_rate;
     for (int i = module->param_begin; i < module->param_begin + module->param_count && rate > 0.0; i++) {
         if (!p->ledger->params[i].counts)
             continue;
-        places at = find_places(p, i);
+        places at = clipped(find_places(p, i), a);
         void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
         if (at.count > 0)
             QD_TRY(c->kernels->expert_bias(c->stream, &(qd_expert_bias_args){
-                .bias = p->strategy.param == QD_F32 ? param : shifted(qd_bound_kind(b, QD_BUFFER_MASTER), at.state, QD_F32),
+                .bias = p->strategy.param == QD_F32 ? param : shifted(master, at.state, QD_F32),
                 .total = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, QD_F32),
                 .param = param,
                 .experts = at.count,
@@ -66,13 +99,17 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
     const qd_strategy *s = &p->strategy;
     const qd_module *module = &p->ledger->modules[a->module];
     int end = module->param_begin + module->param_count;
+    void *master, *moment1, *moment2;
+    QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
+    QD_TRY(find_state(b, a, QD_BUFFER_MOMENT1, &moment1));
+    QD_TRY(find_state(b, a, QD_BUFFER_MOMENT2, &moment2));
     for (int i = module->param_begin; i < end;) {
         enum { MOST = 64 };
         qd_param_range ranges[MOST];
         int count = 0;
-        places first = find_places(p, i);
+        places first = clipped(find_places(p, i), a);
         for (; i < end && count < MOST; i++) {
-            places at = find_places(p, i);
+            places at = clipped(find_places(p, i), a);
             if (p->ledger->params[i].tied_to >= 0 || p->ledger->params[i].counts || at.count == 0 || (p->matrices && qd_muon_takes(p->ledger, i)))
                 continue;
             if (count == 0)
@@ -87,15 +124,29 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
         qd_optim_state state = {
             .param = param,
             .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), first.grad - first.state, s->grad),
-            .master = s->param == QD_F32 ? param : qd_bound_kind(b, QD_BUFFER_MASTER),
-            .moment1 = qd_bound_kind(b, QD_BUFFER_MOMENT1),
-            .moment2 = shifted(qd_bound_kind(b, QD_BUFFER_MOMENT2), first.moment2 - first.state, QD_F32),
+            .master = s->param == QD_F32 ? param : master,
+            .moment1 = moment1,
+            .moment2 = shifted(moment2, first.moment2 - first.state, QD_F32),
             .param_dtype = s->param,
             .grad_dtype = s->grad,
         };
         QD_TRY(qd_optim_update(c->optim, c->kernels, c->stream, &state, ranges, count, c->step, c->grad_scale));
     }
-    return update_biases(c, module);
+    return update_biases(c, a, module);
+}
+
+qd_status qd_update_copy(const qd_bound *b, const qd_action *a, qd_stream *stream)
+{
+    qd_section sections[QD_STATE_KINDS];
+    int count = qd_offload_sections(b->program, a, sections);
+    bool in = a->kind == QD_ACTION_FETCH;
+    void *chunk;
+    QD_TRY(qd_bound_buffer(b, a->chunk, &chunk));
+    for (int i = 0; i < count; i++) {
+        void *near = shifted(chunk, sections[i].chunk, QD_F32), *far = shifted(qd_bound_kind(b, sections[i].kind), sections[i].host, QD_F32);
+        QD_TRY(qd_copy(stream, in ? near : far, in ? far : near, sections[i].count * 4));
+    }
+    return QD_OK;
 }
 
 qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
@@ -103,8 +154,8 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
     const qd_bound *b = c->bound;
     const qd_program *p = b->program;
     int rank = qd_comm_rank(b->world), own = qd_muon_own(p, a, rank);
-    float *m = qd_bound_kind(b, QD_BUFFER_MOMENT1);
-    void *part = NULL, *whole;
+    void *part = NULL, *whole, *m;
+    QD_TRY(find_state(b, a, QD_BUFFER_MOMENT1, &m));
     QD_TRY(qd_bound_buffer(b, a->buffer, &whole));
     if (a->part >= 0)
         QD_TRY(qd_bound_buffer(b, a->part, &part));
@@ -115,7 +166,7 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
             continue;
         QD_TRY(c->kernels->momentum(c->stream, &(qd_momentum_args){
             .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, p->strategy.grad),
-            .m = m + qd_program_holding(p, QD_BUFFER_MOMENT1, p->matrices[i].param).offset,
+            .m = (float *)m + qd_program_holding(p, QD_BUFFER_MOMENT1, p->matrices[i].param).offset,
             .out = exchanged ? (float *)part + p->matrices[i].part : i == own && p->matrix_group < 0 ? whole : NULL,
             .n = at.count,
             .momentum = c->optim->muon_momentum,
@@ -180,7 +231,8 @@ qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
 {
     const qd_bound *b = c->bound;
     const qd_program *p = b->program;
-    float *master = qd_bound_kind(b, QD_BUFFER_MASTER);
+    void *master;
+    QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     double lr = qd_muon_lr(c->optim, c->step);
     for (int i = a->param; i < a->param + a->params; i++) {
         const qd_param *logical = &p->ledger->params[p->matrices[i].param];
@@ -192,7 +244,7 @@ qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
         void *value = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
         QD_TRY(c->kernels->matrix_update(c->stream, &(qd_matrix_update_args){
             .param = value,
-            .master = master ? master + at.state : value,
+            .master = master ? (float *)master + at.state : value,
             .direction = direction,
             .n = at.count,
             .rate = lr * qd_muon_shape_factor(c->optim, logical->shape[0], logical->shape[1]),

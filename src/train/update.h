@@ -15,6 +15,9 @@ typedef struct qd_update_context {
     double expert_mean; /* assignments of the step per expert */
 } qd_update_context;
 
+/* FETCH and STORE: a chunk of state between host memory and the device; ordered on the stream. */
+qd_status qd_update_copy(const qd_bound *bound, const qd_action *action, qd_stream *stream);
+
 /* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */
 qd_status qd_update_module(const qd_update_context *context, const qd_action *action);
 qd_status qd_update_momentum(const qd_update_context *context, const qd_action *action);

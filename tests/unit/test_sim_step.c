@@ -77,6 +77,27 @@ static void times_add_up(void **state)
     assert_true(parts <= r.compute_seconds * 1.0001);
 }
 
+/* Optimizer state in host memory: 12 bytes per parameter each way over the link, of which the first chunks hide behind the norm and the
+ * two directions behind each other; and so much less memory. */
+static void offload(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=llama3.2-1b data.seq=2048 train.global_batch=8 train.precision=bf16";
+    qd_sim_report plain = simulated("h200", "%s", words), away = simulated("h200", "%s train.offload=optimizer", words);
+    qd_sim_report slow = simulated("h200", "%s train.offload=optimizer accelerator.host_gbs=10", words);
+    double bytes = 12.0 * (double)plain.parameters;
+    near("longer", away.step_seconds - plain.step_seconds, bytes / 49e9, 0.05);
+    near("longer over a slow link", slow.step_seconds - plain.step_seconds, bytes / 10e9, 0.05);
+    near("host memory", (double)away.host_bytes, bytes, 0.01);
+    assert_int_equal(plain.memory_bytes - away.memory_bytes, away.host_bytes);
+    double exposed = 0.0;
+    for (int i = 0; i < away.exposed_count; i++)
+        exposed += strcmp(away.exposed[i].name, "the host link") == 0 ? away.exposed[i].value : 0.0;
+    near("exposed", exposed, away.step_seconds - plain.step_seconds, 0.05);
+    qd_sim_report waiting = simulated("h200", "%s train.offload=optimizer parallel.overlap=false", words);
+    near("one way after the other", waiting.step_seconds - plain.step_seconds, 2.0 * bytes / 49e9, 0.05);
+}
+
 /* What does not fit is said, and the planner finds what does. */
 static void planning(void **state)
 {
@@ -186,7 +207,8 @@ static void processors_need_all_figures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up), cmocka_unit_test(planning), cmocka_unit_test(software),
+        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up),
+        cmocka_unit_test(offload), cmocka_unit_test(planning), cmocka_unit_test(software),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -256,7 +256,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;
     cpu->base.kernels = &kernels;
-    cpu->base.compute = cpu->base.comm = &cpu->stream;
+    cpu->base.compute = cpu->base.comm = cpu->base.in = cpu->base.out = &cpu->stream;
     QD_TRY_DONE(qd_pool_create(config->threads, config->pin_first, &cpu->pool));
     int64_t workspace = config->threads * QD_CPU_WORKSPACE_BYTES;
     cpu->workspace = take_memory(workspace);

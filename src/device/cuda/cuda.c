@@ -136,7 +136,12 @@ static qd_status cuda_memory(qd_device *device, int64_t *free_bytes, int64_t *to
 static qd_status cuda_host_alloc(qd_device *device, int64_t bytes, void **address)
 {
     QD_TRY(make_current(of_device(device)));
-    QD_CUDA_TRY(cudaHostAlloc(address, (size_t)bytes, cudaHostAllocPortable));
+    cudaError_t error = cudaHostAlloc(address, (size_t)bytes, cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return QD_FAIL(QD_NO_MEMORY, "cuda: the host has no %s of memory to lock in place", bytes_of(bytes).text);
+    }
+    QD_CUDA_TRY(error);
     return QD_OK;
 }
 
@@ -339,6 +344,8 @@ static void cuda_destroy(qd_device *device)
         (void)cudaFree(cuda->ceiling);
         destroy_stream(&cuda->compute);
         destroy_stream(&cuda->comm);
+        destroy_stream(&cuda->in);
+        destroy_stream(&cuda->out);
         (void)cudaFreeHost(cuda->fault_seen);
         (void)cudaFree(cuda->fault);
     }
@@ -401,6 +408,8 @@ static qd_status open_device(qd_cuda *cuda)
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->compute.stream, cudaStreamNonBlocking, least));
     /* Communication goes first where both have work: others wait for it. */
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->comm.stream, cudaStreamNonBlocking, greatest));
+    QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->in.stream, cudaStreamNonBlocking, least));
+    QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->out.stream, cudaStreamNonBlocking, least));
     void *workspace, *fault;
     QD_TRY(take_memory(cuda, "a record", sizeof *cuda->fault, &fault));
     cuda->fault = fault;
@@ -423,11 +432,13 @@ qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **devi
         return QD_FAIL(QD_NO_MEMORY, "cuda device: no memory for its description");
     cuda->ordinal = ordinal;
     cuda->deterministic = config->deterministic;
-    cuda->compute.base.device = cuda->comm.base.device = &cuda->base;
+    cuda->compute.base.device = cuda->comm.base.device = cuda->in.base.device = cuda->out.base.device = &cuda->base;
     cuda->base.ops = &ops;
     cuda->base.kernels = &kernels;
     cuda->base.compute = &cuda->compute.base;
     cuda->base.comm = &cuda->comm.base;
+    cuda->base.in = &cuda->in.base;
+    cuda->base.out = &cuda->out.base;
     cuda->base.caps.name = "cuda";
     cuda->base.caps.isa = cuda->isa;
     cuda->base.caps.blas = cuda->blas;

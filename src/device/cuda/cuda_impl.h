@@ -31,7 +31,7 @@ typedef struct qd_cuda_attention qd_cuda_attention; /* attention_cudnn.c: plans 
 
 typedef struct qd_cuda {
     qd_device base; /* first: a qd_device * of kind "cuda" is a qd_cuda * */
-    qd_cuda_stream compute, comm;
+    qd_cuda_stream compute, comm, in, out;
     int ordinal;
     struct cudaDeviceProp properties;
     bool deterministic;
