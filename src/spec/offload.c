@@ -58,15 +58,6 @@ static int64_t chunk_bytes(const chunk *c)
     return sections * (padded(c->count) + ALIGN) * 4;
 }
 
-int64_t qd_offload_bytes(const qd_program *p)
-{
-    int64_t elements = 0;
-    for (int i = 0; i < p->action_count; i++)
-        if (p->actions[i].kind == QD_ACTION_FETCH)
-            elements += p->actions[i].count * __builtin_popcount(p->actions[i].states);
-    return elements * 4;
-}
-
 /* ---- the list of chunks ---- */
 
 static unsigned kept(const qd_program *p)

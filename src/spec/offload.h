@@ -27,7 +27,4 @@ typedef struct qd_section {
 
 /* The sections of an action's chunk; returns how many. */
 int qd_offload_sections(const qd_program *program, const qd_action *action, qd_section sections[QD_STATE_KINDS]);
-
-/* Bytes that the step copies in each direction. */
-int64_t qd_offload_bytes(const qd_program *program);
 #endif
