@@ -578,10 +578,18 @@ static bool inputs_ready(const qd_transfer *op, int64_t k)
     return !s->staged || ALL_REACHED(op, produced, is_staged, s->base + (uint64_t)k + 1);
 }
 
+/* A sum takes the place of that of QD_LOCAL_RING rounds before. That a peer has produced this round does not say that it has
+ * fetched the old sum: it waited for the others to consume, not for itself. */
+static uint64_t old_sum_fetched(const state *s)
+{
+    return s->base + (uint64_t)(s->combined - QD_LOCAL_RING + 1);
+}
+
 static bool can_combine(const qd_transfer *op)
 {
     const state *s = state_of(op);
-    return s->combines && s->combined < s->rounds && inputs_ready(op, s->combined);
+    if (!s->combines || s->combined >= s->rounds || !inputs_ready(op, s->combined)) return false;
+    return s->combined < QD_LOCAL_RING || ALL_REACHED(op, consumed, everyone, old_sum_fetched(s));
 }
 
 static bool can_consume(const qd_transfer *op)
@@ -752,6 +760,9 @@ bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequenc
             return atomic_load(&lane->combined) < s->base + (uint64_t)s->consumed + 1;
         if (is_staged(op, peer) &&
             atomic_load(&lane->produced) < s->base + (uint64_t)s->consumed + 1)
+            return true;
+        if (s->combines && s->combined < s->rounds && s->combined >= QD_LOCAL_RING &&
+            atomic_load(&lane->consumed) < old_sum_fetched(s))
             return true;
     }
     if (s->shares && s->consumes)
