@@ -12,6 +12,7 @@ static void put_row(qd_json_writer *w, const qd_bench_collectives_row *r, bool m
     qd_json_put_int(w, "bytes", r->bytes);
     qd_json_put_double(w, "seconds", r->local_seconds);
     qd_json_put_double(w, "bus_bytes_per_second", r->local_bandwidth);
+    qd_json_put_double(w, "plain_seconds", r->plain_seconds);
     if (r->copy_seconds > 0)
         qd_json_put_double(w, "copy_seconds", r->copy_seconds);
     if (mpi) {
@@ -26,7 +27,8 @@ static void put_row(qd_json_writer *w, const qd_bench_collectives_row *r, bool m
 
 static void print_rows(const qd_bench_collectives_result *result, bool mpi)
 {
-    printf("%-15s %5s %10s %12s %10s %12s", "operation", "ranks", "message", "time", "bus", "copies alone");
+    printf("%-15s %5s %10s %12s %10s %12s %12s", "operation", "ranks", "message", "time", "bus", "plain memory",
+           "copies alone");
     if (mpi)
         printf(" %14s %12s %10s %7s", "mpi backend", "MPI", "bus", "ratio");
     putchar('\n');
@@ -34,8 +36,8 @@ static void print_rows(const qd_bench_collectives_result *result, bool mpi)
         const qd_bench_collectives_row *r = &result->rows[i];
         char bytes[32];
         qd_text_bytes(r->bytes, bytes, sizeof bytes);
-        printf("%-15s %5d %10s %9.2f us %5.2f GB/s", qd_coll_kind_name(r->kind), r->ranks, bytes, r->local_seconds * 1e6,
-               r->local_bandwidth * 1e-9);
+        printf("%-15s %5d %10s %9.2f us %5.2f GB/s %9.2f us", qd_coll_kind_name(r->kind), r->ranks, bytes,
+               r->local_seconds * 1e6, r->local_bandwidth * 1e-9, r->plain_seconds * 1e6);
         if (r->copy_seconds > 0)
             printf(" %9.2f us", r->copy_seconds * 1e6);
         else
@@ -76,6 +78,9 @@ static qd_status run(cli_call *call)
     config.largest_bytes = qd_options_int(o, "largest");
     config.seconds = qd_options_float(o, "seconds");
     config.rank_command = command;
+    for (int kind = 0; kind < QD_COLL_KIND_COUNT; kind++)
+        if (strcmp(qd_options_string(o, "operation"), qd_coll_kind_name((qd_coll_kind)kind)) == 0)
+            config.operation = kind;
     qd_strbuf text = {0};
     qd_json_writer w = qd_json_writer_on(&text);
     qd_status status = QD_OK;

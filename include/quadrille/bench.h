@@ -17,6 +17,7 @@ typedef struct qd_bench_collectives_config {
     bool against_mpi;                      /* also time the MPI library's own calls and our mpi backend, in one run */
     int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
     double seconds;                        /* time to spend on each size and operation, about, all sides together */
+    int operation;                         /* only this qd_coll_kind (send stands for receive too); -1: all */
     /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
@@ -31,9 +32,11 @@ typedef struct qd_bench_collectives_row {
     qd_coll_kind kind;
     int ranks;
     int64_t bytes;
-    double local_seconds;       /* ours, backend local */
+    double local_seconds;       /* ours, backend local, in memory of qd_comm_alloc() */
+    double plain_seconds;       /* the same in ordinary memory */
     double mpi_backend_seconds; /* ours, backend mpi; 0 without MPI */
-    double mpi_seconds;         /* the MPI library's own call; 0 without MPI */
+    double mpi_seconds;         /* the MPI library's own call, in ordinary memory or in that of MPI_Alloc_mem(), whichever
+                                   is faster; 0 without MPI */
     double copy_seconds;        /* the operation's copies alone, shared evenly between the ranks, each by one system call
                                    from a neighbour's memory; 0 for sums, below 64 KiB, or where that is not allowed */
     double ratio;               /* mpi_seconds / local_seconds: above 1, ours is faster; 0 without MPI */

@@ -36,7 +36,8 @@ typedef struct qd_work qd_work;
 typedef struct qd_comm_config {
     double deadline_seconds; /* how long a rank may be missing from an operation */
     int64_t staging_bytes;   /* shared staging memory per rank and communicator, used as needed (local processes only) */
-    bool no_remote_reads;    /* local processes: never read each other's memory by system call; everything is staged */
+    bool no_remote_reads;    /* local: ranks reach only memory of qd_comm_alloc(), and the rest is staged: no system calls
+                                between processes, and threads go the ways of processes */
 } qd_comm_config;
 qd_comm_config qd_comm_config_default(void);
 
@@ -72,6 +73,13 @@ qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd
 
 /* Not collective. Waits for nothing: work must have been waited for. NULL is legal. */
 void qd_comm_destroy(qd_comm *comm);
+
+/* Memory that the other ranks of this world reach without system calls: operations whose buffers all lie in such memory
+ * copy it once, in user space (local processes; elsewhere this is ordinary memory). Any part of it may be passed to any
+ * operation, together with other memory or without. Not collective. Zeroed, aligned to 64 bytes or better; resident from
+ * the start. Give it back before the last communicator of its world is destroyed; a rank that dies leaves nothing. */
+qd_status qd_comm_alloc(qd_comm *comm, int64_t bytes, void **memory);
+void qd_comm_free(qd_comm *comm, void *memory); /* NULL is legal */
 
 /* What this rank is doing, for messages of all ranks ("step 12, backward block.3"). Cheap; truncated to 63 bytes. */
 void qd_comm_at(qd_comm *comm, const char *place);

@@ -2,6 +2,8 @@
 #include "comm/device.h"
 #include "comm/work.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -297,6 +299,24 @@ done:
     free(ids);
     free(members);
     return status;
+}
+
+/* ---- memory ---- */
+
+qd_status qd_comm_alloc(qd_comm *comm, int64_t bytes, void **memory)
+{
+    *memory = NULL;
+    if (bytes < 0)
+        return QD_FAIL(QD_USAGE, "shared memory of %lld bytes: a size must not be negative", (long long)bytes);
+    if (comm->world->backend->alloc) QD_TRY(comm->world->backend->alloc(comm->world, bytes, memory));
+    if (!*memory) *memory = qd_memory_take(bytes > 0 ? bytes : 1);
+    return *memory ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a buffer of %lld bytes", (long long)bytes);
+}
+
+void qd_comm_free(qd_comm *comm, void *memory)
+{
+    if (!memory) return;
+    if (!comm->world->backend->free || !comm->world->backend->free(comm->world, memory)) free(memory);
 }
 
 /* ---- the rest ---- */

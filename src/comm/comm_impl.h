@@ -189,6 +189,11 @@ struct qd_comm_backend_ops {
     void (*abort)(qd_world *world, const char *reason);
     bool (*aborted)(qd_world *world, int *rank, char *reason, size_t reason_bytes);
 
+    /* Optional: memory that the other ranks reach by address. alloc: *memory stays NULL where ordinary memory does.
+     * free: false if it is not from alloc. */
+    qd_status (*alloc)(qd_world *world, int64_t bytes, void **memory);
+    bool (*free)(qd_world *world, void *memory);
+
     void (*at)(qd_world *world, const char *place); /* what this rank is doing, for late() on other ranks [S] */
 
     /* Groups. The core exchanges colours over the parent, then calls reserve_id on the first rank of each new group,
@@ -256,8 +261,9 @@ typedef void (*qd_transfer_visit)(void *context, void *to, const void *from, int
 void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context);
 
 /* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
- * it is in place already). For a group of one this is the whole operation; the core never calls a backend for those. */
-void qd_transfer_copy_own(const qd_transfer *op);
+ * it is in place already), past the caches when `large` or when it is large by itself. For a group of one this is the whole
+ * operation; the core never calls a backend for those. */
+void qd_transfer_copy_own(const qd_transfer *op, bool large);
 
 /* memcpy. Past the caches when `large`: for results of huge messages, which are not read again soon. */
 void qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);

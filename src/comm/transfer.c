@@ -149,13 +149,13 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
 
 static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
 {
-    (void)context;
-    qd_comm_copy(to, from, bytes, bytes >= QD_COMM_STREAM_BYTES);
+    const bool *large = context;
+    qd_comm_copy(to, from, bytes, *large || bytes >= QD_COMM_STREAM_BYTES);
 }
 
-void qd_transfer_copy_own(const qd_transfer *op)
+void qd_transfer_copy_own(const qd_transfer *op, bool large)
 {
-    qd_transfer_own_pieces(op, copy_piece, NULL);
+    qd_transfer_own_pieces(op, copy_piece, &large);
 }
 
 /* ---- agreement ---- */

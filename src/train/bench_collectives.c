@@ -37,7 +37,7 @@ typedef struct launch {
 qd_bench_collectives_config qd_bench_collectives_config_default(void)
 {
     return (qd_bench_collectives_config){
-        .ranks = 2, .smallest_bytes = 4, .largest_bytes = (int64_t)64 << 20, .seconds = 0.5};
+        .ranks = 2, .smallest_bytes = 4, .largest_bytes = (int64_t)64 << 20, .seconds = 0.5, .operation = -1};
 }
 
 static qd_status check_config(const qd_bench_collectives_config *config)
@@ -49,6 +49,8 @@ static qd_status check_config(const qd_bench_collectives_config *config)
                        (long long)config->smallest_bytes, (long long)config->largest_bytes);
     if (!(config->seconds > 0))
         return QD_FAIL(QD_USAGE, "bench collectives: seconds must be above 0");
+    if (config->operation < -1 || config->operation >= QD_COLL_KIND_COUNT || config->operation == QD_COLL_RECV)
+        return QD_FAIL(QD_USAGE, "bench collectives: there is no operation %d to measure", config->operation);
     if (!config->rank_command || !config->rank_command[0])
         return QD_FAIL(QD_USAGE, "bench collectives: no command for the ranks");
     if (config->against_mpi && !qd_mpi_built())
@@ -98,8 +100,9 @@ static qd_status make_words(launch *l, const qd_bench_collectives_config *config
     snprintf(l->numbers[2], NUMBER_BYTES, "%lld", (long long)config->smallest_bytes);
     snprintf(l->numbers[3], NUMBER_BYTES, "%lld", (long long)config->largest_bytes);
     snprintf(l->numbers[4], NUMBER_BYTES, "%.17g", config->seconds);
-    snprintf(l->numbers[5], NUMBER_BYTES, "/proc/%d/fd/%d", pid, qd_local_world_fd(l->world));
-    snprintf(l->numbers[6], NUMBER_BYTES, "/proc/%d/fd/%d", pid, l->board_fd);
+    snprintf(l->numbers[5], NUMBER_BYTES, "%d", config->operation);
+    snprintf(l->numbers[6], NUMBER_BYTES, "/proc/%d/fd/%d", pid, qd_local_world_fd(l->world));
+    snprintf(l->numbers[7], NUMBER_BYTES, "/proc/%d/fd/%d", pid, l->board_fd);
     for (int i = 0; i < QD_BENCH_RANK_ARGUMENTS; i++)
         l->words[w++] = l->numbers[i];
     int e = 0;

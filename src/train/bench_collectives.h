@@ -23,8 +23,9 @@ typedef struct qd_bench_rank_arguments {
     int rank, ranks;
     int64_t smallest_bytes, largest_bytes;
     double seconds;
+    int operation; /* -1: all */
     const char *world_path, *board_path;
 } qd_bench_rank_arguments;
-enum { QD_BENCH_RANK_ARGUMENTS = 7 };
+enum { QD_BENCH_RANK_ARGUMENTS = 8 };
 
 #endif

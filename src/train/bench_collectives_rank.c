@@ -4,6 +4,7 @@
 #include "train/bench_collectives.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "comm/mpi/native.h"
 
 #include <errno.h>
@@ -16,20 +17,21 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-typedef enum side { LOCAL, COPIES, MPI_BACKEND, MPI_OWN, SIDES } side;
+/* LOCAL and MPI_MEMORY: in memory that the library has given for it; the others: in ordinary memory. */
+typedef enum side { LOCAL, PLAIN, COPIES, MPI_BACKEND, MPI_OWN, MPI_MEMORY, SIDES } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
 /* A sample is long against the clock and against one turn of the scheduler's queue. */
-#define SAMPLE_SECONDS 1e-3
+#define SAMPLE_SECONDS 5e-3
 #define COPIES_LEAST (64 << 10) /* smaller copies say more about system calls than about copies */
 
 typedef struct bench {
     qd_bench_rank_arguments arguments;
     int rank, ranks, sides;
-    qd_comm *comms[SIDES]; /* LOCAL, MPI_BACKEND */
+    qd_comm *comms[SIDES]; /* LOCAL, MPI_BACKEND; PLAIN borrows */
     pid_t neighbour;       /* 0: its memory cannot be read */
     const float *neighbour_in;
-    float *in, *out;
+    float *in[SIDES], *out[SIDES]; /* LOCAL, PLAIN, MPI_MEMORY; the others borrow PLAIN's */
     qd_bench_board *board;
 } bench;
 
@@ -95,10 +97,10 @@ static qd_status copy(const bench *b, qd_coll_kind kind, int64_t bytes)
 {
     int64_t others, own;
     copies_of(kind, bytes, b->ranks, &others, &own);
-    struct iovec here = {b->out, (size_t)others}, there = {(void *)(uintptr_t)b->neighbour_in, (size_t)others};
+    struct iovec here = {b->out[COPIES], (size_t)others}, there = {(void *)(uintptr_t)b->neighbour_in, (size_t)others};
     if (process_vm_readv(b->neighbour, &here, 1, &there, 1, 0) != others)
         return QD_FAIL(QD_SYSTEM, "cannot read the neighbour's memory: %s", strerror(errno));
-    memcpy((char *)b->out + others, b->in, (size_t)own);
+    memcpy((char *)b->out[COPIES] + others, b->in[COPIES], (size_t)own);
     return qd_comm_barrier(b->comms[LOCAL], NULL);
 }
 
@@ -107,7 +109,7 @@ static qd_status meet_neighbour(bench *b)
 {
     struct {
         int64_t pid, in;
-    } mine = {(int64_t)getpid(), (int64_t)(uintptr_t)b->in}, all[QD_BENCH_RANKS_MOST];
+    } mine = {(int64_t)getpid(), (int64_t)(uintptr_t)b->in[COPIES]}, all[QD_BENCH_RANKS_MOST];
     int right = (b->rank + 1) % b->ranks;
     if (b->ranks == 1)
         return QD_OK;
@@ -125,20 +127,24 @@ static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, 
 {
     if (s == COPIES)
         return copy(b, kind, count * 4 * (kind == QD_COLL_ALL_TO_ALL ? b->ranks : 1));
-    if (s == MPI_OWN)
-        return qd_mpi_native_call(kind, b->in, b->out, count, root);
-    return ours(b->comms[s], kind, b->in, b->out, count, root);
+    if (s == MPI_OWN || s == MPI_MEMORY)
+        return qd_mpi_native_call(kind, b->in[s], b->out[s], count, root);
+    return ours(b->comms[s], kind, b->in[s], b->out[s], count, root);
 }
 
 /* `rounds` calls, one after another. Seconds of one on this rank. */
 static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count, int64_t rounds, double *seconds)
 {
     int right = (b->rank + 1) % b->ranks, left = (b->rank + b->ranks - 1) % b->ranks;
-    QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
-    double begin = qd_clock_now();
-    for (int64_t i = 0; i < rounds; i++) {
+    double begin = 0;
+    /* Before the clock starts: calls that bring this side's buffers back near, after the other sides' turn. */
+    for (int64_t i = -b->ranks; i < rounds; i++) {
+        if (i == 0) {
+            QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
+            begin = qd_clock_now();
+        }
         if (kind != QD_COLL_SEND || s == COPIES) {
-            QD_TRY(call(b, s, kind, count, (int)(i % b->ranks)));
+            QD_TRY(call(b, s, kind, count, (int)((i + b->ranks) % b->ranks)));
             continue;
         }
         /* Even ranks send first, so that a send that waits for its receiver is met by one. */
@@ -227,18 +233,20 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
         return QD_OK;
     double moved = bus_bytes(kind, bytes, b->ranks);
     bool mpi = b->sides == SIDES;
+    double theirs = median[MPI_OWN] < median[MPI_MEMORY] ? median[MPI_OWN] : median[MPI_MEMORY];
     b->board->rows[b->board->count++] = (qd_bench_collectives_row){
         .kind = kind,
         .ranks = b->ranks,
         .bytes = kind == QD_COLL_BARRIER ? 0 : bytes,
         .local_seconds = median[LOCAL],
+        .plain_seconds = median[PLAIN],
         .mpi_backend_seconds = median[MPI_BACKEND],
-        .mpi_seconds = median[MPI_OWN],
+        .mpi_seconds = theirs,
         .copy_seconds = median[COPIES],
-        .ratio = mpi ? median[MPI_OWN] / median[LOCAL] : 0,
+        .ratio = mpi ? theirs / median[LOCAL] : 0,
         .local_bandwidth = moved / median[LOCAL],
         .mpi_backend_bandwidth = mpi ? moved / median[MPI_BACKEND] : 0,
-        .mpi_bandwidth = mpi ? moved / median[MPI_OWN] : 0,
+        .mpi_bandwidth = mpi ? moved / theirs : 0,
     };
     return QD_OK;
 }
@@ -254,8 +262,9 @@ static qd_status parse(int count, char *const *arguments, qd_bench_rank_argument
         .smallest_bytes = atoll(arguments[2]),
         .largest_bytes = atoll(arguments[3]),
         .seconds = atof(arguments[4]),
-        .world_path = arguments[5],
-        .board_path = arguments[6],
+        .operation = atoi(arguments[5]),
+        .world_path = arguments[6],
+        .board_path = arguments[7],
     };
     return QD_OK;
 }
@@ -291,25 +300,54 @@ static qd_status open_worlds(bench *b)
     qd_status status = qd_local_comm_open(fd, b->rank, &b->comms[LOCAL]);
     close(fd);
     QD_TRY(status);
+    b->comms[PLAIN] = b->comms[LOCAL];
     if (mpi)
         QD_TRY(qd_mpi_comm_create(NULL, &b->comms[MPI_BACKEND]));
     return QD_OK;
 }
 
+static qd_status take_buffers(bench *b, int64_t bytes)
+{
+    for (int i = 0; i < 2; i++) {
+        float **set = i ? b->out : b->in;
+        QD_TRY(qd_comm_alloc(b->comms[LOCAL], bytes, (void **)&set[LOCAL]));
+        set[PLAIN] = qd_memory_take(bytes);
+        if (!set[PLAIN])
+            return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %lld bytes", (long long)bytes);
+        set[COPIES] = set[MPI_BACKEND] = set[MPI_OWN] = set[PLAIN];
+        if (b->sides == SIDES)
+            QD_TRY(qd_mpi_native_alloc(bytes, (void **)&set[MPI_MEMORY]));
+        for (int64_t k = 0; k < bytes / 4; k++) {
+            set[LOCAL][k] = set[PLAIN][k] = (float)(k % 1000) * 0.001f;
+            if (set[MPI_MEMORY])
+                set[MPI_MEMORY][k] = set[PLAIN][k];
+        }
+    }
+    return QD_OK;
+}
+
+static void give_buffers(bench *b)
+{
+    for (int i = 0; i < 2; i++) {
+        float **set = i ? b->out : b->in;
+        if (set[LOCAL])
+            qd_comm_free(b->comms[LOCAL], set[LOCAL]);
+        free(set[PLAIN]);
+        if (set[MPI_MEMORY])
+            qd_mpi_native_free(set[MPI_MEMORY]);
+    }
+}
+
 static qd_status measure_all(bench *b)
 {
     size_t bytes = (size_t)b->arguments.largest_bytes + 64 * (size_t)b->ranks;
-    b->in = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    b->out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    if (!b->in || !b->out)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %zu bytes", bytes);
-    for (size_t i = 0; i < bytes / 4; i++)
-        b->in[i] = b->out[i] = (float)(i % 1000) * 0.001f;
+    QD_TRY(take_buffers(b, (int64_t)bytes));
     QD_TRY(meet_neighbour(b));
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         for (int64_t size = b->arguments.smallest_bytes, last = 0; size <= b->arguments.largest_bytes; size *= 4) {
             int64_t bytes_here = size / 4 * 4, whole = 4 * (int64_t)b->ranks;
-            if (kinds[k] == QD_COLL_SEND && b->ranks == 1)
+            if ((kinds[k] == QD_COLL_SEND && b->ranks == 1) ||
+                (b->arguments.operation >= 0 && b->arguments.operation != (int)kinds[k]))
                 break;
             /* Every rank has the same part, and at least one element of it. */
             if (in_parts(kinds[k]))
@@ -344,13 +382,12 @@ done:
             qd_comm_abort(b.comms[LOCAL], qd_error_message());
         qd_mpi_end(1);
     }
-    for (int i = SIDES - 1; i >= 0; i--)
-        qd_comm_destroy(b.comms[i]);
+    give_buffers(&b);
+    qd_comm_destroy(b.comms[MPI_BACKEND]);
+    qd_comm_destroy(b.comms[LOCAL]);
     if (b.arguments.rank < 0)
         qd_mpi_native_close();
     if (b.board)
         munmap(b.board, sizeof *b.board);
-    free(b.in);
-    free(b.out);
     return status;
 }

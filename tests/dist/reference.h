@@ -4,8 +4,10 @@
 #define QD_TEST_DIST_REFERENCE_H
 
 #include "base/half.h"
+#include "support/ranks.h"
 
 #include <quadrille/comm.h>
+#include <stdlib.h>
 #include <string.h>
 
 static inline uint64_t ref_hash(uint64_t a, uint64_t b, uint64_t c)
@@ -102,6 +104,40 @@ static inline void ref_reduced(void *to, qd_dtype dtype, qd_reduce_op op, uint64
     case QD_I64: memcpy(to, &v, 8); break;
     default: memcpy(to, &v, 4); break;
     }
+}
+
+/* ---- where a body's buffers lie ---- */
+
+/* What a run's text says: "" ordinary memory, "shared" that of qd_comm_alloc(), "mixed" one here and the other there,
+ * differently on even and odd ranks. */
+static inline bool ref_is_shared(const qd_comm *comm, const char *text, int which)
+{
+    if (strcmp(text, "mixed") == 0) return (qd_comm_rank(comm) + which) % 2 == 0;
+    return strcmp(text, "shared") == 0;
+}
+
+static inline void *ref_take(qd_comm *comm, const char *text, int which, int64_t bytes)
+{
+    void *memory = NULL;
+    if (!ref_is_shared(comm, text, which)) return calloc(1, (size_t)bytes);
+    return qd_comm_alloc(comm, bytes, &memory) == QD_OK ? memory : NULL;
+}
+
+static inline void ref_give(qd_comm *comm, const char *text, int which, void *memory)
+{
+    if (ref_is_shared(comm, text, which))
+        qd_comm_free(comm, memory);
+    else
+        free(memory);
+}
+
+/* The texts to run a mode with: processes have several kinds of memory. */
+static inline int ref_texts(qd_ranks_mode mode, const char *texts[3])
+{
+    texts[0] = "";
+    texts[1] = "shared";
+    texts[2] = "mixed";
+    return mode == QD_RANKS_PROCESSES ? 3 : mode == QD_RANKS_STAGED ? 2 : 1;
 }
 
 #endif

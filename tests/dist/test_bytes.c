@@ -1,4 +1,5 @@
 /* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes() says. */
+#include "dist/reference.h"
 #include "support/ranks.h"
 
 #include <setjmp.h>
@@ -31,11 +32,11 @@ static qd_status call_kind(qd_comm *comm, qd_coll_kind kind, void *in, void *out
 
 static qd_status body_bytes(qd_comm *world, void *arg)
 {
-    (void)arg;
+    const char *text = ((qd_ranks_call *)arg)->text;
     static const int64_t counts[] = {0, 1, 5, 1000, 5000, MOST};
     static const qd_dtype types[] = {QD_F32, QD_BF16, QD_I64};
     int size = qd_comm_size(world);
-    void *in = calloc(MOST, 8), *out = calloc(MOST, 8);
+    void *in = ref_take(world, text, 0, MOST * 8), *out = ref_take(world, text, 1, MOST * 8);
     qd_status status = QD_OK;
     for (int kind = 0; kind < QD_COLL_KIND_COUNT; kind++) {
         if (kind == QD_COLL_SEND || (kind == QD_COLL_RECV && size == 1)) continue; /* receive stands for both */
@@ -64,8 +65,8 @@ static qd_status body_bytes(qd_comm *world, void *arg)
             }
     }
 done:
-    free(in);
-    free(out);
+    ref_give(world, text, 0, in);
+    ref_give(world, text, 1, out);
     return status;
 }
 
@@ -79,8 +80,11 @@ static void test_bytes(void **unused)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             qd_ranks_result results[8];
             if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
-            if (qd_ranks_run_ok("bytes", (qd_ranks_mode)mode, sizes[i], NULL, results) != QD_OK)
-                fail_msg("%s", qd_error_message());
+            const char *texts[3];
+            for (int t = 0; t < ref_texts((qd_ranks_mode)mode, texts); t++)
+                if (qd_ranks_run_ok("bytes", (qd_ranks_mode)mode, sizes[i], &(qd_ranks_options){.text = texts[t]}, results) !=
+                    QD_OK)
+                    fail_msg("memory '%s': %s", texts[t], qd_error_message());
         }
 }
 

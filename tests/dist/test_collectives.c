@@ -15,6 +15,7 @@
 /* Buffers of a body: `in` and `out` with a guard behind, and a running hash of all results of this rank. */
 typedef struct bench {
     qd_comm *comm;
+    const char *text; /* where buffers lie: see ref_take() */
     int rank, size;
     uint64_t salt, hash;
     unsigned char *in, *out;
@@ -31,19 +32,19 @@ typedef struct bench {
 #define HUGE_ELEMENTS 2200003
 #endif
 
-static qd_status bench_open(bench *b, qd_comm *comm, int64_t most)
+static qd_status bench_open(bench *b, qd_comm *comm, const char *text, int64_t most)
 {
-    *b = (bench){.comm = comm, .rank = qd_comm_rank(comm), .size = qd_comm_size(comm), .salt = 1};
+    *b = (bench){.comm = comm, .text = text, .rank = qd_comm_rank(comm), .size = qd_comm_size(comm), .salt = 1};
     b->room = (most + 16) * 8;
-    b->in = malloc((size_t)b->room + GUARD);
-    b->out = malloc((size_t)b->room + GUARD);
+    b->in = ref_take(comm, text, 0, b->room + GUARD);
+    b->out = ref_take(comm, text, 1, b->room + GUARD);
     return b->in && b->out ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory");
 }
 
 static void bench_close(bench *b)
 {
-    free(b->in);
-    free(b->out);
+    ref_give(b->comm, b->text, 0, b->in);
+    ref_give(b->comm, b->text, 1, b->out);
 }
 
 static unsigned char *element(unsigned char *base, qd_dtype dtype, int64_t i)
@@ -363,7 +364,7 @@ static qd_status body_every(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
     bench b;
-    QD_TRY(bench_open(&b, world, MOST_ELEMENTS));
+    QD_TRY(bench_open(&b, world, call->text, MOST_ELEMENTS));
     qd_status status = every_pattern(&b);
     if (status == QD_OK) status = large_messages(&b);
     call->value = b.hash;
@@ -389,7 +390,7 @@ static qd_status body_huge(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
     bench b;
-    QD_TRY(bench_open(&b, world, HUGE_ELEMENTS));
+    QD_TRY(bench_open(&b, world, call->text, HUGE_ELEMENTS));
     qd_status status = huge_messages(&b);
     call->value = b.hash;
     bench_close(&b);
@@ -415,7 +416,7 @@ static qd_status body_groups(qd_comm *world, void *arg)
                 if (qd_comm_world_rank(odd, r) % 2 != rank % 2) return QD_FAIL(QD_DIFFERENT, "a stranger in the group");
             QD_TRY(qd_comm_split(odd, 0, 0, "inner", &inner));
             bench b;
-            QD_TRY(bench_open(&b, inner, MOST_ELEMENTS));
+            QD_TRY(bench_open(&b, inner, call->text, MOST_ELEMENTS));
             b.salt = (uint64_t)i;
             qd_status status = try_all_reduce(&b, 17 + i * 700, QD_F32, QD_SUM, false);
             if (status == QD_OK) status = try_all_gather(&b, 4097, QD_I32, false);
@@ -454,8 +455,8 @@ static qd_status body_async(qd_comm *world, void *arg)
     for (int g = 0; g < GROUPS; g++)
         for (int f = 0; f < FLIGHTS; f++) {
             int64_t n = sizes[(f + g) % 6];
-            in[g][f] = malloc((size_t)n * 4 + 4);
-            out[g][f] = calloc((size_t)n + 1, 4);
+            in[g][f] = ref_take(world, call->text, f, n * 4 + 4);
+            out[g][f] = ref_take(world, call->text, f + 1, n * 4 + 4);
             for (int64_t i = 0; i < n; i++) ref_input(&in[g][f][i], QD_F32, (uint64_t)(g * 100 + f), rank, i);
         }
     for (int round = 0; round < 3; round++) {
@@ -503,8 +504,8 @@ static qd_status body_async(qd_comm *world, void *arg)
                 memcpy(&bits, &want, 4);
                 hash = ref_hash(hash, bits, 0);
             }
-            free(in[g][f]);
-            free(out[g][f]);
+            ref_give(world, call->text, f, in[g][f]);
+            ref_give(world, call->text, f + 1, out[g][f]);
         }
     for (int g = 1; g < GROUPS; g++) qd_comm_destroy(groups[g]);
     call->value = hash;
@@ -533,7 +534,48 @@ static qd_status body_arguments(qd_comm *world, void *arg)
     return qd_comm_barrier(world, NULL); /* refused calls do not count as operations */
 }
 
+/* ---- shared memory ---- */
+
+/* Blocks do not overlap, are zero when they are new and when they are taken again, and go through any operation. */
+static qd_status body_memory(qd_comm *world, void *arg)
+{
+    (void)arg;
+    enum { BLOCKS = 20, ROUNDS = 4 };
+    int rank = qd_comm_rank(world), size = qd_comm_size(world);
+    int32_t *blocks[BLOCKS] = {NULL};
+    int64_t lengths[BLOCKS] = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            if (blocks[i] && (i + round) % 3) continue;
+            qd_comm_free(world, blocks[i]);
+            lengths[i] = (int64_t)(i * i * 3001 + round * 70001 + 1);
+            QD_TRY(qd_comm_alloc(world, lengths[i] * 4, (void **)&blocks[i]));
+            for (int64_t k = 0; k < lengths[i]; k++)
+                if (blocks[i][k] != 0) return QD_FAIL(QD_DIFFERENT, "new shared memory is not zero");
+            for (int64_t k = 0; k < lengths[i]; k++) blocks[i][k] = i;
+        }
+        for (int i = 0; i < BLOCKS; i++)
+            for (int64_t k = 0; k < lengths[i]; k++)
+                if (blocks[i][k] != i) return QD_FAIL(QD_DIFFERENT, "blocks %d and %d overlap", i, blocks[i][k]);
+        /* Ranks take different blocks, and a part from the middle. */
+        int32_t *mine = blocks[BLOCKS - 1 - rank % 2] + 1000 + rank;
+        for (int k = 0; k < 60000; k++) mine[k] = rank + k;
+        QD_TRY(qd_comm_all_reduce(world, mine, mine, 60000, QD_I32, QD_SUM, NULL));
+        for (int k = 0; k < 60000; k++)
+            if (mine[k] != size * k + size * (size - 1) / 2) return QD_FAIL(QD_DIFFERENT, "the sum is wrong at %d", k);
+        for (int k = 0; k < 60000; k++) mine[k] = BLOCKS - 1 - rank % 2;
+    }
+    void *none = blocks[0];
+    if (qd_comm_alloc(world, INT64_MAX, &none) != QD_NO_MEMORY || none)
+        return QD_FAIL(QD_DIFFERENT, "more memory than there can be was given");
+    QD_TRY(want_usage(qd_comm_alloc(world, -1, &none), "a negative size"));
+    for (int i = 0; i < BLOCKS; i++) qd_comm_free(world, blocks[i]);
+    qd_comm_free(world, NULL);
+    return qd_comm_barrier(world, NULL);
+}
+
 static const qd_ranks_entry bodies[] = {
+    {"memory", body_memory},
     {"every", body_every}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
     {"arguments", body_arguments}};
 
@@ -541,17 +583,22 @@ static const qd_ranks_entry bodies[] = {
 static void run_everywhere(const char *body, const int *sizes, int count)
 {
     for (int i = 0; i < count; i++) {
-        qd_ranks_result results[QD_RANKS_MODE_COUNT][64];
+        qd_ranks_result first[64], results[64];
         for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
             if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
             if (mode != QD_RANKS_THREADS && !sample_has((size_t)i, (size_t)mode, 2)) continue;
-            qd_ranks_options options = {.deadline_seconds = 60, .limit_seconds = 180}; /* for a busy machine */
-            if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], &options, results[mode]) != QD_OK)
-                fail_msg("%s", qd_error_message());
-            for (int r = 0; r < sizes[i]; r++)
-                if (results[mode][r].value != results[0][r].value)
-                    fail_msg("%s: rank %d of %d has other bits with %s than with %s", body, r, sizes[i],
-                             qd_ranks_mode_name((qd_ranks_mode)mode), qd_ranks_mode_name(QD_RANKS_THREADS));
+            const char *texts[3];
+            for (int t = 0; t < ref_texts((qd_ranks_mode)mode, texts); t++) {
+                /* for a busy machine */
+                qd_ranks_options options = {.text = texts[t], .deadline_seconds = 60, .limit_seconds = 180};
+                if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], &options, results) != QD_OK)
+                    fail_msg("memory '%s': %s", texts[t], qd_error_message());
+                if (mode == QD_RANKS_THREADS) memcpy(first, results, sizeof first);
+                for (int r = 0; r < sizes[i]; r++)
+                    if (results[r].value != first[r].value)
+                        fail_msg("%s: rank %d of %d has other bits with %s, memory '%s', than with %s", body, r, sizes[i],
+                                 qd_ranks_mode_name((qd_ranks_mode)mode), texts[t], qd_ranks_mode_name(QD_RANKS_THREADS));
+            }
         }
     }
 }
@@ -586,11 +633,17 @@ static void test_arguments(void **unused)
     run_everywhere("arguments", (const int[]){1, 2}, 2);
 }
 
+static void test_memory(void **unused)
+{
+    (void)unused;
+    run_everywhere("memory", (const int[]){1, 2, 4}, 3);
+}
+
 int main(int argc, char **argv)
 {
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_async),
-                                       cmocka_unit_test(test_arguments)};
+                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

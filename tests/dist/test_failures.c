@@ -172,22 +172,29 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         if (culprit) raise(is(arg, "stop") ? SIGSTOP : SIGKILL);
         return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
     }
-    bool stops = is(arg, "stop in the middle"), stops_writing = is(arg, "stop while writing");
-    if (stops || stops_writing || is(arg, "kill while writing"))
+    bool stops = is(arg, "stop in the middle");
+    bool stops_writing = is(arg, "stop while writing") || is(arg, "stop while writing, shared");
+    if (stops || stops_writing || is(arg, "kill while writing") || is(arg, "kill while writing, shared"))
         return end_in_the_middle(world, data, culprit, !stops, stops || stops_writing ? stop_now : die_now);
     return QD_FAIL(QD_USAGE, "no such scenario");
 }
 
 static qd_status body(qd_comm *world, void *arg)
 {
-    float *data = calloc(LARGE, sizeof *data);
+    float *data = NULL;
+    bool shared = strstr(((const qd_ranks_call *)arg)->text, "shared") != NULL;
+    if (shared) QD_TRY(qd_comm_alloc(world, LARGE * (int64_t)sizeof *data, (void **)&data));
+    if (!shared) data = calloc(LARGE, sizeof *data);
     if (!data) return QD_FAIL(QD_NO_MEMORY, "no memory");
     /* Operations 1 and 2 are good, so that messages must say 3. */
     qd_status status = QD_OK;
     for (int i = 0; i < 2 && status == QD_OK; i++) status = qd_comm_barrier(world, NULL);
     qd_comm_at(world, qd_comm_rank(world) == CULPRIT ? "step 3, block.1" : "step 3, block.0");
     if (status == QD_OK) status = misbehave(world, arg, data);
-    free(data);
+    if (shared)
+        qd_comm_free(world, data);
+    else
+        free(data);
     return status;
 }
 
@@ -342,6 +349,7 @@ static void test_stopped(void **unused)
         {"stop", QD_TIMEOUT, "did not arrive", false, true},
         {"stop in the middle", QD_TIMEOUT, "did not arrive", false, true},
         {"stop while writing", QD_TIMEOUT, "did not arrive", false, true},
+        {"stop while writing, shared", QD_TIMEOUT, "did not arrive", false, true},
         {"stop indirectly", QD_TIMEOUT, "did not arrive within 1.5 s in all-reduce", false, true},
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
@@ -356,6 +364,8 @@ static void test_killed(void **unused)
     run_scenario(&told, QD_RANKS_PROCESSES, true);
     static const scenario writing = {"kill while writing", QD_REMOTE, "killed by signal 9", false, true};
     run_scenario(&writing, QD_RANKS_PROCESSES, true);
+    static const scenario shared = {"kill while writing, shared", QD_REMOTE, "killed by signal 9", false, true};
+    run_scenario(&shared, QD_RANKS_PROCESSES, true);
 }
 
 int main(int argc, char **argv)

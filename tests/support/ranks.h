@@ -40,6 +40,7 @@ typedef struct qd_ranks_options {
     double deadline_seconds; /* of the world; 0: 20 */
     int64_t staging_bytes;   /* of the world; 0: 256 KiB, so that middling messages already go round the ring */
     double limit_seconds;    /* then everything is killed; 0: 60 */
+    bool no_remote_reads;    /* of the world, also of threads */
     bool tell_deaths;        /* processes: the parent tells the others of a rank's death, as the launcher does */
 } qd_ranks_options;
 

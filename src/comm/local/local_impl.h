@@ -1,6 +1,6 @@
 /* Inside src/comm/local: the shared segment and what its files share.
  *
- *   segment = header | rank lines (size) | slots (slot_count)
+ *   segment = header | rank lines (size) | slots (slot_count) | heaps (size; mapped where not all memory is reached anyway)
  *   slot    = one page of marks | lanes (size) | channels (size * size, sender-major); one slot per living communicator
  *   lane    = what one rank shows to its group: posts, counters, small data, staging ring
  *   channel = the same for messages of one sender to one receiver
@@ -12,9 +12,11 @@
  * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
  * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
  *
- * Ranks as threads reach each other's buffers through the pointers in the posts. Ranks as processes do the same with
- * process_vm_readv() and process_vm_writev() where the system lets them (middling messages), and go through the staging
- * ring otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all
+ * Behind the slots each rank has its own part of the file for memory that all reach by address (heap.c). Ranks as threads
+ * reach all memory in that way (with no_remote_reads only what lies in the heaps, so that every way can be tried with
+ * threads, where the thread sanitizer sees it). Messages whose buffers are reached take one pass: whoever can copies or sums straight from
+ * buffer to buffer (onepass.c). For other memory of processes there are process_vm_readv() and process_vm_writev() where
+ * the system lets them (middling messages), and the staging ring otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all
  * ranks: each post says whether its rank can reach the memory of all others, and operation s + 1 goes by what all have
  * seen in operation s. Where data flows one way only, one side reads a share of it and the other writes the rest, so
  * that both cores copy. */
@@ -38,8 +40,10 @@ typedef struct qd_local_post {
     qd_fingerprint fingerprint;
     const void *in; /* addresses in the rank's process */
     void *out;
+    int64_t in_at, out_at; /* the same as places in the file, or QD_LOCAL_NOWHERE */
     uint32_t can_read; /* this rank has reached a word of every other's memory */
-    int64_t pulled;    /* messages: bytes that the receiver reads; the sender writes the rest into its memory */
+    int64_t pulled;    /* messages: bytes that the receiver reads; the sender writes the rest into its memory.
+                          A broadcast in one pass: the same, in elements */
     uint32_t way;      /* qd_local_way of a message, or of this rank's blocks in an all-to-all */
 } qd_local_post;
 
@@ -47,7 +51,8 @@ typedef struct qd_local_post {
 typedef enum qd_local_way {
     QD_LOCAL_SMALL,  /* in the post's small buffer */
     QD_LOCAL_MEMORY, /* from the rank's own memory, where the others reach it */
-    QD_LOCAL_STAGED  /* through the ring */
+    QD_LOCAL_STAGED, /* through the ring */
+    QD_LOCAL_PLACED  /* from the rank's memory, by address: in_at of its post is a place */
 } qd_local_way;
 
 /* all-to-all: the small buffer begins with one of these for each rank. */
@@ -79,8 +84,10 @@ typedef struct qd_local_channel {
     _Alignas(QD_LOCAL_LINE) _Atomic uint64_t entered; /* receiver: message number */
     _Atomic uint64_t consumed; /* receiver: rounds */
     _Atomic uint64_t finished; /* receiver: message number */
-    _Atomic uint64_t accepted; /* receiver: message whose `out` the sender may write */
-    void *out;                 /* receiver */
+    _Atomic uint64_t accepted; /* receiver: message whose receiver has agreed to it and says: */
+    void *out;                 /* receiver: where the sender may write its share */
+    int64_t out_at;            /* receiver: the same as a place in the file, or QD_LOCAL_NOWHERE */
+    int64_t taken;             /* receiver: bytes that it reads itself */
     _Atomic uint32_t reading;  /* receiver: inside the sender's memory */
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t writing; /* sender: inside the receiver's memory */
     int64_t pushed;            /* sender: bytes written; readable with `produced` */
@@ -106,7 +113,8 @@ typedef struct qd_local_rank {
 typedef struct qd_local_header {
     uint64_t magic;
     int32_t size, slot_count;
-    int64_t lane_bytes, slot_bytes, slots_at, total_bytes, ring_bytes;
+    int64_t lane_bytes, slot_bytes, slots_at, ring_bytes;
+    int64_t heap_at, heap_bytes, total_bytes; /* heap_bytes: of each rank */
     double deadline_seconds;
     int64_t staging_bytes;
     uint64_t nonce; /* tells this world from others */
@@ -118,15 +126,27 @@ typedef struct qd_local_header {
     _Alignas(QD_LOCAL_LINE) _Atomic int32_t slot_members[]; /* (slot_count) members that still hold it; 0: free */
 } qd_local_header;
 
+/* Used parts of this rank's heap, in order. */
+typedef struct qd_local_range {
+    int64_t begin, bytes;
+} qd_local_range;
+typedef struct qd_local_heap {
+    pthread_mutex_t lock;
+    qd_local_range *ranges;
+    int count, room;
+} qd_local_heap;
+
 /* This rank's view: world->backend_data. */
 typedef struct qd_local_rank_world {
     qd_local_header *header;
     qd_local_rank *ranks; /* (size) */
     bool threads;         /* ranks are threads of this process */
+    bool all_reached;     /* and reach all memory of each other by address (threads, unless no_remote_reads) */
     bool owns_mapping;    /* processes: unmap with the last communicator */
     _Atomic int remote;   /* ranks are processes and all can reach each other's memory; new groups begin with it */
     uint64_t probe;       /* what the others try to read */
     int spin;             /* the core's choice */
+    qd_local_heap heap;
 } qd_local_rank_world;
 
 /* This rank's view of a slot: comm->backend_data. */
@@ -160,6 +180,18 @@ static inline bool qd_local_is_aborted(const qd_local_header *header)
     return atomic_load_explicit(&header->abort_state, memory_order_acquire) == 2;
 }
 
+/* A place in the file, or for threads in memory, as every rank of the world can use it. */
+#define QD_LOCAL_NOWHERE INT64_MIN
+int64_t qd_local_place(const qd_local_group *group, const void *memory); /* NULL, which nobody uses, has a place */
+static inline void *qd_local_at(const qd_local_group *group, int64_t place)
+{
+    return (void *)((intptr_t)group->header + place);
+}
+
+/* heap.c: the backend's alloc and free. */
+qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory);
+bool qd_local_heap_free(qd_world *world, void *memory);
+
 /* Wakes sleeping threads of one rank of the group, or of all but this one. Call after the store that they wait for. */
 void qd_local_ring_rank(const qd_comm *comm, int rank);
 void qd_local_ring_all(const qd_comm *comm);
@@ -175,10 +207,9 @@ static inline void qd_local_leave(_Atomic uint32_t *mark)
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
 
-/* Copies from or into the memory of another rank; false if that is not possible (any more). Ranks as threads: a copy,
- * past the caches when `large`. */
-bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
-bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large);
+/* Copies from or into the memory of another process; false if that is not possible (any more). */
+bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);
+bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);
 /* Spin while waiting, if every rank has a core. Once all have joined. */
 void qd_local_choose_spin(const qd_comm *comm);
 /* True if this process can reach the memory of every rank of the group, all of which have joined. */

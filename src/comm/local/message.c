@@ -1,7 +1,8 @@
 /* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
  * is done. Larger ones go from memory to memory: the receiver reads the first half and the sender writes the second
- * (from SHARE_BYTES on, if cores are free; else the receiver reads all). Processes use the channel's ring for middling
- * messages, and for all where they cannot reach each other's memory. */
+ * (from SHARE_BYTES on, if cores are free; else the receiver reads all), by address where the sender's memory has a place
+ * and by system call otherwise. Processes use the channel's ring for middling messages, and for all where they cannot reach
+ * each other's memory. */
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
@@ -12,13 +13,15 @@
  * receiver where ranks share cores. */
 #define REACH_LEAST (16 * 1024)
 #define REACH_LEAST_CROWDED (64 * 1024)
+#define PLACED_LEAST (16 * 1024)
 #define SHARE_BYTES (128 * 1024)
+#define STREAM_BYTES (768 * 1024) /* larger messages are written past the caches, where both reach the memory by address */
 
 typedef struct state {
     qd_local_channel *channel;
     int64_t bytes, rounds, moved; /* rounds sent or received so far */
     uint64_t base;
-    int64_t pulled; /* QD_LOCAL_MEMORY: bytes that the receiver reads; the sender writes the rest */
+    int64_t pulled; /* from memory to memory: bytes that the receiver reads; the sender writes the rest */
     qd_local_way way; /* the sender decides */
     bool sends;
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
@@ -29,6 +32,11 @@ _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit int
 static state *state_of(const qd_transfer *op)
 {
     return (state *)op->state;
+}
+
+static bool from_memory(const state *s)
+{
+    return s->way == QD_LOCAL_MEMORY || s->way == QD_LOCAL_PLACED;
 }
 
 /* How a message travels: known to a sender at once and to a receiver with the sender's post. */
@@ -53,12 +61,14 @@ qd_status qd_local_message_start(qd_transfer *op)
     bool crowded = op->comm->world->spin == 0; /* more ranks than cores */
     bool reached = s->bytes >= (crowded ? REACH_LEAST_CROWDED : REACH_LEAST) &&
                    atomic_load_explicit(&group->remote, memory_order_relaxed);
+    bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE && (group->view->all_reached || s->bytes >= PLACED_LEAST);
     if (s->sends)
         choose(s, s->bytes <= QD_LOCAL_MESSAGE_SMALL ? QD_LOCAL_SMALL
-                  : group->threads || reached        ? QD_LOCAL_MEMORY
+                  : placed                           ? QD_LOCAL_PLACED
+                  : reached                          ? QD_LOCAL_MEMORY
                                                      : QD_LOCAL_STAGED);
     /* In a crowd other pairs have work for the sender's core. */
-    if (s->way == QD_LOCAL_MEMORY && s->bytes >= SHARE_BYTES && !crowded)
+    if (from_memory(s) && s->bytes >= SHARE_BYTES && !crowded)
         s->pulled = s->bytes / 2 / 64 * 64;
     s->pushed = s->pulled == s->bytes;
     if (!s->sends) /* The sender does not wait for this; it only tells who is late. */
@@ -78,10 +88,15 @@ static void push(qd_transfer *op, bool *moved)
     qd_local_group *group = qd_local_group_of(op);
     if (atomic_load_explicit(&s->channel->accepted, memory_order_acquire) < op->fingerprint.sequence) return;
     double began = qd_clock_now();
+    s->pulled = s->channel->taken; /* all, where the sender does not reach the receiver's memory */
     int64_t bytes = s->bytes - s->pulled;
+    const char *from = (const char *)op->request.in + s->pulled;
     if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */
-    bool good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled,
-                              (const char *)op->request.in + s->pulled, bytes, false);
+    bool good = true;
+    if (bytes > 0 && s->way == QD_LOCAL_PLACED)
+        qd_comm_copy((char *)qd_local_at(group, s->channel->out_at) + s->pulled, from, bytes, s->bytes >= STREAM_BYTES);
+    else if (bytes > 0)
+        good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled, from, bytes);
     qd_local_leave(&s->channel->writing);
     if (!good) return;
     s->channel->pushed = bytes;
@@ -101,6 +116,7 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         qd_local_post *post = &s->channel->parity[sequence & 1].post;
         post->fingerprint = op->fingerprint;
         post->in = r->in;
+        post->in_at = qd_local_place(qd_local_group_of(op), r->in);
         post->way = s->way;
         post->pulled = s->pulled;
         if (s->way == QD_LOCAL_SMALL && s->bytes > 0)
@@ -111,7 +127,7 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
     }
     if (s->way == QD_LOCAL_SMALL) {
         *done = true;
-    } else if (s->way == QD_LOCAL_MEMORY) {
+    } else if (from_memory(s)) {
         if (!s->pushed) push(op, moved);
         *done = s->pushed && atomic_load_explicit(&s->channel->consumed, memory_order_acquire) >= s->base + 1;
         if (*done) *moved = true;
@@ -145,9 +161,12 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
     char *to = (char *)op->request.out + first;
     bool good = true;
     if (bytes == 0) return true;
-    if (s->way == QD_LOCAL_MEMORY) {
+    if (from_memory(s)) {
         if (!qd_local_enter(group, &s->channel->reading)) return false;
-        good = qd_local_pull(op->comm, op->request.root, to, from, bytes, false);
+        if (s->way == QD_LOCAL_PLACED)
+            qd_comm_copy(to, from, bytes, s->bytes >= STREAM_BYTES);
+        else
+            good = qd_local_pull(op->comm, op->request.root, to, from, bytes);
         qd_local_leave(&s->channel->reading);
     } else {
         memcpy(to, from, (size_t)bytes);
@@ -171,20 +190,22 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
         choose(s, (qd_local_way)post->way);
         s->posted = *moved = true;
         s->pulled = post->pulled;
-        s->pushed = s->pulled == s->bytes;
-        if (!s->pushed) {
+        if (s->pulled < s->bytes) {
             s->channel->out = op->request.out;
+            s->channel->out_at = qd_local_place(qd_local_group_of(op), op->request.out);
+            if (s->way == QD_LOCAL_PLACED && s->channel->out_at == QD_LOCAL_NOWHERE) s->pulled = s->bytes;
+            s->channel->taken = s->pulled;
             atomic_store_explicit(&s->channel->accepted, sequence, memory_order_release);
             qd_local_ring_rank(op->comm, from);
         }
+        s->pushed = s->pulled == s->bytes;
     }
     while (s->moved < s->rounds) {
         const void *data = s->way == QD_LOCAL_SMALL    ? s->channel->parity[sequence & 1].small
                            : s->way == QD_LOCAL_MEMORY ? post->in
+                           : s->way == QD_LOCAL_PLACED ? qd_local_at(qd_local_group_of(op), post->in_at)
                                                        : s->channel->ring[s->moved % QD_LOCAL_RING];
-        int64_t chunk = s->way == QD_LOCAL_SMALL    ? s->bytes
-                        : s->way == QD_LOCAL_MEMORY ? s->pulled
-                                                    : QD_LOCAL_MESSAGE_BUFFER;
+        int64_t chunk = s->way == QD_LOCAL_SMALL ? s->bytes : from_memory(s) ? s->pulled : QD_LOCAL_MESSAGE_BUFFER;
         int64_t first = s->moved * chunk;
         int64_t bytes = s->bytes - first < chunk ? s->bytes - first : chunk;
         if (s->way == QD_LOCAL_STAGED &&
@@ -217,7 +238,7 @@ void qd_local_message_finish(qd_transfer *op)
 {
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
-    bool memory = s->way == QD_LOCAL_MEMORY;
+    bool memory = from_memory(s);
     if (!s->sends && s->posted && s->moved == s->rounds && s->pushed) {
         atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
         qd_local_ring_rank(op->comm, op->request.root);

@@ -5,6 +5,7 @@
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -25,6 +26,7 @@
 #define MOST_SLOTS 512
 #define MARKS_BYTES ((int64_t)sizeof(qd_local_marks))
 #define MOST_VIRTUAL_BYTES ((int64_t)64 << 30) /* address space for all slots */
+#define MOST_HEAP_BYTES ((int64_t)16 << 40)    /* and for all heaps */
 
 struct qd_local_world {
     int fd;
@@ -44,6 +46,12 @@ static qd_local_rank *rank_lines(qd_local_header *header)
 {
     size_t at = sizeof *header + (size_t)header->slot_count * sizeof header->slot_members[0];
     return (qd_local_rank *)((char *)header + round_up((int64_t)at, QD_LOCAL_LINE));
+}
+
+/* By who makes the world: its ranks as threads use that mapping, and need the heaps only if they do not reach all memory. */
+static int64_t mapped_bytes(const qd_local_header *header)
+{
+    return header->no_remote_reads ? header->total_bytes : header->heap_at;
 }
 
 qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **out)
@@ -75,7 +83,11 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     plan.slots_at = round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
                                  QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
                              4096);
-    plan.total_bytes = plan.slots_at + plan.slot_count * plan.slot_bytes;
+    plan.heap_at = round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
+    plan.heap_bytes = MOST_HEAP_BYTES / size;
+    int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    if (machine > 0 && plan.heap_bytes > machine) plan.heap_bytes = round_up(machine, QD_HUGE_PAGE);
+    plan.total_bytes = plan.heap_at + size * plan.heap_bytes;
 
     qd_local_world *world = calloc(1, sizeof *world);
     if (!world) return QD_FAIL(QD_NO_MEMORY, "no memory for a local world");
@@ -87,7 +99,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
                          strerror(errno));
         goto done;
     }
-    world->header = mmap(NULL, (size_t)plan.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
+    world->header = mmap(NULL, (size_t)mapped_bytes(&plan), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
     if (world->header == MAP_FAILED) {
         status = QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
         goto done;
@@ -108,7 +120,7 @@ int qd_local_world_fd(const qd_local_world *world)
 void qd_local_world_destroy(qd_local_world *world)
 {
     if (!world) return;
-    if (world->header != MAP_FAILED) munmap(world->header, (size_t)world->header->total_bytes);
+    if (world->header != MAP_FAILED) munmap(world->header, (size_t)mapped_bytes(world->header));
     if (world->fd >= 0) close(world->fd);
     free(world);
 }
@@ -138,20 +150,14 @@ static bool move(const qd_comm *comm, int rank, void *mine, void *theirs, int64_
     return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
 }
 
-bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
+bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
 {
-    qd_local_group *group = comm->backend_data;
-    if (!group->threads) return move(comm, rank, to, (void *)from, bytes, false);
-    qd_comm_copy(to, from, bytes, large);
-    return true;
+    return move(comm, rank, to, (void *)from, bytes, false);
 }
 
-bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes, bool large)
+bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
 {
-    qd_local_group *group = comm->backend_data;
-    if (!group->threads) return move(comm, rank, (void *)from, to, bytes, true);
-    qd_comm_copy(to, from, bytes, large);
-    return true;
+    return move(comm, rank, (void *)from, to, bytes, true);
 }
 
 bool qd_local_probe(const qd_comm *comm)
@@ -199,12 +205,15 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     view->header = header;
     view->ranks = rank_lines(header);
     view->threads = threads;
+    view->all_reached = threads && !header->no_remote_reads;
     view->owns_mapping = !threads;
+    pthread_mutex_init(&view->heap.lock, NULL);
     qd_comm_config config = {.deadline_seconds = header->deadline_seconds, .staging_bytes = header->staging_bytes,
                              .no_remote_reads = header->no_remote_reads};
     int size = header->size;
     if (atomic_exchange(&view->ranks[rank].attached, 1)) {
         if (!threads) munmap(header, (size_t)header->total_bytes);
+        pthread_mutex_destroy(&view->heap.lock);
         free(view);
         return QD_FAIL(QD_USAGE, "rank %d has already joined this world", rank);
     }
@@ -254,6 +263,8 @@ static void world_destroy(qd_world *world)
 {
     qd_local_rank_world *view = world->backend_data;
     if (view->owns_mapping) munmap(view->header, (size_t)view->header->total_bytes);
+    pthread_mutex_destroy(&view->heap.lock);
+    free(view->heap.ranges);
     free(view);
 }
 
@@ -539,6 +550,8 @@ static const qd_comm_backend_ops local_backend = {
     .wake = wake,
     .abort = abort_world,
     .aborted = aborted,
+    .alloc = qd_local_heap_alloc,
+    .free = qd_local_heap_free,
     .at = at,
     .reserve_id = reserve_id,
     .release_id = release_id,

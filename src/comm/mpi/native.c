@@ -37,6 +37,16 @@ const char *qd_mpi_native_version(char *buffer, size_t bytes)
     return buffer;
 }
 
+qd_status qd_mpi_native_alloc(int64_t bytes, void **memory)
+{
+    return qd_mpi_check(MPI_Alloc_mem((MPI_Aint)bytes, MPI_INFO_NULL, memory), "MPI_Alloc_mem");
+}
+
+void qd_mpi_native_free(void *memory)
+{
+    MPI_Free_mem(memory);
+}
+
 /* Of comparisons: the counts then live on the stack, and MPI's time holds nothing of ours. */
 enum { RANKS_MOST = 256 };
 

@@ -13,6 +13,10 @@ void qd_mpi_native_close(void);
 /* The library's name and version, as it says itself; may be asked before qd_mpi_native_open(). */
 const char *qd_mpi_native_version(char *buffer, size_t bytes);
 
+/* Memory as MPI likes it best, for its own calls. */
+qd_status qd_mpi_native_alloc(int64_t bytes, void **memory);
+void qd_mpi_native_free(void *memory);
+
 /* One call of MPI's own collective on fp32 (sums), blocking; `count` as in qd_coll_bytes() (all-to-all: the elements
  * for one peer). `in` and `out` must hold what the kind needs. Send and receive: `root` is the peer.
  * Collective, except for these two. */

@@ -2,11 +2,11 @@
 #include "device/cpu/cpu_impl.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 static const char *const isa_names[] = {
@@ -54,32 +54,10 @@ static qd_status choose_isa(const char *wanted, qd_cpu_isa *isa)
 
 /* ---- memory ---- */
 
-enum { HUGE_PAGE = 2 << 20 };
-
-/* Large blocks start at a huge page and ask for huge pages as far as they fill them: products walk through long rows
- * and would miss the TLB at every row. What is not filled stays on small pages, so nothing more than `bytes` becomes
- * resident. */
-static void *take_memory(int64_t bytes)
-{
-    bool large = bytes >= 2 * HUGE_PAGE;
-    size_t alignment = large ? HUGE_PAGE : 64;
-    if (bytes > INT64_MAX - HUGE_PAGE)
-        return NULL;
-    void *address = aligned_alloc(alignment, ((size_t)bytes + alignment - 1) / alignment * alignment);
-    if (!address)
-        return NULL;
-#ifdef MADV_HUGEPAGE
-    if (large)
-        (void)madvise(address, (size_t)bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
-#endif
-    memset(address, 0, (size_t)bytes);
-    return address;
-}
-
 static qd_status cpu_alloc(qd_device *device, int64_t bytes, void **address)
 {
     (void)device;
-    *address = take_memory(bytes);
+    *address = qd_memory_take(bytes);
     return *address ? QD_OK
                     : QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a buffer of %lld bytes", (long long)bytes);
 }
@@ -259,7 +237,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     cpu->base.compute = cpu->base.comm = cpu->base.in = cpu->base.out = &cpu->stream;
     QD_TRY_DONE(qd_pool_create(config->threads, config->pin_first, &cpu->pool));
     int64_t workspace = config->threads * QD_CPU_WORKSPACE_BYTES;
-    cpu->workspace = take_memory(workspace);
+    cpu->workspace = qd_memory_take(workspace);
     if (!cpu->workspace) {
         status = QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a workspace of %lld bytes", (long long)workspace);
         goto done;

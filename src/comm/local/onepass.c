@@ -1,0 +1,310 @@
+/* Collectives in one pass, where the buffers concerned are reached by address.
+ *
+ * After the posts every rank does its share of the copies and sums straight from buffer to buffer and says so in
+ * `consumed`; who has had its buffers touched waits for those that touch them. Which buffers must be reached, by kind:
+ *   all-reduce       in and out of all     a rank sums its slice of all inputs and writes it into all outputs
+ *   reduce-scatter   in of all             a rank sums its own slice
+ *   all-gather       in and out of all     a rank writes its part into all outputs: it is read once
+ *   reduce           in of all             the root sums (not between two processes)
+ *   broadcast        the root's data       the others copy; the root copies a share to those whose data it reaches
+ *   scatter          the root's input      the others copy their slices
+ *   gather           the root's output     the others write their slices into it
+ * In place is safe: what a rank overwrites of another's buffer is read by nobody but itself. A copy begins as soon as the
+ * other side of it has posted; a sum needs all. */
+#include "comm/local/collective_impl.h"
+#include "device/sum.h"
+
+#include <string.h>
+
+#define OWN_BYTES (512 << 10)   /* all-gather: own parts up to this size are copied within the cache */
+
+/* Results of messages from this size on are written past the caches. Measured; it is larger where the result is the
+ * source of the next message. */
+static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
+    [QD_COLL_ALL_REDUCE] = 768 << 10, [QD_COLL_REDUCE_SCATTER] = 4 << 20, [QD_COLL_ALL_GATHER] = 768 << 10,
+    [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
+    [QD_COLL_SCATTER] = 4 << 20,
+};
+#define SPREAD_BLOCK (64 << 10)
+#define PIECE (1 << 20)         /* bytes that one poll moves: other operations of this rank have their turn in between */
+
+static bool reached(int64_t place)
+{
+    return place != QD_LOCAL_NOWHERE;
+}
+
+/* True if `rank`'s buffers do not stand against one pass. */
+static bool allows(const qd_transfer *op, int rank, const qd_local_post *post)
+{
+    const qd_coll_request *r = &op->request;
+    switch (r->kind) {
+    case QD_COLL_ALL_REDUCE:
+    case QD_COLL_ALL_GATHER: return reached(post->in_at) && reached(post->out_at);
+    case QD_COLL_REDUCE_SCATTER: return reached(post->in_at);
+    /* Of two processes the other one is better used to bring its data near, through the ring. */
+    case QD_COLL_REDUCE: return reached(post->in_at) && (op->comm->size > 2 || qd_local_group_of(op)->view->all_reached);
+    case QD_COLL_BROADCAST:
+    case QD_COLL_SCATTER: return rank != r->root || reached(post->in_at);
+    case QD_COLL_GATHER: return rank != r->root || reached(post->out_at);
+    default: return false;
+    }
+}
+
+static bool is_rooted(const qd_transfer *op)
+{
+    qd_coll_kind kind = op->request.kind;
+    return kind == QD_COLL_BROADCAST || kind == QD_COLL_SCATTER || kind == QD_COLL_GATHER;
+}
+
+qd_local_pass qd_local_pass_begin(const qd_transfer *op)
+{
+    bool large = op->request.count * qd_local_element_size(op) > QD_LOCAL_PASS_LEAST;
+    return large && allows(op, op->comm->rank, qd_local_post_of(op, op->comm->rank)) ? QD_LOCAL_UNDECIDED
+                                                                                     : QD_LOCAL_ROUNDS;
+}
+
+int64_t qd_local_pass_pulled(const qd_transfer *op)
+{
+    const qd_coll_request *r = &op->request;
+    bool helps = r->kind == QD_COLL_BROADCAST && r->count * qd_local_element_size(op) >= QD_LOCAL_SHARE_BYTES &&
+                 op->comm->world->spin > 0; /* else there is no core to spare */
+    return helps ? qd_local_pulled(op, r->root, r->count) : r->count;
+}
+
+qd_local_pass qd_local_pass_decide(const qd_transfer *op)
+{
+    for (int r = 0; r < op->comm->size; r++) {
+        if (is_rooted(op) && r != op->request.root) continue;
+        if (!qd_local_has_posted(op, r)) return QD_LOCAL_UNDECIDED;
+        if (!allows(op, r, qd_local_post_of(op, r))) return QD_LOCAL_ROUNDS;
+    }
+    return QD_LOCAL_ONE_PASS;
+}
+
+bool qd_local_pass_leaves_own(const qd_transfer *op)
+{
+    return op->request.kind == QD_COLL_ALL_GATHER &&
+           qd_transfer_packed_count(op, op->comm->rank) * qd_local_element_size(op) > OWN_BYTES;
+}
+
+/* ---- who does what ---- */
+
+/* The root of a broadcast copies a share of it to this consumer. */
+static bool root_helps(const qd_transfer *op, int consumer)
+{
+    const qd_coll_request *r = &op->request;
+    return r->kind == QD_COLL_BROADCAST && qd_local_post_of(op, r->root)->pulled < r->count &&
+           reached(qd_local_post_of(op, consumer)->out_at);
+}
+
+/* `rank` touches buffers of this one. A root's help is known with the post of its consumer. */
+static bool touches(const qd_transfer *op, int rank)
+{
+    const qd_coll_request *r = &op->request;
+    int me = op->comm->rank;
+    if (rank == me) return false;
+    switch (r->kind) {
+    case QD_COLL_REDUCE: return rank == r->root;
+    case QD_COLL_BROADCAST: return me == r->root || (rank == r->root && root_helps(op, me));
+    case QD_COLL_SCATTER:
+    case QD_COLL_GATHER: return me == r->root;
+    default: return true;
+    }
+}
+
+void qd_local_pass_plan(qd_transfer *op)
+{
+    qd_local_state *s = qd_local_state_of(op);
+    const qd_coll_request *r = &op->request;
+    int me = op->comm->rank, n = op->comm->size;
+    uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
+    s->large = r->count * qd_local_element_size(op) >= stream_from[r->kind];
+    s->part = -1;
+    memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
+    switch (r->kind) {
+    case QD_COLL_ALL_REDUCE:
+    case QD_COLL_REDUCE_SCATTER: s->parts = own; break;
+    case QD_COLL_REDUCE: s->parts = me == r->root ? own : 0; break;
+    case QD_COLL_ALL_GATHER: s->parts = own; break;
+    case QD_COLL_BROADCAST:
+        s->parts = me != r->root ? (uint64_t)1 << r->root : qd_local_post_of(op, me)->pulled < r->count ? all & ~own : 0;
+        break;
+    default: s->parts = me == r->root ? 0 : (uint64_t)1 << r->root; /* gather, scatter */
+    }
+}
+
+/* ---- pieces ---- */
+
+/* One run of elements that lies together: of the full buffer from in_full on, of the rank's packed one from in_packed. */
+typedef struct run {
+    int64_t in_full, in_packed, length;
+} run;
+
+static void sum_run(qd_transfer *op, const run *at)
+{
+    const qd_coll_request *r = &op->request;
+    const qd_local_state *s = qd_local_state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    bool all = r->kind == QD_COLL_ALL_REDUCE;
+    int64_t size = qd_local_element_size(op);
+    int64_t first = r->kind == QD_COLL_REDUCE_SCATTER ? at->in_packed : at->in_full;
+    int64_t block = s->large || all ? QD_LOCAL_SUM_BLOCK / size : at->length;
+    _Alignas(64) unsigned char room[QD_LOCAL_SUM_BLOCK];
+    for (int64_t b = 0; b < at->length; b += block) {
+        int64_t length = at->length - b < block ? at->length - b : block, bytes = length * size;
+        const void *sources[QD_LOCAL_MAX_RANKS];
+        for (int p = 0; p < n; p++)
+            sources[p] = (const char *)qd_local_at(group, qd_local_post_of(op, p)->in_at) + (at->in_full + b) * size;
+        sources[me] = (const char *)r->in + (at->in_full + b) * size;
+        char *own = (char *)r->out + (first + b) * size;
+        char *sum = s->large ? (char *)room : own;
+        qd_sum_tree(sum, sources, n, length, r->dtype, r->reduce);
+        for (int p = 0; s->large && b + block < at->length && p < n; p++) /* the next block comes meanwhile */
+            for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch((const char *)sources[p] + bytes + line);
+        if (s->large) qd_comm_copy(own, sum, bytes, true);
+        for (int step = 1; all && step < n; step++) {
+            int to = (me + step) % n;
+            char *there = (char *)qd_local_at(group, qd_local_post_of(op, to)->out_at) + (first + b) * size;
+            qd_comm_copy(there, sum, bytes, s->large);
+            qd_local_pushed_of(op, me)[to] += bytes;
+        }
+        op->bytes += bytes * (n - 1);
+    }
+}
+
+static void copy_run(qd_transfer *op, int peer, const run *at)
+{
+    const qd_coll_request *r = &op->request;
+    const qd_local_state *s = qd_local_state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    const qd_local_post *post = qd_local_post_of(op, peer);
+    int64_t size = qd_local_element_size(op), bytes = at->length * size;
+    int64_t full = at->in_full * size, packed = at->in_packed * size;
+    bool pushes = r->kind == QD_COLL_GATHER || (r->kind == QD_COLL_BROADCAST && op->comm->rank == r->root);
+    const char *from = pushes ? r->in : qd_local_at(group, post->in_at);
+    char *to = pushes ? qd_local_at(group, post->out_at) : r->out;
+    bool unpacks = r->kind == QD_COLL_GATHER;
+    qd_comm_copy(to + (unpacks ? full : packed), from + (unpacks ? packed : full), bytes, s->large);
+    if (pushes)
+        qd_local_pushed_of(op, op->comm->rank)[peer] += bytes;
+    else
+        op->bytes += bytes;
+}
+
+/* All-gather: a run of this rank's part into everybody's output. */
+static void spread_run(qd_transfer *op, const run *at)
+{
+    const qd_coll_request *r = &op->request;
+    const qd_local_state *s = qd_local_state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    int64_t size = qd_local_element_size(op), bytes = at->length * size;
+    for (int64_t b = 0; b < bytes; b += SPREAD_BLOCK) { /* it stays in the cache while all are written */
+        int64_t block = bytes - b < SPREAD_BLOCK ? bytes - b : SPREAD_BLOCK, there = at->in_full * size + b;
+        const char *from = (const char *)r->in + at->in_packed * size + b;
+        if (s->own_left && (char *)r->out + there != from) qd_comm_copy((char *)r->out + there, from, block, s->large);
+        for (int step = 1; step < n; step++) {
+            int to = (me + step) % n;
+            qd_comm_copy((char *)qd_local_at(group, qd_local_post_of(op, to)->out_at) + there, from, block, s->large);
+            qd_local_pushed_of(op, me)[to] += block;
+        }
+    }
+}
+
+static bool sums(const qd_transfer *op)
+{
+    qd_coll_kind kind = op->request.kind;
+    return kind == QD_COLL_ALL_REDUCE || kind == QD_COLL_REDUCE_SCATTER || kind == QD_COLL_REDUCE;
+}
+
+/* Whose segments a part consists of; -1: the whole message. */
+static int segments_of(const qd_transfer *op)
+{
+    switch (op->request.kind) {
+    case QD_COLL_REDUCE:
+    case QD_COLL_BROADCAST: return -1;
+    default: return op->comm->rank;
+    }
+}
+
+/* Moves up to PIECE bytes of the part with `peer`; true if that was the last of it. */
+static bool move_piece(qd_transfer *op, int peer)
+{
+    qd_local_state *s = qd_local_state_of(op);
+    const qd_coll_request *r = &op->request;
+    int owner = segments_of(op);
+    int64_t begin = 0, end = owner < 0 ? r->count : qd_transfer_packed_count(op, owner);
+    if (r->kind == QD_COLL_BROADCAST) { /* the root's share is the last */
+        bool root = op->comm->rank == r->root;
+        int64_t shared = root_helps(op, root ? peer : op->comm->rank) ? qd_local_post_of(op, r->root)->pulled : end;
+        if (root)
+            begin = shared;
+        else
+            end = shared;
+    }
+    int64_t first = begin + s->at, last = first + PIECE / qd_local_element_size(op), at = 0;
+    if (last > end) last = end;
+    int segments = owner < 0 ? 1 : qd_transfer_segment_count(op, owner);
+    for (int i = 0; i < segments && at < last; i++) {
+        qd_segment segment = owner < 0 ? (qd_segment){0, r->count} : qd_transfer_segment(op, owner, i);
+        int64_t from = first > at ? first : at, to = last < at + segment.count ? last : at + segment.count;
+        run piece = {.in_full = segment.offset + from - at, .in_packed = from, .length = to - from};
+        if (from < to && sums(op))
+            sum_run(op, &piece);
+        else if (from < to && r->kind == QD_COLL_ALL_GATHER)
+            spread_run(op, &piece);
+        else if (from < to)
+            copy_run(op, peer, &piece);
+        at += segment.count;
+    }
+    s->at = last - begin;
+    return last == end;
+}
+
+bool qd_local_pass_work(qd_transfer *op)
+{
+    qd_local_state *s = qd_local_state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    for (int step = 0; step < n && s->part < 0; step++) {
+        int peer = (me + step) % n;
+        if (!(s->parts >> peer & 1) || !(peer == me ? s->entered == n : qd_local_has_posted(op, peer))) continue;
+        s->part = peer;
+        s->at = 0;
+    }
+    if (s->part >= 0) {
+        _Atomic uint32_t *inside = &group->lanes[me]->inside;
+        if (!qd_local_enter(group, inside)) return false;
+        if (move_piece(op, s->part)) {
+            s->parts &= ~((uint64_t)1 << s->part);
+            s->part = -1;
+        }
+        qd_local_leave(inside);
+    } else if (s->parts || s->passed) {
+        return false;
+    }
+    if (!s->parts && !s->passed) {
+        s->passed = true;
+        atomic_store_explicit(&group->lanes[me]->consumed, s->base + 1, memory_order_release);
+    }
+    return true;
+}
+
+bool qd_local_pass_waits_for(const qd_transfer *op, int peer)
+{
+    return touches(op, peer) && atomic_load_explicit(&qd_local_group_of(op)->lanes[peer]->consumed,
+                                                     memory_order_acquire) < qd_local_state_of(op)->base + 1;
+}
+
+bool qd_local_pass_is_done(qd_transfer *op)
+{
+    const qd_local_state *s = qd_local_state_of(op);
+    int me = op->comm->rank, n = op->comm->size;
+    if (!s->passed || s->entered < n) return false;
+    for (int r = 0; r < n; r++)
+        if (qd_local_pass_waits_for(op, r)) return false;
+    for (int r = 0; r < n; r++)
+        if (touches(op, r)) op->bytes += qd_local_pushed_of(op, r)[me];
+    return true;
+}

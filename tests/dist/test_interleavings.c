@@ -1,0 +1,437 @@
+/* Random sequences of collectives over every mixture of memory, with ranks that stop for a while between any two steps of the
+ * backend: what an operation gives must not depend on who is late, and buffers may be used again as soon as it is over.
+ * test_interleavings OPERATIONS SEED [KIND] goes through one longer sequence per case.
+ * ctest: wrap qd_clock_now qd_comm_copy qd_sum_tree qd_transfer_consumes */
+#include "dist/reference.h"
+#include "support/ranks.h"
+#include "support/sample.h"
+
+#include "comm/comm_impl.h"
+#include "device/sum.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* ---- ranks that stop ---- */
+
+double __real_qd_clock_now(void);
+double __wrap_qd_clock_now(void);
+void __real_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
+void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
+bool __real_qd_transfer_consumes(const qd_transfer *op, int rank);
+bool __wrap_qd_transfer_consumes(const qd_transfer *op, int rank);
+void __real_qd_sum_tree(void *out, const void *const *sources, int n, int64_t count, qd_dtype dtype, qd_reduce_op op);
+void __wrap_qd_sum_tree(void *out, const void *const *sources, int n, int64_t count, qd_dtype dtype, qd_reduce_op op);
+
+static void pause_ms(int ms)
+{
+    struct timespec t = {.tv_nsec = ms * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+static _Atomic uint64_t stop_seed; /* 0: nobody stops at random */
+static _Thread_local uint64_t stop_state, stop_often;
+static _Thread_local int stop_turns;
+
+static uint64_t next(uint64_t *state)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    return ref_hash(*state, 1, 2);
+}
+
+/* For up to half a millisecond: long enough for the others to go as far ahead as they may. How often changes all the time: what
+ * goes wrong may need a rank that stops twice in a row beside one that does not. */
+static void stop_sometimes(void)
+{
+    uint64_t seed = atomic_load_explicit(&stop_seed, memory_order_relaxed);
+    if (seed == 0) return;
+    if (stop_state == 0) stop_state = ref_hash(seed, (uint64_t)(uintptr_t)&stop_state, 0) | 1;
+    uint64_t drawn = next(&stop_state);
+    if (stop_turns-- <= 0) {
+        static const uint64_t often[] = {2, 4, 16, 64, 1000, 1000};
+        stop_often = often[drawn % 6];
+        stop_turns = (int)(drawn >> 16) % 64;
+    }
+    if ((drawn >> 8) % stop_often) return;
+    struct timespec t = {.tv_nsec = (long)(drawn >> 32) % 500000};
+    nanosleep(&t, NULL);
+}
+
+/* Or as it is written: at the count-th call of a kind from now on; the first line of those that are left counts. */
+enum call { NO_CALL, CLOCK, CONSUMES };
+typedef struct planned_stop {
+    enum call call;
+    int count, ms;
+} planned_stop;
+static const planned_stop *planned; /* ended by NO_CALL; of ranks as processes */
+
+static void stop_as_planned(enum call call)
+{
+    static int calls;
+    if (!planned || planned->call != call || ++calls < planned->count) return;
+    calls = 0;
+    pause_ms((planned++)->ms);
+}
+
+/* The backend reads the clock at the beginning and end of each step, sums and copies in the middle of it, and asks who consumes
+ * after it has looked what else there is to do, before it looks whether it may produce. */
+double __wrap_qd_clock_now(void)
+{
+    stop_sometimes();
+    stop_as_planned(CLOCK);
+    return __real_qd_clock_now();
+}
+
+bool __wrap_qd_transfer_consumes(const qd_transfer *op, int rank)
+{
+    stop_sometimes();
+    stop_as_planned(CONSUMES);
+    return __real_qd_transfer_consumes(op, rank);
+}
+
+void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large)
+{
+    stop_sometimes();
+    __real_qd_comm_copy(to, from, bytes, large);
+}
+
+void __wrap_qd_sum_tree(void *out, const void *const *sources, int n, int64_t count, qd_dtype dtype, qd_reduce_op op)
+{
+    stop_sometimes();
+    __real_qd_sum_tree(out, sources, n, count, dtype, op);
+}
+
+/* ---- one operation ---- */
+
+enum { FLIGHTS = 2, MOST_RANKS = 4, MOST_BYTES = 1 << 20, GUARD = 64 };
+
+/* What all ranks draw alike. */
+typedef struct operation {
+    qd_coll_kind kind;
+    qd_dtype dtype;
+    qd_reduce_op reduce;
+    int64_t count; /* of the whole message */
+    int root;
+    bool in_place;
+    bool lists; /* reduce-scatter and all-gather: each rank's part in two pieces */
+    uint64_t salt;
+} operation;
+
+/* Buffers of one operation in flight: [shared]. */
+typedef struct buffers {
+    unsigned char *in[2], *out[2];
+    qd_segment segments[MOST_RANKS][2];
+    qd_segment_list lists[MOST_RANKS];
+    int64_t counts[MOST_RANKS];
+    unsigned char *from, *to; /* those that the operation uses */
+    qd_work *work, *other;
+} buffers;
+
+static operation draw(uint64_t *state, int size, int kind)
+{
+    static const qd_coll_kind kinds[] = {QD_COLL_ALL_REDUCE, QD_COLL_ALL_REDUCE,     QD_COLL_REDUCE_SCATTER,
+                                         QD_COLL_ALL_GATHER, QD_COLL_ALL_GATHER,     QD_COLL_ALL_TO_ALL,
+                                         QD_COLL_BROADCAST,  QD_COLL_REDUCE,         QD_COLL_GATHER,
+                                         QD_COLL_SCATTER,    QD_COLL_SEND};
+    static const qd_dtype types[] = {QD_F32, QD_BF16, QD_I64};
+    /* On both sides of every limit at which the way changes. */
+    static const int64_t bytes[] = {100, 5000, 30000, 60000, 66000, 70000, 100000, 131072, 250000, 400000, 700000, 1000000};
+    uint64_t drawn = next(state);
+    operation o = {.kind = kind < 0 ? kinds[drawn % (sizeof kinds / sizeof *kinds)] : (qd_coll_kind)kind,
+                   .dtype = types[next(state) % 3],
+                   .reduce = (qd_reduce_op)(next(state) % 3)};
+    o.count = bytes[next(state) % (sizeof bytes / sizeof *bytes)] / (int64_t)qd_dtype_size(o.dtype);
+    o.root = (int)(next(state) % (uint64_t)size);
+    o.in_place = next(state) % 3 == 0;
+    o.lists = next(state) % 4 == 0 && !o.in_place && (o.kind == QD_COLL_REDUCE_SCATTER || o.kind == QD_COLL_ALL_GATHER);
+    o.salt = next(state);
+    return o;
+}
+
+/* Part r of the message: two pieces that lie apart, or one. */
+static void deal(buffers *b, const operation *o, int size)
+{
+    for (int r = 0; r < size; r++) {
+        qd_segment *s = b->segments[r];
+        b->lists[r].segments = s;
+        b->lists[r].count = 2;
+        if (o->lists) {
+            qd_slice(o->count, 2 * size, r, &s[0].offset, &s[0].count);
+            qd_slice(o->count, 2 * size, 2 * size - 1 - r, &s[1].offset, &s[1].count);
+        } else {
+            qd_slice(o->count, size, r, &s[0].offset, &s[0].count);
+            s[1] = (qd_segment){0, 0};
+        }
+        b->counts[r] = s[0].count + s[1].count;
+    }
+}
+
+static void fill(const operation *o, int rank, int64_t first, int64_t count, unsigned char *to)
+{
+    int64_t width = (int64_t)qd_dtype_size(o->dtype);
+    for (int64_t i = 0; i < count; i++) ref_input(to + i * width, o->dtype, o->salt, rank, first + i);
+}
+
+static qd_status differs(const operation *o, int rank, int64_t i, uint64_t got, uint64_t want)
+{
+    return QD_FAIL(QD_DIFFERENT, "%s of %lld %s%s%s, root %d, rank %d: element %lld is %llx, not %llx", qd_coll_kind_name(o->kind),
+                   (long long)o->count, qd_dtype_name(o->dtype), o->in_place ? " in place" : "", o->lists ? " in lists" : "",
+                   o->root, rank, (long long)i, (unsigned long long)got, (unsigned long long)want);
+}
+
+/* `count` elements at `got` are those of `from`, or the sum over `n` ranks if from < 0, from `first` on. */
+static qd_status expect(const operation *o, int rank, int from, int n, int64_t first, int64_t count, const unsigned char *got)
+{
+    int64_t width = (int64_t)qd_dtype_size(o->dtype);
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t want[1] = {0};
+        if (from >= 0)
+            ref_input(want, o->dtype, o->salt, from, first + i);
+        else
+            ref_reduced(want, o->dtype, o->reduce, o->salt, n, first + i);
+        uint64_t word = ref_word(got + i * width, o->dtype), wanted = ref_word(want, o->dtype);
+        if (word != wanted) return differs(o, rank, first + i, word, wanted);
+    }
+    return QD_OK;
+}
+
+/* Fills the buffers and begins the operation. */
+static qd_status begin(qd_comm *comm, const operation *o, buffers *b, bool in_shared, bool out_shared)
+{
+    int rank = qd_comm_rank(comm), size = qd_comm_size(comm), right = (rank + 1) % size, left = (rank + size - 1) % size;
+    int64_t width = (int64_t)qd_dtype_size(o->dtype), count = o->count, part = count / size;
+    b->from = b->in[in_shared];
+    b->to = b->out[out_shared];
+    b->work = b->other = NULL;
+    memset(b->to, 0xa5, MOST_BYTES + GUARD);
+    deal(b, o, size);
+    bool here = rank == o->root;
+    const qd_segment *own = b->segments[rank];
+    switch (o->kind) {
+    case QD_COLL_ALL_REDUCE:
+    case QD_COLL_REDUCE:
+        if (o->in_place) b->from = b->to;
+        fill(o, rank, 0, count, b->from);
+        if (o->kind == QD_COLL_ALL_REDUCE)
+            return qd_comm_all_reduce(comm, b->from, b->to, count, o->dtype, o->reduce, &b->work);
+        return qd_comm_reduce(comm, b->from, here ? b->to : NULL, count, o->dtype, o->reduce, o->root, &b->work);
+    case QD_COLL_REDUCE_SCATTER:
+        if (o->in_place) {
+            b->from = b->to;
+            b->to += own->offset * width;
+        }
+        fill(o, rank, 0, count, b->from);
+        return o->lists ? qd_comm_reduce_scatter_v(comm, b->from, b->to, b->lists, o->dtype, o->reduce, &b->work)
+                        : qd_comm_reduce_scatter(comm, b->from, b->to, count, o->dtype, o->reduce, &b->work);
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_GATHER:
+        if (o->in_place && (here || o->kind == QD_COLL_ALL_GATHER)) b->from = b->to + own->offset * width;
+        fill(o, rank, 0, b->counts[rank], b->from);
+        if (o->kind == QD_COLL_GATHER)
+            return qd_comm_gather(comm, b->from, here ? b->to : NULL, count, o->dtype, o->root, &b->work);
+        return o->lists ? qd_comm_all_gather_v(comm, b->from, b->to, b->lists, o->dtype, &b->work)
+                        : qd_comm_all_gather(comm, b->from, b->to, count, o->dtype, &b->work);
+    case QD_COLL_SCATTER:
+        if (here) fill(o, rank, 0, count, b->from);
+        return qd_comm_scatter(comm, here ? b->from : NULL, b->to, count, o->dtype, o->root, &b->work);
+    case QD_COLL_BROADCAST:
+        if (here) fill(o, rank, 0, count, b->to);
+        return qd_comm_broadcast(comm, b->to, count, o->dtype, o->root, &b->work);
+    case QD_COLL_ALL_TO_ALL:
+        fill(o, rank, 0, part * size, b->from);
+        return qd_comm_all_to_all(comm, b->from, b->to, part, o->dtype, &b->work);
+    default: /* around a ring */
+        fill(o, rank, 0, count, b->from);
+        QD_TRY(qd_comm_send(comm, b->from, count, o->dtype, right, &b->work));
+        return qd_comm_recv(comm, b->to, count, o->dtype, left, &b->other);
+    }
+}
+
+/* Waits for it and looks at every element. */
+static qd_status end(qd_comm *comm, const operation *o, buffers *b)
+{
+    int rank = qd_comm_rank(comm), size = qd_comm_size(comm);
+    int64_t width = (int64_t)qd_dtype_size(o->dtype), count = o->count, part = count / size;
+    QD_TRY(qd_work_wait(b->work));
+    if (b->other) QD_TRY(qd_work_wait(b->other));
+    switch (o->kind) {
+    case QD_COLL_ALL_REDUCE: return expect(o, rank, -1, size, 0, count, b->to);
+    case QD_COLL_REDUCE: return rank == o->root ? expect(o, rank, -1, size, 0, count, b->to) : QD_OK;
+    case QD_COLL_REDUCE_SCATTER: {
+        const qd_segment *s = b->segments[rank];
+        QD_TRY(expect(o, rank, -1, size, s[0].offset, s[0].count, b->to));
+        return expect(o, rank, -1, size, s[1].offset, s[1].count, b->to + s[0].count * width);
+    }
+    case QD_COLL_ALL_GATHER:
+    case QD_COLL_GATHER:
+        for (int r = 0; r < size && (rank == o->root || o->kind == QD_COLL_ALL_GATHER); r++) {
+            const qd_segment *s = b->segments[r];
+            QD_TRY(expect(o, rank, r, size, 0, s[0].count, b->to + s[0].offset * width));
+            QD_TRY(expect(o, rank, r, size, s[0].count, s[1].count, b->to + s[1].offset * width));
+        }
+        return QD_OK;
+    case QD_COLL_SCATTER: return expect(o, rank, o->root, size, b->segments[rank][0].offset, b->counts[rank], b->to);
+    case QD_COLL_BROADCAST: return expect(o, rank, o->root, size, 0, count, b->to);
+    case QD_COLL_ALL_TO_ALL:
+        for (int r = 0; r < size; r++) QD_TRY(expect(o, rank, r, size, part * rank, part, b->to + part * r * width));
+        return QD_OK;
+    default: return expect(o, rank, (rank + size - 1) % size, size, 0, count, b->to);
+    }
+}
+
+/* ---- sequences ---- */
+
+static qd_status take_buffers(qd_comm *world, buffers *b)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        const char *text = shared ? "shared" : "";
+        b->in[shared] = ref_take(world, text, 0, MOST_BYTES + GUARD);
+        b->out[shared] = ref_take(world, text, 0, MOST_BYTES + GUARD);
+        if (!b->in[shared] || !b->out[shared]) return QD_FAIL(QD_NO_MEMORY, "no memory");
+    }
+    return QD_OK;
+}
+
+static void give_buffers(qd_comm *world, buffers *b)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        ref_give(world, shared ? "shared" : "", 0, b->in[shared]);
+        ref_give(world, shared ? "shared" : "", 0, b->out[shared]);
+    }
+}
+
+/* text: seed, number of operations, and their kind or -1. */
+static qd_status body_sequence(qd_comm *world, void *arg)
+{
+    unsigned long long seed = 0;
+    int operations = 0, kind = -1, rank = qd_comm_rank(world), size = qd_comm_size(world);
+    if (sscanf(((qd_ranks_call *)arg)->text, "%llu %d %d", &seed, &operations, &kind) != 3) return QD_FAIL(QD_USAGE, "bad text");
+    uint64_t alike = ref_hash(seed, 7, 7), own = ref_hash(seed, (uint64_t)rank, 9);
+    buffers sets[FLIGHTS] = {{.work = NULL}};
+    qd_status status = QD_OK;
+    atomic_store(&stop_seed, seed * 64 + 1 + (uint64_t)rank);
+    for (int f = 0; f < FLIGHTS; f++) QD_TRY_DONE(take_buffers(world, &sets[f]));
+    for (int i = 0; i < operations;) {
+        operation drawn[FLIGHTS];
+        int flights = 1 + (int)(next(&alike) % FLIGHTS), started = 0;
+        for (int f = 0; f < flights; f++) drawn[f] = draw(&alike, size, kind);
+        for (int f = 0; f < flights && status == QD_OK; f++, started++) {
+            uint64_t where = next(&own);
+            status = begin(world, &drawn[f], &sets[f], where & 1, where >> 1 & 1);
+        }
+        for (int f = 0; f < started; f++, i++) {
+            QD_TRY_DONE(status);
+            status = end(world, &drawn[f], &sets[f]);
+        }
+        QD_TRY_DONE(status);
+        if (next(&own) % 16 == 0) { /* what comes next may lie where this was */
+            int f = (int)(next(&own) % FLIGHTS);
+            give_buffers(world, &sets[f]);
+            QD_TRY_DONE(take_buffers(world, &sets[f]));
+        }
+    }
+done:
+    if (status == QD_OK)
+        for (int f = 0; f < FLIGHTS; f++) give_buffers(world, &sets[f]);
+    return status;
+}
+
+/* Two ranks, an all-reduce through rings of four buffers. Rank 1 produces one round and stops. Rank 0 sums that, produces four,
+ * finds no sum of rank 1 to fetch, and stops before it looks whether it may produce more. Rank 1 goes on: it sums all four rounds
+ * and fetches the one sum of rank 0. Rank 0 goes on and produces the fifth round, since rank 1 is through with the first, and stops
+ * again before it has fetched anything. Now rank 1 could sum the fifth round, in the place of its first sum, which rank 0 needs. */
+static qd_status body_ahead(qd_comm *world, void *arg)
+{
+    (void)arg;
+    static const planned_stop of_0[] = {{CONSUMES, 2, 120}, {CLOCK, 1, 80}, {NO_CALL, 0, 0}};
+    static const planned_stop of_1[] = {{CLOCK, 1, 80}, {NO_CALL, 0, 0}};
+    int rank = qd_comm_rank(world);
+    operation o = {.kind = QD_COLL_ALL_REDUCE, .dtype = QD_F32, .reduce = QD_SUM, .count = 250000, .salt = 3};
+    buffers b = {.work = NULL};
+    qd_status status = QD_OK;
+    b.in[0] = malloc(MOST_BYTES + GUARD);
+    b.out[0] = malloc(MOST_BYTES + GUARD);
+    if (!b.in[0] || !b.out[0]) return QD_FAIL(QD_NO_MEMORY, "no memory");
+    fill(&o, rank, 0, o.count, b.in[0]);
+    QD_TRY_DONE(qd_comm_barrier(world, NULL));
+    if (rank == 0) pause_ms(30);
+    planned = rank == 0 ? of_0 : of_1;
+    QD_TRY_DONE(qd_comm_all_reduce(world, b.in[0], b.out[0], o.count, o.dtype, o.reduce, NULL));
+    QD_TRY_DONE(expect(&o, rank, -1, qd_comm_size(world), 0, o.count, b.out[0]));
+    if (planned->call != NO_CALL) status = QD_FAIL(QD_DIFFERENT, "the rank has not stopped where it should");
+done:
+    free(b.in[0]);
+    free(b.out[0]);
+    return status;
+}
+
+static const qd_ranks_entry bodies[] = {{"sequence", body_sequence}, {"ahead", body_ahead}};
+
+static int wanted_operations, wanted_kind = -1;
+static unsigned long long wanted_seed = 1;
+
+static void run(qd_ranks_mode mode, bool staged)
+{
+    int operations = wanted_operations ? wanted_operations : sample_count(120, 30);
+    if (!qd_ranks_mode_available(mode)) skip();
+    for (int size = 2; size <= MOST_RANKS; size++) {
+        char text[64];
+        qd_ranks_result results[MOST_RANKS];
+        snprintf(text, sizeof text, "%llu %d %d", wanted_seed * 10 + (unsigned long long)size, operations, wanted_kind);
+        qd_ranks_options options = {.text = text, .deadline_seconds = 60, .limit_seconds = 500, .no_remote_reads = staged};
+        if (qd_ranks_run_ok("sequence", mode, size, &options, results) != QD_OK)
+            fail_msg("%s%s, seed %s: %s", qd_ranks_mode_name(mode), staged ? ", staged" : "", text, qd_error_message());
+    }
+}
+
+static void test_ahead(void **unused)
+{
+    (void)unused;
+    qd_ranks_result results[2];
+    if (!qd_ranks_mode_available(QD_RANKS_STAGED)) skip();
+    if (qd_ranks_run_ok("ahead", QD_RANKS_STAGED, 2, &(qd_ranks_options){.deadline_seconds = 60}, results) != QD_OK)
+        fail_msg("%s", qd_error_message());
+}
+
+static void test_processes(void **unused)
+{
+    (void)unused;
+    run(QD_RANKS_PROCESSES, false);
+}
+
+static void test_staged_processes(void **unused)
+{
+    (void)unused;
+    run(QD_RANKS_PROCESSES, true);
+}
+
+static void test_threads(void **unused)
+{
+    (void)unused;
+    run(QD_RANKS_THREADS, false);
+}
+
+/* Every way that processes take, where the thread sanitizer sees it. */
+static void test_staged_threads(void **unused)
+{
+    (void)unused;
+    run(QD_RANKS_THREADS, true);
+}
+
+int main(int argc, char **argv)
+{
+    qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
+    if (argc > 1) wanted_operations = atoi(argv[1]);
+    if (argc > 2) wanted_seed = strtoull(argv[2], NULL, 10);
+    for (int k = 0; argc > 3 && k < QD_COLL_KIND_COUNT; k++)
+        if (strcmp(argv[3], qd_coll_kind_name((qd_coll_kind)k)) == 0) wanted_kind = k;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead), cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
+                                       cmocka_unit_test(test_threads), cmocka_unit_test(test_staged_threads)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
