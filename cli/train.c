@@ -216,7 +216,18 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved)
         return QD_OK;
     QD_TRY(forget(options, "parallel.virtual_stages", "0"));
     QD_TRY(forget(options, "parallel.layers", ""));
+    if (qd_options_string(saved, "parallel.schedule_file")[0] == '\0' || given(options, "parallel.schedule_file"))
+        return QD_OK;
+    QD_TRY(forget(options, "parallel.schedule", "1f1b"));
     return forget(options, "parallel.schedule_file", "");
+}
+
+/* Of a schedule and a file with one, that of the command line stands. */
+static qd_status forget_schedule(qd_options *options)
+{
+    if (given(options, "parallel.schedule_file") && qd_options_string(options, "parallel.schedule_file")[0] != '\0')
+        return forget(options, "parallel.schedule", "file");
+    return given(options, "parallel.schedule") ? forget(options, "parallel.schedule_file", "") : QD_OK;
 }
 
 /* A run that goes on is the run it was: its saved configuration stands below the command line. With a CONFIG of their own,
@@ -245,6 +256,8 @@ static qd_status load_saved(cli_call *call)
     qd_status status = qd_options_load(saved, path);
     if (status == QD_OK)
         status = forget_layout(call->options, saved);
+    if (status == QD_OK)
+        status = forget_schedule(call->options);
     qd_options_destroy(saved);
     return status;
 }

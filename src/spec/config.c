@@ -95,7 +95,7 @@ static const qd_option options_table[] = {
     {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL, "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
     {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL, "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the exchange of one piece runs beside the product of the next; 1: not at all", NULL},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
-    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v", "order of the micro-batches in the pipeline (docs/pipeline.md)", "schedule"},
+    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v|file", "order of the micro-batches in the pipeline (docs/pipeline.md); file: that of parallel.schedule_file, which needs no mention here", "schedule"},
     {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL, "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
     {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
     {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
@@ -289,6 +289,18 @@ static qd_status resolve_sharding(const qd_options *o, qd_strategy *s)
     return resolve_reshard(o, &s->reshard);
 }
 
+/* A schedule that would be passed over is an error: the file would win silently. */
+static qd_status check_schedule(const qd_options *o)
+{
+    const char *kind = qd_options_string(o, "parallel.schedule"), *file = qd_options_string(o, "parallel.schedule_file");
+    bool from_file = strcmp(kind, "file") == 0;
+    if (file[0] != '\0' && qd_options_is_set(o, "parallel.schedule") && !from_file)
+        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both say which schedule to run: give one of them", kind, file);
+    if (file[0] == '\0' && from_file)
+        return QD_FAIL(QD_USAGE, "parallel.schedule is file, but parallel.schedule_file names none");
+    return QD_OK;
+}
+
 qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
 {
     memset(c, 0, sizeof *c);
@@ -333,6 +345,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->nodes = (int)qd_options_int(o, "parallel.nodes");
     c->by_node = qd_options_enum(o, "parallel.dispatch") == 1;
     c->sp = qd_options_bool(o, "parallel.sp");
+    QD_TRY(check_schedule(o));
     c->pipeline = (qd_pipeline){
         .kind = (qd_schedule_kind)qd_options_enum(o, "parallel.schedule"),
         .virtual_stages = (int)qd_options_int(o, "parallel.virtual_stages"),

@@ -102,6 +102,8 @@ qd_status qd_run_config_text(const qd_options *options, const qd_config *config,
     put_int(&r, "train.decay_steps", config->optimizer.decay_steps);
     put_text(&r, "train.grad_dtype", qd_dtype_name(program->strategy.grad));
     put_int(&r, "parallel.ranks", config->world);
+    if (config->pipeline.file && config->pipeline.file[0] != '\0')
+        put_text(&r, "parallel.schedule", "file");
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
         put_int(&r, degrees[axis], program->ledger->mesh.degree[axis]);
     /* A copy of the file must not replace a run by itself. */
