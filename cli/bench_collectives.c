@@ -15,6 +15,8 @@ static void put_row(qd_json_writer *w, const qd_bench_collectives_row *r, bool m
     qd_json_put_double(w, "plain_seconds", r->plain_seconds);
     if (r->copy_seconds > 0)
         qd_json_put_double(w, "copy_seconds", r->copy_seconds);
+    if (r->bare_seconds > 0)
+        qd_json_put_double(w, "bare_copy_seconds", r->bare_seconds);
     if (mpi) {
         qd_json_put_double(w, "mpi_backend_seconds", r->mpi_backend_seconds);
         qd_json_put_double(w, "mpi_backend_bus_bytes_per_second", r->mpi_backend_bandwidth);
@@ -25,10 +27,18 @@ static void put_row(qd_json_writer *w, const qd_bench_collectives_row *r, bool m
     qd_json_end(w);
 }
 
+static void print_time(double seconds)
+{
+    if (seconds > 0)
+        printf(" %9.2f us", seconds * 1e6);
+    else
+        printf(" %12s", "");
+}
+
 static void print_rows(const qd_bench_collectives_result *result, bool mpi)
 {
-    printf("%-15s %5s %10s %12s %10s %12s %12s", "operation", "ranks", "message", "time", "bus", "plain memory",
-           "copies alone");
+    printf("%-15s %5s %10s %12s %10s %12s %12s %12s", "operation", "ranks", "message", "time", "bus", "plain memory",
+           "copies alone", "bare copies");
     if (mpi)
         printf(" %14s %12s %10s %7s", "mpi backend", "MPI", "bus", "ratio");
     putchar('\n');
@@ -38,10 +48,8 @@ static void print_rows(const qd_bench_collectives_result *result, bool mpi)
         qd_text_bytes(r->bytes, bytes, sizeof bytes);
         printf("%-15s %5d %10s %9.2f us %5.2f GB/s %9.2f us", qd_coll_kind_name(r->kind), r->ranks, bytes,
                r->local_seconds * 1e6, r->local_bandwidth * 1e-9, r->plain_seconds * 1e6);
-        if (r->copy_seconds > 0)
-            printf(" %9.2f us", r->copy_seconds * 1e6);
-        else
-            printf(" %12s", "");
+        print_time(r->copy_seconds);
+        print_time(r->bare_seconds);
         if (mpi)
             printf(" %11.2f us %9.2f us %5.2f GB/s %6.2fx", r->mpi_backend_seconds * 1e6, r->mpi_seconds * 1e6,
                    r->mpi_bandwidth * 1e-9, r->ratio);

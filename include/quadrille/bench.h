@@ -39,6 +39,8 @@ typedef struct qd_bench_collectives_row {
                                    is faster; 0 without MPI */
     double copy_seconds;        /* the operation's copies alone, shared evenly between the ranks, each by one system call
                                    from a neighbour's memory; 0 for sums, below 64 KiB, or where that is not allowed */
+    double bare_seconds;        /* as many bytes as the copies alone, copied by each rank within its own memory, through the caches
+                                   or past them, whichever is faster; 0 for sums and below 64 KiB */
     double ratio;               /* mpi_seconds / local_seconds: above 1, ours is faster; 0 without MPI */
     double local_bandwidth, mpi_backend_bandwidth, mpi_bandwidth; /* bytes per second; 0 for a barrier */
 } qd_bench_collectives_row;

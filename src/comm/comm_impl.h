@@ -18,6 +18,8 @@
 #ifndef QD_COMM_COMM_IMPL_H
 #define QD_COMM_COMM_IMPL_H
 
+#include "comm/copy.h"
+
 #include <pthread.h>
 #include <quadrille/comm.h>
 #include <stdatomic.h>
@@ -264,10 +266,6 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
  * it is in place already), past the caches when `large` or when it is large by itself. For a group of one this is the whole
  * operation; the core never calls a backend for those. */
 void qd_transfer_copy_own(const qd_transfer *op, bool large);
-
-/* memcpy. Past the caches when `large`: for results of huge messages, which are not read again soon. */
-void qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
-#define QD_COMM_STREAM_BYTES (1 << 20) /* own parts from this size on are large */
 
 /* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
  * kinds are expected to be each other's counterpart and roots are not compared. */

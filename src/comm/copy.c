@@ -1,4 +1,4 @@
-#include "comm/comm_impl.h"
+#include "comm/copy.h"
 
 #include <string.h>
 

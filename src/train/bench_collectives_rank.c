@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "comm/copy.h"
 #include "comm/mpi/native.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@
 #include <unistd.h>
 
 /* LOCAL and MPI_MEMORY: in memory that the library has given for it; the others: in ordinary memory. */
-typedef enum side { LOCAL, PLAIN, COPIES, MPI_BACKEND, MPI_OWN, MPI_MEMORY, SIDES } side;
+typedef enum side { LOCAL, PLAIN, COPIES, BARE, BARE_PAST, MPI_BACKEND, MPI_OWN, MPI_MEMORY, SIDES } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
 /* A sample is long against the clock and against one turn of the scheduler's queue. */
@@ -90,7 +91,17 @@ static bool takes_part(const bench *b, side s, qd_coll_kind kind, int64_t bytes)
 {
     int64_t others, own;
     copies_of(kind, bytes, b->ranks, &others, &own);
+    if (s == BARE || s == BARE_PAST)
+        return others > 0 && bytes >= COPIES_LEAST;
     return s != COPIES || (b->neighbour && others > 0 && bytes >= COPIES_LEAST);
+}
+
+static qd_status copy_within(const bench *b, side s, qd_coll_kind kind, int64_t bytes)
+{
+    int64_t others, own;
+    copies_of(kind, bytes, b->ranks, &others, &own);
+    qd_comm_copy(b->out[s], b->in[s], others + own, s == BARE_PAST);
+    return qd_comm_barrier(b->comms[LOCAL], NULL);
 }
 
 static qd_status copy(const bench *b, qd_coll_kind kind, int64_t bytes)
@@ -125,8 +136,11 @@ static qd_status meet_neighbour(bench *b)
 
 static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, int root)
 {
+    int64_t bytes = count * 4 * (kind == QD_COLL_ALL_TO_ALL ? b->ranks : 1);
     if (s == COPIES)
-        return copy(b, kind, count * 4 * (kind == QD_COLL_ALL_TO_ALL ? b->ranks : 1));
+        return copy(b, kind, bytes);
+    if (s == BARE || s == BARE_PAST)
+        return copy_within(b, s, kind, bytes);
     if (s == MPI_OWN || s == MPI_MEMORY)
         return qd_mpi_native_call(kind, b->in[s], b->out[s], count, root);
     return ours(b->comms[s], kind, b->in[s], b->out[s], count, root);
@@ -143,7 +157,7 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
             QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
             begin = qd_clock_now();
         }
-        if (kind != QD_COLL_SEND || s == COPIES) {
+        if (kind != QD_COLL_SEND || s == COPIES || s == BARE || s == BARE_PAST) {
             QD_TRY(call(b, s, kind, count, (int)((i + b->ranks) % b->ranks)));
             continue;
         }
@@ -243,6 +257,7 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
         .mpi_backend_seconds = median[MPI_BACKEND],
         .mpi_seconds = theirs,
         .copy_seconds = median[COPIES],
+        .bare_seconds = median[BARE] < median[BARE_PAST] ? median[BARE] : median[BARE_PAST],
         .ratio = mpi ? theirs / median[LOCAL] : 0,
         .local_bandwidth = moved / median[LOCAL],
         .mpi_backend_bandwidth = mpi ? moved / median[MPI_BACKEND] : 0,
@@ -287,7 +302,7 @@ static qd_status open_worlds(bench *b)
     bool mpi = b->arguments.rank < 0;
     b->rank = b->arguments.rank;
     b->ranks = b->arguments.ranks;
-    b->sides = mpi ? SIDES : COPIES + 1;
+    b->sides = mpi ? SIDES : BARE_PAST + 1;
     if (mpi) {
         QD_TRY(qd_mpi_native_open(&b->rank, &b->ranks));
         if (b->ranks != b->arguments.ranks)
@@ -314,7 +329,7 @@ static qd_status take_buffers(bench *b, int64_t bytes)
         set[PLAIN] = qd_memory_take(bytes);
         if (!set[PLAIN])
             return QD_FAIL(QD_NO_MEMORY, "no memory for two buffers of %lld bytes", (long long)bytes);
-        set[COPIES] = set[MPI_BACKEND] = set[MPI_OWN] = set[PLAIN];
+        set[COPIES] = set[BARE] = set[BARE_PAST] = set[MPI_BACKEND] = set[MPI_OWN] = set[PLAIN];
         if (b->sides == SIDES)
             QD_TRY(qd_mpi_native_alloc(bytes, (void **)&set[MPI_MEMORY]));
         for (int64_t k = 0; k < bytes / 4; k++) {

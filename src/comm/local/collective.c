@@ -17,11 +17,11 @@
 #include "base/clock.h"
 
 #include <assert.h>
-#include <sched.h>
 #include <string.h>
 
 #define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
 #define PLACED_STREAM_BYTES (384 << 10) /* of an all-to-all between memories that are reached by address, without own blocks */
+#define PLACED_LEAST (32 << 10) /* smaller ones go through the lanes, and where there are more ranks than cores */
 #define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
 #define REMOTE_BLOCK 65536     /* bytes read at a time from another process before they are summed: fits L2 */
 
@@ -109,10 +109,11 @@ static void plan_blocks(qd_transfer *op)
     /* Of the whole message, to be compared with the other kinds: even blocks, with the own one. */
     bool reached = reaches_memory(op, bytes / (n - 1) * n);
     bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE;
-    s->way = end <= QD_LOCAL_SMALL_BYTES && !(reached && !placed) ? QD_LOCAL_SMALL
-             : placed                                             ? QD_LOCAL_PLACED
-             : reached                                            ? QD_LOCAL_MEMORY
-                                                                  : QD_LOCAL_STAGED;
+    bool waits = placed ? bytes >= PLACED_LEAST && op->comm->world->spin > 0 : reached; /* for those who read */
+    s->way = end <= QD_LOCAL_SMALL_BYTES && !waits ? QD_LOCAL_SMALL
+             : placed                              ? QD_LOCAL_PLACED
+             : reached                             ? QD_LOCAL_MEMORY
+                                                   : QD_LOCAL_STAGED;
     s->part_elements = group->header->ring_bytes / n / size;
     s->large = bytes >= (placed ? PLACED_STREAM_BYTES : STREAM_BYTES);
     qd_local_block *blocks = blocks_of(op, me);
@@ -171,7 +172,7 @@ static void plan(qd_transfer *op)
         s->part_elements = whole;
         s->rounds = 1;
         /* A rank that hoped for one pass has posted before it produces. */
-        s->awaited = r->count * size > QD_LOCAL_PASS_LEAST ? producers(op) : 0;
+        s->awaited = qd_local_pass_large(op) ? producers(op) : 0;
     } else if (reached) {
         s->way = QD_LOCAL_MEMORY;
         s->reaches = true;
@@ -372,12 +373,14 @@ static bool combine(qd_transfer *op)
 /* Reduce: the root sums whole messages. */
 static bool consume_reduce(qd_transfer *op, int64_t first, int64_t count)
 {
-    const qd_coll_request *r = &op->request;
-    int64_t size = qd_local_element_size(op), block = sum_block_bytes(op, false) / size;
+    bool large = qd_local_state_of(op)->large;
+    int64_t size = qd_local_element_size(op), block = sum_block_bytes(op, large) / size;
+    _Alignas(64) unsigned char room[QD_LOCAL_SUM_BLOCK];
     for (int64_t b = 0; b < count; b += block) {
         int64_t length = count - b < block ? count - b : block;
-        if (!sum_block(op, qd_local_state_of(op)->consumed, (char *)r->out + (first + b) * size, first + b, b, length))
-            return false;
+        char *to = (char *)op->request.out + (first + b) * size;
+        if (!sum_block(op, qd_local_state_of(op)->consumed, large ? (char *)room : to, first + b, b, length)) return false;
+        if (large) qd_comm_copy(to, room, length * size, true);
         if (block >= count - b) break;
     }
     return true;
@@ -625,9 +628,8 @@ static qd_status enter(qd_transfer *op, bool *moved)
         s->entered++;
         *moved = true;
     }
-    if (s->entered < comm->size) return QD_OK;
-    agree_on_reading(op);
-    if (op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
+    if (s->entered == comm->size) agree_on_reading(op);
+    if (s->entered < comm->size || op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
     /* Now all counts are known: compare the pairs, and count the rounds. */
     for (int from = 0; from < comm->size; from++) {
         qd_local_way way = qd_local_post_of(op, from)->way;
@@ -727,9 +729,8 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
         return QD_OK;
     }
     if (s->direct) {
-        if (s->entered < op->comm->size) return QD_OK;
-        sum_direct(op);
-        *done = true;
+        *done = s->entered == op->comm->size;
+        if (*done) sum_direct(op);
         return QD_OK;
     }
     bool timed = s->rounds > 1 || is_exposed(op);
@@ -782,9 +783,7 @@ bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequenc
     if (s->consumes && s->consumed < s->rounds) {
         if (s->combines && s->combined > s->consumed)
             return atomic_load(&lane->combined) < s->base + (uint64_t)s->consumed + 1;
-        if (is_awaited(op, peer) &&
-            atomic_load(&lane->produced) < s->base + (uint64_t)s->consumed + 1)
-            return true;
+        if (is_awaited(op, peer) && atomic_load(&lane->produced) < s->base + (uint64_t)s->consumed + 1) return true;
         if (s->combines && s->combined < s->rounds && s->combined >= QD_LOCAL_RING &&
             atomic_load(&lane->consumed) < old_sum_fetched(s))
             return true;

@@ -5,7 +5,6 @@
 #include "comm/local/local_impl.h"
 
 #define QD_LOCAL_SHARE_BYTES (128 << 10) /* one-way messages from this size on are copied by both sides */
-#define QD_LOCAL_PASS_LEAST (64 << 10) /* smaller messages go through the lanes: they do not wait for anybody to read them */
 #define QD_LOCAL_SUM_BLOCK 8192 /* bytes summed at a time where the sum is stored twice: the second store reads L1 */
 
 /* Whether an operation takes one pass depends on where everybody's buffers are. */
@@ -76,6 +75,8 @@ int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements);
 
 /* ---- onepass.c; not for all-to-all, where each rank's blocks say how they travel ---- */
 
+/* Messages of this size and more take one pass if they can: the same on all ranks. Smaller ones go through the lanes. */
+bool qd_local_pass_large(const qd_transfer *op);
 /* Undecided if this rank's own buffers and the size allow one pass (at the start), then what the posts say. */
 qd_local_pass qd_local_pass_begin(const qd_transfer *op);
 qd_local_pass qd_local_pass_decide(const qd_transfer *op);

@@ -5,7 +5,7 @@
  *   all-reduce       in and out of all     a rank sums its slice of all inputs and writes it into all outputs
  *   reduce-scatter   in of all             a rank sums its own slice
  *   all-gather       in and out of all     a rank writes its part into all outputs: it is read once
- *   reduce           in of all             the root sums (not between two processes)
+ *   reduce           in of all             the root sums (not large ones of two processes)
  *   broadcast        the root's data       the others copy; the root copies a share to those whose data it reaches
  *   scatter          the root's input      the others copy their slices
  *   gather           the root's output     the others write their slices into it
@@ -25,6 +25,13 @@ static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
     [QD_COLL_SCATTER] = 4 << 20,
 };
+/* And take one pass from this size on: in smaller ones it is better not to wait for those who read. */
+static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
+    [QD_COLL_ALL_REDUCE] = (64 << 10) + 1, [QD_COLL_REDUCE_SCATTER] = (64 << 10) + 1, [QD_COLL_ALL_GATHER] = 64 << 10,
+    [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = 16 << 10,               [QD_COLL_GATHER] = 64 << 10,
+    [QD_COLL_SCATTER] = 64 << 10,          [QD_COLL_ALL_TO_ALL] = INT64_MAX,          [QD_COLL_BARRIER] = INT64_MAX,
+};
+#define REDUCE_ALONE (1 << 20) /* smaller messages are summed by the root alone */
 #define SPREAD_BLOCK (64 << 10)
 #define PIECE (1 << 20)         /* bytes that one poll moves: other operations of this rank have their turn in between */
 
@@ -41,8 +48,10 @@ static bool allows(const qd_transfer *op, int rank, const qd_local_post *post)
     case QD_COLL_ALL_REDUCE:
     case QD_COLL_ALL_GATHER: return reached(post->in_at) && reached(post->out_at);
     case QD_COLL_REDUCE_SCATTER: return reached(post->in_at);
-    /* Of two processes the other one is better used to bring its data near, through the ring. */
-    case QD_COLL_REDUCE: return reached(post->in_at) && (op->comm->size > 2 || qd_local_group_of(op)->view->all_reached);
+    /* Of two processes the other one is better used to bring large data near, through the ring. */
+    case QD_COLL_REDUCE:
+        return reached(post->in_at) && (op->comm->size > 2 || qd_local_group_of(op)->view->all_reached ||
+                                        r->count * qd_local_element_size(op) < REDUCE_ALONE);
     case QD_COLL_BROADCAST:
     case QD_COLL_SCATTER: return rank != r->root || reached(post->in_at);
     case QD_COLL_GATHER: return rank != r->root || reached(post->out_at);
@@ -56,11 +65,15 @@ static bool is_rooted(const qd_transfer *op)
     return kind == QD_COLL_BROADCAST || kind == QD_COLL_SCATTER || kind == QD_COLL_GATHER;
 }
 
+bool qd_local_pass_large(const qd_transfer *op)
+{
+    return op->request.count * qd_local_element_size(op) >= pass_from[op->request.kind];
+}
+
 qd_local_pass qd_local_pass_begin(const qd_transfer *op)
 {
-    bool large = op->request.count * qd_local_element_size(op) > QD_LOCAL_PASS_LEAST;
-    return large && allows(op, op->comm->rank, qd_local_post_of(op, op->comm->rank)) ? QD_LOCAL_UNDECIDED
-                                                                                     : QD_LOCAL_ROUNDS;
+    return qd_local_pass_large(op) && allows(op, op->comm->rank, qd_local_post_of(op, op->comm->rank)) ? QD_LOCAL_UNDECIDED
+                                                                                                        : QD_LOCAL_ROUNDS;
 }
 
 int64_t qd_local_pass_pulled(const qd_transfer *op)
