@@ -187,6 +187,18 @@ class Resume(program.ProgramTest):
             self.assertIn(text, result.stderr)
         self.assertEqual(len(losses(self.whole)), 30)
 
+    def test_of_a_schedule_and_a_file_the_command_line_decides(self):
+        part, turns = self.path("part"), self.write("turns.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+        self.train("parallel.ranks=2", "--pp", "2", "train.micro_batch=4", f"run.dir={part}", f"parallel.schedule_file={turns}",
+                   "run.save_every=1", "train.steps=1")
+        for step, words, saved in [(2, [], ("file", turns)), (3, ["parallel.schedule=gpipe"], ("gpipe", '""')),
+                                   (4, [f"parallel.schedule_file={turns}"], ("file", turns)), (5, ["--ranks", "1"], ('"1f1b"', '""'))]:
+            self.ok(self.run_program("train", f"run.dir={part}", "--resume", f"train.steps={step}", *words))
+            with open(os.path.join(part, "config.yaml"), encoding="utf-8") as f:
+                text = f.read()
+            self.assertIn(f"  schedule: {saved[0]}\n", text)
+            self.assertIn(f"  schedule_file: {saved[1]}\n", text)
+
     def test_damage_is_told_and_passed_over(self):
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "run.keep=0")
