@@ -177,12 +177,18 @@ typedef struct walk {
     double now, link; /* when computation, and the collectives so far, are done */
     int axis;         /* of the last collective */
     qd_cost sum;
+    qd_cost_exchange *seen; /* collectives so far, */
+    int count, *where;      /* and which of them is an op's, from 1 on; 0: it has not begun */
 } walk;
 
-static void wait_until(walk *w, double end)
+/* For the collective that stands at `which`, and those before it on the link. */
+static void wait_for(walk *w, int which)
 {
+    double end = w->seen[which].end;
     if (end <= w->now)
         return;
+    for (int i = which; i >= 0 && w->seen[i].end > w->now; i--)
+        w->seen[i].waited = fmin(w->seen[i].waited, w->now);
     w->sum.exchange[w->axis] += end - w->now;
     w->now = end;
 }
@@ -198,7 +204,7 @@ static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
     return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / w->etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
 }
 
-static void exchange(walk *w, const qd_op *op, double *end)
+static void exchange(walk *w, const qd_op *op, int index)
 {
     const qd_op_exchange *x = &op->exchange;
     qd_coll_kind kind = qd_op_collective(op->kind);
@@ -214,39 +220,61 @@ static void exchange(walk *w, const qd_op *op, double *end)
                   (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;
     seconds += qd_processor_meeting(&w->cluster->processor);
-    w->link = fmax(w->link, w->now) + seconds;
-    *end = w->link;
+    double begin = fmax(w->link, w->now);
+    w->link = begin + seconds;
+    w->seen[w->count++] = (qd_cost_exchange){.op = index, .begin = begin, .end = w->link, .waited = w->link};
+    w->where[index] = w->count;
     w->sum.hidden[w->axis] += seconds;
     if (!beside)
-        wait_until(w, w->link);
+        wait_for(w, w->count - 1);
 }
 
-static qd_cost module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a)
+static void walk_module(walk *w, const qd_program *p, const qd_action *a)
 {
+    const qd_cluster *c = w->cluster;
     const qd_module_class *class_ = qd_program_class(p, a->module);
     bool whole = a->kind == QD_ACTION_RECOMPUTE && c->profile->recompute_whole;
     unsigned phases = whole ? 1u << QD_PHASE_FORWARD : qd_action_phases(a);
-    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp};
-    double *ends = calloc((size_t)class_->op_count + 1, sizeof *ends); /* of asynchronous ops */
-    for (int i = 0; ends && i < class_->op_count; i++) {
+    for (int i = 0; i < class_->op_count; i++) {
         const qd_op *op = &class_->ops[i];
         if (!qd_op_runs(op, phases))
             continue;
-        if (op->after >= 0)
-            wait_until(&w, ends[op->after]);
+        if (op->after >= 0 && w->where[op->after] > 0)
+            wait_for(w, w->where[op->after] - 1);
         if (qd_op_communicates(op)) {
-            exchange(&w, op, &ends[i]);
+            exchange(w, op, i);
             continue;
         }
         qd_cost cost = qd_cost_op(c, &p->ledger->model, class_, op);
-        qd_cost_add(&w.sum, &cost);
-        w.now += qd_cost_total(&cost);
+        qd_cost_add(&w->sum, &cost);
+        w->now += qd_cost_total(&cost);
     }
-    wait_until(&w, w.link);
+    if (w->count > 0)
+        wait_for(w, w->count - 1);
     for (int axis = 0; axis < QD_COST_AXES; axis++)
-        w.sum.hidden[axis] = fmax(0.0, w.sum.hidden[axis] - w.sum.exchange[axis]);
-    free(ends);
-    return w.sum;
+        w->sum.hidden[axis] = fmax(0.0, w->sum.hidden[axis] - w->sum.exchange[axis]);
+}
+
+/* Without memory for its notes an action costs nothing: callers have failed before that. */
+static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out, qd_cost *cost)
+{
+    size_t ops = (size_t)qd_program_class(p, a->module)->op_count;
+    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp};
+    qd_cost_exchange *own = out ? NULL : calloc(ops + 1, sizeof *own);
+    w.seen = out ? out : own;
+    w.where = calloc(ops + 1, sizeof *w.where);
+    if (w.seen && w.where)
+        walk_module(&w, p, a);
+    free(own);
+    free(w.where);
+    *cost = w.sum;
+    return w.count;
+}
+
+int qd_cost_exchanges(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out)
+{
+    qd_cost cost;
+    return qd_action_phases(a) == 0 ? 0 : module_action(c, p, spans, a, out, &cost);
 }
 
 /* Elements of a module's parameters that this rank has; without Muon's matrices if so asked. */
@@ -292,7 +320,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
-    case QD_ACTION_BACKWARD_WEIGHT: return module_action(c, p, spans, a);
+    case QD_ACTION_BACKWARD_WEIGHT: module_action(c, p, spans, a, NULL, &cost); return cost;
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;

@@ -38,4 +38,12 @@ qd_cost qd_cost_op(const qd_cluster *cluster, const qd_model *model, const qd_mo
 /* An action that is no collective itself: its ops, those that communicate with them, or what it moves. spans: of the program's
  * groups. */
 qd_cost qd_cost_action(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action);
+
+/* A collective inside a module, in seconds after its action began; waited: from when on computation stood still for it, `end` if it did not. */
+typedef struct qd_cost_exchange {
+    int op;
+    double begin, end, waited;
+} qd_cost_exchange;
+/* Those of a module's action, in the order of its ops; `out` has room for all ops of the class. Returns their number. */
+int qd_cost_exchanges(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action, qd_cost_exchange *out);
 #endif

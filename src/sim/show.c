@@ -123,13 +123,42 @@ static void put_fold(qd_json_writer *w, int process, int stage, int stages, int 
     qd_json_end(w);
 }
 
-/* Memory that waits for the other stream to be given back is an item of the simulation, and no event of a trace. */
-static void put_item(qd_json_writer *w, const qd_step_stage *stage, int index, const qd_sim_times *t)
+/* What a stage's events need: how its groups lie, and room for the exchanges of one action. */
+typedef struct drawing {
+    const qd_step *step;
+    const qd_step_stage *stage;
+    qd_span spans[QD_GROUP_LIMIT];
+    qd_cost_exchange *exchanges;
+} drawing;
+
+static qd_status start_drawing(const qd_step *step, const qd_step_stage *stage, drawing *d)
 {
-    qd_action_kind kind = (qd_action_kind)stage->program->actions[stage->action[index]].kind;
-    if (kind == QD_ACTION_ALLOC || kind == QD_ACTION_FREE)
-        return;
-    qd_action_trace_event(w, stage->program, stage->rank, stage->action[index], 1, t->begin, t->end);
+    int most = 0;
+    *d = (drawing){.step = step, .stage = stage};
+    qd_step_spans(step, stage, d->spans);
+    for (int i = 0; i < stage->item_count; i++) {
+        const qd_action *a = &stage->program->actions[stage->action[i]];
+        int ops = qd_action_phases(a) ? qd_program_class(stage->program, a->module)->op_count : 0;
+        most = ops > most ? ops : most;
+    }
+    d->exchanges = calloc((size_t)most + 1, sizeof *d->exchanges);
+    return d->exchanges ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges inside modules");
+}
+
+/* An action, and the exchanges inside it, stretched as it was by what ran beside it. */
+static void put_item(qd_json_writer *w, const drawing *d, int index, const qd_sim_times *t)
+{
+    const qd_step_stage *stage = d->stage;
+    int action = stage->action[index];
+    const qd_action *a = &stage->program->actions[action];
+    qd_action_trace_event(w, stage->program, stage->rank, action, 1, t->begin, t->end);
+    double alone = stage->items[index].seconds, stretch = alone > 0.0 ? (t->end - t->begin) / alone : 1.0;
+    int count = qd_cost_exchanges(d->step->cluster, stage->program, d->spans, a, d->exchanges);
+    for (int i = 0; i < count; i++) {
+        const qd_cost_exchange *x = &d->exchanges[i];
+        qd_exchange_trace_event(w, stage->program, stage->rank, action, x->op, 1, t->begin + stretch * x->begin, t->begin + stretch * x->end,
+                                t->begin + stretch * x->waited);
+    }
 }
 
 qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
@@ -139,7 +168,8 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
     qd_json_object_begin(&w, NULL);
     qd_json_put_string(&w, "displayTimeUnit", "ms");
     qd_json_list_begin(&w, "traceEvents");
-    for (int i = 0; i < s->step.stage_count; i++) {
+    qd_status status = QD_OK;
+    for (int i = 0; i < s->step.stage_count && status == QD_OK; i++) {
         const qd_step_stage *stage = &s->step.stages[i];
         const qd_sim_times *times = qd_sim_times_of(&s->step.result, i);
         char name[64];
@@ -147,13 +177,18 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
         put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
         qd_trace_put_tracks(&w, stage->program, stage->rank);
-        for (int k = 0; k < stage->item_count; k++)
+        /* Memory that waits for the other stream to be given back is an item of the simulation, and no event of a trace. */
+        drawing d;
+        status = start_drawing(&s->step, stage, &d);
+        for (int k = 0; k < stage->item_count && status == QD_OK; k++)
             if (qd_step_takes_time(&stage->program->actions[stage->action[k]]))
-                put_item(&w, stage, k, &times[k]);
+                put_item(&w, &d, k, &times[k]);
+        free(d.exchanges);
     }
     qd_json_end(&w);
     qd_json_end(&w);
-    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
+    if (status == QD_OK)
+        status = text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
     qd_strbuf_free(&text);
     return status;
 }

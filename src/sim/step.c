@@ -173,6 +173,13 @@ static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
     }
 }
 
+void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans)
+{
+    const qd_program *p = stage->program;
+    for (int g = 0; g < p->group_count; g++)
+        spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
+}
+
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 /* All ranks of a stage do the same at the same time; one thread of each communicates, all compute. */
 static float cores_of(const qd_step *step, const qd_action *a)
@@ -186,8 +193,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
     const qd_program *p = stage->program;
     pricer prices = {.cluster = step->cluster, .program = p};
-    for (int g = 0; g < p->group_count; g++)
-        prices.spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
+    qd_step_spans(step, stage, prices.spans);
     int32_t last[QD_STREAM_COUNT] = {-1, -1, -1, -1};
     int32_t *item_of = malloc(((size_t)p->action_count + 1) * sizeof *item_of);
     stage->items = calloc((size_t)p->action_count + 1, sizeof *stage->items);

@@ -45,6 +45,9 @@ void qd_step_free(qd_step *step);
 /* Simulates and sums up; `times` false: memory alone. */
 qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report);
 
+/* How a program's groups lie in the cluster, as its stage sees them: spans has QD_GROUP_LIMIT places. */
+void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans);
+
 /* Whether an action does more than take or give back a place in memory. */
 bool qd_step_takes_time(const qd_action *action);
 

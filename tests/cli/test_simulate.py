@@ -10,11 +10,14 @@ import program  # noqa: E402
 RUN = ["--model", "llama3.1-8b", "--seq", "8192", "train.global_batch=128", "train.precision=bf16"]
 
 
-def names(path, rank):
-    """Of a rank's actions, in the order of its program."""
+def events_of(path, rank):
     with open(path, encoding="utf-8") as file:
-        events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X" and e["pid"] == rank]
-    return [e["name"] for e in sorted(events, key=lambda e: e["args"]["action"])]
+        return [e for e in json.load(file)["traceEvents"] if e["ph"] == "X" and e["pid"] == rank]
+
+
+def names(path, rank):
+    """Of a rank's actions, in the order of its program, each followed by the exchanges inside it."""
+    return [e["name"] for e in sorted(events_of(path, rank), key=lambda e: (e["args"]["action"], e["args"].get("op", -1)))]
 
 
 class Simulate(program.ProgramTest):
@@ -38,12 +41,43 @@ class Simulate(program.ProgramTest):
             self.assertIn("forward block.3", file.read())
 
     def test_same_names_as_the_trainer(self):
-        run = ["--model", "llama-tiny", "--ranks", "2", "--zero", "3", "--seq", "16", "train.global_batch=8", "train.micro_batch=2"]
-        trained = self.run_program("train", *run, "--data", self.corpus, "--steps", "1", "--trace", "--dir", self.path("run"))
-        self.assertEqual(trained.returncode, 0, trained.stderr)
-        simulated = self.run_program("simulate", *run, "--cluster", "h100", "--timeline", self.path("simulated.json"))
-        self.assertEqual(simulated.returncode, 0, simulated.stderr)
-        self.assertEqual(names(self.path("run/trace.json"), 0), names(self.path("simulated.json"), 0))
+        """Actions, and the exchanges of tp, cp and ep inside modules."""
+        run = ["--seq", "16", "train.global_batch=8", "train.micro_batch=2"]
+        layouts = {
+            "zero": ["--model", "llama-tiny", "--ranks", "2", "--zero", "3"],
+            "tp": ["--model", "llama-tiny", "--ranks", "2", "--tp", "2", "train.recompute=full"],
+            "pieces": ["--model", "llama-tiny", "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"],
+            "cp": ["--model", "llama-tiny", "--ranks", "2", "--cp", "2"],
+            "ep": ["--model", "mixtral-tiny", "--ranks", "2", "--ep", "2"],
+        }
+        for name, layout in layouts.items():
+            with self.subTest(name):
+                trained = self.run_program("train", *layout, *run, "--data", self.corpus, "--steps", "1", "--trace", "--dir", self.path(name))
+                self.assertEqual(trained.returncode, 0, trained.stderr)
+                path = self.path(name + ".json")
+                simulated = self.run_program("simulate", *layout, *run, "--cluster", "h100", "accelerator.shared=true", "--timeline", path)
+                self.assertEqual(simulated.returncode, 0, simulated.stderr)
+                self.assertEqual(names(self.path(name + "/trace.json"), 0), names(path, 0))
+                self.assertEqual(name != "zero", any("op" in e["args"] for e in events_of(path, 0)))
+
+    def test_exchanges_inside_modules(self):
+        """They lie within their action, and what computation waits for them is what the report calls exposed."""
+        run = ["simulate", *RUN, "--cluster", "h100", "--ranks", "8", "--tp", "8", "train.micro_batch=1", "train.global_batch=2", "--zero", "1"]
+        shares = []
+        for more in ([], ["parallel.tp_overlap=4"]):
+            path = self.path("tp.json")
+            r = self.answer(*run, *more, "--timeline", path)
+            actions = {e["args"]["action"]: e for e in events_of(path, 0) if "op" not in e["args"]}
+            exchanges = [e for e in events_of(path, 0) if "op" in e["args"]]
+            self.assertGreater(len(exchanges), 100)
+            for e in exchanges:
+                a = actions[e["args"]["action"]]
+                self.assertGreaterEqual(e["ts"], a["ts"] - 0.01)
+                self.assertLessEqual(e["ts"] + e["dur"], a["ts"] + a["dur"] + 0.01)
+            waited = sum(e["args"]["waited"] for e in exchanges) * 1e-6
+            self.assertAlmostEqual(waited / r["exposed_seconds"]["tp"], 1.0, delta=0.05)
+            shares.append(waited * 1e6 / sum(e["dur"] for e in exchanges))
+        self.assertLess(shares[1], 0.8 * shares[0])
 
     def test_this_machine(self):
         """What bench machine writes, simulate reads; memory is that of the run, ops have the names of bench step."""
