@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 /* The parts; `bench NAME` runs one. */
-static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_machine, &bench_pipeline, &bench_collectives_rank, NULL};
+static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_plans, &bench_machine, &bench_pipeline, &bench_collectives_rank, NULL};
 
 /* The ranks of a measurement are this program again, under any launcher: by its real name. */
 static char program_path[PATH_MAX];
@@ -37,7 +37,7 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"against", QD_OPTION_STRING, "none", 0, 0, NULL, "collectives: mpi also times the MPI library's own calls, in the same run; simulator: a file of published runs", NULL},
+    {"against", QD_OPTION_STRING, "none", 0, 0, NULL, "collectives: mpi also times the MPI library's own calls, in the same run; simulator: a file of published runs; plans: a file of published layouts", NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "machine: the file; empty: standard output", NULL},
     {"core", QD_OPTION_BOOL, "false", 0, 0, NULL, "simulator: only the rows marked core", NULL},
     {"smallest", QD_OPTION_INT, "4", 4, 1e12, NULL, "collectives: bytes of the smallest message", NULL},
@@ -53,14 +53,15 @@ static const qd_option own[] = {
 
 const cli_command cli_bench = {
     .name = "bench",
-    .arguments = "collectives|kernels|step|pipeline|machine|simulator [CONFIG] [key=value …] [--json]",
-    .summary = "Measures collectives, kernels or the training step on this machine, or the simulator against published runs",
+    .arguments = "collectives|kernels|step|pipeline|machine|simulator|plans [CONFIG] [key=value …] [--json]",
+    .summary = "Measures collectives, kernels or the training step on this machine, or the simulator and the planner against published runs",
     .details = "  quadrille bench collectives --against mpi\n"
                "  quadrille bench kernels\n"
                "  quadrille bench step run.yaml\n"
                "  quadrille bench pipeline --pp 4\n"
                "  quadrille bench machine run.yaml --write this-machine.yaml\n"
-               "  quadrille bench simulator --against data/published/runs.json",
+               "  quadrille bench simulator --against data/published/runs.json\n"
+               "  quadrille bench plans --against data/published/layouts.json",
     CLI_OPTIONS(own),
     .configuration = true,
     .own_words = true,

@@ -46,6 +46,9 @@ qd_status cli_print_help(const cli_command *command);
 /* No arguments are left over. */
 qd_status cli_no_words(const cli_call *call);
 
+/* --against "ranks=1 dp=1": the assignments, on a copy of the configuration. */
+qd_status cli_assign_words(qd_options *options, const char *text);
+
 /* Prints a finished JSON text and frees it. */
 qd_status cli_print_json(qd_strbuf *text);
 

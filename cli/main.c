@@ -51,6 +51,16 @@ qd_status cli_print_json(qd_strbuf *text)
     return QD_OK;
 }
 
+qd_status cli_assign_words(qd_options *options, const char *text)
+{
+    char *copy = strdup(text), *rest = NULL;
+    qd_status status = copy ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for --against");
+    for (char *word = copy ? strtok_r(copy, " \t", &rest) : NULL; word && status == QD_OK; word = strtok_r(NULL, " \t", &rest))
+        status = qd_options_assign(options, word);
+    free(copy);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "--against: ");
+}
+
 qd_status cli_no_words(const cli_call *call)
 {
     return call->word_count == 0 ? QD_OK

@@ -1,14 +1,19 @@
-/* How a run looks before it starts, for check and train. */
+/* How a run looks before it starts, for check, train and plan. */
 #ifndef CLI_PLAN_H
 #define CLI_PLAN_H
 
 #include "cli.h"
 
 #include <quadrille/check.h>
+#include <quadrille/plan.h>
 
 void plan_print_head(const qd_check_report *report);   /* model, layout, batch */
 void plan_print_memory(const qd_check_report *report); /* per rank, by kind, with bars */
 void plan_print_host(const qd_check_report *report); /* what lies in host memory, if anything */
+
+/* A layout that was asked about, beside the first choice. */
+void plan_print_against(const qd_plan_report *report);
+void plan_put_against(qd_json_writer *writer, const qd_plan_against *against);
 
 /* A bar of `width` cells, filled to `share` (0 to 1), with eighths of a cell in UTF-8. `text` needs 4 * width + 1 bytes. */
 void plan_bar(double share, int width, char *text);

@@ -1,17 +1,17 @@
 /* quadrille plan: which layout to train with, and why. */
+#include "plan.h"
 #include "simulate.h"
 
-#include <quadrille/plan.h>
 #include <string.h>
 
-static void put_choice(qd_json_writer *w, const qd_plan_choice *c)
+static void put_choice(qd_json_writer *w, const char *key, const qd_plan_choice *c)
 {
     const struct {
         const char *key;
         int64_t value;
-    } numbers[] = {{"dp", c->dp}, {"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"zero", c->zero},
+    } numbers[] = {{"dp", c->dp}, {"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"etp", c->etp}, {"zero", c->zero}, {"tp_overlap", c->tp_overlap},
                    {"micro_batch", c->micro_batch}, {"micro_batches", c->micro_batches}, {"memory_bytes", c->memory_bytes}};
-    qd_json_object_begin(w, NULL);
+    qd_json_object_begin(w, key);
     qd_json_put_string(w, "layout", c->layout);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         qd_json_put_int(w, numbers[i].key, numbers[i].value);
@@ -20,6 +20,24 @@ static void put_choice(qd_json_writer *w, const qd_plan_choice *c)
     qd_json_put_double(w, "step_seconds", c->step_seconds);
     qd_json_put_double(w, "mfu", c->mfu);
     qd_json_put_string(w, "loses", c->loses);
+    qd_json_put_bool(w, "fits", c->fits);
+    qd_json_end(w);
+}
+
+void plan_put_against(qd_json_writer *w, const qd_plan_against *a)
+{
+    qd_json_object_begin(w, "against");
+    qd_json_put_bool(w, "possible", a->possible);
+    if (!a->possible) {
+        qd_json_put_string(w, "refusal", a->refusal);
+    } else {
+        put_choice(w, "choice", &a->choice);
+        qd_json_put_double(w, "behind", a->behind);
+    }
+    qd_json_list_begin(w, "why");
+    for (int i = 0; i < a->why_count; i++)
+        qd_json_put_string(w, NULL, a->why[i]);
+    qd_json_end(w);
     qd_json_end(w);
 }
 
@@ -37,15 +55,30 @@ static qd_status print_json(const qd_plan_report *r)
     qd_json_put_bool(&w, "stopped", r->stopped);
     qd_json_list_begin(&w, "choices");
     for (int i = 0; i < r->count; i++)
-        put_choice(&w, &r->choices[i]);
+        put_choice(&w, NULL, &r->choices[i]);
     qd_json_end(&w);
     qd_json_list_begin(&w, "reasons");
     for (int i = 0; i < r->reason_count; i++)
         qd_json_put_string(&w, NULL, r->reasons[i]);
     qd_json_end(&w);
     qd_json_put_string(&w, "next", r->next);
+    if (r->against.asked)
+        plan_put_against(&w, &r->against);
     qd_json_end(&w);
     return cli_print_json(&text);
+}
+
+void plan_print_against(const qd_plan_report *r)
+{
+    const qd_plan_against *a = &r->against;
+    if (!a->possible) {
+        printf("against  cannot be built: %s\n", a->refusal);
+        return;
+    }
+    printf("against  %s: %.4g s, MFU %.1f %%, %.1f %% %s the first choice\n", a->choice.layout, a->choice.step_seconds, 100.0 * a->choice.mfu,
+           100.0 * (a->behind < 0.0 ? -a->behind : a->behind), a->behind < 0.0 ? "faster than" : "behind");
+    for (int i = 0; i < a->why_count; i++)
+        printf("         %s\n", a->why[i]);
 }
 
 static void print_plan(const qd_plan_report *r)
@@ -54,17 +87,19 @@ static void print_plan(const qd_plan_report *r)
     qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
     printf("%s, %s parameters, on %d x %s: %d layouts fit, %d do not, %d cannot be built (%.1f s)\n", r->best.model, parameters, r->best.gpus,
            r->best.cluster, r->tried, r->too_large, r->refused, r->wall_seconds);
-    printf("%3s  %-64s %10s %7s %10s\n", "", "layout", "step", "MFU", "memory");
+    printf("%3s  %-72s %10s %7s %10s\n", "", "layout", "step", "MFU", "memory");
     for (int i = 0; i < r->count && i < 10; i++) {
         const qd_plan_choice *c = &r->choices[i];
         qd_text_bytes(c->memory_bytes, amount, sizeof amount);
-        printf("%3d  %-64s %8.4g s %5.1f %% %10s%s%s\n", i + 1, c->layout, c->step_seconds, 100.0 * c->mfu, amount, c->loses[0] ? "  " : "", c->loses);
+        printf("%3d  %-72s %8.4g s %5.1f %% %10s%s%s\n", i + 1, c->layout, c->step_seconds, 100.0 * c->mfu, amount, c->loses[0] ? "  " : "", c->loses);
     }
     if (r->stopped)
         puts("the search was ended after its time: give some of the axes to look further");
     for (int i = 0; i < r->reason_count; i++)
         printf("%s %s\n", i == 0 ? "why " : "    ", r->reasons[i]);
     printf("next %s\n", r->next);
+    if (r->against.asked)
+        plan_print_against(r);
 }
 
 static qd_status answer(cli_call *call, qd_plan_report *r)
@@ -91,7 +126,16 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
         snprintf(number, sizeof number, "%d", gpus);
         return qd_options_set(o, "parallel.ranks", number);
     }
-    return qd_plan(o, r);
+    const char *words = qd_options_string(o, "against");
+    if (words[0] == '\0')
+        return qd_plan(o, r);
+    qd_options *layout = NULL;
+    QD_TRY(qd_options_copy(o, &layout));
+    qd_status status = cli_assign_words(layout, words);
+    if (status == QD_OK)
+        status = qd_plan_beside(o, layout, r);
+    qd_options_destroy(layout);
+    return status;
 }
 
 static qd_status run(cli_call *call)
@@ -121,6 +165,7 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL},
     {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators; 0: parallel.ranks", NULL},
+    {"against", QD_OPTION_STRING, "", 0, 0, NULL, "a layout to set beside the first choice, for example \"tp=8 pp=16 zero=1\": how far behind it is, and why", NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "writes the configuration with the first choice to this file", NULL},
     {"tokens", QD_OPTION_FLOAT, "0", 0, 1e18, NULL, "how many GPUs train so many tokens in --days?", NULL},
     {"days", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "see --tokens", NULL},

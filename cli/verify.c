@@ -5,17 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "ranks=1 dp=1": assignments on a copy of the configuration. */
-static qd_status assign_words(qd_options *options, const char *text)
-{
-    char *copy = strdup(text), *rest = NULL;
-    qd_status status = copy ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for --against");
-    for (char *word = copy ? strtok_r(copy, " \t", &rest) : NULL; word && status == QD_OK; word = strtok_r(NULL, " \t", &rest))
-        status = qd_options_assign(options, word);
-    free(copy);
-    return status == QD_OK ? QD_OK : qd_error_prefix(status, "--against: ");
-}
-
 static qd_status print_report_json(const qd_verify_report *r)
 {
     qd_strbuf text = {0};
@@ -58,7 +47,7 @@ static qd_status run(cli_call *call)
     if (words[0] == '\0')
         return QD_FAIL(QD_USAGE, "verify: say which layout to compare with, for example --against \"ranks=1 dp=1\"");
     QD_TRY(qd_options_copy(call->options, &against));
-    qd_status status = assign_words(against, words);
+    qd_status status = cli_assign_words(against, words);
     if (status == QD_OK)
         status = qd_verify(call->options, against, steps, qd_options_float(call->options, "tolerance"), &report);
     qd_options_destroy(against);

@@ -10,15 +10,26 @@ extern "C" {
 #endif
 
 typedef struct qd_plan_choice {
-    int dp, tp, cp, pp, vpp, ep, zero;
+    int dp, tp, cp, pp, vpp, ep, etp, zero;
+    int tp_overlap; /* pieces of products beside the exchanges of tp; 1: whole */
     int64_t micro_batch, micro_batches;
     const char *recompute, *schedule; /* "none", "1f1b", …; schedule "": no pipeline */
     double step_seconds, mfu;
     int64_t memory_bytes;
     bool fits;
-    char layout[96];
+    char layout[128];
     char loses[200]; /* why it is not the first choice: its largest loss that the first does not have; "" for the first */
 } qd_plan_choice;
+
+/* A layout that was asked about, beside the first choice. */
+typedef struct qd_plan_against {
+    bool asked, possible;  /* not possible: refusal says why */
+    char refusal[200];
+    qd_plan_choice choice; /* simulated also if it does not fit */
+    double behind;         /* its step time over the first choice's, less 1 */
+    char why[5][200];      /* where it is more than 5 % behind, or does not fit: what it loses, largest first */
+    int why_count;
+} qd_plan_against;
 
 enum { QD_PLAN_CHOICES = 32, QD_PLAN_REASONS = 12 };
 typedef struct qd_plan_report {
@@ -31,6 +42,7 @@ typedef struct qd_plan_report {
     int tried, too_large, refused;           /* layouts simulated, without memory for them, and that cannot be built */
     char refusal[200];                       /* the first reason for a refusal */
     double wall_seconds;
+    qd_plan_against against;                 /* of qd_plan_beside() */
     bool stopped;                            /* the time was up before all layouts were looked at */
 } qd_plan_report;
 
@@ -38,6 +50,20 @@ typedef struct qd_plan_report {
  * (tables of qd_config_table() and qd_cluster_table()). What the user has set among the axes stays as it is. QD_NO_MEMORY with
  * the smallest need when nothing fits, QD_USAGE when nothing can be built. */
 qd_status qd_plan(const qd_options *options, qd_plan_report *report);
+
+/* The same, and the layout that `layout` sets (a copy of `options` with its keys) beside the first choice: by how much it is behind, and
+ * why. Both must have the same model, batch, sequence and number of accelerators. */
+qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report);
+
+/* A published layout: the run and the layout as words key=value, and where it was read. */
+typedef struct qd_plan_row {
+    char name[96], cluster[32], run[400], layout[200], source[200];
+} qd_plan_row;
+
+/* Reads a file in the format of data/published/layouts.json; the rows are freed by the caller. */
+qd_status qd_plan_rows(const char *path, qd_plan_row **rows, int *count);
+/* Plans the run of a row, with its layout beside the first choice. */
+qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report *report);
 
 /* Puts the choice into the configuration keys of `options`. */
 qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options);

@@ -56,7 +56,7 @@ static void difference(const qd_candidate *best, const qd_candidate *c, char *te
 
 static void neighbour(qd_search *s, const qd_candidate *best, const char *name, const qd_candidate *other)
 {
-    char layout[96], why[64];
+    char layout[128], why[64];
     if (!other || other == best)
         return;
     qd_candidate_layout(s, other, layout, sizeof layout);

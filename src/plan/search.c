@@ -9,10 +9,15 @@
 
 const char *const qd_recompute_names[QD_RECOMPUTE_COUNT] = {"none", "selective", "full"};
 
-/* How far behind the best a first look may be: schedules, micro-batches and stages of sharding change a layout's time by less. */
-static const double WORTH = 1.2;
+/* How far behind the best a first look may be: micro-batches and stages of sharding change a layout's time by less, schedules take so much of
+ * its bubble away. */
+static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
+/* What promises to be so much slower than the best so far did is not looked at. */
+static const double PROMISING = 1.4;
+/* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
+enum { PIECES = 4 };
 /* A plan is given within a minute: the first look ends after so many seconds, and the search. */
-static const double LOOK_SECONDS = 25.0, MOST_SECONDS = 45.0;
+static const double LOOK_SECONDS = 22.0, MOST_SECONDS = 38.0, REFINE_SECONDS = 44.0;
 
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
@@ -34,6 +39,14 @@ static qd_status set(qd_options *o, const char *key, const char *format, ...)
     return qd_options_set(o, key, text);
 }
 
+/* A ring over many ranks costs its hops for every bucket. */
+qd_status qd_search_buckets(qd_options *o, int tp, int pp)
+{
+    if (qd_options_is_set(o, "parallel.bucket_mb"))
+        return QD_OK;
+    return set(o, "parallel.bucket_mb", "%d", qd_options_int(o, "parallel.ranks") / (tp * pp) > 64 ? 400 : 100);
+}
+
 static qd_status apply(const qd_candidate *c, qd_options *o)
 {
     QD_TRY(set(o, "parallel.dp", "-1"));
@@ -43,11 +56,13 @@ static qd_status apply(const qd_candidate *c, qd_options *o)
     QD_TRY(set(o, "parallel.zero", "%d", c->zero));
     QD_TRY(set(o, "train.micro_batch", "%lld", (long long)c->micro));
     QD_TRY(set(o, "train.recompute", "%s", qd_recompute_names[c->recompute]));
-    /* A ring over many ranks costs its hops for every bucket. */
-    if (!qd_options_is_set(o, "parallel.bucket_mb"))
-        QD_TRY(set(o, "parallel.bucket_mb", "%d", qd_options_int(o, "parallel.ranks") / (c->tp * c->pp) > 64 ? 400 : 100));
+    QD_TRY(qd_search_buckets(o, c->tp, c->pp));
     if (c->ep > 1)
         QD_TRY(set(o, "parallel.ep", "%d", c->ep));
+    if (c->etp > 1)
+        QD_TRY(set(o, "parallel.etp", "%d", c->etp));
+    if (c->pieces > 1)
+        QD_TRY(set(o, "parallel.tp_overlap", "%d", c->pieces));
     if (c->schedule[0] != '\0')
         QD_TRY(set(o, "parallel.schedule", "%s", c->schedule));
     if (c->vpp > 1)
@@ -63,27 +78,60 @@ static qd_status report_with(const qd_search *s, qd_options *o, int64_t batch, b
     return qd_step_report(&config, &s->cluster, times, report);
 }
 
-/* A step with many micro-batches repeats itself: two short ones give the time of each further micro-batch, and the most memory. */
-static qd_status simulate(qd_search *s, qd_options *o, qd_candidate *c)
+static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *longer, int longer_count, double times)
 {
-    int64_t each = c->micro * dp_of(s, c), micros = s->batch / each, unit = c->pp;
-    int64_t few = 2 * unit, more = 3 * unit;
-    if (micros <= more) {
-        QD_TRY(report_with(s, o, s->batch, false, &c->report));
-        c->fits = c->report.fits;
-        if (c->fits)
-            QD_TRY(report_with(s, o, s->batch, true, &c->report));
-        c->seconds = c->report.step_seconds;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < longer_count; j++)
+            if (strcmp(lines[i].name, longer[j].name) == 0)
+                lines[i].value += times * (longer[j].value - lines[i].value);
+}
+
+/* The report of a step as many times longer than `r` as `longer` is, times `times`: every part grows by the same amount again. */
+static void continue_report(qd_sim_report *r, const qd_sim_report *longer, double times, int64_t batch)
+{
+    double *parts[] = {&r->step_seconds, &r->compute_seconds, &r->product_seconds, &r->attention_seconds, &r->memory_seconds, &r->optimizer_seconds,
+                       &r->launch_seconds, &r->bubble_seconds};
+    const double more[] = {longer->step_seconds, longer->compute_seconds, longer->product_seconds, longer->attention_seconds,
+                           longer->memory_seconds, longer->optimizer_seconds, longer->launch_seconds, longer->bubble_seconds};
+    double was = r->step_seconds, grown = (double)batch / (double)r->global_batch;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        *parts[i] += times * (more[i] - *parts[i]);
+    continue_lines(r->exposed, r->exposed_count, longer->exposed, longer->exposed_count, times);
+    continue_lines(r->hidden, r->hidden_count, longer->hidden, longer->hidden_count, times);
+    double rate = grown * was / r->step_seconds, *rates[] = {&r->tokens_per_second, &r->tokens_per_gpu_second, &r->mfu, &r->mfu_causal, &r->hfu};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        *rates[i] *= rate;
+    r->flops_per_step *= grown;
+    r->joules_per_step *= r->step_seconds / was;
+    r->cost_per_step *= r->step_seconds / was;
+    r->global_batch = batch;
+    r->micro_batches = (int64_t)((double)r->micro_batches * grown);
+    r->tokens_per_step = batch * r->seq;
+    r->loss_count = 0; /* words about the short step */
+}
+
+/* A step with many micro-batches repeats itself: two short ones give the time of each further micro-batch, and the most memory. */
+qd_status qd_search_simulate(const qd_search *s, qd_options *o, bool anyway, qd_candidate *c)
+{
+    int64_t each = c->micro * dp_of(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
+    bool whole = micros <= more;
+    QD_TRY(report_with(s, o, whole ? s->batch : few * each, false, &c->report));
+    c->fits = c->report.fits;
+    if (!c->fits && !anyway)
+        return QD_OK;
+    QD_TRY(report_with(s, o, whole ? s->batch : few * each, true, &c->report));
+    c->rough = c->rough && !whole;
+    if (c->rough) {
+        double fill = (double)(c->pp - 1) / c->vpp;
+        c->seconds = c->report.step_seconds * ((double)micros + fill) / ((double)few + fill);
         return QD_OK;
     }
-    qd_sim_report longer;
-    QD_TRY(report_with(s, o, few * each, false, &c->report));
-    c->fits = c->report.fits;
-    if (!c->fits)
-        return QD_OK;
-    QD_TRY(report_with(s, o, few * each, true, &c->report));
-    QD_TRY(report_with(s, o, more * each, true, &longer));
-    c->seconds = c->report.step_seconds + (longer.step_seconds - c->report.step_seconds) * (double)(micros - few) / (double)(more - few);
+    if (!whole) {
+        qd_sim_report longer;
+        QD_TRY(report_with(s, o, more * each, true, &longer));
+        continue_report(&c->report, &longer, (double)(micros - few) / (double)(more - few), s->batch);
+    }
+    c->seconds = c->report.step_seconds;
     return QD_OK;
 }
 
@@ -93,7 +141,7 @@ qd_status qd_search_try(qd_search *s, qd_candidate *c)
     QD_TRY(qd_options_copy(s->options, &o));
     qd_status status = apply(c, o);
     if (status == QD_OK)
-        status = simulate(s, o, c);
+        status = qd_search_simulate(s, o, false, c);
     qd_options_destroy(o);
     return status;
 }
@@ -122,24 +170,59 @@ static void refuse(qd_search *s)
     qd_error_clear();
 }
 
-/* The least time that the layout could take: all FLOPs at the best rate, and the pipeline's bubble. Layouts that could not come
- * within a tenth of the best are not built. */
+/* What the rows of experts take over the network, there and back in both passes, where these lie on several nodes; less what the rest may
+ * hide of it. */
+static double dispatch_bound(const qd_search *s, const qd_candidate *c)
+{
+    const qd_model *m = &s->model;
+    int ranks = c->ep * c->etp, node = s->cluster.node_size;
+    if (m->moe.experts == 0 || s->cluster.network == QD_NETWORK_TORUS || ranks <= node || s->cluster.network_bandwidth <= 0.0)
+        return 0.0;
+    double rows = (double)s->batch * (double)s->seq * m->moe.per_token * c->etp * (m->layers - m->moe.first_dense) / s->gpus;
+    return 0.7 * rows * (double)m->hidden * 2.0 * 4.0 * (1.0 - (double)node / ranks) / s->cluster.network_bandwidth;
+}
+
+/* The least time that the layout could take: all FLOPs at the best rate, the pipeline's bubble, and what experts exchange. Layouts that
+ * could not come within a tenth of the best are not built. */
 static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
     double flops = qd_model_flops_per_token(&s->model, s->seq) - 6.0 * s->model.layers * (double)s->seq * s->model.heads * s->model.head_dim;
     double micros = (double)s->batch / (double)(c->micro * dp_of(s, c));
     double seconds = flops * (double)s->batch * (double)s->seq * (again ? 4.0 / 3.0 : 1.0) / (s->gpus * s->cluster.accelerator.product);
     bool filled = strncmp(c->schedule, "zb", 2) == 0 || strncmp(c->schedule, "dual", 4) == 0;
-    return seconds * (1.0 + (filled ? 0.2 : 1.0) * (c->pp - 1) / (micros * c->vpp));
+    return (seconds + dispatch_bound(s, c)) * (1.0 + (filled ? 0.2 : 1.0) * (c->pp - 1) / (micros * c->vpp));
 }
 
-/* Parameters and gradients alone, which no stage below 3 shares out: what is too large for them need not be built. */
+/* Inputs of the blocks that are in flight on the first stage. */
+static double input_bytes(const qd_search *s, const qd_candidate *c)
+{
+    double tokens = (double)c->micro * (double)s->seq / (c->tp * c->cp), micros = (double)s->batch / (double)(c->micro * dp_of(s, c));
+    return 2.0 * tokens * (double)s->model.hidden * s->model.layers * fmin(1.0, micros / c->pp);
+}
+
+/* What no layout goes below: parameters and gradients, which no stage below 3 shares out, state, shared out from stage 1 on, and the inputs
+ * of the blocks that are in flight, which recompute leaves. What is too large for that need not be built. */
 static double least_bytes(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
     double experts = m->moe.experts > 0 ? 3.0 * (double)(m->layers - m->moe.first_dense) * m->moe.experts * (double)m->moe.ffn * (double)m->hidden : 0.0;
-    double dense = (double)qd_model_parameters(m) - experts, bytes = 4.0;
-    return c->zero == 3 ? 0.0 : bytes * (dense / c->tp + experts / (c->ep > 1 ? c->ep : c->tp)) / c->pp;
+    double dense = ((double)qd_model_parameters(m) - experts) / (c->tp * c->pp), held = experts / (c->ep * c->etp * c->pp);
+    double ranks = (double)s->gpus / c->pp, dp = ranks / c->tp, edp = ranks / (c->ep * c->etp), state = s->state_bytes;
+    if (c->zero == 3)
+        return (4.0 + state) * (dense / dp + held / edp);
+    return 4.0 * (dense + held) + state * (c->zero > 0 ? dense / dp + held / edp : dense + held) + input_bytes(s, c);
+}
+
+/* Selective recompute gives back at most this share of the activations: what fails by more needs not be tried with it. */
+static const double SELECTIVE_MOST = 0.5;
+
+static bool is_selective_hopeless(const qd_candidate *c)
+{
+    double activations = 0.0;
+    for (int i = 0; i < c->report.memory_count; i++)
+        if (strncmp(c->report.memory[i].name, "activations until", 17) == 0)
+            activations += c->report.memory[i].value;
+    return (double)c->report.memory_bytes - SELECTIVE_MOST * activations > (double)c->report.memory_limit;
 }
 
 /* The first kind of recompute with which the layout fits: less of it is always faster. */
@@ -169,6 +252,8 @@ static qd_status try_recompute(qd_search *s, qd_candidate *c)
             s->report->tried++;
             return keep(s, c);
         }
+        if (c->recompute == QD_RECOMPUTE_NONE && !fixed && is_selective_hopeless(c))
+            c->recompute = QD_RECOMPUTE_SELECTIVE; /* on to full */
     }
     s->report->too_large++;
     return QD_OK;
@@ -185,6 +270,14 @@ static int64_t nth(const qd_search *s, const char *key, int at, int64_t least, i
     return value <= most ? value : 0;
 }
 
+static bool is_time_up(qd_search *s, double seconds)
+{
+    if (qd_clock_now() - s->begin <= seconds)
+        return false;
+    s->report->stopped = true;
+    return true;
+}
+
 /* More and more sequences per micro-batch, until they do not fit. */
 static qd_status try_micros(qd_search *s, qd_candidate c)
 {
@@ -194,6 +287,8 @@ static qd_status try_micros(qd_search *s, qd_candidate c)
         if (share % micro != 0 || (share / micro) % (c.vpp > 1 ? c.pp : 1) != 0)
             continue;
         int too_large = s->report->too_large;
+        if (is_time_up(s, MOST_SECONDS))
+            break;
         c.micro = micro;
         QD_TRY(try_recompute(s, &c));
         if (s->report->too_large > too_large)
@@ -218,21 +313,29 @@ static qd_status try_zero(qd_search *s, qd_candidate c)
     return QD_OK;
 }
 
-/* A first look at the axes alone: one micro-batch size, the lowest stage, the schedule with the shortest bubble among the plain ones. */
+/* The schedule of the first look: with the shortest bubble among the plain ones. */
+static void choose_schedule(const qd_search *s, qd_candidate *c)
+{
+    int64_t share = s->batch / dp_of(s, c);
+    c->schedule = c->pp > 1 ? "1f1b" : "";
+    for (int vpp = 8; vpp > 1 && c->pp > 1 && c->vpp == 1; vpp /= 2)
+        if (c->pp * vpp <= s->model.layers && share % c->pp == 0) {
+            c->schedule = "interleaved";
+            c->vpp = vpp;
+        }
+    if (c->pp > 1 && qd_options_is_set(s->options, "parallel.schedule")) {
+        c->schedule = qd_options_string(s->options, "parallel.schedule");
+        c->vpp = strcmp(c->schedule, "interleaved") == 0 ? c->vpp : 1;
+    }
+}
+
+/* A first look at the axes alone: one micro-batch size, the lowest stage. */
 static qd_status look(qd_search *s, qd_candidate c)
 {
     bool stage_given = qd_options_is_set(s->options, "parallel.zero"), micro_given = qd_options_is_set(s->options, "train.micro_batch");
     int64_t share = s->batch / dp_of(s, &c);
-    c.schedule = c.pp > 1 ? "1f1b" : "";
-    for (int vpp = 8; vpp > 1 && c.pp > 1 && c.vpp == 1; vpp /= 2)
-        if (c.pp * vpp <= s->model.layers && share % c.pp == 0) {
-            c.schedule = "interleaved";
-            c.vpp = vpp;
-        }
-    if (c.pp > 1 && qd_options_is_set(s->options, "parallel.schedule")) {
-        c.schedule = qd_options_string(s->options, "parallel.schedule");
-        c.vpp = strcmp(c.schedule, "interleaved") == 0 ? c.vpp : 1;
-    }
+    choose_schedule(s, &c);
+    c.rough = true;
     c.micro = micro_given ? qd_options_int(s->options, "train.micro_batch") : 1;
     c.zero = stage_given ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1;
     if (share % c.micro != 0)
@@ -248,17 +351,6 @@ static qd_status look(qd_search *s, qd_candidate c)
             s->list[s->count - 1].looked = true;
     }
     return QD_OK;
-}
-
-/* Axes whose first look was far behind the best are not looked at again. */
-static bool is_promising(const qd_search *s, const qd_candidate *c)
-{
-    for (int i = 0; i < s->count; i++) {
-        const qd_candidate *seen = &s->list[i];
-        if (seen->looked && seen->tp == c->tp && seen->cp == c->cp && seen->pp == c->pp && seen->ep == c->ep)
-            return seen->seconds <= WORTH * s->best;
-    }
-    return false;
 }
 
 static qd_status try_schedules(qd_search *s, qd_candidate c)
@@ -285,30 +377,64 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
     return QD_OK;
 }
 
-static qd_status try_layout(qd_search *s, qd_candidate c)
+/* ---- the axes ---- */
+
+typedef struct axes_list {
+    qd_candidate *list;
+    int count, capacity;
+} axes_list;
+
+static qd_status note(axes_list *a, const qd_candidate *c)
 {
-    int64_t ep, room = s->gpus / c.pp;
+    if (a->count == a->capacity) {
+        int capacity = a->capacity ? 2 * a->capacity : 256;
+        qd_candidate *grown = realloc(a->list, (size_t)capacity * sizeof *grown);
+        if (!grown)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %d combinations of axes", capacity);
+        a->list = grown;
+        a->capacity = capacity;
+    }
+    a->list[a->count++] = *c;
+    return QD_OK;
+}
+
+/* The order of the first look: what could be fast and needs little recompute comes first, small degrees before large ones. A block keeps about
+ * 34 bytes per token and unit of width, 17 times its input, and the rows of its experts with room for twice the mean load. */
+static double promise(const qd_search *s, qd_candidate c)
+{
+    const qd_model *m = &s->model;
+    choose_schedule(s, &c);
+    c.micro = 1;
+    c.zero = dp_of(s, &c) * c.cp > 1;
+    double memory = (double)s->cluster.accelerator.memory, least = least_bytes(s, &c), inputs = input_bytes(s, &c);
+    double kept = 17.0 + (m->moe.experts > 0 ? 6.0 * m->moe.per_token * (double)(m->hidden + m->moe.ffn) / (double)m->hidden : 0.0);
+    double again = least + (kept - 1.0) * inputs <= memory ? 1.0 : least + (0.6 * kept - 1.0) * inputs <= memory ? 1.03 : least <= memory ? 1.33 : 4.0;
+    return bound(s, &c, false) * again * (1.0 + 0.02 * log2(c.tp) + 0.02 * log2(c.cp));
+}
+
+/* Experts are cut only where each has a rank of its own already, or the user says so. */
+static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
+{
+    int64_t ep, etp, room = s->gpus / c.pp;
     if (s->gpus % (c.tp * c.cp * c.pp) != 0 || s->batch % dp_of(s, &c) != 0 || dp_of(s, &c) > s->batch)
         return QD_OK;
     int experts = s->model.moe.experts;
     for (int i = 0; (ep = nth(s, "parallel.ep", i, 1, experts > 0 ? experts : 1)) > 0; i++) {
         if (ep > room || (experts > 0 && experts % ep != 0))
             continue;
-        c.ep = (int)ep;
-        if (qd_clock_now() - s->begin > (s->looking ? LOOK_SECONDS : MOST_SECONDS)) {
-            s->report->stopped = true;
-            return QD_OK;
+        int64_t most = experts > 0 && ep == experts ? s->most_tp : 1;
+        for (int j = 0; (etp = nth(s, "parallel.etp", j, 1, most)) > 0; j++) {
+            c.ep = (int)ep;
+            c.etp = (int)etp;
+            c.seconds = promise(s, c);
+            if (ep * etp <= room)
+                QD_TRY(note(a, &c));
         }
-        if (s->looking)
-            QD_TRY(look(s, c));
-        else if (is_promising(s, &c))
-            QD_TRY(try_schedules(s, c));
     }
     return QD_OK;
 }
 
-/* Small degrees first: they are the fastest that fit, and what is slower than they can be is then not built. */
-static qd_status go_through(qd_search *s)
+static qd_status note_axes(qd_search *s, axes_list *a)
 {
     int64_t tp, cp, pp;
     int64_t most_cp = s->seq >= 16384 ? s->seq / 4096 : 1;
@@ -316,31 +442,9 @@ static qd_status go_through(qd_search *s)
         for (int i = 0; (tp = nth(s, "parallel.tp", i, 1, s->most_tp)) > 0; i++)
             for (int j = 0; (pp = nth(s, "parallel.pp", j, 1, s->model.layers < 64 ? s->model.layers : 64)) > 0; j++)
                 if (tp * cp * pp <= s->gpus)
-                    QD_TRY(try_layout(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .schedule = ""}));
+                    QD_TRY(note_experts(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .etp = 1, .schedule = "",
+                                                          .pieces = (int)nth(s, "parallel.tp_overlap", 0, tp > 1 ? PIECES : 1, 64)}, a));
     return QD_OK;
-}
-
-/* The same layout may have been the first look and a try. */
-static void drop_repeats(qd_search *s)
-{
-    int kept = 0;
-    for (int i = 0; i < s->count; i++) {
-        const qd_candidate *c = &s->list[i], *k = kept > 0 ? &s->list[kept - 1] : NULL;
-        bool same = k && k->tp == c->tp && k->cp == c->cp && k->pp == c->pp && k->vpp == c->vpp && k->ep == c->ep && k->zero == c->zero &&
-                    k->micro == c->micro && k->recompute == c->recompute && strcmp(k->schedule, c->schedule) == 0;
-        if (!same)
-            s->list[kept++] = *c;
-    }
-    s->count = kept;
-}
-
-/* Twice: a look at all combinations of axes, then everything else for those that are not far behind. */
-static qd_status search_all(qd_search *s)
-{
-    s->looking = true;
-    QD_TRY(go_through(s));
-    s->looking = false;
-    return go_through(s);
 }
 
 static int by_time(const void *a, const void *b)
@@ -351,13 +455,116 @@ static int by_time(const void *a, const void *b)
     return x->report.memory_bytes < y->report.memory_bytes ? -1 : x->report.memory_bytes > y->report.memory_bytes;
 }
 
+static qd_status look_at_all(qd_search *s)
+{
+    axes_list a = {0};
+    qd_status status = note_axes(s, &a);
+    qsort(a.list, (size_t)a.count, sizeof *a.list, by_time);
+    double promised = 0.0, best = 0.0; /* by the best so far */
+    for (int i = 0; i < a.count && status == QD_OK && !is_time_up(s, LOOK_SECONDS); i++) {
+        if (promised > 0.0 && a.list[i].seconds > PROMISING * promised)
+            break;
+        status = look(s, a.list[i]);
+        if (s->best > 0.0 && s->best != best) {
+            best = s->best;
+            promised = a.list[i].seconds;
+        }
+    }
+    free(a.list);
+    return status;
+}
+
+/* The same layout may have been the first look and a try. */
+static void drop_repeats(qd_search *s)
+{
+    int kept = 0;
+    for (int i = 0; i < s->count; i++) {
+        const qd_candidate *c = &s->list[i], *k = kept > 0 ? &s->list[kept - 1] : NULL;
+        bool same = k && k->tp == c->tp && k->cp == c->cp && k->pp == c->pp && k->vpp == c->vpp && k->ep == c->ep && k->zero == c->zero &&
+                    k->etp == c->etp && k->pieces == c->pieces && k->micro == c->micro && k->recompute == c->recompute && strcmp(k->schedule, c->schedule) == 0;
+        if (!same)
+            s->list[kept++] = *c;
+    }
+    s->count = kept;
+}
+
+/* What changes little: the pieces of tp's products, and experts cut in two instead of shared out over twice the ranks; for the best. */
+static qd_status refine(qd_search *s)
+{
+    enum { BEST = 6 };
+    static const int pieces[] = {1, 2, 8};
+    qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    for (int i = 0, best = s->count < BEST ? s->count : BEST; i < best; i++) {
+        for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap"); j++) {
+            qd_candidate c = s->list[i]; /* the list may move */
+            c.rough = false;
+            c.pieces = pieces[j];
+            if (!is_time_up(s, REFINE_SECONDS))
+                QD_TRY(try_recompute(s, &c));
+        }
+        bool free_ = !qd_options_is_set(s->options, "parallel.ep") && !qd_options_is_set(s->options, "parallel.etp");
+        if (free_ && s->list[i].ep > 1 && s->list[i].etp < s->most_tp && !is_time_up(s, REFINE_SECONDS)) {
+            qd_candidate c = s->list[i];
+            c.rough = false;
+            c.ep /= 2;
+            c.etp *= 2;
+            QD_TRY(try_recompute(s, &c));
+        }
+    }
+    return QD_OK;
+}
+
+/* Everything but the axes for those whose first look, with most of its bubble gone, would not be far behind; the best first. */
+static qd_status look_closer(qd_search *s)
+{
+    qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    int looked = s->count;
+    for (int i = 0; i < looked && !is_time_up(s, MOST_SECONDS); i++) {
+        const qd_candidate *seen = &s->list[i];
+        if (!seen->looked || seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) > WORTH * s->best)
+            continue;
+        qd_candidate c = {.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp, .pieces = seen->pieces, .schedule = ""};
+        QD_TRY(try_schedules(s, c));
+    }
+    return QD_OK;
+}
+
+/* Rough times among the first are made exact, until they are. */
+static qd_status settle(qd_search *s)
+{
+    enum { FIRST = 10 };
+    bool changed = true;
+    while (changed) {
+        changed = false;
+        qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+        for (int i = 0; i < s->count && i < FIRST && !changed; i++) {
+            if (!s->list[i].rough)
+                continue;
+            qd_candidate c = s->list[i];
+            c.rough = false;
+            QD_TRY(qd_search_try(s, &c));
+            s->list[i] = c;
+            changed = true;
+        }
+    }
+    return QD_OK;
+}
+
+static qd_status search_all(qd_search *s)
+{
+    QD_TRY(look_at_all(s));
+    QD_TRY(look_closer(s));
+    QD_TRY(refine(s));
+    return settle(s);
+}
+
 void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, size_t size)
 {
     int used = snprintf(text, size, "dp %d", dp_of(s, c));
     const struct {
         const char *name;
         int value;
-    } axes[] = {{"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}};
+    } axes[] = {{"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"etp", c->etp}};
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
         if (axes[i].value > 1)
             used += snprintf(text + used, size - (size_t)used, ", %s %d", axes[i].name, axes[i].value);
@@ -367,16 +574,17 @@ void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, 
         used += snprintf(text + used, size - (size_t)used, ", zero %d", c->zero);
     used += snprintf(text + used, size - (size_t)used, ", micro-batch %lld", (long long)c->micro);
     if (c->recompute)
-        snprintf(text + used, size - (size_t)used, ", recompute %s", qd_recompute_names[c->recompute]);
+        used += snprintf(text + used, size - (size_t)used, ", recompute %s", qd_recompute_names[c->recompute]);
+    if (c->pieces > 1)
+        snprintf(text + used, size - (size_t)used, ", tp in %d pieces", c->pieces);
 }
 
-static void fill_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice *out)
+void qd_search_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice *out)
 {
-    *out = (qd_plan_choice){.dp = dp_of(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .zero = c->zero,
+    *out = (qd_plan_choice){.dp = dp_of(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .etp = c->etp, .zero = c->zero, .tp_overlap = c->pieces,
                             .micro_batch = c->micro, .micro_batches = s->batch / c->micro / dp_of(s, c),
                             .recompute = qd_recompute_names[c->recompute], .schedule = c->schedule, .step_seconds = c->seconds,
-                            .memory_bytes = c->report.memory_bytes, .fits = true};
-    out->mfu = c->report.mfu * c->report.step_seconds / c->seconds * (double)s->batch / (double)c->report.global_batch;
+                            .memory_bytes = c->report.memory_bytes, .fits = c->fits, .mfu = c->report.mfu};
     qd_candidate_layout(s, c, out->layout, sizeof out->layout);
 }
 
@@ -394,7 +602,7 @@ static qd_status fill_report(qd_search *s)
     qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
     drop_repeats(s);
     for (int i = 0; i < s->count && r->count < QD_PLAN_CHOICES; i++)
-        fill_choice(s, &s->list[i], &r->choices[r->count++]);
+        qd_search_choice(s, &s->list[i], &r->choices[r->count++]);
     r->best = s->list[0].report;
     qd_plan_explain(s);
     return QD_OK;
@@ -406,6 +614,8 @@ static qd_status set_up(qd_search *s)
     QD_TRY(qd_cluster_resolve(s->options, &s->cluster));
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
+    /* AdamW's two moments in fp32, and the master weights of narrower parameters. */
+    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW ? 8.0 + (config.strategy.param != QD_F32 ? 4.0 : 0.0) : 0.0;
     s->gpus = config.world;
     s->batch = config.global_batch;
     s->seq = config.strategy.seq;
@@ -415,7 +625,7 @@ static qd_status set_up(qd_search *s)
     return QD_OK;
 }
 
-qd_status qd_plan(const qd_options *options, qd_plan_report *report)
+qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report)
 {
     double begin = qd_clock_now();
     memset(report, 0, sizeof *report);
@@ -424,14 +634,21 @@ qd_status qd_plan(const qd_options *options, qd_plan_report *report)
     qd_status status = search_all(&s);
     if (status == QD_OK)
         status = fill_report(&s);
+    if (status == QD_OK && layout)
+        status = qd_search_against(&s, layout);
     free(s.list);
     report->wall_seconds = qd_clock_now() - begin;
     return status;
 }
 
+qd_status qd_plan(const qd_options *options, qd_plan_report *report)
+{
+    return qd_plan_beside(options, NULL, report);
+}
+
 qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options)
 {
-    qd_candidate c = {.tp = choice->tp, .cp = choice->cp, .pp = choice->pp, .vpp = choice->vpp, .ep = choice->ep, .zero = choice->zero,
+    qd_candidate c = {.tp = choice->tp, .cp = choice->cp, .pp = choice->pp, .vpp = choice->vpp, .ep = choice->ep, .etp = choice->etp, .zero = choice->zero, .pieces = choice->tp_overlap,
                       .micro = choice->micro_batch, .schedule = choice->schedule};
     while (strcmp(qd_recompute_names[c.recompute], choice->recompute) != 0)
         c.recompute++;

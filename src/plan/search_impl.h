@@ -6,14 +6,15 @@
 
 #include <quadrille/plan.h>
 
-/* One point of the search; numbers of axes the program does not have yet are 1. */
+/* One point of the search. pieces: of products beside the exchanges of tp (parallel.tp_overlap). */
 typedef struct qd_candidate {
-    int tp, cp, pp, vpp, ep, zero, recompute;
+    int tp, cp, pp, vpp, ep, etp, zero, recompute, pieces;
     int64_t micro;
     const char *schedule;
     bool fits, looked; /* looked: it stands for its axes in the first look */
+    bool rough;        /* seconds from one short step and the textbook's bubble */
     double seconds;
-    qd_sim_report report; /* of a short step, if the real one has many micro-batches; seconds are those of the real one */
+    qd_sim_report report; /* continued from short steps, if the real one has many micro-batches */
 } qd_candidate;
 
 typedef struct qd_search {
@@ -22,10 +23,10 @@ typedef struct qd_search {
     qd_model model;
     int gpus, most_tp;
     int64_t batch, seq;
+    double state_bytes; /* per parameter, at least */
     qd_candidate *list;
     int count, capacity;
     double best; /* seconds */
-    bool looking;
     double begin; /* clock */
     int64_t least_memory;
     qd_plan_report *report;
@@ -35,6 +36,14 @@ extern const char *const qd_recompute_names[QD_RECOMPUTE_COUNT];
 
 /* Builds and simulates a candidate: the recompute it names. QD_OK and `fits` false when memory does not suffice. */
 qd_status qd_search_try(qd_search *search, qd_candidate *candidate);
+/* The same for keys that are set already; `anyway`: also what does not fit. */
+qd_status qd_search_simulate(const qd_search *search, qd_options *options, bool anyway, qd_candidate *candidate);
+/* Buckets of gradients, unless the user has chosen them. */
+qd_status qd_search_buckets(qd_options *options, int tp, int pp);
+void qd_search_choice(const qd_search *search, const qd_candidate *candidate, qd_plan_choice *choice);
+
+/* The layout in `options` beside the first choice. */
+qd_status qd_search_against(qd_search *search, const qd_options *options);
 
 /* The best candidate with these values; 0 (zero: -1) stands for any. NULL: none. */
 const qd_candidate *qd_search_nearest(const qd_search *search, int tp, int pp, int zero, int64_t micro, int cp, int ep);

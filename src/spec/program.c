@@ -531,8 +531,8 @@ int64_t qd_program_square_base(const qd_program *p, int family, int part)
     for (int i = 0; i < p->ledger->param_count; i++) {
         int own = p->ledger->params[i].family, parts = p->storage.share[own].parts;
         int64_t first = p->storage.rows[i], length;
-        if (p->ledger->params[i].tied_to >= 0 || own > family)
-            continue;
+        if (first == 0 || p->ledger->params[i].tied_to >= 0 || own > family)
+            continue; /* most experts lie elsewhere */
         if (own == family && part < parts)
             qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
         rows += first;

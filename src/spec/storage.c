@@ -69,8 +69,10 @@ qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_s
 
 qd_extent qd_storage_part(const qd_storage *s, int param, int parts, int part)
 {
-    qd_extent e;
-    int64_t cols = s->rows[param] > 0 ? s->count[param] / s->rows[param] : 0;
+    qd_extent e = {0};
+    if (s->rows[param] == 0)
+        return e; /* as most experts */
+    int64_t cols = s->count[param] / s->rows[param];
     qd_slice(s->rows[param], parts, part, &e.first_row, &e.rows);
     e.first = e.first_row * cols;
     e.count = e.rows * cols;

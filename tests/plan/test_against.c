@@ -1,0 +1,120 @@
+/* Layouts beside the first choice: published ones, and what the report says of those that lose. */
+#include <quadrille/plan.h>
+
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+#include "support/simulated.h"
+
+#define L8 "model.preset=llama3.1-8b data.seq=4096 train.precision=bf16 "
+
+static qd_plan_report report; /* tens of kilobytes */
+
+/* Plans the run with "key=value …" set beside it. */
+static const qd_plan_against *beside(const char *cluster, const char *run, const char *layout)
+{
+    char words[512];
+    snprintf(words, sizeof words, "%s %s", run, layout);
+    qd_options *options = simulated_options(cluster, run), *other = simulated_options(cluster, words);
+    ok(qd_plan_beside(options, other, &report));
+    qd_options_destroy(options);
+    qd_options_destroy(other);
+    assert_true(report.against.asked);
+    return &report.against;
+}
+
+static bool says(const qd_plan_against *a, const char *word)
+{
+    for (int i = 0; i < a->why_count; i++)
+        if (strstr(a->why[i], word))
+            return true;
+    return false;
+}
+
+/* The first choice beside itself is neither behind nor needs words. */
+static void itself(void **state)
+{
+    (void)state;
+    qd_options *options = simulated_options("h100", L8 "parallel.ranks=16 train.global_batch=64"), *same;
+    ok(qd_plan(options, &report));
+    assert_false(report.against.asked);
+    ok(qd_options_copy(options, &same));
+    ok(qd_plan_apply(&report.choices[0], same));
+    char layout[128];
+    snprintf(layout, sizeof layout, "%s", report.choices[0].layout);
+    ok(qd_plan_beside(options, same, &report));
+    assert_true(report.against.possible && fabs(report.against.behind) < 1e-9);
+    assert_int_equal(report.against.why_count, 0);
+    assert_string_equal(report.against.choice.layout, layout);
+    qd_options_destroy(options);
+    qd_options_destroy(same);
+}
+
+/* Each loser is told what it loses: by stages that wait, by the axis that communicates, by memory. */
+static void why_it_loses(void **state)
+{
+    (void)state;
+    const char *run = L8 "parallel.ranks=16 train.global_batch=64 parallel.tp=1 parallel.pp=1"; /* the layout has its own */
+    const qd_plan_against *a = beside("h100", run, "parallel.pp=8 parallel.zero=1 train.micro_batch=8 train.recompute=full");
+    assert_true(a->behind > 0.3 && says(a, "waiting for other stages"));
+    a = beside("h100", run, "parallel.tp=16 parallel.zero=1 train.micro_batch=1");
+    assert_true(a->behind > 0.3 && says(a, "communication over tp"));
+    a = beside("h100", run, "parallel.zero=0 train.micro_batch=4");
+    assert_true(!a->choice.fits && says(a, "does not fit") && says(a, "nor does it fit with recompute full"));
+    a = beside("h100", run, "parallel.tp=3");
+    assert_true(!a->possible && a->refusal[0] != '\0');
+    a = beside("h100", run, "train.global_batch=128");
+    assert_true(!a->possible && strstr(a->refusal, "another model, batch"));
+}
+
+/* Experts are cut, and products of tp in pieces, where that is asked for or wins. */
+static void pieces_and_cut_experts(void **state)
+{
+    (void)state;
+    beside("h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=32 train.global_batch=64 parallel.ep=8 parallel.etp=2 parallel.pp=1 parallel.tp=1 parallel.zero=1", "train.micro_batch=1");
+    for (int i = 0; i < report.count; i++)
+        assert_int_equal(report.choices[i].etp, 2);
+    const qd_plan_against *a = beside("h100", L8 "parallel.ranks=8 train.global_batch=16 parallel.tp=8 parallel.pp=1", "parallel.zero=0 train.micro_batch=2");
+    assert_true(report.choices[0].tp_overlap > 1);
+    assert_int_equal(a->choice.tp_overlap, 1);
+    /* Without tp there is nothing to cut. */
+    beside("h100", L8 "parallel.ranks=16 train.global_batch=64 parallel.tp=1 parallel.pp=1", "parallel.zero=1");
+    assert_int_equal(report.choices[0].tp_overlap, 1);
+}
+
+/* Published layouts that are quick to plan (`quadrille bench plans` does all): near the first choice, or told why not. */
+static void published(void **state)
+{
+    (void)state;
+    qd_plan_row *rows;
+    int count, done = 0;
+    ok(qd_plan_rows(QD_TEST_SOURCE_DIR "/data/published/layouts.json", &rows, &count));
+    assert_int_equal(count, 10);
+    for (int i = 0; i < count; i++) {
+        if (!strstr(rows[i].name, "OLMo") && !strstr(rows[i].name, "Gemma"))
+            continue;
+        ok(qd_plan_row_run(&rows[i], &report));
+        const qd_plan_against *a = &report.against;
+        print_message("%s: %+.1f %% (%.1f s)\n", rows[i].name, 100.0 * a->behind, report.wall_seconds);
+        assert_true(a->possible && report.wall_seconds < 60.0);
+        assert_true(a->behind > -0.005 && (a->behind <= 0.05 || a->why_count > 0));
+        done++;
+    }
+    assert_int_equal(done, 2);
+    free(rows);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(itself), cmocka_unit_test(why_it_loses), cmocka_unit_test(pieces_and_cut_experts), cmocka_unit_test(published),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
