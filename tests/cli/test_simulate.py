@@ -55,7 +55,7 @@ class Simulate(program.ProgramTest):
                 trained = self.run_program("train", *layout, *run, "--data", self.corpus, "--steps", "1", "--trace", "--dir", self.path(name))
                 self.assertEqual(trained.returncode, 0, trained.stderr)
                 path = self.path(name + ".json")
-                simulated = self.run_program("simulate", *layout, *run, "--cluster", "h100", "accelerator.shared=true", "--timeline", path)
+                simulated = self.run_program("simulate", *layout, *run, "--cluster", "h100", "--timeline", path)
                 self.assertEqual(simulated.returncode, 0, simulated.stderr)
                 self.assertEqual(names(self.path(name + "/trace.json"), 0), names(path, 0))
                 self.assertEqual(name != "zero", any("op" in e["args"] for e in events_of(path, 0)))
