@@ -17,7 +17,7 @@ static const double PROMISING = 1.4;
 /* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
 enum { PIECES = 4 };
 /* A plan is given within a minute: the first look ends after so many seconds, and the search. */
-static const double LOOK_SECONDS = 22.0, MOST_SECONDS = 38.0, REFINE_SECONDS = 44.0;
+static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0;
 
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
