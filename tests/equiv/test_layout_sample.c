@@ -80,7 +80,8 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     char nodes[64] = "";
     if (ep > 1 && strstr(sync, "microbatch") && strcmp(layout_config(RUN).device, "cpu") == 0) /* others refuse it */
         snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ", tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
-    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro);
+    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro,
+             nodes[0] ? "by node" : "");
     int zero = draw(4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
