@@ -455,11 +455,17 @@ static int by_time(const void *a, const void *b)
     return x->report.memory_bytes < y->report.memory_bytes ? -1 : x->report.memory_bytes > y->report.memory_bytes;
 }
 
+static void sort(qd_candidate *list, int count)
+{
+    if (count > 0) /* an empty list may have no address */
+        qsort(list, (size_t)count, sizeof *list, by_time);
+}
+
 static qd_status look_at_all(qd_search *s)
 {
     axes_list a = {0};
     qd_status status = note_axes(s, &a);
-    qsort(a.list, (size_t)a.count, sizeof *a.list, by_time);
+    sort(a.list, a.count);
     double promised = 0.0, best = 0.0; /* by the best so far */
     for (int i = 0; i < a.count && status == QD_OK && !is_time_up(s, LOOK_SECONDS); i++) {
         if (promised > 0.0 && a.list[i].seconds > PROMISING * promised)
@@ -493,7 +499,7 @@ static qd_status refine(qd_search *s)
 {
     enum { BEST = 6 };
     static const int pieces[] = {1, 2, 8};
-    qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    sort(s->list, s->count);
     for (int i = 0, best = s->count < BEST ? s->count : BEST; i < best; i++) {
         for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap"); j++) {
             qd_candidate c = s->list[i]; /* the list may move */
@@ -517,7 +523,7 @@ static qd_status refine(qd_search *s)
 /* Everything but the axes for those whose first look, with most of its bubble gone, would not be far behind; the best first. */
 static qd_status look_closer(qd_search *s)
 {
-    qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    sort(s->list, s->count);
     int looked = s->count;
     for (int i = 0; i < looked && !is_time_up(s, MOST_SECONDS); i++) {
         const qd_candidate *seen = &s->list[i];
@@ -536,7 +542,7 @@ static qd_status settle(qd_search *s)
     bool changed = true;
     while (changed) {
         changed = false;
-        qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+        sort(s->list, s->count);
         for (int i = 0; i < s->count && i < FIRST && !changed; i++) {
             if (!s->list[i].rough)
                 continue;
@@ -599,7 +605,7 @@ static qd_status fill_report(qd_search *s)
         snprintf(amount, sizeof amount, "%.1f of %.1f GiB", (double)s->least_memory / 1073741824.0, (double)s->cluster.accelerator.memory / 1073741824.0);
         return QD_FAIL(QD_NO_MEMORY, "no layout fits on %d accelerators; the smallest needs %s on each: take more of them", s->gpus, amount);
     }
-    qsort(s->list, (size_t)s->count, sizeof *s->list, by_time);
+    sort(s->list, s->count);
     drop_repeats(s);
     for (int i = 0; i < s->count && r->count < QD_PLAN_CHOICES; i++)
         qd_search_choice(s, &s->list[i], &r->choices[r->count++]);
