@@ -138,7 +138,7 @@ static qd_status measure_apart(const qd_config *config, int warm_up, run *r, qd_
     const qd_program *program = qd_team_program(team);
     rates.rows = program->strategy.micro_batch * program->strategy.seq;
     QD_TRY_DONE(take_steps(team, warm_up, r));
-    QD_TRY_DONE(qd_team_call(team, qd_rates_measure, &rates));
+    QD_TRY_DONE(qd_team_call(team, r->ranks > 1 ? qd_rates_measure : qd_rates_products, &rates));
     /* The rate is that of the step, which has more to do between products; the fit says how it depends on shapes. */
     for (int kind = 0; kind < QD_RATE_KINDS; kind++) {
         double seconds = r->sum.ops.seconds[of_product[kind]] / (r->ranks * r->steps);
@@ -158,8 +158,9 @@ done:
     return status;
 }
 
-/* Two ranks to a core, which take turns. work: of the products on one rank with a core of its own. */
-static qd_status measure_crowd(const qd_config *config, double work, int cores, double *meeting)
+/* Two ranks to a core, which take turns. work: of the products on one rank with a core of its own. Where there is one core, no others
+ * have exchanged. */
+static qd_status measure_crowd(const qd_config *config, double work, qd_bench_machine *m)
 {
     qd_random_tokens random = {.seed = config->seed, .vocab = config->model.vocab};
     qd_batch_source source = qd_random_source(&random);
@@ -171,9 +172,12 @@ static qd_status measure_crowd(const qd_config *config, double work, int cores, 
         return QD_FAIL(QD_NO_MEMORY, "no memory for the times of products");
     QD_TRY_DONE(qd_team_create(config, &source, &team));
     rates.rows = qd_team_program(team)->strategy.micro_batch * qd_team_program(team)->strategy.seq;
-    QD_TRY_DONE(qd_team_call(team, qd_rates_products, &rates));
-    /* The ranks of a core share the loss as they share the core. */
-    *meeting = qd_rates_meeting(&rates, work * config->world / cores) * cores / config->world;
+    QD_TRY_DONE(qd_team_call(team, m->cores > 1 ? qd_rates_products : qd_rates_measure, &rates));
+    /* The ranks of a core share the loss as they share the core, and so the time of an exchange. */
+    double share = (double)m->cores / config->world;
+    m->meeting_crowd = qd_rates_meeting(&rates, work / share) * share;
+    for (int kind = 0; kind < QD_RATE_EXCHANGES && m->cores == 1; kind++)
+        m->exchange[kind] = (qd_bench_exchange){rates.exchange[kind].latency * share, rates.exchange[kind].bandwidth / share};
 done:
     qd_team_destroy(team);
     free(rates.seconds);
@@ -193,16 +197,25 @@ static qd_status measure_together(const qd_config *config, int warm_up, run *r)
     return status;
 }
 
-/* The configured model without any of its parallelism. The configuration points into *own, which is freed by the caller. */
-static qd_status resolve(const qd_options *options, int ranks, int threads, qd_options **own, qd_config *config)
+/* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
+ * freed by the caller. */
+static qd_status resolve(const qd_options *options, int ranks, int threads, int64_t batch, qd_options **own, qd_config *config)
 {
-    static const char *const alone[][2] = {{"parallel.dp", "-1"}, {"parallel.tp", "1"}, {"parallel.cp", "1"}, {"parallel.pp", "1"}, {"parallel.ep", "1"}, {"parallel.zero", "0"}};
-    char text[16];
+    static const char *const alone[][2] = {
+        {"parallel.dp", "-1"}, {"parallel.zero", "0"}, {"parallel.dp_shard", "-1"}, {"parallel.reshard_after_forward", "true"},
+        {"parallel.tp", "1"}, {"parallel.tp_overlap", "1"},
+        {"parallel.cp", "1"}, {"parallel.cp_mode", "ring"},
+        {"parallel.pp", "1"}, {"parallel.layers", ""}, {"parallel.virtual_stages", "0"}, {"parallel.schedule", "1f1b"}, {"parallel.schedule_file", ""},
+        {"parallel.ep", "1"}, {"parallel.etp", "1"}, {"parallel.nodes", "1"}, {"parallel.dispatch", "flat"},
+    };
+    char text[24];
     QD_TRY(qd_options_copy(options, own));
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
         QD_TRY(qd_options_set(*own, alone[i][0], alone[i][1]));
     snprintf(text, sizeof text, "%d", ranks);
     QD_TRY(qd_options_set(*own, "parallel.ranks", text));
+    snprintf(text, sizeof text, "%lld", (long long)batch);
+    QD_TRY(qd_options_set(*own, "train.global_batch", text));
     QD_TRY(qd_config_resolve(*own, 0, config));
     config->threads = threads;
     return QD_OK;
@@ -214,20 +227,22 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     int cores = qd_cores_allowed();
     qd_config apart_config, together_config, crowd_config;
     double work = 0.0;
-    char batch[24];
     memset(m, 0, sizeof *m);
     m->cores = cores;
-    qd_options *own[4] = {NULL, NULL, NULL, NULL};
-    run apart = {.ranks = cores > 1 ? cores : 2, .steps = steps}, together = {.ranks = 1, .steps = steps};
+    if (strcmp(qd_options_string(options, "run.device"), "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "run.device is %s: the figures are those of processors; measure them with run.device=cpu, and take a built-in cluster for accelerators",
+                       qd_options_string(options, "run.device"));
+    qd_options *own[3] = {NULL, NULL, NULL};
+    run apart = {.ranks = cores, .steps = steps}, together = {.ranks = 1, .steps = steps};
+    /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as many sequences in both crowds. */
+    int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
+    int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
     qd_status status;
-    QD_TRY_DONE(resolve(options, apart.ranks, 1, &own[0], &apart_config));
-    QD_TRY_DONE(resolve(options, 1, cores, &own[1], &together_config));
-    QD_TRY_DONE(qd_options_copy(options, &own[2]));
-    snprintf(batch, sizeof batch, "%lld", 2LL * cores * (apart_config.strategy.micro_batch > 0 ? (long long)apart_config.strategy.micro_batch : 1));
-    QD_TRY_DONE(qd_options_set(own[2], "train.global_batch", batch));
-    QD_TRY_DONE(resolve(own[2], 2 * cores, 1, &own[3], &crowd_config));
+    QD_TRY_DONE(resolve(options, apart.ranks, 1, batch, &own[0], &apart_config));
+    QD_TRY_DONE(resolve(options, 1, cores, batch, &own[1], &together_config));
+    QD_TRY_DONE(resolve(options, 2 * cores, 1, 2 * cores * (micro > 0 ? micro : batch / cores), &own[2], &crowd_config));
     QD_TRY_DONE(measure_apart(&apart_config, warm_up, &apart, m, &work));
-    QD_TRY_DONE(measure_crowd(&crowd_config, work, cores, &m->meeting_crowd));
+    QD_TRY_DONE(measure_crowd(&crowd_config, work, m));
     QD_TRY_DONE(measure_together(&together_config, warm_up, &together));
     m->attention[0] = rate_of(&apart, &attention[0], 1);
     m->attention[1] = rate_of(&apart, &attention[1], 1);
@@ -244,7 +259,7 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
 done:
     free(apart.profiles);
     free(together.profiles);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         qd_options_destroy(own[i]);
     return status;
 }

@@ -158,12 +158,28 @@ static double work_of(const qd_rates *r)
     return median(work, QD_RATE_RUNS);
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Elements of the largest operand or result of all products: any of them may be (m, k), (n, k) or (m, n). */
+static int64_t largest_operand(const qd_rates *r)
+{
+    int64_t most = 0;
+    for (int i = 0; i < QD_RATE_KINDS * QD_RATE_SHAPES; i++) {
+        int64_t s[3];
+        shape_of(r, i / QD_RATE_SHAPES, i % QD_RATE_SHAPES, s);
+        most = larger(most, larger(s[0] * s[1], larger(s[0] * s[2], s[1] * s[2])));
+    }
+    return most;
+}
+
 qd_status qd_rates_products(qd_trainer *trainer, qd_comm *world, void *rates)
 {
     qd_device *device = qd_trainer_device(trainer);
     qd_rates *r = rates;
-    int64_t most = r->ffn > r->rows ? r->ffn : r->rows, least = r->hidden > r->rows ? r->hidden : r->rows;
-    operands o = {.elements = most * (least > r->hidden ? least : r->hidden)};
+    operands o = {.elements = largest_operand(r)};
     int64_t bytes = SLOTS * o.elements * (int64_t)sizeof(float);
     qd_status status = QD_OK;
     for (int i = 0; i < 3 && status == QD_OK; i++) {
