@@ -204,6 +204,11 @@ qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
     c->profile = qd_profile_find(qd_options_string(o, "software.profile"));
     c->expert_biases = qd_options_bool(o, "software.expert_biases");
     int kernel = qd_options_enum(o, "software.attention");
+    if (c->expert_biases && (c->profile->searched || c->processor.cores > 0))
+        return QD_FAIL(QD_USAGE, "software.expert_biases: only libraries add them in passes of their own, %s does not: leave it out, or give another software.profile",
+                       c->processor.cores > 0 ? "what runs on processors" : c->profile->name);
+    if (kernel > 0 && c->processor.cores > 0)
+        return QD_FAIL(QD_USAGE, "software.attention: on processors attention takes what was measured (processor.attention): leave it out");
     c->attention = kernel > 0 ? (qd_attention_kernel)(kernel - 1) : c->profile->attention;
     double network_efficiency = qd_options_float(o, "network.efficiency");
     c->slice_bandwidth = qd_options_float(o, "network.slice_bandwidth_gbs") * 1e9 * network_efficiency;

@@ -21,8 +21,9 @@ static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
  * joined again expert by expert around both products (Megatron-Core's TEGroupedMLP). Products over experts reach so much of one large
  * product's rate. Calibrated. */
 static const double EXPERT_PASSES = 4.0, EXPERT_BIAS_PASSES = 16.0, GROUPED_SHARE = 0.95;
-/* Logits: written by the product, read and overwritten by the loss, read by the products of both gradients. */
-static const double LOGIT_PASSES = 5.0;
+/* Over the logits, by the loss and by its products: written by the product, read and overwritten by the loss, read by the products of
+ * both gradients. */
+static const double HEAD_PASSES = 5.0;
 
 void qd_cost_add(qd_cost *sum, const qd_cost *more)
 {
@@ -104,7 +105,7 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
     double seconds = qd_cost_product(c, m, n, k, 0.0);
     if (training)
         seconds += qd_cost_product(c, m, k, n, 0.0) + qd_cost_product(c, n, k, m, 0.0);
-    return chunks * (seconds + qd_cost_stream(c, m * n * logit * LOGIT_PASSES * c->profile->passes));
+    return chunks * (seconds + qd_cost_stream(c, m * n * logit * HEAD_PASSES * c->profile->passes));
 }
 
 /* Products over this rank's experts, which share the rows evenly. */
@@ -212,7 +213,7 @@ static void exchange(walk *w, const qd_op *op, int index)
     if (kind == QD_COLL_ALL_TO_ALL)
         bytes /= x->group.size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
     bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows go once, however many share an expert */
-    bool experts = cut || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN || op->kind == QD_OP_NODE_RESEND;
+    bool experts = cut || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN;
     const qd_span *span = &w->spans[x->index];
     double seconds = cut ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
@@ -229,6 +230,12 @@ static void exchange(walk *w, const qd_op *op, int index)
         wait_for(w, w->count - 1);
 }
 
+/* Further rounds of rows for experts: at the even load that is planned for there are none, and ranks do not meet for them. */
+static bool is_spare(const qd_op *op)
+{
+    return op->exchange.uneven && op->exchange.count == 0;
+}
+
 static void walk_module(walk *w, const qd_program *p, const qd_action *a)
 {
     const qd_cluster *c = w->cluster;
@@ -241,6 +248,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
             continue;
         if (op->after >= 0 && w->where[op->after] > 0)
             wait_for(w, w->where[op->after] - 1);
+        if (is_spare(op))
+            continue;
         if (qd_op_communicates(op)) {
             exchange(w, op, i);
             continue;

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The loss reads the logits for their maximum, for the sum of exponentials, and reads and writes them for the gradient. */
-static const double LOGIT_PASSES = 4.0;
+/* The loss alone reads the logits for their maximum, for the sum of exponentials, and reads and writes them for the gradient; the rates of
+ * products are measured with their operands. */
+static const double LOSS_PASSES = 4.0;
 
 /* `count` numbers of a key, separated by blanks, times `scale`. */
 static qd_status numbers(const qd_options *o, const char *key, double scale, double *values, int count)
@@ -102,7 +103,7 @@ double qd_processor_head(const qd_processor *p, const qd_module_class *class_, c
 {
     double rows = (double)(op->chunk > 0 && op->chunk < op->m ? op->chunk : op->m), chunks = (double)op->m / rows, n = (double)op->n, k = (double)op->k;
     double logit = (double)qd_dtype_size(op->slot[6] >= 0 ? class_->slots[op->slot[6]].dtype : QD_F32);
-    double seconds = qd_processor_product(p, QD_PRODUCT_FORWARD, rows, n, k) + qd_processor_stream(p, rows * n * logit * LOGIT_PASSES);
+    double seconds = qd_processor_product(p, QD_PRODUCT_FORWARD, rows, n, k) + qd_processor_stream(p, rows * n * logit * LOSS_PASSES);
     if (op->slot[3] >= 0)
         seconds += qd_processor_product(p, QD_PRODUCT_INPUTS, rows, k, n) + qd_processor_product(p, QD_PRODUCT_WEIGHTS, n, k, rows);
     return chunks * seconds;

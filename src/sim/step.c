@@ -180,7 +180,6 @@ void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spa
         spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
 }
 
-/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 /* All ranks of a stage do the same at the same time; one thread of each communicates, all compute. */
 static float cores_of(const qd_step *step, const qd_action *a)
 {
@@ -189,6 +188,7 @@ static float cores_of(const qd_step *step, const qd_action *a)
     return p->cores == 0 ? 0.0f : (float)(communicates ? 1 : p->threads) * (float)step->config->world / (float)step->stage_count;
 }
 
+/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
 static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
 {
     const qd_program *p = stage->program;
@@ -297,8 +297,13 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
     QD_TRY(qd_config_resolve(options, 0, config));
     config->strategy.traits = &cluster->traits;
     /* Ranks fill the cluster's nodes, unless the user says how many there are. */
-    if (!qd_options_is_set(options, "parallel.nodes") && cluster->node_size > 0 && config->world % cluster->node_size == 0)
+    if (qd_options_is_set(options, "parallel.nodes") || cluster->node_size == 0)
+        return QD_OK;
+    if (config->world % cluster->node_size == 0)
         config->nodes = config->world / cluster->node_size;
+    else if (config->by_node && config->world > cluster->node_size)
+        return QD_FAIL(QD_USAGE, "parallel.dispatch=node: %d ranks do not fill nodes of %d (node.size): take a multiple, or say in parallel.nodes how many nodes they lie on",
+                       config->world, cluster->node_size);
     return QD_OK;
 }
 

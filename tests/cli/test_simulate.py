@@ -49,6 +49,9 @@ class Simulate(program.ProgramTest):
             "pieces": ["--model", "llama-tiny", "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"],
             "cp": ["--model", "llama-tiny", "--ranks", "2", "--cp", "2"],
             "ep": ["--model", "mixtral-tiny", "--ranks", "2", "--ep", "2"],
+            # Room for less than the worst load: further rounds stand in the op list, and are no exchange of either trace.
+            "rounds": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4"],
+            "nodes": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4", "parallel.nodes=2", "parallel.dispatch=node"],
         }
         for name, layout in layouts.items():
             with self.subTest(name):
@@ -93,6 +96,29 @@ class Simulate(program.ProgramTest):
             self.assertEqual(predicted["memory_bytes"], run["allocated_bytes"])
             self.assertIn("linear.dw", predicted["ops"])
             self.assertLessEqual({"linear", "attention.grad", "update"}, {row["name"] for row in run["rows"]} & set(predicted["ops"]))
+
+    def test_any_configuration_of_this_machine(self):
+        """Parallelism is left out, the batch is one that the ranks can share, and products have room for narrow models; not for accelerators."""
+        run = ["bench", "machine", "model.arch=llama", "model.layers=2", "model.hidden=256", "model.heads=2", "model.ffn=32", "model.vocab=64",
+               "data.seq=16", "train.micro_batch=2", f"train.global_batch={2 * os.cpu_count() + 1}", "parallel.pp=2", "parallel.layers=1,1",
+               "parallel.schedule_file=schedule.txt", "parallel.virtual_stages=2", "parallel.etp=2", "parallel.nodes=3", "parallel.dispatch=node",
+               "parallel.dp_shard=4", "--warm-up", "0", "--repeat", "1"]
+        path = self.path("machine.yaml")
+        self.ok(self.run_program(*run, "--write", path))
+        self.one_line(self.run_program(*run, "run.device=cuda"), 2, "run.device=cpu")
+        self.ok(self.run_program("simulate", *run[2:9], "--cluster", path, "train.global_batch=2"))
+        self.one_line(self.run_program("simulate", *run[2:9], "--cluster", path, "software.attention=plain"), 2, "processor.attention")
+
+    def test_machine_of_one_core(self):
+        """Its ranks exchange all the same, two on the core."""
+        model = ["model.arch=gpt2", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocab=64", "data.seq=32", "train.global_batch=2"]
+        path, cores = self.path("machine.yaml"), os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            self.ok(self.run_program("bench", "machine", *model, "--write", path, "--warm-up", "0", "--repeat", "1"))
+        finally:
+            os.sched_setaffinity(0, cores)
+        self.assertGreater(self.answer("simulate", *model, "--cluster", path, "--ranks", "2", "--tp", "2")["exposed_seconds"]["tp"], 0)
 
     def test_plan_writes_what_runs(self):
         path = self.path("run.yaml")

@@ -151,6 +151,28 @@ static void software(void **state)
     assert_true(sent[0] > 0.0 && sent[1] > 1.5 * sent[0]);
 }
 
+static void refuse(const char *words, const char *part)
+{
+    qd_options *o = simulated_options("h100", words);
+    qd_simulation *s = NULL;
+    assert_int_equal(qd_simulate(o, &s), QD_USAGE);
+    if (!strstr(qd_error_message(), part))
+        fail_msg("'%s' does not say '%s'", qd_error_message(), part);
+    qd_options_destroy(o);
+}
+
+/* What would have no effect is refused: nodes that ranks do not fill, biases where no software adds them. */
+static void nothing_is_passed_over(void **state)
+{
+    (void)state;
+#define EXPERTS "model.preset=mixtral-tiny data.seq=16 train.global_batch=24 train.micro_batch=1 parallel.ep=4 parallel.dispatch=node "
+    refuse(EXPERTS "parallel.ranks=12", "node.size");
+    refuse("model.preset=mixtral-tiny data.seq=16 software.expert_biases=true", "software.profile");
+    simulated("h100", EXPERTS "parallel.ranks=12 parallel.nodes=6");
+    simulated("h100", EXPERTS "parallel.ranks=4");
+#undef EXPERTS
+}
+
 /* A machine of two cores in round figures. */
 static qd_sim_report on_processors(const char *words)
 {
@@ -208,7 +230,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up),
-        cmocka_unit_test(offload), cmocka_unit_test(planning), cmocka_unit_test(software),
+        cmocka_unit_test(offload), cmocka_unit_test(planning), cmocka_unit_test(software), cmocka_unit_test(nothing_is_passed_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
