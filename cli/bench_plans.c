@@ -15,6 +15,7 @@ static void put_row(qd_json_writer *w, const qd_plan_row *row, const qd_plan_rep
     qd_json_put_double(w, "mfu", r->choices[0].mfu);
     qd_json_put_double(w, "wall_seconds", r->wall_seconds);
     qd_json_put_bool(w, "stopped", r->stopped);
+    qd_json_put_string(w, "nearest", r->nearest);
     plan_put_against(w, &r->against);
     qd_json_end(w);
 }
@@ -22,7 +23,9 @@ static void put_row(qd_json_writer *w, const qd_plan_row *row, const qd_plan_rep
 static void print_row(const qd_plan_row *row, const qd_plan_report *r)
 {
     const qd_plan_choice *first = &r->choices[0];
-    printf("%s (%.0f s)\n", row->name, r->wall_seconds);
+    printf("%s (%.0f s%s)\n", row->name, r->wall_seconds, r->stopped ? "; the time was up before all layouts were looked at" : "");
+    if (r->nearest[0] != '\0')
+        printf("model    %s\n", r->nearest);
     printf("first    %s: %.4g s, MFU %.1f %%\n", first->layout, first->step_seconds, 100.0 * first->mfu);
     plan_print_against(r);
     fflush(stdout);

@@ -43,6 +43,7 @@ typedef struct qd_plan_report {
     char refusal[200];                       /* the first reason for a refusal */
     double wall_seconds;
     qd_plan_against against;                 /* of qd_plan_beside() */
+    char nearest[256];                       /* rows of a file: by which model the program stands in for another; "" */
     bool stopped;                            /* the time was up before all layouts were looked at */
 } qd_plan_report;
 

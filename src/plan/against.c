@@ -117,16 +117,28 @@ static int number(const qd_options *o, const char *key)
     return value > 1 ? (int)value : 1;
 }
 
-static qd_status read_candidate(const qd_search *s, const qd_options *o, qd_candidate *c)
+static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate *c)
 {
     qd_config config;
     QD_TRY(qd_cluster_config(o, &s->cluster, &config));
     if (config.world != s->gpus || config.global_batch != s->batch || config.strategy.seq != s->seq || !qd_model_equal(&config.model, &s->model))
         return QD_FAIL(QD_USAGE, "the layout to compare with is of another model, batch, sequence or number of accelerators");
-    *c = (qd_candidate){.tp = number(o, "parallel.tp"), .cp = number(o, "parallel.cp"), .pp = number(o, "parallel.pp"),
+    qd_mesh mesh;
+    QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
+    int64_t dp = mesh.degree[QD_AXIS_DP], micro = qd_options_int(o, "train.micro_batch");
+    if (micro == 0) { /* all of a rank's share, said in numbers: shorter steps are simulated with the same */
+        char text[24];
+        micro = s->batch / dp;
+        snprintf(text, sizeof text, "%lld", (long long)micro);
+        QD_TRY(qd_options_set(o, "train.micro_batch", text));
+    }
+    if (micro < 1 || s->batch % (micro * dp) != 0)
+        return QD_FAIL(QD_USAGE, "the global batch of %lld does not divide into micro-batches of %lld on %lld data-parallel ranks", (long long)s->batch,
+                       (long long)micro, (long long)dp);
+    *c = (qd_candidate){.tp = mesh.degree[QD_AXIS_TP], .cp = mesh.degree[QD_AXIS_CP], .pp = mesh.degree[QD_AXIS_PP],
                         .vpp = number(o, "parallel.virtual_stages"), .ep = number(o, "parallel.ep"), .etp = number(o, "parallel.etp"),
                         .zero = (int)qd_options_int(o, "parallel.zero"), .recompute = qd_options_enum(o, "train.recompute"),
-                        .pieces = number(o, "parallel.tp_overlap"), .micro = number(o, "train.micro_batch")};
+                        .pieces = number(o, "parallel.tp_overlap"), .micro = micro};
     c->schedule = c->pp > 1 ? qd_schedule_name((qd_schedule_kind)qd_options_enum(o, "parallel.schedule")) : "";
     /* Stages per rank have a meaning for schedules that are built from them. */
     if (strcmp(c->schedule, "interleaved") != 0)
@@ -153,8 +165,6 @@ static qd_status compare(qd_search *s, qd_options *o, qd_plan_against *a)
     const qd_candidate *best = &s->list[0];
     qd_candidate c;
     QD_TRY(read_candidate(s, o, &c));
-    if (s->batch % (c.micro * s->gpus / (c.tp * c.cp * c.pp)) != 0)
-        return QD_FAIL(QD_USAGE, "the global batch of %lld does not divide into its micro-batches", (long long)s->batch);
     QD_TRY(qd_search_buckets(o, c.tp, c.pp));
     QD_TRY(qd_search_simulate(s, o, true, &c));
     qd_search_choice(s, &c, &a->choice);

@@ -68,6 +68,7 @@ static qd_status run(const qd_plan_row *row, qd_options *options, qd_plan_report
     qd_status status = assign(layout, row->layout);
     if (status == QD_OK)
         status = qd_plan_beside(options, layout, report);
+    snprintf(report->nearest, sizeof report->nearest, "%s", note);
     qd_options_destroy(layout);
     return status;
 }

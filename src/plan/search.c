@@ -1,6 +1,7 @@
 #include "plan/search_impl.h"
 
 #include "base/clock.h"
+#include "spec/nodes.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -17,7 +18,7 @@ static const double PROMISING = 1.4;
 /* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
 enum { PIECES = 4 };
 /* A plan is given within a minute: the first look ends after so many seconds, and the search. */
-static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0;
+static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0, SETTLE_SECONDS = 48.0;
 
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
@@ -178,7 +179,8 @@ static double dispatch_bound(const qd_search *s, const qd_candidate *c)
     int ranks = c->ep * c->etp, node = s->cluster.node_size;
     if (m->moe.experts == 0 || s->cluster.network == QD_NETWORK_TORUS || ranks <= node || s->cluster.network_bandwidth <= 0.0)
         return 0.0;
-    double rows = (double)s->batch * (double)s->seq * m->moe.per_token * c->etp * (m->layers - m->moe.first_dense) / s->gpus;
+    double copies = s->by_node ? qd_nodes_expected(&m->moe, (ranks + node - 1) / node) : m->moe.per_token * c->etp;
+    double rows = (double)s->batch * (double)s->seq * copies * (m->layers - m->moe.first_dense) / s->gpus;
     return 0.7 * rows * (double)m->hidden * 2.0 * 4.0 * (1.0 - (double)node / ranks) / s->cluster.network_bandwidth;
 }
 
@@ -200,7 +202,7 @@ static double input_bytes(const qd_search *s, const qd_candidate *c)
     return 2.0 * tokens * (double)s->model.hidden * s->model.layers * fmin(1.0, micros / c->pp);
 }
 
-/* What no layout goes below: parameters and gradients, which no stage below 3 shares out, state, shared out from stage 1 on, and the inputs
+/* What no layout goes below: parameters, shared out in stage 3, gradients, from stage 2 on, state, from stage 1 on, and the inputs
  * of the blocks that are in flight, which recompute leaves. What is too large for that need not be built. */
 static double least_bytes(const qd_search *s, const qd_candidate *c)
 {
@@ -210,7 +212,8 @@ static double least_bytes(const qd_search *s, const qd_candidate *c)
     double ranks = (double)s->gpus / c->pp, dp = ranks / c->tp, edp = ranks / (c->ep * c->etp), state = s->state_bytes;
     if (c->zero == 3)
         return (4.0 + state) * (dense / dp + held / edp);
-    return 4.0 * (dense + held) + state * (c->zero > 0 ? dense / dp + held / edp : dense + held) + input_bytes(s, c);
+    double whole = dense + held, shared = dense / dp + held / edp;
+    return 2.0 * whole + 2.0 * (c->zero > 1 ? shared : whole) + state * (c->zero > 0 ? shared : whole) + input_bytes(s, c);
 }
 
 /* Selective recompute gives back at most this share of the activations: what fails by more needs not be tried with it. */
@@ -535,7 +538,7 @@ static qd_status look_closer(qd_search *s)
     return QD_OK;
 }
 
-/* Rough times among the first are made exact, until they are. */
+/* Rough times among the first are made exact, until they are; the first of all in any case. */
 static qd_status settle(qd_search *s)
 {
     enum { FIRST = 10 };
@@ -544,7 +547,7 @@ static qd_status settle(qd_search *s)
         changed = false;
         sort(s->list, s->count);
         for (int i = 0; i < s->count && i < FIRST && !changed; i++) {
-            if (!s->list[i].rough)
+            if (!s->list[i].rough || (i > 0 && is_time_up(s, SETTLE_SECONDS)))
                 continue;
             qd_candidate c = s->list[i];
             c.rough = false;
@@ -620,8 +623,9 @@ static qd_status set_up(qd_search *s)
     QD_TRY(qd_cluster_resolve(s->options, &s->cluster));
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
-    /* AdamW's two moments in fp32, and the master weights of narrower parameters. */
-    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW ? 8.0 + (config.strategy.param != QD_F32 ? 4.0 : 0.0) : 0.0;
+    /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
+    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + (config.strategy.param != QD_F32 ? 4.0 : 0.0) : 0.0;
+    s->by_node = config.by_node;
     s->gpus = config.world;
     s->batch = config.global_batch;
     s->seq = config.strategy.seq;

@@ -22,6 +22,7 @@ typedef struct qd_search {
     qd_cluster cluster;
     qd_model model;
     int gpus, most_tp;
+    bool by_node; /* rows go to a node once */
     int64_t batch, seq;
     double state_bytes; /* per parameter, at least */
     qd_candidate *list;
