@@ -440,6 +440,10 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     mesh.etp = config->etp;
     mesh.nodes = config->nodes;
     mesh.by_node = config->by_node;
+    enum { GPU_BLOCKS = 1024 }; /* rows of an expert of a source, in one product over experts */
+    if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS, config->model.moe.experts,
+                       config->etp);
     if (mesh.by_node && strcmp(config->device, "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "parallel.dispatch=node runs on the CPU only so far: set parallel.dispatch=flat, or run.device=cpu");
     QD_TRY(share_batch(config, &mesh, strategy));

@@ -669,7 +669,8 @@ static void take_piece(void *context, int id, double begin, double end)
         profile->ops.seconds[id - actions] += end - begin;
         return;
     }
-    qd_trace_add(it->in->trace, it->in->step, id, begin, end);
+    if (!it->watch || !qd_action_communicates(&it->program->actions[id])) /* else its share on the communication stream is told */
+        qd_trace_add(it->in->trace, it->in->step, id, begin, end);
     if (profile) {
         profile->action_seconds[it->program->actions[id].kind] += end - begin;
         profile->action_calls[it->program->actions[id].kind]++;

@@ -1,8 +1,10 @@
 #include "train/trainer.h"
 
+#include "base/half.h"
 #include "base/thread.h"
 #include "comm/device.h"
 #include "spec/fit.h"
+#include "spec/pieces.h"
 #include "train/nonfinite.h"
 #include "train/initial.h"
 #include "train/tuning.h"
@@ -50,6 +52,21 @@ static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_
     return QD_OK;
 }
 
+/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a piece at a time. */
+static qd_status store_rounded(qd_stream *stream, uint16_t *to, const float *values, int64_t count)
+{
+    enum { PIECE = 16384 };
+    uint16_t piece[PIECE];
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        for (int64_t i = 0; i < n; i++)
+            piece[i] = qd_f32_to_bf16(values[done + i]);
+        QD_TRY(qd_copy(stream, to + done, piece, n * 2));
+        QD_TRY(qd_stream_wait(stream));
+    }
+    return QD_OK;
+}
+
 /* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and of its master copy. */
 static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
@@ -69,17 +86,12 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     if (wide && !there)
         QD_TRY(write_host(t, wide, values, count));
     if (!there)
-        QD_TRY(qd_device_alloc(t->device, count * 4, &wide));
-    qd_status status = qd_copy(stream, wide, values, count * 4);
-    if (status == QD_OK)
-        status = qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
-            .from = wide, .to = to, .n = count, .from_dtype = QD_F32, .to_dtype = p->strategy.param,
-        });
-    if (status == QD_OK)
-        status = qd_stream_wait(stream);
-    if (!there)
-        qd_device_free(t->device, wide, count * 4);
-    return status;
+        return store_rounded(stream, (uint16_t *)to, values, count);
+    QD_TRY(qd_copy(stream, wide, values, count * 4));
+    QD_TRY(qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
+        .from = wide, .to = to, .n = count, .from_dtype = QD_F32, .to_dtype = p->strategy.param,
+    }));
+    return qd_stream_wait(stream);
 }
 
 static qd_status store_initial(void *context, int param, int64_t first, int64_t count, const float *values)
@@ -154,11 +166,12 @@ static qd_status check_host(const qd_trainer *t, int local_ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
     int ranks = local_ranks > 0 ? local_ranks : 1;
-    double wanted = (double)t->program->host_bytes * ranks, there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    int64_t copy = t->program->host_bytes > 0 && t->config.save_every > 0 && t->config.async_save ? qd_pieces_bytes(t->program) : 0; /* checkpoints' */
+    double wanted = (double)(t->program->host_bytes + copy) * ranks, there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (wanted <= there)
         return QD_OK;
-    return QD_FAIL(QD_NO_MEMORY, "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s in host memory, which has %.2f GiB: "
-                                 "parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device", wanted / gib, ranks,
+    return QD_FAIL(QD_NO_MEMORY, "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s (and of the copy that checkpoints are written from) in host "
+                                 "memory, which has %.2f GiB: parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device", wanted / gib, ranks,
                    ranks == 1 ? "" : "s", there / gib);
 }
 

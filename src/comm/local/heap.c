@@ -73,7 +73,7 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
 {
     qd_local_rank_world *view = world->backend_data;
     *memory = NULL;
-    if (view->all_reached) return QD_OK;
+    if (view->all_reached || view->header->heap_bytes == 0) return QD_OK; /* plain memory */
     int64_t begin = 0, whole = view->header->heap_bytes;
     if (bytes > whole) return no_room(bytes, whole);
     int64_t pages = round_up(bytes > 0 ? bytes : 1, ALIGNMENT);

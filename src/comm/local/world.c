@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -54,6 +55,28 @@ static int64_t mapped_bytes(const qd_local_header *header)
     return header->no_remote_reads ? header->total_bytes : header->heap_at;
 }
 
+/* Beyond it, a signal ends the process. */
+static bool may_write(int64_t bytes)
+{
+    struct rlimit most;
+    return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY || most.rlim_cur >= (rlim_t)bytes;
+}
+
+/* Whether files may be so large, and an address space has room for one. */
+static bool can_map(int fd, int64_t bytes)
+{
+    if (fd < 0 || !may_write(bytes) || ftruncate(fd, bytes) != 0) return false;
+    void *at = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (at != MAP_FAILED) munmap(at, (size_t)bytes);
+    return at != MAP_FAILED;
+}
+
+/* A dump of a crash would make every page of the heaps real. */
+static void leave_out_of_dumps(const qd_local_header *header, int64_t mapped)
+{
+    if (mapped > header->heap_at) (void)madvise((char *)header + header->heap_at, (size_t)(mapped - header->heap_at), MADV_DONTDUMP);
+}
+
 qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **out)
 {
     *out = NULL;
@@ -84,7 +107,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
                                  QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
                              4096);
     plan.heap_at = round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
-    plan.heap_bytes = MOST_HEAP_BYTES / size;
+    plan.heap_bytes = MOST_HEAP_BYTES / size / QD_HUGE_PAGE * QD_HUGE_PAGE;
     int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     if (machine > 0 && plan.heap_bytes > machine) plan.heap_bytes = round_up(machine, QD_HUGE_PAGE);
     plan.total_bytes = plan.heap_at + size * plan.heap_bytes;
@@ -94,6 +117,15 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     world->fd = memfd_create("quadrille", MFD_CLOEXEC);
     world->header = MAP_FAILED;
     qd_status status = QD_OK;
+    if (!can_map(world->fd, plan.total_bytes)) { /* limits of the process: then ranks have no memory to share by address */
+        plan.heap_bytes = 0;
+        plan.total_bytes = plan.heap_at;
+    }
+    if (!may_write(plan.total_bytes)) {
+        status = QD_FAIL(QD_SYSTEM, "ranks share a sparse file of %lld bytes in memory, and the limit on the size of files is lower: ulimit -f unlimited",
+                         (long long)plan.total_bytes);
+        goto done;
+    }
     if (world->fd < 0 || ftruncate(world->fd, plan.total_bytes) != 0) {
         status = QD_FAIL(QD_SYSTEM, "cannot create the shared segment of %lld bytes: %s", (long long)plan.total_bytes,
                          strerror(errno));
@@ -104,7 +136,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
         status = QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
         goto done;
     }
-    memcpy(world->header, &plan, sizeof plan);
+    leave_out_of_dumps(memcpy(world->header, &plan, sizeof plan), mapped_bytes(&plan));
     atomic_store(&world->header->slot_members[0], size); /* the world's own slot is never handed out */
     *out = world;
 done:
@@ -256,6 +288,7 @@ qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm)
     QD_TRY(check_rank(rank, found.size));
     void *header = mmap(NULL, (size_t)found.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (header == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
+    leave_out_of_dumps(header, found.total_bytes);
     return join(header, rank, false, comm);
 }
 
