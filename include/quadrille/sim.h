@@ -111,6 +111,7 @@ typedef struct qd_sim_score {
     double predicted_memory, published_memory, memory_error; /* bytes; 0: none published */
     int outcome;                          /* published: 1 out of memory, 0 not */
     bool predicted_oom;
+    bool offloads;                        /* a part of its memory is the host's: its memory and outcome are not scored */
 } qd_sim_score;
 
 typedef struct qd_sim_scores {

@@ -362,7 +362,8 @@ static void score_row(row *r)
     bool offloads = has_word(text_of(r->config, "recompute"), "offload");
     for (size_t i = 0; i < qd_json_count(tags); i++)
         offloads = offloads || strcmp(qd_json_as_string(qd_json_item(tags, i)) ? qd_json_as_string(qd_json_item(tags, i)) : "", "cpu-offload") == 0;
-    s->predicted_oom = !report.fits && !offloads;
+    s->predicted_oom = !report.fits;
+    s->offloads = offloads;
     if (offloads)
         s->published_memory = 0.0;
     s->error = s->published > 0 ? s->published / s->predicted - 1.0 : 0.0; /* of the step time */
@@ -425,7 +426,7 @@ static qd_status sum_up(qd_sim_scores *s)
         if (scored && r->published_memory > 0)
             values[s->memory_count++] = fabs(r->memory_error);
         /* A run that has a rate did fit. */
-        if (scored && (r->outcome || r->published > 0)) {
+        if (scored && !r->offloads && (r->outcome || r->published > 0)) {
             s->oom_count++;
             right += r->predicted_oom == (r->outcome == 1);
         }
