@@ -60,6 +60,15 @@ static double none_of(double n, double some, int k)
     return chance;
 }
 
+/* In how many ways k things can be drawn out of n; below 1e308 for n up to 1,000. */
+static double choose(int n, int k)
+{
+    double ways = 1.0;
+    for (int i = 0; i < k; i++)
+        ways *= (double)(n - i) / (i + 1);
+    return ways;
+}
+
 double qd_nodes_expected(const qd_moe *e, int nodes)
 {
     int k = e->per_token;
@@ -70,9 +79,7 @@ double qd_nodes_expected(const qd_moe *e, int nodes)
         for (int in = 0; in <= own && in <= e->top_groups; in++) {
             if (e->top_groups - in > e->groups - own)
                 continue;
-            double ways = exp(lgamma(own + 1.0) - lgamma(in + 1.0) - lgamma(own - in + 1.0) + lgamma(e->groups - own + 1.0) -
-                              lgamma(e->top_groups - in + 1.0) - lgamma(e->groups - own - e->top_groups + in + 1.0) - lgamma(e->groups + 1.0) +
-                              lgamma(e->top_groups + 1.0) + lgamma(e->groups - e->top_groups + 1.0));
+            double ways = choose(own, in) * choose(e->groups - own, e->top_groups - in) / choose(e->groups, e->top_groups);
             missed += ways * none_of(open, in * size, k);
         }
     } else if (nodes % e->groups == 0) { /* a node has a part of a group */
