@@ -39,7 +39,7 @@ typedef struct expert_layer {
 } expert_layer;
 
 static const expert_layer expert_layers[] = {
-    {"mixtral", 8, 2, 16384, 2048, 7168},
+    {"mixtral", 8, 2, 16384, 2048, 5632},
     {"fine", 64, 6, 16384, 2048, 1408},
 };
 

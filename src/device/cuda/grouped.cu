@@ -361,6 +361,6 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     if (a->rows < 1 || a->n < 1 || a->k < 1)
         return QD_OK;
     if (qd_cuda_grouped_hopper_takes(&launch, a))
-        return qd_cuda_grouped_hopper(stream, a, QD_GROUPED_ALONE);
+        return qd_cuda_grouped_hopper(stream, a);
     return qd_cuda_grouped_general(stream, a);
 }

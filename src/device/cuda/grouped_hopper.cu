@@ -10,8 +10,8 @@
  *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source. In the last step of a source
  *               the lines beyond its end are set to zero in shared memory.
  *
- * With pairs, two blocks of a cluster have neighbouring tiles. Each fetches half of the operand that both need, into the
- * shared memory of both. */
+ * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster by rows, and 10 % slower by
+ * experts. */
 #include "device/cuda/grouped_impl.cuh"
 
 #include <cuda.h>
@@ -51,76 +51,34 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/* At the same barrier of block `rank` of the cluster. */
-__device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank)
+__device__ __forceinline__ void barrier_wait(uint64_t *barrier, int phase)
 {
-    asm volatile("{\n.reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(phase)
+                     : "memory");
+}
+
+/* ---- copies: one box of a map to shared memory ---- */
+
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                     shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
                  : "memory");
 }
 
-template <bool CLUSTER> __device__ __forceinline__ void barrier_wait(uint64_t *barrier, int phase)
-{
-    uint32_t done = 0;
-    while (!done) {
-        if constexpr (CLUSTER)
-            asm volatile("{\n.reg .pred p;\n"
-                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                         "selp.u32 %0, 1, 0, p;\n}"
-                         : "=r"(done)
-                         : "r"(shared_address(barrier)), "r"(phase)
-                         : "memory");
-        else
-            asm volatile("{\n.reg .pred p;\n"
-                         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                         "selp.u32 %0, 1, 0, p;\n}"
-                         : "=r"(done)
-                         : "r"(shared_address(barrier)), "r"(phase)
-                         : "memory");
-    }
-}
-
-__device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-__device__ __forceinline__ int cluster_rank()
-{
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int)rank;
-}
-
-/* ---- copies: one box of a map to shared memory; SHARED: of both blocks of the cluster ---- */
-
-template <bool SHARED>
-__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
-{
-    if constexpr (SHARED)
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-                     "[%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
-                     "h"((uint16_t)3)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
-                     "[%2];" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-                     : "memory");
-}
-
-template <bool SHARED>
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
 {
-    if constexpr (SHARED)
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-                     "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
-                     "r"(z), "h"((uint16_t)3)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-                     "[%2];" ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-                     : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                     shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
 }
 
 /* ---- products ---- */
@@ -172,32 +130,25 @@ __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_
 
 /* ---- tiles ---- */
 
-/* Tile of a block. By rows `first` and `last` bound the rows of its segment; by experts rows and columns are those of b. */
+/* (row, column) of c by rows, of the expert's b by experts; so many of ROWS count. */
 struct tile {
-    int expert, row, column, rows; /* rows: how many of ROWS are stored, at most */
+    int expert, row, column, rows;
 };
 
 /* The tiles of this block, in ascending order. */
-template <form FORM, qd_grouped_pairs PAIRS> struct tiles {
+template <form FORM> struct tiles {
     const qd_grouped_args &g;
     const grouped_segments &table;
-    int rank, segment, at, step, count, columns;
+    int at, segment, count, columns;
 
-    static constexpr int height = PAIRS == QD_GROUPED_SAME_COLUMNS ? 2 * ROWS : ROWS;
-    static constexpr int width = PAIRS == QD_GROUPED_SAME_ROWS ? 2 * COLUMNS : COLUMNS;
-    static constexpr int band = BAND * ROWS / height;
-
-    __device__ __forceinline__ tiles(const qd_grouped_args &args, const grouped_segments &planned, int place)
-        : g(args), table(planned), rank(place), segment(0)
+    __device__ __forceinline__ tiles(const qd_grouped_args &args, const grouped_segments &planned)
+        : g(args), table(planned), at(blockIdx.x), segment(0)
     {
-        constexpr int blocks = PAIRS ? 2 : 1;
-        at = blockIdx.x / blocks;
-        step = gridDim.x / blocks;
-        columns = (int)(((FORM == EXPERTS ? g.k : g.n) + width - 1) / width);
+        columns = (int)(((FORM == EXPERTS ? g.k : g.n) + COLUMNS - 1) / COLUMNS);
         count = columns * (FORM == EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
     }
 
-    __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + height - 1) / height); }
+    __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + ROWS - 1) / ROWS); }
 
     __device__ __forceinline__ bool next(tile &t)
     {
@@ -208,20 +159,20 @@ template <form FORM, qd_grouped_pairs PAIRS> struct tiles {
         if (FORM == EXPERTS) {
             const int here = rows_of_expert() * columns;
             t.expert = at / here;
-            place = tile_at(at - t.expert * here, rows_of_expert(), columns, band);
+            place = tile_at(at - t.expert * here, rows_of_expert(), columns, BAND);
             last = (int)g.n;
         } else {
             while (at >= table.tile[segment + 1] * columns)
                 segment++;
             t.expert = segment % g.experts;
-            place = tile_at(at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], columns, band);
+            place = tile_at(at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], columns, BAND);
             first = table.row[segment];
             last = table.row[segment + 1];
         }
-        t.row = first + place.row * height + (PAIRS == QD_GROUPED_SAME_COLUMNS ? rank * ROWS : 0);
-        t.column = place.column * width + (PAIRS == QD_GROUPED_SAME_ROWS ? rank * COLUMNS : 0);
+        t.row = first + place.row * ROWS;
+        t.column = place.column * COLUMNS;
         t.rows = last - t.row < ROWS ? last - t.row : ROWS;
-        at += step;
+        at += gridDim.x;
         return true;
     }
 };
@@ -251,39 +202,33 @@ __device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_
 
 /* ---- fetching ---- */
 
-template <form FORM, qd_grouped_pairs PAIRS>
+template <form FORM>
 __device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map, const tile &t,
-                                           int depth, int rank)
+                                           int depth)
 {
-    constexpr bool x_shared = PAIRS == QD_GROUPED_SAME_ROWS, y_shared = PAIRS == QD_GROUPED_SAME_COLUMNS;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         char *const x = stage + half * BLOCK, *const y = stage + X_BYTES + half * 2 * BLOCK;
-        if (!x_shared || half == rank) {
-            if (FORM == EXPERTS)
-                copy_box<x_shared>(x, x_map, full, t.row + half * 64, depth);
-            else
-                copy_box<x_shared>(x, x_map, full, depth, t.row + half * 64);
-        }
-        if (!y_shared || half == rank) {
-            const int column = t.column + half * 128;
-            if (FORM == EXPERTS) {
-                copy_box<y_shared>(y, y_map, full, column, depth);
-                copy_box<y_shared>(y + BLOCK, y_map, full, column + 64, depth);
-            } else if (FORM == ROWS_PLAIN) {
-                copy_box<y_shared>(y, y_map, full, column, depth, t.expert);
-                copy_box<y_shared>(y + BLOCK, y_map, full, column + 64, depth, t.expert);
-            } else {
-                copy_box<y_shared>(y, y_map, full, depth, column, t.expert);
-            }
+        const int row = t.row + half * 64, column = t.column + half * 128;
+        if (FORM == EXPERTS) {
+            copy_box(x, x_map, full, row, depth);
+            copy_box(y, y_map, full, column, depth);
+            copy_box(y + BLOCK, y_map, full, column + 64, depth);
+        } else if (FORM == ROWS_PLAIN) {
+            copy_box(x, x_map, full, depth, row);
+            copy_box(y, y_map, full, column, depth, t.expert);
+            copy_box(y + BLOCK, y_map, full, column + 64, depth, t.expert);
+        } else {
+            copy_box(x, x_map, full, depth, row);
+            copy_box(y, y_map, full, depth, column, t.expert);
         }
     }
 }
 
-template <form FORM, qd_grouped_pairs PAIRS>
-__device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, const CUtensorMap *y_map, const qd_grouped_args &g, int rank)
+template <form FORM>
+__device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, const CUtensorMap *y_map, const qd_grouped_args &g)
 {
-    tiles<FORM, PAIRS> list(g, s.table, rank);
+    tiles<FORM> list(g, s.table);
     tile t;
     ring r;
     while (list.next(t)) {
@@ -291,9 +236,9 @@ __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, c
             int first;
             const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
             for (int at = 0; at < depth; at += DEPTH, r.advance()) {
-                barrier_wait<PAIRS != QD_GROUPED_ALONE>(&s.empty[r.stage], r.phase ^ 1);
+                barrier_wait(&s.empty[r.stage], r.phase ^ 1);
                 barrier_expect(&s.full[r.stage], STAGE);
-                fetch_step<FORM, PAIRS>(s.stages + r.stage * STAGE, &s.full[r.stage], x_map, y_map, t, first + at, rank);
+                fetch_step<FORM>(s.stages + r.stage * STAGE, &s.full[r.stage], x_map, y_map, t, first + at);
             }
         }
     }
@@ -311,15 +256,11 @@ __device__ __forceinline__ void clear_lines(char *stage, int valid)
     asm volatile("bar.sync 1, %0;" ::"n"(WARPGROUP * CONSUMERS) : "memory");
 }
 
-template <qd_grouped_pairs PAIRS> __device__ __forceinline__ void release(uint64_t *empty)
+/* Each warp says when it has read a stage. */
+__device__ __forceinline__ void release(uint64_t *empty)
 {
-    const int lane = threadIdx.x % 32;
-    if (PAIRS == QD_GROUPED_ALONE) {
-        if (lane == 0)
-            barrier_arrive(empty);
-    } else if (lane < 2) {
-        barrier_arrive_at(empty, lane);
-    }
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
 }
 
 /* 16-byte pieces of a warp's 16 rows of 64 columns; piece p of row r is at the place p ^ r % 8 of its line. */
@@ -341,7 +282,7 @@ template <typename T> struct target {
     int rows, columns;
 };
 
-/* Old values of 64 columns, in the order of 16-byte pieces. */
+/* 64 columns in the order of 16-byte pieces: a lane has its piece of every fourth row. */
 struct pieces {
     uint4 v[4];
 };
@@ -365,15 +306,21 @@ __device__ __forceinline__ void load_pieces(pieces &old, const target<bf16> &to,
         old.v[i] = has_piece(to, part, i) ? *reinterpret_cast<const uint4 *>(piece_at(to, part, i)) : make_uint4(0, 0, 0, 0);
 }
 
+/* Before the last products have ended: what can be fetched for the additions. */
+__device__ __forceinline__ void prepare_add(pieces &old, const target<bf16> &to)
+{
+    load_pieces(old, to, 0);
+}
+__device__ __forceinline__ void prepare_add(pieces &, const target<float> &)
+{
+}
+
 /* bf16 results go through shared memory, 64 columns at a time, so that a row's are stored as whole lines. ADD: old values
  * come the same way, and the sum is rounded once. */
 template <bool ADD>
-__device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging)
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old)
 {
     const int lane = threadIdx.x % 32;
-    pieces old;
-    if (ADD)
-        load_pieces(old, to, 0);
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         if (ADD) {
@@ -411,104 +358,107 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
     }
 }
 
-/* fp32: four lanes have 32 bytes of a row, which is as good as more. */
+/* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the order of blocks. */
 template <bool ADD>
-__device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *)
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &)
 {
+    static_assert(ADD, "fp32 results are gradients");
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 32; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = lane / 4 + half * 8, column = j * 8 + lane % 4 * 2;
-            if (row < to.rows && column < to.columns) {
-                float2 *const p = reinterpret_cast<float2 *>(to.out + row * to.n + column);
-                float2 v = make_float2(c[4 * j + 2 * half], c[4 * j + 2 * half + 1]);
-                if (ADD) {
-                    const float2 old = *p;
-                    v = make_float2(old.x + v.x, old.y + v.y);
-                }
-                *p = v;
-            }
+            const int row = lane / 4 + half * 8, column = j * 8 + lane % 4 * 2, i = 4 * j + 2 * half;
+            if (row < to.rows && column < to.columns)
+                asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.out + row * to.n + column), "f"(c[i]), "f"(c[i + 1])
+                             : "memory");
         }
 }
 
-template <form FORM, qd_grouped_pairs PAIRS, typename T>
-__device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g, int rank)
+/* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
+ * they read, or -1 for an expert without rows. */
+template <form FORM>
+__device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const tile &t, ring &r)
 {
     constexpr bool x_side = FORM == EXPERTS, y_side = FORM != ROWS_TRANSPOSED;
-    const int group = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x / 32 - 4;
-    const uint64_t x = describe(s.stages + group * BLOCK), y = describe(s.stages + X_BYTES);
-    tiles<FORM, PAIRS> list(g, s.table, rank);
-    tile t;
-    ring r;
-    while (list.next(t)) {
-        float c[128];
-        int before = -1; /* the stage that the products under way read */
-        for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
-            int first;
-            const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
-            for (int at = 0; at < depth; at += DEPTH, r.advance()) {
-                barrier_wait<PAIRS != QD_GROUPED_ALONE>(&s.full[r.stage], r.phase);
-                if (FORM == EXPERTS && depth - at < DEPTH)
-                    clear_lines(s.stages + r.stage * STAGE, depth - at);
-                products_begin();
+    const uint64_t x = describe(s.stages + (threadIdx.x / WARPGROUP - 1) * BLOCK), y = describe(s.stages + X_BYTES);
+    int before = -1;
+    for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
+        int first;
+        const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
+        for (int at = 0; at < depth; at += DEPTH, r.advance()) {
+            barrier_wait(&s.full[r.stage], r.phase);
+            if (FORM == EXPERTS && depth - at < DEPTH)
+                clear_lines(s.stages + r.stage * STAGE, depth - at);
+            products_begin();
 #pragma unroll
-                for (int k = 0; k < DEPTH / 16; k++)
-                    multiply_16<x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
-                                                y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
-                products_end_group();
-                if (before >= 0) {
-                    products_wait<1>();
-                    release<PAIRS>(&s.empty[before]);
-                }
-                before = r.stage;
+            for (int k = 0; k < DEPTH / 16; k++)
+                multiply_16<x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
+                                            y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
+            products_end_group();
+            if (before >= 0) {
+                products_wait<1>();
+                release(&s.empty[before]);
             }
+            before = r.stage;
         }
-        products_wait<0>();
-        if (before < 0)
-            continue; /* the expert has no rows */
-        release<PAIRS>(&s.empty[before]);
+    }
+    return before;
+}
+
+template <form FORM, typename T>
+__device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g)
+{
+    const int group = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x / 32 - 4;
+    tiles<FORM> list(g, s.table);
+    tile t, next;
+    ring r;
+    for (bool more = list.next(t); more; t = next) {
+        float c[128];
+        const int last = multiply_steps<FORM>(c, s, g, t, r);
         const int row = group * 64 + warp % 4 * 16;
         const int64_t n = FORM == EXPERTS ? g.k : g.n;
         T *const out = FORM == EXPERTS ? (T *)g.b + t.expert * g.n * g.k : (T *)g.c;
         const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, (int)(n - t.column)};
-        store_sums<FORM == EXPERTS>(c, to, s.staging[warp]);
+        pieces old;
+        if (FORM == EXPERTS && last >= 0)
+            prepare_add(old, to);
+        more = list.next(next); /* while the last products run */
+        products_wait<0>();
+        if (last < 0)
+            continue; /* the expert has no rows */
+        release(&s.empty[last]);
+        store_sums<FORM == EXPERTS>(c, to, s.staging[warp], old);
     }
 }
 
 #endif
 
-template <form FORM, qd_grouped_pairs PAIRS, typename T>
+template <form FORM, typename T>
 __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
                                                         const __grid_constant__ qd_grouped_args g)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ char room[];
     shared &s = *reinterpret_cast<shared *>(room + (1024 - shared_address(room) % 1024) % 1024);
-    const int rank = PAIRS ? cluster_rank() : 0;
     if (threadIdx.x < 32)
-        plan_segments(g, tiles<FORM, PAIRS>::height, &s.table);
+        plan_segments(g, ROWS, &s.table);
     if (threadIdx.x == 32) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], CONSUMER_WARPS * (PAIRS ? 2 : 1));
+            barrier_init(&s.empty[i], CONSUMER_WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (PAIRS)
-        cluster_sync();
     if (threadIdx.x < WARPGROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0)
-            fetch_all<FORM, PAIRS>(s, &x_map, &y_map, g, rank);
+            fetch_all<FORM>(s, &x_map, &y_map, g);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        multiply_all<FORM, PAIRS, T>(s, g, rank);
+        multiply_all<FORM, T>(s, g);
     }
-    if (PAIRS)
-        cluster_sync(); /* the other block may still write here */
 #else
     __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
 #endif
@@ -554,7 +504,7 @@ qd_status make_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows
     return QD_OK;
 }
 
-template <form FORM, qd_grouped_pairs PAIRS, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
+template <form FORM, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map;
@@ -565,27 +515,10 @@ template <form FORM, qd_grouped_pairs PAIRS, typename T> qd_status launch_form(q
         QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
         QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64) : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
     }
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = 2;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(PAIRS ? launch.multiprocessors / 2 * 2 : launch.multiprocessors);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = launch.stream;
-    config.attrs = &cluster;
-    config.numAttrs = PAIRS ? 1 : 0;
-    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, PAIRS, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    QD_CUDA_TRY(cudaLaunchKernelEx(&config, multiply<FORM, PAIRS, T>, x_map, y_map, *a));
+    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    multiply<FORM, T><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
+    QD_CUDA_LAUNCHED();
     return QD_OK;
-}
-
-template <qd_grouped_pairs PAIRS> qd_status launch_pairs(qd_stream *stream, const qd_grouped_args *a)
-{
-    if (a->by_experts)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, PAIRS, bf16>(stream, a) : launch_form<EXPERTS, PAIRS, float>(stream, a);
-    return a->trans_b ? launch_form<ROWS_TRANSPOSED, PAIRS, bf16>(stream, a) : launch_form<ROWS_PLAIN, PAIRS, bf16>(stream, a);
 }
 
 } // namespace
@@ -597,11 +530,9 @@ bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped
            launch->shared_most >= SHARED_BYTES && encode();
 }
 
-qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a, qd_grouped_pairs pairs)
+qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a)
 {
-    switch (pairs) {
-    case QD_GROUPED_SAME_COLUMNS: return launch_pairs<QD_GROUPED_SAME_COLUMNS>(stream, a);
-    case QD_GROUPED_SAME_ROWS: return launch_pairs<QD_GROUPED_SAME_ROWS>(stream, a);
-    default: return launch_pairs<QD_GROUPED_ALONE>(stream, a);
-    }
+    if (a->by_experts)
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16>(stream, a) : launch_form<EXPERTS, float>(stream, a);
+    return a->trans_b ? launch_form<ROWS_TRANSPOSED, bf16>(stream, a) : launch_form<ROWS_PLAIN, bf16>(stream, a);
 }

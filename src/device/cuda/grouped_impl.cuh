@@ -60,9 +60,11 @@ typedef struct grouped_tile {
     int row, column;
 } grouped_tile;
 
-/* Tile `i` of rows x columns tiles. Neighbours in time share operands: bands of `band` rows, in a band column by column. */
-static __device__ __forceinline__ grouped_tile tile_at(int i, int rows, int columns, int band)
+/* Tile `i` of rows x columns tiles. Neighbours in time share operands: bands of at most `most` rows, as equal as can be, and in
+ * a band column by column. */
+static __device__ __forceinline__ grouped_tile tile_at(int i, int rows, int columns, int most)
 {
+    const int bands = (rows + most - 1) / most, band = (rows + bands - 1) / bands;
     const int before = i / (band * columns) * band, height = rows - before < band ? rows - before : band;
     const int within = i - before * columns;
     return {before + within % height, within / height};

@@ -10,10 +10,8 @@ extern "C" {
 
 enum { QD_GROUPED_SEGMENTS = 1024 }; /* sources * experts at most */
 
-/* On Hopper's tensor cores, blocks alone or in pairs: a pair has two tiles of the same columns (and different rows), or of the
- * same rows, and fetches what they have in common once. */
-typedef enum qd_grouped_pairs { QD_GROUPED_ALONE, QD_GROUPED_SAME_COLUMNS, QD_GROUPED_SAME_ROWS } qd_grouped_pairs;
-qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a, qd_grouped_pairs pairs);
+/* On Hopper's tensor cores. */
+qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a);
 /* Whether this call can run there: the device, types, and rows that are multiples of 16 bytes. */
 bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped_args *a);
 
