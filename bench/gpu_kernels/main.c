@@ -265,7 +265,7 @@ static void grouped(qd_device *device, const expert_layer *l, const char *name, 
     a.b = random_rows(device, weights, 2);
     a.c = random_rows(device, a.rows * a.n, 3);
     double seconds = time_call(device, call_grouped, &a), work = 2.0 * (double)a.rows * (double)a.n * (double)a.k;
-    qd_matmul_args whole = a.by_experts ? (qd_matmul_args){.m = a.n, .n = a.k, .k = a.rows, .trans_a = true, .accumulate = true}
+    qd_matmul_args whole = a.by_experts ? (qd_matmul_args){.m = a.n, .n = a.k, .k = a.rows, .trans_a = true, .accumulate = a.accumulate}
                                         : (qd_matmul_args){.m = a.rows, .n = a.n, .k = a.k, .trans_b = a.trans_b};
     whole.a_dtype = whole.b_dtype = whole.c_dtype = QD_BF16;
     whole.lda = whole.trans_a ? whole.m : whole.k;
@@ -289,8 +289,10 @@ static void expert_products(qd_device *device, const expert_layer *l)
     grouped(device, l, "down", (qd_grouped_args){.n = l->hidden, .k = l->inner, .trans_b = true});
     grouped(device, l, "down dx", (qd_grouped_args){.n = l->inner, .k = l->hidden});
     grouped(device, l, "up dx", (qd_grouped_args){.n = l->hidden, .k = 2 * l->inner});
-    grouped(device, l, "up dW", (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true});
-    grouped(device, l, "down dW", (qd_grouped_args){.n = l->hidden, .k = l->inner, .by_experts = true});
+    for (int add = 0; add < 2; add++) { /* the first micro-batch's gradients overwrite, those of the others are added */
+        grouped(device, l, add ? "up dW+" : "up dW", (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true, .accumulate = add});
+        grouped(device, l, add ? "down dW+" : "down dW", (qd_grouped_args){.n = l->hidden, .k = l->inner, .by_experts = true, .accumulate = add});
+    }
 }
 
 /* Device and library versions, and which engines attention uses: the lines of the tuning text that say so. */

@@ -110,14 +110,15 @@ typedef struct qd_combine_args {
  * count_stride + e] rows for e below experts. Of this list the rows [begin, begin + rows) are at hand, a's and c's row 0 being
  * number begin; rows beyond the end of the list are left alone.
  *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
- *   by experts  b_e (n, k) += c (rows, n)ᵀ · a (rows, k), sources in ascending order */
+ *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; an expert without rows has 0. With
+ *               accumulate all this is added to b. */
 typedef struct qd_grouped_args {
     const void *a;
     void *b, *c;
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;
     int sources, experts;
-    bool trans_b, by_experts;
+    bool trans_b, by_experts, accumulate;
     qd_dtype a_dtype, b_dtype, c_dtype;
 } qd_grouped_args;
 

@@ -156,7 +156,7 @@ qd_status qd_run_experts_dx(const qd_op_call *c)
 qd_status qd_run_experts_dw(const qd_op_call *c)
 {
     qd_grouped_args a = grouped(c, 1, 3, 2, 0);
-    a.by_experts = true;
+    a.by_experts = a.accumulate = true;
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 

@@ -185,8 +185,8 @@ static qd_status product(const rounds *r, const void *a, void *b, void *c, int64
     const qd_op *op = r->call->op;
     return r->call->frame->kernels->grouped(r->call->frame->stream, &(qd_grouped_args){
         .a = a, .b = b, .c = c, .counts = r->rows + op->expert, .count_stride = qd_nodes_experts(&r->nodes), .rows = op->m, .n = n, .k = k,
-        .sources = r->nodes.locals, .experts = op->experts, .trans_b = trans_b, .by_experts = by_experts, .a_dtype = r->dtype,
-        .b_dtype = b_dtype, .c_dtype = r->dtype});
+        .sources = r->nodes.locals, .experts = op->experts, .trans_b = trans_b, .by_experts = by_experts, .accumulate = by_experts,
+        .a_dtype = r->dtype, .b_dtype = b_dtype, .c_dtype = r->dtype});
 }
 
 /* Rows of this rank's experts in the round. */

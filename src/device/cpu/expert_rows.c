@@ -3,6 +3,8 @@
 
 #include "base/half.h"
 
+#include <string.h>
+
 qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
 {
     QD_TRY(qd_cpu_check_float("permute", "x", a->dtype));
@@ -26,23 +28,33 @@ qd_status qd_cpu_combine(qd_stream *stream, const qd_combine_args *a)
     return QD_OK;
 }
 
-/* One product for the rows that an expert has from one source. */
-static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows)
+/* One product for the rows that an expert has from one source. `accumulate`: by experts, it is added to b. */
+static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows, bool accumulate)
 {
     const void *x = qd_cpu_at(a->a, row * a->k, a->a_dtype);
     void *weight = qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), *y = qd_cpu_at_mut(a->c, row * a->n, a->c_dtype);
     if (a->by_experts)
         return qd_cpu_matmul(stream, &(qd_matmul_args){
             .a = y, .b = x, .c = weight, .m = a->n, .n = a->k, .k = rows, .lda = a->n, .ldb = a->k, .ldc = a->k, .trans_a = true,
-            .accumulate = true, .a_dtype = a->c_dtype, .b_dtype = a->a_dtype, .c_dtype = a->b_dtype});
+            .accumulate = accumulate, .a_dtype = a->c_dtype, .b_dtype = a->a_dtype, .c_dtype = a->b_dtype});
     return qd_cpu_matmul(stream, &(qd_matmul_args){
         .a = x, .b = weight, .c = y, .m = rows, .n = a->n, .k = a->k, .lda = a->k, .ldb = a->trans_b ? a->k : a->n, .ldc = a->n,
         .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
+static void zero_weights(const qd_grouped_args *a, int expert, int experts)
+{
+    memset(qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), 0, (size_t)(experts * a->n * a->k) * qd_dtype_size(a->b_dtype));
+}
+
 qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
 {
     int64_t at = 0, end = a->begin + a->rows;
+    bool overwrite = a->by_experts && !a->accumulate;
+    if (overwrite && a->sources != 1) { /* the first source that has rows of an expert is not known before all have been looked at */
+        zero_weights(a, 0, a->experts);
+        overwrite = false;
+    }
     for (int s = 0; s < a->sources; s++) {
         for (int e = 0; e < a->experts; e++) {
             int64_t first = at, last = at + a->counts[s * a->count_stride + e];
@@ -50,7 +62,9 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
             first = first < a->begin ? a->begin : first;
             last = last > end ? end : last;
             if (first < last)
-                QD_TRY(product(stream, a, e, first - a->begin, last - first));
+                QD_TRY(product(stream, a, e, first - a->begin, last - first, !overwrite));
+            else if (overwrite)
+                zero_weights(a, e, 1);
         }
     }
     return QD_OK;

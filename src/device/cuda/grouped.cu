@@ -311,9 +311,9 @@ template <typename S> __global__ __launch_bounds__(THREADS) void by_experts(qd_g
                         operand_at(g.a, g.a_dtype, g.k, at[0], column, g.k - column, depth, false, a_vectors), x_tile, y_tile);
         }
         sum.each([&](int r, int c, float value) {
-            if (any && row + r < g.n && column + c < g.k) {
+            if ((any || !g.accumulate) && row + r < g.n && column + c < g.k) {
                 const int64_t to = (expert * g.n + row + r) * g.k + column + c;
-                put_value(g.b, to, g.b_dtype, old_value(g.b, to, g.b_dtype) + value);
+                put_value(g.b, to, g.b_dtype, g.accumulate ? old_value(g.b, to, g.b_dtype) + value : value);
             }
         });
     }
@@ -358,8 +358,12 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     if (a->rows >= (int64_t)1 << 31 || a->n >= (int64_t)1 << 31 || a->k >= (int64_t)1 << 31)
         return QD_FAIL(QD_UNSUPPORTED, "grouped: rows %lld, n %lld, k %lld; each must be below 2^31", (long long)a->rows, (long long)a->n,
                        (long long)a->k);
-    if (a->rows < 1 || a->n < 1 || a->k < 1)
+    if (a->n < 1 || a->k < 1 || (a->rows < 1 && (!a->by_experts || a->accumulate)))
         return QD_OK;
+    if (a->rows < 1) {
+        QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
+        return QD_OK;
+    }
     if (qd_cuda_grouped_hopper_takes(&launch, a))
         return qd_cuda_grouped_hopper(stream, a);
     return qd_cuda_grouped_general(stream, a);

@@ -362,16 +362,19 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
 template <bool ADD>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &)
 {
-    static_assert(ADD, "fp32 results are gradients");
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 32; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = lane / 4 + half * 8, column = j * 8 + lane % 4 * 2, i = 4 * j + 2 * half;
-            if (row < to.rows && column < to.columns)
-                asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.out + row * to.n + column), "f"(c[i]), "f"(c[i + 1])
-                             : "memory");
+            float *const at = to.out + row * to.n + column;
+            if (row >= to.rows || column >= to.columns)
+                continue;
+            if (ADD)
+                asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(c[i]), "f"(c[i + 1]) : "memory");
+            else
+                *reinterpret_cast<float2 *>(at) = make_float2(c[i], c[i + 1]);
         }
 }
 
@@ -406,7 +409,8 @@ __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const 
     return before;
 }
 
-template <form FORM, typename T>
+/* ADD: results are added to what is there. */
+template <form FORM, typename T, bool ADD>
 __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g)
 {
     const int group = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x / 32 - 4;
@@ -421,20 +425,25 @@ __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g
         T *const out = FORM == EXPERTS ? (T *)g.b + t.expert * g.n * g.k : (T *)g.c;
         const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, (int)(n - t.column)};
         pieces old;
-        if (FORM == EXPERTS && last >= 0)
+        if (ADD && last >= 0)
             prepare_add(old, to);
         more = list.next(next); /* while the last products run */
         products_wait<0>();
-        if (last < 0)
+        if (last >= 0)
+            release(&s.empty[last]);
+        else if constexpr (ADD)
             continue; /* the expert has no rows */
-        release(&s.empty[last]);
-        store_sums<FORM == EXPERTS>(c, to, s.staging[warp], old);
+        else
+#pragma unroll
+            for (int i = 0; i < 128; i++)
+                c[i] = 0.0f;
+        store_sums<ADD>(c, to, s.staging[warp], old);
     }
 }
 
 #endif
 
-template <form FORM, typename T>
+template <form FORM, typename T, bool ADD>
 __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
                                                         const __grid_constant__ qd_grouped_args g)
 {
@@ -457,7 +466,7 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
             fetch_all<FORM>(s, &x_map, &y_map, g);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        multiply_all<FORM, T>(s, g);
+        multiply_all<FORM, T, ADD>(s, g);
     }
 #else
     __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
@@ -504,7 +513,7 @@ qd_status make_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows
     return QD_OK;
 }
 
-template <form FORM, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
+template <form FORM, typename T, bool ADD> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map;
@@ -515,8 +524,8 @@ template <form FORM, typename T> qd_status launch_form(qd_stream *stream, const 
         QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
         QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64) : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
     }
-    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    multiply<FORM, T><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
+    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, T, ADD>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    multiply<FORM, T, ADD><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
@@ -532,7 +541,9 @@ bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped
 
 qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a)
 {
+    if (a->by_experts && a->accumulate)
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16, true>(stream, a) : launch_form<EXPERTS, float, true>(stream, a);
     if (a->by_experts)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16>(stream, a) : launch_form<EXPERTS, float>(stream, a);
-    return a->trans_b ? launch_form<ROWS_TRANSPOSED, bf16>(stream, a) : launch_form<ROWS_PLAIN, bf16>(stream, a);
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16, false>(stream, a) : launch_form<EXPERTS, float, false>(stream, a);
+    return a->trans_b ? launch_form<ROWS_TRANSPOSED, bf16, false>(stream, a) : launch_form<ROWS_PLAIN, bf16, false>(stream, a);
 }
