@@ -60,6 +60,15 @@ class CudaExperts(gpu.GpuTest):
                 self.close(self.train(f"cuda-{ranks}", *run, "--device", "cuda", "run.gpu=0", f"parallel.ranks={ranks}",
                                       f"parallel.ep={ranks}", "parallel.expert_rows=1", "train.micro_batch=1"), cpu, 1e-4)
 
+    def test_experts_times_etp(self):
+        """The most that the kernels count apart, and one step beyond."""
+        many = [*MODELS["mixtral"], "model.experts=512", "model.expert_ffn=16", "train.steps=3", "--device", "cuda", "run.gpu=0"]
+        one = self.train("one", *many)
+        self.close(self.train("most", *many, "parallel.ranks=2", "parallel.etp=2"), one, 1e-4)
+        beyond = self.run_program("train", f"data.path={gpu.TEXT}", "run.dir=beyond", *many, "parallel.ranks=4", "parallel.etp=4")
+        self.assertNotEqual(beyond.returncode, 0)
+        self.assertIn("model.experts times parallel.etp may be at most 1024", beyond.stderr)
+
     def test_repeats_have_the_same_bits(self):
         run = [*MODELS["deepseek-least"], "train.steps=10", "train.deterministic=true", "train.precision=bf16", "train.grad_dtype=fp32",
                "--device", "cuda"]

@@ -98,6 +98,22 @@ class Layouts(GpuTest):
                     self.assertGreater(len(moved), 10)
                     self.assertGreater(covered, 0.3 * total)
 
+    def test_traces_without_overlap(self):
+        """Each exchange once, as on the CPU, and none of them beside computation."""
+        run = ["model.layers=3", "model.hidden=64", "model.heads=4", "data.seq=32", "train.global_batch=4", "train.micro_batch=1", "train.steps=2",
+               "parallel.ranks=2", "parallel.zero=3", "parallel.overlap=false", "--trace"]
+        found = {}
+        for device in ("cpu", "cuda"):
+            self.train(f"traced-{device}", *run, "--device", device, *(["run.gpu=0"] if device == "cuda" else []))
+            found[device] = spans(self.path(os.path.join(f"traced-{device}", "trace.json")))
+        for rank, tracks in found["cuda"].items():
+            exchanges = {device: sorted(span[2] for track in ranks[rank].values() for span in track if span[2] in ("gather", "reduce_scatter", "reduce"))
+                         for device, ranks in found.items()}
+            self.assertEqual(exchanges["cuda"], exchanges["cpu"])
+            self.assertGreater(len(exchanges["cuda"]), 10)
+            moved = [span for span in tracks["communication"] if span[2] in ("gather", "reduce_scatter", "reduce")]
+            self.assertLess(sum(beside(span, tracks["compute"]) for span in moved), 0.01 * sum(span[1] - span[0] for span in moved) + 1)
+
 
 if __name__ == "__main__":
     main()

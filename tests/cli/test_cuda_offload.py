@@ -20,7 +20,8 @@ class Offload(gpu.GpuTest):
     def test_the_bits_are_those_without(self):
         one = [[], ["train.precision=fp32"], ["train.optimizer=sgd", "train.momentum=0.9"]]
         two = [[], ["parallel.zero=1"], ["parallel.zero=2", "train.micro_batch=4"], ["parallel.zero=3"],
-               ["parallel.zero=1", "train.optimizer=muon"]]
+               ["parallel.zero=1", "train.optimizer=muon"], ["parallel.tp=2"], ["parallel.pp=2", "train.micro_batch=4"], ["parallel.cp=2"],
+               ["model.preset=mixtral-tiny", "parallel.ep=2"]]
         for ranks, extra in [(1, words) for words in one] + [(2, words) for words in two]:
             run = [*RUN, "train.steps=10", f"parallel.ranks={ranks}", *extra]
             name = f"{ranks}-{'-'.join(extra)}"
