@@ -133,6 +133,51 @@ typedef struct qd_expert_bias_args {
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 
+/* Copies of rows, one for each node that has experts of the row (spec/nodes.h): experts lie on `nodes` nodes, equally many on each, one after
+ * another. Copies are numbered by node, then by row. An assignment whose `kept` is below 0 is not carried out.
+ * place (rows, nodes): a copy's number, or -1; from: row * nodes + node of each copy; copies (nodes): how many there are; counts (experts + nodes):
+ * `count`, then `copies`; chosen (copies, 2 * per_token): the row's choices, as the node numbers its experts, -1 for those elsewhere, then all its
+ * weights. */
+typedef struct qd_node_plan_args {
+    const int32_t *choice, *kept; /* (rows, per_token) */
+    const int32_t *count;         /* (experts) */
+    const float *weight;          /* (rows, per_token) */
+    int32_t *place, *from, *copies, *counts, *chosen;
+    int64_t rows;
+    int experts, nodes, per_token;
+} qd_node_plan_args;
+
+/* d_weight (rows, per_token) from those of the copies, (copies, per_token): each choice's from the copy that went to its node, 0 where
+ * `kept` is below 0. */
+typedef struct qd_node_weights_args {
+    const int32_t *choice, *kept; /* (rows, per_token) */
+    const int32_t *place;         /* (rows, nodes) */
+    const float *copies;
+    float *d_weight;
+    int64_t rows;
+    int experts, nodes, per_token;
+} qd_node_weights_args;
+
+/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's assignments, in the order of rows, those from number
+ * taken[e] on, take[e] of them. place (rows, per_token): -1 for all others; from: the assignment at each place; count (experts) = take. Of `rows`
+ * rows the first `relayed` are there. weight (relayed, per_token), or NULL: those that came with the choices. */
+typedef struct qd_relay_plan_args {
+    const int32_t *chosen;       /* (relayed, 2 * per_token), as node_plan makes them */
+    const int32_t *taken, *take; /* (experts) */
+    int32_t *place, *from, *count;
+    float *weight;
+    int64_t rows, relayed;
+    int experts, per_token;
+} qd_relay_plan_args;
+
+/* to[i] = from[i] where place[i] is not below 0. */
+typedef struct qd_relay_keep_args {
+    const int32_t *place;
+    const float *from;
+    float *to;
+    int64_t n;
+} qd_relay_keep_args;
+
 #define QD_EXPERT_KERNEL_TABLE(X)                                                                           \
     X(head_norm, qd_head_norm_args)                                                                         \
     X(head_norm_backward, qd_head_norm_args)                                                                \
@@ -143,5 +188,9 @@ typedef struct qd_expert_bias_args {
     X(permute, qd_permute_args)                                                                             \
     X(combine, qd_combine_args)                                                                             \
     X(grouped, qd_grouped_args)                                                                             \
-    X(expert_bias, qd_expert_bias_args)
+    X(expert_bias, qd_expert_bias_args)                                                                     \
+    X(node_plan, qd_node_plan_args)                                                                         \
+    X(node_weights, qd_node_weights_args)                                                                   \
+    X(relay_plan, qd_relay_plan_args)                                                                       \
+    X(relay_keep, qd_relay_keep_args)
 #endif

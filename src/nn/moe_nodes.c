@@ -1,130 +1,100 @@
-/* Rows that go to the experts of a node once (spec/nodes.h): lists of who goes where, and further rounds inside a node. The lists are
- * in host memory: dispatch by node is refused on other devices. */
+/* Rows that go to the experts of a node once (spec/nodes.h): lists of who goes where, and further rounds inside a node. What a round takes is worked
+ * out by the host, from the gathered table of counts, and told to the device; kernels make the lists. */
 #include "nn/nn_impl.h"
 #include "spec/nodes.h"
 
 #include <string.h>
 
-/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first` rows at most. */
-static qd_nodes nodes_of(const qd_op_call *c, const int32_t *table)
+/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first` rows at most. Slot i: the table. */
+static qd_status nodes_of(const qd_op_call *c, int i, qd_nodes *nodes)
 {
     const qd_program *p = c->frame->program;
     const qd_mesh *mesh = &p->ledger->mesh;
-    return qd_nodes_of(&p->ledger->model, mesh, qd_group_coord(mesh, qd_expert_group(mesh), p->rank), c->op->k, c->op->m, table);
+    const int32_t *table;
+    QD_TRY(qd_host_counts(c, i, &table));
+    *nodes = qd_nodes_of(&p->ledger->model, mesh, qd_group_coord(mesh, qd_expert_group(mesh), p->rank), c->op->k, c->op->m, table);
+    return QD_OK;
+}
+
+/* The host's side of `count` numbers on the device. */
+static qd_status host_side(const qd_op_call *c, int32_t *table, int64_t count, int32_t **host)
+{
+    const qd_exchange *e = c->frame->exchange;
+    if (!e)
+        return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
+    return e->compose(e->context, table, count, host);
 }
 
 /* ---- on the row's own rank ---- */
 
-/* Copies are numbered by node, then by row. */
 qd_status qd_run_node_plan(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
-    const int32_t *choice = c->at[0], *kept = c->at[2];
-    const float *weight = c->at[1];
-    int32_t *place = c->at[4], *from = c->at[5], *count = c->at[6], *chosen = c->at[7], *counts = c->at[8];
-    int nodes = (int)c->op->n, k = moe->per_token, each = moe->experts / nodes;
-    int32_t *next = counts + moe->experts; /* place of a node's next copy, until it becomes their number */
-    memcpy(counts, c->at[3], (size_t)moe->experts * sizeof *counts);
-    memset(count, 0, (size_t)nodes * sizeof *count);
-    for (int64_t i = 0; i < c->op->m * nodes; i++)
-        place[i] = -1;
-    for (int64_t i = 0; i < c->op->m * k; i++) {
-        int32_t *at = &place[i / k * nodes + choice[i] / each];
-        if (kept[i] < 0 || *at >= 0)
-            continue;
-        *at = 0;
-        count[choice[i] / each]++;
-    }
-    next[0] = 0;
-    for (int b = 1; b < nodes; b++)
-        next[b] = next[b - 1] + count[b - 1];
-    for (int64_t row = 0; row < c->op->m; row++) {
-        for (int b = 0; b < nodes; b++) {
-            if (place[row * nodes + b] < 0)
-                continue;
-            int32_t at = place[row * nodes + b] = next[b]++, *list = chosen + (int64_t)at * 2 * k;
-            from[at] = (int32_t)(row * nodes + b);
-            for (int64_t j = 0, i = row * k; j < k; j++, i++)
-                list[j] = kept[i] >= 0 && choice[i] / each == b ? choice[i] % each : -1;
-            memcpy(list + k, weight + row * k, (size_t)k * sizeof *weight);
-        }
-    }
-    memcpy(next, count, (size_t)nodes * sizeof *count);
-    return QD_OK;
+    return c->frame->kernels->node_plan(c->frame->stream, &(qd_node_plan_args){
+        .choice = c->at[0], .weight = c->at[1], .kept = c->at[2], .count = c->at[3], .place = c->at[4], .from = c->at[5], .copies = c->at[6],
+        .chosen = c->at[7], .counts = c->at[8], .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
 }
 
 /* Each choice's gradient comes back with the copy that went to its node. */
 qd_status qd_run_node_weights(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
-    const int32_t *choice = c->at[0], *kept = c->at[1], *place = c->at[2];
-    const float *copies = c->at[3];
-    float *d_weight = c->at[4];
-    int nodes = (int)c->op->n, k = moe->per_token, each = moe->experts / nodes;
-    for (int64_t i = 0; i < c->op->m * k; i++)
-        d_weight[i] = kept[i] < 0 ? 0.0f : copies[(int64_t)place[i / k * nodes + choice[i] / each] * k + i % k];
-    return QD_OK;
+    return c->frame->kernels->node_weights(c->frame->stream, &(qd_node_weights_args){
+        .choice = c->at[0], .kept = c->at[1], .place = c->at[2], .copies = c->at[3], .d_weight = c->at[4], .rows = c->op->m,
+        .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
 }
 
 qd_status qd_run_node_resend(const qd_op_call *c)
 {
     const qd_slot *from = &c->slots[c->op->slot[1]], *lists = &c->slots[c->op->slot[6]];
-    qd_nodes n = nodes_of(c, c->at[3]);
+    qd_nodes n;
+    int32_t *room;
+    QD_TRY(nodes_of(c, 3, &n));
+    QD_TRY(host_side(c, c->at[6], 2 * lists->cols, &room));
     int64_t rows = from->cols / n.nodes;
-    if (!qd_relay_further(&n, c->at[6], (int32_t *)c->at[6] + lists->cols))
+    if (!qd_relay_further(&n, room, room + lists->cols))
         return QD_OK;
     QD_TRY(c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
         .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[4], .rows = rows, .cols = c->op->n, .per_token = n.nodes,
         .experts = n.nodes, .dtype = call_dtype(c, 0)}));
-    if (!c->frame->exchange)
-        return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
     return c->frame->exchange->start(c->frame->exchange->context, c->index, c->op, c->slots, c->at);
 }
 
 /* ---- on the relay ---- */
 
-/* The places of one round, by expert, then by row: of each expert's rows, as they come, those from taken on, `rows` of them. All
- * others have none. */
-static void plan_round(const qd_nodes *n, int64_t most, const int32_t *chosen, const int32_t *taken, const int32_t *rows, int32_t *place,
-                       int32_t *from, int32_t *count)
+/* A round as the host has worked it out becomes the device's, and so its places. taken, rows (locals, experts of a node): on the device. */
+static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_t *chosen, int32_t *taken, int32_t *rows, int32_t *place, int32_t *from,
+                            int32_t *count, float *weight)
 {
-    int experts = qd_nodes_experts(n), k = n->per_token;
-    int64_t own = (int64_t)(n->position % n->locals) * experts, relayed = qd_nodes_relayed(n) * k;
-    memset(count, 0, (size_t)experts * sizeof *count);
-    for (int64_t i = 0; i < most * k; i++) {
-        int32_t expert = i < relayed ? chosen[i / k * 2 * k + i % k] : -1;
-        place[i] = expert < 0 ? -1 : count[expert]++; /* its number among the expert's */
-    }
-    int32_t first = 0; /* count[e] becomes what makes a number a place */
-    for (int e = 0; e < experts; e++) {
-        count[e] = first - taken[own + e];
-        first += rows[own + e];
-    }
-    for (int64_t i = 0; i < relayed; i++) {
-        if (place[i] < 0)
-            continue;
-        int32_t expert = chosen[i / k * 2 * k + i % k], number = place[i] - taken[own + expert];
-        place[i] = number >= 0 && number < rows[own + expert] ? place[i] + count[expert] : -1;
-        if (place[i] >= 0)
-            from[place[i]] = (int32_t)i;
-    }
-    memcpy(count, rows + own, (size_t)experts * sizeof *count);
+    const qd_exchange *e = c->frame->exchange;
+    int experts = qd_nodes_experts(n);
+    int64_t own = (int64_t)(n->position % n->locals) * experts;
+    QD_TRY(e->tell(e->context, taken));
+    QD_TRY(e->tell(e->context, rows));
+    return c->frame->kernels->relay_plan(c->frame->stream, &(qd_relay_plan_args){
+        .chosen = chosen, .taken = taken + own, .take = rows + own, .place = place, .from = from, .count = count, .weight = weight,
+        .rows = c->op->first, .relayed = qd_nodes_relayed(n), .experts = experts, .per_token = n->per_token});
+}
+
+/* The first round, into the host's side of taken and rows. */
+static qd_status first_round(const qd_op_call *c, const qd_nodes *n, int32_t *taken, int32_t *rows, int32_t **host_taken, int32_t **host_rows)
+{
+    int64_t count = (int64_t)n->locals * qd_nodes_experts(n);
+    QD_TRY(host_side(c, taken, count, host_taken));
+    QD_TRY(host_side(c, rows, count, host_rows));
+    memset(*host_taken, 0, (size_t)count * sizeof **host_taken);
+    memset(*host_rows, 0, (size_t)count * sizeof **host_rows);
+    qd_relay_next(n, n->position / n->locals, *host_taken, *host_rows);
+    return QD_OK;
 }
 
 qd_status qd_run_relay_plan(const qd_op_call *c)
 {
-    const int32_t *chosen = c->at[0];
-    int32_t *taken = c->at[2], *rows = c->at[3];
-    float *weight = c->at[7];
-    qd_nodes n = nodes_of(c, c->at[1]);
-    size_t bytes = (size_t)(n.locals * qd_nodes_experts(&n)) * sizeof *rows, list = (size_t)n.per_token * sizeof *weight;
-    memset(taken, 0, bytes);
-    memset(rows, 0, bytes);
-    qd_relay_next(&n, n.position / n.locals, taken, rows);
-    plan_round(&n, c->op->first, chosen, taken, rows, c->at[4], c->at[5], c->at[6]);
-    for (int64_t row = 0; row < qd_nodes_relayed(&n); row++)
-        memcpy(weight + row * n.per_token, chosen + (2 * row + 1) * n.per_token, list);
-    return QD_OK;
+    qd_nodes n;
+    int32_t *taken, *rows;
+    QD_TRY(nodes_of(c, 1, &n));
+    QD_TRY(first_round(c, &n, c->at[2], c->at[3], &taken, &rows));
+    return plan_round(c, &n, c->at[0], c->at[2], c->at[3], c->at[4], c->at[5], c->at[6], c->at[7]);
 }
 
 /* One round after another. */
@@ -133,33 +103,35 @@ typedef struct rounds {
     qd_nodes nodes;
     qd_relay_room room;
     char *base;
-    int32_t *lists, *taken, *rows;
+    int32_t *lists, *taken, *rows; /* as the kernels see them */
+    int32_t *host_taken, *host_rows;
     qd_dtype dtype, param;
     int64_t hidden, ffn, number; /* of this round */
 } rounds;
 
-static rounds rounds_of(const qd_op_call *c, int down, int lists, bool backward)
+static qd_status rounds_of(const qd_op_call *c, int down, int lists, bool backward, rounds *r)
 {
-    rounds r = {.call = c, .nodes = nodes_of(c, c->at[2]), .base = c->at[lists + 1], .lists = c->at[lists], .dtype = call_dtype(c, lists + 1),
-                .param = call_dtype(c, down), .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
-    r.room = qd_relay_room_of(&r.nodes, c->op->first, r.hidden, r.ffn, backward);
-    r.taken = r.lists + r.room.taken;
-    r.rows = r.lists + r.room.rows;
-    size_t bytes = (size_t)(r.nodes.locals * qd_nodes_experts(&r.nodes)) * sizeof *r.rows;
-    memset(r.taken, 0, bytes);
-    memset(r.rows, 0, bytes);
-    qd_relay_next(&r.nodes, r.nodes.position / r.nodes.locals, r.taken, r.rows); /* the first, which other ops have carried out */
-    return r;
+    *r = (rounds){.call = c, .base = c->at[lists + 1], .lists = c->at[lists], .dtype = call_dtype(c, lists + 1), .param = call_dtype(c, down),
+                  .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
+    QD_TRY(nodes_of(c, 2, &r->nodes));
+    r->room = qd_relay_room_of(&r->nodes, c->op->first, r->hidden, r->ffn, backward);
+    r->taken = r->lists + r->room.taken;
+    r->rows = r->lists + r->room.rows;
+    return first_round(c, &r->nodes, r->taken, r->rows, &r->host_taken, &r->host_rows); /* which other ops have carried out */
 }
 
-static bool next_round(rounds *r)
+/* *any: whether there is one more. */
+static qd_status next_round(rounds *r, bool *any)
 {
+    int64_t count = (int64_t)r->nodes.locals * qd_nodes_experts(&r->nodes);
+    const qd_relay_room *room = &r->room;
     r->number++;
-    if (!qd_relay_next(&r->nodes, r->nodes.position / r->nodes.locals, r->taken, r->rows))
-        return false;
-    plan_round(&r->nodes, r->call->op->first, r->call->at[1], r->taken, r->rows, r->lists + r->room.place, r->lists + r->room.from,
-               r->lists + r->room.count);
-    return true;
+    QD_TRY(host_side(r->call, r->taken, count, &r->host_taken));
+    QD_TRY(host_side(r->call, r->rows, count, &r->host_rows));
+    *any = qd_relay_next(&r->nodes, r->nodes.position / r->nodes.locals, r->host_taken, r->host_rows);
+    if (!*any)
+        return QD_OK;
+    return plan_round(r->call, &r->nodes, r->call->at[1], r->taken, r->rows, r->lists + room->place, r->lists + room->from, r->lists + room->count, NULL);
 }
 
 static void *at(const rounds *r, int64_t element)
@@ -177,7 +149,7 @@ static qd_status move(const rounds *r, bool back, void *from, void **to)
     }
     if (!e)
         return QD_FAIL(QD_SYSTEM, "no ranks to communicate with");
-    return e->round(e->context, r->call->op, r->number, back, r->rows, from, *to);
+    return e->round(e->context, r->call->op, r->number, back, r->host_rows, from, *to);
 }
 
 static qd_status product(const rounds *r, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts, qd_dtype b_dtype)
@@ -195,7 +167,7 @@ static int64_t expert_rows(const rounds *r)
     int64_t rows = 0;
     for (int s = 0; s < r->nodes.locals; s++)
         for (int e = 0; e < r->call->op->experts; e++)
-            rows += r->rows[(int64_t)s * qd_nodes_experts(&r->nodes) + r->call->op->expert + e];
+            rows += r->host_rows[(int64_t)s * qd_nodes_experts(&r->nodes) + r->call->op->expert + e];
     return rows;
 }
 
@@ -237,36 +209,44 @@ static qd_status finish(const rounds *r, void *down_w, void **back)
 
 qd_status qd_run_relay_rounds(const qd_op_call *c)
 {
-    rounds r = rounds_of(c, 5, 6, false);
-    while (next_round(&r)) {
+    rounds r;
+    bool any;
+    QD_TRY(rounds_of(c, 5, 6, false, &r));
+    for (;;) {
+        QD_TRY(next_round(&r, &any));
+        if (!any)
+            return QD_OK;
         void *in, *back;
         QD_TRY(bring(&r, &in, c->at[4]));
         QD_TRY(finish(&r, c->at[5], &back));
         QD_TRY(add_rows(&r, back, c->at[3], c->at[8]));
     }
-    return QD_OK;
 }
 
-static void keep_d_weight(const rounds *r, float *d_weight)
+static qd_status keep_d_weight(const rounds *r, float *d_weight)
 {
-    const int32_t *place = r->lists + r->room.place;
-    const float *from = (const float *)(const void *)(r->lists + r->room.d_weight);
-    for (int64_t i = 0; i < qd_nodes_relayed(&r->nodes) * r->nodes.per_token; i++)
-        d_weight[i] = place[i] >= 0 ? from[i] : d_weight[i];
+    return r->call->frame->kernels->relay_keep(r->call->frame->stream, &(qd_relay_keep_args){
+        .place = r->lists + r->room.place, .from = (const float *)(const void *)(r->lists + r->room.d_weight), .to = d_weight,
+        .n = qd_nodes_relayed(&r->nodes) * r->nodes.per_token});
 }
 
 qd_status qd_run_relay_rounds_grad(const qd_op_call *c)
 {
-    rounds r = rounds_of(c, 6, 11, true);
+    rounds r;
+    bool any;
+    QD_TRY(rounds_of(c, 6, 11, true, &r));
     void *d_active = at(&r, r.room.d_active), *d_up = at(&r, r.room.d_up);
-    while (next_round(&r)) {
+    for (;;) {
+        QD_TRY(next_round(&r, &any));
+        if (!any)
+            return QD_OK;
         void *in, *back = NULL, *d_out = at(&r, r.room.out), *d_back = at(&r, r.room.back);
         QD_TRY(bring(&r, &in, c->at[5]));
         if (c->at[10])
             QD_TRY(finish(&r, c->at[6], &back)); /* only d_weight needs what the experts made of the rows */
         QD_TRY(sort_rows(&r, c->at[4], c->at[3], back, at(&r, r.room.d_sorted)));
         if (c->at[10])
-            keep_d_weight(&r, c->at[9]);
+            QD_TRY(keep_d_weight(&r, c->at[9]));
         QD_TRY(move(&r, false, at(&r, r.room.d_sorted), &d_out));
         QD_TRY(product(&r, d_out, c->at[6], d_active, r.ffn, r.hidden, false, false, r.param));
         QD_TRY(c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
@@ -282,5 +262,4 @@ qd_status qd_run_relay_rounds_grad(const qd_op_call *c)
         QD_TRY(move(&r, true, at(&r, r.room.out), &d_back));
         QD_TRY(add_rows(&r, d_back, NULL, c->at[10]));
     }
-    return QD_OK;
 }

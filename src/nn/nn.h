@@ -21,9 +21,13 @@ typedef struct qd_exchange {
     /* One round of rows on their way to experts, or back: see spec/experts.h. `table`: as the host can read it. Returns when it
      * has ended. */
     qd_status (*round)(void *context, const qd_op *op, int64_t round, bool back, const int32_t *table, const void *from, void *to);
-    /* Where device memory is not the host's: a copy of the table of counts that an ALL_GATHER has last put at this address. The
+    /* Where device memory is not the host's: a copy of the table of counts that an ALL_GATHER, or tell, has last put at this address. The
      * host waits for the copy, not for what was enqueued after it. */
     qd_status (*counts)(void *context, const int32_t *table, const int32_t **host);
+    /* A table that the host works out. compose: the host's side of `count` numbers at this address of the device, to be written: it holds what it held
+     * before. tell: enqueues their copy to the device. Elsewhere the two sides are one. */
+    qd_status (*compose)(void *context, int32_t *table, int64_t count, int32_t **host);
+    qd_status (*tell)(void *context, int32_t *table);
 } qd_exchange;
 
 /* What one module action works on. */

@@ -25,13 +25,13 @@ static qd_status exchange(qd_dispatcher *r, qd_comm *group, const qd_nodes *n, b
     return qd_comm_all_to_all_v(group, from, send, send_first, to, receive, receive_first, dtype, work);
 }
 
-qd_status qd_dispatch_nodes(qd_dispatcher *r, const qd_bound *b, const qd_op *op, void *const *at, qd_work **work)
+qd_status qd_dispatch_nodes(qd_dispatcher *r, const qd_bound *b, const qd_op *op, const int32_t *table, void *const *at, qd_work **work)
 {
     const qd_ledger *l = b->program->ledger;
     qd_comm *group = b->groups[op->exchange.index];
     bool again = op->kind == QD_OP_NODE_RESEND, back = op->kind == QD_OP_NODE_RETURN;
     int position = qd_group_coord(&l->mesh, qd_expert_group(&l->mesh), b->program->rank);
-    qd_nodes n = qd_nodes_of(&l->model, &l->mesh, position, 0, 0, again ? at[3] : at[2]);
+    qd_nodes n = qd_nodes_of(&l->model, &l->mesh, position, 0, 0, table);
     if (again)
         return exchange(r, group, &n, false, at[4], at[5], op->n, op->exchange.dtype, NULL);
     int64_t flat = qd_nodes_far(&n) * n.etp * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);

@@ -15,15 +15,15 @@ typedef struct row_lists {
     qd_segment *segments;
 } row_lists;
 
-/* The host's copy of a table of counts that lies on the device at `table`. Tables live as long as the activations of their
+/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told by the host. Tables live as long as the activations of their
  * micro-batch, so the backward pass finds the copy that the forward pass has made. */
 typedef struct counts_copy {
     struct counts_copy *next;
     const void *table;
-    int64_t bytes;
+    int64_t bytes, composed; /* of host; of these, what tell copies */
     int32_t *host;    /* page-locked */
-    qd_event *copied;
-    bool under_way;
+    qd_event *copied; /* to the host, or from it */
+    bool under_way, told;
 } counts_copy;
 
 struct qd_exchanger {
@@ -94,12 +94,10 @@ static counts_copy *find_counts(const qd_exchanger *e, const void *table)
     return c;
 }
 
-/* Counts have come to `table`: the host will ask for them. */
-static qd_status copy_counts(qd_exchanger *e, const void *table, int64_t bytes)
+/* The one of `table`, with room for `bytes`. */
+static qd_status make_counts(qd_exchanger *e, const void *table, int64_t bytes, counts_copy **made)
 {
     qd_device *device = e->bound->device;
-    if (qd_device_get_caps(device)->host_memory)
-        return QD_OK;
     counts_copy *c = find_counts(e, table);
     if (!c) {
         c = calloc(1, sizeof *c);
@@ -119,7 +117,20 @@ static qd_status copy_counts(qd_exchanger *e, const void *table, int64_t bytes)
         c->bytes = bytes;
     }
     c->table = table;
+    *made = c;
+    return QD_OK;
+}
+
+/* Counts have come to `table`: the host will ask for them. */
+static qd_status copy_counts(qd_exchanger *e, const void *table, int64_t bytes)
+{
+    qd_device *device = e->bound->device;
+    counts_copy *c;
+    if (qd_device_get_caps(device)->host_memory)
+        return QD_OK;
+    QD_TRY(make_counts(e, table, bytes, &c));
     c->under_way = true;
+    c->told = false;
     QD_TRY(qd_copy(qd_device_compute_stream(device), c->host, table, bytes));
     return qd_event_record(c->copied, qd_device_compute_stream(device));
 }
@@ -138,6 +149,37 @@ static qd_status host_counts(void *context, const int32_t *table, const int32_t 
     c->under_way = false;
     *host = c->host;
     return QD_OK;
+}
+
+static qd_status compose(void *context, int32_t *table, int64_t count, int32_t **host)
+{
+    qd_exchanger *e = context;
+    *host = table;
+    if (qd_device_get_caps(e->bound->device)->host_memory)
+        return QD_OK;
+    counts_copy *c = find_counts(e, table);
+    if (c && (c->under_way || c->told)) /* a copy that may still read or write */
+        QD_TRY(qd_event_wait(c->copied));
+    int64_t bytes = count * (int64_t)sizeof **host;
+    QD_TRY(make_counts(e, table, bytes, &c));
+    c->under_way = c->told = false;
+    c->composed = bytes;
+    *host = c->host;
+    return QD_OK;
+}
+
+static qd_status tell(void *context, int32_t *table)
+{
+    qd_exchanger *e = context;
+    qd_device *device = e->bound->device;
+    if (qd_device_get_caps(device)->host_memory)
+        return QD_OK;
+    counts_copy *c = find_counts(e, table);
+    if (!c)
+        return QD_FAIL(QD_SYSTEM, "step program: a table is told before it is composed");
+    QD_TRY(qd_copy(qd_device_compute_stream(device), table, c->host, c->composed));
+    c->told = true;
+    return qd_event_record(c->copied, qd_device_compute_stream(device));
 }
 
 /* Waits for what an op has under way, if anything; *begin and *end: when it ran. */
@@ -185,7 +227,9 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
         return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, counts, at[0], at[2], work);
     case QD_OP_NODE_DISPATCH:
     case QD_OP_NODE_RETURN:
-    case QD_OP_NODE_RESEND: return qd_dispatch_nodes(&e->dispatcher, e->bound, op, at, work);
+    case QD_OP_NODE_RESEND:
+        QD_TRY(host_counts(e, at[op->kind == QD_OP_NODE_RESEND ? 3 : 2], &counts));
+        return qd_dispatch_nodes(&e->dispatcher, e->bound, op, counts, at, work);
     case QD_OP_CONTEXT_GATHER:
         QD_TRY(find_lists(e, op, &lists));
         return qd_comm_all_gather_v(group, at[0], at[1], lists->ranks, x->dtype, work);
@@ -264,7 +308,7 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
         free(rows);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
     }
-    *e = (qd_exchanger){.view = {e, start, finish, run_round, host_counts}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
+    *e = (qd_exchanger){.view = {e, start, finish, run_round, host_counts, compose, tell}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
     *exchanger = e;
     return QD_OK;
 }

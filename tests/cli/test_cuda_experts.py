@@ -50,6 +50,25 @@ class CudaExperts(gpu.GpuTest):
                 with self.subTest(layout=name, precision=precision):
                     check(self.train(f"{name}-{precision}", *run, *more, *layout), one)
 
+    def test_dispatch_by_node_follows_flat_dispatch(self):
+        """Two "nodes" of two ranks, four of one, experts shared by two ranks; with room for all rows and in rounds."""
+        roomy = ["parallel.expert_rows=8"]
+        layouts = {"2x2": ["parallel.ep=4", "parallel.nodes=2", *roomy], "4x1": ["parallel.ep=4", "parallel.nodes=4", *roomy],
+                   "etp2": ["parallel.ep=2", "parallel.etp=2", "parallel.nodes=2", *roomy],
+                   "in rounds": ["parallel.ep=4", "parallel.nodes=2", "parallel.expert_rows=0.5"],
+                   "recompute": ["parallel.ep=4", "parallel.nodes=2", "train.recompute=full", "parallel.zero=3", *roomy]}
+        run = [*MODELS["deepseek"], *SGD, "train.steps=10", "train.micro_batch=1", "--device", "cuda", "run.gpu=0", "parallel.ranks=4"]
+        across = "dispatch_across_nodes_flat_bytes"
+        for precision, check in (("fp32", lambda a, b: self.close(a, b, 1e-5)), ("bf16", self.near)):
+            for name, layout in layouts.items():
+                more = [*run, *layout, f"train.precision={precision}", "train.grad_dtype=fp32"]
+                with self.subTest(layout=name, precision=precision):
+                    check(self.train("node", *more, "parallel.dispatch=node", "--overwrite"), self.train("flat", *more, "--overwrite"))
+                    first = [self.metrics(way)[0] for way in ("node", "flat")]
+                    self.assertLess(first[0]["dispatch_across_nodes_bytes"], first[1]["dispatch_across_nodes_bytes"])
+                    if precision == "fp32" and name != "in rounds":  # the same choices: as many rows whose experts lie on other nodes
+                        self.assertEqual(first[0][across], first[1][across])
+
     def test_all_tokens_choose_one_expert(self):
         """A text of one letter: one rank receives everything, in rounds, the others nothing."""
         text = self.write("a.txt", "a" * 20000)
