@@ -98,7 +98,8 @@ qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
  *   gelu       QD_MATMUL_GELU: aux (m, n) = the sum with bias, c = GELU (tanh form) of it
  *              QD_MATMUL_GELU_GRAD: c = (op(a) · op(b)) times the derivative of GELU at aux (m, n)
  *              aux has c's type and row stride
- *   bias_grad  (m) += sum over k of op(a): the bias gradient beside dW = dyᵀ · x; it has c's type */
+ *   bias_grad  (m) = sum over k of op(a) [+ bias_grad if accumulate]: the bias gradient beside dW = dyᵀ · x; it has c's
+ *              type */
 typedef enum qd_matmul_gelu { QD_MATMUL_NO_GELU, QD_MATMUL_GELU, QD_MATMUL_GELU_GRAD } qd_matmul_gelu;
 typedef struct qd_matmul_args {
     const void *a, *b, *bias; /* bias may be NULL; it has b_dtype */
@@ -120,11 +121,12 @@ qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int cou
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_device_tuning_set(qd_device *device, const char *text);
 
-/* grad (cols) += sum over rows of dy (rows, cols), rows in ascending order within fixed blocks. */
+/* grad (cols) = sum over rows of dy (rows, cols) [+ grad if accumulate], rows in ascending order within fixed blocks. */
 typedef struct qd_bias_grad_args {
     const void *dy;
     void *grad;
     int64_t rows, cols;
+    bool accumulate;
     qd_dtype dtype, grad_dtype;
 } qd_bias_grad_args;
 
@@ -141,13 +143,13 @@ typedef struct qd_norm_forward_args {
 } qd_norm_forward_args;
 
 /* dx = gradient through the norm [+ add, the residual branch's gradient, if not NULL; add may equal dx].
- * dgamma += and dbeta += (either may be NULL). */
+ * dgamma and dbeta (either may be NULL) are added to if accumulate, else overwritten. */
 typedef struct qd_norm_backward_args {
     const void *dy, *x, *gamma, *add;
     const float *mean, *rstd;
     void *dx, *dgamma, *dbeta;
     int64_t rows, cols;
-    bool rms;
+    bool rms, accumulate;
     qd_dtype dtype, param_dtype, grad_dtype;
 } qd_norm_backward_args;
 

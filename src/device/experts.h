@@ -9,7 +9,8 @@
 
 /* x (rows, row_stride): heads queries, then kv_heads keys, of head_dim each; what follows them is copied. Each head's vector
  * becomes x * rstd * gamma, rstd = 1 / sqrt(mean(x²) + eps). rstd: (rows, heads + kv_heads).
- * Backward: d (rows, row_stride) in place, from the gradient of the result to that of x; gradients of gammas are added to. */
+ * Backward: d (rows, row_stride) in place, from the gradient of the result to that of x; gradients of gammas are added to if
+ * accumulate, else overwritten. */
 typedef struct qd_head_norm_args {
     const void *x, *q_gamma, *k_gamma;
     void *y;
@@ -19,6 +20,7 @@ typedef struct qd_head_norm_args {
     float eps;
     qd_dtype dtype, param_dtype;
     void *d, *q_grad, *k_grad; /* backward only */
+    bool accumulate;
     qd_dtype grad_dtype;
 } qd_head_norm_args;
 

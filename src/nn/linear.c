@@ -60,7 +60,7 @@ qd_status qd_run_linear_dx(const qd_op_call *c)
     });
 }
 
-/* dW (m, n) += dy (k, m)ᵀ · x (k, n); db (m) += column sums of dy */
+/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); db (m) [+]= column sums of dy */
 qd_status qd_run_linear_dw(const qd_op_call *c)
 {
     const qd_op *op = c->op;
@@ -68,13 +68,13 @@ qd_status qd_run_linear_dw(const qd_op_call *c)
     QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
         .a = call_row(c, 0, op->to), .b = call_row(c, 1, op->first), .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
         .m = op->m, .n = op->n, .k = op->k, .lda = op->m, .ldb = op->n, .ldc = op->n,
-        .trans_a = true, .accumulate = true,
+        .trans_a = true, .accumulate = c->accumulate,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
     }));
     if (!c->at[3] || fused)
         return QD_OK;
     return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
-        .dy = c->at[0], .grad = c->at[3], .rows = op->k, .cols = op->m,
+        .dy = c->at[0], .grad = c->at[3], .rows = op->k, .cols = op->m, .accumulate = c->accumulate,
         .dtype = call_dtype(c, 0), .grad_dtype = call_dtype(c, 3),
     });
 }

@@ -35,10 +35,10 @@ qd_status qd_run_head_loss(const qd_op_call *c)
             .m = count, .n = hidden, .k = vocab, .lda = vocab, .ldb = hidden, .ldc = hidden,
             .a_dtype = logits_dtype, .b_dtype = w_dtype, .c_dtype = call_dtype(c, 3),
         }));
-        /* dW (vocab, hidden) += dlogits (count, vocab)ᵀ · x (count, hidden) */
+        /* dW (vocab, hidden) [+]= dlogits (count, vocab)ᵀ · x (count, hidden) */
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = logits, .b = x, .c = c->at[4], .m = vocab, .n = hidden, .k = count,
-            .lda = vocab, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = true,
+            .lda = vocab, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = c->accumulate || first > 0,
             .a_dtype = logits_dtype, .b_dtype = x_dtype, .c_dtype = call_dtype(c, 4),
         }));
     }

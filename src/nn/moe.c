@@ -20,7 +20,7 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
     return c->frame->kernels->head_norm_backward(c->frame->stream, &(qd_head_norm_args){
         .d = c->at[0], .x = c->at[1], .q_gamma = c->at[2], .k_gamma = c->at[3], .rstd = c->at[4], .q_grad = c->at[5], .k_grad = c->at[6],
         .rows = c->op->m, .row_stride = c->op->n,
-        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
+        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim, .accumulate = c->accumulate,
         .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 2), .grad_dtype = call_dtype(c, 5),
     });
 }
@@ -152,11 +152,12 @@ qd_status qd_run_experts_dx(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* dW (n, k) += dy (rows, n)ᵀ · x (rows, k) */
+/* dW (n, k) [+]= dy (rows, n)ᵀ · x (rows, k) */
 qd_status qd_run_experts_dw(const qd_op_call *c)
 {
     qd_grouped_args a = grouped(c, 1, 3, 2, 0);
-    a.by_experts = a.accumulate = true;
+    a.by_experts = true;
+    a.accumulate = c->accumulate;
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 

@@ -48,14 +48,15 @@ typedef struct qd_frame {
     int64_t first_row;   /* index in the global batch of the micro-batch's first row */
     float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
     const qd_exchange *exchange; /* NULL: no op of the program communicates */
+    bool overwrite;      /* gradients of parameters are not there yet: ops that can, overwrite them (qd_op.overwrites) */
     bool documents;      /* attention stays inside documents */
     qd_op_profile *profile; /* NULL: not wanted */
     qd_timeline *timeline;
     int op_id;
 } qd_frame;
 
-/* Runs the ops of the given phases (see qd_op_runs) in list order. Gradients of parameters are accumulated, all other outputs
- * overwritten. Asynchronous ops have ended when it returns QD_OK; after a failure those that were started are left to the
+/* Runs the ops of the given phases (see qd_op_runs) in list order. Gradients of parameters are accumulated, unless the frame
+ * says otherwise; all other outputs are overwritten. Asynchronous ops have ended when it returns QD_OK; after a failure those that were started are left to the
  * exchange. */
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 

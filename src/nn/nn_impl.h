@@ -8,6 +8,7 @@ typedef struct qd_op_call {
     const qd_frame *frame;
     const qd_op *op;
     int index; /* of the op in its list */
+    bool accumulate; /* gradients of role g are added to; else the op overwrites them */
     const qd_slot *slots;
     void *at[QD_OP_SLOTS];
 } qd_op_call;

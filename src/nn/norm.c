@@ -35,6 +35,7 @@ qd_status qd_run_norm_grad(const qd_op_call *c)
         .rows = c->op->m,
         .cols = c->op->n,
         .rms = call_model(c)->norm == QD_NORM_RMS,
+        .accumulate = c->accumulate,
         .dtype = call_dtype(c, 1),
         .param_dtype = call_dtype(c, 2),
         .grad_dtype = call_dtype(c, 7),

@@ -150,7 +150,7 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
         QD_TRY(wait_exchanges(frame, class_, phases, i, &awaited));
         if (!qd_op_runs(op, phases))
             continue;
-        qd_op_call call = {.frame = frame, .op = op, .index = i, .slots = class_->slots};
+        qd_op_call call = {.frame = frame, .op = op, .index = i, .accumulate = !(frame->overwrite && op->overwrites), .slots = class_->slots};
         for (int j = 0; j < QD_OP_SLOTS; j++) {
             if (op->slot[j] < 0)
                 continue;
@@ -167,7 +167,7 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
         if (frame->profile) {
             QD_TRY(qd_timeline_end(frame->timeline, piece));
             frame->profile->flops[op->kind] += op->flops;
-            frame->profile->bytes[op->kind] += op->bytes;
+            frame->profile->bytes[op->kind] += qd_op_as_run(class_, i, frame->overwrite).bytes;
             frame->profile->calls[op->kind]++;
         }
         if (status != QD_OK)
@@ -209,6 +209,7 @@ qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, vo
     const qd_kernels kernels = {.matmul = list_product, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
     listing l = {visit, context};
     const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l, .loss_scale = 1.0f};
+    const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are added to as well */
     static char here[1]; /* an address for slots that exist; only matmul's arguments are looked at, and not their addresses */
     for (int module = 0; module < program->ledger->module_count; module++) {
         const qd_module_class *class_ = qd_program_class(program, module);
@@ -228,7 +229,11 @@ qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, vo
             qd_op_call call = {.frame = &frame, .op = op, .slots = class_->slots};
             for (int j = 0; j < QD_OP_SLOTS; j++)
                 call.at[j] = op->slot[j] >= 0 ? here : NULL;
+            call.accumulate = !op->overwrites;
             QD_TRY(runners[op->kind](&call));
+            call.accumulate = true;
+            if (op->overwrites && again)
+                QD_TRY(runners[op->kind](&call));
         }
     }
     return QD_OK;

@@ -243,9 +243,9 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
     bool whole = a->kind == QD_ACTION_RECOMPUTE && c->profile->recompute_whole;
     unsigned phases = whole ? 1u << QD_PHASE_FORWARD : qd_action_phases(a);
     for (int i = 0; i < class_->op_count; i++) {
-        const qd_op *op = &class_->ops[i];
-        if (!qd_op_runs(op, phases))
+        if (!qd_op_runs(&class_->ops[i], phases))
             continue;
+        const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = &run;
         if (op->after >= 0 && w->where[op->after] > 0)
             wait_for(w, w->where[op->after] - 1);
         if (is_spare(op))
@@ -332,7 +332,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_BACKWARD_WEIGHT: module_action(c, p, spans, a, NULL, &cost); return cost;
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
-    case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * 3.0); break;
+    case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * (a->overwrite ? 2.0 : 3.0)); break;
     case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
     case QD_ACTION_UPDATE:
         cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(p, a->module, true)) * qd_update_bytes(&p->strategy));

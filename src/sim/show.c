@@ -32,7 +32,8 @@ static void put_ops(qd_json_writer *w, const qd_simulation *s)
             actions[a->kind] += stage->items[i].seconds;
         for (int k = 0; class_ && k < class_->op_count; k++)
             if (qd_op_runs(&class_->ops[k], phases) && !qd_op_communicates(&class_->ops[k])) {
-                qd_cost cost = qd_cost_op(s->step.cluster, &p->ledger->model, class_, &class_->ops[k]);
+                qd_op op = qd_op_as_run(class_, k, a->overwrite);
+                qd_cost cost = qd_cost_op(s->step.cluster, &p->ledger->model, class_, &op);
                 ops[class_->ops[k].kind] += qd_cost_total(&cost);
             }
     }

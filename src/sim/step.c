@@ -19,13 +19,13 @@ static qd_coll_kind collective_of(const qd_action *a)
     return qd_action_collective((qd_action_kind)a->kind);
 }
 
-/* Costs of a program's actions; those of modules are the same for all of a class. */
+/* Costs of a program's actions; those of modules are the same for all of a class that overwrite gradients, or do not. */
 typedef struct pricer {
     const qd_cluster *cluster;
     const qd_program *program;
     qd_span spans[QD_GROUP_LIMIT];
-    qd_cost module[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT];
-    bool known[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT];
+    qd_cost module[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT][2];
+    bool known[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT][2];
 } pricer;
 
 static qd_cost price(pricer *p, const qd_action *a)
@@ -41,11 +41,12 @@ static qd_cost price(pricer *p, const qd_action *a)
     }
     const qd_ledger *l = p->program->ledger;
     int kind = l->modules[a->module].kind, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
-    if (!p->known[a->kind][kind][recompute]) {
-        p->module[a->kind][kind][recompute] = qd_cost_action(p->cluster, p->program, p->spans, a);
-        p->known[a->kind][kind][recompute] = true;
-    }
-    return p->module[a->kind][kind][recompute];
+    qd_cost *cost = &p->module[a->kind][kind][recompute][a->overwrite];
+    bool *known = &p->known[a->kind][kind][recompute][a->overwrite];
+    if (!*known)
+        *cost = qd_cost_action(p->cluster, p->program, p->spans, a);
+    *known = true;
+    return *cost;
 }
 
 /* The row sums of the norm are one number per rank where the software does it so. */

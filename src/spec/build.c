@@ -80,16 +80,15 @@ void qd_build_free(qd_builder *b, int *buffer)
     *buffer = -1;
 }
 
-void qd_build_zero(qd_builder *b, int buffer, qd_dtype dtype)
+void qd_build_zero(qd_builder *b, int buffer, int64_t first, int64_t count, qd_dtype dtype)
 {
-    if (buffer < 0 || b->no_memory)
+    if (b->no_memory)
         return;
     qd_action *a = qd_build_action(b, QD_ACTION_ZERO, -1, -1);
-    const qd_buffer *zeroed = &b->p->buffers[buffer];
-    a->module = zeroed->module;
+    a->module = b->p->buffers[buffer].module;
     a->buffer = buffer;
-    a->first = zeroed->first;
-    a->count = zeroed->bytes / (int64_t)qd_dtype_size(dtype);
+    a->first = first;
+    a->count = count;
     a->dtype = dtype;
 }
 

@@ -87,7 +87,7 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int co
         op->slot[i] = (int16_t)(i < count ? slots[i] : -1);
     for (int i = 0; i < count; i++)
         if (slots[i] >= 0)
-            op->bytes += qd_slot_bytes(&w->slots[slots[i]]) * (qd_op_roles(kind)[i] == 'a' ? 2 : 1);
+            op->bytes += qd_slot_bytes(&w->slots[slots[i]]) * (strchr("ag", qd_op_roles(kind)[i]) ? 2 : 1);
     return op;
 }
 

@@ -35,6 +35,45 @@ static int64_t grad_size(const qd_builder *b)
     return (int64_t)qd_dtype_size(b->strategy->grad);
 }
 
+/* The parameters whose gradients an op overwrites. */
+static qd_status find_overwritten(qd_builder *b, qd_arena *arena)
+{
+    b->overwritten = QD_ARENA_NEW(arena, bool, b->ledger->param_count);
+    b->grad_phases = QD_ARENA_NEW(arena, uint8_t, (size_t)b->modules * (size_t)b->grad_depth);
+    if (!b->overwritten || !b->grad_phases)
+        return QD_NO_MEMORY;
+    for (int module = 0; module < b->modules; module++) {
+        const qd_module_class *c = qd_program_class(b->p, module);
+        for (int i = 0; i < c->op_count && qd_build_holds(b, module); i++)
+            for (int j = 0; j < QD_OP_SLOTS && c->ops[i].overwrites; j++) {
+                const qd_slot *slot = c->ops[i].slot[j] >= 0 ? &c->slots[c->ops[i].slot[j]] : NULL;
+                if (slot && slot->kind == QD_SLOT_GRAD)
+                    memset(b->overwritten + b->ledger->modules[module].param_begin + slot->param, true, (size_t)slot->param_count);
+            }
+    }
+    return QD_OK;
+}
+
+/* Gradients of the modules low .. high that nothing overwrites begin as 0: of tied parameters, or of the others. */
+static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool tied)
+{
+    const qd_module *last = &b->ledger->modules[high];
+    const qd_storage *s = &b->p->storage;
+    int64_t first = 0, count = 0;
+    for (int i = b->ledger->modules[low].param_begin; i <= last->param_begin + last->param_count; i++) {
+        bool ends = i == last->param_begin + last->param_count;
+        if (!ends && (s->count[i] == 0 || (b->ledger->params[i].tied_to >= 0) != tied))
+            continue;
+        if (!ends && !b->overwritten[i]) { /* neighbours together, with what lies between them */
+            first = count > 0 ? first : s->offset[i];
+            count = s->offset[i] + s->count[i] - first;
+        } else if (count > 0) {
+            qd_build_zero(b, buffer, first, count, b->strategy->grad);
+            count = 0;
+        }
+    }
+}
+
 qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
 {
     b->block_of = QD_ARENA_NEW(arena, int, b->modules);
@@ -44,6 +83,7 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     b->blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
     b->grad_depth = b->strategy->sync_each ? b->depth : 1;
     b->last_gradient = -1;
+    QD_TRY(find_overwritten(b, arena));
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
         b->block_of[module] = b->block_count;
         int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
@@ -87,31 +127,26 @@ static bool has_tied(const qd_builder *b, int module)
 
 void qd_gradients_begin(qd_builder *b)
 {
-    if (b->strategy->training && (!b->blocks || b->strategy->sync_each))
-        qd_build_zero(b, b->p->persistent[QD_BUFFER_GRAD], b->strategy->grad);
-    if (b->strategy->training)
-        qd_build_zero(b, b->p->persistent[QD_BUFFER_TIED_GRAD], b->strategy->grad);
+    if (!b->strategy->training || b->blocks)
+        return;
+    zero_gradients(b, b->p->persistent[QD_BUFFER_GRAD], 0, b->modules - 1, false);
+    zero_gradients(b, b->p->persistent[QD_BUFFER_TIED_GRAD], 0, b->modules - 1, true);
 }
 
 static void finish_until(qd_builder *b, int until);
 
-static bool writes_gradients(const qd_builder *b, const qd_step_item *item)
+bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phases)
 {
-    const qd_module_class *c = qd_program_class(b->p, item->module);
-    for (int i = 0; i < c->op_count; i++) {
-        if (!(qd_pass_phases((qd_pass)item->pass) & 1u << c->ops[i].phase))
-            continue;
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (c->ops[i].slot[j] >= 0 && c->slots[c->ops[i].slot[j]].kind == QD_SLOT_GRAD)
-                return true;
-    }
-    return false;
+    uint8_t *written = &b->grad_phases[module * b->grad_depth + microbatch % b->grad_depth];
+    bool first = qd_program_class(b->p, module)->overwrite_phases & phases && !(*written & phases);
+    *written |= (uint8_t)phases;
+    return first;
 }
 
 void qd_gradients_before(qd_builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
-    if (!b->strategy->training || !b->blocks || !writes_gradients(b, &b->items[item]))
+    if (!b->strategy->training || !b->blocks || !(qd_program_class(b->p, module)->grad_phases & qd_pass_phases((qd_pass)b->items[item].pass)))
         return;
     const qd_grad_block *block = &b->grads[b->block_of[module]];
     qd_grad_slot *slot = slot_at(b, module, mb);
@@ -124,12 +159,12 @@ void qd_gradients_before(qd_builder *b, int item)
         if (b->no_memory)
             return;
         b->p->buffers[slot->buffer].first = first;
-        qd_build_zero(b, slot->buffer, b->strategy->grad);
+        zero_gradients(b, slot->buffer, block->low, block->high, false);
     }
     int *tied = &b->tied_grad[mb % b->grad_depth];
     if (*tied < 0 && has_tied(b, module)) {
         *tied = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
-        qd_build_zero(b, *tied, b->strategy->grad);
+        zero_gradients(b, *tied, module, module, true);
     }
 }
 
@@ -301,6 +336,7 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
         a->first = pending->first;
         a->count = pending->count;
         a->dtype = s->grad;
+        a->overwrite = pending->overwrite;
         wait_pending(b, pending);
     } else if (s->zero == 1 && pending->part >= 0) {
         qd_action *a = qd_build_action(b, QD_ACTION_UNPACK, -1, -1);
@@ -369,6 +405,9 @@ static void reduce_block(qd_builder *b, int index, int microbatch)
     if (b->no_memory || b->pending_count == begin)
         return;
     b->pending[b->pending_count - 1].slot = number;
+    for (int k = begin; k < b->pending_count; k++)
+        b->pending[k].overwrite = !b->grads[index].reduced;
+    b->grads[index].reduced = true;
     slot->pending = begin;
     slot->pending_count = b->pending_count - begin;
     slot->reducing = b->blocks;
@@ -409,6 +448,7 @@ void qd_gradients_after(qd_builder *b, int item)
     const qd_step_item *it = &b->items[item];
     if (!completes(b, it) || (!b->strategy->sync_each && it->microbatch < b->strategy->micro_batches - 1))
         return;
+    b->grad_phases[it->module * b->grad_depth + it->microbatch % b->grad_depth] = 0;
     if (it->module == 0)
         add_tied(b, it->microbatch); /* the owner of tied values is in the first module */
     int block = b->block_of[it->module];

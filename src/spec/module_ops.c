@@ -113,6 +113,49 @@ static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
     return QD_OK;
 }
 
+/* ---- gradients of parameters ---- */
+
+static bool is_grad(const qd_class_writer *w, int slot)
+{
+    return slot >= 0 && w->slots[slot].kind == QD_SLOT_GRAD;
+}
+
+/* Whether two ops write gradients of the same parameter. */
+static bool share_grads(const qd_class_writer *w, const qd_op *a, const qd_op *b)
+{
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        for (int j = 0; j < QD_OP_SLOTS; j++) {
+            if (!is_grad(w, a->slot[i]) || !is_grad(w, b->slot[j]))
+                continue;
+            const qd_slot *x = &w->slots[a->slot[i]], *y = &w->slots[b->slot[j]];
+            if (x->param < y->param + y->param_count && y->param < x->param + x->param_count)
+                return true;
+        }
+    return false;
+}
+
+/* An op may overwrite its gradients if its kind can, and if it is the first of the list to write any of them. Of phases that run
+ * apart, which come first is the schedule's affair: there all that write a gradient must be of one phase. */
+static void find_overwriting(qd_class_writer *w, qd_module_class *c)
+{
+    for (int i = 0; i < w->op_count; i++) {
+        qd_op *op = &w->ops[i];
+        bool any = false, can = true;
+        for (int j = 0; j < QD_OP_SLOTS; j++) {
+            any = any || is_grad(w, op->slot[j]);
+            can = can && (!is_grad(w, op->slot[j]) || qd_op_roles(op->kind)[j] == 'g');
+        }
+        if (!any)
+            continue;
+        c->grad_phases |= 1u << op->phase;
+        for (int k = 0; k < w->op_count && can; k++)
+            if (k != i && share_grads(w, op, &w->ops[k]))
+                can = k > i && life_phase(w, &w->ops[k]) == life_phase(w, op);
+        op->overwrites = can;
+        c->overwrite_phases |= can ? 1u << op->phase : 0;
+    }
+}
+
 qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out)
 {
@@ -142,6 +185,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
     QD_TRY(qd_class_cut(&w, config->tensor_pieces));
     QD_TRY(qd_class_settle(&w));
     QD_TRY(place_locals(&w, out));
+    find_overwriting(&w, out);
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;
     out->slots = w.slots;

@@ -59,6 +59,16 @@ double qd_class_recompute_flops(const qd_module_class *class_)
     return flops;
 }
 
+qd_op qd_op_as_run(const qd_module_class *class_, int index, bool overwrite)
+{
+    qd_op op = class_->ops[index];
+    op.overwrites = op.overwrites && overwrite;
+    for (int j = 0; j < QD_OP_SLOTS && op.overwrites; j++)
+        if (op.slot[j] >= 0 && qd_op_roles(op.kind)[j] == 'g')
+            op.bytes -= qd_slot_bytes(&class_->slots[op.slot[j]]);
+    return op;
+}
+
 qd_coll_kind qd_op_collective(qd_op_kind kind)
 {
     switch (kind) {

@@ -36,18 +36,19 @@ typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PH
 typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMPUTE_FULL, QD_RECOMPUTE_COUNT } qd_recompute;
 
 /* X(kind, name, roles): one letter per slot of the op, in the order of the comments.
- * r: read, w: overwritten, a: read and written (accumulated or in place). */
+ * r: read, w: overwritten, a: read and written (accumulated or in place), g: a gradient that is added to, or overwritten where
+ * the op is the first to write it (qd_op.overwrites). */
 #define QD_OP_TABLE(X)                                                                                      \
     X(EMBED, "embed", "rrrw")                 /* input, token table, position table, y */                  \
     X(EMBED_GRAD, "embed.grad", "rraa")       /* input, dy, token grad, position grad */                   \
     X(NORM, "norm", "rrrrwwww")               /* x, add, gamma, beta, sum, y, mean, rstd */                \
-    X(NORM_GRAD, "norm.grad", "rrrrrrwaa")    /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta */       \
+    X(NORM_GRAD, "norm.grad", "rrrrrrwgg")    /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta */       \
     X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                     \
     X(LINEAR_ADD, "linear.add", "rrrrw")      /* x, weight, bias, add, y: y = x·Wᵀ + b + add */             \
     X(LINEAR_GELU, "linear.gelu", "rrrww")    /* x, weight, bias, sum, y: y = gelu(sum), sum = x·Wᵀ + b */  \
     X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                         \
     X(LINEAR_DX_GELU, "linear.dx.gelu", "rrrw") /* dy, weight, sum, dx: dx = dy·W times gelu' at sum */     \
-    X(LINEAR_DW, "linear.dw", "rraa")         /* dy, x, weight grad, bias grad */                          \
+    X(LINEAR_DW, "linear.dw", "rrgg")         /* dy, x, weight grad, bias grad */                          \
     X(ROPE, "rope", "arr")                    /* qkv in place, table, input (for positions) */             \
     X(ROPE_INVERSE, "rope.grad", "arr")       /* dqkv in place, table, input (for positions) */            \
     X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                     \
@@ -58,10 +59,10 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(ACTIVATION_GRAD_Y, "activation.grad.y", "rrww") /* x, dy, dx, y: the gradient, and the result again */ \
     X(ADD, "add", "rrw")                      /* a, b, y */                                                \
     X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */ \
-    X(HEAD_LOSS, "head.loss", "rrrwaaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */ \
+    X(HEAD_LOSS, "head.loss", "rrrwgaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */ \
     X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */                      \
     X(HEAD_NORM, "head.norm", "rrrww")        /* qkv before, q gamma, k gamma, qkv, rstd */                \
-    X(HEAD_NORM_GRAD, "head.norm.grad", "arrrraa") /* dqkv in place, qkv before, gammas, rstd, gammas' grads */ \
+    X(HEAD_NORM_GRAD, "head.norm.grad", "arrrrgg") /* dqkv in place, qkv before, gammas, rstd, gammas' grads */ \
     X(ROUTE, "route", "rrwww")                /* logits, bias, choice, weight, load */                     \
     X(ROUTE_PLAN, "route.plan", "rrwww")      /* choice, weight, place, from, rows per expert */           \
     X(ROUTE_GRAD, "route.grad", "rrrrrw")     /* logits, choice, weight, d_weight, load, d_logits */       \
@@ -71,7 +72,7 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(COMBINE_GRAD, "combine.grad", "rrrrrrww") /* dy, rows by expert, from, place, rows per expert, weight, d_rows, d_weight */ \
     X(EXPERTS, "experts", "rrrw")             /* x, weights, rows per expert, y */                         \
     X(EXPERTS_DX, "experts.dx", "rrrw")       /* dy, weights, rows per expert, dx */                       \
-    X(EXPERTS_DW, "experts.dw", "rrra")       /* dy, x, rows per expert, weight grads */                   \
+    X(EXPERTS_DW, "experts.dw", "rrrg")       /* dy, x, rows per expert, weight grads */                   \
     X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                          \
     X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */ \
     X(DISPATCH, "dispatch", "rrw")            /* rows by expert, rows per rank and expert, rows of this rank's experts */ \
@@ -150,6 +151,8 @@ typedef struct qd_op {
     int32_t after;             /* an asynchronous op that must have ended, with all before it; -1: none */
     int64_t chunk;             /* head: rows of logits held at a time */
     int32_t site;              /* dropout: which of the module's dropouts */
+    bool overwrites;           /* it is the first op to write its gradients, all of them, and overwrites them in an action that is
+                                  the first to write them (qd_action.overwrite) */
     bool again;                /* phase F: also run by a recompute action; other phases: a second run of an op of phase F */
     double flops;
     int64_t bytes; /* least traffic with memory: every operand once */
@@ -200,6 +203,7 @@ typedef struct qd_module_class {
     int64_t region[QD_REGION_COUNT];   /* bytes */
     qd_phase in_until, grad_out_until; /* last phase that reads IN and GRAD_OUT: the program frees them after it */
     bool has_weight_phase, uses_input;
+    unsigned grad_phases, overwrite_phases; /* bits 1 << qd_phase: those with ops that write gradients of parameters, that overwrite them */
     qd_recompute recompute;
 } qd_module_class;
 
@@ -232,6 +236,8 @@ static inline bool qd_op_communicates(const qd_op *op)
 {
     return op->exchange.group.size > 1;
 }
+/* An op as an action runs it: where it overwrites gradients it does not read them. */
+qd_op qd_op_as_run(const qd_module_class *class_, int index, bool overwrite);
 qd_coll_kind qd_op_collective(qd_op_kind kind); /* of an op that communicates */
 /* Bytes that the ops of these phases make all ranks of the world send. */
 int64_t qd_class_exchanged(const qd_module_class *class_, unsigned phases);

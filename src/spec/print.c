@@ -100,15 +100,15 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
         if (!b)
             break;
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
-        return snprintf(text, size, "%s %s[%lld, %lld)  %s", name, qd_buffer_kind_name(b->kind), (long long)a->first,
-                        (long long)(a->first + a->count), amount);
+        return snprintf(text, size, "%s %s[%lld, %lld)  %s%s", name, qd_buffer_kind_name(b->kind), (long long)a->first,
+                        (long long)(a->first + a->count), amount, a->overwrite ? "  overwrites" : "");
     case QD_ACTION_FORWARD:
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
     case QD_ACTION_BACKWARD_WEIGHT:
-        return snprintf(text, size, "%s %s mb %d  %.3g GFLOP", name, module_name(p, a->module), a->microbatch,
-                        a->flops * 1e-9);
+        return snprintf(text, size, "%s %s mb %d  %.3g GFLOP%s", name, module_name(p, a->module), a->microbatch,
+                        a->flops * 1e-9, a->overwrite ? "  overwrites gradients" : "");
     case QD_ACTION_MOMENTUM:
     case QD_ACTION_ORTHOGONALIZE:
     case QD_ACTION_UPDATE_MATRICES: return snprintf(text, size, "%s %s", name, matrices_name(p, a, run, sizeof run));

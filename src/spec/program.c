@@ -57,8 +57,10 @@ static void set_uses(builder *b, qd_action *a, int module, int mb)
     const qd_flight *flight = qd_flight_of(b, module, mb), *before = module > 0 ? qd_flight_of(b, module - 1, mb) : NULL;
     a->bytes = qd_class_exchanged(qd_program_class(b->p, module), qd_action_phases(a));
     qd_units_uses(b, module, a->use);
-    if (b->strategy->training)
+    if (b->strategy->training) {
         qd_gradients_uses(b, module, mb, a->use);
+        a->overwrite = qd_gradients_first(b, module, mb, qd_action_phases(a));
+    }
     a->use[QD_USE_IN] = before ? before->port : -1;
     a->use[QD_USE_OUT] = flight->port;
     a->use[QD_USE_GRAD_IN] = before ? before->port_grad : -1;
@@ -489,7 +491,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(qd_muon_create(&b, arena, &moment2));
     add_persistent(&b, moment2);
     qd_offload_create(&b, arena);
-    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], QD_F64);
+    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, 2, QD_F64);
     qd_gradients_begin(&b);
     for (int turn = 0; turn < b.turn_count; turn++) {
         qd_transfers_before(&b, turn);

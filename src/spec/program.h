@@ -155,6 +155,7 @@ typedef enum qd_use {
 typedef struct qd_action {
     uint8_t kind;   /* qd_action_kind */
     uint8_t stream; /* qd_stream_id */
+    bool overwrite; /* module actions: the first to write these gradients, nothing is there to be added to; ADD: likewise the sum */
     uint8_t states; /* with a chunk: which kinds of optimizer state it has, see spec/offload.h */
     int32_t module; /* -1: none */
     int32_t microbatch;

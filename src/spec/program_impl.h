@@ -42,6 +42,7 @@ typedef struct qd_unit {
 /* Gradients that are reduced together: those of modules low .. high, of one stage. */
 typedef struct qd_grad_block {
     int low, high;
+    bool reduced; /* once at least */
 } qd_grad_block;
 
 /* What a block collects between two of its reductions: the gradients of the step, or of one micro-batch of those in flight. */
@@ -60,6 +61,7 @@ typedef struct qd_pending {
     int64_t first, count; /* of the result: elements of a whole or sharded buffer */
     int from;         /* where the gradients were collected */
     int part;         /* where the result is, if neither GRAD nor the block; -1 */
+    bool overwrite;   /* nothing is in GRAD that the result would be added to */
     bool replicas;    /* still to be summed over the replicas */
     int slot;         /* whose buffer may be freed after it, -1: none */
 } qd_pending;
@@ -80,6 +82,8 @@ typedef struct qd_builder {
     int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
     int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
+    bool *overwritten;    /* per parameter: an op overwrites its gradient; others must be zero before they are added to */
+    uint8_t *grad_phases; /* per module and slot of a block: phases whose gradients have been written */
     int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */
     int last_gradient;    /* last action that wrote gradients */
     qd_step_item *items;
@@ -119,7 +123,7 @@ void qd_build_dep(qd_builder *b, int on); /* the newest action waits for `on`; -
 void qd_build_wait(qd_builder *b, int *on);  /* the same, once */
 int qd_build_alloc(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes); /* -1 for 0 bytes */
 void qd_build_free(qd_builder *b, int *buffer); /* if there is one; a second call does nothing */
-void qd_build_zero(qd_builder *b, int buffer, qd_dtype dtype); /* -1: nothing */
+void qd_build_zero(qd_builder *b, int buffer, int64_t first, int64_t count, qd_dtype dtype);
 int qd_build_group(qd_builder *b, qd_group group); /* index; -1 for one rank */
 int qd_build_last_compute(const qd_builder *b);    /* last action that computes; -1: none */
 /* REDUCE, REDUCE_SCATTER or GATHER of `count` elements, on a stream of its own if the strategy overlaps; it then starts when
@@ -155,6 +159,9 @@ void qd_gradients_before(qd_builder *b, int item);               /* a place for 
 void qd_gradients_after(qd_builder *b, int item);
 void qd_gradients_finish(qd_builder *b);                         /* norm and update */
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use);
+/* Whether an action that runs these phases of a module is the first to do so with its gradients there, and has some to overwrite. Each
+ * action asks once. */
+bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phases);
 bool qd_gradients_sums(const qd_builder *b); /* the norm's sums of each parameter come from several ranks of tp or pp */
 int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of GRAD; 0: none */
 

@@ -214,7 +214,7 @@ static qd_status measure_memory_bound(context *c)
     qd_norm_backward_args norm_back = {
         .dy = c->buffer[Y], .x = c->buffer[X], .gamma = c->buffer[W], .mean = mean, .rstd = mean + c->rows,
         .dx = c->buffer[Z], .dgamma = c->buffer[GRADIENT], .dbeta = c->buffer[GRADIENT], .rows = c->rows,
-        .cols = f->channels, .dtype = d, .param_dtype = d, .grad_dtype = d,
+        .cols = f->channels, .accumulate = true, .dtype = d, .param_dtype = d, .grad_dtype = d,
     };
     QD_TRY(measure(c, "LayerNorm backward", shape, (call){CALL_norm_backward, &norm_back}, 0, 3 * narrow));
     qd_activation_args gelu = {
@@ -227,7 +227,7 @@ static qd_status measure_memory_bound(context *c)
                        .a_dtype = d, .b_dtype = d, .y_dtype = d};
     QD_TRY(measure(c, "add", shape, (call){CALL_add, &add}, 0, 3 * narrow));
     qd_bias_grad_args bias = {.dy = c->buffer[X], .grad = c->buffer[GRADIENT], .rows = c->rows, .cols = f->hidden,
-                              .dtype = d, .grad_dtype = d};
+                              .accumulate = true, .dtype = d, .grad_dtype = d};
     QD_TRY(measure(c, "bias gradient", wide_shape, (call){CALL_bias_grad, &bias}, 0, wide));
     qd_cross_entropy_args loss = {
         .logits = c->buffer[Y], .targets = c->buffer[TOKENS], .losses = mean, .rows = c->rows, .vocab = f->vocab,

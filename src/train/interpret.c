@@ -247,6 +247,7 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         .step = (uint64_t)it->in->step,
         .first_row = first_sequence(it, a->microbatch) * p->strategy.seq,
         .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
+        .overwrite = a->overwrite,
         .documents = it->in->source->documents,
         .exchange = qd_exchanger_view(it->exchanger),
         .profile = it->in->profile ? &it->in->profile->ops : NULL,
@@ -393,6 +394,8 @@ static qd_status do_add(qd_interpreter *it, const qd_action *a, int index)
     void *to, *from;
     QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &to));
     QD_TRY(qd_bound_at(it->bound, a->part, a->first, a->dtype, &from));
+    if (a->overwrite)
+        return qd_copy(it->stream, to, from, a->count * (int64_t)qd_dtype_size(a->dtype));
     return it->kernels->add(it->stream, &(qd_add_args){.a = to, .b = from, .y = to, .n = a->count, .a_dtype = a->dtype,
                                                        .b_dtype = a->dtype, .y_dtype = a->dtype});
 }

@@ -159,6 +159,8 @@ static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
         a->buffer = p->persistent[QD_BUFFER_LOSS];
         a->count = 0;
         a->dtype = QD_F64;
+    } else if (m->how == 2) { /* added to what was there, or what other micro-batches gave is lost */
+        a->overwrite = !a->overwrite;
     } else if (a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD) {
         a->use[QD_USE_OUT] = a->use[QD_USE_IN];
         a->use[QD_USE_GRAD_IN] = a->use[QD_USE_GRAD_OUT];
@@ -172,8 +174,8 @@ static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
 static void mutated_actions_show(void **state)
 {
     (void)state;
-    const char *words = GPT2 RUN "parallel.ranks=2 parallel.bucket_mb=0.02 run.deadline=20";
-    /* two steps: buffers start as zeros, so a missing ZERO shows in the second */
+    const char *words = GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.bucket_mb=0.02 run.deadline=20";
+    /* two steps: buffers start as zeros, so what is not overwritten, or zeroed, shows in the second */
     trained good = trained_run(words, 2, (qd_random_tokens){.seed = 9});
     qd_config config = layout_config(words);
     qd_arena *arena;
@@ -184,11 +186,13 @@ static void mutated_actions_show(void **state)
     size_t met = 0;
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
-        for (int how = 0; how < 2; how++) {
+        for (int how = 0; how < 3; how++) {
             if (a->kind == QD_ACTION_FREE && how == 0)
                 continue; /* memory stays planned: nothing but the accountant sees it, and it refuses such programs */
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
+                continue;
+            if (how == 2 && !a->overwrite && (a->kind != QD_ACTION_BACKWARD || a->module == 0)) /* embedding gradients are always added to */
                 continue;
             if (!sample_has(met++, 0, 3))
                 continue;
@@ -224,6 +228,53 @@ static void mutated_actions_show(void **state)
     qd_arena_destroy(arena);
 }
 
+/* Everything that a step must not find: gradients of the step before, and what lay in the memory that buffers share. */
+static qd_status poison(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)world;
+    (void)argument;
+    const qd_bound *b = qd_trainer_bound(trainer);
+    const qd_program *p = b->program;
+    for (int kind = QD_BUFFER_GRAD; kind <= QD_BUFFER_TIED_GRAD; kind++)
+        if (p->persistent[kind] >= 0)
+            memset(qd_bound_kind(b, (qd_buffer_kind)kind), 0xff, (size_t)p->buffers[p->persistent[kind]].bytes);
+    memset(b->dynamic, 0xff, (size_t)p->dynamic_bytes);
+    return QD_OK;
+}
+
+/* The first micro-batch overwrites gradients, or they are zeroed: wherever they are collected, nothing of before is in them. */
+static void gradients_begin_anew(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        GPT2 RUN "train.micro_batch=2 ", LLAMA RUN "parallel.ranks=2 parallel.tp=2 parallel.sp=true model.tied=true train.micro_batch=4 ",
+        GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=1 ", LLAMA RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=2 train.grad_sync=per_step ",
+        GPT2 RUN "parallel.ranks=2 train.micro_batch=1 parallel.zero=3 train.grad_sync=per_microbatch ",
+        LLAMA RUN "parallel.ranks=2 train.micro_batch=2 train.grad_sync=per_microbatch ",
+        GPT2 RUN "parallel.ranks=2 parallel.pp=2 train.micro_batch=2 parallel.schedule=zb_h1 ",
+        LLAMA RUN "train.micro_batch=4 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 model.qk_norm=true model.router_bias_rate=0.001 ",
+        LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.micro_batch=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 ",
+    };
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        trained good = trained_run(layouts[l], 2, (qd_random_tokens){.seed = 21});
+        qd_config config = layout_config(layouts[l]);
+        qd_random_tokens random = {.seed = 21, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        qd_team *team;
+        trained_ok(qd_team_create(&config, &source, &team));
+        for (int s = 0; s < 2; s++) {
+            qd_step_output out;
+            trained_ok(qd_team_call(team, poison, NULL));
+            trained_ok(qd_team_step(team, &out));
+            if (out.loss != good.losses[s] || out.grad_norm != good.norms[s])
+                fail_msg("%s: step %d: loss %.17g, norm %.17g against %.17g, %.17g", layouts[l], s + 1, out.loss, out.grad_norm, good.losses[s],
+                         good.norms[s]);
+        }
+        qd_team_destroy(team);
+        free(good.weights);
+    }
+}
+
 /* A gradient that is not finite never reaches the weights, and says where it arose. */
 static void not_a_number_stops(void **state)
 {
@@ -248,7 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_ranks_same_loss), cmocka_unit_test(same_mesh_same_bits), cmocka_unit_test(bf16_follows_fp32),
-        cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
+        cmocka_unit_test(gradients_begin_anew), cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static qd_status write_one(qd_trainer *trainer, qd_comm *world, void *values)
     return qd_comm_rank(world) == BAD_RANK % qd_comm_size(world) ? qd_trainer_write(trainer, NORM, QD_TENSOR_VALUE, values, WIDTH) : QD_OK;
 }
 
-/* A gradient of one rank stays what it was, because nothing clears it, and it was not finite: the loss is. */
+/* A gradient of one rank stays what it was, because nothing overwrites it, and it was not finite: the loss is. */
 static qd_status spoil_gradient(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)argument;
@@ -45,8 +45,7 @@ static qd_status spoil_gradient(qd_trainer *trainer, qd_comm *world, void *argum
     if (qd_comm_rank(world) != BAD_RANK % qd_comm_size(world))
         return QD_OK;
     for (int i = 0; i < p->action_count; i++)
-        if (p->actions[i].kind == QD_ACTION_ZERO && p->actions[i].buffer == p->persistent[QD_BUFFER_GRAD])
-            p->actions[i].count = 0;
+        p->actions[i].overwrite = false;
     float *gradient = qd_bound_kind(qd_trainer_bound(trainer), QD_BUFFER_GRAD);
     gradient[p->storage.offset[param] + 5] = INFINITY;
     return QD_OK;

@@ -248,8 +248,7 @@ static qd_status spoil(qd_trainer *trainer, qd_comm *world, void *argument)
     if (qd_comm_rank(world) != 1)
         return QD_OK;
     for (int i = 0; i < p->action_count; i++)
-        if (p->actions[i].kind == QD_ACTION_ZERO && p->actions[i].buffer == p->persistent[QD_BUFFER_GRAD])
-            p->actions[i].count = 0;
+        p->actions[i].overwrite = false;
     ((float *)qd_bound_kind(qd_trainer_bound(trainer), QD_BUFFER_GRAD))[p->storage.offset[param] + 5] = NAN;
     return QD_OK;
 }

@@ -28,6 +28,11 @@ static const fused_case cases[] = {
     {128, 256, 192, 0, false, false, false, false, false, false, QD_MATMUL_GELU_GRAD, H, H},
     {256, 192, 512, 0, true, false, true, false, false, true, QD_MATMUL_NO_GELU, H, H},
     {256, 192, 512, 0, true, false, true, false, false, true, QD_MATMUL_NO_GELU, H, F},
+    {256, 192, 512, 0, true, false, false, false, false, true, QD_MATMUL_NO_GELU, H, H},
+    {256, 192, 512, 0, true, false, false, false, false, true, QD_MATMUL_NO_GELU, H, F},
+    {96, 160, 64, 0, true, false, false, false, false, true, QD_MATMUL_NO_GELU, F, F},
+    {33, 47, 29, 3, true, false, false, false, false, true, QD_MATMUL_NO_GELU, H, H},
+    {40, 24, 0, 0, true, false, false, false, false, true, QD_MATMUL_NO_GELU, H, H},
     {96, 160, 64, 0, false, true, false, true, true, false, QD_MATMUL_NO_GELU, F, F},
     {96, 160, 64, 0, false, true, false, true, false, false, QD_MATMUL_GELU, F, F},
     {96, 160, 64, 0, false, false, false, false, false, false, QD_MATMUL_GELU_GRAD, F, F},
@@ -173,7 +178,7 @@ static void run_case(const fused_case *c, const char *name)
     double *grad = malloc((size_t)c->m * sizeof *grad);
     assert_true(result && before && grad);
     for (int64_t i = 0; i < c->m; i++) {
-        grad[i] = o[GRAD].values[i];
+        grad[i] = c->accumulate ? o[GRAD].values[i] : 0;
         for (int64_t k = 0; k < c->k; k++)
             grad[i] += o[A].values[c->trans_a ? k * a.lda + i : i * a.lda + k];
         for (int64_t j = 0; j < c->n; j++) {

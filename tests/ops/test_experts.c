@@ -14,11 +14,12 @@ typedef struct head_case {
     int64_t rows, extra; /* extra: columns behind queries and keys */
     int heads, kv_heads, head_dim;
     qd_dtype dtype;
+    bool overwrite; /* backward: gradients of gammas */
 } head_case;
-static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32},  {7, 12, 4, 2, 6, QD_F32},    {33, 128, 4, 2, 64, QD_F32},
-                                       {5, 3, 2, 1, 130, QD_F32}, {19, 64, 8, 1, 64, QD_BF16}};
+static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false},  {7, 12, 4, 2, 6, QD_F32, false},    {33, 128, 4, 2, 64, QD_F32, false},
+                                       {5, 3, 2, 1, 130, QD_F32, false}, {19, 64, 8, 1, 64, QD_BF16, false}};
 /* Without numerical gradients: more rows than an accelerator has blocks, heads of models. */
-static const head_case head_long_cases[] = {{700, 256, 4, 2, 128, QD_BF16}, {601, 6, 3, 1, 36, QD_F32}, {40, 9, 2, 1, 33, QD_BF16}};
+static const head_case head_long_cases[] = {{700, 256, 4, 2, 128, QD_BF16, false}, {601, 6, 3, 1, 36, QD_F32, true}, {40, 9, 2, 1, 33, QD_BF16, true}};
 enum { HX, HQ, HK, HD, HY, HR, HDX, HDQ, HDK, HEAD_TENSORS };
 
 static int64_t head_stride(const head_case *c)
@@ -43,7 +44,7 @@ static int head_tensors(const head_case *c, ops_tensor *t, bool backward)
     t[HY] = (ops_tensor){.name = "y", .role = backward ? OPS_ABSENT : OPS_OUT, .dtype = c->dtype, .rows = c->rows, .cols = stride};
     t[HR] = (ops_tensor){.name = "rstd", .role = backward ? OPS_IN : OPS_OUT, .dtype = QD_F32, .rows = c->rows, .cols = c->heads + c->kv_heads};
     t[HDX] = (ops_tensor){.name = "dx", .role = backward ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = stride, .shares = 1 + HD};
-    t[HDQ] = (ops_tensor){.name = "q_grad", .role = backward ? OPS_INOUT : OPS_ABSENT, .dtype = QD_F32, .cols = c->head_dim};
+    t[HDQ] = (ops_tensor){.name = "q_grad", .role = !backward ? OPS_ABSENT : c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = QD_F32, .cols = c->head_dim};
     t[HDK] = t[HDQ];
     t[HDK].name = "k_grad";
     return HEAD_TENSORS;
@@ -108,6 +109,8 @@ static double head_loss(const void *p, double *const *v)
 static void head_backward_reference(const void *p, double *const *v)
 {
     const head_case *c = p;
+    for (int i = 0; c->overwrite && i < c->head_dim; i++)
+        v[HDQ][i] = v[HDK][i] = 0;
     for (int64_t r = 0; r < c->rows; r++) {
         double *dx = v[HDX] + r * head_stride(c), *dy = v[HD] + r * head_stride(c), *x = v[HX] + r * head_stride(c);
         for (int h = 0; h < c->heads + c->kv_heads; h++) {
@@ -130,7 +133,7 @@ static qd_head_norm_args head_arguments(const head_case *c, void *const *t)
     return (qd_head_norm_args){.x = t[HX], .q_gamma = t[HQ], .k_gamma = t[HK], .y = t[HY], .rstd = t[HR], .rows = c->rows,
                                .row_stride = head_stride(c), .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim,
                                .eps = 1e-5f, .dtype = c->dtype, .param_dtype = c->dtype, .d = t[HDX], .q_grad = t[HDQ], .k_grad = t[HDK],
-                               .grad_dtype = QD_F32};
+                               .accumulate = !c->overwrite, .grad_dtype = QD_F32};
 }
 
 static qd_status head_forward_run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)

@@ -13,44 +13,48 @@ typedef struct norm_case {
     int64_t rows, cols;
     bool rms, beta, add, in_place; /* in_place: backward with dx == add */
     qd_dtype dtype, param_dtype, grad_dtype;
+    bool overwrite; /* backward: gradients of gamma and beta */
 } norm_case;
 
 static const norm_case cases[] = {
-    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32},
-    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32},
-    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32},
-    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32},
-    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32},
-    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32},
-    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32},
-    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32},
-    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32},
-    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32},
-    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32},
-    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16},
-    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32},
-    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32},
-    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16},
+    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
+    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32, false},
+    {9, 200, false, true, true, false, QD_F32, QD_F32, QD_F32, true},
+    {9, 37, true, false, false, false, QD_BF16, QD_F32, QD_F32, true},
+    {70, 256, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, true},
+    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
+    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32, false},
+    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32, false},
+    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
+    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false},
+    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32, false},
+    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
+    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32, false},
+    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
+    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false},
+    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32, false},
+    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32, false},
+    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false},
 };
 
 /* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes several. Without numerical
  * gradients, which would take too long. */
 static const norm_case wide[] = {
-    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16},
-    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32},
-    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16},
-    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16},
-    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32},
-    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16},
-    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32},
-    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16},
+    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false},
+    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false},
+    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false},
+    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false},
+    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32, false},
+    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, false},
+    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32, false},
+    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16, false},
 };
 
 static const norm_case speed[] = {
-    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32},
-    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32},
-    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32},
-    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16},
+    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
+    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
+    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32, false},
+    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false},
 };
 
 static void describe(const void *p, char *text, size_t size)
@@ -167,10 +171,10 @@ static int backward_tensors(const void *p, ops_tensor *t)
     t[B_DX].role = OPS_OUT;
     t[B_DX].shares = c->in_place ? 1 + B_ADD : 0;
     t[B_DX].floor = c->cols == 1 ? 1 / sqrt(EPS) : 0; /* zero but for eps, from differences scaled by rstd */
-    t[B_DGAMMA] = (ops_tensor){.name = "dgamma", .role = OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
+    t[B_DGAMMA] = (ops_tensor){.name = "dgamma", .role = c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
     t[B_DBETA] = t[B_DGAMMA];
     t[B_DBETA].name = "dbeta";
-    t[B_DBETA].role = c->beta ? OPS_INOUT : OPS_ABSENT;
+    t[B_DBETA].role = c->beta ? t[B_DGAMMA].role : OPS_ABSENT;
     t[B_BETA] = t[B_GAMMA];
     t[B_BETA].name = "beta";
     return B_COUNT;
@@ -206,6 +210,11 @@ static double backward_loss(const void *p, double *const *v)
 static void backward_reference(const void *p, double *const *v)
 {
     const norm_case *c = p;
+    for (int64_t i = 0; c->overwrite && i < c->cols; i++) {
+        v[B_DGAMMA][i] = 0;
+        if (c->beta)
+            v[B_DBETA][i] = 0;
+    }
     for (int64_t r = 0; r < c->rows; r++) {
         const double *x = v[B_X] + r * c->cols, *dy = v[B_DY] + r * c->cols;
         double mean, rstd, mean_g = 0, mean_gx = 0, n = (double)c->cols;
@@ -239,6 +248,7 @@ static qd_status backward_run(const qd_kernels *k, qd_stream *stream, const void
                                                              .rows = c->rows,
                                                              .cols = c->cols,
                                                              .rms = c->rms,
+                                                             .accumulate = !c->overwrite,
                                                              .dtype = c->dtype,
                                                              .param_dtype = c->param_dtype,
                                                              .grad_dtype = c->grad_dtype});
@@ -279,16 +289,19 @@ static void input_only_and_nan(void **state)
     }
 }
 
-/* No rows: nothing is read, and gradients stay as they are. */
+/* No rows: nothing is read, and gradients stay as they are, or become 0. */
 static void no_rows(void **state)
 {
     (void)state;
     qd_device *device = ops_device(NULL, 2);
     float gamma[3] = {1, 1, 1}, grad[3] = {1, 2, 3};
-    qd_norm_backward_args a = {.gamma = gamma, .dgamma = grad, .cols = 3, .dtype = QD_F32, .param_dtype = QD_F32,
+    qd_norm_backward_args a = {.gamma = gamma, .dgamma = grad, .cols = 3, .accumulate = true, .dtype = QD_F32, .param_dtype = QD_F32,
                                .grad_dtype = QD_F32};
     ops_assert_ok(qd_device_kernels(device)->norm_backward(qd_device_compute_stream(device), &a));
     assert_true(grad[0] == 1 && grad[1] == 2 && grad[2] == 3);
+    a.accumulate = false;
+    ops_assert_ok(qd_device_kernels(device)->norm_backward(qd_device_compute_stream(device), &a));
+    assert_true(grad[0] == 0 && grad[1] == 0 && grad[2] == 0);
 }
 
 static void wrong_type_is_refused(void **state)

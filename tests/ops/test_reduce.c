@@ -12,25 +12,27 @@
 typedef struct reduce_case {
     int64_t rows, cols;
     qd_dtype dtype, grad_dtype;
+    bool overwrite;
 } reduce_case;
 
 static const reduce_case cases[] = {
-    {1, 1, QD_F32, QD_F32},       {3, 7, QD_F32, QD_F32},      {1000, 7, QD_F32, QD_F32},
-    {70, 1000, QD_F32, QD_F32},   {33, 4097, QD_F32, QD_F32},  {1, 40961, QD_F32, QD_F32},
-    {70, 1000, QD_BF16, QD_BF16}, {33, 4097, QD_BF16, QD_F32}, {33, 4097, QD_F32, QD_BF16},
-    {3000, 2304, QD_BF16, QD_BF16}, {3, 140000, QD_BF16, QD_F32}, {700, 1, QD_F32, QD_F32},
+    {1, 1, QD_F32, QD_F32, false},       {3, 7, QD_F32, QD_F32, false},      {1000, 7, QD_F32, QD_F32, false},
+    {70, 1000, QD_F32, QD_F32, false},   {33, 4097, QD_F32, QD_F32, false},  {1, 40961, QD_F32, QD_F32, false},
+    {70, 1000, QD_BF16, QD_BF16, false}, {33, 4097, QD_BF16, QD_F32, false}, {33, 4097, QD_F32, QD_BF16, false},
+    {3000, 2304, QD_BF16, QD_BF16, false}, {3, 140000, QD_BF16, QD_F32, false}, {700, 1, QD_F32, QD_F32, false},
+    {33, 4097, QD_F32, QD_F32, true}, {70, 1000, QD_BF16, QD_BF16, true}, {700, 3, QD_BF16, QD_F32, true},
 };
 static const reduce_case speed[] = {
-    {4096, 768, QD_F32, QD_F32},
-    {4096, 3072, QD_F32, QD_F32},
-    {4096, 3072, QD_BF16, QD_BF16},
+    {4096, 768, QD_F32, QD_F32, false},
+    {4096, 3072, QD_F32, QD_F32, false},
+    {4096, 3072, QD_BF16, QD_BF16, false},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const reduce_case *c = p;
-    snprintf(text, size, "%lldx%lld %s, gradient %s", (long long)c->rows, (long long)c->cols, qd_dtype_name(c->dtype),
-             qd_dtype_name(c->grad_dtype));
+    snprintf(text, size, "%lldx%lld %s, gradient %s%s", (long long)c->rows, (long long)c->cols, qd_dtype_name(c->dtype),
+             qd_dtype_name(c->grad_dtype), c->overwrite ? ", overwritten" : "");
 }
 
 static double bytes(const void *p)
@@ -43,13 +45,15 @@ static int bias_tensors(const void *p, ops_tensor *t)
 {
     const reduce_case *c = p;
     t[0] = (ops_tensor){.name = "dy", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
-    t[1] = (ops_tensor){.name = "grad", .role = OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
+    t[1] = (ops_tensor){.name = "grad", .role = c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
     return 2;
 }
 
 static void bias_reference(const void *p, double *const *v)
 {
     const reduce_case *c = p;
+    for (int64_t i = 0; c->overwrite && i < c->cols; i++)
+        v[1][i] = 0;
     for (int64_t i = 0; i < c->rows * c->cols; i++)
         v[1][i % c->cols] += v[0][i];
 }
@@ -57,7 +61,7 @@ static void bias_reference(const void *p, double *const *v)
 static qd_status bias_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const reduce_case *c = p;
-    return k->bias_grad(stream, &(qd_bias_grad_args){.dy = t[0], .grad = t[1], .rows = c->rows, .cols = c->cols,
+    return k->bias_grad(stream, &(qd_bias_grad_args){.dy = t[0], .grad = t[1], .rows = c->rows, .cols = c->cols, .accumulate = !c->overwrite,
                                                      .dtype = c->dtype, .grad_dtype = c->grad_dtype});
 }
 

@@ -195,7 +195,7 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
 static void broken_programs_are_refused(void **state)
 {
     (void)state;
-    dice d = {20261115};
+    dice d = {20261116};
     int refused = 0, by_kind[BREAKAGES] = {0}, circles = 0;
     while (refused < 200) {
         built b = build(layouts[refused % LAYOUTS]);

@@ -111,8 +111,8 @@ typedef struct qd_cpu_reduce_ops {
     void (*column_sums)(const qd_bias_grad_args *a, int64_t begin, int64_t end, float *sum);
     /* sum[begin .. end-1] += each of the `count` vectors of `width` at `parts`, ascending. */
     void (*add_parts)(float *sum, const float *parts, int64_t count, int64_t width, int64_t begin, int64_t end);
-    /* grad += sum, in grad's type. */
-    void (*add_to_grad)(void *grad, qd_dtype dtype, const float *sum, int64_t count);
+    /* grad = sum [+ grad if accumulate], in grad's type. */
+    void (*put_grad)(void *grad, qd_dtype dtype, const float *sum, int64_t count, bool accumulate);
 } qd_cpu_reduce_ops;
 QD_CPU_TABLE(qd_cpu_reduce_ops, qd_cpu_reduce_ops)
 

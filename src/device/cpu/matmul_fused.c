@@ -36,6 +36,6 @@ qd_status qd_cpu_matmul_fused(qd_stream *stream, const qd_matmul_args *a)
                                                  .a_dtype = a->c_dtype, .b_dtype = a->c_dtype, .y_dtype = a->c_dtype}));
     if (a->bias_grad)
         QD_TRY(qd_cpu_bias_grad(stream, &(qd_bias_grad_args){.dy = a->a, .grad = a->bias_grad, .rows = a->k, .cols = a->m,
-                                                             .dtype = a->a_dtype, .grad_dtype = a->c_dtype}));
+                                                             .accumulate = a->accumulate, .dtype = a->a_dtype, .grad_dtype = a->c_dtype}));
     return QD_OK;
 }

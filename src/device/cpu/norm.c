@@ -36,10 +36,10 @@ qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a
     QD_TRY(qd_cpu_row_sum(cpu, "norm_backward", a->rows, width, backward_block, &job, &sum));
     const qd_cpu_reduce_ops *reduce = qd_cpu_reduce_ops_for(cpu);
     if (a->dgamma) {
-        reduce->add_to_grad(a->dgamma, a->grad_dtype, sum, a->cols);
+        reduce->put_grad(a->dgamma, a->grad_dtype, sum, a->cols, a->accumulate);
         sum += a->cols;
     }
     if (a->dbeta)
-        reduce->add_to_grad(a->dbeta, a->grad_dtype, sum, a->cols);
+        reduce->put_grad(a->dbeta, a->grad_dtype, sum, a->cols, a->accumulate);
     return QD_OK;
 }

@@ -82,7 +82,7 @@ qd_status qd_cpu_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
     bias_grad_job job = {a, qd_cpu_reduce_ops_for(cpu)};
     const float *sum;
     QD_TRY(qd_cpu_row_sum(cpu, "bias_grad", a->rows, a->cols, bias_grad_block, &job, &sum));
-    job.ops->add_to_grad(a->grad, a->grad_dtype, sum, a->cols);
+    job.ops->put_grad(a->grad, a->grad_dtype, sum, a->cols, a->accumulate);
     return QD_OK;
 }
 

@@ -68,12 +68,13 @@ static void add_parts(float *sum, const float *parts, int64_t count, int64_t wid
     });
 }
 
-static void add_to_grad(void *grad, qd_dtype dtype, const float *sum, int64_t count)
+static void put_grad(void *grad, qd_dtype dtype, const float *sum, int64_t count, bool accumulate)
 {
     QD_FOR_VECTORS(i, n, count, {
-        vec_store(grad, i, vec_load(grad, i, n, dtype) + vec_load(sum, i, n, QD_F32), n, dtype);
+        vf s = vec_load(sum, i, n, QD_F32);
+        vec_store(grad, i, accumulate ? vec_load(grad, i, n, dtype) + s : s, n, dtype);
     });
 }
 
 const qd_cpu_reduce_ops QD_ISA_NAME(qd_cpu_reduce_ops) = {
-    .row_squares = row_squares, .column_sums = column_sums, .add_parts = add_parts, .add_to_grad = add_to_grad};
+    .row_squares = row_squares, .column_sums = column_sums, .add_parts = add_parts, .put_grad = put_grad};

@@ -135,9 +135,14 @@ extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head
 {
     QD_TRY(check("head_norm_backward", a));
     QD_TRY(qd_cuda_check_float("head_norm_backward", "gradient", a->grad_dtype));
+    const qd_cuda_launch l = qd_cuda_launch_of(stream);
+    if (a->rows <= 0 && !a->accumulate) {
+        const size_t bytes = (size_t)a->head_dim * qd_dtype_size(a->grad_dtype);
+        QD_CUDA_TRY(cudaMemsetAsync(a->q_grad, 0, bytes, l.stream));
+        QD_CUDA_TRY(cudaMemsetAsync(a->k_grad, 0, bytes, l.stream));
+    }
     if (a->rows <= 0)
         return QD_OK;
-    const qd_cuda_launch l = qd_cuda_launch_of(stream);
     const int64_t each = 2 * (int64_t)a->head_dim * (int64_t)sizeof(float); /* a warp's sums */
     int warps = WARPS;
     while (warps > 1 && warps * each > l.shared_most)
@@ -155,5 +160,6 @@ extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    return qd_cuda_add_parts(l.stream, a->q_grad, a->k_grad, a->grad_dtype, (const float *)parts, (int)blocks, a->head_dim);
+    return qd_cuda_add_parts(l.stream, a->q_grad, a->k_grad, a->grad_dtype, (const float *)parts, (int)blocks, a->head_dim,
+                             a->accumulate);
 }

@@ -211,10 +211,11 @@ static qd_status run_bias_grad(qd_stream *stream, const qd_matmul_args *a)
 {
     if (a->trans_a && a->lda == a->m)
         return qd_cuda_bias_grad(stream, &(qd_bias_grad_args){
-            .dy = a->a, .grad = a->bias_grad, .rows = a->k, .cols = a->m, .dtype = a->a_dtype, .grad_dtype = a->c_dtype});
+            .dy = a->a, .grad = a->bias_grad, .rows = a->k, .cols = a->m, .accumulate = a->accumulate, .dtype = a->a_dtype,
+            .grad_dtype = a->c_dtype});
     return qd_product_row_sums_run(stream, &(qd_product_row_sums){
         .to = a->bias_grad, .x = a->a, .m = a->m, .k = a->k, .ld = a->lda, .transposed = a->trans_a,
-        .to_dtype = a->c_dtype, .x_dtype = a->a_dtype});
+        .accumulate = a->accumulate, .to_dtype = a->c_dtype, .x_dtype = a->a_dtype});
 }
 
 /* target = product [+ c] [+ residual] [+ bias]; product: (m, n) without gaps in fp32, or NULL */
@@ -282,12 +283,13 @@ static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void 
 /* The product itself with what its epilogue does; `target` is c, or aux where GELU follows as a step. */
 static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_args *a, void *target, int steps)
 {
-    int64_t sums = p->choice.fused & QD_PRODUCT_BIAS_GRAD ? round_up(a->m * (int64_t)qd_dtype_size(a->c_dtype)) : 0;
+    const bool bias_grad = p->choice.fused & QD_PRODUCT_BIAS_GRAD; /* the epilogue overwrites it */
+    int64_t sums = bias_grad && a->accumulate ? round_up(a->m * (int64_t)qd_dtype_size(a->c_dtype)) : 0;
     void *space;
     QD_TRY(qd_cuda_workspace(stream, sums + p->choice.workspace_bytes, &space));
     gemm_args g = {
         .a = a->a, .b = a->b, .c = a->residual ? a->residual : target, .d = target, .aux = a->aux,
-        .bias = sums ? space : a->bias, .add = a->accumulate || a->residual, .workspace = (char *)space + sums,
+        .bias = sums ? space : bias_grad ? a->bias_grad : a->bias, .add = a->accumulate || a->residual, .workspace = (char *)space + sums,
     };
     if (steps & QD_PRODUCT_BIAS || (a->accumulate && a->residual)) {
         /* what is added goes into the target first: the product then rounds once */
@@ -344,6 +346,8 @@ static qd_status check(const qd_matmul_args *a)
 static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
 {
     QD_TRY(run_sum(stream, a, a->gelu == QD_MATMUL_GELU ? a->aux : a->c, NULL, a->bias != NULL));
+    if (a->bias_grad)
+        QD_TRY(run_bias_grad(stream, a));
     return a->gelu != QD_MATMUL_NO_GELU ? run_gelu(stream, a) : QD_OK;
 }
 

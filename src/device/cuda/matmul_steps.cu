@@ -52,7 +52,7 @@ __global__ void sum_along_k(qd_product_row_sums s)
             __syncthreads();
         }
         if (threadIdx.x == 0)
-            store(s.to, row, s.to_dtype, load(s.to, row, s.to_dtype) + partial[0]);
+            store(s.to, row, s.to_dtype, (s.accumulate ? load(s.to, row, s.to_dtype) : 0) + partial[0]);
         __syncthreads();
     }
 }
@@ -109,7 +109,7 @@ qd_status qd_product_sum_run(qd_stream *stream, const qd_product_sum *s)
 qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *s)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
-    if (s->m < 1 || s->k < 1)
+    if (s->m < 1)
         return QD_OK;
     sum_along_k<<<blocks_for(&launch, s->m), THREADS, 0, launch.stream>>>(*s);
     QD_CUDA_TRY(cudaGetLastError());

@@ -18,12 +18,12 @@ typedef struct qd_product_sum {
 } qd_product_sum;
 qd_status qd_product_sum_run(qd_stream *stream, const qd_product_sum *s);
 
-/* to (m) += sum over k of x (m, k), or of x (k, m) if transposed, in fp32 and in an order fixed by the sizes. */
+/* to (m) = sum over k of x (m, k), or of x (k, m) if transposed [+ to if accumulate], in fp32 and in an order fixed by the sizes. */
 typedef struct qd_product_row_sums {
     void *to;
     const void *x;
     int64_t m, k, ld;
-    bool transposed;
+    bool transposed, accumulate;
     qd_dtype to_dtype, x_dtype;
 } qd_product_row_sums;
 qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *s);

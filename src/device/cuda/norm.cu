@@ -362,6 +362,7 @@ struct part_sums {
     const float *parts;
     int count;
     int64_t width, cols;
+    bool accumulate;
 };
 
 template <typename G> static __global__ void __launch_bounds__(SUM_COLS *SUM_LANES) add_parts_kernel(part_sums s)
@@ -383,15 +384,15 @@ template <typename G> static __global__ void __launch_bounds__(SUM_COLS *SUM_LAN
     }
     if (threadIdx.y == 0 && col < s.cols) {
         G *grad = (G *)(blockIdx.y ? s.second : s.first) + col;
-        float v[1] = {to_float(*grad) + sums[0][threadIdx.x]};
+        float v[1] = {(s.accumulate ? to_float(*grad) : 0.0f) + sums[0][threadIdx.x]};
         store<1>(grad, v);
     }
 }
 
 extern "C" qd_status qd_cuda_add_parts(cudaStream_t stream, void *first, void *second, qd_dtype dtype, const float *parts, int count,
-                                       int64_t cols)
+                                       int64_t cols, bool accumulate)
 {
-    part_sums s = {first ? first : second, second, parts, count, cols * ((first != NULL) + (second != NULL)), cols};
+    part_sums s = {first ? first : second, second, parts, count, cols * ((first != NULL) + (second != NULL)), cols, accumulate};
     return with_type(dtype, [&](auto type) -> qd_status {
         dim3 grid((unsigned)divide_up(cols, SUM_COLS), first && second ? 2 : 1);
         add_parts_kernel<decltype(type)><<<grid, dim3(SUM_COLS, SUM_LANES), 0, stream>>>(s);
@@ -475,7 +476,7 @@ static int part_count(int64_t rows, int64_t tiles, int multiprocessors)
 }
 
 static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype, void *scaled_grad, void *plain_grad,
-                             qd_dtype grad_dtype)
+                             qd_dtype grad_dtype, bool accumulate)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     bool vector = can_vector(s.cols, s.dy, s.x);
@@ -501,7 +502,15 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    return qd_cuda_add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols);
+    return qd_cuda_add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols, accumulate);
+}
+
+/* The sum of no rows; grad may be NULL. */
+static qd_status clear_grad(qd_stream *stream, void *grad, int64_t cols, qd_dtype dtype)
+{
+    if (grad && cols > 0)
+        QD_CUDA_TRY(cudaMemsetAsync(grad, 0, (size_t)cols * qd_dtype_size(dtype), qd_cuda_launch_of(stream).stream));
+    return QD_OK;
 }
 
 extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
@@ -509,12 +518,12 @@ extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_arg
     QD_TRY(qd_cuda_check_float("bias_grad", "dy", a->dtype));
     QD_TRY(qd_cuda_check_float("bias_grad", "grad", a->grad_dtype));
     if (a->rows <= 0 || a->cols <= 0)
-        return QD_OK;
+        return a->accumulate ? QD_OK : clear_grad(stream, a->grad, a->cols, a->grad_dtype);
     column_source s = {};
     s.dy = a->dy;
     s.rows = a->rows;
     s.cols = a->cols;
-    return sum_columns(stream, s, a->dtype, NULL, a->grad, a->grad_dtype);
+    return sum_columns(stream, s, a->dtype, NULL, a->grad, a->grad_dtype, a->accumulate);
 }
 
 /* ---- backward ---- */
@@ -672,7 +681,7 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
     kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, s>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
     if (width)
-        QD_TRY(qd_cuda_add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols));
+        QD_TRY(qd_cuda_add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols, a->accumulate));
     return QD_OK;
 }
 
@@ -687,7 +696,7 @@ template <typename T, typename P> static qd_status backward_any(qd_stream *strea
     s.rows = a->rows;
     s.cols = a->cols;
     if (a->dgamma || a->dbeta)
-        QD_TRY(sum_columns(stream, s, a->dtype, a->dgamma, a->dbeta, a->grad_dtype));
+        QD_TRY(sum_columns(stream, s, a->dtype, a->dgamma, a->dbeta, a->grad_dtype, a->accumulate));
     norm_backward_loop<T, P><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
@@ -699,6 +708,10 @@ extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_back
     QD_TRY(qd_cuda_check_float("norm_backward", "gamma", a->param_dtype));
     if (a->dgamma || a->dbeta)
         QD_TRY(qd_cuda_check_float("norm_backward", "dgamma", a->grad_dtype));
+    if (a->rows <= 0 && !a->accumulate) {
+        QD_TRY(clear_grad(stream, a->dgamma, a->cols, a->grad_dtype));
+        QD_TRY(clear_grad(stream, a->dbeta, a->cols, a->grad_dtype));
+    }
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
