@@ -66,18 +66,23 @@ QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
  * once nor pieces of rows far apart. */
 enum { AHEAD = 64, ROWS_AHEAD = 6 };
 
-/* Lines [begin, end) of which `lines` exist, kc steps of each from element `first` on (of line 0). by_line: x is stored
- * (lines, k), otherwise (k, lines). */
-QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64_t stride, bool by_line, int64_t begin,
-                       int64_t end, int64_t lines, int64_t kc, qd_dtype dtype)
+/* What to pack: lines [begin, end) of which `lines` exist, of each steps [from, until) of kc. Line 0 begins at element `first`. */
+typedef struct part {
+    int64_t first, stride, begin, end, lines, from, until, kc;
+} part;
+
+/* by_line: x is stored (lines, k), otherwise (k, lines). */
+QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool by_line, qd_dtype dtype)
 {
     const int wide = width > QD_VF ? width : QD_VF; /* lines written together: whole panels and whole vectors */
+    const int64_t first = of->first, stride = of->stride, begin = of->begin, end = of->end;
+    const int64_t lines = of->lines, from = of->from, until = of->until, kc = of->kc;
     if (by_line) {
         for (int64_t l = begin; l < end; l += QD_VF) {
-            float *out = to + l / width * stride_of_panel(width, kc) + l % width;
+            float *out = to + l / width * stride_of_panel(width, kc) + l % width + from * width;
             int here = lines - l < QD_VF ? (int)(lines - l > 0 ? lines - l : 0) : QD_VF;
-            for (int64_t p = 0; p < kc; p += QD_VF, out += QD_VF * width) {
-                int steps = kc - p < QD_VF ? (int)(kc - p) : QD_VF;
+            for (int64_t p = from; p < until; p += QD_VF, out += QD_VF * width) {
+                int steps = until - p < QD_VF ? (int)(until - p) : QD_VF;
                 int64_t at = first + l * stride + p;
                 vf r[QD_VF];
                 if (here == QD_VF && steps == QD_VF) {
@@ -100,7 +105,7 @@ QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64
         }
         return;
     }
-    for (int64_t p = 0; p < kc; p++) { /* along the rows of x, which are long */
+    for (int64_t p = from; p < until; p++) { /* along the rows of x, which are long */
         int64_t at = first + p * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
         float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a whole panel */
         int64_t whole = end < lines ? end : lines;
@@ -120,39 +125,40 @@ QD_INLINE void pack_as(float *to, int width, const void *x, int64_t first, int64
     }
 }
 
-/* to (panels, MR, kc) = rows [begin, end) of which `lines` exist, in fp32. */
-QD_INLINE void pack_rows(float *to, const void *x, int64_t first, int64_t stride, int64_t begin, int64_t end, int64_t lines,
-                         int64_t kc, qd_dtype dtype)
+/* to (panels, MR, kc) = rows of x in fp32. */
+QD_INLINE void pack_rows(float *to, const void *x, const part *of, qd_dtype dtype)
 {
-    for (int64_t l = begin; l < end; l++) {
-        float *out = to + l / MR * stride_of_panel(MR, kc) + l % MR * kc;
-        for (int64_t p = 0; p < kc; p += QD_VF) {
-            int here = kc - p < QD_VF ? (int)(kc - p) : QD_VF;
-            vf_store_n(out + p, l < lines ? vf_load_n_as(x, first + l * stride + p, here, dtype) : (vf){0}, here);
+    for (int64_t l = of->begin; l < of->end; l++) {
+        float *out = to + l / MR * stride_of_panel(MR, of->kc) + l % MR * of->kc;
+        for (int64_t p = of->from; p < of->until; p += QD_VF) {
+            int here = of->until - p < QD_VF ? (int)(of->until - p) : QD_VF;
+            vf_store_n(out + p, l < of->lines ? vf_load_n_as(x, of->first + l * of->stride + p, here, dtype) : (vf){0}, here);
         }
     }
 }
 
-static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end)
+static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
 {
     const qd_matmul_args *a = g->args;
-    int64_t first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k;
+    part of = {.first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k, .stride = a->lda, .begin = begin, .end = end,
+               .lines = g->rows, .from = from, .until = until, .kc = g->kc};
     if (!a->trans_a)
-        pack_rows(to, a->a, first, a->lda, begin, end, g->rows, g->kc, QD_BF16); /* fp32 stays where it is */
+        pack_rows(to, a->a, &of, QD_BF16); /* fp32 stays where it is */
     else if (a->a_dtype == QD_F32)
-        pack_as(to, MR, a->a, first, a->lda, false, begin, end, g->rows, g->kc, QD_F32);
+        pack_as(to, MR, a->a, &of, false, QD_F32);
     else
-        pack_as(to, MR, a->a, first, a->lda, false, begin, end, g->rows, g->kc, QD_BF16);
+        pack_as(to, MR, a->a, &of, false, QD_BF16);
 }
 
-static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end)
+static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
 {
     const qd_matmul_args *a = g->args;
-    int64_t first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n;
+    part of = {.first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
+               .lines = g->cols, .from = from, .until = until, .kc = g->kc};
     if (a->b_dtype == QD_F32)
-        pack_as(to, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_F32);
+        pack_as(to, NR, a->b, &of, a->trans_b, QD_F32);
     else
-        pack_as(to, NR, a->b, first, a->ldb, a->trans_b, begin, end, g->cols, g->kc, QD_BF16);
+        pack_as(to, NR, a->b, &of, a->trans_b, QD_BF16);
 }
 
 static int64_t offset_a(int64_t line, int64_t kc)
@@ -179,6 +185,9 @@ typedef struct tile {
     int64_t ldc;
 } tile;
 
+#if defined(__x86_64__) && QD_VF == 16
+#include "device/cpu/tile_avx512_impl.h"
+#else
 /* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
 enum { BASES = (MR + 2) / 3 };
 
@@ -270,6 +279,7 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const
 {
     micro_tile_as(t, 1, MR);
 }
+#endif
 
 typedef void micro_tile(const tile *t);
 

@@ -16,7 +16,9 @@ enum {
     LEAST = 48,               /* fewest lines of a chunk */
     CHUNKS = 2048,            /* most chunks, or chunks times parts, of a block */
     ITEMS = 4,                /* per thread at least, if there is enough to share */
-    PACK_LINES = 96,          /* of the shared operand that a thread packs at a time */
+    PACK_LINES = 96,          /* of the shared operand that a thread packs at a time … */
+    PACK_WIDE = 768,          /* … or so many lines, and … */
+    PACK_STEPS = 32,          /* … steps of k, of a b that is stored step by step: long pieces of memory one after another */
     SUMS_LINES = 4096,        /* most lines of the shared operand where sums are kept on the side */
     SMALL = 1 << 18,          /* products of fewer multiply-adds take less time than waking the threads */
     SPINS = 64,               /* between yields to other threads */
@@ -69,11 +71,6 @@ static int64_t lines_of(const qd_gemm_block *g, bool a)
     return a ? g->rows : g->cols;
 }
 
-static void pack(const job *j, const qd_gemm_block *g, bool a, float *to, int64_t begin, int64_t size)
-{
-    (a ? j->gemm->pack_a : j->gemm->pack_b)(g, to, begin, begin + round_up(size, step_of(j, a)));
-}
-
 /* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand itself. */
 static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
 {
@@ -90,13 +87,38 @@ static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
     }
 }
 
+/* Packs lines [begin, begin + size) of the block's operand, steps [from, until) of k. */
+static void pack(const job *j, const qd_gemm_block *g, bool a, float *to, int64_t begin, int64_t size, int64_t from, int64_t until)
+{
+    (a ? j->gemm->pack_a : j->gemm->pack_b)(g, to, begin, begin + round_up(size, step_of(j, a)), from, until);
+}
+
+/* How the shared operand is cut for packing: pieces of (lines, steps). */
+typedef struct pieces {
+    int64_t lines, steps; /* of a piece */
+    int64_t down, along;  /* pieces */
+} pieces;
+
+static pieces cut_pieces(const job *j)
+{
+    const qd_gemm_block *g = &j->block;
+    bool a = !j->own_a, wide = !a && !g->args->trans_b; /* panels of a are narrow: too many would be written at once */
+    pieces p = {.lines = round_up(wide ? PACK_WIDE : PACK_LINES, step_of(j, a)), .steps = wide ? PACK_STEPS : larger(g->kc, 1)};
+    p.down = count_parts(lines_of(g, a), p.lines);
+    p.along = larger(count_parts(g->kc, p.steps), 1);
+    return p;
+}
+
 static void pack_shared(void *context, int64_t begin, int64_t end, int thread)
 {
     const job *j = context;
     (void)thread;
-    int64_t lines = lines_of(&j->block, !j->own_a), each = round_up(PACK_LINES, step_of(j, !j->own_a));
-    for (int64_t i = begin; i < end; i++)
-        pack(j, &j->block, !j->own_a, j->shared, i * each, smaller(each, lines - i * each));
+    const pieces p = cut_pieces(j);
+    const int64_t lines = lines_of(&j->block, !j->own_a);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t line = i / p.along * p.lines, step = i % p.along * p.steps;
+        pack(j, &j->block, !j->own_a, j->shared, line, smaller(p.lines, lines - line), step, smaller(step + p.steps, j->block.kc));
+    }
 }
 
 /* The block of item `index`; nothing is packed yet. */
@@ -143,7 +165,7 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
             const float *lies = (const float *)a->a + g.m * a->lda + g.k; /* where it is read as it is */
             const float *shared = j->shared;
             if (j->packs_own)
-                pack(j, &g, j->own_a, own, 0, lines_of(&g, j->own_a));
+                pack(j, &g, j->own_a, own, 0, lines_of(&g, j->own_a), 0, g.kc);
             if (j->own_a) {
                 g.a = j->packs_own ? own : lies;
                 g.b = shared + j->gemm->offset_b(g.n - j->block.n, g.kc);
@@ -185,7 +207,6 @@ static void run_block(job *j, bool small)
     cut_chunks(j, threads);
     /* k == 0 still writes c: one empty block */
     int64_t blocks = larger(count_parts(k, larger(kc, 1)), 1), pass = j->packs_shared ? 1 : blocks;
-    int64_t packing = count_parts(lines_of(g, !j->own_a), round_up(PACK_LINES, step_of(j, !j->own_a)));
     for (int64_t block = 0; block < blocks; block += pass) {
         g->k = block * kc;
         g->kc = smaller(kc, k - g->k);
@@ -193,8 +214,10 @@ static void run_block(job *j, bool small)
         for (int64_t i = 0; i < j->chunks * j->parts; i++)
             atomic_init(&j->done[i], 0);
         atomic_init(&j->next, 0);
-        if (j->packs_shared)
-            qd_pool_for(j->cpu->pool, packing, small ? packing : 1, pack_shared, j);
+        if (j->packs_shared) {
+            pieces p = cut_pieces(j);
+            qd_pool_for(j->cpu->pool, p.down * p.along, small ? p.down * p.along : 1, pack_shared, j);
+        }
         qd_pool_for(j->cpu->pool, threads, 1, run_items, j);
     }
 }
@@ -205,7 +228,7 @@ static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, int64_t th
 {
     if (qd_gemm_direct(a) && a->n >= ITEMS * threads * gemm->nr)
         return false;
-    return a->m > a->n;
+    return a->m >= a->n;
 }
 
 static void run(qd_cpu *cpu, const qd_matmul_args *a)

@@ -38,10 +38,10 @@ typedef struct qd_cpu_gemm {
     /* Floats from the first panel of a packed operand to that of line `line` (a multiple of row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
     int64_t (*offset_b)(int64_t line, int64_t kc);
-    /* Packs rows of op(a), columns of op(b), [begin, end) of the block; those beyond its last become 0. `to` is the first
-     * panel of the block. */
-    void (*pack_a)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end);
-    void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end);
+    /* Packs rows of op(a), columns of op(b), [begin, end) of the block, steps [from, until) of its k; lines beyond its last become
+     * 0. `to` is the first panel of the block. */
+    void (*pack_a)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
+    void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
     /* c [+]= a · b */
     void (*multiply)(const qd_gemm_block *g);
 } qd_cpu_gemm;
