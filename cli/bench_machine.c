@@ -25,13 +25,13 @@ static void describe(const qd_bench_machine *m, qd_strbuf *out)
     put_product(out, "forward", &m->product[0]);
     put_product(out, "inputs", &m->product[1]);
     put_product(out, "weights", &m->product[2]);
-    qd_strbuf_printf(out, "  attention: %.5g %.5g\n  bytes: %.5g %.5g\n", m->attention[0] * 1e-9, m->attention[1] * 1e-9, m->stream * 1e-9, m->update * 1e-9);
+    qd_strbuf_printf(out, "  attention: %.5g %.5g\n  parts: %.4g %.4g\n  bytes: %.5g %.5g\n", m->attention[0] * 1e-9, m->attention[1] * 1e-9, m->part[0], m->part[1], m->stream * 1e-9, m->update * 1e-9);
     qd_strbuf_printf(out, "  together: %.4g %.4g %.4g\n", m->together[0], m->together[1], m->together[2]);
     put_exchange(out, "sum", &m->exchange[0]);
     put_exchange(out, "gather", &m->exchange[1]);
     put_exchange(out, "scatter", &m->exchange[2]);
     put_exchange(out, "send", &m->exchange[3]);
-    qd_strbuf_printf(out, "  meeting: %.4g %.4g\n  late: %.4g %.4g\n", m->meeting * 1e6, m->meeting_crowd * 1e6, m->late[0], m->late[1]);
+    qd_strbuf_printf(out, "  meeting: %.4g %.4g\n  late: %.4g %.4g %.4g\n", m->meeting * 1e6, m->meeting_crowd * 1e6, m->late[0], m->late[1], m->late[2]);
     qd_strbuf_printf(out, "node:\n  size: 4096\n  efficiency: 1\n  bandwidth_gbs: %.4g\n  latency_us: %.4g\n", m->exchange[3].bandwidth * 1e-9, m->exchange[3].latency * 1e6);
 }
 

@@ -2,6 +2,7 @@
 #include "bench.h"
 
 #include <quadrille/bench.h>
+#include <quadrille/config.h>
 #include <string.h>
 
 static void put_rows(qd_json_writer *w, const qd_bench_table *t)
@@ -103,23 +104,44 @@ static qd_status print_step_json(const qd_bench_step_result *r)
     qd_json_put_int(&w, "dispatch_bytes", r->dispatch_bytes);
     qd_json_put_int(&w, "dispatch_across_nodes_bytes", r->across_bytes);
     qd_json_put_int(&w, "dispatch_across_nodes_flat_bytes", r->across_flat_bytes);
+    if (r->over_other > 0.0) {
+        qd_json_put_double(&w, "other_seconds", r->other_seconds);
+        qd_json_put_double(&w, "over_other", r->over_other);
+    }
     put_rows(&w, &r->table);
     qd_json_end(&w);
     return cli_print_json(&text);
+}
+
+/* The configuration of --in-turn; NULL: there is none. */
+static qd_status read_other(cli_call *call, qd_options **other)
+{
+    const char *path = qd_options_string(call->options, "in-turn");
+    if (!path[0])
+        return QD_OK;
+    qd_option_table table = qd_config_table();
+    QD_TRY(qd_options_create(&table, 1, other));
+    return qd_options_load(*other, path);
 }
 
 static qd_status run_step(cli_call *call)
 {
     qd_bench_step_result r;
     QD_TRY(bench_read_config(call));
-    QD_TRY(qd_bench_step(call->options, (int)qd_options_int(call->options, "warm-up"),
-                         (int)qd_options_int(call->options, "repeat"), &r));
+    qd_options *other = NULL;
+    qd_status status = read_other(call, &other);
+    if (status == QD_OK)
+        status = qd_bench_step(call->options, other, (int)qd_options_int(call->options, "warm-up"), (int)qd_options_int(call->options, "repeat"), &r);
+    qd_options_destroy(other);
+    QD_TRY(status);
     if (qd_options_bool(call->options, "json"))
         return print_step_json(&r);
     print_rows(&r.table, true);
     printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the FMA ceiling\n", r.ranks,
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share);
+    if (r.over_other > 0.0)
+        printf("a step of the other configuration: %.3f s; ours takes %.3f of those before and after it\n", r.other_seconds, r.over_other);
     printf("memory of rank 0: %.3f GiB planned, %.3f GiB allocated; workspace %.1f MiB (%s)", (double)r.planned_bytes * 0x1p-30,
            (double)r.allocated_bytes * 0x1p-30, (double)r.workspace_bytes * 0x1p-20, r.workspace);
     if (r.device_bytes > 0)

@@ -3,13 +3,17 @@
 
   python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3] [--before "chrt -f 20"]
 
-For each layout in turn the machine is measured (`bench machine`), the layout is predicted from these figures (`simulate`) and then measured
-(`bench step`, ranks as threads); nothing of its own measurement enters its prediction. The table holds the median prediction of the rounds
-against the median measurement; all rounds are printed too. --ops compares op by op.
+In each round the machine is measured (`bench machine`), then each layout is predicted from these figures (`simulate`) and measured (`bench step`, ranks as
+threads); nothing of its own measurement enters its prediction. A machine with neighbours becomes faster and slower within seconds, by a third and
+more. So the steps of a layout are taken in turn with steps of a reference (`bench step --in-turn`): the same model with one rank per core, the step that
+`bench machine` takes apart. The prediction is for a machine as fast as it was then: it is multiplied by the time of the reference beside the layout
+over its time in `bench machine`. The factor is printed, and the error without it. The error of a layout is the median over the rounds; all rounds are
+printed too. --ops compares op by op.
 """
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -44,23 +48,37 @@ def call(o, *words, timed=True):
     return done.stdout
 
 
+def write_reference(o, path):
+    """The step that `bench machine` takes apart: one rank of one thread on each core."""
+    sections = {}
+    for word in [*model(o), f"parallel.ranks={len(os.sched_getaffinity(0))}"]:
+        key, value = word.split("=", 1)
+        sections.setdefault(key.split(".")[0], []).append(f"  {key.split('.', 1)[1]}: {value}\n")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("".join(f"{section}:\n{''.join(lines)}" for section, lines in sections.items()))
+
+
 def one_round(o, folder):
-    cluster, rows = os.path.join(folder, "machine.yaml"), {}
+    cluster, reference, rows = os.path.join(folder, "machine.yaml"), os.path.join(folder, "reference.yaml"), {}
+    write_reference(o, reference)
+    call(o, "bench", "machine", *model(o), "--write", cluster, "--warm-up", str(o.warm_up), "--repeat", str(o.machine_steps))
+    with open(cluster, encoding="utf-8") as f:
+        machine = f.read()
     for name, words in LAYOUTS.items():
         if o.only and name not in o.only:
             continue
         steps, words = ["--warm-up", str(o.warm_up), "--repeat", str(o.steps)], [*model(o), *words]
-        call(o, "bench", "machine", *model(o), "--write", cluster, *steps)
         predicted = json.loads(call(o, "simulate", *words, "--cluster", cluster, "--json", timed=False))
-        measured = json.loads(call(o, "bench", "step", *words, "--json", *steps))
-        with open(cluster, encoding="utf-8") as f:
-            machine = f.read()
-        row = rows[name] = {"predicted": predicted["step_seconds"], "measured": measured["step_seconds"],
+        measured = json.loads(call(o, "bench", "step", *words, "--in-turn", reference, "--json", *steps))
+        # What the reference took in these seconds, over what it took when the machine was measured.
+        slower = measured["step_seconds"] / measured["over_other"] / float(re.search(r"a training step of (\S+) s", machine).group(1))
+        row = rows[name] = {"predicted": predicted["step_seconds"] * slower, "measured": measured["step_seconds"], "slower": slower,
                             "predicted_bytes": predicted["memory_bytes"], "planned_bytes": measured["planned_bytes"],
-                            "allocated_bytes": measured["allocated_bytes"], "predicted_ops": predicted["ops"],
+                            "allocated_bytes": measured["allocated_bytes"], "predicted_ops": {op: slower * t for op, t in predicted["ops"].items()},
                             "measured_ops": {op["name"]: op["seconds"] for op in measured["rows"]}, "machine": machine}
-        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * row['measured']:7.1f} ms "
-              f"({100 * (row['predicted'] / row['measured'] - 1):+.1f} %)", flush=True)
+        row["error"] = row["predicted"] / row["measured"] - 1
+        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * row['measured']:7.1f} ms ({100 * row['error']:+.1f} %), "
+              f"the machine {slower:.2f} times as slow as before ({100 * (row['predicted'] / slower / row['measured'] - 1):+.1f} %)", flush=True)
     return rows
 
 
@@ -75,15 +93,15 @@ def show_ops(rows):
 
 
 def show(o, rounds):
-    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   memory predicted, allocated")
+    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   {'rounds':24} memory predicted, allocated")
     good = True
     for name in rounds[0]:
         rows = [r[name] for r in rounds]
-        predicted, measured = (statistics.median(row[what] for row in rows) for what in ("predicted", "measured"))
+        predicted, measured, error = (statistics.median(row[what] for row in rows) for what in ("predicted", "measured", "error"))
         exact = all(row["predicted_bytes"] == row["planned_bytes"] == row["allocated_bytes"] for row in rows)
-        error = predicted / measured - 1
         good = good and exact and abs(error) <= o.within
-        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {rows[0]['predicted_bytes']}, "
+        single = ", ".join(f"{100 * row['error']:+.0f}" for row in rows)
+        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {single:24} {rows[0]['predicted_bytes']}, "
               f"{rows[0]['allocated_bytes']} bytes{'' if exact else ': differ'}")
     if o.ops:
         show_ops(rounds[0])
@@ -101,7 +119,8 @@ def main():
     a.add_argument("--seq", type=int, default=256)
     a.add_argument("--batch", type=int, default=8)
     a.add_argument("--micro-batch", type=int, default=1)
-    a.add_argument("--steps", type=int, default=5)
+    a.add_argument("--steps", type=int, default=7)
+    a.add_argument("--machine-steps", type=int, default=9)
     a.add_argument("--warm-up", type=int, default=1)
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--within", type=float, default=0.15)

@@ -92,6 +92,8 @@ typedef struct qd_bench_step_result {
     double flops;                           /* executed per second, all ranks */
     double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
                              right before and after it */
+    double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, each held against those right
+                                               before and after it: medians. 0: there is none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
     int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
     int64_t host_planned_bytes, host_allocated_bytes; /* the same in host memory: optimizer state that train.offload keeps there */
@@ -102,8 +104,9 @@ typedef struct qd_bench_step_result {
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_bench_step_result;
 
-/* Steps of the configured run on random tokens, ranks as threads of this process. */
-qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result);
+/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another configuration on the same kind of device, whose steps are taken in
+ * turn with these, so that both see the same machine; NULL: none. */
+qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
 
 /* ---- the machine ---- */
 
@@ -123,15 +126,18 @@ typedef struct qd_bench_machine {
     double step_seconds;           /* of the step that was taken apart */
     qd_bench_product product[3];   /* y = x Wᵀ, dx = dy W, dW += dyᵀ x */
     double attention[2];           /* FLOPs per second, forward and backward */
+    double part[2];                /* the same: keys of a part of attention (cp) at which it takes twice as long per FLOP */
     double stream, update;         /* bytes per second of kernels between products, and of the optimizer */
     double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
     qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
-    double meeting, meeting_crowd; /* seconds that it costs ranks to meet after a product: with a core to each rank, with two ranks to a core */
-    double late[2];                /* how much longer a step takes than its computing and its sums: one rank, several (which wait for the last) */
+    double meeting, meeting_crowd; /* seconds by which products take longer when ranks meet after each: with a core to each rank, with two ranks to a core */
+    double late[3];                /* how much longer a step takes than its computing and its sums: one rank, a rank per core (which wait for
+                                      the last), two ranks per core (which take turns) */
 } qd_bench_machine;
 
-/* Steps of the configured model with a rank on each core, and with one rank on all of them; products around its shapes; exchanges.
- * Ranks are threads of this process. */
+/* Steps of the configured model with a rank on each core, with one rank on all of them and with two ranks on each; products around its
+ * shapes; exchanges: all in turn, and medians over the steps. Ranks are threads of this process. */
+enum { QD_BENCH_MACHINE_STEPS = 100 };
 qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 
 /* ---- actions ---- */

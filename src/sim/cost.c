@@ -130,8 +130,10 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
 {
     qd_cost cost = {0};
     bool backward = op->kind == QD_OP_ATTENTION_GRAD || op->kind == QD_OP_ATTENTION_PART_GRAD;
-    if (backward || op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_PART)
-        cost.attention = qd_processor_attention(p, op->flops, backward);
+    bool part = op->kind == QD_OP_ATTENTION_PART || op->kind == QD_OP_ATTENTION_PART_GRAD;
+    /* A part's FLOPs say how many keys it meets: 2 m n each forward, 5 backward. */
+    if (backward || part || op->kind == QD_OP_ATTENTION)
+        cost.attention = qd_processor_attention(p, op->flops, backward, part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
     else if (op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DW)
         cost.product = qd_processor_experts(p, class_, op);
     else if (op->kind == QD_OP_HEAD_LOSS)

@@ -47,6 +47,7 @@ qd_status qd_processor_resolve(const qd_options *o, qd_processor *p)
     QD_TRY(product_rate(o, "processor.inputs", &p->product[QD_PRODUCT_INPUTS]));
     QD_TRY(product_rate(o, "processor.weights", &p->product[QD_PRODUCT_WEIGHTS]));
     QD_TRY(numbers(o, "processor.attention", 1e9, p->attention, 2));
+    QD_TRY(numbers(o, "processor.parts", 1.0, p->part, 2));
     QD_TRY(numbers(o, "processor.bytes", 1e9, bytes, 2));
     QD_TRY(numbers(o, "processor.together", 1.0, p->together, 3));
     QD_TRY(exchange_rate(o, "processor.sum", &p->sum));
@@ -58,7 +59,7 @@ qd_status qd_processor_resolve(const qd_options *o, qd_processor *p)
     p->update = bytes[1];
     p->meeting = meeting[0];
     p->meeting_crowd = meeting[1];
-    QD_TRY(numbers(o, "processor.late", 1.0, p->late, 2));
+    QD_TRY(numbers(o, "processor.late", 1.0, p->late, 3));
     for (int i = 0; i < 3; i++)
         if (p->together[i] <= 0.0 || bytes[i % 2] <= 0.0 || p->attention[i % 2] <= 0.0)
             return QD_FAIL(QD_USAGE, "processor.attention, processor.bytes and processor.together must not be 0");
@@ -94,9 +95,9 @@ double qd_processor_stream(const qd_processor *p, double bytes)
     return bytes / (p->stream * width(p, TOGETHER_STREAMS));
 }
 
-double qd_processor_attention(const qd_processor *p, double flops, bool backward)
+double qd_processor_attention(const qd_processor *p, double flops, bool backward, double keys)
 {
-    return flops / (p->attention[backward] * width(p, TOGETHER_ATTENTION));
+    return flops * (keys > 0.0 ? 1.0 + p->part[backward] / keys : 1.0) / (p->attention[backward] * width(p, TOGETHER_ATTENTION));
 }
 
 double qd_processor_head(const qd_processor *p, const qd_module_class *class_, const qd_op *op)

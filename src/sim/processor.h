@@ -28,11 +28,13 @@ typedef struct qd_processor {
     int ranks;                    /* of the machine, likewise */
     qd_product_rate product[QD_PRODUCT_KINDS];
     double attention[2];          /* FLOPs per second, forward and backward */
+    double part[2];               /* the same: keys of a part of it at which it takes twice as long per FLOP */
     double stream, update;        /* bytes per second of kernels between products, and of the optimizer */
     double together[3];           /* products, attention, streams: what all cores reach on one rank's work, over the sum of their rates */
     qd_exchange_rate sum, gather, scatter, send;
-    double meeting, meeting_crowd; /* seconds that it costs ranks to meet between products: with a core to each rank, with several ranks to a core */
-    double late[2];               /* how much longer a step takes than its computing: of one rank, of several, where they meet at its end */
+    double meeting, meeting_crowd; /* seconds by which a product takes longer when ranks meet after it: with a core to each rank, with several ranks to a core */
+    double late[3];               /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest, of more
+                                     ranks than cores, which take turns */
 } qd_processor;
 
 /* From the keys processor.*; cores 0: there are none. QD_USAGE names the key that is missing or is not as it should be. */
@@ -45,7 +47,8 @@ void qd_processor_set(qd_processor *p, int ranks, int threads);
 double qd_processor_product(const qd_processor *p, qd_product_kind kind, double m, double n, double k);
 double qd_processor_stream(const qd_processor *p, double bytes);
 qd_product_kind qd_processor_kind(qd_op_kind kind); /* of a linear layer's op */
-double qd_processor_attention(const qd_processor *p, double flops, bool backward);
+/* keys: of the part that its rows meet; 0: it is not cut. */
+double qd_processor_attention(const qd_processor *p, double flops, bool backward, double keys);
 /* The head's products in chunks of rows, and its passes over the logits. */
 double qd_processor_head(const qd_processor *p, const qd_module_class *class_, const qd_op *op);
 /* Products over experts; rows are shared out evenly. */

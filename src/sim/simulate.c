@@ -254,15 +254,14 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
 }
 
-/* What a step on processors takes beside its actions. Where ranks meet in every block, and where they wait for other stages or for a core,
- * being late is in the simulation. */
+/* What a step on processors takes beside its actions: cores are not equally fast for long, and all ranks wait for the slowest, once a step or in
+ * every block; ranks that take turns find their caches cold. Stages of a pipeline with a core each wait for each other in the simulation. */
 static double late(const qd_step *step)
 {
     const qd_processor *p = &step->cluster->processor;
-    bool apart = step->stage_count == 1 && step->config->world * p->threads <= p->cores;
-    for (int axis = 0; axis < QD_COST_AXES; axis++)
-        apart = apart && step->stages[0].cost.exchange[axis] <= 0.0;
-    return apart ? p->late[step->config->world > 1] : 0.0;
+    if (step->config->world * p->threads > p->cores)
+        return p->late[2];
+    return step->config->world == 1 ? p->late[0] : step->stage_count == 1 ? p->late[1] : 0.0;
 }
 
 void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report *r)

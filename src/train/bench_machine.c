@@ -1,4 +1,4 @@
-/* This machine in figures that a simulation of its ranks needs: two training steps taken apart, and products and exchanges alone. */
+/* This machine in figures that a simulation of its ranks needs: training steps taken apart, and products, attention and exchanges alone. */
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
@@ -8,21 +8,33 @@
 #include "train/team.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Steps of one layout: what their ops took, all ranks together. */
-typedef struct run {
+/* One step, as the mean of the ranks saw it. */
+typedef struct step_times {
+    double op[QD_OP_KIND_COUNT], action[QD_ACTION_KIND_COUNT];
+    double seconds, peak;
+} step_times;
+
+/* Ranks that train the model without any of its parallelism, and what was measured of them. */
+typedef struct crew {
+    qd_options *options;
+    qd_config config;
+    qd_random_tokens random;
+    qd_batch_source source;
+    qd_team *team;
     qd_step_profile *profiles; /* per rank: of the step that runs */
-    qd_step_profile sum;
-    double busy, seconds, peak; /* busy: computing, mean over ranks; of a step, mean over steps */
+    step_times *times;         /* per step */
+    double flops[QD_OP_KIND_COUNT], bytes[QD_OP_KIND_COUNT]; /* of a step and rank */
     int ranks, steps;
-} run;
+} crew;
 
 static qd_status begin(qd_trainer *trainer, qd_comm *world, void *argument)
 {
-    qd_trainer_set_profile(trainer, &((run *)argument)->profiles[qd_comm_rank(world)]);
+    qd_trainer_set_profile(trainer, &((crew *)argument)->profiles[qd_comm_rank(world)]);
     return QD_OK;
 }
 
@@ -30,54 +42,50 @@ static qd_status measure_peak(qd_trainer *trainer, qd_comm *world, void *argumen
 {
     double mine;
     QD_TRY(qd_comm_barrier(world, NULL));
-    QD_TRY(qd_device_measure_fma(qd_trainer_device(trainer), 20, &mine));
+    QD_TRY(qd_device_measure_fma(qd_trainer_device(trainer), 5, &mine));
     QD_TRY(qd_comm_all_reduce(world, &mine, &mine, 1, QD_F64, QD_SUM, NULL));
     if (qd_comm_rank(world) == 0)
-        ((run *)argument)->peak = mine;
+        *(double *)argument = mine;
     return QD_OK;
 }
 
-/* Seconds in which a rank computed: not those in which it waits for others or exchanges. */
-static double busy(const qd_step_profile *p)
+static void read_profiles(crew *c, step_times *t)
 {
-    double sum = p->action_seconds[QD_ACTION_UPDATE] + p->action_seconds[QD_ACTION_SQUARES] + p->action_seconds[QD_ACTION_ZERO];
-    for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++)
-        sum += p->ops.seconds[kind];
-    return sum;
-}
-
-static void add_step(run *r)
-{
-    for (int rank = 0; rank < r->ranks; rank++) {
-        qd_step_profile *p = &r->profiles[rank];
-        r->busy += busy(p) / (r->ranks * r->steps);
+    for (int rank = 0; rank < c->ranks; rank++) {
+        qd_step_profile *p = &c->profiles[rank];
         for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
-            r->sum.ops.seconds[kind] += p->ops.seconds[kind];
-            r->sum.ops.flops[kind] += p->ops.flops[kind];
-            r->sum.ops.bytes[kind] += p->ops.bytes[kind];
+            t->op[kind] += p->ops.seconds[kind] / c->ranks;
+            c->flops[kind] = p->ops.flops[kind];
+            c->bytes[kind] = (double)p->ops.bytes[kind];
         }
         for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++)
-            r->sum.action_seconds[kind] += p->action_seconds[kind];
+            t->action[kind] += p->action_seconds[kind] / c->ranks;
         memset(p, 0, sizeof *p);
     }
 }
 
-static qd_status take_steps(qd_team *team, int warm_up, run *r)
+static qd_status take_step(crew *c, bool timed)
 {
     qd_step_output out;
-    r->profiles = calloc((size_t)r->ranks, sizeof *r->profiles);
-    if (!r->profiles)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the profiles of %d ranks", r->ranks);
-    for (int i = 0; i < warm_up; i++)
-        QD_TRY(qd_team_step(team, &out));
-    QD_TRY(qd_team_call(team, begin, r));
-    for (int i = 0; i < r->steps; i++) {
-        double from = qd_clock_now();
-        QD_TRY(qd_team_step(team, &out));
-        r->seconds += (qd_clock_now() - from) / r->steps;
-        add_step(r);
+    double from = qd_clock_now();
+    QD_TRY(qd_team_step(c->team, &out));
+    if (!timed) {
+        memset(c->profiles, 0, (size_t)c->ranks * sizeof *c->profiles);
+        return QD_OK;
     }
-    return qd_team_call(team, measure_peak, r);
+    step_times *t = &c->times[c->steps++];
+    t->seconds = qd_clock_now() - from;
+    read_profiles(c, t);
+    return qd_team_call(c->team, measure_peak, &t->peak);
+}
+
+/* The median over steps of a figure of step_times. */
+static double median_of(const crew *c, size_t offset)
+{
+    double values[QD_BENCH_MACHINE_STEPS];
+    for (int i = 0; i < c->steps; i++)
+        values[i] = *(const double *)((const char *)&c->times[i] + offset);
+    return qd_rates_median(values, c->steps);
 }
 
 /* Seconds that the products of a kind take in a step by the fit, per run of the program's list. */
@@ -99,102 +107,74 @@ static double fitted(const qd_program *p, const qd_bench_product *product, qd_op
 
 static const qd_op_kind of_product[] = {QD_OP_LINEAR, QD_OP_LINEAR_DX, QD_OP_LINEAR_DW};
 
-/* Bytes per second, or FLOPs per second, of ops: those named, or without names all that only move bytes. */
-static double rate_of(const run *r, const qd_op_kind *kinds, int count)
+/* Bytes per second, or FLOPs per second, of ops in a step: those named, or without names all that only move bytes. */
+static double rate_in(const crew *c, int step, const qd_op_kind *kinds, int count)
 {
     double work = 0.0, seconds = 0.0;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
         bool named = false;
         for (int i = 0; i < count; i++)
             named = named || kinds[i] == (qd_op_kind)kind;
-        if (count > 0 ? !named : r->sum.ops.flops[kind] > 0.0)
-            continue;
-        double amount = count > 0 ? r->sum.ops.flops[kind] : (double)r->sum.ops.bytes[kind];
-        if (amount <= 0.0)
+        double amount = count > 0 ? c->flops[kind] : c->bytes[kind];
+        if ((count > 0 ? !named : c->flops[kind] > 0.0) || amount <= 0.0)
             continue;
         work += amount;
-        seconds += r->sum.ops.seconds[kind];
+        seconds += c->times[step].op[kind];
     }
     return seconds > 0.0 ? work / seconds : 0.0;
 }
 
-static double gain(double together, double apart, int cores)
+static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
 {
-    return apart > 0.0 ? together / (apart * cores) : 1.0;
+    double values[QD_BENCH_MACHINE_STEPS];
+    for (int i = 0; i < c->steps; i++)
+        values[i] = rate_in(c, i, kinds, count);
+    return qd_rates_median(values, c->steps);
 }
 
-/* Ranks of one thread on all cores: rates of a core. */
-static qd_status measure_apart(const qd_config *config, int warm_up, run *r, qd_bench_machine *m, double *work)
+/* What the cores reach together over the sum of what they reach apart, step by step. */
+static double gain(const crew *together, const crew *apart, const qd_op_kind *kinds, int count)
 {
-    qd_random_tokens random = {.seed = config->seed, .vocab = config->model.vocab};
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team = NULL;
-    qd_status status;
-    qd_rates rates = {.hidden = config->model.hidden, .ffn = config->model.ffn, .ranks = config->world};
-    rates.seconds = calloc((size_t)config->world * QD_RATE_RUNS * QD_RATE_KINDS * QD_RATE_SHAPES, sizeof(double));
-    if (!rates.seconds)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the times of products");
-    QD_TRY_DONE(qd_team_create(config, &source, &team));
-    const qd_program *program = qd_team_program(team);
-    rates.rows = program->strategy.micro_batch * program->strategy.seq;
-    QD_TRY_DONE(take_steps(team, warm_up, r));
-    QD_TRY_DONE(qd_team_call(team, r->ranks > 1 ? qd_rates_measure : qd_rates_products, &rates));
-    /* The rate is that of the step, which has more to do between products; the fit says how it depends on shapes. */
-    for (int kind = 0; kind < QD_RATE_KINDS; kind++) {
-        double seconds = r->sum.ops.seconds[of_product[kind]] / (r->ranks * r->steps);
-        m->product[kind] = rates.product[kind];
-        m->product[kind].flops *= seconds > 0.0 ? fitted(program, &rates.product[kind], of_product[kind]) / seconds : 1.0;
+    double values[QD_BENCH_MACHINE_STEPS];
+    for (int i = 0; i < apart->steps; i++) {
+        double alone = rate_in(apart, i, kinds, count);
+        values[i] = alone > 0.0 ? rate_in(together, i, kinds, count) / (alone * apart->ranks) : 1.0;
     }
-    memcpy(m->exchange, rates.exchange, sizeof m->exchange);
-    m->meeting = qd_rates_meeting(&rates, rates.work);
-    *work = rates.work;
-    m->peak = r->peak;
-    /* Gradients are read for the norm; the rest is the optimizer's. */
-    double elements = (double)qd_model_parameters(&config->model), bytes = qd_update_bytes(&program->strategy) + (double)qd_dtype_size(program->strategy.grad);
-    m->update = elements * bytes * r->ranks * r->steps / (r->sum.action_seconds[QD_ACTION_UPDATE] + r->sum.action_seconds[QD_ACTION_SQUARES]);
-done:
-    qd_team_destroy(team);
-    free(rates.seconds);
-    return status;
+    return qd_rates_median(values, apart->steps);
 }
 
-/* Two ranks to a core, which take turns. work: of the products on one rank with a core of its own. Where there is one core, no others
- * have exchanged. */
-static qd_status measure_crowd(const qd_config *config, double work, qd_bench_machine *m)
+/* A rank's part in summing the gradients of a step. */
+static double sums(const crew *c, const qd_bench_exchange *sum)
 {
-    qd_random_tokens random = {.seed = config->seed, .vocab = config->model.vocab};
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team = NULL;
-    qd_status status;
-    qd_rates rates = {.hidden = config->model.hidden, .ffn = config->model.ffn, .ranks = config->world};
-    rates.seconds = calloc((size_t)config->world * QD_RATE_RUNS * QD_RATE_KINDS * QD_RATE_SHAPES, sizeof(double));
-    if (!rates.seconds)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the times of products");
-    QD_TRY_DONE(qd_team_create(config, &source, &team));
-    rates.rows = qd_team_program(team)->strategy.micro_batch * qd_team_program(team)->strategy.seq;
-    QD_TRY_DONE(qd_team_call(team, m->cores > 1 ? qd_rates_products : qd_rates_measure, &rates));
-    /* The ranks of a core share the loss as they share the core, and so the time of an exchange. */
-    double share = (double)m->cores / config->world;
-    m->meeting_crowd = qd_rates_meeting(&rates, work / share) * share;
-    for (int kind = 0; kind < QD_RATE_EXCHANGES && m->cores == 1; kind++)
-        m->exchange[kind] = (qd_bench_exchange){rates.exchange[kind].latency * share, rates.exchange[kind].bandwidth / share};
-done:
-    qd_team_destroy(team);
-    free(rates.seconds);
-    return status;
+    return 2.0 * (c->ranks - 1.0) / c->ranks * (double)qd_model_parameters(&c->config.model) * (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
 }
 
-/* One rank with a thread per core. */
-static qd_status measure_together(const qd_config *config, int warm_up, run *r)
+/* Computing of a rank, from the medians that the rates are taken from; fixed: only what does not depend on the batch. */
+static double computing(const crew *c, bool fixed)
 {
-    qd_random_tokens random = {.seed = config->seed, .vocab = config->model.vocab};
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team = NULL;
-    qd_status status = qd_team_create(config, &source, &team);
-    if (status == QD_OK)
-        status = take_steps(team, warm_up, r);
-    qd_team_destroy(team);
-    return status;
+    static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
+    double sum = 0.0;
+    for (int kind = 0; kind < QD_OP_KIND_COUNT && !fixed; kind++)
+        sum += median_of(c, offsetof(step_times, op) + (size_t)kind * sizeof(double));
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        sum += median_of(c, offsetof(step_times, action) + actions[i] * sizeof(double));
+    return sum;
+}
+
+/* How much longer a step takes than its computing and its sums: what else is not computing is waiting for the last rank, and the
+ * interpreter. */
+static double late(const crew *c, const qd_bench_exchange *sum)
+{
+    return fmax(0.0, (median_of(c, offsetof(step_times, seconds)) - sums(c, sum)) / computing(c, false) - 1.0);
+}
+
+/* The same of ranks that share cores: than those of the ranks apart, who compute with a core each, would take in turn. */
+static double late_crowd(const crew *crowd, const crew *apart, const qd_bench_exchange *sum)
+{
+    double turns = (double)crowd->ranks / apart->ranks, fixed = computing(apart, true);
+    double batch = (double)crowd->config.global_batch / crowd->ranks / ((double)apart->config.global_batch / apart->ranks);
+    double alone = turns * (batch * (computing(apart, false) - fixed) + fixed + sums(crowd, sum));
+    return fmax(0.0, median_of(crowd, offsetof(step_times, seconds)) / alone - 1.0);
 }
 
 /* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
@@ -221,45 +201,119 @@ static qd_status resolve(const qd_options *options, int ranks, int threads, int6
     return QD_OK;
 }
 
-qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *m)
+static qd_status open_crew(const qd_options *options, int ranks, int threads, int64_t batch, int steps, crew *c)
+{
+    QD_TRY(resolve(options, ranks, threads, batch, &c->options, &c->config));
+    c->ranks = ranks;
+    c->random = (qd_random_tokens){.seed = c->config.seed, .vocab = c->config.model.vocab};
+    c->source = qd_random_source(&c->random);
+    c->profiles = calloc((size_t)ranks, sizeof *c->profiles);
+    c->times = calloc((size_t)steps, sizeof *c->times);
+    if (!c->profiles || !c->times)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the profiles of %d ranks", ranks);
+    QD_TRY(qd_team_create(&c->config, &c->source, &c->team));
+    return qd_team_call(c->team, begin, c);
+}
+
+static void close_crew(crew *c)
+{
+    qd_team_destroy(c->team);
+    qd_options_destroy(c->options);
+    free(c->profiles);
+    free(c->times);
+}
+
+/* Rates of a core, from ranks of one thread on all cores: the rate of a product is that of the step, which has more to do between
+ * products; the fit says how it depends on shapes. */
+static void fill_rates(const crew *apart, const qd_rates *rates, qd_bench_machine *m)
 {
     static const qd_op_kind attention[2] = {QD_OP_ATTENTION, QD_OP_ATTENTION_GRAD};
-    int cores = qd_cores_allowed();
-    qd_config apart_config, together_config, crowd_config;
-    double work = 0.0;
+    const qd_program *program = qd_team_program(apart->team);
+    for (int kind = 0; kind < QD_RATE_KINDS; kind++) {
+        double seconds = median_of(apart, offsetof(step_times, op) + of_product[kind] * sizeof(double));
+        qd_rates_product(rates, kind, &m->product[kind]);
+        m->product[kind].flops *= seconds > 0.0 ? fitted(program, &m->product[kind], of_product[kind]) / seconds : 1.0;
+    }
+    for (int i = 0; i < 2; i++) {
+        m->attention[i] = rate_of(apart, &attention[i], 1);
+        m->part[i] = qd_rates_part(rates, i == 1);
+    }
+    m->stream = rate_of(apart, NULL, 0);
+    /* Gradients are read for the norm; the rest is the optimizer's. */
+    double elements = (double)qd_model_parameters(&apart->config.model), bytes = qd_update_bytes(&program->strategy) + (double)qd_dtype_size(program->strategy.grad);
+    m->update = elements * bytes / (median_of(apart, offsetof(step_times, action) + QD_ACTION_UPDATE * sizeof(double)) +
+                                    median_of(apart, offsetof(step_times, action) + QD_ACTION_SQUARES * sizeof(double)));
+    m->step_seconds = median_of(apart, offsetof(step_times, seconds));
+    m->peak = median_of(apart, offsetof(step_times, peak));
+}
+
+static void fill_gains(const crew *together, const crew *apart, qd_bench_machine *m)
+{
+    static const qd_op_kind attention[2] = {QD_OP_ATTENTION, QD_OP_ATTENTION_GRAD};
+    m->together[0] = gain(together, apart, of_product, QD_RATE_KINDS);
+    m->together[1] = gain(together, apart, attention, 2);
+    m->together[2] = gain(together, apart, NULL, 0);
+}
+
+enum { APART, TOGETHER, CROWD, CREWS };
+
+/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. */
+static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
+{
+    enum { RUNS_PER_STEP = 2 };
+    for (int i = -warm_up; i < steps; i++) {
+        for (int c = 0; c < CREWS; c++)
+            QD_TRY(take_step(&crews[c], i >= 0));
+        for (int run = 0; run < RUNS_PER_STEP && i >= 0; run++) {
+            QD_TRY(qd_rates_run(apart));
+            QD_TRY(qd_rates_run(crowd));
+        }
+    }
+    return QD_OK;
+}
+
+qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *m)
+{
+    int cores = qd_cores_allowed(), met = cores > 1 ? cores : 2;
+    crew crews[CREWS] = {{0}};
+    qd_rates *apart = NULL, *crowd = NULL;
     memset(m, 0, sizeof *m);
     m->cores = cores;
     if (strcmp(qd_options_string(options, "run.device"), "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "run.device is %s: the figures are those of processors; measure them with run.device=cpu, and take a built-in cluster for accelerators",
                        qd_options_string(options, "run.device"));
-    qd_options *own[3] = {NULL, NULL, NULL};
-    run apart = {.ranks = cores, .steps = steps}, together = {.ranks = 1, .steps = steps};
+    if (steps > QD_BENCH_MACHINE_STEPS)
+        return QD_FAIL(QD_USAGE, "bench machine: %d steps are more than it takes a median of: at most %d", steps, QD_BENCH_MACHINE_STEPS);
     /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as many sequences in both crowds. */
     int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
     int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
+    int64_t crowd_batch = micro > 0 ? (batch + 2 * each - 1) / (2 * each) * 2 * each : 2 * batch;
     qd_status status;
-    QD_TRY_DONE(resolve(options, apart.ranks, 1, batch, &own[0], &apart_config));
-    QD_TRY_DONE(resolve(options, 1, cores, batch, &own[1], &together_config));
-    QD_TRY_DONE(resolve(options, 2 * cores, 1, 2 * cores * (micro > 0 ? micro : batch / cores), &own[2], &crowd_config));
-    QD_TRY_DONE(measure_apart(&apart_config, warm_up, &apart, m, &work));
-    QD_TRY_DONE(measure_crowd(&crowd_config, work, m));
-    QD_TRY_DONE(measure_together(&together_config, warm_up, &together));
-    m->attention[0] = rate_of(&apart, &attention[0], 1);
-    m->attention[1] = rate_of(&apart, &attention[1], 1);
-    m->stream = rate_of(&apart, NULL, 0);
-    m->together[0] = gain(rate_of(&together, of_product, QD_RATE_KINDS), rate_of(&apart, of_product, QD_RATE_KINDS), cores);
-    m->together[1] = gain(rate_of(&together, attention, 2), rate_of(&apart, attention, 2), cores);
-    m->together[2] = gain(rate_of(&together, NULL, 0), rate_of(&apart, NULL, 0), cores);
-    m->step_seconds = apart.seconds;
-    /* Gradients are summed once per step; what else is not computing is waiting for the last rank, and the interpreter. */
-    double sums = 2.0 * (apart.ranks - 1.0) / apart.ranks * (double)qd_model_parameters(&apart_config.model) *
-                  (double)qd_dtype_size(apart_config.strategy.grad) / m->exchange[QD_RATE_SUM].bandwidth;
-    m->late[0] = fmax(0.0, together.seconds / together.busy - 1.0);
-    m->late[1] = fmax(0.0, (apart.seconds - sums) / apart.busy - 1.0);
+    QD_TRY_DONE(open_crew(options, cores, 1, batch, steps, &crews[APART]));
+    QD_TRY_DONE(open_crew(options, 1, cores, batch, steps, &crews[TOGETHER]));
+    QD_TRY_DONE(open_crew(options, 2 * cores, 1, crowd_batch, steps, &crews[CROWD]));
+    QD_TRY_DONE(qd_rates_create(crews[APART].team, &crews[APART].config, met, false, 2 * steps, &apart));
+    QD_TRY_DONE(qd_rates_create(crews[CROWD].team, &crews[CROWD].config, met, cores > 1, 2 * steps, &crowd));
+    QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
+    fill_rates(&crews[APART], apart, m);
+    fill_gains(&crews[TOGETHER], &crews[APART], m);
+    /* The ranks of a core share the loss of meeting as they share the core, and so the time of an exchange; on one core only a crowd
+     * exchanges. */
+    double share = cores > 1 ? 1.0 : 0.5;
+    for (int kind = 0; kind < QD_RATE_EXCHANGES; kind++) {
+        qd_rates_exchange(cores > 1 ? apart : crowd, kind, &m->exchange[kind]);
+        m->exchange[kind].latency *= share;
+        m->exchange[kind].bandwidth /= share;
+    }
+    m->meeting = qd_rates_meeting(apart);
+    m->meeting_crowd = 0.5 * qd_rates_meeting(crowd);
+    m->late[0] = late(&crews[TOGETHER], &m->exchange[QD_RATE_SUM]);
+    m->late[1] = late(&crews[APART], &m->exchange[QD_RATE_SUM]);
+    m->late[2] = late_crowd(&crews[CROWD], &crews[APART], &m->exchange[QD_RATE_SUM]);
 done:
-    free(apart.profiles);
-    free(together.profiles);
-    for (int i = 0; i < 3; i++)
-        qd_options_destroy(own[i]);
+    qd_rates_destroy(apart);
+    qd_rates_destroy(crowd);
+    for (int c = 0; c < CREWS; c++)
+        close_crew(&crews[c]);
     return status;
 }

@@ -172,29 +172,47 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
-/* Each step between two looks at what the machine can do just then: on a shared machine that moves. */
-static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_bench_step_result *r)
+/* One step to its end: it returns before its last kernels have run. */
+static qd_status time_step(qd_team *team, double *seconds)
+{
+    double begin = qd_clock_now();
+    QD_TRY(run_steps(team, 1));
+    QD_TRY(qd_team_call(team, wait_for_device, NULL));
+    *seconds = qd_clock_now() - begin;
+    return QD_OK;
+}
+
+/* Each step between two looks at what the machine can do just then: on a shared machine that moves. other: takes a step before each of them and
+ * one at the end; NULL: there is none. */
+static qd_status time_steps(qd_team *team, qd_team *other, int steps, double ceiling, qd_bench_step_result *r)
 {
     qd_status status;
-    double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
+    double *times = calloc((size_t)steps * 4 + 1, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
+    double *ratios = steps_per_flop + steps, *others = ratios + steps;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
     /* An accelerator is nobody else's, and products between the steps would only warm it up. */
     bool look = qd_device_get_caps(qd_team_device(team))->host_memory;
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
+    if (other)
+        QD_TRY_DONE(time_step(other, &others[0]));
     for (int i = 0; i < steps; i++, before = after) {
-        double begin = qd_clock_now();
-        QD_TRY_DONE(run_steps(team, 1));
-        QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL)); /* a step returns before its last kernels have run */
-        times[i] = qd_clock_now() - begin;
+        QD_TRY_DONE(time_step(team, &times[i]));
         if (look)
             QD_TRY_DONE(qd_team_call(team, measure_now, &after));
+        if (other)
+            QD_TRY_DONE(time_step(other, &others[i + 1]));
+        ratios[i] = times[i] / (0.5 * (others[i] + others[i + 1]));
         steps_per_flop[i] = 1.0 / (times[i] * 0.5 * (before + after));
         r->table.beside_flops += 0.5 * (before + after) / steps;
     }
     r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, once multiplied by its FLOPs */
     r->step_seconds = take_median(times, steps);
+    if (other) {
+        r->over_other = take_median(ratios, steps);
+        r->other_seconds = take_median(others, steps + 1);
+    }
 done:
     free(times);
     return status;
@@ -229,11 +247,11 @@ static qd_status fill_memory(qd_bench_step_result *r, qd_team *team, qd_device *
     return QD_OK;
 }
 
-qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_bench_step_result *result)
+qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result)
 {
     memset(result, 0, sizeof *result);
-    qd_config config;
-    qd_team *team = NULL;
+    qd_config config, other_config;
+    qd_team *team = NULL, *other = NULL;
     qd_step_profile *profile = calloc(1, sizeof *profile);
     qd_ceiling ceiling;
     qd_status status = profile ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a profile");
@@ -242,7 +260,15 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     QD_TRY_DONE(qd_config_resolve(options, 0, &config));
     qd_random_tokens random = {.seed = config.seed, .vocab = config.model.vocab};
     qd_batch_source source = qd_random_source(&random);
+    qd_random_tokens other_random = random;
+    qd_batch_source other_source = qd_random_source(&other_random);
     QD_TRY_DONE(qd_team_create(&config, &source, &team));
+    if (in_turn) {
+        QD_TRY_DONE(qd_config_resolve(in_turn, 0, &other_config));
+        other_random = (qd_random_tokens){.seed = other_config.seed, .vocab = other_config.model.vocab};
+        QD_TRY_DONE(qd_team_create(&other_config, &other_source, &other));
+        QD_TRY_DONE(run_steps(other, warm_up));
+    }
     QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     qd_device *device = qd_team_device(team);
     QD_TRY_DONE(run_steps(team, warm_up));
@@ -253,7 +279,7 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
     qd_dispatched before, after;
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
-    QD_TRY_DONE(time_steps(team, steps, ceiling.fma_flops, result));
+    QD_TRY_DONE(time_steps(team, other, steps, ceiling.fma_flops, result));
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
@@ -275,6 +301,7 @@ qd_status qd_bench_step(const qd_options *options, int warm_up, int steps, qd_be
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
     fill_rows(result, profile, steps, !qd_device_get_caps(device)->host_memory && config.strategy.overlap);
 done:
+    qd_team_destroy(other);
     qd_team_destroy(team);
     free(profile);
     return status;
