@@ -131,12 +131,12 @@ typedef struct qd_bench_machine {
     double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
     qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
     double meeting, meeting_crowd; /* seconds by which products take longer when ranks meet after each: with a core to each rank, with two ranks to a core */
-    double late[3];                /* how much longer a step takes than its computing and its sums: one rank, a rank per core (which wait for
-                                      the last), two ranks per core (which take turns) */
+    double late[3];                /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
+                                      the last); products of two ranks per core, which take turns */
 } qd_bench_machine;
 
-/* Steps of the configured model with a rank on each core, with one rank on all of them and with two ranks on each; products around its
- * shapes; exchanges: all in turn, and medians over the steps. Ranks are threads of this process. */
+/* Steps of the configured model with a rank on each core and with one rank on all of them; products around its shapes, also with two ranks on
+ * each core; exchanges: all in turn, and medians over the steps. Ranks are threads of this process. */
 enum { QD_BENCH_MACHINE_STEPS = 100 };
 qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 

@@ -32,6 +32,9 @@ double qd_cost_products(const qd_cluster *cluster, double groups, double m, doub
 /* A kernel that moves bytes. */
 double qd_cost_stream(const qd_cluster *cluster, double bytes);
 
+/* How much slower computation is beside a collective, as a share of its rate. */
+double qd_cost_collective_load(const qd_cluster *cluster);
+
 /* One op of a class; ops that communicate cost nothing here. */
 qd_cost qd_cost_op(const qd_cluster *cluster, const qd_model *model, const qd_module_class *class_, const qd_op *op);
 

@@ -33,8 +33,8 @@ typedef struct qd_processor {
     double together[3];           /* products, attention, streams: what all cores reach on one rank's work, over the sum of their rates */
     qd_exchange_rate sum, gather, scatter, send;
     double meeting, meeting_crowd; /* seconds by which a product takes longer when ranks meet after it: with a core to each rank, with several ranks to a core */
-    double late[3];               /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest, of more
-                                     ranks than cores, which take turns */
+    double late[3];               /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest; products of
+                                     more ranks than cores, which take turns */
 } qd_processor;
 
 /* From the keys processor.*; cores 0: there are none. QD_USAGE names the key that is missing or is not as it should be. */

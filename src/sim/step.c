@@ -5,10 +5,6 @@
 #include <string.h>
 
 enum { LINK_NODE = 1, LINK_NETWORK = 2 };
-/* How much slower computation is beside a collective, which takes multiprocessors, memory bandwidth and power from it: 18.9 % in the mean
- * on A100 and H100 (arXiv:2507.03114). */
-static const float COLLECTIVE_LOAD = 0.19f;
-
 unsigned qd_step_axes(const qd_program *p, const qd_action *a)
 {
     return a->group >= 0 ? p->groups[a->group].axes : 0;
@@ -65,7 +61,7 @@ static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *i
     item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span) + qd_processor_meeting(&p->cluster->processor);
     item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
     if (a->stream == QD_STREAM_COMM)
-        item->load = p->cluster->accelerator.units > 0 ? COLLECTIVE_LOAD : 0.0f;
+        item->load = (float)qd_cost_collective_load(p->cluster);
 }
 
 bool qd_step_takes_time(const qd_action *a)

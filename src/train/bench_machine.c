@@ -107,8 +107,8 @@ static double fitted(const qd_program *p, const qd_bench_product *product, qd_op
 
 static const qd_op_kind of_product[] = {QD_OP_LINEAR, QD_OP_LINEAR_DX, QD_OP_LINEAR_DW};
 
-/* Bytes per second, or FLOPs per second, of ops in a step: those named, or without names all that only move bytes. */
-static double rate_in(const crew *c, int step, const qd_op_kind *kinds, int count)
+/* Bytes per second, or FLOPs per second, of ops: those named, or without names all that only move bytes. */
+static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
 {
     double work = 0.0, seconds = 0.0;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
@@ -119,28 +119,16 @@ static double rate_in(const crew *c, int step, const qd_op_kind *kinds, int coun
         if ((count > 0 ? !named : c->flops[kind] > 0.0) || amount <= 0.0)
             continue;
         work += amount;
-        seconds += c->times[step].op[kind];
+        seconds += median_of(c, offsetof(step_times, op) + (size_t)kind * sizeof(double));
     }
     return seconds > 0.0 ? work / seconds : 0.0;
 }
 
-static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
-{
-    double values[QD_BENCH_MACHINE_STEPS];
-    for (int i = 0; i < c->steps; i++)
-        values[i] = rate_in(c, i, kinds, count);
-    return qd_rates_median(values, c->steps);
-}
-
-/* What the cores reach together over the sum of what they reach apart, step by step. */
+/* What the cores reach together over the sum of what they reach apart. */
 static double gain(const crew *together, const crew *apart, const qd_op_kind *kinds, int count)
 {
-    double values[QD_BENCH_MACHINE_STEPS];
-    for (int i = 0; i < apart->steps; i++) {
-        double alone = rate_in(apart, i, kinds, count);
-        values[i] = alone > 0.0 ? rate_in(together, i, kinds, count) / (alone * apart->ranks) : 1.0;
-    }
-    return qd_rates_median(values, apart->steps);
+    double alone = rate_of(apart, kinds, count);
+    return alone > 0.0 ? rate_of(together, kinds, count) / (alone * apart->ranks) : 1.0;
 }
 
 /* A rank's part in summing the gradients of a step. */
@@ -149,32 +137,17 @@ static double sums(const crew *c, const qd_bench_exchange *sum)
     return 2.0 * (c->ranks - 1.0) / c->ranks * (double)qd_model_parameters(&c->config.model) * (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
 }
 
-/* Computing of a rank, from the medians that the rates are taken from; fixed: only what does not depend on the batch. */
-static double computing(const crew *c, bool fixed)
-{
-    static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
-    double sum = 0.0;
-    for (int kind = 0; kind < QD_OP_KIND_COUNT && !fixed; kind++)
-        sum += median_of(c, offsetof(step_times, op) + (size_t)kind * sizeof(double));
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
-        sum += median_of(c, offsetof(step_times, action) + actions[i] * sizeof(double));
-    return sum;
-}
-
-/* How much longer a step takes than its computing and its sums: what else is not computing is waiting for the last rank, and the
- * interpreter. */
+/* How much longer a step takes than its computing, by the medians that the rates are taken from, and its sums: what else is not computing is waiting
+ * for the last rank, and the interpreter. */
 static double late(const crew *c, const qd_bench_exchange *sum)
 {
-    return fmax(0.0, (median_of(c, offsetof(step_times, seconds)) - sums(c, sum)) / computing(c, false) - 1.0);
-}
-
-/* The same of ranks that share cores: than those of the ranks apart, who compute with a core each, would take in turn. */
-static double late_crowd(const crew *crowd, const crew *apart, const qd_bench_exchange *sum)
-{
-    double turns = (double)crowd->ranks / apart->ranks, fixed = computing(apart, true);
-    double batch = (double)crowd->config.global_batch / crowd->ranks / ((double)apart->config.global_batch / apart->ranks);
-    double alone = turns * (batch * (computing(apart, false) - fixed) + fixed + sums(crowd, sum));
-    return fmax(0.0, median_of(crowd, offsetof(step_times, seconds)) / alone - 1.0);
+    static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
+    double computing = 0.0;
+    for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++)
+        computing += median_of(c, offsetof(step_times, op) + (size_t)kind * sizeof(double));
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        computing += median_of(c, offsetof(step_times, action) + actions[i] * sizeof(double));
+    return fmax(0.0, (median_of(c, offsetof(step_times, seconds)) - sums(c, sum)) / computing - 1.0);
 }
 
 /* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
@@ -255,14 +228,14 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
     m->together[2] = gain(together, apart, NULL, 0);
 }
 
-enum { APART, TOGETHER, CROWD, CREWS };
+enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps */
 
 /* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
 {
     enum { RUNS_PER_STEP = 2 };
     for (int i = -warm_up; i < steps; i++) {
-        for (int c = 0; c < CREWS; c++)
+        for (int c = 0; c < CROWD; c++)
             QD_TRY(take_step(&crews[c], i >= 0));
         for (int run = 0; run < RUNS_PER_STEP && i >= 0; run++) {
             QD_TRY(qd_rates_run(apart));
@@ -287,11 +260,10 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as many sequences in both crowds. */
     int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
     int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
-    int64_t crowd_batch = micro > 0 ? (batch + 2 * each - 1) / (2 * each) * 2 * each : 2 * batch;
     qd_status status;
     QD_TRY_DONE(open_crew(options, cores, 1, batch, steps, &crews[APART]));
     QD_TRY_DONE(open_crew(options, 1, cores, batch, steps, &crews[TOGETHER]));
-    QD_TRY_DONE(open_crew(options, 2 * cores, 1, crowd_batch, steps, &crews[CROWD]));
+    QD_TRY_DONE(open_crew(options, 2 * cores, 1, micro > 0 ? 2 * each : 2 * batch, steps, &crews[CROWD]));
     QD_TRY_DONE(qd_rates_create(crews[APART].team, &crews[APART].config, met, false, 2 * steps, &apart));
     QD_TRY_DONE(qd_rates_create(crews[CROWD].team, &crews[CROWD].config, met, cores > 1, 2 * steps, &crowd));
     QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
@@ -309,7 +281,7 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     m->meeting_crowd = 0.5 * qd_rates_meeting(crowd);
     m->late[0] = late(&crews[TOGETHER], &m->exchange[QD_RATE_SUM]);
     m->late[1] = late(&crews[APART], &m->exchange[QD_RATE_SUM]);
-    m->late[2] = late_crowd(&crews[CROWD], &crews[APART], &m->exchange[QD_RATE_SUM]);
+    m->late[2] = qd_rates_turns(crowd, apart);
 done:
     qd_rates_destroy(apart);
     qd_rates_destroy(crowd);

@@ -280,11 +280,24 @@ double qd_rates_part(const qd_rates *r, bool backward)
     return count > 0 ? fmax(0.0, sum / count) : 0.0;
 }
 
+static double lasted(const double times[2])
+{
+    return times[1] - times[0];
+}
+
+double qd_rates_turns(const qd_rates *crowd, const qd_rates *apart)
+{
+    double *values = crowd->sorted;
+    for (int run = 0; run < crowd->runs; run++)
+        values[run] = lasted(crowd->samples[run].apart) * apart->ranks / (lasted(apart->samples[run].apart) * crowd->ranks);
+    return fmax(0.0, qd_rates_median(values, crowd->runs) - 1.0);
+}
+
 double qd_rates_meeting(const qd_rates *r)
 {
     double *values = r->sorted;
     for (int run = 0; run < r->runs; run++)
-        values[run] = r->samples[run].met[1] - r->samples[run].met[0] - (r->samples[run].apart[1] - r->samples[run].apart[0]);
+        values[run] = lasted(r->samples[run].met) - lasted(r->samples[run].apart);
     return r->runs > 0 ? fmax(0.0, qd_rates_median(values, r->runs)) / (QD_RATE_KINDS * QD_RATE_SHAPES) : 0.0;
 }
 

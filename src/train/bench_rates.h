@@ -29,6 +29,9 @@ double qd_rates_part(const qd_rates *rates, bool backward);
 /* Seconds by which products take longer when the ranks meet after each of them, per meeting. */
 double qd_rates_meeting(const qd_rates *rates);
 
+/* How much longer ranks that share cores take for their products in turn, without meeting, than the ranks of a core each do: 0 and up. */
+double qd_rates_turns(const qd_rates *crowd, const qd_rates *apart);
+
 /* The middle one; sorts the values. */
 double qd_rates_median(double *values, int count);
 

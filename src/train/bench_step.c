@@ -191,8 +191,9 @@ static qd_status time_steps(qd_team *team, qd_team *other, int steps, double cei
     double *ratios = steps_per_flop + steps, *others = ratios + steps;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
-    /* An accelerator is nobody else's, and products between the steps would only warm it up. */
-    bool look = qd_device_get_caps(qd_team_device(team))->host_memory;
+    /* An accelerator is nobody else's, and products between the steps would only warm it up. Beside another configuration they would come before
+     * one's steps and not before the other's. */
+    bool look = qd_device_get_caps(qd_team_device(team))->host_memory && !other;
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
     if (other)

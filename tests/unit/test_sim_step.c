@@ -173,22 +173,28 @@ static void nothing_is_passed_over(void **state)
 #undef EXPERTS
 }
 
-/* A machine of two cores in round figures. */
-static qd_sim_report on_processors(const char *words)
+/* A machine of two cores in round figures, but for those of parts of attention and of being late. */
+static qd_sim_report on_machine(const char *parts, const char *late, const char *words)
 {
-    static const char text[] = "accelerator:\n  peak_tflops: 0.3\n  product_tflops: 0.2\n  bandwidth_gbs: 20\n  memory_gib: 16\n"
-                               "node:\n  size: 4096\n  bandwidth_gbs: 10\n"
-                               "processor:\n  cores: 2\n  forward: 100 0 0 0\n  inputs: 100 64 0 0\n  weights: 100 0 0 0\n  attention: 50 50\n"
-                               "  bytes: 10 20\n  together: 0.8 0.8 0.8\n  sum: 1 10\n  gather: 1 10\n  scatter: 1 10\n  send: 1 10\n"
-                               "  meeting: 1000 0\n  late: 0 0\n";
+    char text[640];
+    int length = snprintf(text, sizeof text, "accelerator:\n  peak_tflops: 0.3\n  product_tflops: 0.2\n  bandwidth_gbs: 20\n  memory_gib: 16\n"
+                          "node:\n  size: 4096\n  bandwidth_gbs: 10\n"
+                          "processor:\n  cores: 2\n  forward: 100 0 0 0\n  inputs: 100 64 0 0\n  weights: 100 0 0 0\n  attention: 50 50\n"
+                          "  parts: %s\n  bytes: 10 20\n  together: 0.8 0.8 0.8\n  sum: 1 10\n  gather: 1 10\n  scatter: 1 10\n  send: 1 10\n"
+                          "  meeting: 1000 0\n  late: %s\n", parts, late);
     char path[] = "/tmp/quadrille-processors-XXXXXX";
     int file = mkstemp(path);
-    assert_true(file >= 0 && write(file, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    assert_true(file >= 0 && length < (int)sizeof text && write(file, text, (size_t)length) == length);
     close(file);
     qd_sim_report r = simulated(path, "model.arch=gpt2 model.layers=4 model.hidden=256 model.heads=4 model.vocab=512 data.seq=128 "
                                       "train.global_batch=8 train.micro_batch=1 %s", words);
     unlink(path);
     return r;
+}
+
+static qd_sim_report on_processors(const char *words)
+{
+    return on_machine("0 0", "0 0 0", words);
 }
 
 static double computing(const qd_sim_report *r)
@@ -215,6 +221,36 @@ static void processors(void **state)
     assert_true(longer.product_seconds < 0.95 * two.product_seconds);
 }
 
+/* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the slowest core, but stages of a pipeline have different
+ * work, and ranks that outnumber the cores take turns. */
+static void processors_are_uneven(void **state)
+{
+    (void)state;
+    qd_sim_report whole = on_processors("parallel.ranks=2 parallel.cp=2"), parts = on_machine("64 32", "0 0 0", "parallel.ranks=2 parallel.cp=2");
+    near("parts", parts.attention_seconds, whole.attention_seconds * (2.0 + 2.5 * 1.5) / 3.5, 1e-6);
+    static const struct {
+        const char *words;
+        double longer;
+    } cases[] = {{"parallel.ranks=1", 1.1}, {"parallel.ranks=2", 1.2}, {"parallel.ranks=2 parallel.tp=2", 1.2}, {"parallel.ranks=2 parallel.pp=2", 1.0},
+                 {"parallel.ranks=4", 1.4}, {"parallel.ranks=4 parallel.pp=2", 1.4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_sim_report even = on_processors(cases[i].words), uneven = on_machine("0 0", "0.1 0.2 0.4", cases[i].words);
+        near(cases[i].words, uneven.step_seconds, even.step_seconds * cases[i].longer, 1e-6);
+    }
+}
+
+/* What computes beside an exchange inside a module is slower by up to 19 % of its rate, as beside one between modules. */
+static void exchanges_slow_computation(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=llama3.1-8b parallel.ranks=8 parallel.cp=8 data.seq=32768 train.global_batch=1 train.precision=bf16";
+    qd_sim_report beside = simulated("h100", "%s", words), waiting = simulated("h100", "%s parallel.overlap=false", words);
+    assert_true(beside.attention_seconds > 1.02 * waiting.attention_seconds);
+    assert_true(beside.attention_seconds < waiting.attention_seconds / 0.81 * 1.0001);
+    assert_true(beside.step_seconds < waiting.step_seconds);
+    near("products, which nothing runs beside", beside.product_seconds, waiting.product_seconds, 0.01);
+}
+
 /* A machine's file without a figure is refused, and the key is named. */
 static void processors_need_all_figures(void **state)
 {
@@ -229,7 +265,7 @@ static void processors_need_all_figures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up),
+        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_are_uneven), cmocka_unit_test(exchanges_slow_computation), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up),
         cmocka_unit_test(offload), cmocka_unit_test(planning), cmocka_unit_test(software), cmocka_unit_test(nothing_is_passed_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
