@@ -96,6 +96,13 @@ class Simulate(program.ProgramTest):
             self.assertEqual(predicted["memory_bytes"], run["allocated_bytes"])
             self.assertIn("linear.dw", predicted["ops"])
             self.assertLessEqual({"linear", "attention.grad", "update"}, {row["name"] for row in run["rows"]} & set(predicted["ops"]))
+        other = self.path("other.yaml")
+        with open(other, "w", encoding="utf-8") as f:
+            f.write("model: {arch: gpt2, layers: 2, hidden: 64, heads: 2, vocab: 64}\ndata: {seq: 32}\ntrain: {global_batch: 64, micro_batch: 1}\n")
+        run = self.answer("bench", "step", *model, "--in-turn", other, "--warm-up", "1", "--repeat", "3")
+        self.assertLess(run["over_other"], 0.9)  # the other one has a multiple of the sequences
+        self.assertGreater(run["other_seconds"], run["step_seconds"])
+        self.one_line(self.run_program("bench", "step", *model, "--in-turn", self.path("none.yaml")), 2, "none.yaml")
 
     def test_any_configuration_of_this_machine(self):
         """Parallelism is left out, the batch is one that the ranks can share, and products have room for narrow models; not for accelerators."""
