@@ -141,7 +141,7 @@ static qd_status run_step(cli_call *call)
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share);
     if (r.over_other > 0.0)
-        printf("a step of the other configuration: %.3f s; ours takes %.3f of those before and after it\n", r.other_seconds, r.over_other);
+        printf("a step of the other configuration: %.3f s; ours takes %.3f of those in turn with it\n", r.other_seconds, r.over_other);
     printf("memory of rank 0: %.3f GiB planned, %.3f GiB allocated; workspace %.1f MiB (%s)", (double)r.planned_bytes * 0x1p-30,
            (double)r.allocated_bytes * 0x1p-30, (double)r.workspace_bytes * 0x1p-20, r.workspace);
     if (r.device_bytes > 0)

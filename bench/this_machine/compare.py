@@ -119,7 +119,7 @@ def main():
     a.add_argument("--seq", type=int, default=256)
     a.add_argument("--batch", type=int, default=8)
     a.add_argument("--micro-batch", type=int, default=1)
-    a.add_argument("--steps", type=int, default=9)
+    a.add_argument("--steps", type=int, default=10)
     a.add_argument("--machine-steps", type=int, default=11)
     a.add_argument("--warm-up", type=int, default=1)
     a.add_argument("--rounds", type=int, default=3)

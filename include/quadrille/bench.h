@@ -92,8 +92,8 @@ typedef struct qd_bench_step_result {
     double flops;                           /* executed per second, all ranks */
     double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
                              right before and after it */
-    double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, each held against those right
-                                               before and after it: medians. 0: there is none */
+    double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, two steps held against the
+                                               two between them: medians. 0: there is none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
     int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
     int64_t host_planned_bytes, host_allocated_bytes; /* the same in host memory: optimizer state that train.offload keeps there */

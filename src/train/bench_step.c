@@ -182,38 +182,54 @@ static qd_status time_step(qd_team *team, double *seconds)
     return QD_OK;
 }
 
-/* Each step between two looks at what the machine can do just then: on a shared machine that moves. other: takes a step before each of them and
- * one at the end; NULL: there is none. */
-static qd_status time_steps(qd_team *team, qd_team *other, int steps, double ceiling, qd_bench_step_result *r)
+/* Each step between two looks at what the machine can do just then: on a shared machine that moves. */
+static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_bench_step_result *r)
 {
     qd_status status;
-    double *times = calloc((size_t)steps * 4 + 1, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
-    double *ratios = steps_per_flop + steps, *others = ratios + steps;
+    double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
-    /* An accelerator is nobody else's, and products between the steps would only warm it up. Beside another configuration they would come before
-     * one's steps and not before the other's. */
-    bool look = qd_device_get_caps(qd_team_device(team))->host_memory && !other;
+    /* An accelerator is nobody else's, and products between the steps would only warm it up. */
+    bool look = qd_device_get_caps(qd_team_device(team))->host_memory;
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
-    if (other)
-        QD_TRY_DONE(time_step(other, &others[0]));
     for (int i = 0; i < steps; i++, before = after) {
         QD_TRY_DONE(time_step(team, &times[i]));
         if (look)
             QD_TRY_DONE(qd_team_call(team, measure_now, &after));
-        if (other)
-            QD_TRY_DONE(time_step(other, &others[i + 1]));
-        ratios[i] = times[i] / (0.5 * (others[i] + others[i + 1]));
         steps_per_flop[i] = 1.0 / (times[i] * 0.5 * (before + after));
         r->table.beside_flops += 0.5 * (before + after) / steps;
     }
     r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, once multiplied by its FLOPs */
     r->step_seconds = take_median(times, steps);
-    if (other) {
-        r->over_other = take_median(ratios, steps);
-        r->other_seconds = take_median(others, steps + 1);
+done:
+    free(times);
+    return status;
+}
+
+/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a scheduler's share for others does, then hits both alike, and a ratio is
+ * of two steps each. Nothing comes between the steps. */
+static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, qd_bench_step_result *r)
+{
+    qd_status status = QD_OK;
+    double *times = calloc((size_t)steps * 3, sizeof *times), *others = times + steps, *ratios = others + steps;
+    if (!times)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
+    int pairs = 0;
+    for (int i = 0; i < steps; i++) {
+        bool first = i % 2 == 0;
+        QD_TRY_DONE(time_step(first ? team : other, first ? &times[i] : &others[i]));
+        QD_TRY_DONE(time_step(first ? other : team, first ? &others[i] : &times[i]));
+        if (!first)
+            ratios[pairs++] = (times[i - 1] + times[i]) / (others[i - 1] + others[i]);
+        else if (i == steps - 1)
+            ratios[pairs++] = times[i] / others[i];
     }
+    r->over_other = take_median(ratios, pairs);
+    r->other_seconds = take_median(others, steps);
+    r->step_seconds = take_median(times, steps);
+    r->table.beside_flops = ceiling;
+    r->ceiling_share = 1.0 / (r->step_seconds * ceiling);
 done:
     free(times);
     return status;
@@ -280,7 +296,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
     qd_dispatched before, after;
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
-    QD_TRY_DONE(time_steps(team, other, steps, ceiling.fma_flops, result));
+    QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, result) : time_steps(team, steps, ceiling.fma_flops, result));
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
