@@ -152,10 +152,10 @@ static double late(const crew *c, const qd_bench_exchange *sum)
 
 /* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
  * freed by the caller. */
-static qd_status resolve(const qd_options *options, int ranks, int threads, int64_t batch, qd_options **own, qd_config *config)
+static qd_status resolve(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, qd_options **own, qd_config *config)
 {
     static const char *const alone[][2] = {
-        {"parallel.dp", "-1"}, {"parallel.zero", "0"}, {"parallel.dp_shard", "-1"}, {"parallel.reshard_after_forward", "true"},
+        {"parallel.dp", "-1"}, {"parallel.dp_shard", "-1"}, {"parallel.reshard_after_forward", "true"},
         {"parallel.tp", "1"}, {"parallel.tp_overlap", "1"},
         {"parallel.cp", "1"}, {"parallel.cp_mode", "ring"},
         {"parallel.pp", "1"}, {"parallel.layers", ""}, {"parallel.virtual_stages", "0"}, {"parallel.schedule", "1f1b"}, {"parallel.schedule_file", ""},
@@ -165,6 +165,7 @@ static qd_status resolve(const qd_options *options, int ranks, int threads, int6
     QD_TRY(qd_options_copy(options, own));
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
         QD_TRY(qd_options_set(*own, alone[i][0], alone[i][1]));
+    QD_TRY(qd_options_set(*own, "parallel.zero", zero));
     snprintf(text, sizeof text, "%d", ranks);
     QD_TRY(qd_options_set(*own, "parallel.ranks", text));
     snprintf(text, sizeof text, "%lld", (long long)batch);
@@ -174,9 +175,9 @@ static qd_status resolve(const qd_options *options, int ranks, int threads, int6
     return QD_OK;
 }
 
-static qd_status open_crew(const qd_options *options, int ranks, int threads, int64_t batch, int steps, crew *c)
+static qd_status open_crew(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, int steps, crew *c)
 {
-    QD_TRY(resolve(options, ranks, threads, batch, &c->options, &c->config));
+    QD_TRY(resolve(options, ranks, threads, zero, batch, &c->options, &c->config));
     c->ranks = ranks;
     c->random = (qd_random_tokens){.seed = c->config.seed, .vocab = c->config.model.vocab};
     c->source = qd_random_source(&c->random);
@@ -228,7 +229,7 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
     m->together[2] = gain(together, apart, NULL, 0);
 }
 
-enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps */
+enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: it shares its state out, for want of memory */
 
 /* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
@@ -261,9 +262,9 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
     int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
     qd_status status;
-    QD_TRY_DONE(open_crew(options, cores, 1, batch, steps, &crews[APART]));
-    QD_TRY_DONE(open_crew(options, 1, cores, batch, steps, &crews[TOGETHER]));
-    QD_TRY_DONE(open_crew(options, 2 * cores, 1, micro > 0 ? 2 * each : 2 * batch, steps, &crews[CROWD]));
+    QD_TRY_DONE(open_crew(options, cores, 1, "0", batch, steps, &crews[APART]));
+    QD_TRY_DONE(open_crew(options, 1, cores, "0", batch, steps, &crews[TOGETHER]));
+    QD_TRY_DONE(open_crew(options, 2 * cores, 1, "3", micro > 0 ? 2 * each : 2 * batch, steps, &crews[CROWD]));
     QD_TRY_DONE(qd_rates_create(crews[APART].team, &crews[APART].config, met, false, 2 * steps, &apart));
     QD_TRY_DONE(qd_rates_create(crews[CROWD].team, &crews[CROWD].config, met, cores > 1, 2 * steps, &crowd));
     QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
