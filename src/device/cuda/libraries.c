@@ -24,6 +24,9 @@
       cublasLtMatrixLayout_t g, const void *h, const void *i, cublasLtMatrixLayout_t j, void *k, \
       cublasLtMatrixLayout_t l, const cublasLtMatmulAlgo_t *m, void *n, size_t o, cudaStream_t p), (a, \
       b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)) \
+    X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtMatmulAlgoCapGetAttribute, (const \
+      cublasLtMatmulAlgo_t *a, cublasLtMatmulAlgoCapAttributes_t b, void *c, size_t d, size_t *e), (a, b, \
+      c, d, e)) \
     X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtMatmulAlgoCheck, (cublasLtHandle_t a, \
       cublasLtMatmulDesc_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatrixLayout_t \
       e, cublasLtMatrixLayout_t f, const cublasLtMatmulAlgo_t *g, cublasLtMatmulHeuristicResult_t *h), \

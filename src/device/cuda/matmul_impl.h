@@ -59,7 +59,7 @@ struct qd_cuda_products {
     int capacity, count;
 };
 
-enum { QD_PRODUCT_CANDIDATES = 32, QD_PRODUCT_SIBLINGS = 24, QD_PRODUCT_VARIANTS = 72 };
+enum { QD_PRODUCT_CANDIDATES = 32, QD_PRODUCT_SIBLINGS = 24, QD_PRODUCT_VARIANTS = 72, QD_PRODUCT_NEIGHBOURS = 96 };
 
 qd_product_key qd_product_key_of(const qd_matmul_args *a);
 
@@ -83,6 +83,10 @@ int qd_product_siblings(qd_cuda *cuda, const qd_product *product, const qd_produ
  * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best combination of what it knows. */
 int qd_product_variants(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *variants);
+/* Up to QD_PRODUCT_NEIGHBOURS more: the best candidate, which comes first, with one setting changed to each value that the library
+ * takes, whether it proposed that value or not. Called again, it goes on from the best of those. */
+int qd_product_neighbours(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
+                          qd_product_choice *neighbours);
 /* Whether the library takes an algorithm that was read from a text for this product, within the workspace. */
 bool qd_product_check(qd_cuda *cuda, const qd_product *product, const qd_product_choice *choice);
 /* Ways to split a call between epilogue and steps, the most fused first; returns how many, at most QD_PRODUCT_WAYS. */

@@ -214,7 +214,8 @@ static bool known(const qd_product_choice *choice, const qd_product_choice *amon
     return false;
 }
 
-static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice)
+/* waves: gets how often the algorithm's tiles fill the card; may be NULL. */
+static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice, float *waves)
 {
     cublasLtMatmulHeuristicResult_t result;
     if (cublasLtMatmulAlgoCheck(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, &choice->algorithm, &result) !=
@@ -222,6 +223,8 @@ static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice)
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > most_workspace)
         return false;
     choice->workspace_bytes = (int64_t)result.workspaceSize;
+    if (waves)
+        *waves = result.wavesCount;
     return true;
 }
 
@@ -251,7 +254,7 @@ int qd_product_siblings(qd_cuda *cuda, const qd_product *p, const qd_product_cho
         if (qd_product_build(&other, &p->choice) != QD_OK || qd_product_candidates(cuda, &other, offers, &offered) != QD_OK)
             qd_error_clear();
         for (int i = 0; i < offered && made < QD_PRODUCT_SIBLINGS; i++)
-            if (!known(&offers[i], candidates, count) && !known(&offers[i], siblings, made) && takes(cuda, p, &offers[i]))
+            if (!known(&offers[i], candidates, count) && !known(&offers[i], siblings, made) && takes(cuda, p, &offers[i], NULL))
                 siblings[made++] = offers[i];
         qd_product_unbuild(&other);
     }
@@ -268,8 +271,66 @@ int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_cho
             const qd_product_choice *from = &candidates[pair % count];
             qd_product_choice v = candidates[pair / count];
             if (algorithm_id(&v) == algorithm_id(from) && take_setting(&settings[s], &v, from) &&
-                !known(&v, candidates, count) && !known(&v, variants, made) && takes(cuda, p, &v))
+                !known(&v, candidates, count) && !known(&v, variants, made) && takes(cuda, p, &v, NULL))
                 variants[made++] = v;
+        }
+    }
+    return made;
+}
+
+/* The values of a setting that an algorithm knows, as far as they can be asked for: tiles and stages are listed, of the others
+ * there is a range. Returns how many. */
+static int values_of(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t setting, uint32_t *values, int most)
+{
+    uint32_t last = 0;
+    int count = 0;
+    size_t written = 0;
+    switch (setting) {
+    case CUBLASLT_ALGO_CONFIG_TILE_ID:
+    case CUBLASLT_ALGO_CONFIG_STAGES_ID: {
+        const bool tiles = setting == CUBLASLT_ALGO_CONFIG_TILE_ID;
+        if (cublasLtMatmulAlgoCapGetAttribute(algorithm, tiles ? CUBLASLT_ALGO_CAP_TILE_IDS : CUBLASLT_ALGO_CAP_STAGES_IDS, values,
+                                              (size_t)most * sizeof *values, &written) != CUBLAS_STATUS_SUCCESS)
+            return 0;
+        return (int)(written / sizeof *values);
+    }
+    case CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION:
+        if (cublasLtMatmulAlgoCapGetAttribute(algorithm, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, &last, sizeof last, &written) !=
+            CUBLAS_STATUS_SUCCESS)
+            return 0;
+        break;
+    case CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID:
+        last = CUBLASLT_CLUSTER_SHAPE_1x16x1; /* beyond it: shapes that no tile count is a multiple of */
+        break;
+    case CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING:
+        last = 1;
+        break;
+    default:
+        return 0;
+    }
+    for (uint32_t value = 0; value <= last && count < most; value++)
+        values[count++] = value;
+    return count;
+}
+
+int qd_product_neighbours(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
+                          qd_product_choice *neighbours)
+{
+    enum { MOST_VALUES = 1024, SMALLEST = 3 }; /* tiles of a third of the best one's size are not tried */
+    uint32_t values[MOST_VALUES];
+    qd_product_choice best = candidates[0];
+    float waves = 0, best_waves = 0;
+    int made = 0;
+    if (!takes(cuda, p, &best, &best_waves))
+        return 0;
+    for (int s = SETTINGS - 1; s >= 0; s--) { /* tiles, of which there are most, come last */
+        const cublasLtMatmulAlgoConfigAttributes_t name = settings[s].values[0].name;
+        const int offered = values_of(&best.algorithm, name, values, MOST_VALUES);
+        for (int i = 0; i < offered && made < QD_PRODUCT_NEIGHBOURS; i++) {
+            qd_product_choice n = best;
+            if (cublasLtMatmulAlgoConfigSetAttribute(&n.algorithm, name, &values[i], settings[s].values[0].size) == CUBLAS_STATUS_SUCCESS &&
+                !known(&n, candidates, count) && !known(&n, neighbours, made) && takes(cuda, p, &n, &waves) && waves < SMALLEST * best_waves)
+                neighbours[made++] = n;
         }
     }
     return made;

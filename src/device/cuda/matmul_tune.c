@@ -1,9 +1,9 @@
 /* The search for the fastest way to compute a product: every algorithm that cuBLASLt proposes, for each split between epilogue
  * and separate kernels, is run on random data (zeros would be faster than what training multiplies), then its proposals for
- * products of other sizes and variants of them. Buffers rotate so that what a small product reads is not in the cache. The few best are timed again: in turns, so
- * that a card that grows warm slows them alike, and back to back after a while of steady work, because under load the card
- * lowers its clock and then what needs less power wins. The best median stays; a variant must also give the favourite's
- * values. */
+ * products of other sizes, variants of them, and what differs from the best of all these in one setting, twice. Buffers rotate
+ * so that what a small product reads is not in the cache. The few best are timed again: in turns, so that a card that grows warm
+ * slows them alike, and back to back after a while of steady work, because under load the card lowers its clock and then what
+ * needs less power wins. The best median stays; a variant must also give the favourite's values. */
 #include "base/log.h"
 #include "device/cuda/matmul_impl.h"
 #include "device/cuda/search.h"
@@ -15,12 +15,12 @@
 enum {
     ROUNDS = 9,
     MOST_SETS = 8,
-    FAVOURITES = 4,
+    FAVOURITES = 6,
     MOST_BATCH = 16,
-    SEEDS = QD_PRODUCT_CANDIDATES + QD_PRODUCT_SIBLINGS,
-    MOST_PER_WAY = SEEDS + QD_PRODUCT_VARIANTS,
+    HOPELESS = 2,
+    MOST_PER_WAY = QD_PRODUCT_CANDIDATES + QD_PRODUCT_SIBLINGS + QD_PRODUCT_VARIANTS + 2 * QD_PRODUCT_NEIGHBOURS,
 };
-static const double warm_seconds = 0.05, batch_seconds = 1.5e-3;
+static const double warm_seconds = 0.05, batch_seconds = 1.5e-3, load_seconds = 8e-3;
 
 /* One set of operands; all in one allocation, then the next set. */
 typedef struct bench {
@@ -159,12 +159,13 @@ static qd_status time_runs(bench *b, qd_product *product, const qd_product_choic
     return QD_OK;
 }
 
-/* false: the algorithm does not run. The first run loads the kernel and does not count; one that is far from the best so
- * far (0: none) is not run again. */
+/* false: the algorithm does not run, or is not worth a second run. The first run loads the kernel, which takes a few milliseconds, and
+ * does not count, unless it is hopeless all the same; one that is far from the best so far (0: none) is not run a third time. */
 static bool time_quick(bench *b, qd_product *product, candidate *c, double best)
 {
     double again = 0;
-    if (time_runs(b, product, &c->choice, 1, &again) != QD_OK || time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK ||
+    if (time_runs(b, product, &c->choice, 1, &again) != QD_OK || (best > 0 && again > HOPELESS * best + load_seconds) ||
+        time_runs(b, product, &c->choice, 1, &c->quick) != QD_OK ||
         ((best == 0 || c->quick < 1.2 * best) && time_runs(b, product, &c->choice, 1, &again) != QD_OK)) {
         qd_error_clear();
         return false;
@@ -261,13 +262,13 @@ static void describe_chosen(qd_search_way *way, const candidate *c)
     way->split = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
 }
 
-/* Times `offered` choices of one way roughly and appends those that run to all. */
-static void time_offers(bench *b, qd_product *product, const qd_product_choice *choices, int offered, bool variants,
+/* Times `offered` choices of one way roughly and appends those that run to all. generation 0: the library's own. */
+static void time_offers(bench *b, qd_product *product, const qd_product_choice *choices, int offered, int generation,
                         int way_index, qd_search_way *way, candidate *all, int *count)
 {
     for (int i = 0; i < offered; i++) {
         candidate *c = &all[*count];
-        *c = (candidate){.choice = choices[i], .way = way_index, .index = variants ? QD_PRODUCT_CANDIDATES + i : i, .variant = variants};
+        *c = (candidate){.choice = choices[i], .way = way_index, .index = 100 * generation + i, .variant = generation > 0};
         if (!time_quick(b, product, c, way->best))
             continue;
         count_candidate(way, c);
@@ -282,7 +283,7 @@ typedef int (*more_choices)(qd_cuda *cuda, const qd_product *product, const qd_p
 static int make_more(bench *b, qd_product *product, const qd_product_choice *way, more_choices more, candidate *so_far,
                      int count, qd_product_choice *choices)
 {
-    qd_product_choice seeds[SEEDS];
+    qd_product_choice seeds[MOST_PER_WAY];
     qsort(so_far, (size_t)count, sizeof *so_far, by_quick);
     for (int i = 0; i < count; i++)
         seeds[i] = so_far[i].choice;
@@ -312,11 +313,11 @@ static qd_status time_all(bench *b, qd_product *product, candidate *all, int *co
         }
         qd_search_way *way = &report->ways[report->way_count];
         describe_way(&ways[w], way);
-        time_offers(b, product, choices, offered, false, report->way_count, way, all, count);
-        static const more_choices more[] = {qd_product_siblings, qd_product_variants};
+        time_offers(b, product, choices, offered, 0, report->way_count, way, all, count);
+        static const more_choices more[] = {qd_product_siblings, qd_product_variants, qd_product_neighbours, qd_product_neighbours};
         for (size_t i = 0; i < sizeof more / sizeof *more && !ways[w].converted && *count > first; i++) {
             offered = make_more(b, product, &ways[w], more[i], all + first, *count - first, choices);
-            time_offers(b, product, choices, offered, true, report->way_count, way, all, count);
+            time_offers(b, product, choices, offered, (int)i + 1, report->way_count, way, all, count);
         }
         report->way_count += way->candidates > 0;
     }

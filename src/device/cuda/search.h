@@ -10,7 +10,8 @@ enum { QD_SEARCH_WAYS = 4 };
 typedef struct qd_search_way {
     char fused[24];      /* "bias+gelu", "none"; "converted": through fp32 copies */
     int candidates;      /* algorithms that ran */
-    int chosen;          /* place of the best one in the library's order; from 32 on: not its proposal for this size */
+    int chosen;          /* place of the best one in the library's order; from 100 on: not its proposal for this
+                          * size; 1xx: for another size, 2xx: a mixture of proposals, 3xx and 4xx: one setting of the best changed */
     int algorithm, tile; /* of the chosen way's best one, as the library numbers them */
     int stages, split;
     double first, best, worst; /* the library's favourite, the fastest (a median under load), the slowest */
