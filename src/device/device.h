@@ -143,11 +143,12 @@ typedef struct qd_norm_forward_args {
 } qd_norm_forward_args;
 
 /* dx = gradient through the norm [+ add, the residual branch's gradient, if not NULL; add may equal dx].
- * dgamma and dbeta (either may be NULL) are added to if accumulate, else overwritten. */
+ * add_grad and dx_grad: sums over rows of add and of dx, which are gradients of biases that were added to the residual stream.
+ * dgamma, dbeta, add_grad and dx_grad (each may be NULL) are added to if accumulate, else overwritten. */
 typedef struct qd_norm_backward_args {
     const void *dy, *x, *gamma, *add;
     const float *mean, *rstd;
-    void *dx, *dgamma, *dbeta;
+    void *dx, *dgamma, *dbeta, *add_grad, *dx_grad;
     int64_t rows, cols;
     bool rms, accumulate;
     qd_dtype dtype, param_dtype, grad_dtype;

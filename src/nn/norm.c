@@ -32,6 +32,8 @@ qd_status qd_run_norm_grad(const qd_op_call *c)
         .dx = c->at[6],
         .dgamma = c->at[7],
         .dbeta = c->at[8],
+        .add_grad = c->at[9],
+        .dx_grad = c->at[10],
         .rows = c->op->m,
         .cols = c->op->n,
         .rms = call_model(c)->norm == QD_NORM_RMS,

@@ -109,6 +109,15 @@ void qd_write_block(qd_class_writer *w)
     int d_qkv = qd_class_local(w, "d_qkv", q + 2 * kv);
     int d_normed1 = qd_class_local(w, "d_attn_normed", m->hidden);
 
+    /* dy and d_middle are what reached the biases of `down` and `out`, and the second norm's gradient passes over both: it sums them, unless
+     * something comes between the biases and the residual stream. */
+    int down_sums = -1, out_sums = -1;
+    if (traits->sums_in_norm && fuse_residual) {
+        down_sums = experts ? -1 : down_b.grad;
+        out_sums = out_b.grad;
+        down_b = out_b = (qd_class_weight){-1, -1, 0, 0};
+    }
+
     w->phase = QD_PHASE_INPUT;
     int d_branch2 = qd_class_dropout(w, "d_mlp_branch", dy, 2), gathered, d_port2;
     if (!experts)
@@ -136,7 +145,7 @@ void qd_write_block(qd_class_writer *w)
     pending = -1;
     if (!experts)
         d_port2 = qd_class_enter_grad(w, "d_mlp_normed of the port", d_up, normed2, up_w, up_b, d_normed2, &pending);
-    qd_class_norm_grad(w, d_port2, middle, n2, dy, d_middle);
+    qd_class_norm_grad(w, d_port2, middle, n2, dy, d_middle, down_sums, out_sums);
     qd_class_await(w, pending);
     int d_branch1 = qd_class_dropout(w, "d_attn_branch", d_middle, 1);
     d_branch1 = qd_class_enter(w, "d_attn_branch of all ranks", d_branch1, &gathered);
@@ -150,6 +159,6 @@ void qd_write_block(qd_class_writer *w)
         qd_op_heads(QD_CLASS_OP(w, HEAD_NORM_GRAD, d_qkv, qkv_before, q_norm.value, k_norm.value, head_rstd, q_norm.grad, k_norm.grad),
                     w->rows, q + 2 * kv, heads, kv_heads);
     int d_port1 = qd_class_enter_grad(w, "d_attn_normed of the port", d_qkv, normed1, qkv_w, qkv_b, d_normed1, &pending);
-    qd_class_norm_grad(w, d_port1, x, n1, d_middle, dx);
+    qd_class_norm_grad(w, d_port1, x, n1, d_middle, dx, -1, -1);
     qd_class_await(w, pending);
 }

@@ -178,8 +178,8 @@ void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, in
     qd_op_sizes(QD_CLASS_OP(w, NORM, x, add, s.gamma.value, s.beta.value, sum, y, s.mean, s.rstd), w->port_rows, w->model->hidden, 0, 0.0);
 }
 
-void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx)
+void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx, int add_grad, int dx_grad)
 {
-    qd_op_sizes(QD_CLASS_OP(w, NORM_GRAD, dy, x, s.gamma.value, add, s.mean, s.rstd, dx, s.gamma.grad, s.beta.grad), w->port_rows,
-          w->model->hidden, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, NORM_GRAD, dy, x, s.gamma.value, add, s.mean, s.rstd, dx, s.gamma.grad, s.beta.grad, add_grad, dx_grad),
+          w->port_rows, w->model->hidden, 0, 0.0);
 }

@@ -140,6 +140,6 @@ void qd_write_head(qd_class_writer *w)
         return;
     int dx = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, w->port_rows, m->hidden);
     w->phase = QD_PHASE_INPUT;
-    qd_class_norm_grad(w, d_normed, x, n, -1, dx);
+    qd_class_norm_grad(w, d_normed, x, n, -1, dx, -1, -1);
     qd_class_await(w, pending);
 }

@@ -18,6 +18,7 @@ typedef struct qd_device_traits {
     bool fused_residual;        /* a product adds the residual stream */
     bool fused_gelu;            /* a product applies GELU (tanh form), or its derivative */
     bool fused_bias_grad;       /* the weight gradient's product gives the bias gradient */
+    bool sums_in_norm;          /* the norm's gradient sums what it reads and writes, for the gradients of biases */
     bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
     bool remade_activation;     /* SwiGLU's result is computed again beside its gradient instead of being kept */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
@@ -42,7 +43,7 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
     X(EMBED, "embed", "rrrw")                 /* input, token table, position table, y */                  \
     X(EMBED_GRAD, "embed.grad", "rraa")       /* input, dy, token grad, position grad */                   \
     X(NORM, "norm", "rrrrwwww")               /* x, add, gamma, beta, sum, y, mean, rstd */                \
-    X(NORM_GRAD, "norm.grad", "rrrrrrwgg")    /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta */       \
+    X(NORM_GRAD, "norm.grad", "rrrrrrwgggg")  /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta, sums of add, of dx */ \
     X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                     \
     X(LINEAR_ADD, "linear.add", "rrrrw")      /* x, weight, bias, add, y: y = x·Wᵀ + b + add */             \
     X(LINEAR_GELU, "linear.gelu", "rrrww")    /* x, weight, bias, sum, y: y = gelu(sum), sum = x·Wᵀ + b */  \

@@ -64,7 +64,8 @@ typedef struct qd_class_norm_state {
 qd_class_norm_state qd_class_norm_slots(qd_class_writer *w, const char *gamma, const char *beta, const char *mean, const char *rstd);
 /* y = norm(x), or with `add`: sum = x + add, y = norm(sum). */
 void qd_class_norm(qd_class_writer *w, int x, int add, qd_class_norm_state s, int sum, int y);
-void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx);
+/* add_grad and dx_grad: slots of gradients of biases that are the sums over rows of add and of dx; -1: none. */
+void qd_class_norm_grad(qd_class_writer *w, int dy, int x, qd_class_norm_state s, int add, int dx, int add_grad, int dx_grad);
 
 /* Rows that go to experts once per node (spec/nodes.h), as slots. A copy is a row on its way to one node. */
 typedef struct qd_class_nodes {

@@ -13,56 +13,58 @@ typedef struct norm_case {
     int64_t rows, cols;
     bool rms, beta, add, in_place; /* in_place: backward with dx == add */
     qd_dtype dtype, param_dtype, grad_dtype;
-    bool overwrite; /* backward: gradients of gamma and beta */
+    bool overwrite; /* backward: gradients of parameters */
+    bool branches;  /* backward: sums of add and dx too */
 } norm_case;
 
 static const norm_case cases[] = {
-    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
-    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32, false},
-    {9, 200, false, true, true, false, QD_F32, QD_F32, QD_F32, true},
-    {9, 37, true, false, false, false, QD_BF16, QD_F32, QD_F32, true},
-    {70, 256, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, true},
-    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
-    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32, false},
-    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32, false},
-    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
-    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false},
-    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32, false},
-    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
-    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32, false},
-    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
-    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false},
-    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32, false},
-    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32, false},
-    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false},
+    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
+    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false},
+    {9, 200, false, true, true, false, QD_F32, QD_F32, QD_F32, true, true},
+    {9, 37, true, false, false, false, QD_BF16, QD_F32, QD_F32, true, false},
+    {70, 256, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, true, true},
+    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
+    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32, false, false},
+    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32, false, true},
+    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
+    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false, false},
+    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32, false, true},
+    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32, false, true},
+    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
+    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
+    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
+    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32, false, false},
+    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32, false, false},
+    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false, false},
 };
 
 /* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes several. Without numerical
  * gradients, which would take too long. */
 static const norm_case wide[] = {
-    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false},
-    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false},
-    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false},
-    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false},
-    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32, false},
-    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, false},
-    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32, false},
-    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16, false},
+    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
+    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false},
+    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, true},
+    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false, false},
+    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32, false, false},
+    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, false, false},
+    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32, false, false},
+    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16, false, false},
 };
 
 static const norm_case speed[] = {
-    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32, false},
-    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32, false},
-    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32, false},
-    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false},
+    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
+    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
+    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false},
+    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, false},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const norm_case *c = p;
-    snprintf(text, size, "%s %lldx%lld %s, gamma %s, gradients %s%s%s%s", c->rms ? "rms" : "layer", (long long)c->rows,
+    snprintf(text, size, "%s %lldx%lld %s, gamma %s, gradients %s%s%s%s%s%s", c->rms ? "rms" : "layer", (long long)c->rows,
              (long long)c->cols, qd_dtype_name(c->dtype), qd_dtype_name(c->param_dtype), qd_dtype_name(c->grad_dtype),
-             c->beta ? ", beta" : "", c->add ? ", add" : "", c->in_place ? ", in place" : "");
+             c->beta ? ", beta" : "", c->add ? ", add" : "", c->in_place ? ", in place" : "",
+             c->overwrite ? ", overwritten" : "", c->branches ? ", with sums" : "");
 }
 
 static double rounded(double x, qd_dtype dtype)
@@ -151,7 +153,7 @@ static double forward_bytes(const void *p)
 }
 
 /* beta is not an argument of the kernel; the loss depends on it, so that dbeta can be checked. */
-enum { B_DY, B_X, B_GAMMA, B_ADD, B_MEAN, B_RSTD, B_DX, B_DGAMMA, B_DBETA, B_BETA, B_COUNT };
+enum { B_DY, B_X, B_GAMMA, B_ADD, B_MEAN, B_RSTD, B_DX, B_DGAMMA, B_DBETA, B_ADD_GRAD, B_DX_GRAD, B_BETA, B_COUNT };
 
 static int backward_tensors(const void *p, ops_tensor *t)
 {
@@ -175,6 +177,11 @@ static int backward_tensors(const void *p, ops_tensor *t)
     t[B_DBETA] = t[B_DGAMMA];
     t[B_DBETA].name = "dbeta";
     t[B_DBETA].role = c->beta ? t[B_DGAMMA].role : OPS_ABSENT;
+    t[B_ADD_GRAD] = t[B_DX_GRAD] = t[B_DGAMMA];
+    t[B_ADD_GRAD].name = "add_grad";
+    t[B_ADD_GRAD].role = c->branches && c->add ? t[B_DGAMMA].role : OPS_ABSENT;
+    t[B_DX_GRAD].name = "dx_grad";
+    t[B_DX_GRAD].role = c->branches ? t[B_DGAMMA].role : OPS_ABSENT;
     t[B_BETA] = t[B_GAMMA];
     t[B_BETA].name = "beta";
     return B_COUNT;
@@ -214,6 +221,10 @@ static void backward_reference(const void *p, double *const *v)
         v[B_DGAMMA][i] = 0;
         if (c->beta)
             v[B_DBETA][i] = 0;
+        if (c->branches && c->add)
+            v[B_ADD_GRAD][i] = 0;
+        if (c->branches)
+            v[B_DX_GRAD][i] = 0;
     }
     for (int64_t r = 0; r < c->rows; r++) {
         const double *x = v[B_X] + r * c->cols, *dy = v[B_DY] + r * c->cols;
@@ -227,9 +238,15 @@ static void backward_reference(const void *p, double *const *v)
             if (c->beta)
                 v[B_DBETA][i] += dy[i];
         }
-        for (int64_t i = 0; i < c->cols; i++)
-            v[B_DX][r * c->cols + i] = rstd * (dy[i] * v[B_GAMMA][i] - mean_g - (x[i] - mean) * rstd * mean_gx) +
-                                       (c->add ? v[B_ADD][r * c->cols + i] : 0);
+        for (int64_t i = 0; i < c->cols; i++) {
+            const double add = c->add ? v[B_ADD][r * c->cols + i] : 0;
+            const double dx = rstd * (dy[i] * v[B_GAMMA][i] - mean_g - (x[i] - mean) * rstd * mean_gx) + add;
+            v[B_DX][r * c->cols + i] = dx;
+            if (c->branches && c->add)
+                v[B_ADD_GRAD][i] += add;
+            if (c->branches)
+                v[B_DX_GRAD][i] += dx;
+        }
     }
 }
 
@@ -245,6 +262,8 @@ static qd_status backward_run(const qd_kernels *k, qd_stream *stream, const void
                                                              .dx = t[B_DX],
                                                              .dgamma = t[B_DGAMMA],
                                                              .dbeta = t[B_DBETA],
+                                                             .add_grad = t[B_ADD_GRAD],
+                                                             .dx_grad = t[B_DX_GRAD],
                                                              .rows = c->rows,
                                                              .cols = c->cols,
                                                              .rms = c->rms,

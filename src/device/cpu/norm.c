@@ -23,6 +23,12 @@ static void backward_block(void *context, int64_t begin, int64_t end, float *par
     job->ops->backward(a, begin, end, dgamma, dbeta);
 }
 
+static qd_status branch_grad(qd_stream *stream, const qd_norm_backward_args *a, const void *dy, void *grad)
+{
+    return !grad ? QD_OK : qd_cpu_bias_grad(stream, &(qd_bias_grad_args){
+        .dy = dy, .grad = grad, .rows = a->rows, .cols = a->cols, .accumulate = a->accumulate, .dtype = a->dtype, .grad_dtype = a->grad_dtype});
+}
+
 qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
@@ -30,6 +36,7 @@ qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a
     QD_TRY(qd_cpu_check_float("norm_backward", "gamma", a->param_dtype));
     if (a->dgamma || a->dbeta)
         QD_TRY(qd_cpu_check_float("norm_backward", "dgamma", a->grad_dtype));
+    QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */
     norm_backward_job job = {a, qd_cpu_norm_ops_for(cpu)};
     const float *sum;
     int64_t width = (a->dgamma ? a->cols : 0) + (a->dbeta ? a->cols : 0);
@@ -41,5 +48,5 @@ qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a
     }
     if (a->dbeta)
         reduce->put_grad(a->dbeta, a->grad_dtype, sum, a->cols, a->accumulate);
-    return QD_OK;
+    return branch_grad(stream, a, a->dx, a->dx_grad);
 }

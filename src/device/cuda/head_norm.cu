@@ -160,6 +160,6 @@ extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    return qd_cuda_add_parts(l.stream, a->q_grad, a->k_grad, a->grad_dtype, (const float *)parts, (int)blocks, a->head_dim,
-                             a->accumulate);
+    void *to[] = {a->q_grad, a->k_grad};
+    return qd_cuda_add_parts(l.stream, to, 2, a->grad_dtype, (const float *)parts, (int)blocks, a->head_dim, a->accumulate);
 }

@@ -1,134 +1,39 @@
 /* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken in an order fixed by
  * the shapes and the number of multiprocessors.
  *
- * Rows that can be read in vectors stay on chip, so that memory is read once: a group of threads, one warp for most models,
- * has a row, and a block has several groups. Groups walk over the rows, and the next rows are on their way into shared memory
- * while one is worked on. Each thread fetches what it will read itself, so there is nothing to wait for but its own copies.
- * These kernels are bound by instructions as much as by memory: hence few threads with many elements each (sums across
- * threads cost the same for few elements), and gamma and beta as fp32 in shared memory, ready to use.
- * Other rows are read again for each pass over them, mostly from the caches. */
+ * Rows that can be read in vectors stay on chip, so that memory is read once, in registers and as they are stored: what is made of
+ * them in one phase is made again in the next instead of being kept, because the number of threads is what hides the memory's
+ * latency.
+ *
+ *   forward   A warp per row, or a block where rows are too long for that, and nothing else: no shared memory, no loop over rows.
+ *   backward  Threads keep their columns' sums, so blocks walk over the rows, a few at a time, and fetch the next ones meanwhile.
+ *
+ * Other rows are read again for each pass over them, mostly from the caches. Barriers are those of whole blocks. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
-enum { BLOCK_THREADS = 256, GROUP_MOST = 512, WARPS_MOST = GROUP_MOST / 32 };
-enum { FORWARD_PIECES = 8, BACKWARD_PIECES = 4 }; /* vectors of a row that a thread has, at most */
+enum { FORWARD_WARPS = 4, WIDE_THREADS = 512 }; /* rows of a block; threads of a block that has one row */
+enum { BLOCK_THREADS = 256, GROUP_MOST = 512 }; /* backward: threads of a block with short rows, and at most */
 enum { LOOP_THREADS = 256 };
 
+/* Elements of 16 bytes. */
 template <typename T> struct vector_size {
     enum { V = 16 / sizeof(T) };
 };
 
-/* Rows in shared memory, the one that is worked on included. */
-template <int PIECES, bool FORWARD> struct stages {
-    enum { COUNT = FORWARD && PIECES < FORWARD_PIECES ? 3 : 2 };
+template <int N> struct constant {
+    enum { value = N };
 };
 
-/* How a row is laid over threads; pieces 0: it is not. */
-struct row_layout {
-    int pieces, threads, groups;
-};
-
-static row_layout lay_out(int64_t cols, int vector, int most_pieces)
+template <typename T> static __device__ __forceinline__ uint4 fetch_vector(const void *base, int64_t element)
 {
-    const int64_t vectors = cols < vector ? 1 : cols / vector;
-    row_layout l = {2, 0, 0};
-    while (l.pieces < most_pieces && vectors > 32 * l.pieces)
-        l.pieces *= 2;
-    int64_t threads = divide_up(divide_up(vectors, l.pieces), 32) * 32;
-    l.threads = (int)threads;
-    l.groups = threads < BLOCK_THREADS ? (int)(BLOCK_THREADS / threads) : 1;
-    if (threads > GROUP_MOST)
-        l.pieces = 0;
-    return l;
+    return __ldcg((const uint4 *)((const T *)base + element));
 }
 
-static __device__ __forceinline__ void copy_async(uint4 *to, const void *from)
+/* Nothing happens to q, but the compiler does not know: what it made of q is made again, instead of being kept in registers. */
+static __device__ __forceinline__ void forget(uint4 &q)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-static __device__ __forceinline__ void copies_end_group()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/* Until at most PENDING of this thread's latest groups are under way. */
-template <int PENDING> static __device__ __forceinline__ void copies_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-/* The block's part in the walk over rows, as one thread sees it. */
-template <typename T, int PIECES> struct row_walk {
-    enum { V = vector_size<T>::V };
-    uint4 *slots; /* (stages, tensors, PIECES, threads of the block) */
-    int64_t cols, row, step;
-    int tensors, threads, self;
-
-    __device__ row_walk(void *shared, int64_t columns, int tensor_count)
-    {
-        slots = (uint4 *)shared;
-        cols = columns;
-        tensors = tensor_count;
-        threads = blockDim.x * blockDim.y;
-        self = threadIdx.y * blockDim.x + threadIdx.x;
-        row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-        step = (int64_t)gridDim.x * blockDim.y;
-    }
-    __device__ __forceinline__ int column(int p) const
-    {
-        return (p * (int)blockDim.x + (int)threadIdx.x) * V;
-    }
-    __device__ __forceinline__ uint4 *slot(int stage, int tensor, int p) const
-    {
-        return slots + ((stage * tensors + tensor) * PIECES + p) * threads + self;
-    }
-    __device__ __forceinline__ void fetch(int stage, int tensor, const void *base, int64_t from) const
-    {
-#pragma unroll
-        for (int p = 0; p < PIECES; p++)
-            if (column(p) < cols)
-                copy_async(slot(stage, tensor, p), (const T *)base + from * cols + column(p));
-    }
-    __device__ __forceinline__ void read(int stage, int tensor, int p, float (&v)[V]) const
-    {
-        load<V>((const T *)slot(stage, tensor, p), v);
-    }
-};
-
-/* Where the warps of a group meet: (parity, sum, warp of the block). The parity, which changes from call to call, lets one call's
- * sums be read while the next one's are written, so one barrier each is enough. */
-typedef float meeting_room[2][2][WARPS_MOST];
-
-/* COUNT sums over a group, in every thread of it. */
-template <int COUNT> static __device__ __forceinline__ void group_sums(float (&x)[COUNT], meeting_room &room, int &parity)
-{
-    const int warps = blockDim.x / 32, first = threadIdx.y * warps; /* the group's own */
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        x[i] = warp_sum(x[i]);
-    if (warps == 1)
-        return;
-    parity ^= 1;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        if (threadIdx.x % 32 == 0)
-            room[parity][i][first + threadIdx.x / 32] = x[i];
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory"); /* the group's */
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        x[i] = 0.0f;
-        for (int warp = 0; warp < warps; warp++)
-            x[i] += room[parity][i][first + warp];
-    }
-}
-
-/* gamma or beta as fp32; all threads of the block. */
-static __device__ __forceinline__ void spread_params(float *to, const void *from, int64_t cols, bool half)
-{
-    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < cols; c += blockDim.x * blockDim.y) {
-        float v[1];
-        load_as<1>(from, c, half, v);
-        to[c] = v[0];
-    }
+    asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
 }
 
 /* ---- forward ---- */
@@ -139,102 +44,91 @@ struct row_statistics {
 
 static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_args &a, int64_t row, row_statistics s)
 {
-    if (threadIdx.x == 0) {
-        if (a.mean)
-            a.mean[row] = s.mean;
-        a.rstd[row] = s.rstd;
-    }
+    if (a.mean)
+        a.mean[row] = s.mean;
+    a.rstd[row] = s.rstd;
 }
 
-/* Shared memory: the rows' slots, gamma (cols), beta (cols) if there is one. */
-template <typename T, int PIECES, bool RMS>
-static __global__ void __launch_bounds__(GROUP_MOST) norm_forward_kernel(qd_norm_forward_args a, bool param_half)
+/* Lanes of a row: those of a warp, or WIDE: of the block. */
+template <typename T, int PIECES, bool RMS, bool ADD, bool WIDE>
+static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARPS, WIDE ? 1 : PIECES <= 8 && !ADD ? 8 : 4)
+    norm_forward_kernel(qd_norm_forward_args a, bool param_half)
 {
-    enum { V = vector_size<T>::V, STAGES = stages<PIECES, true>::COUNT };
-    extern __shared__ uint4 shared[];
-    __shared__ meeting_room room;
-    row_walk<T, PIECES> w(shared, a.cols, a.add ? 2 : 1);
-    float *gamma = (float *)(w.slots + STAGES * w.tensors * PIECES * w.threads), *beta = a.beta ? gamma + a.cols : NULL;
-    auto fetch = [&](int64_t row, int stage) {
-        if (row < a.rows) {
-            w.fetch(stage, 0, a.x, row);
-            if (a.add)
-                w.fetch(stage, 1, a.add, row);
-        }
-        copies_end_group();
-    };
+    enum { V = vector_size<T>::V };
+    __shared__ float room[2][32];
+    const int lane = WIDE ? threadIdx.x : threadIdx.x % 32, lanes = WIDE ? blockDim.x : 32, cols = (int)a.cols;
+    const int64_t row = WIDE ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / 32, at = row * a.cols;
+    if (row >= a.rows)
+        return; /* a whole warp; WIDE: never */
+    auto column = [&](int p) { return (p * lanes + lane) * V; };
+    auto row_sum = [&](float x, float *where) { return WIDE ? block_sum(x, where) : warp_sum(x); };
+    uint4 raw[PIECES] = {};
+    float x[V], sum = 0.0f;
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        fetch(w.row + s * w.step, s);
-    spread_params(gamma, a.gamma, a.cols, param_half);
-    if (a.beta)
-        spread_params(beta, a.beta, a.cols, param_half);
-    __syncthreads();
-    const float share = 1.0f / (float)a.cols;
-    int parity = 0;
-    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-        fetch(w.row + (STAGES - 1) * w.step, stage == 0 ? STAGES - 1 : stage - 1);
-        copies_wait<STAGES - 1>();
-        T *y = (T *)a.y + w.row * a.cols;
-        float x[PIECES][V], v[V], sum[1] = {0.0f};
-        row_statistics s = {0.0f, 0.0f};
+    for (int p = 0; p < PIECES; p++)
+        if (column(p) < cols)
+            raw[p] = fetch_vector<T>(a.x, at + column(p));
+    if constexpr (ADD) {
+        uint4 add[PIECES] = {};
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (column(p) < cols)
+                add[p] = fetch_vector<T>(a.add, at + column(p));
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
-            const int col = w.column(p);
-            if (col >= a.cols)
-                continue;
-            w.read(stage, 0, p, x[p]);
-            if (a.add) {
-                w.read(stage, 1, p, v);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[p][i] = rounded<T>(x[p][i] + v[i]); /* as stored: the backward pass sees the rounded value too */
-                store<V>((T *)a.sum + w.row * a.cols + col, x[p]);
-            }
+            float v[V];
+            load<V>((const T *)&raw[p], x);
+            load<V>((const T *)&add[p], v);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                sum[0] = RMS ? fmaf(x[p][i], x[p][i], sum[0]) : sum[0] + x[p][i];
-        }
-        group_sums(sum, room, parity);
-        if constexpr (!RMS) {
-            s.mean = sum[0] * share;
-            sum[0] = 0.0f;
-#pragma unroll
-            for (int p = 0; p < PIECES; p++)
-                if (w.column(p) < a.cols)
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        x[p][i] -= s.mean;
-                        sum[0] = fmaf(x[p][i], x[p][i], sum[0]);
-                    }
-            group_sums(sum, room, parity);
-        }
-        s.rstd = 1.0f / sqrtf(sum[0] * share + a.eps);
-        keep_statistics(a, w.row, s);
-#pragma unroll
-        for (int p = 0; p < PIECES; p++) {
-            const int col = w.column(p);
-            if (col >= a.cols)
-                continue;
-            load<V>(gamma + col, v);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                v[i] *= s.rstd;
-            if (beta) {
-                float b[V];
-                load<V>(beta + col, b);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[p][i] = fmaf(x[p][i], v[i], b[i]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[p][i] *= v[i];
-            }
-            store<V>(y + col, x[p]);
+                x[i] += v[i];
+            store<V>((T *)&raw[p], x); /* as stored: the backward pass sees the rounded value too */
+            if (column(p) < cols)
+                *(uint4 *)((T *)a.sum + at + column(p)) = raw[p];
         }
     }
-    copies_wait<0>();
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+        load<V>((const T *)&raw[p], x);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            sum = RMS ? fmaf(x[i], x[i], sum) : sum + x[i];
+    }
+    sum = row_sum(sum, room[0]);
+    row_statistics s = {0.0f, 0.0f};
+    const float share = 1.0f / (float)cols;
+    if constexpr (!RMS) {
+        s.mean = sum * share;
+        sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (column(p) < cols) {
+                forget(raw[p]);
+                load<V>((const T *)&raw[p], x);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    sum = fmaf(x[i] - s.mean, x[i] - s.mean, sum);
+            }
+        sum = row_sum(sum, room[1]);
+    }
+    s.rstd = 1.0f / sqrtf(sum * share + a.eps);
+    if (lane == 0)
+        keep_statistics(a, row, s);
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+        if (column(p) >= cols)
+            continue;
+        float gamma[V], beta[V] = {};
+        forget(raw[p]);
+        load<V>((const T *)&raw[p], x);
+        load_as<V>(a.gamma, column(p), param_half, gamma);
+        if (a.beta)
+            load_as<V>(a.beta, column(p), param_half, beta);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            x[i] = fmaf((x[i] - s.mean) * s.rstd, gamma[i], beta[i]);
+        store<V>((T *)a.y + at + column(p), x);
+    }
 }
 
 /* Any row, one element at a time. */
@@ -260,7 +154,8 @@ template <typename T, typename P> static __global__ void norm_forward_loop(qd_no
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS)
         squares += (to_float(x[c]) - s.mean) * (to_float(x[c]) - s.mean);
     s.rstd = 1.0f / sqrtf(block_sum(squares, room[1]) / count + a.eps);
-    keep_statistics(a, blockIdx.x, s);
+    if (threadIdx.x == 0)
+        keep_statistics(a, blockIdx.x, s);
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
         float v[1] = {(to_float(x[c]) - s.mean) * s.rstd * to_float(((const P *)a.gamma)[c])};
         if (a.beta)
@@ -269,62 +164,46 @@ template <typename T, typename P> static __global__ void norm_forward_loop(qd_no
     }
 }
 
-template <int N> struct constant {
-    enum { value = N };
-};
-
-/* Calls body with the number of pieces and whether it is RMSNorm as constants. */
-template <int MOST, typename F> static qd_status with_layout(int pieces, bool rms, F body)
+template <typename T, int PIECES, bool WIDE> static qd_status forward_rows(cudaStream_t stream, const qd_norm_forward_args *a, int threads)
 {
-    auto choose = [&](auto count) -> qd_status { return rms ? body(count, constant<1>()) : body(count, constant<0>()); };
-    if constexpr (MOST == 8)
-        if (pieces == 8)
-            return choose(constant<8>());
-    return pieces == 4 ? choose(constant<4>()) : choose(constant<2>());
-}
-
-struct row_launch {
-    unsigned blocks;
-    size_t shared;
-};
-
-/* As many blocks as the multiprocessors hold at a time. tiles: rows in shared memory, of all tensors and stages; params: floats
- * after them; area: bytes that are needed at the end in any case. blocks 0: it does not fit. */
-template <typename K>
-static qd_status plan_launch(qd_stream *stream, K kernel, row_layout layout, int tiles, int64_t params, int64_t area, int64_t rows,
-                             row_launch *launch)
-{
-    qd_cuda_launch l = qd_cuda_launch_of(stream);
-    const int threads = layout.threads * layout.groups;
-    int64_t shared = (int64_t)tiles * layout.pieces * threads * 16 + params * (int64_t)sizeof(float), most = divide_up(rows, layout.groups);
-    int resident = 0;
-    shared = shared < area ? area : shared;
-    launch->blocks = 0;
-    launch->shared = (size_t)shared;
-    const int64_t allowed = l.shared_most - (int64_t)sizeof(meeting_room);
-    if (shared > allowed)
+    const unsigned blocks = (unsigned)(WIDE ? a->rows : divide_up(a->rows, FORWARD_WARPS));
+    auto launch = [&](auto rms, auto add) -> qd_status {
+        norm_forward_kernel<T, PIECES, decltype(rms)::value, decltype(add)::value, WIDE><<<blocks, threads, 0, stream>>>(*a, a->param_dtype == QD_BF16);
+        QD_CUDA_LAUNCHED();
         return QD_OK;
-    /* Always the most there is: the setting belongs to the process, and ranks may be threads that launch the kernel with other sizes. */
-    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)allowed));
-    QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared));
-    const int64_t blocks = (int64_t)l.multiprocessors * resident;
-    launch->blocks = (unsigned)(blocks < most ? blocks : most);
-    return QD_OK;
+    };
+    auto with_add = [&](auto rms) -> qd_status { return a->add ? launch(rms, constant<1>()) : launch(rms, constant<0>()); };
+    return a->rms ? with_add(constant<1>()) : with_add(constant<0>());
 }
 
-template <typename T, int PIECES, bool RMS>
-static qd_status forward_rows(qd_stream *stream, const qd_norm_forward_args *a, row_layout layout, bool *done)
+/* Whether n elements at a time, 16 bytes or less, can be read from here. NULL: yes. */
+static bool has_vectors(const void *p, qd_dtype dtype, int n)
 {
-    auto kernel = norm_forward_kernel<T, PIECES, RMS>;
-    row_launch launch;
-    QD_TRY(plan_launch(stream, kernel, layout, stages<PIECES, true>::COUNT * (a->add ? 2 : 1), a->cols * (a->beta ? 2 : 1), 0, a->rows,
-                       &launch));
-    *done = launch.blocks > 0;
-    if (*done)
-        kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, qd_cuda_launch_of(stream).stream>>>(
-            *a, a->param_dtype == QD_BF16);
-    QD_CUDA_LAUNCHED();
-    return QD_OK;
+    const size_t bytes = (size_t)n * qd_dtype_size(dtype);
+    return (uintptr_t)p % (bytes < 16 ? bytes : 16) == 0;
+}
+
+template <typename T> static qd_status forward_any(cudaStream_t stream, const qd_norm_forward_args *a)
+{
+    enum { V = vector_size<T>::V, WIDE_PIECES = 8, THREADS = 32 * FORWARD_WARPS };
+    const int64_t vectors = a->cols / V, wide = divide_up(divide_up(vectors, WIDE_PIECES), 32) * 32;
+    if (can_vector(a->cols, a->x, a->add, a->y, a->sum) && has_vectors(a->gamma, a->param_dtype, V) && has_vectors(a->beta, a->param_dtype, V)) {
+        if (vectors <= 2 * 32)
+            return forward_rows<T, 2, false>(stream, a, THREADS);
+        if (vectors <= 4 * 32)
+            return forward_rows<T, 4, false>(stream, a, THREADS);
+        if (vectors <= 8 * 32)
+            return forward_rows<T, 8, false>(stream, a, THREADS);
+        if (vectors <= 16 * 32)
+            return forward_rows<T, 16, false>(stream, a, THREADS);
+        if (wide <= WIDE_THREADS)
+            return forward_rows<T, WIDE_PIECES, true>(stream, a, (int)wide);
+    }
+    return with_type(a->param_dtype, [&](auto param) -> qd_status {
+        norm_forward_loop<T, decltype(param)><<<(unsigned)a->rows, LOOP_THREADS, 0, stream>>>(*a);
+        QD_CUDA_LAUNCHED();
+        return QD_OK;
+    });
 }
 
 extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
@@ -333,32 +212,17 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
     QD_TRY(qd_cuda_check_float("norm_forward", "gamma", a->param_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
-    return with_type(a->dtype, [&](auto type) -> qd_status {
-        using T = decltype(type);
-        row_layout layout = lay_out(a->cols, vector_size<T>::V, FORWARD_PIECES);
-        bool done = false;
-        if (can_vector(a->cols, a->x, a->add, a->y, a->sum) && layout.pieces)
-            QD_TRY(with_layout<FORWARD_PIECES>(layout.pieces, a->rms, [&](auto pieces, auto rms) -> qd_status {
-                return forward_rows<T, decltype(pieces)::value, decltype(rms)::value>(stream, a, layout, &done);
-            }));
-        if (done)
-            return QD_OK;
-        return with_type(a->param_dtype, [&](auto param) -> qd_status {
-            norm_forward_loop<T, decltype(param)><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
-            QD_CUDA_LAUNCHED();
-            return QD_OK;
-        });
-    });
+    return with_type(a->dtype, [&](auto type) -> qd_status { return forward_any<decltype(type)>(qd_cuda_launch_of(stream).stream, a); });
 }
 
 /* ---- sums over rows: parts (count, width) of fp32 in the workspace, then their sum ---- */
 
 enum { SUM_COLS = 32, SUM_LANES = 32 };
 
-/* Block row 0: first (cols) += the sum over the parts; 1: second, of the next cols columns; part p is at parts + p * width. A block takes SUM_COLS
- * columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
+/* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if accumulate]; part p is at parts + p * width. A
+ * block takes SUM_COLS columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
 struct part_sums {
-    void *first, *second;
+    void *to[QD_CUDA_PARTS_MOST];
     const float *parts;
     int count;
     int64_t width, cols;
@@ -383,18 +247,25 @@ template <typename G> static __global__ void __launch_bounds__(SUM_COLS *SUM_LAN
         __syncthreads();
     }
     if (threadIdx.y == 0 && col < s.cols) {
-        G *grad = (G *)(blockIdx.y ? s.second : s.first) + col;
+        G *grad = (G *)s.to[blockIdx.y] + col;
         float v[1] = {(s.accumulate ? to_float(*grad) : 0.0f) + sums[0][threadIdx.x]};
         store<1>(grad, v);
     }
 }
 
-extern "C" qd_status qd_cuda_add_parts(cudaStream_t stream, void *first, void *second, qd_dtype dtype, const float *parts, int count,
+extern "C" qd_status qd_cuda_add_parts(cudaStream_t stream, void *const *to, int outputs, qd_dtype dtype, const float *parts, int count,
                                        int64_t cols, bool accumulate)
 {
-    part_sums s = {first ? first : second, second, parts, count, cols * ((first != NULL) + (second != NULL)), cols, accumulate};
+    part_sums s = {{}, parts, count, 0, cols, accumulate};
+    int wanted = 0;
+    for (int i = 0; i < outputs; i++)
+        if (to[i])
+            s.to[wanted++] = to[i];
+    s.width = wanted * cols;
+    if (wanted == 0)
+        return QD_OK;
     return with_type(dtype, [&](auto type) -> qd_status {
-        dim3 grid((unsigned)divide_up(cols, SUM_COLS), first && second ? 2 : 1);
+        dim3 grid((unsigned)divide_up(cols, SUM_COLS), (unsigned)wanted);
         add_parts_kernel<decltype(type)><<<grid, dim3(SUM_COLS, SUM_LANES), 0, stream>>>(s);
         QD_CUDA_LAUNCHED();
         return QD_OK;
@@ -502,7 +373,8 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
-    return qd_cuda_add_parts(l.stream, scaled_grad, plain_grad, grad_dtype, (const float *)space, parts, s.cols, accumulate);
+    void *to[] = {scaled_grad, plain_grad};
+    return qd_cuda_add_parts(l.stream, to, 2, grad_dtype, (const float *)space, parts, s.cols, accumulate);
 }
 
 /* The sum of no rows; grad may be NULL. */
@@ -528,114 +400,236 @@ extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_arg
 
 /* ---- backward ---- */
 
-/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
- * mean(g). Each thread keeps its columns' sums for dgamma and dbeta; the block's go to parts + block * width at the end: dgamma
- * (cols), then dbeta (cols), those that are wanted. Shared memory: the rows' slots, gamma (cols). */
-template <typename T, int PIECES, bool RMS>
-static __global__ void __launch_bounds__(PIECES == BACKWARD_PIECES ? GROUP_MOST : BLOCK_THREADS)
-    norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
+/* COUNT (1, 2 or 4) sums over the lanes of a warp; lane l ends with sum number l / (32 / COUNT). */
+template <int COUNT> static __device__ __forceinline__ float scattered_sums(float (&x)[COUNT])
 {
-    enum { V = vector_size<T>::V, STAGES = stages<PIECES, false>::COUNT };
-    extern __shared__ uint4 shared[];
-    __shared__ meeting_room room;
-    row_walk<T, PIECES> w(shared, a.cols, a.add ? 3 : 2);
-    float *gamma = (float *)(w.slots + STAGES * w.tensors * PIECES * w.threads);
-    float dgamma[PIECES][V], dbeta[PIECES][V];
+    const int lane = threadIdx.x % 32;
+    int step = 16;
 #pragma unroll
-    for (int p = 0; p < PIECES; p++)
+    for (int n = COUNT / 2; n >= 1; n /= 2, step /= 2)
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            dgamma[p][i] = dbeta[p][i] = 0.0f;
-    auto fetch = [&](int64_t row, int stage) {
-        if (row < a.rows) {
-            w.fetch(stage, 0, a.dy, row);
-            w.fetch(stage, 1, a.x, row);
-            if (a.add)
-                w.fetch(stage, 2, a.add, row);
+        for (int i = 0; i < n; i++) { /* a lane keeps half of its sums and gives the other half to its partner */
+            const float keep = lane & step ? x[i + n] : x[i], give = lane & step ? x[i] : x[i + n];
+            x[i] = keep + __shfl_xor_sync(0xffffffffu, give, step);
         }
-        copies_end_group();
+    float sum = x[0];
+#pragma unroll
+    for (; step >= 1; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+enum { SUMS_MOST = 4, WARPS_MOST = GROUP_MOST / 32 };
+/* Where warps meet: (parity, warp of the block, sum). The parity changes from call to call: one call's sums may be read while the
+ * next one's are written, so one barrier each is enough. */
+typedef float meeting_room[2][WARPS_MOST * SUMS_MOST];
+
+/* COUNT sums over the threads of one row (blockDim.x of them), in each of them. Called by the whole block. */
+template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[COUNT], meeting_room &room, int &parity)
+{
+    enum { EACH = 32 / COUNT };
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    float sum = scattered_sums(x);
+    if (warps == 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            x[i] = __shfl_sync(0xffffffffu, sum, i * EACH);
+        return;
+    }
+    parity ^= 1;
+    float *mine = room[parity] + threadIdx.y * warps * COUNT;
+    if (lane % EACH == 0)
+        mine[threadIdx.x / 32 * COUNT + lane / EACH] = sum;
+    __syncthreads();
+    sum = 0.0f; /* lane l: sum number l % COUNT of warps l / COUNT, l / COUNT + EACH, ... */
+#pragma unroll
+    for (int warp = lane / COUNT; warp < WARPS_MOST; warp += EACH)
+        if (warp < warps)
+            sum += mine[warp * COUNT + lane % COUNT];
+#pragma unroll
+    for (int step = 16; step >= COUNT; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = __shfl_sync(0xffffffffu, sum, i);
+}
+
+/* How the backward pass works with PIECES vectors of a row in a thread; BRANCHES: with sums of add and dx. */
+template <int PIECES, bool RMS, bool BRANCHES> struct backward_way {
+    enum {
+        ROWS = PIECES == 1 && !BRANCHES ? 2 : 1, /* of a group at a time */
+        AHEAD = PIECES <= 2,        /* the next rows are fetched meanwhile; otherwise registers do not suffice */
+        ADD_AHEAD = AHEAD && (PIECES == 1 || RMS),
+    };
+};
+
+/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
+ * mean(g). A block has blockDim.y groups of blockDim.x threads; each group has ROWS rows at a time, and all groups go round as often. Each
+ * thread keeps its columns' sums for dgamma and dbeta, BRANCHES: of add and of dx too; the block's go to parts + block * width at the end, (cols)
+ * of each that is wanted, in this order. Shared memory: (groups, cols) floats where there are several groups. RMSNorm: dbeta is NULL. */
+template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES>
+static __global__ void __launch_bounds__(GROUP_MOST, 1) norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
+{
+    using way = backward_way<PIECES, RMS, BRANCHES>;
+    enum { V = vector_size<T>::V, ROWS = way::ROWS, SUMS = RMS ? 1 : 2 };
+    __shared__ meeting_room room;
+    extern __shared__ float area[];
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    const int cols = (int)a.cols;
+    const float share = 1.0f / (float)cols;
+    const int64_t stride = blockDim.y, step = gridDim.x * stride * ROWS; /* between rows of a group; between its rounds */
+    int64_t row = blockIdx.x * stride * ROWS + threadIdx.y;
+    auto column = [&](int p) { return (p * (int)blockDim.x + (int)threadIdx.x) * V; };
+    float gamma[PIECES][V], dgamma[PIECES][V], dbeta[PIECES][V], add_sums[PIECES][V], dx_sums[PIECES][V];
+    auto read_gamma = [&](int p) {
+        if (column(p) < cols)
+            load_as<V>(a.gamma, column(p), param_half, gamma[p]);
     };
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        fetch(w.row + s * w.step, s);
-    spread_params(gamma, a.gamma, a.cols, param_half);
-    __syncthreads();
-    const float share = 1.0f / (float)a.cols;
-    const bool with_beta = a.dbeta != NULL;
-    int parity = 0;
-    for (int stage = 0; w.row < a.rows; w.row += w.step, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-        fetch(w.row + (STAGES - 1) * w.step, stage == 0 ? STAGES - 1 : stage - 1);
-        const float mean = RMS ? 0.0f : a.mean[w.row], rstd = a.rstd[w.row], offset = -mean * rstd;
-        copies_wait<STAGES - 1>();
-        T *dx = (T *)a.dx + w.row * a.cols;
-        float sums[RMS ? 1 : 2] = {}; /* of g * xhat, of g */
+    for (int p = 0; p < PIECES; p++) {
 #pragma unroll
-        for (int p = 0; p < PIECES; p++) {
-            if (w.column(p) >= a.cols)
-                continue;
-            float d[V], x[V], v[V];
-            w.read(stage, 0, p, d);
-            w.read(stage, 1, p, x);
-            load<V>(gamma + w.column(p), v);
+        for (int i = 0; i < V; i++)
+            gamma[p][i] = dgamma[p][i] = dbeta[p][i] = add_sums[p][i] = dx_sums[p][i] = 0.0f;
+        if (way::AHEAD)
+            read_gamma(p);
+    }
+    /* What is not there, rows beyond the last and columns beyond the end, is zero and adds nothing. */
+    uint4 dy_next[ROWS][PIECES], x_next[ROWS][PIECES], add_next[ROWS][PIECES];
+    float mean_next[ROWS], rstd_next[ROWS];
+    auto fetch = [&](int64_t first) {
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                const float hat = RMS ? x[i] * rstd : fmaf(x[i], rstd, offset), g = d[i] * v[i];
-                dgamma[p][i] = fmaf(d[i], hat, dgamma[p][i]);
-                sums[0] = fmaf(g, hat, sums[0]);
-                if constexpr (!RMS)
-                    sums[1] += g;
+        for (int r = 0; r < ROWS; r++) {
+            const int64_t at = first + r * stride;
+            const bool there = at < a.rows;
+            rstd_next[r] = there ? a.rstd[at] : 0.0f;
+            mean_next[r] = there && !RMS ? a.mean[at] : 0.0f;
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                const bool has = there && column(p) < cols;
+                const int64_t from = at * a.cols + column(p);
+                dy_next[r][p] = has ? fetch_vector<T>(a.dy, from) : zero;
+                x_next[r][p] = has ? fetch_vector<T>(a.x, from) : zero;
+                if (ADD && way::ADD_AHEAD)
+                    add_next[r][p] = has ? fetch_vector<T>(a.add, from) : zero;
             }
-            if (with_beta)
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    dbeta[p][i] += d[i];
         }
-        group_sums(sums, room, parity);
-        /* dx = g * rstd + x * slope + level, the last two made of the sums */
-        const float slope = -sums[0] * share * rstd * rstd;
-        float level = -mean * slope;
-        if constexpr (!RMS)
-            level -= sums[1] * share * rstd;
+    };
+    int parity = 0;
+    if (way::AHEAD)
+        fetch(row);
+    for (int64_t base = blockIdx.x * stride * ROWS; base < a.rows; base += step, row += step) {
+        uint4 dy[ROWS][PIECES], x[ROWS][PIECES], add[ROWS][PIECES];
+        float mean[ROWS], rstd[ROWS], sums[SUMS * ROWS]; /* of g * xhat, per row; then of g */
+        if (!way::AHEAD)
+            fetch(row);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            mean[r] = mean_next[r], rstd[r] = rstd_next[r];
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                dy[r][p] = dy_next[r][p], x[r][p] = x_next[r][p];
+                if (ADD && way::ADD_AHEAD)
+                    add[r][p] = add_next[r][p];
+                else if (ADD)
+                    add[r][p] = row + r * stride < a.rows && column(p) < cols ? fetch_vector<T>(a.add, (row + r * stride) * a.cols + column(p)) : zero;
+            }
+        }
+        if (way::AHEAD)
+            fetch(row + step);
+#pragma unroll
+        for (int i = 0; i < SUMS * ROWS; i++)
+            sums[i] = 0.0f;
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
-            if (w.column(p) >= a.cols)
-                continue;
-            float d[V], x[V], v[V]; /* from shared memory again: registers are dearer */
-            w.read(stage, 0, p, d);
-            w.read(stage, 1, p, x);
-            load<V>(gamma + w.column(p), v);
+            if (!way::AHEAD)
+                read_gamma(p);
 #pragma unroll
-            for (int i = 0; i < V; i++)
-                d[i] = fmaf(d[i] * v[i], rstd, RMS ? x[i] * slope : fmaf(x[i], slope, level));
-            if (a.add) {
-                w.read(stage, 2, p, v);
+            for (int r = 0; r < ROWS; r++) {
+                const float offset = -mean[r] * rstd[r];
+                float d[V], v[V];
+                load<V>((const T *)&dy[r][p], d);
+                load<V>((const T *)&x[r][p], v);
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const float hat = RMS ? v[i] * rstd[r] : fmaf(v[i], rstd[r], offset), g = d[i] * gamma[p][i];
+                    dgamma[p][i] = fmaf(d[i], hat, dgamma[p][i]);
+                    sums[r] = fmaf(g, hat, sums[r]);
+                    if constexpr (!RMS) {
+                        sums[ROWS + r] += g;
+                        dbeta[p][i] += d[i];
+                    }
+                }
+            }
+        }
+        row_sums(sums, room, parity);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const int64_t at = row + r * stride;
+            if (at >= a.rows)
+                break;
+            /* dx = g * rstd + x * slope + level, the last two made of the sums */
+            const float slope = -sums[r] * share * rstd[r] * rstd[r];
+            float level = -mean[r] * slope;
+            if constexpr (!RMS)
+                level -= sums[ROWS + r] * share * rstd[r];
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                if (column(p) >= cols)
+                    continue;
+                float d[V], v[V];
+                if (!way::AHEAD)
+                    read_gamma(p);
+                forget(dy[r][p]);
+                forget(x[r][p]);
+                load<V>((const T *)&dy[r][p], d);
+                load<V>((const T *)&x[r][p], v);
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    d[i] += v[i];
+                    d[i] = fmaf(d[i] * gamma[p][i], rstd[r], RMS ? v[i] * slope : fmaf(v[i], slope, level));
+                if constexpr (ADD) {
+                    load<V>((const T *)&add[r][p], v);
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        d[i] += v[i];
+                    if constexpr (BRANCHES)
+#pragma unroll
+                        for (int i = 0; i < V; i++) {
+                            add_sums[p][i] += v[i];
+                            dx_sums[p][i] += d[i];
+                        }
+                }
+                store<V>((T *)a.dx + at * a.cols + column(p), d);
             }
-            store<V>(dx + w.column(p), d);
         }
     }
-    copies_wait<0>();
-    /* The groups' sums, in order: (groups, cols) where the rows were. */
-    float *area = (float *)shared;
-#pragma unroll
-    for (int which = 0; which < 2; which++) {
-        if (which == 0 ? !a.dgamma : !a.dbeta)
-            continue;
-        __syncthreads();
+    /* The groups' sums, in order. */
+    float *to = parts + blockIdx.x * width;
+    auto leave = [&](const float (&sums)[PIECES][V], bool wanted) {
+        if (!wanted)
+            return;
+        if (blockDim.y > 1)
+            __syncthreads(); /* what was there has been read */
 #pragma unroll
         for (int p = 0; p < PIECES; p++)
-            if (w.column(p) < a.cols)
-                store<V>(area + threadIdx.y * a.cols + w.column(p), which == 0 ? dgamma[p] : dbeta[p]);
-        __syncthreads();
-        float *to = parts + blockIdx.x * width + (which == 1 && a.dgamma ? a.cols : 0);
-        for (int c = w.self; c < a.cols; c += w.threads) {
-            float sum = 0.0f;
-            for (int group = 0; group < (int)blockDim.y; group++)
-                sum += area[group * a.cols + c];
-            to[c] = sum;
+            if (column(p) < cols)
+                store<V>((blockDim.y > 1 ? area + threadIdx.y * cols : to) + column(p), sums[p]);
+        if (blockDim.y > 1) {
+            __syncthreads();
+            for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < cols; c += blockDim.x * blockDim.y) {
+                float sum = 0.0f;
+                for (int group = 0; group < (int)blockDim.y; group++)
+                    sum += area[group * cols + c];
+                to[c] = sum;
+            }
         }
+        to += cols;
+    };
+    leave(dgamma, a.dgamma);
+    if constexpr (!RMS)
+        leave(dbeta, a.dbeta);
+    if constexpr (BRANCHES) {
+        leave(add_sums, a.add_grad);
+        leave(dx_sums, a.dx_grad);
     }
 }
 
@@ -664,25 +658,35 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
     }
 }
 
-template <typename T, int PIECES, bool RMS>
-static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a, row_layout layout, bool *done)
+template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES> static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a)
 {
-    cudaStream_t s = qd_cuda_launch_of(stream).stream;
-    auto kernel = norm_backward_kernel<T, PIECES, RMS>;
-    const int64_t width = a->cols * ((a->dgamma != NULL) + (a->dbeta != NULL));
-    row_launch launch;
-    void *parts;
-    QD_TRY(plan_launch(stream, kernel, layout, stages<PIECES, false>::COUNT * (a->add ? 3 : 2), a->cols,
-                       layout.groups * a->cols * (int64_t)sizeof(float), a->rows, &launch));
-    *done = launch.blocks > 0;
-    if (!*done)
-        return QD_OK;
-    QD_TRY(qd_cuda_workspace(stream, launch.blocks * width * (int64_t)sizeof(float), &parts));
-    kernel<<<launch.blocks, dim3(layout.threads, layout.groups), launch.shared, s>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
+    const qd_cuda_launch l = qd_cuda_launch_of(stream);
+    auto kernel = norm_backward_kernel<T, PIECES, RMS, ADD, BRANCHES>;
+    const int threads = (int)divide_up(divide_up(a->cols, PIECES * vector_size<T>::V), 32) * 32, groups = threads < BLOCK_THREADS ? BLOCK_THREADS / threads : 1;
+    const size_t shared = groups > 1 ? (size_t)groups * (size_t)a->cols * sizeof(float) : 0; /* at most BLOCK_THREADS * PIECES * V of them */
+    void *to[] = {a->dgamma, a->dbeta, BRANCHES ? a->add_grad : NULL, BRANCHES ? a->dx_grad : NULL}, *parts;
+    enum { OUTPUTS = sizeof to / sizeof *to };
+    int64_t width = 0;
+    for (int i = 0; i < OUTPUTS; i++)
+        width += to[i] ? a->cols : 0;
+    int resident = 0;
+    QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads * groups, shared));
+    const int64_t room = (int64_t)l.multiprocessors * resident, most = divide_up(a->rows, groups * backward_way<PIECES, RMS, BRANCHES>::ROWS);
+    const int64_t blocks = room < most ? room : most;
+    QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
+    kernel<<<(unsigned)blocks, dim3(threads, groups), shared, l.stream>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
-    if (width)
-        QD_TRY(qd_cuda_add_parts(s, a->dgamma, a->dbeta, a->grad_dtype, (const float *)parts, (int)launch.blocks, a->cols, a->accumulate));
-    return QD_OK;
+    return qd_cuda_add_parts(l.stream, to, OUTPUTS, a->grad_dtype, (const float *)parts, (int)blocks, a->cols, a->accumulate);
+}
+
+/* Rows of vectors with PIECES in a thread; RMSNorm has no gradient of beta here. */
+template <typename T, int PIECES> static qd_status backward_pieces(qd_stream *stream, const qd_norm_backward_args *a)
+{
+    auto with_add = [&](auto rms) -> qd_status {
+        constexpr bool RMS = decltype(rms)::value;
+        return a->add ? backward_rows<T, PIECES, RMS, true, false>(stream, a) : backward_rows<T, PIECES, RMS, false, false>(stream, a);
+    };
+    return a->rms ? with_add(constant<1>()) : with_add(constant<0>());
 }
 
 /* The sums first: dx may lie where dy or x does. */
@@ -702,28 +706,46 @@ template <typename T, typename P> static qd_status backward_any(qd_stream *strea
     return QD_OK;
 }
 
+/* dx, dgamma and dbeta. vectors: rows can be read in vectors, and there is no gradient of RMSNorm's beta. */
+template <typename T> static qd_status backward(qd_stream *stream, const qd_norm_backward_args *a, bool vectors)
+{
+    const int64_t count = a->cols / vector_size<T>::V;
+    if (vectors && count <= BLOCK_THREADS)
+        return backward_pieces<T, 1>(stream, a);
+    if (vectors && count <= 2 * GROUP_MOST)
+        return backward_pieces<T, 2>(stream, a);
+    if (vectors && count <= 4 * GROUP_MOST)
+        return backward_pieces<T, 4>(stream, a);
+    return with_type(a->param_dtype, [&](auto param) -> qd_status { return backward_any<T, decltype(param)>(stream, a); });
+}
+
+static qd_status branch_grad(qd_stream *stream, const qd_norm_backward_args *a, const void *dy, void *grad)
+{
+    const qd_bias_grad_args sums = {dy, grad, a->rows, a->cols, a->accumulate, a->dtype, a->grad_dtype};
+    return grad ? qd_cuda_bias_grad(stream, &sums) : QD_OK;
+}
+
 extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)
 {
+    void *const grads[] = {a->dgamma, a->dbeta, a->add_grad, a->dx_grad};
     QD_TRY(qd_cuda_check_float("norm_backward", "x", a->dtype));
     QD_TRY(qd_cuda_check_float("norm_backward", "gamma", a->param_dtype));
-    if (a->dgamma || a->dbeta)
-        QD_TRY(qd_cuda_check_float("norm_backward", "dgamma", a->grad_dtype));
-    if (a->rows <= 0 && !a->accumulate) {
-        QD_TRY(clear_grad(stream, a->dgamma, a->cols, a->grad_dtype));
-        QD_TRY(clear_grad(stream, a->dbeta, a->cols, a->grad_dtype));
-    }
+    for (void *grad : grads)
+        if (grad)
+            QD_TRY(qd_cuda_check_float("norm_backward", "dgamma", a->grad_dtype));
+    if (a->rows <= 0 && !a->accumulate)
+        for (void *grad : grads)
+            QD_TRY(clear_grad(stream, grad, a->cols, a->grad_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
-        row_layout layout = lay_out(a->cols, vector_size<T>::V, BACKWARD_PIECES);
-        bool done = false;
-        if (can_vector(a->cols, a->dy, a->x, a->add, a->dx) && layout.pieces)
-            QD_TRY(with_layout<BACKWARD_PIECES>(layout.pieces, a->rms, [&](auto pieces, auto rms) -> qd_status {
-                return backward_rows<T, decltype(pieces)::value, decltype(rms)::value>(stream, a, layout, &done);
-            }));
-        if (done)
-            return QD_OK;
-        return with_type(a->param_dtype, [&](auto param) -> qd_status { return backward_any<T, decltype(param)>(stream, a); });
+        enum { V = vector_size<T>::V };
+        const bool vectors = can_vector(a->cols, a->dy, a->x, a->add, a->dx) && has_vectors(a->gamma, a->param_dtype, V) && !(a->rms && a->dbeta);
+        if (vectors && a->cols <= BLOCK_THREADS * V && !a->rms && a->add && (a->add_grad || a->dx_grad))
+            return backward_rows<T, 1, false, true, true>(stream, a);
+        QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */
+        QD_TRY(backward<T>(stream, a, vectors));
+        return branch_grad(stream, a, a->dx, a->dx_grad);
     });
 }
