@@ -34,7 +34,7 @@ static void print_rows(const qd_bench_table *t, bool shares)
     printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n", t->device, t->fma_flops * 1e-9,
            t->copy_bytes * 1e-9);
     if (shares)
-        printf("right before and after the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
+        printf("beside the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
     else
         printf("ceiling: the median over runs, each held against multiply-adds timed right before and after it; quiet: over the\n"
                "runs beside which they did at least 95 %% of the above\n\n");

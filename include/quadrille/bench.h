@@ -77,7 +77,7 @@ enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     char device[96];              /* instruction set, product library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
-    double beside_flops;          /* step: the mean of fma_flops as measured right before and after each step */
+    double beside_flops;          /* step: the mean of fma_flops as measured right before and after each step and, with one rank, between its ops */
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
@@ -91,7 +91,7 @@ typedef struct qd_bench_step_result {
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
     double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
-                             right before and after it */
+                             beside it, as in beside_flops */
     double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, two steps held against the
                                                two between them: medians. 0: there is none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */

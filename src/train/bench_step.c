@@ -11,6 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Multiply-adds between the ops of a step, twice a millisecond of which the better counts, this often, in seconds. */
+static const double LOOK_EVERY = 0.03;
+
 static void describe_device(const qd_device *device, char *text, size_t size)
 {
     const qd_device_caps *caps = qd_device_get_caps(device);
@@ -96,12 +99,13 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-static void add_row(qd_bench_step_result *r, const char *name, double seconds, double flops, double bytes)
+/* mean: of the steps' times, as the rows are means too. */
+static void add_row(qd_bench_step_result *r, double mean, const char *name, double seconds, double flops, double bytes)
 {
     if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
         return;
     qd_bench_row *row = &r->table.rows[r->table.count++];
-    *row = (qd_bench_row){.seconds = seconds, .share = seconds / r->step_seconds};
+    *row = (qd_bench_row){.seconds = seconds, .share = seconds / mean};
     snprintf(row->name, sizeof row->name, "%s", name);
     if (flops > 0.0) {
         row->flops = flops / seconds;
@@ -114,11 +118,11 @@ static void add_row(qd_bench_step_result *r, const char *name, double seconds, d
 
 /* Rank 0's time: ops first, then the actions that are not modules, then what no line explains. beside: copies from and to host memory
  * have streams of their own. */
-static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int steps, bool beside)
+static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profile *p, int steps, bool beside)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
-        add_row(r, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
+        add_row(r, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
                 (double)p->ops.bytes[kind] * per);
         explained += p->ops.seconds[kind] * per;
     }
@@ -127,13 +131,13 @@ static void fill_rows(qd_bench_step_result *r, const qd_step_profile *p, int ste
             kind == QD_ACTION_BACKWARD_WEIGHT)
             continue;
         bool copies = beside && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
-        char name[48];
+        char name[40];
         snprintf(name, sizeof name, "%s%s", qd_action_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
-        add_row(r, name, p->action_seconds[kind] * per, 0.0, 0.0);
+        add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
-    add_row(r, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
-    add_row(r, "interpreter and the rest", r->step_seconds - explained - p->wait_seconds * per, 0.0, 0.0);
+    add_row(r, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
+    add_row(r, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0);
 }
 
 static int by_value(const void *a, const void *b)
@@ -182,8 +186,9 @@ static qd_status time_step(qd_team *team, double *seconds)
     return QD_OK;
 }
 
-/* Each step between two looks at what the machine can do just then: on a shared machine that moves. */
-static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_bench_step_result *r)
+/* Each step between two looks at what the machine can do just then, and with more of them inside where profile asks for that: on a
+ * shared machine it moves. Their time is not the step's. */
+static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_op_profile *profile, double *mean, qd_bench_step_result *r)
 {
     qd_status status;
     double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
@@ -194,11 +199,16 @@ static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_bench_s
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
     for (int i = 0; i < steps; i++, before = after) {
+        profile->looks = 0;
+        profile->look_rates = profile->look_seconds = 0.0;
         QD_TRY_DONE(time_step(team, &times[i]));
+        times[i] -= profile->look_seconds;
+        *mean += times[i] / steps;
         if (look)
             QD_TRY_DONE(qd_team_call(team, measure_now, &after));
-        steps_per_flop[i] = 1.0 / (times[i] * 0.5 * (before + after));
-        r->table.beside_flops += 0.5 * (before + after) / steps;
+        double possible = (before + after + profile->look_rates) / (double)(2 + profile->looks);
+        steps_per_flop[i] = 1.0 / (times[i] * possible);
+        r->table.beside_flops += possible / steps;
     }
     r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, once multiplied by its FLOPs */
     r->step_seconds = take_median(times, steps);
@@ -209,7 +219,7 @@ done:
 
 /* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a scheduler's share for others does, then hits both alike, and a ratio is
  * of two steps each. Nothing comes between the steps. */
-static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, qd_bench_step_result *r)
+static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r)
 {
     qd_status status = QD_OK;
     double *times = calloc((size_t)steps * 3, sizeof *times), *others = times + steps, *ratios = others + steps;
@@ -220,6 +230,7 @@ static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double c
         bool first = i % 2 == 0;
         QD_TRY_DONE(time_step(first ? team : other, first ? &times[i] : &others[i]));
         QD_TRY_DONE(time_step(first ? other : team, first ? &others[i] : &times[i]));
+        *mean += times[i] / steps;
         if (!first)
             ratios[pairs++] = (times[i - 1] + times[i]) / (others[i - 1] + others[i]);
         else if (i == steps - 1)
@@ -294,9 +305,13 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
      * not those that are profiled. */
     if (qd_device_get_caps(device)->host_memory)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
+    /* Ranks would have to meet for it, and not all of them do in the middle of a step. */
+    profile->ops.look_every = qd_device_get_caps(device)->host_memory && config.world == 1 && !other ? LOOK_EVERY : 0.0;
     qd_dispatched before, after;
+    double mean = 0.0;
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
-    QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, result) : time_steps(team, steps, ceiling.fma_flops, result));
+    QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, &mean, result)
+                      : time_steps(team, steps, ceiling.fma_flops, &profile->ops, &mean, result));
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
@@ -316,7 +331,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share *= qd_program_flops(program) * config.world;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
-    fill_rows(result, profile, steps, !qd_device_get_caps(device)->host_memory && config.strategy.overlap);
+    fill_rows(result, mean, profile, steps, !qd_device_get_caps(device)->host_memory && config.strategy.overlap);
 done:
     qd_team_destroy(other);
     qd_team_destroy(team);

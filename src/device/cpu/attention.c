@@ -68,14 +68,26 @@ static qd_cpu_attention_tile tile_at(const work *w, int64_t i)
     return (qd_cpu_attention_tile){0, 0, 0};
 }
 
+static int64_t item_count(const work *w)
+{
+    return w->tiles * w->job.batch * w->job.heads;
+}
+
 /* Item i of (tiles, batch, heads). The last tiles see the most keys and come first, so that the threads end together. */
-typedef void tile_kernel(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
-static void run_tiles(const work *w, tile_kernel *kernel, int64_t begin, int64_t end, int thread)
+static qd_cpu_attention_item item_at(const work *w, int64_t i)
 {
     int64_t each = w->job.batch * w->job.heads;
+    return (qd_cpu_attention_item){i % each / w->job.heads, (int)(i % each % w->job.heads), tile_at(w, i / each)};
+}
+
+typedef void tile_kernel(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
+static void run_tiles(const work *w, tile_kernel *kernel, int64_t begin, int64_t end, int thread)
+{
     for (int64_t i = begin; i < end; i++) {
-        qd_cpu_attention_tile tile = tile_at(w, i / each);
-        kernel(&w->job, i % each / w->job.heads, (int)(i % each % w->job.heads), &tile, qd_cpu_workspace(w->cpu, thread));
+        int64_t next = i + qd_pool_threads(w->cpu->pool); /* the other threads take those between */
+        bool last = next >= item_count(w);
+        qd_cpu_attention_item item = item_at(w, i), ahead = item_at(w, last ? i : next);
+        kernel(&w->job, &item, last ? NULL : &ahead, qd_cpu_workspace(w->cpu, thread));
     }
 }
 
@@ -99,6 +111,8 @@ static void backward_range(void *context, int64_t begin, int64_t end, int thread
                             qd_cpu_workspace(w->cpu, thread));
 }
 
+enum { DELTA_ROWS = 16 }; /* at a time; their heads lie side by side */
+
 typedef struct delta_work {
     const qd_attention_args *args;
     const qd_cpu_attention *kernel;
@@ -109,13 +123,13 @@ static void delta_range(void *context, int64_t begin, int64_t end, int thread)
     const delta_work *w = context;
     (void)thread;
     for (int64_t i = begin; i < end; i++)
-        w->kernel->backward_delta(w->args, i / w->args->heads, (int)(i % w->args->heads));
+        w->kernel->backward_delta(w->args, i / w->args->seq, i % w->args->seq);
 }
 
 static void compute_delta(const qd_cpu *cpu, const qd_attention_args *a)
 {
     delta_work w = {a, qd_cpu_attention_for(cpu)};
-    qd_pool_for(cpu->pool, a->batch * a->heads, 1, delta_range, &w);
+    qd_pool_for(cpu->pool, a->batch * a->seq, DELTA_ROWS, delta_range, &w);
 }
 
 qd_status qd_cpu_attention_forward(qd_stream *stream, const qd_attention_args *a)
@@ -123,7 +137,7 @@ qd_status qd_cpu_attention_forward(qd_stream *stream, const qd_attention_args *a
     QD_TRY(check("attention_forward", a));
     qd_row_run run = whole(a->seq);
     work w = make_work(stream, a, &run, QD_ATTENTION_FORWARD_ROWS);
-    qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, forward_range, &w);
+    qd_pool_for(w.cpu->pool, item_count(&w), 1, forward_range, &w);
     return QD_OK;
 }
 
@@ -145,7 +159,7 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
     compute_delta(w.cpu, a);
     qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
     if (!w.with_dq)
-        qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, backward_dq_range, &w);
+        qd_pool_for(w.cpu->pool, item_count(&w), 1, backward_dq_range, &w);
     return QD_OK;
 }
 
@@ -181,7 +195,7 @@ qd_status qd_cpu_attention_part_forward(qd_stream *stream, const qd_attention_pa
 {
     work w;
     QD_TRY(make_part_work("attention_part_forward", stream, a, QD_ATTENTION_FORWARD_ROWS, &w));
-    qd_pool_for(w.cpu->pool, a->batch * a->heads * w.tiles, 1, forward_range, &w);
+    qd_pool_for(w.cpu->pool, item_count(&w), 1, forward_range, &w);
     return QD_OK;
 }
 

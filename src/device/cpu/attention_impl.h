@@ -8,7 +8,7 @@
  * every vector's length. */
 #define QD_ATTENTION_BLOCK 96
 /* Queries of a range of the forward pass: more than a block, so that packed keys serve more of them. */
-#define QD_ATTENTION_FORWARD_ROWS (2 * QD_ATTENTION_BLOCK)
+#define QD_ATTENTION_FORWARD_ROWS (3 * QD_ATTENTION_BLOCK)
 #define QD_ATTENTION_HEAD_MOST 256
 
 /* Floats of the workspace in which the backward pass may sum dq of a key head's queries when dq is not fp32. */
@@ -38,15 +38,22 @@ typedef struct qd_cpu_attention_tile {
     int rows;
 } qd_cpu_attention_tile;
 
+/* Rows of the queries of one head: what a thread computes alone. */
+typedef struct qd_cpu_attention_item {
+    int64_t batch;
+    int head;
+    qd_cpu_attention_tile tile;
+} qd_cpu_attention_item;
+
 typedef struct qd_cpu_attention {
-    /* Up to QD_ATTENTION_FORWARD_ROWS rows of the queries of one head. */
-    void (*forward)(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
+    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that its memory can be fetched; NULL: nothing. */
+    void (*forward)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
     void (*backward)(const qd_cpu_attention_job *j, int64_t batch, int kv_head, bool with_dq, void *workspace);
-    /* dq of up to QD_ATTENTION_BLOCK rows of the queries of one head, where `backward` did not compute it. */
-    void (*backward_dq)(const qd_cpu_attention_job *j, int64_t batch, int head, const qd_cpu_attention_tile *tile, void *workspace);
-    /* delta = rowsum(d_o * o) of one head. */
-    void (*backward_delta)(const qd_attention_args *a, int64_t batch, int head);
+    /* dq of up to QD_ATTENTION_BLOCK rows, where `backward` did not compute it. */
+    void (*backward_dq)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
+    /* delta = rowsum(d_o * o), of all heads, for one row of (batch, seq). */
+    void (*backward_delta)(const qd_attention_args *a, int64_t batch, int64_t t);
 } qd_cpu_attention;
 QD_CPU_TABLE(qd_cpu_attention, qd_cpu_attention)
 

@@ -24,6 +24,7 @@ _Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "bloc
 
 typedef qd_cpu_attention_job job;
 typedef qd_cpu_attention_tile tile;
+typedef qd_cpu_attention_item item;
 
 /* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
 typedef struct buffers {
@@ -45,9 +46,9 @@ static buffers carve(const job *a, void *workspace)
     float *next = workspace;
     buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
     w.ld = w.vectors * QD_VF;
-    /* d_o follows q and dk follows o: the forward pass, which needs neither, has twice the room for q and o */
-    _Static_assert(FORWARD <= 2 * BLOCK, "queries of the forward pass must fit two buffers");
-    float **by_head[] = {&w.q, &w.d_o, &w.k_t, &w.v_t, &w.k, &w.v, &w.o, &w.dk, &w.dv};
+    /* after q and after o lie two buffers that the forward pass does not need: it has three times the room for q and o */
+    _Static_assert(FORWARD <= 3 * BLOCK, "queries of the forward pass must fit three buffers");
+    float **by_head[] = {&w.q, &w.d_o, &w.v_t, &w.k_t, &w.v, &w.k, &w.o, &w.dk, &w.dv};
     for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
         *by_head[i] = next;
     w.s = next;
@@ -263,6 +264,47 @@ static void mask_row(float *s, int vectors, int64_t low, int64_t high, float val
     }
 }
 
+/* ---- memory to come ---- */
+
+/* Rows that are fetched into the caches a few at a time, while something else is computed: the rows of a head are short pieces, pages
+ * apart, which no machine fetches by itself. */
+typedef struct fetches {
+    struct {
+        const char *at;
+        int64_t stride, rows; /* stride in bytes */
+    } piece[6];
+    int count, next, lines; /* lines of a row */
+    int64_t done, rows;     /* rows of the next piece that are done; rows in all */
+} fetches;
+
+static fetches begin_fetches(const job *a)
+{
+    return (fetches){.lines = (a->head_dim * (a->dtype == QD_F32 ? 4 : 2) + 63) / 64};
+}
+
+static void add_fetch(fetches *f, const job *a, const void *x, int64_t first, int64_t stride, int64_t rows)
+{
+    int size = a->dtype == QD_F32 ? 4 : 2;
+    if (rows <= 0)
+        return;
+    f->piece[f->count].at = (const char *)x + first * size;
+    f->piece[f->count].stride = stride * size;
+    f->piece[f->count++].rows = rows;
+    f->rows += rows;
+}
+
+static void fetch_some(fetches *f, int64_t rows)
+{
+    for (; rows > 0 && f->next < f->count; rows--) {
+        for (int i = 0; i < f->lines; i++)
+            __builtin_prefetch(f->piece[f->next].at + f->done * f->piece[f->next].stride + i * 64, 0, 2);
+        if (++f->done == f->piece[f->next].rows) {
+            f->next++;
+            f->done = 0;
+        }
+    }
+}
+
 /* ---- forward ---- */
 
 /* One row of scores becomes probabilities relative to the running maximum; the row of o is rescaled when that rises. */
@@ -305,9 +347,41 @@ static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t r
                   QD_F32);
 }
 
-static void forward(const job *a, int64_t batch, int head, const tile *at, void *workspace)
+/* What the block of keys at `from` of the run makes time for: the next block of this item's keys, and part of what the item ahead begins
+ * with. */
+static fetches fetches_of(const job *a, const item *now, const item *ahead, const qd_row_run *run, int64_t from, int64_t least)
+{
+    fetches f = begin_fetches(a);
+    int64_t hd = a->head_dim, group = a->heads / a->kv_heads, key = now->batch * a->k_seq + run->row + from + BLOCK;
+    int64_t end = smaller(run->count, now->tile.position + now->tile.rows - run->position), keys = smaller(end - from - BLOCK, BLOCK);
+    add_fetch(&f, a, a->k, key * a->k_stride + now->head / group * hd, a->k_stride, keys);
+    add_fetch(&f, a, a->v, key * a->v_stride + now->head / group * hd, a->v_stride, keys);
+    if (!ahead || a->k_run_count > 1)
+        return f;
+    int64_t first = larger(least - run->position, 0) / BLOCK, blocks = (end - 1) / BLOCK - first + 1, at = from / BLOCK - first;
+    int64_t rows = ahead->tile.rows, q0 = rows * at / blocks, q1 = rows * (at + 1) / blocks;
+    int64_t most = smaller(BLOCK, run->count), k0 = most * at / blocks, k1 = most * (at + 1) / blocks;
+    key = ahead->batch * a->k_seq + run->row + k0;
+    add_fetch(&f, a, a->q, (ahead->batch * a->q_seq + ahead->tile.row + q0) * a->q_stride + ahead->head * hd, a->q_stride, q1 - q0);
+    add_fetch(&f, a, a->k, key * a->k_stride + ahead->head / group * hd, a->k_stride, k1 - k0);
+    add_fetch(&f, a, a->v, key * a->v_stride + ahead->head / group * hd, a->v_stride, k1 - k0);
+    return f;
+}
+
+/* A row of o that will be stored to. */
+static void expect_row(const job *a, int64_t row, int head)
+{
+    int size = a->out_dtype == QD_F32 ? 4 : 2;
+    for (int i = 0; i < a->head_dim * size; i += 64)
+        __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
+}
+
+static void forward(const job *a, const item *now, const item *ahead, void *workspace)
 {
     buffers w = carve(a, workspace);
+    const tile *at = &now->tile;
+    const int64_t batch = now->batch;
+    const int head = now->head;
     int64_t row0 = batch * a->q_seq, key0 = batch * a->k_seq, least = first_key_of(a, batch, at);
     int rows = at->rows, hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
     float most[FORWARD], total[FORWARD], *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
@@ -325,13 +399,18 @@ static void forward(const job *a, int64_t batch, int head, const tile *at, void 
             }
             pack_transposed(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd, a->dtype);
             pack_rows(w.v, w.ld, a->v, (key0 + k.row) * a->v_stride + kv * hd, a->v_stride, k.keys, hd, 1, a->dtype);
+            fetches f = fetches_of(a, now, ahead, k_run, from, least);
+            int64_t seeing = smaller(rows, at->position + rows - k.position), each = (f.rows + seeing - 1) / seeing;
             for (int g = 0; g < rows; g += MR) {
                 int64_t seen = group_keys(at->position + g, &k);
                 if (seen == 0)
                     continue;
                 int vectors = key_vectors(seen);
                 product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
-                for (int r = g; r < g + MR; r++) {
+                for (int r = g; r < g + MR; r++) { /* memory to come is fetched bit by bit: many lines at once would hold up the loads */
+                    fetch_some(&f, each);
+                    if (r < rows && at->position + r < k.position + k.keys) /* its last keys */
+                        expect_row(a, row0 + at->row + r, head);
                     float *s = w.s + (r - g) * BLOCK;
                     int64_t low = r < rows ? first_key(a, batch, at, r) - k.position : seen;
                     int64_t high = smaller(at->position + r + 1 - k.position, seen);
@@ -360,17 +439,16 @@ static void forward(const job *a, int64_t batch, int head, const tile *at, void 
 
 /* ---- backward ---- */
 
-static void backward_delta(const qd_attention_args *a, int64_t batch, int head)
+static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
 {
-    float *delta = a->delta + (batch * a->heads + head) * a->seq;
-    for (int64_t t = 0; t < a->seq; t++) {
+    for (int head = 0; head < a->heads; head++) {
         int64_t at = (batch * a->seq + t) * a->o_stride + head * a->head_dim;
         vf sum = {0};
         for (int i = 0; i < a->head_dim; i += QD_VF) {
             int here = a->head_dim - i < QD_VF ? a->head_dim - i : QD_VF;
             sum += vf_load_n_as(a->o, at + i, here, a->dtype) * vf_load_n_as(a->d_o, at + i, here, a->dtype);
         }
-        delta[t] = vf_sum(sum);
+        a->delta[(batch * a->heads + head) * a->seq + t] = vf_sum(sum);
     }
 }
 
@@ -531,9 +609,13 @@ static void backward(const job *a, int64_t batch, int kv, bool with_dq, void *wo
             store_as(a->dq, (batch * a->q_seq + t) * a->dq_stride + kv * group * hd + i, dq[t * dq_stride + i], a->out_dtype);
 }
 
-static void backward_dq(const job *a, int64_t batch, int head, const tile *at, void *workspace)
+static void backward_dq(const job *a, const item *now, const item *ahead, void *workspace)
 {
+    (void)ahead;
     buffers w = carve(a, workspace);
+    const tile *at = &now->tile;
+    const int64_t batch = now->batch;
+    const int head = now->head;
     pair b = {.batch = batch, .head = head, .q = *at};
     int64_t least = first_key_of(a, batch, at);
     pack_queries(a, &w, &b);
