@@ -70,6 +70,11 @@ void qd_device_free(qd_device *device, void *address, int64_t bytes)
     atomic_fetch_sub(&device->allocated, bytes);
 }
 
+void qd_device_adopt(qd_device *device, int64_t bytes)
+{
+    atomic_fetch_add(&device->allocated, bytes);
+}
+
 int64_t qd_device_allocated(const qd_device *device)
 {
     return atomic_load(&device->allocated);

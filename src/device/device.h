@@ -50,7 +50,9 @@ const qd_device_caps *qd_device_get_caps(const qd_device *device);
 /* Zeroed memory, aligned to 64 bytes or better. bytes == 0 gives a valid empty allocation. */
 qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address);
 void qd_device_free(qd_device *device, void *address, int64_t bytes);
-int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc */
+/* Counts memory that somebody else has given for this device's buffers, or with a negative number its return. */
+void qd_device_adopt(qd_device *device, int64_t bytes);
+int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc, or adopted */
 
 /* What the accelerator (or the machine) has, and what of it is free now. */
 qd_status qd_device_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes);

@@ -65,11 +65,62 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
-/* Zeroed, wherever it lies. */
-static qd_status take_buffer(qd_bound *b, const qd_buffer *buffer, void **address)
+/* Smaller ones are copied through the lanes of a communicator wherever they lie, and a block that others reach takes whole pages. */
+#define REACHED_LEAST (16 << 10)
+
+static void reach(qd_bound *b, int buffer)
 {
+    const qd_program *p = b->program;
+    if (buffer >= 0 && p->buffers[buffer].bytes >= REACHED_LEAST && !p->buffers[buffer].host)
+        *(p->buffers[buffer].persistent ? &b->reached[buffer] : &b->dynamic_reached) = true;
+}
+
+/* Which buffers other ranks copy from or to. Dynamic ones lie in one area. */
+static void find_reached(qd_bound *b)
+{
+    const qd_program *p = b->program;
+    if (!qd_device_get_caps(b->device)->host_memory || qd_comm_size(b->world) == 1)
+        return;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        if (qd_action_communicates(a)) {
+            reach(b, a->buffer);
+            reach(b, a->part);
+        } else if (qd_action_phases(a) && a->bytes > 0) { /* ops exchange ports and local values, never parameters */
+            for (int u = QD_USE_IN; u < QD_USE_COUNT; u++)
+                reach(b, a->use[u]);
+            reach(b, p->persistent[QD_BUFFER_SCRATCH]);
+        }
+    }
+}
+
+/* On the device; where other ranks reach it without system calls if they may. Zeroed. */
+static qd_status take_memory(qd_bound *b, int64_t bytes, bool reached, void **address)
+{
+    if (!reached)
+        return qd_device_alloc(b->device, bytes, address);
+    QD_TRY(qd_comm_alloc(b->world, bytes, address));
+    qd_device_adopt(b->device, bytes);
+    b->reached_bytes += bytes;
+    return QD_OK;
+}
+
+static void give_memory(qd_bound *b, void *address, int64_t bytes, bool reached)
+{
+    if (!reached) {
+        qd_device_free(b->device, address, bytes);
+    } else if (address) {
+        qd_comm_free(b->world, address);
+        qd_device_adopt(b->device, -bytes);
+    }
+}
+
+/* Zeroed, wherever it lies. */
+static qd_status take_buffer(qd_bound *b, int index, void **address)
+{
+    const qd_buffer *buffer = &b->program->buffers[index];
     if (!buffer->host)
-        return qd_device_alloc(b->device, buffer->bytes, address);
+        return take_memory(b, buffer->bytes, b->reached[index], address);
     QD_TRY(qd_host_alloc(b->device, buffer->bytes, address));
     b->host_bytes += buffer->bytes;
     memset(*address, 0, (size_t)buffer->bytes);
@@ -82,9 +133,11 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
     b->persistent = calloc((size_t)p->buffer_count, sizeof *b->persistent);
     b->alive = calloc((size_t)p->buffer_count, sizeof *b->alive);
     b->borrowed = calloc((size_t)p->buffer_count, sizeof *b->borrowed);
+    b->reached = calloc((size_t)p->buffer_count, sizeof *b->reached);
     b->lists = calloc((size_t)p->ledger->param_count + 1, sizeof *b->lists);
-    if (!b->persistent || !b->alive || !b->borrowed || !b->lists)
+    if (!b->persistent || !b->alive || !b->borrowed || !b->reached || !b->lists)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the table of %d buffers", p->buffer_count);
+    find_reached(b);
     for (int i = 0; i < p->buffer_count; i++) {
         if (!p->buffers[i].persistent)
             continue;
@@ -93,12 +146,12 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
         b->borrowed[i] = b->persistent[i] != NULL;
         if (b->borrowed[i])
             continue;
-        qd_status status = take_buffer(b, &p->buffers[i], &b->persistent[i]);
+        qd_status status = take_buffer(b, i, &b->persistent[i]);
         if (status != QD_OK)
             return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
     }
     void *dynamic;
-    qd_status status = qd_device_alloc(b->device, p->dynamic_bytes, &dynamic);
+    qd_status status = take_memory(b, p->dynamic_bytes, b->dynamic_reached, &dynamic);
     if (status != QD_OK)
         return qd_error_prefix(status, "rank %d, activations: ", qd_comm_rank(b->world));
     b->dynamic = dynamic;
@@ -132,10 +185,10 @@ void qd_bound_destroy(qd_bound *b)
             if (p->buffers[i].host)
                 qd_host_free(b->device, b->persistent[i]);
             else
-                qd_device_free(b->device, b->persistent[i], p->buffers[i].bytes);
+                give_memory(b, b->persistent[i], p->buffers[i].bytes, b->reached[i]);
         }
     if (b->dynamic)
-        qd_device_free(b->device, b->dynamic, p->dynamic_bytes);
+        give_memory(b, b->dynamic, p->dynamic_bytes, b->dynamic_reached);
     for (int i = 0; i < p->group_count; i++)
         qd_comm_destroy(b->groups[i]);
     for (int i = 0; b->lists && i <= p->ledger->param_count; i++)
@@ -144,6 +197,7 @@ void qd_bound_destroy(qd_bound *b)
     free(b->persistent);
     free(b->alive);
     free(b->borrowed);
+    free(b->reached);
     free(b);
 }
 

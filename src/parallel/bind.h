@@ -17,11 +17,15 @@ typedef struct qd_bound {
     char *dynamic;
     bool *alive;    /* per buffer: between ALLOC and FREE */
     bool *borrowed; /* per buffer: another bound's */
+    bool *reached;  /* per buffer: of qd_comm_alloc(), since collectives touch it */
+    bool dynamic_reached;
+    int64_t reached_bytes; /* of those, counted as the device's too */
     struct qd_shard_lists **lists; /* per first parameter of a run, and one for the norm's sums; see shard.h */
 } qd_bound;
 
 /* Collective over `world`, whose buffers are host memory; `data` (NULL: world) has the same ranks and moves memory of the device.
- * Allocates exactly program->persistent_bytes + program->dynamic_bytes, and program->host_bytes of host memory. With `share` (NULL: none),
+ * Allocates exactly program->persistent_bytes + program->dynamic_bytes, and program->host_bytes of host memory. On a CPU, what
+ * collectives touch comes from qd_comm_alloc(), and is given back when the bound is destroyed, before `world`. With `share` (NULL: none),
  * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
 qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */

@@ -19,11 +19,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
-
-static int64_t round_up(int64_t value, int64_t to)
-{
-    return (value + to - 1) / to * to;
-}
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 
 static char *own_part(const qd_local_rank_world *view, int rank)
 {
@@ -40,7 +38,7 @@ static int find_gap(const qd_local_heap *heap, int64_t whole, int64_t bytes, int
             *begin = at;
             return i;
         }
-        if (i < heap->count) at = round_up(heap->ranges[i].begin + heap->ranges[i].bytes, alignment);
+        if (i < heap->count) at = qd_local_round_up(heap->ranges[i].begin + heap->ranges[i].bytes, alignment);
     }
     return -1;
 }
@@ -76,7 +74,7 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
     if (view->all_reached || view->header->heap_bytes == 0) return QD_OK; /* plain memory */
     int64_t begin = 0, whole = view->header->heap_bytes;
     if (bytes > whole) return no_room(bytes, whole);
-    int64_t pages = round_up(bytes > 0 ? bytes : 1, ALIGNMENT);
+    int64_t pages = qd_local_round_up(bytes > 0 ? bytes : 1, ALIGNMENT);
     pthread_mutex_lock(&view->heap.lock);
     qd_status status = take(&view->heap, whole, pages, &begin);
     pthread_mutex_unlock(&view->heap.lock);
@@ -96,6 +94,9 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
         }
         memset(at, 0, (size_t)pages);
     }
+    /* Systems that give shared memory no huge pages by themselves do on request. Only what fills them, and no error if not:
+     * then it stays on small pages. */
+    if (pages >= 2 * QD_HUGE_PAGE) (void)madvise(at, (size_t)(pages / QD_HUGE_PAGE * QD_HUGE_PAGE), MADV_COLLAPSE);
     *memory = at;
     return QD_OK;
 }

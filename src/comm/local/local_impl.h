@@ -163,6 +163,11 @@ typedef struct qd_local_group {
     qd_local_lane *lanes[]; /* (size) */
 } qd_local_group;
 
+static inline int64_t qd_local_round_up(int64_t value, int64_t to)
+{
+    return (value + to - 1) / to * to;
+}
+
 static inline qd_local_group *qd_local_group_of(const qd_transfer *op)
 {
     return op->comm->backend_data;

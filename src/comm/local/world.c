@@ -36,17 +36,12 @@ struct qd_local_world {
 
 static const qd_comm_backend_ops local_backend;
 
-static int64_t round_up(int64_t value, int64_t to)
-{
-    return (value + to - 1) / to * to;
-}
-
 /* ---- the segment ---- */
 
 static qd_local_rank *rank_lines(qd_local_header *header)
 {
     size_t at = sizeof *header + (size_t)header->slot_count * sizeof header->slot_members[0];
-    return (qd_local_rank *)((char *)header + round_up((int64_t)at, QD_LOCAL_LINE));
+    return (qd_local_rank *)((char *)header + qd_local_round_up((int64_t)at, QD_LOCAL_LINE));
 }
 
 /* By who makes the world: its ranks as threads use that mapping, and need the heaps only if they do not reach all memory. */
@@ -62,11 +57,30 @@ static bool may_write(int64_t bytes)
     return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY || most.rlim_cur >= (rlim_t)bytes;
 }
 
+/* The file's first bytes, at an address that lets its huge pages be mapped as such; MAP_FAILED with errno. */
+static void *map_file(int fd, int64_t bytes)
+{
+    size_t room = (size_t)(bytes + QD_HUGE_PAGE), length = (size_t)qd_local_round_up(bytes, sysconf(_SC_PAGESIZE));
+    char *begin = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin == MAP_FAILED) return MAP_FAILED;
+    char *at = begin + (-(uintptr_t)begin & (uintptr_t)(QD_HUGE_PAGE - 1));
+    void *header = mmap(at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    int error = errno;
+    if (header == MAP_FAILED) {
+        munmap(begin, room);
+        errno = error;
+        return MAP_FAILED;
+    }
+    if (at > begin) munmap(begin, (size_t)(at - begin));
+    if (at + length < begin + room) munmap(at + length, (size_t)(begin + room - (at + length)));
+    return header;
+}
+
 /* Whether files may be so large, and an address space has room for one. */
 static bool can_map(int fd, int64_t bytes)
 {
     if (fd < 0 || !may_write(bytes) || ftruncate(fd, bytes) != 0) return false;
-    void *at = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *at = map_file(fd, bytes);
     if (at != MAP_FAILED) munmap(at, (size_t)bytes);
     return at != MAP_FAILED;
 }
@@ -98,18 +112,18 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     clock_gettime(CLOCK_REALTIME, &now);
     plan.nonce = ((uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec) * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
     plan.ring_bytes = config->staging_bytes / QD_LOCAL_RING / 4096 * 4096;
-    plan.lane_bytes = round_up((int64_t)sizeof(qd_local_lane) + QD_LOCAL_RING * plan.ring_bytes, 4096);
+    plan.lane_bytes = qd_local_round_up((int64_t)sizeof(qd_local_lane) + QD_LOCAL_RING * plan.ring_bytes, 4096);
     plan.slot_bytes = MARKS_BYTES + size * plan.lane_bytes +
-                      round_up((int64_t)size * size * (int64_t)sizeof(qd_local_channel), 4096);
+                      qd_local_round_up((int64_t)size * size * (int64_t)sizeof(qd_local_channel), 4096);
     int64_t slots = MOST_VIRTUAL_BYTES / plan.slot_bytes;
     plan.slot_count = (int32_t)(slots < 16 ? 16 : slots > MOST_SLOTS ? MOST_SLOTS : slots);
-    plan.slots_at = round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
+    plan.slots_at = qd_local_round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
                                  QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
                              4096);
-    plan.heap_at = round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
+    plan.heap_at = qd_local_round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
     plan.heap_bytes = MOST_HEAP_BYTES / size / QD_HUGE_PAGE * QD_HUGE_PAGE;
     int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if (machine > 0 && plan.heap_bytes > machine) plan.heap_bytes = round_up(machine, QD_HUGE_PAGE);
+    if (machine > 0 && plan.heap_bytes > machine) plan.heap_bytes = qd_local_round_up(machine, QD_HUGE_PAGE);
     plan.total_bytes = plan.heap_at + size * plan.heap_bytes;
 
     qd_local_world *world = calloc(1, sizeof *world);
@@ -131,7 +145,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
                          strerror(errno));
         goto done;
     }
-    world->header = mmap(NULL, (size_t)mapped_bytes(&plan), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->fd, 0);
+    world->header = map_file(world->fd, mapped_bytes(&plan));
     if (world->header == MAP_FAILED) {
         status = QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
         goto done;
@@ -286,7 +300,7 @@ qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm)
         info.st_size != found.total_bytes)
         return QD_FAIL(QD_USAGE, "file descriptor %d is not the segment of a local world", fd);
     QD_TRY(check_rank(rank, found.size));
-    void *header = mmap(NULL, (size_t)found.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *header = map_file(fd, found.total_bytes);
     if (header == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
     leave_out_of_dumps(header, found.total_bytes);
     return join(header, rank, false, comm);
