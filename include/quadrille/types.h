@@ -54,7 +54,7 @@ const char *qd_coll_kind_name(qd_coll_kind kind); /* "all-reduce", "send", … *
 
 /* Payload bytes that cross from one rank to another, summed over the ranks of the group, when `kind` moves
  * `counts[i]` elements for rank i (equal counts: all the same). This is the one statement of "who moves
- * what": the backends choose their algorithm with qd_coll_direct() and count what they copy; the step
+ * what": the backends choose their algorithm with qd_coll_direct() and qd_coll_split() and count what they copy; the step
  * program carries the figure of qd_coll_bytes(); a test compares the two.
  *
  * `count` is: all-reduce, broadcast, reduce: the elements of the whole message; reduce-scatter: the elements of
@@ -65,6 +65,10 @@ int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int grou
 /* Small all-reduces are summed by every rank from all inputs (one exchange, no second phase); larger ones are cut
  * in one slice per rank, summed by its owner and handed out. The order of summation is the same in both. */
 bool qd_coll_direct(int64_t bytes, int group_size);
+
+/* Small reduces are summed by the root from all inputs; larger ones are cut in one slice per rank, summed by its owner and
+ * gathered at the root, so that all ranks sum. The order of summation is the same in both. */
+bool qd_coll_split(int64_t bytes);
 
 /* Slice of `count` elements that coordinate `index` of `parts` owns: the first count % parts slices are one longer. */
 void qd_slice(int64_t count, int parts, int index, int64_t *offset, int64_t *length);

@@ -25,7 +25,7 @@ static const char *const coll_kinds[QD_COLL_KIND_COUNT] = {
 };
 
 /* Up to these sizes one exchange beats the traffic that slicing saves. Two ranks save nothing but the summing. */
-enum { DIRECT_BYTES = 16 * 1024, DIRECT_BYTES_PAIR = 64 * 1024 };
+enum { DIRECT_BYTES = 16 * 1024, DIRECT_BYTES_PAIR = 64 * 1024, SPLIT_BYTES = 16 * 1024 };
 
 size_t qd_dtype_size(qd_dtype dtype)
 {
@@ -52,6 +52,11 @@ bool qd_coll_direct(int64_t bytes, int group_size)
     return bytes <= DIRECT_BYTES || (group_size == 2 && bytes <= DIRECT_BYTES_PAIR);
 }
 
+bool qd_coll_split(int64_t bytes)
+{
+    return bytes >= SPLIT_BYTES;
+}
+
 int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int group_size)
 {
     int64_t size = (int64_t)qd_dtype_size(dtype);
@@ -65,8 +70,9 @@ int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int grou
     case QD_COLL_REDUCE_SCATTER:
     case QD_COLL_ALL_GATHER:
     case QD_COLL_BROADCAST:
-    case QD_COLL_REDUCE:
         return others * bytes;
+    case QD_COLL_REDUCE:
+        return others * bytes + (qd_coll_split(bytes) ? qd_coll_bytes(QD_COLL_GATHER, count, dtype, group_size) : 0);
     case QD_COLL_GATHER:
     case QD_COLL_SCATTER: {
         /* All but the root's own slice. Slices differ by at most one element; the root is taken to own slice 0. */

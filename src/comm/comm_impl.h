@@ -254,6 +254,9 @@ int64_t qd_transfer_packed_count(const qd_transfer *op, int rank);
 void qd_transfer_pack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
 void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
 
+/* A reduce in which every rank sums a slice (qd_coll_split). */
+bool qd_transfer_is_split(const qd_transfer *op);
+
 /* Whether group rank `rank` has data for others, and whether it takes data from others. A barrier has neither. */
 bool qd_transfer_produces(const qd_transfer *op, int rank);
 bool qd_transfer_consumes(const qd_transfer *op, int rank);

@@ -78,13 +78,19 @@ void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t 
 
 /* ---- who takes part in what ---- */
 
+bool qd_transfer_is_split(const qd_transfer *op)
+{
+    const qd_coll_request *r = &op->request;
+    return r->kind == QD_COLL_REDUCE && qd_coll_split(r->count * (int64_t)qd_dtype_size(r->dtype));
+}
+
 bool qd_transfer_produces(const qd_transfer *op, int rank)
 {
     switch (op->request.kind) {
     case QD_COLL_BROADCAST:
     case QD_COLL_SCATTER: return rank == op->request.root;
-    case QD_COLL_GATHER:
-    case QD_COLL_REDUCE: return rank != op->request.root;
+    case QD_COLL_REDUCE: return rank != op->request.root || qd_transfer_is_split(op);
+    case QD_COLL_GATHER: return rank != op->request.root;
     case QD_COLL_SEND: return rank == op->comm->rank;
     case QD_COLL_RECV: return rank == op->request.root;
     case QD_COLL_BARRIER: return false;
@@ -97,8 +103,8 @@ bool qd_transfer_consumes(const qd_transfer *op, int rank)
     switch (op->request.kind) {
     case QD_COLL_BROADCAST:
     case QD_COLL_SCATTER: return rank != op->request.root;
-    case QD_COLL_GATHER:
-    case QD_COLL_REDUCE: return rank == op->request.root;
+    case QD_COLL_REDUCE: return rank == op->request.root || qd_transfer_is_split(op);
+    case QD_COLL_GATHER: return rank == op->request.root;
     case QD_COLL_SEND: return rank == op->request.root;
     case QD_COLL_RECV: return rank == op->comm->rank;
     case QD_COLL_BARRIER: return false;

@@ -83,6 +83,7 @@ static void bytes_moved(void **state)
         {QD_COLL_ALL_GATHER, 1001, QD_BF16, 3, 2 * 2002},
         {QD_COLL_BROADCAST, 5, QD_I64, 8, 7 * 40},
         {QD_COLL_REDUCE, 5, QD_I64, 8, 7 * 40},
+        {QD_COLL_REDUCE, 1 << 20, QD_F32, 4, (INT64_C(3) << 22) + (INT64_C(3) << 20)}, /* split: slices to their owners, sums to the root */
         {QD_COLL_GATHER, 10, QD_U8, 3, 6}, /* the root's slice of 4 stays */
         {QD_COLL_SCATTER, 10, QD_F32, 3, 24},
         {QD_COLL_ALL_TO_ALL, 12, QD_F32, 4, 48},

@@ -1,7 +1,7 @@
 /* Collectives between devices of one process; see the top of threads_impl.h.
  *
  * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output. Only it touches that slice
- * of any buffer, so the operation works in place and needs no second round. Small ones with more than two ranks are summed by
+ * of any buffer, so the operation works in place and needs no second round. Large reduces are the same with one output. Small ones with more than two ranks are summed by
  * everybody (qd_coll_direct) from copies in page-locked memory, since inputs may be outputs. */
 #include "comm/device/threads_impl.h"
 
@@ -110,7 +110,8 @@ qd_status qd_threads_collective_start(qd_transfer *op)
 
 /* ---- this rank's share ---- */
 
-/* Reduces this rank's segments of everybody's input. to_full: results keep their place in the full buffer, of every rank. */
+/* Reduces this rank's segments of everybody's input. to_full: results keep their place in the full buffer, of every rank or of the
+ * root. */
 static qd_status sum_segments(qd_transfer *op, bool to_full)
 {
     const qd_coll_request *r = &op->request;
@@ -122,10 +123,11 @@ static qd_status sum_segments(qd_transfer *op, bool to_full)
     qd_stream *stream = qd_threads_stream(op);
     for (int p = 0; p < n; p++) {
         sources[p] = input_of(op, p);
-        if (to_full) outs[p] = p == me ? r->out : post_of(op, p)->request.out;
+        if (to_full && r->root < 0) outs[p] = p == me ? r->out : post_of(op, p)->request.out;
     }
+    if (r->root >= 0 && r->root != me) outs[0] = post_of(op, r->root)->request.out;
     qd_sum_ranks_args args = {.sources = sources, .outs = outs, .segments = batch, .source_count = n,
-                              .out_count = to_full ? n : 1, .dtype = r->dtype, .reduce = r->reduce};
+                              .out_count = to_full && r->root < 0 ? n : 1, .dtype = r->dtype, .reduce = r->reduce};
     for (int i = 0; i < segments; i++) {
         qd_segment segment = qd_transfer_segment(op, me, i);
         if (segment.count > 0)
@@ -200,7 +202,9 @@ static qd_status share(qd_transfer *op)
     case QD_COLL_BARRIER: return QD_OK;
     case QD_COLL_ALL_REDUCE: return state_of(op)->direct ? sum_whole(op, true) : sum_segments(op, true);
     case QD_COLL_REDUCE_SCATTER: return sum_segments(op, false);
-    case QD_COLL_REDUCE: return me == op->request.root ? sum_whole(op, false) : QD_OK;
+    case QD_COLL_REDUCE:
+        if (qd_transfer_is_split(op)) return sum_segments(op, true);
+        return me == op->request.root ? sum_whole(op, false) : QD_OK;
     default: break;
     }
     qd_threads_batch batch = {.stream = qd_threads_stream(op)};
@@ -249,7 +253,7 @@ static qd_status end(qd_transfer *op)
         if (p == op->comm->rank || !awaited_by(op, p)) continue;
         qd_threads_lane *lane = qd_threads_lane_of(op, p);
         QD_TRY(qd_stream_wait_event(stream, lane->parity[parity_of(op)].done));
-        op->bytes += lane->parity[parity_of(op)].pushed;
+        if (op->request.root < 0 || op->request.root == op->comm->rank) op->bytes += lane->parity[parity_of(op)].pushed;
     }
     return qd_event_record(state_of(op)->base.flight->over, stream);
 }

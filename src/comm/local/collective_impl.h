@@ -1,4 +1,4 @@
-/* Inside src/comm/local: what collective.c (rounds through lanes, rings and remote memory) and onepass.c share. */
+/* Inside src/comm/local: what collective.c, rounds.c (rounds through lanes, rings and remote memory) and onepass.c share. */
 #ifndef QD_COMM_LOCAL_COLLECTIVE_IMPL_H
 #define QD_COMM_LOCAL_COLLECTIVE_IMPL_H
 
@@ -70,6 +70,26 @@ static inline bool qd_local_has_posted(const qd_transfer *op, int rank)
     return qd_local_state_of(op)->checked >> rank & 1;
 }
 
+static inline unsigned char *qd_local_small_of(const qd_transfer *op, int rank)
+{
+    return qd_local_group_of(op)->lanes[rank]->parity[op->fingerprint.sequence & 1].small;
+}
+
+/* all-to-all: what `rank` has for each rank. */
+static inline qd_local_block *qd_local_blocks_of(const qd_transfer *op, int rank)
+{
+    return (qd_local_block *)qd_local_small_of(op, rank);
+}
+
+/* ---- rounds.c: what is done in a round, when everything it needs is there; false when the world is aborted ---- */
+
+/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
+int64_t qd_local_elements_for(const qd_transfer *op, int from, int to);
+void qd_local_produce(qd_transfer *op);
+bool qd_local_combine(qd_transfer *op);
+bool qd_local_consume(qd_transfer *op);
+bool qd_local_push_share(qd_transfer *op); /* where both sides copy: this rank's share, into the memory of the consumers */
+void qd_local_sum_direct(qd_transfer *op); /* a direct all-reduce */
 /* How many of the elements that `from` has for a consumer the consumer reads where both copy; `from` writes the others. */
 int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements);
 

@@ -88,7 +88,9 @@ static void push(qd_transfer *op, bool *moved)
     qd_local_group *group = qd_local_group_of(op);
     if (atomic_load_explicit(&s->channel->accepted, memory_order_acquire) < op->fingerprint.sequence) return;
     double began = qd_clock_now();
-    s->pulled = s->channel->taken; /* all, where the sender does not reach the receiver's memory */
+    /* `taken`, `out` and `out_at` were written before `accepted`. The receiver takes all where this rank does not reach its
+     * memory; then nothing is left to write here. */
+    s->pulled = s->channel->taken;
     int64_t bytes = s->bytes - s->pulled;
     const char *from = (const char *)op->request.in + s->pulled;
     if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */

@@ -3,9 +3,9 @@
  * After the posts every rank does its share of the copies and sums straight from buffer to buffer and says so in
  * `consumed`; who has had its buffers touched waits for those that touch them. Which buffers must be reached, by kind:
  *   all-reduce       in and out of all     a rank sums its slice of all inputs and writes it into all outputs
+ *   reduce           in of all, root's out the same, into the root's output
  *   reduce-scatter   in of all             a rank sums its own slice
  *   all-gather       in and out of all     a rank writes its part into all outputs: it is read once
- *   reduce           in of all             the root sums (not large ones of two processes)
  *   broadcast        the root's data       the others copy; the root copies a share to those whose data it reaches
  *   scatter          the root's input      the others copy their slices
  *   gather           the root's output     the others write their slices into it
@@ -28,10 +28,9 @@ static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
 /* And take one pass from this size on: in smaller ones it is better not to wait for those who read. */
 static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = (64 << 10) + 1, [QD_COLL_REDUCE_SCATTER] = (64 << 10) + 1, [QD_COLL_ALL_GATHER] = 64 << 10,
-    [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = 16 << 10,               [QD_COLL_GATHER] = 64 << 10,
+    [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = INT64_MAX /* split */,  [QD_COLL_GATHER] = 64 << 10,
     [QD_COLL_SCATTER] = 64 << 10,          [QD_COLL_ALL_TO_ALL] = INT64_MAX,          [QD_COLL_BARRIER] = INT64_MAX,
 };
-#define REDUCE_ALONE (1 << 20) /* smaller messages are summed by the root alone */
 #define SPREAD_BLOCK (64 << 10)
 #define PIECE (1 << 20)         /* bytes that one poll moves: other operations of this rank have their turn in between */
 
@@ -48,10 +47,7 @@ static bool allows(const qd_transfer *op, int rank, const qd_local_post *post)
     case QD_COLL_ALL_REDUCE:
     case QD_COLL_ALL_GATHER: return reached(post->in_at) && reached(post->out_at);
     case QD_COLL_REDUCE_SCATTER: return reached(post->in_at);
-    /* Of two processes the other one is better used to bring large data near, through the ring. */
-    case QD_COLL_REDUCE:
-        return reached(post->in_at) && (op->comm->size > 2 || qd_local_group_of(op)->view->all_reached ||
-                                        r->count * qd_local_element_size(op) < REDUCE_ALONE);
+    case QD_COLL_REDUCE: return reached(post->in_at) && (rank != r->root || reached(post->out_at));
     case QD_COLL_BROADCAST:
     case QD_COLL_SCATTER: return rank != r->root || reached(post->in_at);
     case QD_COLL_GATHER: return rank != r->root || reached(post->out_at);
@@ -67,7 +63,7 @@ static bool is_rooted(const qd_transfer *op)
 
 bool qd_local_pass_large(const qd_transfer *op)
 {
-    return op->request.count * qd_local_element_size(op) >= pass_from[op->request.kind];
+    return qd_transfer_is_split(op) || op->request.count * qd_local_element_size(op) >= pass_from[op->request.kind];
 }
 
 qd_local_pass qd_local_pass_begin(const qd_transfer *op)
@@ -117,7 +113,6 @@ static bool touches(const qd_transfer *op, int rank)
     int me = op->comm->rank;
     if (rank == me) return false;
     switch (r->kind) {
-    case QD_COLL_REDUCE: return rank == r->root;
     case QD_COLL_BROADCAST: return me == r->root || (rank == r->root && root_helps(op, me));
     case QD_COLL_SCATTER:
     case QD_COLL_GATHER: return me == r->root;
@@ -136,8 +131,8 @@ void qd_local_pass_plan(qd_transfer *op)
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE:
-    case QD_COLL_REDUCE_SCATTER: s->parts = own; break;
-    case QD_COLL_REDUCE: s->parts = me == r->root ? own : 0; break;
+    case QD_COLL_REDUCE_SCATTER:
+    case QD_COLL_REDUCE:
     case QD_COLL_ALL_GATHER: s->parts = own; break;
     case QD_COLL_BROADCAST:
         s->parts = me != r->root ? (uint64_t)1 << r->root : qd_local_post_of(op, me)->pulled < r->count ? all & ~own : 0;
@@ -159,7 +154,8 @@ static void sum_run(qd_transfer *op, const run *at)
     const qd_local_state *s = qd_local_state_of(op);
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank, n = op->comm->size;
-    bool all = r->kind == QD_COLL_ALL_REDUCE;
+    bool all = r->kind == QD_COLL_ALL_REDUCE, for_root = r->kind == QD_COLL_REDUCE && me != r->root;
+    char *out = for_root ? qd_local_at(group, qd_local_post_of(op, r->root)->out_at) : r->out;
     int64_t size = qd_local_element_size(op);
     int64_t first = r->kind == QD_COLL_REDUCE_SCATTER ? at->in_packed : at->in_full;
     int64_t block = s->large || all ? QD_LOCAL_SUM_BLOCK / size : at->length;
@@ -170,7 +166,7 @@ static void sum_run(qd_transfer *op, const run *at)
         for (int p = 0; p < n; p++)
             sources[p] = (const char *)qd_local_at(group, qd_local_post_of(op, p)->in_at) + (at->in_full + b) * size;
         sources[me] = (const char *)r->in + (at->in_full + b) * size;
-        char *own = (char *)r->out + (first + b) * size;
+        char *own = out + (first + b) * size;
         char *sum = s->large ? (char *)room : own;
         qd_sum_tree(sum, sources, n, length, r->dtype, r->reduce);
         for (int p = 0; s->large && b + block < at->length && p < n; p++) /* the next block comes meanwhile */
@@ -182,6 +178,7 @@ static void sum_run(qd_transfer *op, const run *at)
             qd_comm_copy(there, sum, bytes, s->large);
             qd_local_pushed_of(op, me)[to] += bytes;
         }
+        if (for_root) qd_local_pushed_of(op, me)[r->root] += bytes;
         op->bytes += bytes * (n - 1);
     }
 }
@@ -235,7 +232,6 @@ static bool sums(const qd_transfer *op)
 static int segments_of(const qd_transfer *op)
 {
     switch (op->request.kind) {
-    case QD_COLL_REDUCE:
     case QD_COLL_BROADCAST: return -1;
     default: return op->comm->rank;
     }

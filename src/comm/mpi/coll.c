@@ -5,7 +5,7 @@
  *           ranks that disagree still meet, whatever each believes to be called, and the others hear of it
  *   first   each rank sends every peer its part: summed by the receiver (all-reduce, reduce-scatter, reduce) or put in
  *           its place (all others)
- *   second  sliced all-reduce only: the owner of a slice hands out its sum
+ *   second  sliced all-reduce and split reduce: the owner of a slice hands out its sum, to all or to the root
  *
  * Payloads are cut into chunks, so that sums, sends and receives of different chunks overlap and staging stays small.
  * The chunk size depends on the operation and the group only: both ends of a link cut alike. */
@@ -37,7 +37,8 @@ typedef struct run {
     int64_t summed;      /* chunks */
     int parent;          /* broadcast: the rank we receive from, or -1 at the root */
     bool sums, second;   /* received parts are summed; the sum is handed out again */
-    bool sliced;         /* all-reduce: by qd_slice() */
+    bool sliced;         /* all-reduce, reduce: by qd_slice() */
+    bool passes;         /* reduce: the sums are not this rank's to keep, and wait in a stage until they have left */
     bool in_place;       /* the direct sum overwrites what is being sent */
     bool large;
     bool ended;
@@ -103,6 +104,7 @@ static const void *first_source(const qd_transfer *op, int peer, int64_t first, 
     int64_t at = first;
     switch (op->request.kind) {
     case QD_COLL_ALL_REDUCE:
+    case QD_COLL_REDUCE:
         if (r->sliced)
             at += slice_offset(op, peer);
         break;
@@ -191,8 +193,10 @@ static void plan_flows(qd_transfer *op)
             break;
         }
         case QD_COLL_REDUCE:
-            tx = to_root ? q->count : 0;
-            rx = root ? q->count : 0;
+            tx = r->sliced ? slice_length(op, p) : to_root ? q->count : 0;
+            rx = r->own;
+            tx2 = r->second && to_root ? r->own : 0;
+            rx2 = r->second && root ? slice_length(op, p) : 0;
             break;
         case QD_COLL_GATHER:
             tx = to_root ? r->own : 0;
@@ -256,9 +260,11 @@ static qd_status plan(qd_transfer *op)
         r->own = qd_transfer_packed_count(op, rank);
         break;
     case QD_COLL_REDUCE:
-        r->sums = rank == q->root;
         staged = true;
-        r->own = rank == q->root ? q->count : 0;
+        r->sliced = r->second = qd_transfer_is_split(op);
+        r->sums = r->sliced || rank == q->root;
+        r->passes = r->sliced && rank != q->root;
+        r->own = r->sliced ? slice_length(op, rank) : r->sums ? q->count : 0;
         break;
     case QD_COLL_ALL_GATHER:
         staged = q->lists != NULL;
@@ -295,6 +301,16 @@ static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
     return flow->done > chunk || flow->done == flow->chunks;
 }
 
+/* Where the sum of chunk c of our part goes. A rank receives nothing from itself, so it has a stage to spare. */
+static unsigned char *sum_place(const qd_transfer *op, int64_t c)
+{
+    const run *r = run_of(op);
+    int rank = op->comm->rank;
+    if (r->passes)
+        return stage_of(r, rank, STAGE_RX + (int)(c % QD_MPI_DEPTH));
+    return r->out + (c * r->chunk + (r->sliced ? slice_offset(op, rank) : 0)) * r->size;
+}
+
 /* Sums the next chunk of our part, if all its contributions are here. */
 static bool sum_next(qd_transfer *op)
 {
@@ -303,6 +319,8 @@ static bool sum_next(qd_transfer *op)
     int n = op->comm->size, rank = op->comm->rank, slot = (int)(r->summed % QD_MPI_DEPTH);
     int64_t c = r->summed;
     if (c == chunks_of(r->own, r->chunk))
+        return false;
+    if (r->passes && group->links[op->request.root].second_tx.done + QD_MPI_DEPTH <= c)
         return false;
     for (int p = 0; p < n; p++) {
         if (p == rank)
@@ -322,8 +340,7 @@ static bool sum_next(qd_transfer *op)
         else
             group->sources[p] = link->carried ? link->rx + sizeof(qd_mpi_head) : stage_of(r, p, STAGE_RX + slot);
     }
-    int64_t at = first + (r->sliced ? slice_offset(op, rank) : 0);
-    qd_sum_tree(r->out + at * r->size, group->sources, n, count, op->request.dtype, op->request.reduce);
+    qd_sum_tree(sum_place(op, c), group->sources, n, count, op->request.dtype, op->request.reduce);
     r->summed++;
     return true;
 }
@@ -367,8 +384,7 @@ static qd_status post(qd_transfer *op, int peer)
     flow = &link->second_tx;
     for (; may_post(flow, r->summed); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_SECOND,
-                           r->out + (slice_offset(op, op->comm->rank) + c * r->chunk) * r->size, count * r->size,
+        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_SECOND, sum_place(op, c), count * r->size,
                            request_of(group, peer, QD_MPI_SECOND_TX + (int)(c % QD_MPI_DEPTH))));
     }
 
@@ -489,7 +505,7 @@ qd_status qd_mpi_coll_start(qd_transfer *op)
         (q->kind == QD_COLL_GATHER && rank == q->root))
         qd_transfer_copy_own(op, false); /* before anything is received */
 
-    bool everybody = q->root < 0 || n <= HEADS_TO_ALL_MOST;
+    bool everybody = q->root < 0 || r->second || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
         int p = (rank + i) % n;
         qd_mpi_link *link = &group->links[p];

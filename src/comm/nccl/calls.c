@@ -144,7 +144,7 @@ static int64_t bytes_taken(const qd_transfer *op)
     int me = op->comm->rank, n = op->comm->size;
     int64_t size = (int64_t)qd_dtype_size(r->dtype), own = 0, all = r->count;
     bool segments = r->kind == QD_COLL_ALL_REDUCE || r->kind == QD_COLL_REDUCE_SCATTER || r->kind == QD_COLL_ALL_GATHER ||
-                    r->kind == QD_COLL_GATHER || r->kind == QD_COLL_SCATTER;
+                    r->kind == QD_COLL_GATHER || r->kind == QD_COLL_SCATTER || qd_transfer_is_split(op);
     if (segments) own = qd_transfer_packed_count(op, me);
     switch (r->kind) {
     case QD_COLL_ALL_REDUCE: return (own * (n - 1) + all - own) * size;
@@ -153,7 +153,9 @@ static int64_t bytes_taken(const qd_transfer *op)
     case QD_COLL_GATHER: return me == r->root ? (all - own) * size : 0;
     case QD_COLL_SCATTER: return me == r->root ? 0 : own * size;
     case QD_COLL_BROADCAST: return me == r->root ? 0 : all * size;
-    case QD_COLL_REDUCE: return me == r->root ? all * (n - 1) * size : 0;
+    case QD_COLL_REDUCE:
+        if (qd_transfer_is_split(op)) return (own * (n - 1) + (me == r->root ? all - own : 0)) * size;
+        return me == r->root ? all * (n - 1) * size : 0;
     case QD_COLL_RECV: return all * size;
     case QD_COLL_ALL_TO_ALL:
         for (int p = 0; p < n; p++) own += p == me ? 0 : r->out_counts[p];
