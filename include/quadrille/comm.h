@@ -75,9 +75,10 @@ qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd
 void qd_comm_destroy(qd_comm *comm);
 
 /* Memory that the other ranks of this world reach without system calls: operations whose buffers all lie in such memory
- * copy it once, in user space (local processes; elsewhere this is ordinary memory). Any part of it may be passed to any
- * operation, together with other memory or without. Not collective. Zeroed, aligned to 64 bytes or better; resident from
- * the start. Give it back before the last communicator of its world is destroyed; a rank that dies leaves nothing. */
+ * copy it once, in user space. Local processes have it; elsewhere, and where a process's own memory was limited (ulimit -d, -v)
+ * when the world was made, this is ordinary memory. Any part of it may be passed to any operation, together with other
+ * memory or without. Not collective. Zeroed, aligned to 64 bytes or better; resident from the start. Give it back before the
+ * last communicator of its world is destroyed; a rank that dies leaves nothing. */
 qd_status qd_comm_alloc(qd_comm *comm, int64_t bytes, void **memory);
 void qd_comm_free(qd_comm *comm, void *memory); /* NULL is legal */
 

@@ -57,6 +57,14 @@ static bool may_write(int64_t bytes)
     return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY || most.rlim_cur >= (rlim_t)bytes;
 }
 
+/* Shared memory does not count against the limits on a process's own: where there are some, buffers are its own. */
+static bool is_limited(void)
+{
+    struct rlimit addresses, data;
+    return getrlimit(RLIMIT_AS, &addresses) != 0 || addresses.rlim_cur != RLIM_INFINITY || getrlimit(RLIMIT_DATA, &data) != 0 ||
+           data.rlim_cur != RLIM_INFINITY;
+}
+
 /* The file's first bytes, at an address that lets its huge pages be mapped as such; MAP_FAILED with errno. */
 static void *map_file(int fd, int64_t bytes)
 {
@@ -131,7 +139,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     world->fd = memfd_create("quadrille", MFD_CLOEXEC);
     world->header = MAP_FAILED;
     qd_status status = QD_OK;
-    if (!can_map(world->fd, plan.total_bytes)) { /* limits of the process: then ranks have no memory to share by address */
+    if (is_limited() || !can_map(world->fd, plan.total_bytes)) { /* then ranks have no memory to share by address */
         plan.heap_bytes = 0;
         plan.total_bytes = plan.heap_at;
     }
