@@ -29,6 +29,9 @@ static const char *const cases[] = {
     "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=25 parallel.ranks=2 parallel.cp=2 " RUN,
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather " RUN,
     "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=24 model.qk_norm=true parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses " RUN,
+    "model.preset=mixtral-tiny model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.head_dim=8 model.expert_ffn=24 model.vocab=67 data.seq=17 " RUN,
+    "model.preset=mixtral-tiny model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.head_dim=8 model.expert_ffn=24 model.vocab=67 data.seq=17 "
+    "parallel.ranks=2 parallel.ep=2 parallel.expert_rows=1 train.recompute=full " RUN,
 };
 
 enum { STEPS = 10 };

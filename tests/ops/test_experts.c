@@ -187,8 +187,8 @@ static void grouped_describe(const void *p, char *text, size_t size)
 {
     const grouped_case *c = p;
     snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s %s %s", c->sources, c->experts, (long long)c->begin,
-             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", !c->by_experts ? "" : c->way == OVERWRITE ? " by experts, over b" : " by experts", qd_dtype_name(c->dtype),
-             qd_dtype_name(c->b_dtype));
+             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->way == OVERWRITE ? " by experts, over b" : c->by_experts ? " by experts" : "",
+             qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
 }
 
 static int grouped_tensors(const void *p, ops_tensor *t)

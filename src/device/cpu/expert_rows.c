@@ -3,8 +3,6 @@
 
 #include "base/half.h"
 
-#include <string.h>
-
 qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
 {
     QD_TRY(qd_cpu_check_float("permute", "x", a->dtype));
@@ -42,9 +40,9 @@ static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert
         .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
-static void zero_weights(const qd_grouped_args *a, int expert, int experts)
+static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int expert, int experts)
 {
-    memset(qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), 0, (size_t)(experts * a->n * a->k) * qd_dtype_size(a->b_dtype));
+    return qd_fill_zero(stream, qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), experts * a->n * a->k * (int64_t)qd_dtype_size(a->b_dtype));
 }
 
 qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
@@ -52,7 +50,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
     int64_t at = 0, end = a->begin + a->rows;
     bool overwrite = a->by_experts && !a->accumulate;
     if (overwrite && a->sources != 1) { /* the first source that has rows of an expert is not known before all have been looked at */
-        zero_weights(a, 0, a->experts);
+        QD_TRY(zero_weights(stream, a, 0, a->experts));
         overwrite = false;
     }
     for (int s = 0; s < a->sources; s++) {
@@ -64,7 +62,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
             if (first < last)
                 QD_TRY(product(stream, a, e, first - a->begin, last - first, !overwrite));
             else if (overwrite)
-                zero_weights(a, e, 1);
+                QD_TRY(zero_weights(stream, a, e, 1));
         }
     }
     return QD_OK;

@@ -144,71 +144,88 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
 
 /* ---- combine ---- */
 
-/* Items are vectors of N columns of a row, numbered through. The rows of TOGETHER choices are under way at a time; they are added
- * in the order of the choices. */
-template <typename T, int N, bool WEIGHTED> static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args a)
+/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices are under way at a time; they are
+ * added in the order of the choices. */
+template <typename T, int N, bool WEIGHTED, int CHOICES, int CHUNKS>
+static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args a)
 {
-    const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / N;
+    using V = raw_vector<T, N>;
+    const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / (N * CHUNKS), apart = per_row * N;
     const int64_t copy_stride = (a.copy_rows > 0 ? a.copy_rows : a.rows * a.per_token) * a.cols;
     if (item >= a.rows * per_row)
         return;
     int64_t row, col;
     split_index(item, per_row, row, col);
     col *= N;
-    float sum[N];
-    if (a.add) {
-        load<N>((const T *)a.add + row * a.cols + col, sum);
-    } else {
+    V first_add[CHUNKS];
+    if (a.add)
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            sum[i] = 0.0f;
-    }
-    for (int first = 0; first < a.per_token; first += TOGETHER) {
-        int64_t place[TOGETHER];
-        float weight[TOGETHER], v[TOGETHER][N];
+        for (int q = 0; q < CHUNKS; q++)
+            first_add[q] = *(const V *)((const T *)a.add + row * a.cols + col + q * apart);
+    float sum[CHUNKS][N];
+    for (int first = 0; first < a.per_token; first += CHOICES) {
+        int64_t place[CHOICES];
+        float weight[CHOICES];
+        V v[CHOICES][CHUNKS];
 #pragma unroll
-        for (int t = 0; t < TOGETHER; t++) {
+        for (int t = 0; t < CHOICES; t++) {
             const int64_t at = row * a.per_token + first + t;
             const bool there = first + t < a.per_token;
             place[t] = there ? a.place[at] : -1;
             weight[t] = WEIGHTED && there ? a.weight[at] : 1.0f;
         }
 #pragma unroll
-        for (int t = 0; t < TOGETHER; t++)
-            if (place[t] >= 0)
-                load<N>((const T *)a.x + place[t] * a.cols + col, v[t]);
-        for (int copy = 1; copy < a.copies; copy++) {
+        for (int t = 0; t < CHOICES; t++)
 #pragma unroll
-            for (int t = 0; t < TOGETHER; t++) {
-                if (place[t] < 0)
-                    continue;
-                float more[N];
-                load<N>((const T *)a.x + copy * copy_stride + place[t] * a.cols + col, more);
+            for (int q = 0; q < CHUNKS; q++)
+                if (place[t] >= 0)
+                    v[t][q] = *(const V *)((const T *)a.x + place[t] * a.cols + col + q * apart);
+        if (first == 0) /* once the loads are under way */
 #pragma unroll
-                for (int i = 0; i < N; i++)
-                    v[t][i] += more[i];
+            for (int q = 0; q < CHUNKS; q++) {
+                if (a.add) {
+                    load<N>(first_add[q].v, sum[q]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < N; i++)
+                        sum[q][i] = 0.0f;
+                }
             }
-        }
 #pragma unroll
-        for (int t = 0; t < TOGETHER; t++) {
+        for (int t = 0; t < CHOICES; t++) {
             if (place[t] < 0)
                 continue;
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                sum[i] = WEIGHTED ? fmaf(v[t][i], weight[t], sum[i]) : sum[i] + v[t][i];
+            for (int q = 0; q < CHUNKS; q++) {
+                float value[N], more[N];
+                load<N>(v[t][q].v, value);
+                for (int copy = 1; copy < a.copies; copy++) {
+                    load<N>((const T *)a.x + copy * copy_stride + place[t] * a.cols + col + q * apart, more);
+#pragma unroll
+                    for (int i = 0; i < N; i++)
+                        value[i] += more[i];
+                }
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    sum[q][i] = WEIGHTED ? fmaf(value[i], weight[t], sum[q][i]) : sum[q][i] + value[i];
+            }
         }
     }
-    store<N>((T *)a.y + row * a.cols + col, sum);
+#pragma unroll
+    for (int q = 0; q < CHUNKS; q++)
+        store<N>((T *)a.y + row * a.cols + col + q * apart, sum[q]);
 }
 
-template <typename T, int N> static qd_status launch_combine(qd_stream *stream, const qd_combine_args *a)
+/* Few choices leave room for more columns on their way. */
+template <typename T, int N, bool WEIGHTED> static qd_status launch_combine(qd_stream *stream, const qd_combine_args *a)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
-    const unsigned grid = (unsigned)divide_up(a->rows * (a->cols / N), THREADS);
-    if (a->weight)
-        combine_kernel<T, N, true><<<grid, THREADS, 0, l.stream>>>(*a);
+    const int chunks = a->per_token <= 2 && a->cols % (2 * N) == 0 ? 2 : 1;
+    const unsigned grid = (unsigned)divide_up(a->rows * (a->cols / (N * chunks)), THREADS);
+    if (chunks == 2)
+        combine_kernel<T, N, WEIGHTED, 2, 2><<<grid, THREADS, 0, l.stream>>>(*a);
     else
-        combine_kernel<T, N, false><<<grid, THREADS, 0, l.stream>>>(*a);
+        combine_kernel<T, N, WEIGHTED, 6, 1><<<grid, THREADS, 0, l.stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
@@ -220,8 +237,9 @@ extern "C" qd_status qd_cuda_combine(qd_stream *stream, const qd_combine_args *a
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
+        constexpr int N = vector_of<T>();
         if (can_vector(a->cols, a->x, a->add, a->y))
-            return launch_combine<T, vector_of<T>()>(stream, a);
-        return launch_combine<T, 1>(stream, a);
+            return a->weight ? launch_combine<T, N, true>(stream, a) : launch_combine<T, N, false>(stream, a);
+        return a->weight ? launch_combine<T, 1, true>(stream, a) : launch_combine<T, 1, false>(stream, a);
     });
 }

@@ -23,6 +23,7 @@ enum { ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, LINE = 128 /* bytes */
 enum { BLOCK = DEPTH * LINE, X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
 enum { BAND = 16 }; /* rows of tiles whose operands should stay in the L2 cache */
 enum form { ROWS_TRANSPOSED, ROWS_PLAIN, EXPERTS };
+enum result { STORE, ADD }; /* what becomes of a tile's sums: ADD, to what is there */
 
 struct shared {
     char stages[STAGES * STAGE];
@@ -108,31 +109,43 @@ template <int PENDING> __device__ __forceinline__ void products_wait()
 #define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 
-/* c (64, 256) = [c +] x (64, 16) · y (256, 16)ᵀ by the warpgroup. A lane has, of rows lane / 4 and lane / 4 + 8 of its warp's
- * 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. *_SIDE: lines run along the side. */
-template <bool X_SIDE, bool Y_SIDE>
+/* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. A lane has, of rows lane / 4 and
+ * lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3].
+ * *_SIDE: lines run along the side. */
+template <int WIDTH, bool X_SIDE, bool Y_SIDE>
 __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_t y, bool add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, %131, %132;\n}"
-                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112)
-                 : "l"(x), "l"(y), "r"((int)add), "n"(X_SIDE ? 1 : 0), "n"(Y_SIDE ? 1 : 0));
+    if constexpr (WIDTH == 256)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                     "%128, %129, p, 1, 1, %131, %132;\n}"
+                     : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112)
+                     : "l"(x), "l"(y), "r"((int)add), "n"(X_SIDE ? 1 : 0), "n"(Y_SIDE ? 1 : 0));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                     "%64, %65, p, 1, 1, %67, %68;\n}"
+                     : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+                     : "l"(x), "l"(y), "r"((int)add), "n"(X_SIDE ? 1 : 0), "n"(Y_SIDE ? 1 : 0));
 }
 
 /* ---- tiles ---- */
 
-/* (row, column) of c by rows, of the expert's b by experts; so many of ROWS count. */
+/* (row, column) of c by rows, of the expert's b by experts; of ROWS and COLUMNS so many count. */
 struct tile {
-    int expert, row, column, rows;
+    int expert, row, column, rows, columns;
 };
 
 /* The tiles of this block, in ascending order. */
@@ -141,10 +154,12 @@ template <form FORM> struct tiles {
     const grouped_segments &table;
     int at, segment, count, columns;
 
+    __device__ __forceinline__ int64_t all_columns() const { return FORM == EXPERTS ? g.k : g.n; }
+
     __device__ __forceinline__ tiles(const qd_grouped_args &args, const grouped_segments &planned)
         : g(args), table(planned), at(blockIdx.x), segment(0)
     {
-        columns = (int)(((FORM == EXPERTS ? g.k : g.n) + COLUMNS - 1) / COLUMNS);
+        columns = (int)((all_columns() + COLUMNS - 1) / COLUMNS);
         count = columns * (FORM == EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
     }
 
@@ -171,11 +186,20 @@ template <form FORM> struct tiles {
         }
         t.row = first + place.row * ROWS;
         t.column = place.column * COLUMNS;
+        const int64_t right = all_columns() - t.column;
         t.rows = last - t.row < ROWS ? last - t.row : ROWS;
+        t.columns = right < COLUMNS ? (int)right : COLUMNS;
         at += gridDim.x;
         return true;
     }
 };
+
+/* Whether only the first half of the columns counts: then the other half is not fetched, and the products take half the time. By rows
+ * the copies of half a tile take as long as those of a whole one. */
+template <form FORM> __device__ __forceinline__ bool is_narrow(const tile &t)
+{
+    return FORM == EXPERTS && t.columns <= COLUMNS / 2;
+}
 
 struct ring {
     int stage = 0, phase = 0;
@@ -209,18 +233,21 @@ __device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CU
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         char *const x = stage + half * BLOCK, *const y = stage + X_BYTES + half * 2 * BLOCK;
-        const int row = t.row + half * 64, column = t.column + half * 128;
-        if (FORM == EXPERTS) {
-            copy_box(x, x_map, full, row, depth);
-            copy_box(y, y_map, full, column, depth);
-            copy_box(y + BLOCK, y_map, full, column + 64, depth);
-        } else if (FORM == ROWS_PLAIN) {
-            copy_box(x, x_map, full, depth, row);
-            copy_box(y, y_map, full, column, depth, t.expert);
-            copy_box(y + BLOCK, y_map, full, column + 64, depth, t.expert);
-        } else {
-            copy_box(x, x_map, full, depth, row);
-            copy_box(y, y_map, full, depth, column, t.expert);
+        if (FORM == EXPERTS)
+            copy_box(x, x_map, full, t.row + half * 64, depth);
+        else
+            copy_box(x, x_map, full, depth, t.row + half * 64);
+        if (half == 0 || !is_narrow<FORM>(t)) {
+            const int column = t.column + half * 128;
+            if (FORM == EXPERTS) {
+                copy_box(y, y_map, full, column, depth);
+                copy_box(y + BLOCK, y_map, full, column + 64, depth);
+            } else if (FORM == ROWS_PLAIN) {
+                copy_box(y, y_map, full, column, depth, t.expert);
+                copy_box(y + BLOCK, y_map, full, column + 64, depth, t.expert);
+            } else {
+                copy_box(y, y_map, full, depth, column, t.expert);
+            }
         }
     }
 }
@@ -232,12 +259,13 @@ __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, c
     tile t;
     ring r;
     while (list.next(t)) {
+        const int bytes = STAGE - (is_narrow<FORM>(t) ? Y_BYTES / 2 : 0);
         for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
             int first;
             const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
             for (int at = 0; at < depth; at += DEPTH, r.advance()) {
                 barrier_wait(&s.empty[r.stage], r.phase ^ 1);
-                barrier_expect(&s.full[r.stage], STAGE);
+                barrier_expect(&s.full[r.stage], bytes);
                 fetch_step<FORM>(s.stages + r.stage * STAGE, &s.full[r.stage], x_map, y_map, t, first + at);
             }
         }
@@ -306,7 +334,43 @@ __device__ __forceinline__ void load_pieces(pieces &old, const target<bf16> &to,
         old.v[i] = has_piece(to, part, i) ? *reinterpret_cast<const uint4 *>(piece_at(to, part, i)) : make_uint4(0, 0, 0, 0);
 }
 
-/* Before the last products have ended: what can be fetched for the additions. */
+/* 64 columns as a lane has them of the tensor cores, in pairs: from pieces, or from sums. */
+__device__ __forceinline__ void words_of(uint32_t (&words)[16], const pieces &from, char *staging)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *reinterpret_cast<uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8)) = from.v[i];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 8; j += 2)
+        load_matrices(reinterpret_cast<uint32_t(&)[4]>(words[2 * j]), (const bf16 *)staged(staging, lane % 16, j + lane / 16));
+    __syncwarp();
+}
+
+__device__ __forceinline__ void words_of(uint32_t (&words)[16], const float (&c)[128], int part)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        words[i] = pack(c[part * 32 + 2 * i], c[part * 32 + 2 * i + 1]);
+}
+
+/* They go through shared memory, so that a row's are stored as whole lines. */
+__device__ __forceinline__ void put_words(const uint32_t (&words)[16], const target<bf16> &to, int part, char *staging)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2)
+        store_matrices(staged(staging, lane % 16, j + lane / 16), words[2 * j], words[2 * j + 1], words[2 * j + 2], words[2 * j + 3]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (has_piece(to, part, i))
+            *reinterpret_cast<uint4 *>(piece_at(to, part, i)) = *reinterpret_cast<const uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8));
+    __syncwarp();
+}
+
+/* Before the last products have ended: what can be fetched for additions. */
 __device__ __forceinline__ void prepare_add(pieces &old, const target<bf16> &to)
 {
     load_pieces(old, to, 0);
@@ -315,51 +379,34 @@ __device__ __forceinline__ void prepare_add(pieces &, const target<float> &)
 {
 }
 
-/* bf16 results go through shared memory, 64 columns at a time, so that a row's are stored as whole lines. ADD: old values
- * come the same way, and the sum is rounded once. */
-template <bool ADD>
+/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. */
+template <result RESULT>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old)
 {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int part = 0; part < 4; part++) {
-        if (ADD) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                *reinterpret_cast<uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8)) = old.v[i];
-            __syncwarp();
+        uint32_t words[16];
+        if (part * 64 >= to.columns)
+            break;
+        if (RESULT == ADD) {
+            words_of(words, old, staging);
             if (part < 3)
                 load_pieces(old, to, part + 1);
-        }
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            char *const at = staged(staging, lane % 16, j + lane / 16);
-            const int i = (part * 8 + j) * 4;
-            float v[8] = {c[i], c[i + 1], c[i + 2], c[i + 3], c[i + 4], c[i + 5], c[i + 6], c[i + 7]};
-            if (ADD) {
-                uint32_t words[4];
-                load_matrices(words, (const bf16 *)at);
-#pragma unroll
-                for (int w = 0; w < 4; w++) {
-                    float low, high;
-                    unpack(words[w], low, high);
-                    v[2 * w] += low;
-                    v[2 * w + 1] += high;
-                }
+            for (int i = 0; i < 16; i++) {
+                float low, high;
+                unpack(words[i], low, high);
+                words[i] = pack(low + c[part * 32 + 2 * i], high + c[part * 32 + 2 * i + 1]);
             }
-            store_matrices(at, pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+        } else {
+            words_of(words, c, part);
         }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (has_piece(to, part, i))
-                *reinterpret_cast<uint4 *>(piece_at(to, part, i)) = *reinterpret_cast<const uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8));
-        __syncwarp();
+        put_words(words, to, part, staging);
     }
 }
 
 /* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the order of blocks. */
-template <bool ADD>
+template <result RESULT>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &)
 {
     const int lane = threadIdx.x % 32;
@@ -371,7 +418,7 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
             float *const at = to.out + row * to.n + column;
             if (row >= to.rows || column >= to.columns)
                 continue;
-            if (ADD)
+            if (RESULT == ADD)
                 asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(c[i]), "f"(c[i + 1]) : "memory");
             else
                 *reinterpret_cast<float2 *>(at) = make_float2(c[i], c[i + 1]);
@@ -380,7 +427,7 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
 
 /* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
  * they read, or -1 for an expert without rows. */
-template <form FORM>
+template <form FORM, int WIDTH>
 __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const tile &t, ring &r)
 {
     constexpr bool x_side = FORM == EXPERTS, y_side = FORM != ROWS_TRANSPOSED;
@@ -396,8 +443,8 @@ __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const 
             products_begin();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
-                multiply_16<x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
-                                            y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
+                multiply_16<WIDTH, x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
+                                                   y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
             products_end_group();
             if (before >= 0) {
                 products_wait<1>();
@@ -409,41 +456,47 @@ __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const 
     return before;
 }
 
-/* ADD: results are added to what is there. */
-template <form FORM, typename T, bool ADD>
+/* Apart from sums: that registers of sums are not set by other means keeps products in flight. */
+template <typename T> __device__ __forceinline__ void store_zeros(const target<T> &to)
+{
+    constexpr int piece = 16 / sizeof(T);
+    for (int row = 0; row < 16 && row < to.rows; row++)
+        for (int column = threadIdx.x % 32 * piece; column < COLUMNS && column < to.columns; column += 32 * piece)
+            *reinterpret_cast<uint4 *>(to.out + row * to.n + column) = make_uint4(0, 0, 0, 0);
+}
+
+template <form FORM, result RESULT, typename T>
 __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g)
 {
-    const int group = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x / 32 - 4;
+    const int warp = threadIdx.x / 32 - 4, row = warp * 16;
     tiles<FORM> list(g, s.table);
     tile t, next;
     ring r;
     for (bool more = list.next(t); more; t = next) {
         float c[128];
-        const int last = multiply_steps<FORM>(c, s, g, t, r);
-        const int row = group * 64 + warp % 4 * 16;
+        const int last = is_narrow<FORM>(t) ? multiply_steps<FORM, COLUMNS / 2>(c, s, g, t, r)
+                                            : multiply_steps<FORM, COLUMNS>(c, s, g, t, r);
         const int64_t n = FORM == EXPERTS ? g.k : g.n;
         T *const out = FORM == EXPERTS ? (T *)g.b + t.expert * g.n * g.k : (T *)g.c;
-        const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, (int)(n - t.column)};
+        const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, t.columns};
         pieces old;
-        if (ADD && last >= 0)
+        if (RESULT == ADD && last >= 0)
             prepare_add(old, to);
         more = list.next(next); /* while the last products run */
         products_wait<0>();
-        if (last >= 0)
-            release(&s.empty[last]);
-        else if constexpr (ADD)
-            continue; /* the expert has no rows */
-        else
-#pragma unroll
-            for (int i = 0; i < 128; i++)
-                c[i] = 0.0f;
-        store_sums<ADD>(c, to, s.staging[warp], old);
+        if (FORM == EXPERTS && last < 0) { /* the expert has no rows */
+            if (RESULT == STORE)
+                store_zeros(to);
+            continue;
+        }
+        release(&s.empty[last]);
+        store_sums<RESULT>(c, to, s.staging[warp], old);
     }
 }
 
 #endif
 
-template <form FORM, typename T, bool ADD>
+template <form FORM, result RESULT, typename T>
 __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
                                                         const __grid_constant__ qd_grouped_args g)
 {
@@ -466,7 +519,7 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
             fetch_all<FORM>(s, &x_map, &y_map, g);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        multiply_all<FORM, T, ADD>(s, g);
+        multiply_all<FORM, RESULT, T>(s, g);
     }
 #else
     __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
@@ -513,7 +566,7 @@ qd_status make_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows
     return QD_OK;
 }
 
-template <form FORM, typename T, bool ADD> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
+template <form FORM, result RESULT, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map;
@@ -524,8 +577,8 @@ template <form FORM, typename T, bool ADD> qd_status launch_form(qd_stream *stre
         QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
         QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64) : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
     }
-    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, T, ADD>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    multiply<FORM, T, ADD><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
+    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, RESULT, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    multiply<FORM, RESULT, T><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
@@ -535,15 +588,15 @@ template <form FORM, typename T, bool ADD> qd_status launch_form(qd_stream *stre
 bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped_args *a)
 {
     const bool operands = a->a_dtype == QD_BF16 && a->c_dtype == QD_BF16 && (a->by_experts || a->b_dtype == QD_BF16);
-    return launch->has_wgmma && operands && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) && is_aligned(a->b) && is_aligned(a->c) &&
-           launch->shared_most >= SHARED_BYTES && encode();
+    return launch->has_wgmma && operands && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) && is_aligned(a->b) &&
+           is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && encode();
 }
 
 qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a)
 {
     if (a->by_experts && a->accumulate)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16, true>(stream, a) : launch_form<EXPERTS, float, true>(stream, a);
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, ADD, bf16>(stream, a) : launch_form<EXPERTS, ADD, float>(stream, a);
     if (a->by_experts)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, bf16, false>(stream, a) : launch_form<EXPERTS, float, false>(stream, a);
-    return a->trans_b ? launch_form<ROWS_TRANSPOSED, bf16, false>(stream, a) : launch_form<ROWS_PLAIN, bf16, false>(stream, a);
+        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, STORE, bf16>(stream, a) : launch_form<EXPERTS, STORE, float>(stream, a);
+    return a->trans_b ? launch_form<ROWS_TRANSPOSED, STORE, bf16>(stream, a) : launch_form<ROWS_PLAIN, STORE, bf16>(stream, a);
 }
