@@ -109,6 +109,8 @@ static qd_status make_counts(qd_exchanger *e, const void *table, int64_t bytes, 
     }
     if (c->bytes < bytes) {
         void *host;
+        if (c->under_way || c->told) /* a copy that may still read or write what goes */
+            QD_TRY(qd_event_wait(c->copied));
         qd_host_free(device, c->host);
         c->host = NULL;
         c->bytes = 0;

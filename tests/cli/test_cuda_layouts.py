@@ -106,6 +106,7 @@ class Layouts(GpuTest):
         for device in ("cpu", "cuda"):
             self.train(f"traced-{device}", *run, "--device", device, *(["run.gpu=0"] if device == "cuda" else []))
             found[device] = spans(self.path(os.path.join(f"traced-{device}", "trace.json")))
+        self.assertEqual(len(found["cuda"]), 2)
         for rank, tracks in found["cuda"].items():
             exchanges = {device: sorted(span[2] for track in ranks[rank].values() for span in track if span[2] in ("gather", "reduce_scatter", "reduce"))
                          for device, ranks in found.items()}

@@ -103,6 +103,8 @@ static const matmul_case cases[] = {
     {29, 66, 401, false, false, false, false, H, H, F, 1},
     {400, 790, 33, false, true, false, true, H, H, H, 0}, /* several items, sums on the side */
     {850, 870, 20, true, false, true, false, H, H, H, 0}, /* several blocks of sums */
+    {900, 850, 70, true, false, true, false, F, F, F, 3}, /* b packed in pieces both ways */
+    {900, 850, 70, true, false, true, false, H, H, F, 3},
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},

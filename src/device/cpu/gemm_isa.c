@@ -188,6 +188,12 @@ typedef struct tile {
 #if defined(__x86_64__) && QD_VF == 16
 #include "device/cpu/tile_avx512_impl.h"
 #else
+/* Lines of a piece of the next panel that a tile of kc steps fetches: one every four steps of a row of c. */
+QD_INLINE int64_t lines_fetched(int64_t kc)
+{
+    return kc / 4 / MR;
+}
+
 /* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
 enum { BASES = (MR + 2) / 3 };
 
@@ -338,10 +344,10 @@ static layout layout_of_a(const qd_gemm_block *g)
 /* What a tile fetches of the panel that goes by next: its share, 1 / staying, of every piece. */
 static void share_next(tile *t, const float *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
 {
-    int64_t lines = (length / LINE + staying - 1) / staying, fours = t->kc / 4 / MR;
+    int64_t lines = (length / LINE + staying - 1) / staying, fetched = lines_fetched(t->kc);
     t->next = panel + share * lines * LINE;
     t->next_row = row;
-    t->next_step = fours ? (lines * LINE + fours - 1) / fours : 0;
+    t->next_step = fetched ? (lines * LINE + fetched - 1) / fetched : 0;
 }
 
 /* For the thread sanitizer: what the tiles of a block read and write. */

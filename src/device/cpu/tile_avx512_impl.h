@@ -1,6 +1,6 @@
 /* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums from register to register in
- * this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads of 64 bytes, of which a core does little
- * more than one a cycle, so broadcasts within the multiply-adds, which load more often, are slower.
+ * this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads (3 of 64 bytes, 8 that spread one number), of which a core
+ * does little more than one a cycle, so broadcasts within the multiply-adds, which load more often, are slower.
  *
  * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by gemm_isa.c after `tile`. */
 #ifndef QD_DEVICE_CPU_TILE_AVX512_IMPL_H
@@ -128,6 +128,12 @@ typedef struct tile_frame {
         "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", \
         "zmm31", "memory", "cc"
 
+/* Lines of a piece of the next panel that a tile of kc steps fetches: two in every eight steps of a row of c. */
+QD_INLINE int64_t lines_fetched(int64_t kc)
+{
+    return 2 * (kc / (8 * MR));
+}
+
 QD_INLINE tile_frame frame_of(const tile *t)
 {
     int64_t blocks = t->kc / (8 * MR);
@@ -143,7 +149,7 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const ti
     const char *a = (const char *)t->a, *a3 = a + 3 * row, *a6 = a + 6 * row, *b = (const char *)t->b, *c, *n;
     __asm__ volatile(TILE_CODE(TILE_STEP_ROWS, "add $32, %[a]\nadd $32, %[a3]\nadd $32, %[a6]\n",
                                "add $4, %[a]\nadd $4, %[a3]\nadd $4, %[a6]\n")
-                     : [a] "+r"(a), [a3] "+r"(a3), [a6] "+r"(a6), [b] "+r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
+                     : [a] "+&r"(a), [a3] "+&r"(a3), [a6] "+&r"(a6), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
                      : [f] "r"(&f), [row] "r"(row), [ahead] "r"(f.next_step), TILE_FIELDS
                      : TILE_CLOBBERS);
 }
@@ -154,7 +160,7 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const
     const char *a = (const char *)t->a, *b = (const char *)t->b, *c, *n;
     int64_t i;
     __asm__ volatile(TILE_CODE(TILE_STEP_COLUMNS, "add $8*32, %[a]\n", "add $32, %[a]\n")
-                     : [a] "+r"(a), [b] "+r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
+                     : [a] "+&r"(a), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
                      : [f] "r"(&f), [ahead] "r"(f.next_step), TILE_FIELDS
                      : TILE_CLOBBERS);
 }
