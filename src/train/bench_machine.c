@@ -231,14 +231,15 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
 
 enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: it shares its state out, for want of memory */
 
-/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. */
+/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. The order changes, and the number of runs,
+ * so that what comes at even intervals does not always meet the same. */
+enum { MOST_RUNS = 3 }; /* after a step */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
 {
-    enum { RUNS_PER_STEP = 2 };
     for (int i = -warm_up; i < steps; i++) {
         for (int c = 0; c < CROWD; c++)
-            QD_TRY(take_step(&crews[c], i >= 0));
-        for (int run = 0; run < RUNS_PER_STEP && i >= 0; run++) {
+            QD_TRY(take_step(&crews[i % 2 == 0 ? c : CROWD - 1 - c], i >= 0));
+        for (int run = 0; run <= i % MOST_RUNS && i >= 0; run++) {
             QD_TRY(qd_rates_run(apart));
             QD_TRY(qd_rates_run(crowd));
         }
@@ -265,8 +266,8 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     QD_TRY_DONE(open_crew(options, cores, 1, "0", batch, steps, &crews[APART]));
     QD_TRY_DONE(open_crew(options, 1, cores, "0", batch, steps, &crews[TOGETHER]));
     QD_TRY_DONE(open_crew(options, 2 * cores, 1, "3", micro > 0 ? 2 * each : 2 * batch, steps, &crews[CROWD]));
-    QD_TRY_DONE(qd_rates_create(crews[APART].team, &crews[APART].config, met, false, 2 * steps, &apart));
-    QD_TRY_DONE(qd_rates_create(crews[CROWD].team, &crews[CROWD].config, met, cores > 1, 2 * steps, &crowd));
+    QD_TRY_DONE(qd_rates_create(crews[APART].team, &crews[APART].config, met, false, MOST_RUNS * steps, &apart));
+    QD_TRY_DONE(qd_rates_create(crews[CROWD].team, &crews[CROWD].config, met, cores > 1, MOST_RUNS * steps, &crowd));
     QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
     fill_rates(&crews[APART], apart, m);
     fill_gains(&crews[TOGETHER], &crews[APART], m);
