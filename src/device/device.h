@@ -333,45 +333,70 @@ typedef struct qd_row_squares_args {
     const struct qd_row_squares_args *next;
 } qd_row_squares_args;
 
+/* sums[r.sum] = sum of x over the run r and those of the same sum that follow it, in an order fixed by the number of elements, however
+ * they are cut into runs; on the CPU one after another. Sums without a run are left alone. */
+typedef struct qd_sum_run {
+    int64_t first, count; /* elements of x */
+    int32_t sum;
+} qd_sum_run;
+typedef struct qd_run_sums_args {
+    const double *x;
+    const qd_sum_run *runs; /* host memory, read before the call returns */
+    int64_t run_count;
+    double *sums;
+} qd_run_sums_args;
+
+/* The norm of all gradients, from the sums of squares of each parameter (added in ascending order on the CPU, in one fixed by `count`
+ * elsewhere), and the factor that gradients are to be multiplied with. Gradients were scaled for `planned` tokens, the loss counts
+ * those that had a target: norm = root of the sum * planned / counted. factor = planned / counted, times clip / norm or so where the
+ * norm is above clip (0: never); NaN if the loss, a sum or the norm is not finite. */
+typedef struct qd_grad_norm_args {
+    const double *sums, *loss; /* loss: its sum, tokens counted */
+    int64_t count;
+    double planned, clip;
+    double *out; /* norm, factor, the first of the sums that is not finite or -1 */
+} qd_grad_norm_args;
+
 /* A stretch of equally laid out parameter, gradient and state buffers, in elements. */
 typedef struct qd_param_range {
     int64_t offset, count;
     bool decay; /* weight decay applies */
 } qd_param_range;
 
-/* Decoupled weight decay (AdamW). Gradient g * grad_scale. master is the fp32 parameter; if `param` is another buffer
- * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If zero_grad, grad becomes 0.
+/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32 parameter; if `param` is another buffer
+ * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
  * Coefficients are double because 1 - beta would lose half of its digits in fp32. */
 typedef struct qd_adamw_args {
     void *param, *grad;
     float *master, *m, *v;
     const qd_param_range *ranges; /* host memory */
     int range_count;
-    double lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale;
-    bool zero_grad;
+    double lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2;
+    const double *grad_scale;
     qd_dtype param_dtype, grad_dtype;
 } qd_adamw_args;
 
-/* momentum buffer `m` may be NULL when momentum is 0: m = momentum*m + g; p -= lr*(m + weight_decay*p). */
+/* As above; the momentum buffer `m` may be NULL when momentum is 0: m = momentum*m + g; p -= lr*(m + weight_decay*p). */
 typedef struct qd_sgd_args {
     void *param, *grad;
     float *master, *m;
     const qd_param_range *ranges;
     int range_count;
-    double lr, momentum, weight_decay, grad_scale;
-    bool zero_grad;
+    double lr, momentum, weight_decay;
+    const double *grad_scale;
     qd_dtype param_dtype, grad_dtype;
 } qd_sgd_args;
 
 /* Muon, in steps: `momentum` makes the matrix that is orthogonalized, optim/muon.h orthogonalizes it with products,
  * unit_norm and axpby, matrix_update applies the result. n elements, one after another.
- * m = momentum*m + (1 - momentum)*g; out = m, or with nesterov momentum*m + (1 - momentum)*g; g = grad * grad_scale.
- * out may be NULL. */
+ * m = momentum*m + (1 - momentum)*g; out = m, or with nesterov momentum*m + (1 - momentum)*g; g = grad * *grad_scale.
+ * out may be NULL. If grad_scale is not finite nothing is done. */
 typedef struct qd_momentum_args {
     const void *grad;
     float *m, *out;
     int64_t n;
-    double momentum, grad_scale;
+    double momentum;
+    const double *grad_scale; /* device memory */
     bool nesterov;
     qd_dtype grad_dtype;
 } qd_momentum_args;
@@ -392,13 +417,15 @@ typedef struct qd_axpby_args {
     float alpha, beta;
 } qd_axpby_args;
 
-/* master = master*(1 - decay) - rate*direction; `param`, if it is another buffer, gets the new value rounded. */
+/* master = master*(1 - decay) - rate*direction; `param`, if it is another buffer, gets the new value rounded.
+ * If grad_scale is given and not finite nothing is done. */
 typedef struct qd_matrix_update_args {
     void *param;
     float *master;
     const float *direction;
     int64_t n;
     double rate, decay;
+    const double *grad_scale; /* device memory, or NULL */
     qd_dtype param_dtype;
 } qd_matrix_update_args;
 
@@ -464,6 +491,8 @@ typedef struct qd_copy_pieces_args {
     X(cross_entropy_part, qd_cross_entropy_part_args)                                                       \
     X(loss_sum, qd_loss_sum_args)                                                                           \
     X(row_squares, qd_row_squares_args)                                                                     \
+    X(run_sums, qd_run_sums_args)                                                                           \
+    X(grad_norm, qd_grad_norm_args)                                                                         \
     X(adamw, qd_adamw_args)                                                                                 \
     X(sgd, qd_sgd_args)                                                                                     \
     X(momentum, qd_momentum_args)                                                                           \

@@ -124,14 +124,14 @@ typedef struct qd_grouped_args {
     qd_dtype a_dtype, b_dtype, c_dtype;
 } qd_grouped_args;
 
-/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another buffer. total becomes 0 if
- * zero_total. */
+/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another buffer. If grad_scale
+ * is given and not finite nothing is done. */
 typedef struct qd_expert_bias_args {
     float *bias, *total;
     void *param;
     int64_t experts;
     double mean, rate;
-    bool zero_total;
+    const double *grad_scale; /* device memory, or NULL */
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 

@@ -19,15 +19,8 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
     return o->lr;
 }
 
-double qd_optim_clip_factor(const qd_optim *o, double norm)
-{
-    if (!isfinite(norm))
-        return NAN;
-    return o->clip > 0.0 && norm > o->clip ? o->clip / (norm + 1e-6) : 1.0;
-}
-
 qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_stream *stream, const qd_optim_state *s,
-                          const qd_param_range *ranges, int range_count, int64_t step, double grad_scale)
+                          const qd_param_range *ranges, int range_count, int64_t step, const double *grad_scale)
 {
     float lr = (float)qd_optim_lr(o, step);
     if (o->kind == QD_OPTIM_SGD)
@@ -35,7 +28,7 @@ qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_strea
             .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1,
             .ranges = ranges, .range_count = range_count,
             .lr = lr, .momentum = (float)o->momentum, .weight_decay = (float)o->weight_decay,
-            .grad_scale = (float)grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
+            .grad_scale = grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
         });
     return kernels->adamw(stream, &(qd_adamw_args){
         .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1, .v = s->moment2,
@@ -44,6 +37,6 @@ qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_strea
         .weight_decay = (float)o->weight_decay,
         .bias_correction1 = (float)(1.0 - pow(o->beta1, (double)step)),
         .bias_correction2 = (float)(1.0 - pow(o->beta2, (double)step)),
-        .grad_scale = (float)grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
+        .grad_scale = grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
     });
 }

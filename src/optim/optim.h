@@ -8,10 +8,6 @@
  * min_lr one step after the last: no step is spent at a rate of 0. */
 double qd_optim_lr(const qd_optim *optim, int64_t step);
 
-/* The factor that brings a gradient of this norm down to the clip, 1 if it is below. A norm that is not finite gives
- * NaN: the caller must not update. */
-double qd_optim_clip_factor(const qd_optim *optim, double norm);
-
 /* Equally laid out buffers; master is the fp32 parameter itself where `param` is fp32. */
 typedef struct qd_optim_state {
     void *param, *grad;
@@ -19,8 +15,8 @@ typedef struct qd_optim_state {
     qd_dtype param_dtype, grad_dtype;
 } qd_optim_state;
 
-/* One step (counted from 1) on the given ranges. */
+/* One step (counted from 1) on the given ranges. grad_scale: in device memory; what it is multiplied with, not finite: no step. */
 qd_status qd_optim_update(const qd_optim *optim, const qd_kernels *kernels, qd_stream *stream,
                           const qd_optim_state *state, const qd_param_range *ranges, int range_count, int64_t step,
-                          double grad_scale);
+                          const double *grad_scale);
 #endif

@@ -372,8 +372,7 @@ static void add_persistent(builder *b, int64_t moment2)
         if (s->optimizer != QD_OPTIM_SGD)
             add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, p->moment2 ? moment2 : state, sharded);
         qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_rows(p) * 8, true);
-        if (qd_gradients_sums(b))
-            qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
+        qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
     }
     if (m->position == QD_POSITION_ROPE)
         qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
@@ -382,7 +381,7 @@ static void add_persistent(builder *b, int64_t moment2)
         qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
         qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
     }
-    qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, 2 * 8, true);
+    qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
     int64_t scratch = 0;
     for (int module = 0; module < b->modules; module++) { /* those of other ranks have no class here */
         int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];

@@ -115,7 +115,7 @@ typedef enum qd_action_kind {
     X(SUMS, "sums of each parameter")                                                                       \
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
-    X(LOSS, "loss")
+    X(LOSS, "loss and gradient norm")
 
 typedef enum qd_buffer_kind {
 #define QD_BUFFER_ENUM(kind, name) QD_BUFFER_##kind,
@@ -123,6 +123,10 @@ typedef enum qd_buffer_kind {
 #undef QD_BUFFER_ENUM
     QD_BUFFER_KIND_COUNT
 } qd_buffer_kind;
+
+/* Doubles of LOSS: sum of losses, tokens counted; NORM: the gradient norm, the factor that updates multiply gradients with (not finite:
+ * no update), the first parameter whose gradient is not finite or -1. */
+enum { QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD, QD_LOSS_COUNT };
 
 typedef struct qd_buffer {
     qd_buffer_kind kind;

@@ -241,7 +241,7 @@ static qd_status measure_memory_bound(context *c)
         .param = c->buffer[W], .grad = c->buffer[GRADIENT], .master = c->buffer[d == QD_F32 ? W : Z],
         .m = c->buffer[MOMENT1], .v = c->buffer[MOMENT2], .ranges = &range, .range_count = 1, .lr = 1e-4f,
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .bias_correction1 = 0.1f,
-        .bias_correction2 = 0.05f, .grad_scale = 1, .param_dtype = d, .grad_dtype = d,
+        .bias_correction2 = 0.05f, .grad_scale = c->buffer[MOMENT2] /* zeros, and they stay so */, .param_dtype = d, .grad_dtype = d,
     };
     return measure(c, "AdamW", weight_shape, (call){CALL_adamw, &adamw}, 0,
                    (double)range.count * (24 + size + (d == QD_F32 ? 0 : size)));

@@ -30,29 +30,22 @@ struct qd_interpreter {
     int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
     int next_input;
     qd_exchanger *exchanger; /* NULL: no op communicates */
-    double *squares;        /* host copy of SQUARES */
-    double *sums;           /* per parameter, summed over rows */
-    int64_t *cursor;        /* per family and part: the next row of it to be summed */
+    qd_sum_run *row_runs;   /* of SQUARES, by parameter */
+    int64_t run_count;
+    double *figures;        /* host copy of LOSS */
+    qd_event *known;        /* that it has been copied */
     int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
     qd_timeline *timelines[QD_STREAM_COUNT]; /* made when a step is traced or profiled; none of communication */
     qd_watch *watch;        /* made when a step is traced; NULL: nothing to watch */
     /* of the step that runs */
     const qd_step_input *in;
     int at; /* the action that runs */
-    double loss[2]; /* sum, tokens */
-    double norm, grad_scale;
     char not_finite[160]; /* "": nothing yet */
 };
 
 static int64_t micro_rows(const qd_program *p)
 {
     return qd_program_rows(p);
-}
-
-static int64_t square_rows(const qd_program *p)
-{
-    int buffer = p->persistent[QD_BUFFER_SQUARES];
-    return buffer >= 0 ? p->buffers[buffer].bytes / 8 : 0;
 }
 
 /* The stream that an action's copies or kernels go to. */
@@ -87,10 +80,11 @@ static qd_status staging(qd_interpreter *it)
     int64_t whole = it->program->strategy.micro_batch * it->program->strategy.seq;
     QD_TRY(qd_host_alloc(device, cp > 1 ? 3 * whole * (int64_t)sizeof *it->whole : 0, &memory));
     it->whole = memory;
-    QD_TRY(qd_host_alloc(device, square_rows(it->program) * (int64_t)sizeof *it->squares, &memory));
-    it->squares = memory;
-    QD_TRY(qd_host_alloc(device, it->program->ledger->param_count * (int64_t)sizeof *it->sums, &memory));
-    it->sums = memory;
+    QD_TRY(qd_host_alloc(device, QD_LOSS_COUNT * (int64_t)sizeof *it->figures, &memory));
+    it->figures = memory;
+    QD_TRY(qd_event_create(device, &it->known));
+    if (it->program->strategy.training)
+        QD_TRY(qd_row_runs(it->program, &it->row_runs, &it->run_count));
     QD_TRY(make_events(it));
     return qd_exchanger_create(it->bound, &it->exchanger);
 }
@@ -109,8 +103,7 @@ qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter)
         it->first_row[family] = qd_program_square_base(p, family, p->storage.share[family].part);
     it->work = calloc((size_t)p->action_count, sizeof *it->work);
     it->copied = calloc((size_t)p->action_count, sizeof *it->copied);
-    it->cursor = calloc((size_t)(p->storage.share[0].parts + p->storage.share[1].parts), sizeof *it->cursor);
-    qd_status status = it->work && it->copied && it->cursor ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
+    qd_status status = it->work && it->copied ? staging(it) : QD_FAIL(QD_NO_MEMORY, "no memory for the interpreter");
     if (status != QD_OK) {
         qd_interpreter_destroy(it);
         return status;
@@ -128,14 +121,14 @@ void qd_interpreter_destroy(qd_interpreter *it)
     qd_event_destroy(it->reached);
     free(it->copied);
     free(it->work);
-    free(it->cursor);
+    free(it->row_runs);
+    qd_event_destroy(it->known);
     for (int i = 0; i < 2; i++) {
         qd_event_destroy(it->input_read[i]);
         qd_host_free(it->bound->device, it->input[i]);
     }
     qd_host_free(it->bound->device, it->whole);
-    qd_host_free(it->bound->device, it->squares);
-    qd_host_free(it->bound->device, it->sums);
+    qd_host_free(it->bound->device, it->figures);
     qd_watch_destroy(it->watch);
     qd_exchanger_destroy(it->exchanger);
     for (int i = 0; i < QD_STREAM_COUNT; i++)
@@ -433,57 +426,48 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* The mean loss counts the tokens that had a target; gradients were scaled for all tokens of the batch. */
-static double token_correction(const qd_interpreter *it)
-{
-    double planned = (double)it->in->global_batch * (double)it->program->strategy.seq;
-    return it->loss[1] > 0.0 ? planned / it->loss[1] : 0.0;
-}
-
-static qd_status read_loss(qd_interpreter *it)
-{
-    QD_TRY(qd_copy(it->stream, it->loss, qd_bound_kind(it->bound, QD_BUFFER_LOSS), sizeof it->loss));
-    QD_TRY(qd_stream_wait(it->stream));
-    if (!isfinite(it->loss[0]))
-        snprintf(it->not_finite, sizeof it->not_finite, "the loss is not a finite number");
-    return QD_OK;
-}
-
-/* Rows in order, whoever of the ranks that share this rank's tensors has them: the same sums on all of these, in every stage and
- * bucketing. What another rank of tp speaks for counts as 0 here. */
+/* Rows in order, whoever of the ranks that share this rank's tensors has them. What another rank of tp speaks for counts as 0 here. */
 static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
     (void)index;
-    const qd_program *p = it->program;
-    QD_TRY(qd_copy(it->stream, it->squares, qd_bound_kind(it->bound, QD_BUFFER_SQUARES), square_rows(p) * 8));
-    QD_TRY(fill_ahead(it));
-    QD_TRY(read_loss(it));
-    qd_row_sums(p, it->squares, it->cursor, it->sums);
-    void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
-    return shared ? qd_copy(it->stream, shared, it->sums, p->ledger->param_count * 8) : QD_OK;
+    double *sums = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
+    QD_TRY(qd_fill_zero(it->stream, sums, it->program->ledger->param_count * (int64_t)sizeof *sums));
+    return it->kernels->run_sums(it->stream, &(qd_run_sums_args){
+        .x = qd_bound_kind(it->bound, QD_BUFFER_SQUARES), .runs = it->row_runs, .run_count = it->run_count, .sums = sums});
 }
 
-/* Parameters in order: the same sum on every rank. */
+/* The host's copy of LOSS; it knows it when the event has happened. */
+static qd_status copy_figures(qd_interpreter *it)
+{
+    QD_TRY(qd_copy(it->stream, it->figures, qd_bound_kind(it->bound, QD_BUFFER_LOSS), QD_LOSS_COUNT * (int64_t)sizeof *it->figures));
+    return qd_event_record(it->known, it->stream);
+}
+
+/* Parameters in order: the same sum on every rank. The factor stays on the device, where the updates read it. */
 static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
     (void)index;
+    double *loss = qd_bound_kind(it->bound, QD_BUFFER_LOSS);
+    QD_TRY(it->kernels->grad_norm(it->stream, &(qd_grad_norm_args){
+        .sums = qd_bound_kind(it->bound, QD_BUFFER_SUMS), .loss = loss, .count = it->program->ledger->param_count,
+        .planned = (double)it->in->global_batch * (double)it->program->strategy.seq, .clip = it->in->optim->clip, .out = loss + QD_LOSS_NORM}));
+    return copy_figures(it);
+}
+
+/* Waits for the figures and says what of them is not finite. The updates may still run. */
+static qd_status take_figures(qd_interpreter *it)
+{
     const qd_program *p = it->program;
-    const void *shared = qd_bound_kind(it->bound, QD_BUFFER_SUMS);
-    if (shared) {
-        QD_TRY(qd_copy(it->stream, it->sums, shared, p->ledger->param_count * 8));
-        QD_TRY(qd_stream_wait(it->stream));
-    }
-    double total = 0.0;
-    for (int i = 0; i < p->ledger->param_count; i++) {
-        if (!isfinite(it->sums[i]) && it->not_finite[0] == '\0')
-            snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[i].name);
-        total += p->ledger->params[i].counts ? 0.0 : it->sums[i];
-    }
-    double correction = token_correction(it);
-    it->norm = sqrt(total) * correction;
-    it->grad_scale = correction * qd_optim_clip_factor(it->in->optim, it->norm);
+    const double *f = it->figures;
+    QD_TRY(qd_event_wait(it->known));
+    if (!isfinite(f[QD_LOSS_SUM]))
+        snprintf(it->not_finite, sizeof it->not_finite, "the loss is not a finite number");
+    else if (p->strategy.training && f[QD_LOSS_BAD] >= 0.0)
+        snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[(int)f[QD_LOSS_BAD]].name);
+    else if (p->strategy.training && !isfinite(f[QD_LOSS_FACTOR]))
+        snprintf(it->not_finite, sizeof it->not_finite, "the norm of the gradients is not a finite number");
     return QD_OK;
 }
 
@@ -492,14 +476,15 @@ static qd_update_context update_context(const qd_interpreter *it)
     const qd_model *m = &it->program->ledger->model;
     double assignments = (double)it->in->global_batch * (double)it->program->strategy.seq * m->moe.per_token;
     return (qd_update_context){.bound = it->bound, .kernels = it->kernels, .stream = it->stream, .optim = it->in->optim,
-                               .step = it->in->step, .grad_scale = it->grad_scale,
+                               .step = it->in->step,
+                               .grad_scale = (const double *)qd_bound_kind(it->bound, QD_BUFFER_LOSS) + QD_LOSS_FACTOR,
                                .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
-/* Numbers that are not finite never reach the weights; all ranks see them alike. */
+/* Numbers that are not finite never reach the weights: the kernels see it by the factor, alike on all ranks. */
 static bool updates(const qd_interpreter *it)
 {
-    return it->not_finite[0] == '\0' && !it->in->look;
+    return !it->in->look;
 }
 
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
@@ -748,11 +733,11 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         if (status != QD_OK)
             return fail_step(it, i, status);
     }
-    if (!it->program->strategy.training) {
-        QD_TRY(read_loss(it));
-        if (it->not_finite[0] != '\0')
-            return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
-    }
+    bool training = it->program->strategy.training;
+    QD_TRY(training ? fill_ahead(it) : copy_figures(it));
+    QD_TRY(take_figures(it));
+    if (!training && it->not_finite[0] != '\0')
+        return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
     if (input->trace || input->profile)
         QD_TRY(qd_watch_collect(it->watch));
     for (int i = 0; i < QD_STREAM_COUNT && (input->trace || input->profile); i++)
@@ -763,9 +748,9 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         qd_watch_stop(it->watch);
     }
     *output = (qd_step_output){
-        .loss = it->loss[1] > 0.0 ? it->loss[0] / it->loss[1] : 0.0,
-        .tokens = it->loss[1],
-        .grad_norm = it->norm,
+        .loss = it->figures[QD_LOSS_TOKENS] > 0.0 ? it->figures[QD_LOSS_SUM] / it->figures[QD_LOSS_TOKENS] : 0.0,
+        .tokens = it->figures[QD_LOSS_TOKENS],
+        .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),
         .skipped = it->not_finite[0] != '\0',
     };

@@ -1,10 +1,11 @@
-/* Sums of squares of rows of gradients become one number per parameter. */
+/* Which rows of SQUARES make up a parameter. */
 #ifndef QD_TRAIN_ROW_SUMS_H
 #define QD_TRAIN_ROW_SUMS_H
 
+#include "device/device.h"
 #include "spec/program.h"
 
-/* squares: as the buffer SQUARES has them, of all parts. sums (parameters): rows in order, whoever has them; 0 for what does not
- * count in the norm of this rank. cursor: room for one number per part of each family. */
-void qd_row_sums(const qd_program *program, const double *squares, int64_t *cursor, double *sums);
+/* Runs of SQUARES by parameter, the rows of each in their order, whoever of the ranks that share them has squared them: the same sums
+ * in every stage and bucketing. Parameters that another rank speaks for have none. Free *runs. */
+qd_status qd_row_runs(const qd_program *program, qd_sum_run **runs, int64_t *count);
 #endif

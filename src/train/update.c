@@ -84,6 +84,7 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
                 .experts = at.count,
                 .mean = c->expert_mean,
                 .rate = rate,
+                .grad_scale = c->grad_scale,
                 .param_dtype = p->strategy.param,
             }));
     }
@@ -170,7 +171,7 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
             .out = exchanged ? (float *)part + p->matrices[i].part : i == own && p->matrix_group < 0 ? whole : NULL,
             .n = at.count,
             .momentum = c->optim->muon_momentum,
-            .grad_scale = (float)c->grad_scale,
+            .grad_scale = c->grad_scale,
             .nesterov = c->optim->muon_nesterov,
             .grad_dtype = p->strategy.grad,
         }));
@@ -249,6 +250,7 @@ qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
             .n = at.count,
             .rate = lr * qd_muon_shape_factor(c->optim, logical->shape[0], logical->shape[1]),
             .decay = logical->decay ? lr * c->optim->weight_decay : 0.0,
+            .grad_scale = c->grad_scale,
             .param_dtype = p->strategy.param,
         }));
     }

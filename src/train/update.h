@@ -11,7 +11,7 @@ typedef struct qd_update_context {
     qd_stream *stream;
     const qd_optim *optim;
     int64_t step; /* from 1 */
-    double grad_scale;
+    const double *grad_scale; /* in device memory */
     double expert_mean; /* assignments of the step per expert */
 } qd_update_context;
 

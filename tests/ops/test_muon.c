@@ -37,7 +37,14 @@ static int momentum_tensors(const void *p, ops_tensor *t)
     t[0] = (ops_tensor){.name = "grad", .role = OPS_IN, .dtype = c->half ? QD_BF16 : QD_F32, .cols = c->n};
     t[1] = (ops_tensor){.name = "m", .role = OPS_INOUT, .dtype = QD_F32, .cols = c->n};
     t[2] = (ops_tensor){.name = "out", .role = c->out ? OPS_OUT : OPS_ABSENT, .dtype = QD_F32, .cols = c->n};
-    return 3;
+    t[3] = (ops_tensor){.name = "scale", .role = OPS_IN, .dtype = QD_F64, .cols = 1};
+    return 4;
+}
+
+static void momentum_derive(const void *p, double *const *v)
+{
+    (void)p;
+    v[3][0] = scale;
 }
 
 static void momentum_reference(const void *p, double *const *v)
@@ -54,7 +61,7 @@ static void momentum_reference(const void *p, double *const *v)
 static qd_status momentum_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const momentum_case *c = p;
-    return k->momentum(stream, &(qd_momentum_args){.grad = t[0], .m = t[1], .out = t[2], .n = c->n, .momentum = inertia, .grad_scale = scale,
+    return k->momentum(stream, &(qd_momentum_args){.grad = t[0], .m = t[1], .out = t[2], .n = c->n, .momentum = inertia, .grad_scale = t[3],
                                                    .nesterov = c->nesterov, .grad_dtype = c->half ? QD_BF16 : QD_F32});
 }
 
@@ -308,7 +315,7 @@ int main(int argc, char **argv)
     const ops_op ops[] = {
         {.kernel = "momentum", .cases = momentum_cases, .speed_cases = momentum_speed, .case_size = sizeof *momentum_cases,
          .case_count = COUNT(momentum_cases), .speed_count = COUNT(momentum_speed), .describe = momentum_describe,
-         .tensors = momentum_tensors, .reference = momentum_reference, .run = momentum_run, .bytes = momentum_bytes},
+         .tensors = momentum_tensors, .derive = momentum_derive, .reference = momentum_reference, .run = momentum_run, .bytes = momentum_bytes},
         {.kernel = "unit_norm", .cases = matrix_cases, .case_size = sizeof *matrix_cases, .case_count = COUNT(matrix_cases),
          .describe = matrix_describe, .tensors = unit_norm_tensors, .derive = unit_norm_derive, .reference = unit_norm_reference,
          .run = unit_norm_run},

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
@@ -12,17 +13,16 @@
 typedef struct update_case {
     int64_t n;
     int steps;
-    bool half, zero_grad, momentum;
+    bool half, momentum;
 } update_case;
 
 static const update_case cases[] = {
-    {1, 3, false, true, true},       {7, 3, false, false, true},     {1000, 10, false, true, true},
-    {40961, 5, false, false, true},  {40961, 5, false, true, false}, {4097, 10, true, true, true},
-    {40961, 3, true, false, false},
+    {1, 3, false, true},     {7, 3, false, true},     {1000, 10, false, true}, {40961, 5, false, true},
+    {40961, 5, false, false}, {4097, 10, true, true}, {40961, 3, true, false},
 };
 static const update_case speed[] = {
-    {(int64_t)1 << 24, 1, false, true, true},
-    {(int64_t)1 << 24, 1, true, true, true},
+    {(int64_t)1 << 24, 1, false, true},
+    {(int64_t)1 << 24, 1, true, true},
 };
 
 enum { MOST_RANGES = 4 };
@@ -53,20 +53,20 @@ static double scale_of(int step)
     return step % 3 == 2 ? -0.7 : 1.0 / step;
 }
 
-enum { PARAM, GRAD, MASTER, M, V, TENSORS };
+enum { PARAM, GRAD, MASTER, M, V, SCALES, TENSORS };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const update_case *c = p;
-    snprintf(text, size, "%lld elements, %d steps%s%s%s", (long long)c->n, c->steps, c->half ? ", bf16" : "",
-             c->zero_grad ? ", clears" : "", c->momentum ? "" : ", no momentum");
+    snprintf(text, size, "%lld elements, %d steps%s%s", (long long)c->n, c->steps, c->half ? ", bf16" : "",
+             c->momentum ? "" : ", no momentum");
 }
 
 static int adamw_tensors(const void *p, ops_tensor *t)
 {
     const update_case *c = p;
     t[PARAM] = (ops_tensor){.name = "param", .role = c->half ? OPS_INOUT : OPS_ABSENT, .dtype = QD_BF16, .cols = c->n};
-    t[GRAD] = (ops_tensor){.name = "grad", .role = OPS_INOUT, .dtype = c->half ? QD_BF16 : QD_F32, .cols = c->n,
+    t[GRAD] = (ops_tensor){.name = "grad", .role = OPS_IN, .dtype = c->half ? QD_BF16 : QD_F32, .cols = c->n,
                            .scale = 0.1};
     t[MASTER] = (ops_tensor){.name = "master", .role = OPS_INOUT, .dtype = QD_F32, .cols = c->n};
     t[M] = t[MASTER];
@@ -74,6 +74,7 @@ static int adamw_tensors(const void *p, ops_tensor *t)
     t[M].scale = 1e-3;
     t[V] = t[M];
     t[V].name = "v";
+    t[SCALES] = (ops_tensor){.name = "scales", .role = OPS_IN, .dtype = QD_F64, .cols = c->steps};
     return TENSORS;
 }
 
@@ -86,9 +87,17 @@ static int sgd_tensors(const void *p, ops_tensor *t)
     return TENSORS;
 }
 
+static void sgd_derive(const void *p, double *const *v)
+{
+    const update_case *c = p;
+    for (int step = 1; step <= c->steps; step++)
+        v[SCALES][step - 1] = scale_of(step);
+}
+
 static void adamw_derive(const void *p, double *const *v)
 {
     const update_case *c = p;
+    sgd_derive(p, v);
     for (int64_t i = 0; i < c->n; i++)
         v[V][i] = i % 7 == 3 ? 0 : fabs(v[V][i]);
 }
@@ -97,8 +106,6 @@ static void finish(const update_case *c, double *const *v, int64_t i)
 {
     if (c->half)
         v[PARAM][i] = v[MASTER][i];
-    if (c->zero_grad)
-        v[GRAD][i] = 0;
 }
 
 static void adamw_reference(const void *p, double *const *v)
@@ -142,7 +149,7 @@ static qd_adamw_args adamw_arguments(bool half, void *const *t, const qd_param_r
                            .v = t[V], .ranges = ranges, .range_count = count, .lr = rate_of(step), .beta1 = betas[0],
                            .beta2 = betas[1], .eps = eps, .weight_decay = decay,
                            .bias_correction1 = 1 - pow(betas[0], step), .bias_correction2 = 1 - pow(betas[1], step),
-                           .grad_scale = scale_of(step), .param_dtype = half ? QD_BF16 : QD_F32,
+                           .grad_scale = (const double *)t[SCALES] + step - 1, .param_dtype = half ? QD_BF16 : QD_F32,
                            .grad_dtype = half ? QD_BF16 : QD_F32};
 }
 
@@ -153,7 +160,6 @@ static qd_status adamw_run(const qd_kernels *k, qd_stream *stream, const void *p
     int count = make_ranges(c->n, ranges);
     for (int step = 1; step <= c->steps; step++) {
         qd_adamw_args a = adamw_arguments(c->half, t, ranges, count, step);
-        a.zero_grad = c->zero_grad && step == c->steps; /* the steps before need the gradient again */
         QD_TRY(k->adamw(stream, &a));
     }
     return QD_OK;
@@ -169,17 +175,17 @@ static qd_status sgd_run(const qd_kernels *k, qd_stream *stream, const void *p, 
                       &(qd_sgd_args){.param = c->half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER],
                                      .m = t[M], .ranges = ranges, .range_count = count, .lr = rate_of(step),
                                      .momentum = c->momentum ? inertia : 0, .weight_decay = decay,
-                                     .grad_scale = scale_of(step), .zero_grad = c->zero_grad && step == c->steps,
+                                     .grad_scale = (const double *)t[SCALES] + step - 1,
                                      .param_dtype = c->half ? QD_BF16 : QD_F32,
                                      .grad_dtype = c->half ? QD_BF16 : QD_F32}));
     return QD_OK;
 }
 
-/* Gradient, and parameter where it is not the master, once or twice; master and `states` states read and written. */
+/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. */
 static double traffic(const update_case *c, int states)
 {
     double narrow = c->half ? 2 : 4;
-    return (double)c->n * (narrow * (c->zero_grad ? 2 : 1) + (c->half ? narrow : 0) + 8 * (1 + states));
+    return (double)c->n * (narrow + (c->half ? narrow : 0) + 8 * (1 + states));
 }
 
 static double adamw_bytes(const void *c)
@@ -209,20 +215,25 @@ static void exact_rounding_and_not_finite(void **state)
     grad[BAD + 1] = qd_f32_to_bf16(INFINITY);
     qd_device *device = ops_device(NULL, 2);
     qd_param_range range = {.offset = 1, .count = END - 1};
-    void *t[TENSORS] = {param, grad, master, m, v};
+    double scales[] = {scale_of(1), NAN};
+    void *t[TENSORS] = {param, grad, master, m, v, scales};
     qd_adamw_args a = adamw_arguments(true, t, &range, 1, 1);
-    a.zero_grad = true;
     ops_assert_ok(qd_device_kernels(device)->adamw(qd_device_compute_stream(device), &a));
     for (int i = 0; i < N; i++) {
         if (i < 1 || i >= END) {
-            assert_true(master[i] == before[i] && param[i] == 0x1234 && grad[i] != 0);
+            assert_true(master[i] == before[i] && param[i] == 0x1234);
         } else if (i == BAD || i == BAD + 1) {
-            assert_true(!isfinite(master[i]) && !isfinite(qd_bf16_to_f32(param[i])) && grad[i] == 0);
+            assert_true(!isfinite(master[i]) && !isfinite(qd_bf16_to_f32(param[i])));
         } else {
-            assert_true(isfinite(master[i]) && master[i] != before[i] && grad[i] == 0);
+            assert_true(isfinite(master[i]) && master[i] != before[i]);
             assert_int_equal(param[i], qd_f32_to_bf16(master[i]));
         }
     }
+    float after[N];
+    memcpy(after, master, sizeof after);
+    a = adamw_arguments(true, t, &range, 1, 2); /* of a scale that is not finite nothing is done */
+    ops_assert_ok(qd_device_kernels(device)->adamw(qd_device_compute_stream(device), &a));
+    assert_memory_equal(master, after, sizeof after);
 }
 
 static void bad_arguments(void **state)
@@ -244,7 +255,7 @@ int main(int argc, char **argv)
          .derive = adamw_derive, .reference = adamw_reference, .run = adamw_run, .bytes = adamw_bytes},
         {.kernel = "sgd", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = sgd_tensors,
-         .reference = sgd_reference, .run = sgd_run, .bytes = sgd_bytes},
+         .derive = sgd_derive, .reference = sgd_reference, .run = sgd_run, .bytes = sgd_bytes},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(exact_rounding_and_not_finite),
                                       cmocka_unit_test(bad_arguments)};

@@ -94,6 +94,102 @@ static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void 
                                                          .dtype = c->dtype, .next = &rest});
 }
 
+/* ---- sums of runs, and the norm ---- */
+
+/* Three sums: of all elements as one run, of none, and of all elements cut into runs, which a GPU takes several launches for if they
+ * are many. */
+typedef struct runs_case {
+    int64_t count;
+    int runs;
+} runs_case;
+static const runs_case runs_cases[] = {{1, 1}, {7, 3}, {5000, 1}, {5000, 64}, {9001, 1500}, {4000, 2600}, {300001, 7}};
+
+static void runs_describe(const void *p, char *text, size_t size)
+{
+    const runs_case *c = p;
+    snprintf(text, size, "%lld elements, %d runs", (long long)c->count, c->runs);
+}
+
+static int runs_tensors(const void *p, ops_tensor *t)
+{
+    const runs_case *c = p;
+    t[0] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = QD_F64, .cols = c->count};
+    t[1] = (ops_tensor){.name = "sums", .role = OPS_INOUT, .dtype = QD_F64, .cols = 3};
+    return 2;
+}
+
+static void runs_reference(const void *p, double *const *v)
+{
+    const runs_case *c = p;
+    v[1][0] = v[1][2] = 0;
+    for (int64_t i = 0; i < c->count; i++)
+        v[1][0] += v[0][i];
+    v[1][2] = v[1][0];
+}
+
+static qd_status runs_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const runs_case *c = p;
+    qd_sum_run runs[2700] = {{.first = 0, .count = c->count, .sum = 0}};
+    for (int r = 0; r < c->runs; r++) {
+        int64_t begin = c->count * r / c->runs, end = c->count * (r + 1) / c->runs;
+        runs[r + 1] = (qd_sum_run){.first = begin, .count = end - begin, .sum = 2};
+    }
+    return k->run_sums(stream, &(qd_run_sums_args){.x = t[0], .runs = runs, .run_count = c->runs + 1, .sums = t[1]});
+}
+
+typedef struct norm_case {
+    int64_t count, bad; /* bad: a sum that is not finite, -1: none */
+    double clip, counted;
+    bool bad_loss;
+} norm_case;
+static const norm_case norm_cases[] = {{1, -1, 0, 10, false},   {700, -1, 1, 10, false},   {700, -1, 1e6, 7, false},
+                                       {9, -1, 0.5, 0, false}, {40, 3, 1, 10, false}, {40, -1, 1, 10, true}};
+static const double planned = 10;
+
+static void norm_describe(const void *p, char *text, size_t size)
+{
+    const norm_case *c = p;
+    snprintf(text, size, "%lld sums, clip %g, %g tokens%s%s", (long long)c->count, c->clip, c->counted, c->bad >= 0 ? ", a sum is not finite" : "",
+             c->bad_loss ? ", the loss is not finite" : "");
+}
+
+static int norm_tensors(const void *p, ops_tensor *t)
+{
+    const norm_case *c = p;
+    t[0] = (ops_tensor){.name = "sums", .role = OPS_IN, .dtype = QD_F64, .cols = c->count};
+    t[1] = (ops_tensor){.name = "loss", .role = OPS_IN, .dtype = QD_F64, .cols = 2};
+    t[2] = (ops_tensor){.name = "out", .role = OPS_OUT, .dtype = QD_F64, .cols = 3};
+    return 3;
+}
+
+static void norm_derive(const void *p, double *const *v)
+{
+    const norm_case *c = p;
+    for (int64_t i = 0; i < c->count; i++)
+        v[0][i] = c->bad >= 0 && (i == c->bad || i == c->bad + 5) ? INFINITY : fabs(v[0][i]);
+    v[1][0] = c->bad_loss ? NAN : 3;
+    v[1][1] = c->counted;
+}
+
+static void norm_reference(const void *p, double *const *v)
+{
+    const norm_case *c = p;
+    double total = 0, correction = c->counted > 0 ? planned / c->counted : 0;
+    for (int64_t i = 0; i < c->count; i++)
+        total += v[0][i];
+    double norm = sqrt(total) * correction;
+    v[2][0] = norm;
+    v[2][1] = c->bad >= 0 || c->bad_loss ? NAN : correction * (c->clip > 0 && norm > c->clip ? c->clip / (norm + 1e-6) : 1);
+    v[2][2] = (double)c->bad;
+}
+
+static qd_status norm_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
+{
+    const norm_case *c = p;
+    return k->grad_norm(stream, &(qd_grad_norm_args){.sums = t[0], .loss = t[1], .count = c->count, .planned = planned, .clip = c->clip, .out = t[2]});
+}
+
 /* So many columns that the partial sums of all rows do not fit the workspace of one thread, but that of three. */
 static void several_rounds(void **state)
 {
@@ -182,6 +278,10 @@ int main(int argc, char **argv)
         {.kernel = "row_squares", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = squares_tensors,
          .reference = squares_reference, .run = squares_run, .bytes = bytes},
+        {.kernel = "run_sums", .cases = runs_cases, .case_size = sizeof *runs_cases, .case_count = COUNT(runs_cases), .describe = runs_describe,
+         .tensors = runs_tensors, .reference = runs_reference, .run = runs_run},
+        {.kernel = "grad_norm", .cases = norm_cases, .case_size = sizeof *norm_cases, .case_count = COUNT(norm_cases), .describe = norm_describe,
+         .tensors = norm_tensors, .derive = norm_derive, .reference = norm_reference, .run = norm_run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(several_rounds), cmocka_unit_test(squares_same_bits),
                                       cmocka_unit_test(too_wide)};

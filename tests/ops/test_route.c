@@ -475,22 +475,23 @@ static void places_on(qd_device *device)
     assert_holds(device, from, (int32_t[]){1, 5, 3, 0, 4}, 20);
     float *total = give(device, (float[]){1, 0, 0, 0}, 16), *bias = give(device, (float[]){0.5f, 0, 0, 0}, 16);
     uint16_t *half = give(device, zeros, 8);
+    double *scales = give(device, (double[]){NAN, 0.5}, 16);
     ops_assert_ok(k->route_load(stream, &(qd_route_load_args){.choice = choice, .total = total, .assignments = 8, .experts = 4}));
     assert_holds(device, total, (float[]){4, 1, 4, 0}, 16);
     ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = bias, .experts = 4, .mean = 4, .rate = 0.25,
                                                                 .param_dtype = QD_F32}));
     assert_holds(device, bias, (float[]){0.5f, 0.25f, 0, 0.25f}, 16);
     assert_holds(device, total, (float[]){4, 1, 4, 0}, 16);
-    ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = half, .experts = 4, .mean = 2, .rate = 0.25,
-                                                                .zero_total = true, .param_dtype = QD_BF16}));
+    for (int step = 0; step < 2; step++) /* the first has a scale that is not finite: nothing is done */
+        ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = half, .experts = 4, .mean = 2,
+                                                                    .rate = 0.25, .grad_scale = scales + step, .param_dtype = QD_BF16}));
     assert_holds(device, bias, (float[]){0.25f, 0.5f, -0.25f, 0.5f}, 16);
     assert_holds(device, half, (uint16_t[]){0x3e80, 0x3f00, 0xbe80, 0x3f00}, 8);
-    assert_holds(device, total, zeros, 16);
     a = (qd_route_plan_args){.choice = wrong_choice, .place = place, .from = from, .count = count, .rows = 1, .experts = 4, .per_token = 2};
     qd_status status = k->route_plan(stream, &a);
     ops_assert_fails(status == QD_OK ? qd_stream_wait(stream) : status, QD_USAGE, "expert 4"); /* a GPU says so later */
-    void *all[] = {choice, wrong_choice, place, from, count, weight, total, bias, half};
-    const int64_t bytes[] = {32, 8, 32, 32, 16, 32, 16, 16, 8};
+    void *all[] = {choice, wrong_choice, place, from, count, weight, total, bias, half, scales};
+    const int64_t bytes[] = {32, 8, 32, 32, 16, 32, 16, 16, 8, 16};
     for (int i = 0; i < COUNT(all); i++)
         qd_device_free(device, all[i], bytes[i]);
 }

@@ -3,6 +3,8 @@
 
 #include "base/half.h"
 
+#include <math.h>
+
 qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
 {
     QD_TRY(qd_cpu_check_float("permute", "x", a->dtype));
@@ -72,11 +74,11 @@ qd_status qd_cpu_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)
 {
     (void)stream;
     QD_TRY(qd_cpu_check_float("expert_bias", "param", a->param_dtype));
+    if (a->grad_scale && !isfinite(*a->grad_scale))
+        return QD_OK;
     for (int64_t e = 0; e < a->experts; e++) {
         double over = (double)a->total[e] - a->mean;
         a->bias[e] = (float)((double)a->bias[e] - a->rate * (double)((over > 0.0) - (over < 0.0)));
-        if (a->zero_total)
-            a->total[e] = 0.0f;
         if (a->param_dtype == QD_BF16)
             ((uint16_t *)a->param)[e] = qd_f32_to_bf16(a->bias[e]);
         else if (a->param != a->bias)

@@ -5,7 +5,8 @@
 qd_status qd_cpu_momentum(qd_stream *stream, const qd_momentum_args *a)
 {
     QD_TRY(qd_cpu_check_float("momentum", "the gradient", a->grad_dtype));
-    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->momentum, a);
+    if (isfinite(*a->grad_scale))
+        qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->momentum, a);
     return QD_OK;
 }
 
@@ -31,6 +32,7 @@ qd_status qd_cpu_axpby(qd_stream *stream, const qd_axpby_args *a)
 qd_status qd_cpu_matrix_update(qd_stream *stream, const qd_matrix_update_args *a)
 {
     QD_TRY(qd_cpu_check_float("matrix_update", "the parameter", a->param_dtype));
-    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->matrix_update, a);
+    if (!a->grad_scale || isfinite(*a->grad_scale))
+        qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->matrix_update, a);
     return QD_OK;
 }

@@ -6,15 +6,16 @@ static void momentum(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_momentum_args *a = context;
-    float scale = (float)a->grad_scale, keep = (float)a->momentum, rest = (float)(1.0 - a->momentum);
+    float scale = (float)*a->grad_scale, keep = (float)a->momentum, rest = (float)(1.0 - a->momentum);
     const void *grad = qd_cpu_at(a->grad, begin, a->grad_dtype);
     float *ms = a->m + begin, *out = a->out ? a->out + begin : NULL;
     QD_FOR_VECTORS(i, n, end - begin, {
-        vf g = vec_load(grad, i, n, a->grad_dtype) * scale;
-        vf m = vec_load(ms, i, n, QD_F32) * keep + g * rest;
+        vf g = vec_load(grad, i, n, a->grad_dtype) * scale * rest;
+        QD_IN_REGISTER(g); /* see adamw */
+        vf m = vec_load(ms, i, n, QD_F32) * keep + g;
         vec_store(ms, i, m, n, QD_F32);
         if (out)
-            vec_store(out, i, a->nesterov ? m * keep + g * rest : m, n, QD_F32);
+            vec_store(out, i, a->nesterov ? m * keep + g : m, n, QD_F32);
     });
 }
 

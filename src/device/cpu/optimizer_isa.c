@@ -1,5 +1,5 @@
 /* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the
- * parameter, clear the gradient. */
+ * parameter. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -26,7 +26,7 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_adamw_args *a = context;
-    float scale = (float)a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
+    float scale = (float)*a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
     float rest1 = (float)(1.0 - a->beta1), rest2 = (float)(1.0 - a->beta2);
     float rate = (float)(a->lr / a->bias_correction1);
     float correction = (float)(1.0 / __builtin_sqrt(a->bias_correction2));
@@ -34,13 +34,16 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)(a->lr * a->weight_decay) : 0.0f;
-        void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
+        const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
         void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
         float *master = a->master + part.offset, *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
-            vf m = vec_load(ms, i, n, QD_F32) * beta1 + g * rest1;
-            vf v = vec_load(vs, i, n, QD_F32) * beta2 + g * g * rest2;
+            vf first = g * rest1, second = g * g * rest2;
+            QD_IN_REGISTER(first); /* of two products and their sum, the same one is fused everywhere: bits do not depend on */
+            QD_IN_REGISTER(second); /* where a range begins */
+            vf m = vec_load(ms, i, n, QD_F32) * beta1 + first;
+            vf v = vec_load(vs, i, n, QD_F32) * beta2 + second;
             vf p = vec_load(master, i, n, QD_F32);
             p = p - (rate * m / (vec_sqrt(v) * correction + eps) + decay * p);
             vec_store(ms, i, m, n, QD_F32);
@@ -48,8 +51,6 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
             vec_store(master, i, p, n, QD_F32);
             if (param)
                 vec_store(param, i, p, n, param_dtype);
-            if (a->zero_grad)
-                vec_store(grad, i, (vf){0}, n, grad_dtype);
         });
     }
 }
@@ -58,16 +59,17 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_sgd_args *a = context;
-    float scale = (float)a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
+    float scale = (float)*a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
     qd_dtype grad_dtype = a->grad_dtype, param_dtype = a->param_dtype;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)a->weight_decay : 0.0f;
-        void *grad = qd_cpu_at_mut(a->grad, part.offset, grad_dtype);
+        const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
         void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
         float *master = a->master + part.offset, *ms = a->m ? a->m + part.offset : NULL;
         QD_FOR_VECTORS(i, n, part.count, {
             vf d = vec_load(grad, i, n, grad_dtype) * scale;
+            QD_IN_REGISTER(d);
             if (ms) {
                 d = vec_load(ms, i, n, QD_F32) * momentum + d;
                 vec_store(ms, i, d, n, QD_F32);
@@ -77,8 +79,6 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
             vec_store(master, i, p, n, QD_F32);
             if (param)
                 vec_store(param, i, p, n, param_dtype);
-            if (a->zero_grad)
-                vec_store(grad, i, (vf){0}, n, grad_dtype);
         });
     }
 }

@@ -1,4 +1,5 @@
 #include "device/cpu/kernels_impl.h"
+#include "device/grad_norm.h"
 
 #include <string.h>
 
@@ -92,6 +93,33 @@ qd_status qd_cpu_row_squares(qd_stream *stream, const qd_row_squares_args *a)
         QD_TRY(qd_cpu_check_float("row_squares", "x", a->dtype));
         qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_reduce_ops_for(qd_cpu_of(stream))->row_squares, a);
     }
+    return QD_OK;
+}
+
+qd_status qd_cpu_run_sums(qd_stream *stream, const qd_run_sums_args *a)
+{
+    (void)stream;
+    for (int64_t r = 0; r < a->run_count;) {
+        double sum = 0.0;
+        const int32_t which = a->runs[r].sum;
+        for (; r < a->run_count && a->runs[r].sum == which; r++)
+            for (int64_t i = 0; i < a->runs[r].count; i++)
+                sum += a->x[a->runs[r].first + i];
+        a->sums[which] = sum;
+    }
+    return QD_OK;
+}
+
+qd_status qd_cpu_grad_norm(qd_stream *stream, const qd_grad_norm_args *a)
+{
+    (void)stream;
+    double total = 0.0;
+    int64_t bad = a->count;
+    for (int64_t i = a->count - 1; i >= 0; i--)
+        bad = isfinite(a->sums[i]) ? bad : i;
+    for (int64_t i = 0; i < a->count; i++)
+        total += a->sums[i];
+    qd_grad_norm_finish(a, total, bad);
     return QD_OK;
 }
 

@@ -19,21 +19,23 @@ struct momentum_numbers {
     const void *grad;
     float *m, *out;
     int64_t n;
-    float scale, keep, rest;
+    const double *scale;
+    float keep, rest;
     bool nesterov, grad_half;
 };
 
 template <int N> static __global__ void __launch_bounds__(THREADS) momentum_kernel(momentum_numbers a)
 {
     int64_t i = item_index() * N;
-    if (i >= a.n)
+    const float scale = (float)*a.scale;
+    if (i >= a.n || !isfinite(scale))
         return;
     float g[N], m[N];
     load_as<N>(a.grad, i, a.grad_half, g);
     load<N>(a.m + i, m);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        g[j] *= a.scale;
+        g[j] *= scale;
         m[j] = m[j] * a.keep + g[j] * a.rest;
         g[j] = a.nesterov ? m[j] * a.keep + g[j] * a.rest : m[j];
     }
@@ -53,7 +55,7 @@ extern "C" qd_status qd_cuda_momentum(qd_stream *stream, const qd_momentum_args 
     n.m = a->m;
     n.out = a->out;
     n.n = a->n;
-    n.scale = (float)a->grad_scale;
+    n.scale = a->grad_scale;
     n.keep = (float)a->momentum;
     n.rest = (float)(1.0 - a->momentum);
     n.nesterov = a->nesterov;
@@ -141,6 +143,7 @@ struct matrix_update_numbers {
     float *master;
     const float *direction;
     int64_t n;
+    const double *scale;
     float keep, rate;
     bool param_half;
 };
@@ -148,7 +151,7 @@ struct matrix_update_numbers {
 template <int N> static __global__ void __launch_bounds__(THREADS) matrix_update_kernel(matrix_update_numbers a)
 {
     int64_t i = item_index() * N;
-    if (i >= a.n)
+    if (i >= a.n || (a.scale && !isfinite(*a.scale)))
         return;
     float p[N], d[N];
     load<N>(a.master + i, p);
@@ -172,6 +175,7 @@ extern "C" qd_status qd_cuda_matrix_update(qd_stream *stream, const qd_matrix_up
     n.master = a->master;
     n.direction = a->direction;
     n.n = a->n;
+    n.scale = a->grad_scale;
     n.keep = (float)(1.0 - a->decay);
     n.rate = (float)a->rate;
     n.param_half = a->param_dtype == QD_BF16;

@@ -1,7 +1,8 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter,
- * clear the gradient. All ranges of a call are one launch: their table travels as a kernel argument. Also the sums of
- * squares that the gradient's norm is made of. */
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter. All
+ * ranges of a call are one launch: their table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums
+ * of those, and the factor that updates read. */
 #include "device/cuda/math_impl.cuh"
+#include "device/grad_norm.h"
 
 #include <math.h>
 
@@ -44,14 +45,16 @@ static __device__ __forceinline__ part find_part(const range_table &t, bool alig
 }
 
 struct adamw_numbers {
-    void *param, *grad; /* param NULL: the master is all there is */
+    void *param; /* NULL: the master is all there is */
+    const void *grad;
     float *master, *m, *v;
-    float scale, beta1, beta2, eps, rest1, rest2, rate, correction, decay;
-    bool zero_grad, param_half;
+    const double *scale;
+    float beta1, beta2, eps, rest1, rest2, rate, correction, decay;
+    bool param_half;
 };
 
 template <typename G, int N>
-static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_t i, float decay)
+static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_t i, float scale, float decay)
 {
     float g[N], m[N], v[N], p[N];
     load<N>((const G *)a.grad + i, g);
@@ -60,24 +63,24 @@ static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_
     load<N>(a.master + i, p);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        g[j] *= a.scale;
+        g[j] *= scale;
         m[j] = m[j] * a.beta1 + g[j] * a.rest1;
         v[j] = v[j] * a.beta2 + g[j] * g[j] * a.rest2;
         p[j] = p[j] - (a.rate * m[j] / (sqrtf(v[j]) * a.correction + a.eps) + decay * p[j]);
-        g[j] = 0.0f;
     }
     store<N>(a.m + i, m);
     store<N>(a.v + i, v);
     store<N>(a.master + i, p);
     if (a.param)
         store_as<N>(a.param, i, a.param_half, p);
-    if (a.zero_grad)
-        store<N>((G *)a.grad + i, g);
 }
 
 template <typename G>
 static __global__ void __launch_bounds__(THREADS) adamw_kernel(const __grid_constant__ range_table table, adamw_numbers a, bool aligned)
 {
+    const float scale = (float)*a.scale;
+    if (!isfinite(scale))
+        return;
     part p = find_part(table, aligned);
     float decay = p.decay ? a.decay : 0.0f;
     int64_t i = p.begin;
@@ -85,21 +88,23 @@ static __global__ void __launch_bounds__(THREADS) adamw_kernel(const __grid_cons
         int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
 #pragma unroll 2
         for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
-            adamw_step<G, STEP>(a, i, decay);
+            adamw_step<G, STEP>(a, i, scale, decay);
         i = whole;
     }
     for (i += threadIdx.x; i < p.end; i += THREADS)
-        adamw_step<G, 1>(a, i, decay);
+        adamw_step<G, 1>(a, i, scale, decay);
 }
 
 struct sgd_numbers {
-    void *param, *grad;
+    void *param;
+    const void *grad;
     float *master, *m; /* m NULL: no momentum */
-    float scale, momentum, lr, decay;
-    bool zero_grad, param_half;
+    const double *scale;
+    float momentum, lr, decay;
+    bool param_half;
 };
 
-template <typename G, int N> static __device__ __forceinline__ void sgd_step(const sgd_numbers &a, int64_t i, float decay)
+template <typename G, int N> static __device__ __forceinline__ void sgd_step(const sgd_numbers &a, int64_t i, float scale, float decay)
 {
     float d[N], m[N], p[N];
     load<N>((const G *)a.grad + i, d);
@@ -108,35 +113,35 @@ template <typename G, int N> static __device__ __forceinline__ void sgd_step(con
         load<N>(a.m + i, m);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        d[j] *= a.scale;
+        d[j] *= scale;
         if (a.m)
             d[j] = m[j] = m[j] * a.momentum + d[j];
         p[j] = p[j] - a.lr * (d[j] + decay * p[j]);
-        d[j] = 0.0f;
     }
     if (a.m)
         store<N>(a.m + i, m);
     store<N>(a.master + i, p);
     if (a.param)
         store_as<N>(a.param, i, a.param_half, p);
-    if (a.zero_grad)
-        store<N>((G *)a.grad + i, d);
 }
 
 template <typename G>
 static __global__ void __launch_bounds__(THREADS) sgd_kernel(const __grid_constant__ range_table table, sgd_numbers a, bool aligned)
 {
+    const float scale = (float)*a.scale;
+    if (!isfinite(scale))
+        return;
     part p = find_part(table, aligned);
     float decay = p.decay ? a.decay : 0.0f;
     int64_t i = p.begin;
     if (p.aligned) {
         int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
         for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
-            sgd_step<G, STEP>(a, i, decay);
+            sgd_step<G, STEP>(a, i, scale, decay);
         i = whole;
     }
     for (i += threadIdx.x; i < p.end; i += THREADS)
-        sgd_step<G, 1>(a, i, decay);
+        sgd_step<G, 1>(a, i, scale, decay);
 }
 
 /* Calls launch(table, blocks) for the ranges, TABLE at a time. */
@@ -184,7 +189,7 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
     n.master = a->master;
     n.m = a->m;
     n.v = a->v;
-    n.scale = (float)a->grad_scale;
+    n.scale = a->grad_scale;
     n.beta1 = (float)a->beta1;
     n.beta2 = (float)a->beta2;
     n.eps = (float)a->eps;
@@ -193,7 +198,6 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
     n.rate = (float)(a->lr / a->bias_correction1);
     n.correction = (float)(1.0 / sqrt(a->bias_correction2));
     n.decay = (float)(a->lr * a->weight_decay);
-    n.zero_grad = a->zero_grad;
     n.param_half = a->param_dtype == QD_BF16;
     bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m) && is_aligned(n.v);
     return with_type(a->grad_dtype, [&](auto type) -> qd_status {
@@ -218,11 +222,10 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
     n.grad = a->grad;
     n.master = a->master;
     n.m = a->m;
-    n.scale = (float)a->grad_scale;
+    n.scale = a->grad_scale;
     n.momentum = (float)a->momentum;
     n.lr = (float)a->lr;
     n.decay = (float)a->weight_decay;
-    n.zero_grad = a->zero_grad;
     n.param_half = a->param_dtype == QD_BF16;
     bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m);
     return with_type(a->grad_dtype, [&](auto type) -> qd_status {
@@ -375,5 +378,99 @@ extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares
         QD_TRY(qd_cuda_check_float("row_squares", "x", a->dtype));
         QD_TRY(with_type(a->dtype, [&](auto type) -> qd_status { return launch_squares<decltype(type)>(stream, &a); }));
     }
+    return QD_OK;
+}
+
+/* ---- the norm ---- */
+
+enum { RUNS = 1200 }; /* of one launch */
+
+/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with what its threads have. */
+struct run_table {
+    int64_t first[RUNS];
+    uint32_t count[RUNS];
+    int32_t sum[RUNS];
+    uint16_t begin[RUNS + 1];
+    bool continues, goes_on; /* the first block's sum, the last block's */
+};
+static_assert(sizeof(run_table) <= 24 << 10, "fits a kernel's arguments");
+
+/* Thread t has the elements t, t + THREADS, ... of all that a sum has, however they are cut. */
+static __global__ void __launch_bounds__(THREADS)
+    run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums, double *parts, int64_t before)
+{
+    __shared__ double room[32];
+    const bool last = blockIdx.x + 1 == gridDim.x;
+    int64_t number = blockIdx.x == 0 ? before : 0; /* elements of the sum before this run */
+    double sum = blockIdx.x == 0 && table.continues ? parts[threadIdx.x] : 0.0;
+    for (int r = table.begin[blockIdx.x]; r < table.begin[blockIdx.x + 1]; r++) {
+        const int64_t skip = (THREADS - number % THREADS + threadIdx.x) % THREADS;
+        for (int64_t i = skip; i < table.count[r]; i += THREADS)
+            sum += x[table.first[r] + i];
+        number += table.count[r];
+    }
+    if (last && table.goes_on) {
+        parts[threadIdx.x] = sum;
+        return;
+    }
+    sum = block_sum(sum, room);
+    if (threadIdx.x == 0)
+        sums[table.sum[table.begin[blockIdx.x]]] = sum;
+}
+
+extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args *a)
+{
+    run_table table;
+    void *parts;
+    QD_TRY(qd_cuda_workspace(stream, THREADS * (int64_t)sizeof(double), &parts));
+    table.goes_on = false;
+    for (int64_t r = 0, before = 0; r < a->run_count;) {
+        int64_t taken = 0, blocks = 0, number = before;
+        table.continues = table.goes_on;
+        for (; taken < RUNS && r < a->run_count; r++, taken++) {
+            const qd_sum_run *run = &a->runs[r];
+            if (run->count >> 32)
+                return QD_FAIL(QD_UNSUPPORTED, "run_sums: a run of %lld elements; fewer than 2^32 are supported", (long long)run->count);
+            if (taken == 0 || run->sum != run[-1].sum) {
+                table.begin[blocks++] = (uint16_t)taken;
+                number = taken == 0 ? before : 0;
+            }
+            table.first[taken] = run->first;
+            table.count[taken] = (uint32_t)run->count;
+            table.sum[taken] = run->sum;
+            number += run->count;
+        }
+        table.begin[blocks] = (uint16_t)taken;
+        table.goes_on = r < a->run_count && a->runs[r].sum == a->runs[r - 1].sum;
+        run_sums_kernel<<<(unsigned)blocks, THREADS, 0, qd_cuda_launch_of(stream).stream>>>(table, a->x, a->sums, (double *)parts, before);
+        QD_CUDA_LAUNCHED();
+        before = table.goes_on ? number : 0;
+    }
+    return QD_OK;
+}
+
+static __global__ void __launch_bounds__(THREADS) grad_norm_kernel(qd_grad_norm_args a)
+{
+    __shared__ double room[32];
+    __shared__ unsigned long long first_bad;
+    if (threadIdx.x == 0)
+        first_bad = (unsigned long long)a.count;
+    __syncthreads();
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x; i < a.count; i += THREADS) {
+        sum += a.sums[i];
+        if (!isfinite(a.sums[i]))
+            atomicMin(&first_bad, (unsigned long long)i);
+    }
+    sum = block_sum(sum, room);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        qd_grad_norm_finish(&a, sum, (int64_t)first_bad);
+}
+
+extern "C" qd_status qd_cuda_grad_norm(qd_stream *stream, const qd_grad_norm_args *a)
+{
+    grad_norm_kernel<<<1, THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
+    QD_CUDA_LAUNCHED();
     return QD_OK;
 }

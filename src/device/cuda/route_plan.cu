@@ -280,13 +280,11 @@ extern "C" qd_status qd_cuda_route_load(qd_stream *stream, const qd_route_load_a
 static __global__ void bias_kernel(qd_expert_bias_args a, bool half)
 {
     int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= a.experts)
+    if (e >= a.experts || (a.grad_scale && !isfinite(*a.grad_scale)))
         return;
     double over = (double)a.total[e] - a.mean;
     float bias[1] = {(float)((double)a.bias[e] - a.rate * (double)((over > 0.0) - (over < 0.0)))};
     a.bias[e] = bias[0];
-    if (a.zero_total)
-        a.total[e] = 0.0f;
     store_as<1>(a.param, e, half, bias);
 }
 

@@ -1,0 +1,24 @@
+/* The last step of the kernel grad_norm, the same on every device. */
+#ifndef QD_DEVICE_GRAD_NORM_H
+#define QD_DEVICE_GRAD_NORM_H
+
+#include "device/device.h"
+
+#include <math.h>
+
+#ifdef __CUDACC__
+#define QD_GRAD_NORM_ON __device__
+#else
+#define QD_GRAD_NORM_ON
+#endif
+
+/* total: of the sums; bad: the first that is not finite, count: none. */
+QD_GRAD_NORM_ON static inline void qd_grad_norm_finish(const qd_grad_norm_args *a, double total, int64_t bad)
+{
+    const double correction = a->loss[1] > 0.0 ? a->planned / a->loss[1] : 0.0, norm = sqrt(total) * correction;
+    const bool good = bad == a->count && isfinite(a->loss[0]) && isfinite(norm);
+    a->out[0] = norm;
+    a->out[1] = !good ? (double)NAN : correction * (a->clip > 0.0 && norm > a->clip ? a->clip / (norm + 1e-6) : 1.0);
+    a->out[2] = bad == a->count ? -1.0 : (double)bad;
+}
+#endif
