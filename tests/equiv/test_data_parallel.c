@@ -14,6 +14,8 @@
 
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=24 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
+/* The head has more rows than it holds logits of at a time. */
+#define CHUNKS "model.layers=1 model.hidden=16 model.heads=2 model.kv_heads=2 model.vocab=37 data.seq=1100 "
 #define RUN "train.global_batch=8 train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 "
 
 static void expect_close(const trained *a, const trained *b, double tolerance, const char *what)
@@ -72,6 +74,25 @@ static void same_mesh_same_bits(void **state)
         }
         free(first.weights);
     }
+}
+
+/* Gradients of the head are summed over chunks of rows, inside an op or by several: with half the rows there is one chunk. */
+static void head_in_chunks(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"", "parallel.ranks=2 parallel.tp=2 "};
+    trained whole = trained_run(CHUNKS RUN "train.global_batch=2 train.micro_batch=1 parallel.ranks=2 parallel.cp=2 ", 3, (qd_random_tokens){.seed = 6});
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        char words[512];
+        snprintf(words, sizeof words, CHUNKS RUN "train.global_batch=2 train.micro_batch=1 %s", layouts[l]);
+        trained chunks = trained_run(words, 3, (qd_random_tokens){.seed = 6});
+        expect_close(&chunks, &whole, 1e-5, words);
+        for (int s = 0; s < 3; s++)
+            if (!(fabs(chunks.norms[s] - whole.norms[s]) <= 1e-5 * whole.norms[s]))
+                fail_msg("%s: step %d: norm %.9g against %.9g", words, s + 1, chunks.norms[s], whole.norms[s]);
+        free(chunks.weights);
+    }
+    free(whole.weights);
 }
 
 /* bf16 storage follows fp32. */
@@ -192,7 +213,8 @@ static void mutated_actions_show(void **state)
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
                 continue;
-            if (how == 2 && !a->overwrite && (a->kind != QD_ACTION_BACKWARD || a->module == 0)) /* embedding gradients are always added to */
+            bool adds = a->kind == QD_ACTION_BACKWARD ? a->module > 0 : a->kind == QD_ACTION_FORWARD && a->module == p->ledger->module_count - 1;
+            if (how == 2 && !a->overwrite && !adds) /* embedding gradients are always added to; the head's arise in its forward pass */
                 continue;
             if (!sample_has(met++, 0, 3))
                 continue;
@@ -254,6 +276,9 @@ static void gradients_begin_anew(void **state)
         GPT2 RUN "parallel.ranks=2 parallel.pp=2 train.micro_batch=2 parallel.schedule=zb_h1 ",
         LLAMA RUN "train.micro_batch=4 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 model.qk_norm=true model.router_bias_rate=0.001 ",
         LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.micro_batch=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 ",
+        LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.micro_batch=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 "
+                  "parallel.expert_rows=1 parallel.split_backward=true train.recompute=full ",
+        CHUNKS RUN "train.global_batch=2 train.micro_batch=1 parallel.ranks=2 parallel.tp=2 ",
     };
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         trained good = trained_run(layouts[l], 2, (qd_random_tokens){.seed = 21});
@@ -299,7 +324,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_ranks_same_loss), cmocka_unit_test(same_mesh_same_bits), cmocka_unit_test(bf16_follows_fp32),
-        cmocka_unit_test(gradients_begin_anew), cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
+        cmocka_unit_test(gradients_begin_anew), cmocka_unit_test(head_in_chunks), cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,12 +195,13 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
 static void broken_programs_are_refused(void **state)
 {
     (void)state;
-    dice d = {20261116};
+    dice d = {20261115};
     int refused = 0, by_kind[BREAKAGES] = {0}, circles = 0;
     while (refused < 200) {
-        built b = build(layouts[refused % LAYOUTS]);
+        const char *layout = layouts[throw(&d, LAYOUTS)]; /* until one has what is to be broken */
+        built b = build(layout);
         int rank = throw(&d, b.config.world);
-        breakage how = (breakage)throw(&d, BREAKAGES);
+        breakage how = (breakage)(refused % BREAKAGES);
         qd_program *broken = copy_program(&b, rank);
         if (!break_program(&b, broken, how, &d)) {
             qd_arena_destroy(b.arena);
@@ -209,7 +210,7 @@ static void broken_programs_are_refused(void **state)
         b.programs[rank] = broken;
         qd_status status = qd_check_programs(b.mesh, b.programs);
         if (status != QD_MISMATCH)
-            fail_msg("%s, rank %d, %s (case %d): status %d", layouts[refused % LAYOUTS], rank, breakage_names[how], refused, status);
+            fail_msg("%s, rank %d, %s (case %d): status %d", layout, rank, breakage_names[how], refused, status);
         const char *message = qd_error_message();
         if (!strstr(message, "rank ") && !strstr(message, "ranks "))
             fail_msg("no counter-example: %s", message);

@@ -284,7 +284,8 @@ static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void 
 static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_args *a, void *target, int steps)
 {
     const bool bias_grad = p->choice.fused & QD_PRODUCT_BIAS_GRAD; /* the epilogue overwrites it */
-    int64_t sums = bias_grad && a->accumulate ? round_up(a->m * (int64_t)qd_dtype_size(a->c_dtype)) : 0;
+    const bool apart = a->accumulate || (uintptr_t)a->bias_grad % 16 != 0;
+    int64_t sums = bias_grad && apart ? round_up(a->m * (int64_t)qd_dtype_size(a->c_dtype)) : 0;
     void *space;
     QD_TRY(qd_cuda_workspace(stream, sums + p->choice.workspace_bytes, &space));
     gemm_args g = {
@@ -301,7 +302,7 @@ static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_ar
     if (!sums)
         return QD_OK;
     return qd_product_sum_run(stream, &(qd_product_sum){
-        .to = a->bias_grad, .x = a->bias_grad, .y = space, .rows = 1, .columns = a->m, .to_ld = a->m, .x_ld = a->m,
+        .to = a->bias_grad, .x = a->accumulate ? a->bias_grad : NULL, .y = space, .rows = 1, .columns = a->m, .to_ld = a->m, .x_ld = a->m,
         .y_ld = a->m, .to_dtype = a->c_dtype, .x_dtype = a->c_dtype, .y_dtype = a->c_dtype});
 }
 
