@@ -26,7 +26,7 @@ static qd_status exchange(qd_bound *b, const qd_action *a, bool collect, qd_work
     const qd_program *p = b->program;
     qd_comm *group;
     void *whole, *part;
-    QD_TRY(find_group(b, a, p->matrix_group, &group));
+    QD_TRY(find_group(b, a, qd_muon_matrix_group(p, a->param), &group));
     QD_TRY(find_buffer(b, a->buffer, &whole));
     QD_TRY(find_buffer(b, a->part, &part));
     int n = qd_comm_size(group), rank = qd_comm_rank(b->world), own = qd_muon_own(p, a, rank);
@@ -66,7 +66,7 @@ qd_status qd_matrices_share(qd_bound *b, const qd_action *a, qd_work **work)
 {
     qd_comm *group;
     void *data;
-    QD_TRY(find_group(b, a, b->program->share_group, &group));
+    QD_TRY(find_group(b, a, qd_muon_share_group(b->program, a->param), &group));
     QD_TRY(qd_matrices_result(b, a, a->param, &data));
     return qd_comm_broadcast(group, data, a->count, a->dtype, b->program->matrices[a->param].sharer, work);
 }
@@ -75,9 +75,9 @@ qd_status qd_matrices_result(const qd_bound *b, const qd_action *a, int matrix, 
 {
     const qd_program *p = b->program;
     int rank = qd_comm_rank(b->world);
-    bool has = p->share_group < 0 || qd_muon_is_near(p, matrix, rank); /* before any sharing */
+    bool has = qd_muon_share_group(p, matrix) < 0 || qd_muon_is_near(p, matrix, rank); /* before any sharing */
     QD_TRY(qd_bound_buffer(b, has && a->part >= 0 ? a->part : a->buffer, data));
-    if (has && p->matrix_group >= 0)
+    if (has && qd_muon_matrix_group(p, matrix) >= 0)
         *data = (float *)*data + p->matrices[matrix].part;
     return QD_OK;
 }

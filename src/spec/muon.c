@@ -1,5 +1,6 @@
 #include "spec/muon.h"
 
+#include "spec/experts.h"
 #include "spec/program_impl.h"
 
 #include <stdlib.h>
@@ -16,21 +17,50 @@ typedef struct muon_share {
     int64_t bytes;
 } muon_share;
 
-typedef struct qd_muon {
+/* The matrices of a family of parameters, and the ranks that orthogonalize them together. */
+typedef struct muon_team {
     muon_round *rounds;
     int round_count;
-    int scratch;
+    int matrix_group, share_group, workers; /* groups of the program; ranks of both together */
     bool exchanged, shared; /* there is a matrix_group, a share_group */
     int collecting, handing; /* the newest COLLECT and HAND_BACK */
     muon_share *shares;      /* in the order of their start */
     int share_count, share_done;
     int64_t sharing_bytes;
+} muon_team;
+
+typedef struct qd_muon {
+    muon_team teams[QD_FAMILY_COUNT]; /* one after another */
+    int first;                        /* of those that have any matrices */
+    int scratch;
 } qd_muon;
 
 bool qd_muon_takes(const qd_ledger *ledger, int param)
 {
     const qd_param *p = &ledger->params[param];
     return p->ndim == 2 && p->tied_to < 0 && ledger->modules[p->module].layer >= 0;
+}
+
+static int family_of(const qd_program *p, int matrix)
+{
+    return p->ledger->params[p->matrices[matrix].param].family;
+}
+
+int qd_muon_matrix_group(const qd_program *p, int matrix)
+{
+    return p->matrix_groups[family_of(p, matrix)];
+}
+
+int qd_muon_share_group(const qd_program *p, int matrix)
+{
+    return p->share_groups[family_of(p, matrix)];
+}
+
+qd_group qd_muon_cut_group(const qd_ledger *l, int param)
+{
+    if (l->params[param].family == 1)
+        return (qd_group){QD_AXES_TOKENS, l->mesh.etp > 1 ? l->mesh.etp : 1, 1};
+    return qd_group_whole(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP));
 }
 
 static int place(const qd_program *p, int group, int rank)
@@ -40,12 +70,12 @@ static int place(const qd_program *p, int group, int rank)
 
 bool qd_muon_is_near(const qd_program *p, int matrix, int rank)
 {
-    return p->matrices[matrix].sharer == place(p, p->share_group, rank);
+    return p->matrices[matrix].sharer == place(p, qd_muon_share_group(p, matrix), rank);
 }
 
 int qd_muon_own(const qd_program *p, const qd_action *run, int rank)
 {
-    int owner = place(p, p->matrix_group, rank);
+    int owner = place(p, qd_muon_matrix_group(p, run->param), rank);
     for (int i = run->param; i < run->param + run->params; i++)
         if (p->matrices[i].owner == owner && qd_muon_is_near(p, i, rank))
             return i;
@@ -58,7 +88,8 @@ qd_muon_box qd_muon_box_of(const qd_program *p, int matrix, int rank)
     int param = p->matrices[matrix].param;
     int64_t first;
     qd_muon_box box = {.atom = qd_ledger_atom(l, param, rank), .speaks = qd_ledger_counts(l, param, rank)};
-    qd_slice(box.atom.length[0], p->storage.parts, qd_mesh_group_coord(&l->mesh, QD_AXES_DATA, rank) % p->storage.parts, &first,
+    int parts = qd_storage_share(&p->storage, param).parts;
+    qd_slice(box.atom.length[0], parts, qd_group_coord(&l->mesh, qd_ledger_data_group(l, l->params[param].family), rank) % parts, &first,
              &box.atom.length[0]);
     box.atom.begin[0] += first;
     box.count = qd_atom_count(&box.atom, 2);
@@ -145,13 +176,14 @@ static qd_status assign(candidate *list, int count, int ranks)
     return QD_OK;
 }
 
-/* The matrices that this rank has something of. Refuses those that are cut along other axes than the groups have. */
-static qd_status find_matrices(const qd_builder *b, candidate *list, int *count)
+/* The matrices of a family that this rank has something of. Refuses those that are cut along other axes than the groups have. */
+static qd_status find_matrices(const qd_builder *b, int family, candidate *list, int *count)
 {
+    *count = 0;
     for (int i = 0; i < b->ledger->param_count; i++) {
         const qd_param *p = &b->ledger->params[i];
         int64_t rows = p->shape[0], cols = p->shape[1];
-        if (!qd_muon_takes(b->ledger, i) || b->p->storage.count[i] == 0)
+        if (!qd_muon_takes(b->ledger, i) || p->family != family || b->p->storage.count[i] == 0)
             continue;
         for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
             if (axis != QD_AXIS_TP && p->value[axis].kind == QD_SHARD && b->ledger->mesh.degree[axis] > 1)
@@ -162,24 +194,36 @@ static qd_status find_matrices(const qd_builder *b, candidate *list, int *count)
     return QD_OK;
 }
 
-static qd_status keep_rounds(qd_builder *b, qd_muon *m, const candidate *list, int count, int owners, qd_arena *arena)
+/* Where the rank with a number among all that do the work together is in the matrix_group. */
+static int owner_of(const qd_builder *b, const muon_team *t, int number)
+{
+    const qd_mesh *mesh = &b->ledger->mesh;
+    int size = t->matrix_group < 0 ? 1 : b->p->groups[t->matrix_group].size, sharers = t->share_group < 0 ? 1 : b->p->groups[t->share_group].size;
+    if (size * sharers == t->workers)
+        return number % size;
+    int etp = mesh->etp, ranks = qd_expert_ranks(mesh); /* the group has the ranks of other experts between */
+    return number / etp * ranks + qd_group_coord(mesh, qd_expert_group(mesh), b->p->rank) / etp * etp + number % etp;
+}
+
+/* Adds a team's matrices to the program's. */
+static qd_status keep_rounds(qd_builder *b, muon_team *t, const candidate *list, int count, qd_arena *arena)
 {
     qd_program *p = b->p;
-    p->matrices = QD_ARENA_NEW(arena, qd_matrix, count + 1);
-    m->rounds = QD_ARENA_NEW(arena, muon_round, count + 1);
-    m->shares = QD_ARENA_NEW(arena, muon_share, count + 1);
-    if (!p->matrices || !m->rounds || !m->shares)
+    int before = p->matrix_count, owners = t->share_group < 0 ? t->workers : t->workers / p->groups[t->share_group].size;
+    t->rounds = QD_ARENA_NEW(arena, muon_round, count + 1);
+    t->shares = QD_ARENA_NEW(arena, muon_share, count + 1);
+    if (!t->rounds || !t->shares)
         return QD_NO_MEMORY;
-    p->matrix_count = count;
+    p->matrix_count += count;
     for (int i = 0; i < count; i++) {
-        qd_matrix *x = &p->matrices[i];
-        *x = (qd_matrix){list[i].param, list[i].round, list[i].rank % owners, list[i].rank / owners, 0};
+        qd_matrix *x = &p->matrices[before + i];
+        *x = (qd_matrix){list[i].param, list[i].round, owner_of(b, t, list[i].rank), list[i].rank / owners, 0};
         if (i > 0 && x[-1].round == x->round && x[-1].sharer == x->sharer)
-            x->part = x[-1].part + qd_muon_box_of(p, i - 1, p->rank).count;
+            x->part = x[-1].part + qd_muon_box_of(p, before + i - 1, p->rank).count;
         if (i == 0 || list[i].round != list[i - 1].round)
-            m->rounds[m->round_count++] = (muon_round){.first = i, .matrix = -1, .part = -1};
-        m->rounds[m->round_count - 1].count++;
-        m->rounds[m->round_count - 1].left++;
+            t->rounds[t->round_count++] = (muon_round){.first = before + i, .matrix = -1, .part = -1};
+        t->rounds[t->round_count - 1].count++;
+        t->rounds[t->round_count - 1].left++;
     }
     return QD_OK;
 }
@@ -194,28 +238,32 @@ static qd_status place_moments(qd_builder *b, qd_arena *arena, int64_t *moment2)
     for (int i = 0; i < b->ledger->param_count; i++) {
         b->p->moment2[i] = qd_muon_takes(b->ledger, i) ? -1 : *moment2;
         if (b->p->moment2[i] >= 0 && b->ledger->params[i].tied_to < 0)
-            *moment2 += qd_storage_part(s, i, s->parts, s->part).count;
+            *moment2 += qd_storage_part(s, i, qd_storage_share(s, i).parts, qd_storage_share(s, i).part).count;
     }
     return QD_OK;
 }
 
 /* The ranks that have parts of a matrix, and those that have the same parts. */
-static void choose_groups(qd_builder *b)
+static void choose_groups(qd_builder *b, int family)
 {
-    int tp = b->ledger->mesh.degree[QD_AXIS_TP], parts = b->p->storage.parts;
+    const qd_mesh *mesh = &b->ledger->mesh;
+    muon_team *t = &b->muon->teams[family];
+    qd_group data = qd_ledger_data_group(b->ledger, family);
+    int cut = family == 1 ? (mesh->etp > 1 ? mesh->etp : 1) : mesh->degree[QD_AXIS_TP], parts = b->p->storage.share[family].parts;
     bool sharded = parts > 1;
-    qd_group all = {QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP), parts * tp, 1};
-    b->p->matrix_group = sharded && tp > 1 ? qd_build_group(b, all)
-                         : sharded         ? b->shard_group
-                                           : qd_build_group(b, qd_group_whole(&b->ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)));
-    b->p->share_group = sharded ? -1 : b->data_group;
-    b->muon->exchanged = b->p->matrix_group >= 0;
-    b->muon->shared = b->p->share_group >= 0;
-}
-
-static int group_size(const qd_builder *b, int group)
-{
-    return group < 0 ? 1 : b->p->groups[group].size;
+    t->workers = cut * (sharded ? parts : data.size);
+    qd_group group = {QD_AXES_TOKENS, cut, 1};
+    if (family == 0)
+        group = qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_TP));
+    if (sharded && cut == 1)
+        group = b->p->groups[b->shard_groups[family]];
+    else if (sharded)
+        group = family == 0 ? (qd_group){QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP), t->workers, 1}
+                            : (qd_group){QD_AXES_TOKENS, parts * qd_expert_ranks(mesh), 1};
+    t->matrix_group = b->p->matrix_groups[family] = qd_build_group(b, group);
+    t->share_group = b->p->share_groups[family] = sharded ? -1 : qd_build_group(b, data);
+    t->exchanged = t->matrix_group >= 0;
+    t->shared = t->share_group >= 0;
 }
 
 qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
@@ -223,18 +271,21 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
     if (b->strategy->optimizer != QD_OPTIM_MUON || !b->strategy->training)
         return QD_OK;
     qd_muon *m = b->muon = QD_ARENA_NEW(arena, qd_muon, 1);
+    b->p->matrices = QD_ARENA_NEW(arena, qd_matrix, b->ledger->param_count);
     candidate *list = calloc((size_t)b->ledger->param_count, sizeof *list);
-    int count = 0;
-    qd_status status = m && list ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to share out matrices");
-    if (status == QD_OK)
-        status = find_matrices(b, list, &count);
-    if (status == QD_OK) {
-        m->scratch = -1;
-        choose_groups(b);
-        status = assign(list, count, group_size(b, b->p->matrix_group) * group_size(b, b->p->share_group));
+    qd_status status = m && b->p->matrices && list ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to share out matrices");
+    for (int family = 0; family < QD_FAMILY_COUNT && status == QD_OK; family++) {
+        muon_team *t = &m->teams[family];
+        int count;
+        b->p->matrix_groups[family] = b->p->share_groups[family] = -1;
+        status = find_matrices(b, family, list, &count);
+        if (status != QD_OK || count == 0)
+            continue;
+        choose_groups(b, family);
+        status = assign(list, count, t->workers);
+        if (status == QD_OK)
+            status = keep_rounds(b, t, list, count, arena);
     }
-    if (status == QD_OK)
-        status = keep_rounds(b, m, list, count, group_size(b, b->p->matrix_group), arena);
     free(list);
     return status == QD_OK ? place_moments(b, arena, moment2) : status;
 }
@@ -257,29 +308,30 @@ static void set_run(qd_action *a, const muon_round *r)
 
 /* The elements of the round that change ranks at an exchange, in all groups that have a matrix of it: of each matrix, every box but
  * the owner's; of boxes that several ranks of tp have, one is collected, and all are handed back. */
-static int64_t moved(const qd_builder *b, qd_action_kind kind, const muon_round *r)
+static int64_t moved(const qd_builder *b, const muon_team *t, qd_action_kind kind, const muon_round *r)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
     int64_t count = 0;
     for (int i = r->first; i < r->first + r->count; i++) {
         const qd_param *p = &b->ledger->params[b->p->matrices[i].param];
         const qd_place *tp = &p->value[QD_AXIS_TP];
-        int copies = tp->kind == QD_SHARD ? (tp->repeat > 1 ? tp->repeat : 1) : mesh->degree[QD_AXIS_TP];
-        qd_muon_box own = qd_muon_box_of(b->p, i, qd_group_rank(mesh, b->p->groups[b->p->matrix_group], b->p->rank, b->p->matrices[i].owner));
+        int copies = p->family == 1          ? 1 /* etp cuts all matrices of experts */
+                     : tp->kind == QD_SHARD ? (tp->repeat > 1 ? tp->repeat : 1)
+                                            : mesh->degree[QD_AXIS_TP];
+        qd_muon_box own = qd_muon_box_of(b->p, i, qd_group_rank(mesh, b->p->groups[t->matrix_group], b->p->rank, b->p->matrices[i].owner));
         bool back = kind == QD_ACTION_HAND_BACK;
         count += p->shape[0] * p->shape[1] * (back ? copies : 1) - (back || own.speaks ? own.count : 0);
     }
     return count;
 }
 
-static int exchange(qd_builder *b, qd_action_kind kind, const muon_round *r)
+static int exchange(qd_builder *b, const muon_team *t, qd_action_kind kind, const muon_round *r)
 {
-    int64_t count = moved(b, kind, r);
-    qd_action *a = qd_build_collective(b, kind, -1, b->p->matrix_group, count, QD_F32, qd_build_last_compute(b));
-    int together = group_size(b, b->p->matrix_group) * group_size(b, b->p->share_group);
-    a->bytes = qd_coll_bytes(QD_COLL_ALL_TO_ALL, count, QD_F32, group_size(b, b->p->matrix_group)) * (b->ledger->mesh.world / together);
+    int64_t count = moved(b, t, kind, r);
+    qd_action *a = qd_build_collective(b, kind, -1, t->matrix_group, count, QD_F32, qd_build_last_compute(b));
+    a->bytes = qd_coll_bytes(QD_COLL_ALL_TO_ALL, count, QD_F32, b->p->groups[t->matrix_group].size) * (b->ledger->mesh.world / t->workers);
     set_run(a, r);
-    a->parts = b->p->storage.parts;
+    a->parts = qd_storage_share(&b->p->storage, b->p->matrices[r->first].param).parts;
     return b->p->action_count - 1;
 }
 
@@ -307,7 +359,7 @@ static void momentum(qd_builder *b, const muon_round *r)
     }
 }
 
-static void begin_round(qd_builder *b, muon_round *r)
+static void begin_round(qd_builder *b, muon_team *t, muon_round *r)
 {
     int64_t largest = 0;
     for (int i = r->first; i < r->first + r->count; i++) {
@@ -315,11 +367,11 @@ static void begin_round(qd_builder *b, muon_round *r)
         largest = bytes > largest ? bytes : largest;
     }
     r->matrix = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, largest);
-    if (b->muon->exchanged)
+    if (t->exchanged)
         r->part = qd_build_alloc(b, QD_BUFFER_PART, -1, -1, part_bytes(b, r));
     momentum(b, r);
-    if (b->muon->exchanged)
-        b->muon->collecting = exchange(b, QD_ACTION_COLLECT, r);
+    if (t->exchanged)
+        t->collecting = exchange(b, t, QD_ACTION_COLLECT, r);
 }
 
 /* All ranks' scratch is that of the largest matrix of any round. */
@@ -373,37 +425,35 @@ static void end_round(qd_builder *b, muon_round *r, int handed)
     qd_build_free(b, &r->matrix);
 }
 
-static void finish_exchanged(qd_builder *b)
+static void finish_exchanged(qd_builder *b, muon_team *t)
 {
-    qd_muon *m = b->muon;
     bool overlap = b->strategy->overlap;
-    for (int k = 0; k < m->round_count; k++) {
-        muon_round *r = &m->rounds[k];
-        int collected = m->collecting, handed = m->handing;
-        if (overlap && k + 1 < m->round_count)
-            begin_round(b, r + 1);
+    for (int k = 0; k < t->round_count; k++) {
+        muon_round *r = &t->rounds[k];
+        int collected = t->collecting, handed = t->handing;
+        if (overlap && k + 1 < t->round_count)
+            begin_round(b, t, r + 1);
         orthogonalize(b, r, collected);
-        m->handing = exchange(b, QD_ACTION_HAND_BACK, r);
+        t->handing = exchange(b, t, QD_ACTION_HAND_BACK, r);
         if (overlap && k > 0)
             end_round(b, r - 1, handed);
         if (!overlap)
-            end_round(b, r, m->handing);
-        if (!overlap && k + 1 < m->round_count)
-            begin_round(b, r + 1);
+            end_round(b, r, t->handing);
+        if (!overlap && k + 1 < t->round_count)
+            begin_round(b, t, r + 1);
     }
     if (overlap)
-        end_round(b, &m->rounds[m->round_count - 1], m->handing);
+        end_round(b, &t->rounds[t->round_count - 1], t->handing);
 }
 
 /* ---- copies: results go to all ranks that have the same ---- */
 
-static void end_share(qd_builder *b)
+static void end_share(qd_builder *b, muon_team *t)
 {
-    qd_muon *m = b->muon;
-    muon_share *s = &m->shares[m->share_done++];
-    muon_round *r = &m->rounds[s->round];
-    apply(b, s->matrix, 1, s->buffer, m->exchanged ? r->part : r->matrix, s->action);
-    m->sharing_bytes -= s->bytes;
+    muon_share *s = &t->shares[t->share_done++];
+    muon_round *r = &t->rounds[s->round];
+    apply(b, s->matrix, 1, s->buffer, t->exchanged ? r->part : r->matrix, s->action);
+    t->sharing_bytes -= s->bytes;
     qd_build_free(b, &s->buffer);
     if (--r->left > 0)
         return;
@@ -412,65 +462,83 @@ static void end_share(qd_builder *b)
 }
 
 /* As many results are on their way as fit a bucket, and two at least: the next round is computed meanwhile. */
-static void share(qd_builder *b, int round, int matrix)
+static void share(qd_builder *b, muon_team *t, int round, int matrix)
 {
-    qd_muon *m = b->muon;
     int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4, most = b->strategy->bucket_bytes > 2 * bytes ? b->strategy->bucket_bytes : 2 * bytes;
-    while (m->share_done < m->share_count && m->sharing_bytes + bytes > most)
-        end_share(b);
+    while (t->share_done < t->share_count && t->sharing_bytes + bytes > most)
+        end_share(b, t);
     int buffer = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, bytes);
-    qd_action *a = qd_build_collective(b, QD_ACTION_SHARE, -1, b->p->share_group, bytes / 4, QD_F32, qd_build_last_compute(b));
-    set_run(a, &(muon_round){.first = matrix, .count = 1, .matrix = buffer, .part = m->exchanged ? m->rounds[round].part : m->rounds[round].matrix});
-    if (b->strategy->overlap && m->exchanged)
-        qd_build_dep(b, m->handing);
-    m->shares[m->share_count++] = (muon_share){round, matrix, b->p->action_count - 1, buffer, bytes};
-    m->sharing_bytes += bytes;
+    qd_action *a = qd_build_collective(b, QD_ACTION_SHARE, -1, t->share_group, bytes / 4, QD_F32, qd_build_last_compute(b));
+    set_run(a, &(muon_round){.first = matrix, .count = 1, .matrix = buffer, .part = t->exchanged ? t->rounds[round].part : t->rounds[round].matrix});
+    if (b->strategy->overlap && t->exchanged)
+        qd_build_dep(b, t->handing);
+    t->shares[t->share_count++] = (muon_share){round, matrix, b->p->action_count - 1, buffer, bytes};
+    t->sharing_bytes += bytes;
     if (!b->strategy->overlap)
-        end_share(b);
+        end_share(b, t);
 }
 
-static void run_round(qd_builder *b, int round)
+static void run_round(qd_builder *b, muon_team *t, int round)
 {
-    qd_muon *m = b->muon;
-    muon_round *r = &m->rounds[round];
-    begin_round(b, r);
-    orthogonalize(b, r, m->collecting);
-    if (m->exchanged)
-        m->handing = exchange(b, QD_ACTION_HAND_BACK, r);
-    for (int i = r->first; i < r->first + r->count && m->shared && !b->no_memory; i++)
-        share(b, round, i);
-    if (!m->shared)
+    muon_round *r = &t->rounds[round];
+    begin_round(b, t, r);
+    orthogonalize(b, r, t->collecting);
+    if (t->exchanged)
+        t->handing = exchange(b, t, QD_ACTION_HAND_BACK, r);
+    for (int i = r->first; i < r->first + r->count && t->shared && !b->no_memory; i++)
+        share(b, t, round, i);
+    if (!t->shared)
         end_round(b, r, -1);
 }
 
 /* Whether rounds overlap each other; else each is computed and its results are shared. */
-static bool pipelined(const qd_muon *m)
+static bool pipelined(const muon_team *t)
 {
-    return m->exchanged && !m->shared;
+    return t->exchanged && !t->shared;
+}
+
+static void begin_team(qd_builder *b, muon_team *t)
+{
+    t->collecting = t->handing = -1;
+    if (pipelined(t))
+        begin_round(b, t, &t->rounds[0]);
+    else
+        run_round(b, t, 0);
+}
+
+static void finish_team(qd_builder *b, muon_team *t)
+{
+    if (pipelined(t))
+        finish_exchanged(b, t);
+    for (int k = 1; k < t->round_count && !pipelined(t); k++)
+        run_round(b, t, k);
+    while (t->share_done < t->share_count)
+        end_share(b, t);
 }
 
 void qd_muon_begin(qd_builder *b)
 {
-    if (!b->muon || b->muon->round_count == 0)
+    qd_muon *m = b->muon;
+    if (!m || b->p->matrix_count == 0)
         return;
-    b->muon->collecting = b->muon->handing = -1;
+    while (m->teams[m->first].round_count == 0)
+        m->first++;
     alloc_scratch(b);
-    if (pipelined(b->muon))
-        begin_round(b, &b->muon->rounds[0]);
-    else
-        run_round(b, 0);
+    begin_team(b, &m->teams[m->first]);
 }
 
 void qd_muon_finish(qd_builder *b)
 {
     qd_muon *m = b->muon;
-    if (!m || m->round_count == 0)
+    if (!m || b->p->matrix_count == 0)
         return;
-    if (pipelined(m))
-        finish_exchanged(b);
-    for (int k = 1; k < m->round_count && !pipelined(m); k++)
-        run_round(b, k);
-    while (m->share_done < m->share_count)
-        end_share(b);
+    for (int family = m->first; family < QD_FAMILY_COUNT; family++) {
+        muon_team *t = &m->teams[family];
+        if (t->round_count == 0)
+            continue;
+        if (family > m->first)
+            begin_team(b, t);
+        finish_team(b, t);
+    }
     qd_build_free(b, &m->scratch);
 }

@@ -1,11 +1,15 @@
 /* Muon in the step program: the two-dimensional weights of blocks are *matrices*, logical tensors (q, k, v apart), each of
  * which one rank orthogonalizes as a whole; everything else is AdamW's.
  *
- * Two groups of ranks do it together. Those of matrix_group have parts of every matrix: the ranks of a sharded copy, times tp,
- * which cuts matrices by rows or columns. Those of share_group have the same parts: without sharding, the ranks of the data
+ * Two groups of ranks do it together. Those of a matrix_group have parts of every matrix: the ranks of a sharded copy, times tp,
+ * which cuts matrices by rows or columns. Those of a share_group have the same parts: without sharding, the ranks of the data
  * axes. Matrices are given to all of them by cost, the most expensive first, each to the rank that has the least to do. The k-th
  * matrices of all ranks are round k: program->matrices lists the rounds one after another, in each the ranks of one matrix_group
  * after another, and an action names a run of that list by `param` and `params`.
+ *
+ * Experts that are laid out apart are a family of parameters with groups of their own: etp in place of tp, edp in place of the data axes. A rank
+ * takes part in the rounds of its own experts only. Where etp and ZeRO both cut them, the ranks that do (etp times edp) are no
+ * neighbours: their group is all ranks of a copy, and those of other experts send each other nothing.
  *
  * MOMENTUM writes this rank's boxes of the round's matrices that its matrix_group orthogonalizes into `part`, one matrix after
  * another; COLLECT brings those of one matrix together in `buffer` of its owner; ORTHOGONALIZE; HAND_BACK brings boxes of the
@@ -23,6 +27,12 @@
 
 /* Whether Muon orthogonalizes the gradient of a parameter. */
 bool qd_muon_takes(const qd_ledger *ledger, int param);
+
+/* The groups of a run's matrices, which are of one family. */
+int qd_muon_matrix_group(const qd_program *program, int matrix);
+int qd_muon_share_group(const qd_program *program, int matrix);
+/* The ranks that cut a parameter into other boxes than ZeRO does: tp, or the experts' etp. */
+qd_group qd_muon_cut_group(const qd_ledger *ledger, int param);
 
 /* The matrix of a run that a rank orthogonalizes, -1: none. */
 int qd_muon_own(const qd_program *program, const qd_action *run, int rank);

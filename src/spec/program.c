@@ -314,8 +314,6 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
-    if (apart && s->optimizer == QD_OPTIM_MUON)
-        return QD_FAIL(QD_UNSUPPORTED, "train.optimizer=muon does not take experts that are laid out apart (parallel.ep, etp, tp) yet: use adamw");
     if (apart && s->zero > 0 && (shard.size < data.size || s->reshard > QD_RESHARD_ALL))
         return QD_FAIL(QD_UNSUPPORTED, "parallel.dp_shard and groups of parallel.reshard_after_forward do not take experts that are laid out "
                                        "apart (parallel.ep, etp, tp): leave them out");

@@ -182,12 +182,12 @@ typedef struct qd_action {
 /* A matrix that Muon orthogonalizes, and the places in the two groups of the rank that does; see spec/muon.h. */
 typedef struct qd_matrix {
     int param, round;
-    int owner;  /* in matrix_group */
-    int sharer; /* in share_group */
+    int owner;  /* in the matrix_group of its family */
+    int sharer; /* in the share_group */
     int64_t part; /* element of a round's parts at which this rank's box of it lies */
 } qd_matrix;
 
-#define QD_GROUP_LIMIT 16
+#define QD_GROUP_LIMIT 24
 typedef struct qd_program {
     const qd_ledger *ledger;
     qd_strategy strategy;
@@ -203,10 +203,10 @@ typedef struct qd_program {
     int persistent[QD_BUFFER_KIND_COUNT]; /* buffer index of each persistent kind, -1: none */
     qd_group groups[QD_GROUP_LIMIT];      /* that its collectives use, each with more than one rank */
     int group_count;
-    qd_matrix *matrices;                  /* Muon: by round, then by owner; NULL: another optimizer */
+    qd_matrix *matrices;                  /* Muon: by family, by round, then by owner; NULL: another optimizer */
     int matrix_count;
-    int matrix_group;                     /* of the ranks that have parts of a matrix, -1: one rank has all of it */
-    int share_group;                      /* of the ranks that have the same parts and share the work, -1: one rank */
+    int matrix_groups[QD_FAMILY_COUNT];   /* of the ranks that have parts of a matrix, -1: one rank has all of it */
+    int share_groups[QD_FAMILY_COUNT];    /* of the ranks that have the same parts and share the work, -1: one rank */
     int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;             /* on the device */

@@ -162,13 +162,13 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
         QD_TRY(qd_bound_buffer(b, a->part, &part));
     for (int i = a->param; i < a->param + a->params; i++) {
         places at = find_places(p, p->matrices[i].param);
-        bool exchanged = p->matrix_group >= 0 && qd_muon_is_near(p, i, rank);
+        bool cut = qd_muon_matrix_group(p, i) >= 0, exchanged = cut && qd_muon_is_near(p, i, rank);
         if (at.count == 0)
             continue;
         QD_TRY(c->kernels->momentum(c->stream, &(qd_momentum_args){
             .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, p->strategy.grad),
             .m = (float *)m + qd_program_holding(p, QD_BUFFER_MOMENT1, p->matrices[i].param).offset,
-            .out = exchanged ? (float *)part + p->matrices[i].part : i == own && p->matrix_group < 0 ? whole : NULL,
+            .out = exchanged ? (float *)part + p->matrices[i].part : i == own && !cut ? whole : NULL,
             .n = at.count,
             .momentum = c->optim->muon_momentum,
             .grad_scale = c->grad_scale,
@@ -179,7 +179,7 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
     return QD_OK;
 }
 
-/* Between a matrix as it is, and its columns in blocks as ranks of tp have them, one block after another. */
+/* Between a matrix as it is, and its columns in blocks as ranks of tp (or etp) have them, one block after another. */
 static qd_status rearrange(const qd_update_context *c, int matrix, float *x, float *room, bool into_blocks)
 {
     const qd_program *p = c->bound->program;
@@ -189,8 +189,9 @@ static qd_status rearrange(const qd_update_context *c, int matrix, float *x, flo
     enum { TOGETHER = 512 };
     qd_piece pieces[TOGETHER];
     int count = 0;
-    for (int t = 0; t < mesh->degree[QD_AXIS_TP]; t++) {
-        int rank = qd_mesh_group_rank(mesh, QD_AXIS_BIT(QD_AXIS_TP), p->rank, t);
+    qd_group cut = qd_muon_cut_group(p->ledger, p->matrices[matrix].param);
+    for (int t = 0; t < cut.size; t++) {
+        int rank = qd_group_rank(mesh, cut, p->rank, t);
         qd_atom atom = qd_ledger_atom(p->ledger, p->matrices[matrix].param, rank);
         for (int64_t row = 0; row < rows && qd_ledger_counts(p->ledger, p->matrices[matrix].param, rank); row++) {
             int64_t in_block = atom.begin[1] * rows + row * atom.length[1], in_matrix = row * cols + atom.begin[1];

@@ -84,8 +84,8 @@ static void matrices_are_given_out_once_and_evenly(void **state)
         qd_program *p;
         trained_ok(qd_arena_create(&arena));
         trained_ok(qd_config_build(&config, 0, arena, &p));
-        int owners = p->matrix_group < 0 ? 1 : p->groups[p->matrix_group].size;
-        int n = owners * (p->share_group < 0 ? 1 : p->groups[p->share_group].size), seen[256] = {0}, wanted = 0, rounds = 0;
+        int owners = p->matrix_groups[0] < 0 ? 1 : p->groups[p->matrix_groups[0]].size;
+        int n = owners * (p->share_groups[0] < 0 ? 1 : p->groups[p->share_groups[0]].size), seen[256] = {0}, wanted = 0, rounds = 0;
         double *load = calloc((size_t)n, sizeof *load), total = 0, largest = 0, most = 0;
         assert_int_equal(n, p->storage.parts > 1 ? p->storage.parts : config.world);
         for (int i = 0; i < p->matrix_count; i++) {

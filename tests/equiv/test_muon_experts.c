@@ -1,0 +1,235 @@
+/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh whatever the stage, every expert's matrix orthogonalized
+ * once, and the bytes that the formula says. ctest: timeout 300 */
+#include "spec/experts.h"
+#include "spec/muon.h"
+#include "support/expert_models.h"
+#include "support/outcome.h"
+#include "support/scratch.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+/* An eps that gradients of the rest, which is AdamW's, do not fall below: else it magnifies their rounding. */
+#define MUON RUN "train.optimizer=muon train.lr=2e-3 train.eps=1e-3 "
+
+/* Experts whole or cut by etp, on neighbours or across tp, cp and dp, with copies or without. */
+static const char *const meshes[] = {
+    "parallel.ranks=2 parallel.ep=2 ",
+    "parallel.ranks=4 parallel.ep=2 ",
+    "parallel.ranks=4 parallel.ep=4 ",
+    "parallel.ranks=4 parallel.etp=2 ",
+    "parallel.ranks=8 parallel.ep=2 parallel.etp=2 ",
+    "parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
+    "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
+    "parallel.ranks=4 parallel.tp=2 ",
+    "parallel.ranks=8 parallel.tp=2 parallel.cp=2 parallel.ep=4 ",
+    "parallel.ranks=8 parallel.pp=2 parallel.ep=2 ",
+};
+static const char *const stages[] = {
+    "parallel.zero=1 ",
+    "parallel.zero=2 parallel.bucket_mb=0.01 ",
+    "parallel.zero=3 parallel.overlap=false ",
+    "parallel.zero=1 parallel.overlap=false parallel.bucket_mb=0.001 ",
+    "train.recompute=full parallel.overlap=false ",
+};
+
+static void against_one_rank(void **state)
+{
+    (void)state;
+    char layouts[COUNT(meshes)][160];
+    const char *list[COUNT(meshes)];
+    for (int model = 0; model < 2; model++) {
+        for (size_t i = 0; i < COUNT(meshes); i++) { /* every stage with some mesh */
+            snprintf(layouts[i], sizeof layouts[i], "%sparallel.zero=%d train.grad_sync=%s ", meshes[i], (int)(i + (model ? 1 : 3)) % 4,
+                     i % 2 ? "per_step" : "per_microbatch");
+            list[i] = layouts[i];
+        }
+        /* The balance of the first is over what is computed at the same time: its micro-batches are as large as they can be. */
+        outcome_compare_all(model ? MUON DEEPSEEK "train.micro_batch=1 " : MUON MIXTRAL, (qd_random_tokens){.seed = 6, .documents = model ? 0 : 3}, list,
+                            COUNT(list));
+    }
+}
+
+static void stages_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(meshes); i++) {
+        char base[1024];
+        snprintf(base, sizeof base, MUON "%s%strain.micro_batch=1 train.grad_sync=%s ", i % 2 ? MIXTRAL : DEEPSEEK, meshes[i], i % 3 ? "per_step" : "per_microbatch");
+        TRAINED_COMPARE(base, stages, 3, 2, .seed = 9);
+    }
+}
+
+/* bf16 weights with master weights, and state in host memory. */
+static void masters_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const variants[] = {"parallel.zero=1 ", "parallel.zero=3 ", "train.offload=optimizer ", "train.offload=optimizer parallel.zero=2 parallel.overlap=false "};
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=4 parallel.ep=2 train.precision=bf16 train.grad_dtype=fp32 train.grad_sync=per_step ", variants, 3, 2, .seed = 10);
+    TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.ep=2 parallel.etp=2 train.precision=bf16 train.grad_dtype=fp32 ", variants, 3, 2, .seed = 11);
+}
+
+static double cost_of(const qd_param *x)
+{
+    return (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
+}
+
+/* Over the programs of all ranks: each matrix has one owner, and no rank of those that may do it has much more to do than the others. */
+static void matrices_are_given_out_once_and_evenly(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < COUNT(meshes); m++) {
+        for (int zero = 0; zero < 3; zero += 2) {
+            char words[1024];
+            snprintf(words, sizeof words, MUON DEEPSEEK "%sparallel.zero=%d ", meshes[m], zero);
+            qd_config config = layout_config(words);
+            qd_arena *arena;
+            int *owners = NULL, expected = 0;
+            double least = 1e30, most = 0, largest = 0;
+            trained_ok(qd_arena_create(&arena));
+            for (int rank = 0; rank < config.world; rank++) {
+                qd_program *p;
+                double load = 0;
+                trained_ok(qd_config_build(&config, rank, arena, &p));
+                owners = owners ? owners : calloc((size_t)p->ledger->param_count, sizeof *owners);
+                for (int i = 0; i < p->action_count; i++) {
+                    int own = p->actions[i].kind == QD_ACTION_ORTHOGONALIZE ? qd_muon_own(p, &p->actions[i], rank) : -1;
+                    if (own < 0)
+                        continue;
+                    const qd_param *x = &p->ledger->params[p->matrices[own].param];
+                    owners[p->matrices[own].param]++;
+                    if (x->family == 1) { /* who orthogonalizes an expert has a part of it */
+                        assert_true(qd_muon_box_of(p, own, rank).count > 0 || zero > 0);
+                        assert_true(p->storage.count[p->matrices[own].param] > 0);
+                        load += cost_of(x);
+                        largest = fmax(largest, cost_of(x));
+                    }
+                }
+                least = fmin(least, load);
+                most = fmax(most, load);
+                for (int i = 0; i < p->ledger->param_count && rank == config.world - 1; i++) {
+                    assert_int_equal(owners[i], qd_muon_takes(p->ledger, i));
+                    expected += p->ledger->params[i].family == 1 && qd_muon_takes(p->ledger, i);
+                }
+            }
+            assert_int_equal(expected, 2 * 16 * 3);
+            assert_true(config.degrees[QD_AXIS_PP] > 1 || most - least <= largest);
+            free(owners);
+            qd_arena_destroy(arena);
+        }
+    }
+}
+
+/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results; sharded or cut in n parts 4 (n - 1) / n there and back. */
+static void bytes_follow_the_formula(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *layout;
+        int parts, copies;
+    } rows[] = {
+        {"parallel.ranks=4 parallel.ep=2 ", 1, 2},
+        {"parallel.ranks=4 parallel.ep=2 parallel.zero=1 ", 2, 1},
+        {"parallel.ranks=4 parallel.ep=4 parallel.zero=1 ", 1, 1},
+        {"parallel.ranks=8 parallel.ep=2 parallel.etp=2 ", 2, 2},
+        {"parallel.ranks=8 parallel.ep=2 parallel.etp=2 parallel.zero=3 ", 4, 1},
+        {"parallel.ranks=4 parallel.tp=2 parallel.zero=2 ", 4, 1},
+    };
+    for (size_t l = 0; l < COUNT(rows); l++) {
+        char words[1024];
+        snprintf(words, sizeof words, MUON MIXTRAL "%s", rows[l].layout);
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        trained_ok(qd_arena_create(&arena));
+        trained_ok(qd_config_build(&config, 0, arena, &p));
+        int64_t elements = 0, planned = 0, n = rows[l].parts;
+        for (int i = 0; i < p->ledger->param_count; i++)
+            elements += p->ledger->params[i].family == 1 ? p->ledger->params[i].shape[0] * p->ledger->params[i].shape[1] : 0;
+        for (int i = 0; i < p->action_count; i++) {
+            const qd_action *a = &p->actions[i];
+            if ((a->kind == QD_ACTION_COLLECT || a->kind == QD_ACTION_HAND_BACK || a->kind == QD_ACTION_SHARE) &&
+                p->ledger->params[p->matrices[a->param].param].family == 1)
+                planned += a->bytes;
+        }
+        assert_true(elements > 0);
+        assert_int_equal(planned, 2 * 4 * elements * (n - 1) / n + 4 * elements * (rows[l].copies - 1));
+        qd_arena_destroy(arena);
+    }
+}
+
+/* A run that goes on under other layouts follows one that never changes. */
+static void checkpoints_change_layouts(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"parallel.ranks=4 parallel.ep=2 parallel.zero=1 ", "parallel.ranks=1 ", "parallel.ranks=8 parallel.ep=2 parallel.etp=2 parallel.zero=3 ",
+                                        "parallel.ranks=4 parallel.tp=2 parallel.ep=4 "};
+    enum { EACH = 2 };
+    double losses[COUNT(parts) * EACH];
+    outcome_prepare = NULL;
+    trained whole = trained_run(MUON MIXTRAL "parallel.ranks=1 ", (int)COUNT(losses), (qd_random_tokens){.seed = 12});
+    for (size_t k = 0; k < COUNT(parts); k++) {
+        char words[1024];
+        snprintf(words, sizeof words, MUON MIXTRAL "%s", parts[k]);
+        qd_config config = layout_config(words);
+        qd_random_tokens random = {.seed = 12, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        qd_team *team;
+        trained_ok(qd_team_create(&config, &source, &team));
+        if (k > 0)
+            trained_ok(qd_team_call(team, trained_load, NULL));
+        for (int s = 0; s < EACH; s++) {
+            qd_step_output out;
+            trained_ok(qd_team_step(team, &out));
+            losses[k * EACH + (size_t)s] = out.loss;
+        }
+        trained_ok(qd_team_call(team, trained_save, NULL));
+        qd_team_destroy(team);
+    }
+    for (size_t s = 0; s < COUNT(losses); s++)
+        if (!(fabs(losses[s] - whole.losses[s]) <= 1e-5 * whole.losses[s]))
+            fail_msg("step %zu: loss %.9g, without changes %.9g", s + 1, losses[s], whole.losses[s]);
+    free(whole.weights);
+}
+
+static bool is_of_muon(const qd_action *a)
+{
+    return a->kind >= QD_ACTION_MOMENTUM && a->kind <= QD_ACTION_UPDATE_MATRICES;
+}
+
+/* Without any one of its actions the run fails or ends with other bits. */
+static void actions_matter(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=2 parallel.etp=2 ", "parallel.ranks=4 parallel.ep=2 parallel.zero=1 "};
+    int tried = 0;
+    size_t met = 0;
+    for (size_t l = 0; l < COUNT(layouts); l++) {
+        char words[1024];
+        snprintf(words, sizeof words, MUON "model.layers=1 model.hidden=16 model.heads=2 model.vocab=31 data.seq=8 model.experts=4 model.experts_per_token=2 "
+                                           "model.expert_ffn=8 run.deadline=20 %s", layouts[l]);
+        trained_actions_matter(words, 2, is_of_muon, 3, &met, &tried);
+    }
+    assert_true(met > 20 && tried >= sample_count((int)met, (int)met / 6));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matrices_are_given_out_once_and_evenly),
+        cmocka_unit_test(bytes_follow_the_formula),
+        cmocka_unit_test(against_one_rank),
+        cmocka_unit_test(stages_give_the_same_bits),
+        cmocka_unit_test(masters_give_the_same_bits),
+        cmocka_unit_test_setup_teardown(checkpoints_change_layouts, scratch_setup, scratch_teardown),
+        cmocka_unit_test(actions_matter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
