@@ -18,6 +18,8 @@ static qd_status print_report_json(const qd_verify_report *r)
     qd_json_put_string(&w, "worst_gradient_name", r->worst_gradient_name);
     qd_json_put_double(&w, "worst_weight", r->worst_weight);
     qd_json_put_string(&w, "worst_weight_name", r->worst_weight_name);
+    if (r->eps > 0.0)
+        qd_json_put_double(&w, "eps", r->eps);
     if (r->first_step > 0) {
         qd_json_put_int(&w, "first_step", r->first_step);
         qd_json_put_string(&w, "first_difference", r->first_what);
@@ -28,7 +30,10 @@ static qd_status print_report_json(const qd_verify_report *r)
 
 static void print_report(const qd_verify_report *r, const char *against)
 {
-    printf("%lld steps against %s\n", (long long)r->steps, against);
+    printf("%lld steps against %s", (long long)r->steps, against);
+    if (r->eps > 0.0)
+        printf("; train.eps %g in both, so that AdamW does not magnify rounding (--eps)", r->eps);
+    putchar('\n');
     printf("  loss       largest relative difference %.2e\n", r->worst_loss);
     printf("  gradients  %.2e%s%s\n", r->worst_gradient, r->worst_gradient_name[0] ? "  " : "", r->worst_gradient_name);
     printf("  weights    %.2e%s%s\n", r->worst_weight, r->worst_weight_name[0] ? "  " : "", r->worst_weight_name);
@@ -49,7 +54,8 @@ static qd_status run(cli_call *call)
     QD_TRY(qd_options_copy(call->options, &against));
     qd_status status = cli_assign_words(against, words);
     if (status == QD_OK)
-        status = qd_verify(call->options, against, steps, qd_options_float(call->options, "tolerance"), &report);
+        status = qd_verify(call->options, against, steps, qd_options_float(call->options, "tolerance"),
+                           qd_options_float(call->options, "eps"), &report);
     qd_options_destroy(against);
     if (status != QD_OK && status != QD_DIFFERENT)
         return status;
@@ -63,12 +69,13 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     {"against", QD_OPTION_STRING, "", 0, 0, NULL, "assignments that make the other layout, for example \"ranks=1 dp=1\"", NULL},
     {"tolerance", QD_OPTION_FLOAT, "1e-5", 0, 1, NULL, "largest relative difference that counts as equal", NULL},
+    {"eps", QD_OPTION_FLOAT, "1e-3", 0, 1, NULL, "AdamW takes at least this for train.eps in both runs: with the usual one it makes full steps of gradients that are rounding alone; 0: train.eps as it is", NULL},
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
 };
 
 const cli_command cli_verify = {
     .name = "verify",
-    .arguments = "[CONFIG] [key=value …] --against \"key=value …\" [--steps N] [--tolerance T] [--json]",
+    .arguments = "[CONFIG] [key=value …] --against \"key=value …\" [--steps N] [--tolerance T] [--eps E] [--json]",
     .summary = "Runs two layouts and compares loss, gradients and weights step by step",
     .details = "  quadrille verify run.yaml --ranks 4 --against \"ranks=1 dp=1\"\n\n"
                "Ranks are threads of this process. Without --steps, 5 steps are compared. Exit status 1 when they differ by\n"

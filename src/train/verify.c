@@ -24,9 +24,13 @@ typedef struct comparison {
     bool bit_equal;
 } comparison;
 
-static qd_status open_side(const qd_options *options, side *s)
+/* *raised: whether eps has taken the place of the configuration's own. */
+static qd_status open_side(const qd_options *options, double eps, side *s, bool *raised)
 {
     QD_TRY(qd_config_resolve(options, 0, &s->config));
+    *raised = s->config.optimizer.kind != QD_OPTIM_SGD && s->config.optimizer.eps < eps;
+    if (*raised)
+        s->config.optimizer.eps = eps;
     QD_TRY(qd_run_corpus_open(&s->config, NULL, &s->corpus));
     s->source = qd_data_source(s->corpus.data);
     return qd_team_create(&s->config, &s->source, &s->team);
@@ -144,16 +148,18 @@ static int64_t largest_param(const qd_ledger *l)
     return largest;
 }
 
-qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance,
+qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
                     qd_verify_report *report)
 {
     memset(report, 0, sizeof *report);
     report->bit_equal = true;
     side a = {0}, b = {0};
     double *work = NULL;
+    bool raised[2] = {false, false};
     qd_status status = QD_OK;
-    QD_TRY_DONE(open_side(layout, &a));
-    QD_TRY_DONE(open_side(against, &b));
+    QD_TRY_DONE(open_side(layout, eps, &a, &raised[0]));
+    QD_TRY_DONE(open_side(against, eps, &b, &raised[1]));
+    report->eps = raised[0] || raised[1] ? eps : 0.0;
     QD_TRY_DONE(check_same_run(&a.config, &b.config));
     const qd_ledger *ledger = qd_team_program(a.team)->ledger;
     size_t most = (size_t)largest_param(ledger) * sizeof(float);

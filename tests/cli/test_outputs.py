@@ -110,6 +110,16 @@ class Outputs(program.ProgramTest):
         self.assertTrue(self.json_of(*arguments, "--against", "parallel.overlap=false")["bit_equal"])
         report = self.json_of(*arguments, "parallel.tp=2", "--against", "parallel.tp=1", "--steps", "2")
         self.assertTrue(report["equal_within_tolerance"])
+        self.assertEqual(report["eps"], 1e-3)
+        # Experts under AdamW: with the usual eps it magnifies what layouts round differently (tests/equiv/test_adamw_rounding.c).
+        experts = [*arguments, "model.experts=4", "model.experts_per_token=2", "model.expert_ffn=32", "parallel.ranks=4", "parallel.tp=2", "parallel.ep=2"]
+        one = ["--against", "parallel.ranks=1 parallel.tp=1 parallel.ep=1"]
+        report = self.json_of(*experts, *one)
+        self.assertTrue(report["equal_within_tolerance"], report)
+        usual = self.json_of(*experts, *one, "--eps", "0", "--tolerance", "1", "--steps", "1")
+        self.assertGreater(usual["worst_weight"], 2 * report["worst_weight"])
+        self.assertNotIn("eps", usual)
+        self.assertTrue(self.json_of(*experts, *one, "train.optimizer=muon", "--steps", "3")["equal_within_tolerance"])
         other = self.run_program(*arguments, "--against", "train.lr=0.1")
         self.assertEqual(other.returncode, 1)
         self.assertFalse(json.loads(other.stdout)["equal_within_tolerance"])
