@@ -263,8 +263,8 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
         qd_share share = storage->share[family];
         int64_t count = choose_run(b, family_begin(b, begin, end), end, &param);
         int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part);
-        bool alone = b->shard_groups[family] < 0;
-        if (alone && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole, and where they belong */
+        bool alone = b->shard_groups[family] < 0, replicas = b->replica_groups[family] >= 0;
+        if (alone && !replicas && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole, and where they belong */
             end = param;
             continue;
         }
@@ -288,9 +288,9 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
             a->params = end - param;
             a->parts = share.parts;
             qd_pending *pending = add_pending(b, block->low);
-            *pending = (qd_pending){.action = alone ? -1 : b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
+            *pending = (qd_pending){.action = alone && !replicas ? -1 : b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
                                     .first = storage->shard_offset[param], .count = own, .part = direct ? -1 : part,
-                                    .replicas = family == 0 && b->replica_group >= 0, .slot = -1};
+                                    .replicas = replicas, .slot = -1};
         }
         end = param;
     }
@@ -306,15 +306,15 @@ static void reduce_replicas(qd_builder *b, qd_pending *pending)
     pending->replicas = false;
     if (pending->count == 0)
         return; /* on all of its group */
-    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_group, pending->count, b->strategy->grad, pending->action);
+    const qd_storage *s = &b->p->storage;
+    int family = s->family[pending->param], parts = s->share[family].parts, copies = b->p->groups[b->replica_groups[family]].size;
+    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_groups[family], pending->count, b->strategy->grad, pending->action);
     a->buffer = pending->part >= 0 ? pending->part : b->p->persistent[QD_BUFFER_GRAD];
     a->first = pending->first;
     a->bytes = 0; /* groups at other places of the copies have other parts */
-    const qd_storage *s = &b->p->storage;
-    int copies = b->p->groups[b->replica_group].size;
-    for (int part = 0; part < s->parts; part++)
-        a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, s->parts, part),
-                                  b->strategy->grad, copies) * (b->ledger->mesh.world / (s->parts * copies));
+    for (int part = 0; part < parts; part++)
+        a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, parts, part),
+                                  b->strategy->grad, copies) * (b->ledger->mesh.world / (parts * copies));
     pending->action = b->p->action_count - 1;
 }
 

@@ -314,21 +314,32 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
-    if (apart && s->zero > 0 && (shard.size < data.size || s->reshard > QD_RESHARD_ALL))
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.dp_shard and groups of parallel.reshard_after_forward do not take experts that are laid out "
-                                       "apart (parallel.ep, etp, tp): leave them out");
+    if (apart && s->zero > 0 && s->reshard > QD_RESHARD_ALL)
+        return QD_FAIL(QD_UNSUPPORTED, "groups of parallel.reshard_after_forward do not take experts that are laid out apart (parallel.ep, etp, tp): "
+                                       "leave them out");
+    /* A copy has all experts, some times over: those are the experts' own copies, over which theirs are sharded. */
+    int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
+    if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
+        return QD_FAIL(QD_USAGE, "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which lie on %d (parallel.ep × etp)", s->shard,
+                       together, ranks);
     s->zero = shard.size > 1 ? s->zero : 0;
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
         shard.size = 1;
     b->data_group = qd_build_group(b, data);
     for (int family = 0; family < QD_FAMILY_COUNT; family++)
-        b->data_groups[family] = family == 0 || qd_experts_apart(&b->ledger->model, mesh)
-                                     ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
+        b->data_groups[family] = family == 0 || apart ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
     b->shard_group = qd_build_group(b, shard);
     b->shard_groups[0] = b->shard_group;
-    b->shard_groups[1] = s->zero > 0 ? b->data_groups[1] : -1;
-    b->replica_group = s->zero > 0 ? qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size}) : -1;
+    b->shard_groups[1] = b->replica_groups[0] = b->replica_groups[1] = -1;
+    if (s->zero > 0)
+        b->replica_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size});
+    if (s->zero > 0 && apart) {
+        qd_group experts = qd_ledger_data_group(b->ledger, 1);
+        b->replica_groups[1] = qd_build_group(b, (qd_group){experts.axes, experts.size * ranks / together, together});
+        experts.size = together / ranks;
+        b->shard_groups[1] = qd_build_group(b, experts);
+    }
     b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
     b->kept_group = -1;
     if (s->zero == 3 && s->reshard > QD_RESHARD_ALL) {

@@ -79,8 +79,8 @@ typedef struct qd_builder {
     qd_transfers *transfers; /* NULL: no pipeline */
     int *tied_arrives;       /* per slot: RECV of the tied gradient */
     int pipeline_group;
-    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
-    int data_group, shard_group, replica_group, kept_group; /* -1: one rank */
+    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT], replica_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
+    int data_group, shard_group, kept_group; /* -1: one rank */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     bool *overwritten;    /* per parameter: an op overwrites its gradient; others must be zero before they are added to */
     uint8_t *grad_phases; /* per module and slot of a block: phases whose gradients have been written */

@@ -76,6 +76,26 @@ static void masters_give_the_same_bits(void **state)
     TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.ep=2 parallel.etp=2 train.precision=bf16 train.grad_dtype=fp32 ", variants, 3, 2, .seed = 11);
 }
 
+/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded), twice, or cut by etp. With any optimizer. */
+static void replicas_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const variants[] = {
+        "parallel.zero=1 parallel.dp_shard=2 ",
+        "parallel.zero=2 parallel.dp_shard=4 ",
+        "parallel.zero=3 parallel.dp_shard=2 parallel.overlap=false ",
+        "parallel.zero=3 parallel.dp_shard=4 parallel.bucket_mb=0.01 ",
+        "parallel.zero=1 parallel.dp_shard=4 parallel.overlap=false ",
+    };
+    static const char *const all[] = {"parallel.ep=2 parallel.zero=2 parallel.dp_shard=2 ", "parallel.tp=2 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2 ",
+                                      "parallel.ep=2 parallel.etp=2 parallel.zero=3 parallel.dp_shard=4 "};
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2, .seed = 20);
+    TRAINED_COMPARE(RUN MIXTRAL "train.optimizer=adamw parallel.ranks=8 parallel.tp=2 parallel.ep=4 ", variants, 3, 2, .seed = 21);
+    TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.etp=2 ", variants, 3, 2, .seed = 22);
+    outcome_compare_all(MUON DEEPSEEK "parallel.ranks=8 ", (qd_random_tokens){.seed = 23}, all, COUNT(all));
+    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 24}, all, COUNT(all));
+}
+
 static double cost_of(const qd_param *x)
 {
     return (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
@@ -228,6 +248,7 @@ int main(void)
         cmocka_unit_test(against_one_rank),
         cmocka_unit_test(stages_give_the_same_bits),
         cmocka_unit_test(masters_give_the_same_bits),
+        cmocka_unit_test(replicas_give_the_same_bits),
         cmocka_unit_test_setup_teardown(checkpoints_change_layouts, scratch_setup, scratch_teardown),
         cmocka_unit_test(actions_matter),
     };
