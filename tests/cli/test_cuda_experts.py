@@ -69,6 +69,19 @@ class CudaExperts(gpu.GpuTest):
                     if precision == "fp32" and name != "in rounds":  # the same choices: as many rows whose experts lie on other nodes
                         self.assertEqual(first[0][across], first[1][across])
 
+    def test_muon_and_replicas_follow_one_rank(self):
+        """Muon's matrices of experts, whole and cut by etp; replicas of sharded copies."""
+        muon = ["train.optimizer=muon", "train.lr=2e-3", "train.eps=1e-3"]
+        layouts = {"ep2": [*muon, "parallel.ep=2"], "ep2 zero1": [*muon, "parallel.ep=2", "parallel.zero=1"],
+                   "etp2 zero3": [*muon, "parallel.ep=2", "parallel.etp=2", "parallel.zero=3"],
+                   "replicas": [*SGD, "parallel.ep=2", "parallel.zero=2", "parallel.dp_shard=2"],
+                   "tp2 zero1": [*muon, "parallel.zero=1", "parallel.tp=2"]}
+        run = [*MODELS["deepseek"], "train.micro_batch=1", "--device", "cuda", "run.gpu=0"]
+        for name, layout in layouts.items():
+            with self.subTest(layout=name):
+                one = self.train("one", *run, *layout[:3], "train.steps=10", "--overwrite")
+                self.close(self.train("many", *run, *layout, "train.steps=10", "parallel.ranks=4", "--overwrite"), one, 1e-4)
+
     def test_all_tokens_choose_one_expert(self):
         """A text of one letter: one rank receives everything, in rounds, the others nothing."""
         text = self.write("a.txt", "a" * 20000)
