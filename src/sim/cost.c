@@ -265,11 +265,16 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
     const qd_cluster *c = w->cluster;
     const qd_module_class *class_ = qd_program_class(p, a->module);
     bool whole = a->kind == QD_ACTION_RECOMPUTE && c->profile->recompute_whole;
+    bool overwrites = c->profile->searched;
     unsigned phases = whole ? 1u << QD_PHASE_FORWARD : qd_action_phases(a);
     for (int i = 0; i < class_->op_count; i++) {
         if (!qd_op_runs(&class_->ops[i], phases))
             continue;
-        const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = &run;
+        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many bytes as are not read here, and add to them. */
+        const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = overwrites ? &run : &class_->ops[i];
+        double zeros = qd_cost_stream(c, (double)(op->bytes - run.bytes));
+        w->sum.memory += zeros;
+        w->now += zeros;
         if (op->after >= 0 && w->where[op->after] > 0)
             wait_for(w, w->where[op->after] - 1);
         if (is_spare(op))
@@ -357,7 +362,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_BACKWARD_WEIGHT: module_action(c, p, spans, a, NULL, &cost); return cost;
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
-    case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * (a->overwrite ? 2.0 : 3.0)); break;
+    case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * (a->overwrite && c->profile->searched ? 2.0 : 3.0)); break;
     case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
     case QD_ACTION_UPDATE:
         cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(p, a->module, true)) * qd_update_bytes(&p->strategy));
