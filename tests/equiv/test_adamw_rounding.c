@@ -32,7 +32,7 @@ static first_step run(const char *words)
     trained_read(team, QD_TENSOR_VALUE, &f.weights, &f.count);
     qd_team_destroy(team);
     f.loss = out.loss;
-    f.scale = qd_optim_clip_factor(&config.optimizer, out.grad_norm);
+    f.scale = fmin(1.0, config.optimizer.clip / out.grad_norm);
     f.rate = qd_optim_lr(&config.optimizer, 1);
     f.eps = config.optimizer.eps;
     return f;
