@@ -49,10 +49,11 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     a.rstd[row] = s.rstd;
 }
 
-/* Lanes of a row: those of a warp, or WIDE: of the block. */
+/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to branch by their type for each piece would keep
+ * their loads from being under way together. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool WIDE>
 static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARPS, WIDE ? 1 : PIECES <= 8 && !ADD ? 8 : 4)
-    norm_forward_kernel(qd_norm_forward_args a, bool param_half)
+    norm_forward_kernel(qd_norm_forward_args a)
 {
     enum { V = vector_size<T>::V };
     __shared__ float room[2][32];
@@ -121,9 +122,9 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
         float gamma[V], beta[V] = {};
         forget(raw[p]);
         load<V>((const T *)&raw[p], x);
-        load_as<V>(a.gamma, column(p), param_half, gamma);
+        load<V>((const T *)a.gamma + column(p), gamma);
         if (a.beta)
-            load_as<V>(a.beta, column(p), param_half, beta);
+            load<V>((const T *)a.beta + column(p), beta);
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] = fmaf((x[i] - s.mean) * s.rstd, gamma[i], beta[i]);
@@ -168,7 +169,7 @@ template <typename T, int PIECES, bool WIDE> static qd_status forward_rows(cudaS
 {
     const unsigned blocks = (unsigned)(WIDE ? a->rows : divide_up(a->rows, FORWARD_WARPS));
     auto launch = [&](auto rms, auto add) -> qd_status {
-        norm_forward_kernel<T, PIECES, decltype(rms)::value, decltype(add)::value, WIDE><<<blocks, threads, 0, stream>>>(*a, a->param_dtype == QD_BF16);
+        norm_forward_kernel<T, PIECES, decltype(rms)::value, decltype(add)::value, WIDE><<<blocks, threads, 0, stream>>>(*a);
         QD_CUDA_LAUNCHED();
         return QD_OK;
     };
@@ -176,18 +177,11 @@ template <typename T, int PIECES, bool WIDE> static qd_status forward_rows(cudaS
     return a->rms ? with_add(constant<1>()) : with_add(constant<0>());
 }
 
-/* Whether n elements at a time, 16 bytes or less, can be read from here. NULL: yes. */
-static bool has_vectors(const void *p, qd_dtype dtype, int n)
-{
-    const size_t bytes = (size_t)n * qd_dtype_size(dtype);
-    return (uintptr_t)p % (bytes < 16 ? bytes : 16) == 0;
-}
-
 template <typename T> static qd_status forward_any(cudaStream_t stream, const qd_norm_forward_args *a)
 {
     enum { V = vector_size<T>::V, WIDE_PIECES = 8, THREADS = 32 * FORWARD_WARPS };
     const int64_t vectors = a->cols / V, wide = divide_up(divide_up(vectors, WIDE_PIECES), 32) * 32;
-    if (can_vector(a->cols, a->x, a->add, a->y, a->sum) && has_vectors(a->gamma, a->param_dtype, V) && has_vectors(a->beta, a->param_dtype, V)) {
+    if (a->param_dtype == a->dtype && can_vector(a->cols, a->x, a->add, a->y, a->sum) && is_aligned(a->gamma) && is_aligned(a->beta)) {
         if (vectors <= 2 * 32)
             return forward_rows<T, 2, false>(stream, a, THREADS);
         if (vectors <= 4 * 32)
@@ -704,6 +698,13 @@ template <typename T, typename P> static qd_status backward_any(qd_stream *strea
     norm_backward_loop<T, P><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
+}
+
+/* Whether n elements at a time, 16 bytes or less, can be read from here. NULL: yes. */
+static bool has_vectors(const void *p, qd_dtype dtype, int n)
+{
+    const size_t bytes = (size_t)n * qd_dtype_size(dtype);
+    return (uintptr_t)p % (bytes < 16 ? bytes : 16) == 0;
 }
 
 /* dx, dgamma and dbeta. vectors: rows can be read in vectors, and there is no gradient of RMSNorm's beta. */
