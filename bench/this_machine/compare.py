@@ -4,11 +4,11 @@
   python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3] [--before "chrt -f 20"]
 
 In each round the machine is measured (`bench machine`), then each layout is predicted from these figures (`simulate`) and measured (`bench step`, ranks as
-threads); nothing of its own measurement enters its prediction. A machine with neighbours becomes faster and slower within seconds, by a third and
-more. So the steps of a layout are taken in turn with steps of a reference (`bench step --in-turn`): the same model with one rank per core, the step that
-`bench machine` takes apart. The prediction is for a machine as fast as it was then: it is multiplied by the time of the reference beside the layout
-over its time in `bench machine`. The factor is printed, and the error without it. The error of a layout is the median over the rounds; all rounds are
-printed too. --ops compares op by op.
+threads). A machine with neighbours becomes faster and slower within seconds, by a third and more. So the steps of a layout are taken in turn with steps
+of a reference (`bench step --in-turn`): the same model with one rank per core, the step that `bench machine` takes apart. What counts as measured is how many
+steps of the reference a layout takes, times the seconds of one in `bench machine`: its seconds on a machine as fast as that one was. The seconds as they
+were are printed beside it, with the error of the prediction against them. The first layout but one is the reference itself: its error says whether the
+parts of a step add up to the whole, no more. The error of a layout is the median over the rounds; all rounds are printed too. --ops compares op by op.
 """
 import argparse
 import json
@@ -70,15 +70,15 @@ def one_round(o, folder):
         steps, words = ["--warm-up", str(o.warm_up), "--repeat", str(o.steps)], [*model(o), *words]
         predicted = json.loads(call(o, "simulate", *words, "--cluster", cluster, "--json", timed=False))
         measured = json.loads(call(o, "bench", "step", *words, "--in-turn", reference, "--json", *steps))
-        # What the reference took in these seconds, over what it took when the machine was measured.
-        slower = measured["step_seconds"] / measured["over_other"] / float(re.search(r"a training step of (\S+) s", machine).group(1))
-        row = rows[name] = {"predicted": predicted["step_seconds"] * slower, "measured": measured["step_seconds"], "slower": slower,
+        reference_seconds = float(re.search(r"a training step of (\S+) s", machine).group(1))
+        in_turn = measured["over_other"] * reference_seconds
+        row = rows[name] = {"predicted": predicted["step_seconds"], "measured": in_turn, "as_it_was": measured["step_seconds"],
                             "predicted_bytes": predicted["memory_bytes"], "planned_bytes": measured["planned_bytes"],
-                            "allocated_bytes": measured["allocated_bytes"], "predicted_ops": {op: slower * t for op, t in predicted["ops"].items()},
-                            "measured_ops": {op["name"]: op["seconds"] for op in measured["rows"]}, "machine": machine}
-        row["error"] = row["predicted"] / row["measured"] - 1
-        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * row['measured']:7.1f} ms ({100 * row['error']:+.1f} %), "
-              f"the machine {slower:.2f} times as slow as before ({100 * (row['predicted'] / slower / row['measured'] - 1):+.1f} %)", flush=True)
+                            "allocated_bytes": measured["allocated_bytes"], "predicted_ops": predicted["ops"],
+                            "measured_ops": {op["name"]: op["seconds"] * in_turn / measured["step_seconds"] for op in measured["rows"]}, "machine": machine}
+        row["error"], row["error_as_it_was"] = row["predicted"] / in_turn - 1, row["predicted"] / row["as_it_was"] - 1
+        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * in_turn:7.1f} ms in turn ({100 * row['error']:+.1f} %), "
+              f"{1e3 * row['as_it_was']:7.1f} ms as it was ({100 * row['error_as_it_was']:+.1f} %)", flush=True)
     return rows
 
 
@@ -93,15 +93,16 @@ def show_ops(rows):
 
 
 def show(o, rounds):
-    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   {'rounds':24} memory predicted, allocated")
+    print(f"\n{'layout':16} {'predicted':>10} {'in turn':>10} {'error':>8}   {'rounds':18} {'as it was':>9}   {'rounds':18} memory predicted, allocated")
     good = True
     for name in rounds[0]:
         rows = [r[name] for r in rounds]
         predicted, measured, error = (statistics.median(row[what] for row in rows) for what in ("predicted", "measured", "error"))
         exact = all(row["predicted_bytes"] == row["planned_bytes"] == row["allocated_bytes"] for row in rows)
         good = good and exact and abs(error) <= o.within
-        single = ", ".join(f"{100 * row['error']:+.0f}" for row in rows)
-        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {single:24} {rows[0]['predicted_bytes']}, "
+        as_it_was = statistics.median(row["error_as_it_was"] for row in rows)
+        single, single_was = (", ".join(f"{100 * row[what]:+.0f}" for row in rows) for what in ("error", "error_as_it_was"))
+        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {single:18} {100 * as_it_was:+7.1f} %   {single_was:18} {rows[0]['predicted_bytes']}, "
               f"{rows[0]['allocated_bytes']} bytes{'' if exact else ': differ'}")
     if o.ops:
         show_ops(rounds[0])
