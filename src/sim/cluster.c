@@ -64,7 +64,7 @@ qd_option_table qd_cluster_table(void)
 /* Six ways of training, told apart by features. Where the figures come from stands in docs/simulator.md. */
 static const qd_profile profiles[] = {
     /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
-    {.name = "native", .attention = QD_ATTENTION_TUNED, .searched = true, .passes = 1.3, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
+    {.name = "native", .attention = QD_ATTENTION_TUNED, .searched = true, .fused_loss = true, .passes = 1.3, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
      .step_overhead = 1e-3, .overhead_bytes = 1.5e9, .kept = 1.0},
     /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
     {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false, .cards = 2,

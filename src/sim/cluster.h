@@ -40,6 +40,7 @@ typedef struct qd_profile {
     bool scalar_norm;    /* the gradient norm is one number per rank; else row sums are gathered */
     double step_overhead; /* seconds per step on the host: data, logging, the optimizer's loop */
     double kept;         /* activations kept per byte of the op list's: copies in fp32, masks, results that it makes again */
+    bool fused_loss;     /* loss and its gradient in one pass over the logits, which products write and read beside their arithmetic */
     double logit_bytes;  /* kept per logit of a micro-batch, all at once; 0: in chunks, as the program does */
     double overhead_bytes; /* driver, libraries and communication buffers on each accelerator */
     double fragments;    /* memory lost between allocations, as a share */

@@ -24,6 +24,8 @@ static const double EXPERT_PASSES = 4.0, EXPERT_BIAS_PASSES = 16.0, GROUPED_SHAR
 /* Over the logits, by the loss and by its products: written by the product, read and overwritten by the loss, read by the products of
  * both gradients. */
 static const double HEAD_PASSES = 5.0;
+/* With a fused loss only the second and third take time of their own; the products' traffic runs beside their arithmetic. */
+static const double FUSED_HEAD_PASSES = 2.0;
 
 void qd_cost_add(qd_cost *sum, const qd_cost *more)
 {
@@ -105,7 +107,7 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
     double seconds = qd_cost_product(c, m, n, k, 0.0);
     if (training)
         seconds += qd_cost_product(c, m, k, n, 0.0) + qd_cost_product(c, n, k, m, 0.0);
-    return chunks * (seconds + qd_cost_stream(c, m * n * logit * HEAD_PASSES * c->profile->passes));
+    return chunks * (seconds + qd_cost_stream(c, m * n * logit * (c->profile->fused_loss ? FUSED_HEAD_PASSES : HEAD_PASSES) * c->profile->passes));
 }
 
 /* Products over this rank's experts, which share the rows evenly. */

@@ -28,12 +28,12 @@ static void h200(void **state)
         const char *words;
         double tokens, gib;
     } cases[] = {
-        {"model.arch=gpt2 model.layers=12 model.hidden=768 model.heads=12 model.vocab=50304 data.seq=1024 train.global_batch=64", 626003, 21.5},
-        {"model.arch=gpt2 model.layers=24 model.hidden=1024 model.heads=16 model.vocab=50304 data.seq=1024 train.global_batch=32", 224578, 30.7},
-        {"model.arch=gpt2 model.layers=48 model.hidden=1600 model.heads=25 model.vocab=50304 data.seq=1024 train.global_batch=16", 53393, 62.1},
+        {"model.arch=gpt2 model.layers=12 model.hidden=768 model.heads=12 model.vocab=50304 data.seq=1024 train.global_batch=64", 631945, 21.5},
+        {"model.arch=gpt2 model.layers=24 model.hidden=1024 model.heads=16 model.vocab=50304 data.seq=1024 train.global_batch=32", 231781, 30.7},
+        {"model.arch=gpt2 model.layers=48 model.hidden=1600 model.heads=25 model.vocab=50304 data.seq=1024 train.global_batch=16", 53966, 62.1},
         {"model.arch=gpt2 model.layers=24 model.hidden=2048 model.heads=16 model.vocab=50304 data.seq=2048 train.global_batch=16", 69654, 69.6},
-        {"model.layers=16 model.hidden=2048 model.heads=32 model.kv_heads=8 model.ffn=8192 model.vocab=128256 data.seq=2048 train.global_batch=8", 70650, 38.5},
-        {"model.layers=8 model.hidden=4096 model.heads=32 model.kv_heads=8 model.ffn=14336 model.vocab=32768 data.seq=4096 train.global_batch=4", 48482, 46.4},
+        {"model.layers=16 model.hidden=2048 model.heads=32 model.kv_heads=8 model.ffn=8192 model.vocab=128256 data.seq=2048 train.global_batch=8", 70855, 38.5},
+        {"model.layers=8 model.hidden=4096 model.heads=32 model.kv_heads=8 model.ffn=14336 model.vocab=32768 data.seq=4096 train.global_batch=4", 49211, 46.4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qd_sim_report r = simulated("h200", "train.precision=bf16 %s", cases[i].words);
