@@ -51,7 +51,7 @@ static __device__ __forceinline__ bool goes_to(const qd_node_plan_args &a, int64
     return false;
 }
 
-/* Numbers of copies within each node, as places for now. */
+/* Numbers the copies within each node; node_list_kernel makes places of the numbers. */
 static __global__ void __launch_bounds__(THREADS) node_count_kernel(qd_node_plan_args a)
 {
     __shared__ int room[WARPS];
