@@ -10,10 +10,8 @@
 typedef struct qd_op_profile {
     double seconds[QD_OP_KIND_COUNT], flops[QD_OP_KIND_COUNT];
     int64_t bytes[QD_OP_KIND_COUNT], calls[QD_OP_KIND_COUNT];
-    /* What a machine shared with others can do moves while the ops run. look_every > 0: between ops that far apart, in seconds, its
-     * multiply-add rate is measured (the better of two runs: the first may meet a thread that sleeps). look_rates is the sum of what was found, look_seconds what it took. */
-    double look_every, looked_at, look_seconds, look_rates;
-    int64_t looks;
+    qd_status (*after_op)(void *context, qd_stream *stream); /* called after each op, outside its time; NULL: none */
+    void *context;
 } qd_op_profile;
 
 /* How ops that communicate are carried out; nn itself knows no communicators. `index`: of the op in its list. start returns

@@ -1,6 +1,5 @@
 #include "nn/nn_impl.h"
 
-#include "base/clock.h"
 #include "device/ceiling.h"
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
@@ -143,19 +142,6 @@ static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *cl
     return QD_OK;
 }
 
-static qd_status look_at_machine(qd_stream *stream, qd_op_profile *p)
-{
-    double begin = qd_clock_now(), rate;
-    if (p->look_every <= 0.0 || begin - p->looked_at < p->look_every)
-        return QD_OK;
-    QD_TRY(qd_device_measure_fma(qd_stream_device(stream), 2, &rate));
-    p->looked_at = qd_clock_now();
-    p->look_seconds += p->looked_at - begin;
-    p->look_rates += rate;
-    p->looks++;
-    return QD_OK;
-}
-
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
 {
     const qd_module_class *class_ = qd_program_class(frame->program, frame->module);
@@ -188,8 +174,8 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
         }
         if (status != QD_OK)
             return qd_error_prefix(status, "%s of %s: ", qd_op_name(op->kind), module);
-        if (frame->profile)
-            QD_TRY(look_at_machine(frame->stream, frame->profile));
+        if (frame->profile && frame->profile->after_op)
+            QD_TRY(frame->profile->after_op(frame->profile->context, frame->stream));
     }
     return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }

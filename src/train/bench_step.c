@@ -186,9 +186,30 @@ static qd_status time_step(qd_team *team, double *seconds)
     return QD_OK;
 }
 
-/* Each step between two looks at what the machine can do just then, and with more of them inside where profile asks for that: on a
+/* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate between them. */
+typedef struct looks {
+    double at;             /* when the last one ended */
+    double seconds, rates; /* what they took, and the sum of what they found */
+    int64_t count;
+} looks;
+
+static qd_status look_at_machine(void *context, qd_stream *stream)
+{
+    looks *l = context;
+    double begin = qd_clock_now(), rate;
+    if (begin - l->at < LOOK_EVERY)
+        return QD_OK;
+    QD_TRY(qd_device_measure_fma(qd_stream_device(stream), 2, &rate)); /* the better of two: the first may meet a thread that sleeps */
+    l->at = qd_clock_now();
+    l->seconds += l->at - begin;
+    l->rates += rate;
+    l->count++;
+    return QD_OK;
+}
+
+/* Each step between two looks at what the machine can do just then, and with those of `within` inside it: on a
  * shared machine it moves. Their time is not the step's. */
-static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_op_profile *profile, double *mean, qd_bench_step_result *r)
+static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *within, double *mean, qd_bench_step_result *r)
 {
     qd_status status;
     double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
@@ -199,14 +220,14 @@ static qd_status time_steps(qd_team *team, int steps, double ceiling, qd_op_prof
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
     for (int i = 0; i < steps; i++, before = after) {
-        profile->looks = 0;
-        profile->look_rates = profile->look_seconds = 0.0;
+        within->count = 0;
+        within->rates = within->seconds = 0.0;
         QD_TRY_DONE(time_step(team, &times[i]));
-        times[i] -= profile->look_seconds;
+        times[i] -= within->seconds;
         *mean += times[i] / steps;
         if (look)
             QD_TRY_DONE(qd_team_call(team, measure_now, &after));
-        double possible = (before + after + profile->look_rates) / (double)(2 + profile->looks);
+        double possible = (before + after + within->rates) / (double)(2 + within->count);
         steps_per_flop[i] = 1.0 / (times[i] * possible);
         r->table.beside_flops += possible / steps;
     }
@@ -281,6 +302,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     qd_config config, other_config;
     qd_team *team = NULL, *other = NULL;
     qd_step_profile *profile = calloc(1, sizeof *profile);
+    looks within = {0};
     qd_ceiling ceiling;
     qd_status status = profile ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a profile");
     if (status != QD_OK)
@@ -306,12 +328,15 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     if (qd_device_get_caps(device)->host_memory)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
     /* Ranks would have to meet for it, and not all of them do in the middle of a step. */
-    profile->ops.look_every = qd_device_get_caps(device)->host_memory && config.world == 1 && !other ? LOOK_EVERY : 0.0;
+    if (qd_device_get_caps(device)->host_memory && config.world == 1 && !other) {
+        profile->ops.after_op = look_at_machine;
+        profile->ops.context = &within;
+    }
     qd_dispatched before, after;
     double mean = 0.0;
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
     QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, &mean, result)
-                      : time_steps(team, steps, ceiling.fma_flops, &profile->ops, &mean, result));
+                      : time_steps(team, steps, ceiling.fma_flops, &within, &mean, result));
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
