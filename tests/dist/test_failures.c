@@ -14,8 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -62,6 +64,31 @@ static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, bo
         if (rank == 0) QD_TRY(qd_comm_recv(world, data, LARGE, QD_F32, CULPRIT, NULL));
     }
     return QD_FAIL(QD_DIFFERENT, "the culprit never stopped");
+}
+
+/* Everybody tells everybody its process. */
+static qd_status find_culprit(qd_comm *world, pid_t *process)
+{
+    int64_t all[RANKS] = {0};
+    all[qd_comm_rank(world)] = getpid();
+    QD_TRY(qd_comm_all_reduce(world, all, all, RANKS, QD_I64, QD_MAX, NULL));
+    *process = (pid_t)all[CULPRIT];
+    return QD_OK;
+}
+
+/* The culprit stops in the middle of a large message and goes on when the others have given up and their memory is gone: nobody may touch it
+ * then. Memory is mapped, so that a touch is a crash. */
+static qd_status go_on(qd_comm *world, bool culprit)
+{
+    pid_t process;
+    size_t bytes = LARGE * sizeof(float);
+    QD_TRY(find_culprit(world, &process));
+    float *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return QD_FAIL(QD_NO_MEMORY, "no memory");
+    qd_status status = end_in_the_middle(world, data, culprit, false, stop_now);
+    munmap(data, bytes);
+    if (qd_comm_rank(world) == 0) kill(process, SIGCONT);
+    return status;
 }
 
 /* Rank 0 waits for rank 2, which waits for the culprit in another group. */
@@ -172,6 +199,7 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         if (culprit) raise(is(arg, "stop") ? SIGSTOP : SIGKILL);
         return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
     }
+    if (is(arg, "goes on")) return go_on(world, culprit);
     bool stops = is(arg, "stop in the middle");
     bool stops_writing = is(arg, "stop while writing") || is(arg, "stop while writing, shared");
     if (stops || stops_writing || is(arg, "kill while writing") || is(arg, "kill while writing, shared"))
@@ -353,6 +381,10 @@ static void test_stopped(void **unused)
         {"stop indirectly", QD_TIMEOUT, "did not arrive within 1.5 s in all-reduce", false, true},
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
+    static const scenario late = {"goes on", QD_TIMEOUT, "did not arrive", true, true};
+    static const qd_ranks_mode modes[] = {QD_RANKS_PROCESSES, QD_RANKS_STAGED, QD_RANKS_MPI};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (qd_ranks_mode_available(modes[i])) run_scenario(&late, modes[i], false);
 }
 
 static void test_killed(void **unused)

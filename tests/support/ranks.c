@@ -175,9 +175,9 @@ static qd_status wait_processes(pid_t *pids, int count, double limit, qd_local_w
         for (int r = 0; r < count; r++) {
             int info = 0;
             if (pids[r] <= 0) continue;
-            pid_t got = waitpid(pids[r], &info, WNOHANG | WUNTRACED);
-            if (got == pids[r] && WIFSTOPPED(info)) {
-                stopped[r] = true;
+            pid_t got = waitpid(pids[r], &info, WNOHANG | WUNTRACED | WCONTINUED);
+            if (got == pids[r] && (WIFSTOPPED(info) || WIFCONTINUED(info))) {
+                stopped[r] = WIFSTOPPED(info);
             } else if (got == pids[r]) {
                 if (tell && WIFSIGNALED(info)) {
                     char how[64];
@@ -331,8 +331,14 @@ static qd_status run_mpi(const char *name, int size, const qd_ranks_options *opt
         }
     }
     fclose(lines);
-    waitpid(pid, NULL, 0);
-    return over ? QD_FAIL(QD_TIMEOUT, "the MPI ranks did not finish within %g s", limit) : QD_OK;
+    int ended = 0;
+    waitpid(pid, &ended, 0);
+    if (over) return QD_FAIL(QD_TIMEOUT, "the MPI ranks did not finish within %g s", limit);
+    /* mpirun tells of the first rank that a signal has ended; a crash after the body has left its result. */
+    int by_signal = WIFEXITED(ended) ? WEXITSTATUS(ended) - 128 : 0;
+    if (by_signal == SIGSEGV || by_signal == SIGBUS || by_signal == SIGABRT || by_signal == SIGFPE || by_signal == SIGILL)
+        return QD_FAIL(QD_SYSTEM, "an MPI rank crashed: %s", strsignal(by_signal));
+    return QD_OK;
 }
 
 /* argv: exe flag name "mpi" deadline began text */

@@ -101,7 +101,9 @@ typedef struct qd_mpi_control_send {
 struct qd_mpi_world {
     MPI_Comm data, control;
     bool finalize; /* we initialised MPI, so we end it */
-    bool dirty;    /* a request could not be cancelled: MPI may still write to its buffers, so they are never freed */
+    /* A request of a failed operation could not be ended: MPI may still read or write its buffers. Ours are never freed; the caller's are its own to
+     * free, so from then on nothing here lets MPI make progress, and the process leaves without MPI_Finalize. */
+    bool dirty;
     int rank, size;
     int spin; /* for qd_world */
     double deadline;

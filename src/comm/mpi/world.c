@@ -88,7 +88,7 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
         /* Harmless for sends: the library may refuse, and the request then ends or stays as it would have. */
         MPI_Cancel(&requests[i]);
     }
-    if (!any || turn_until_done(requests, count, 0.1))
+    if (!any || (!world->dirty && turn_until_done(requests, count, 0.1)))
         return;
     world->dirty = true;
     for (int i = 0; i < count; i++)
@@ -253,11 +253,11 @@ static void world_abort(qd_world *w, const char *reason)
     qd_mpi_world *world = w->backend_data;
     qd_mpi_control message = {.kind = QD_MPI_ABORT, .from = world->rank};
     snprintf(message.text, sizeof message.text, "%s", reason);
-    for (int p = 0; p < world->size; p++)
+    for (int p = 0; p < world->size && !world->dirty; p++) /* dirty: the failure that made it so has been told */
         if (p != world->rank)
             control_send(world, p, &message);
     /* Short messages leave at once; a stopped receiver must not hold us back. */
-    for (double end = qd_clock_now() + 0.1; world->sends && qd_clock_now() < end; sched_yield())
+    for (double end = qd_clock_now() + 0.1; !world->dirty && world->sends && qd_clock_now() < end; sched_yield())
         control_reap(world);
     if (world->aborted_by < 0) {
         world->aborted_by = world->rank;
@@ -268,7 +268,7 @@ static void world_abort(qd_world *w, const char *reason)
 static bool world_aborted(qd_world *w, int *rank, char *reason, size_t reason_bytes)
 {
     qd_mpi_world *world = w->backend_data;
-    if (world->aborted_by < 0)
+    if (world->aborted_by < 0 && !world->dirty)
         control_poll(world);
     if (world->aborted_by < 0)
         return false;
@@ -429,22 +429,23 @@ static void group_destroy(qd_comm *comm)
 /* ---- start and end of a world ---- */
 
 /* Meets the others before MPI_Finalize, which would wait without limit for a rank that has stopped. False if they do
- * not all come. */
+ * not all come. A dirty world only gives the others the time to report. */
 static bool meet_at_end(qd_mpi_world *world)
 {
     MPI_Request all = MPI_REQUEST_NULL;
-    if (MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
+    if (!world->dirty && MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
         return false;
     bool failed = world->aborted_by >= 0;
     /* A rank that is done early outlasts the deadline of those who wait for it in vain: they are to say so first. */
     double left = FAILED_GRACE_SECONDS + (failed ? 0.0 : world->deadline), before = qd_clock_now(), end = before + left + LEAVE_SECONDS;
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
-        if (MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        if (!world->dirty && MPI_Test(&all, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
             return false;
         if (flag)
             return true;
-        control_poll(world);
+        if (!world->dirty)
+            control_poll(world);
         if (!failed && world->aborted_by >= 0) {
             failed = true;
             left = FAILED_GRACE_SECONDS;
@@ -476,14 +477,15 @@ static void world_destroy(qd_world *w)
 {
     qd_mpi_world *world = w->backend_data;
     bool met = meet_at_end(world);
-    if (world->incoming_request != MPI_REQUEST_NULL) {
+    if (!world->dirty && world->incoming_request != MPI_REQUEST_NULL) {
         MPI_Cancel(&world->incoming_request);
         turn_until_done(&world->incoming_request, 1, 0.1);
     }
-    control_reap(world);
+    if (!world->dirty)
+        control_reap(world);
     /* Without the others, freeing communicators or MPI_Finalize could wait for ever; the process then ends without
      * them (qd_mpi_end), and the launcher takes that as a failure, which it is. */
-    if (met && !world->dirty) {
+    if (met) {
         MPI_Comm_free(&world->control);
         MPI_Comm_free(&world->data);
     }
@@ -498,8 +500,16 @@ static qd_status op_start(qd_transfer *op)
     return p2p ? qd_mpi_p2p_start(op) : qd_mpi_coll_start(op);
 }
 
+/* Any call that lets MPI make progress could touch memory that a failed operation has left to it and its caller has freed since. */
+static qd_status check_clean(const qd_transfer *op)
+{
+    const qd_mpi_world *world = op->comm->world->backend_data;
+    return world->dirty ? QD_FAIL(QD_REMOTE, "rank %d failed: %s", world->aborted_by, world->reason) : QD_OK;
+}
+
 static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
 {
+    QD_TRY(check_clean(op));
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved);
 }
