@@ -319,6 +319,12 @@ void qd_comm_free(qd_comm *comm, void *memory)
     if (!comm->world->backend->free || !comm->world->backend->free(comm->world, memory)) free(memory);
 }
 
+int64_t qd_comm_shared_bytes(qd_comm *comm, int64_t *staging)
+{
+    *staging = 0;
+    return comm->world->backend->shared_bytes ? comm->world->backend->shared_bytes(comm->world, staging) : -1;
+}
+
 /* ---- the rest ---- */
 
 void qd_comm_at(qd_comm *comm, const char *place)

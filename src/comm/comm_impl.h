@@ -195,6 +195,7 @@ struct qd_comm_backend_ops {
      * free: false if it is not from alloc. */
     qd_status (*alloc)(qd_world *world, int64_t bytes, void **memory);
     bool (*free)(qd_world *world, void *memory);
+    int64_t (*shared_bytes)(qd_world *world, int64_t *staging);
 
     void (*at)(qd_world *world, const char *place); /* what this rank is doing, for late() on other ranks [S] */
 

@@ -609,9 +609,9 @@ static qd_status finish(rank_state *s)
     QD_TRY(qd_footprint_read(&footprint));
     QD_TRY(path_in(&run->config, "memory.json", path));
     /* Memory of other ranks that this process has mapped counts for them. */
-    int64_t others = footprint.shared - qd_trainer_bound(s->trainer)->reached_bytes;
+    int64_t staging, shared = qd_comm_shared_bytes(s->world, &staging), others = shared < 0 ? 0 : footprint.shared - shared;
     int64_t resident = footprint.peak - (others > 0 ? others : 0);
-    QD_TRY(qd_run_memory_write(s->control, (qd_run_memory){qd_trainer_allocated(s->trainer), qd_trainer_allocated_host(s->trainer), resident},
+    QD_TRY(qd_run_memory_write(s->control, (qd_run_memory){qd_trainer_allocated(s->trainer), qd_trainer_allocated_host(s->trainer), staging, resident},
                                run->config.run_dir[0] != '\0' ? path : NULL, &most));
     s->end.allocated_bytes = most.allocated;
     s->end.host_bytes = most.host;

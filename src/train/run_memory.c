@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { ALLOCATED, HOST, RESIDENT, PROCESS, FIGURES };
+enum { ALLOCATED, HOST, STAGING, RESIDENT, PROCESS, FIGURES };
 
 static qd_status write_file(const int64_t *all, int size, const char *path)
 {
@@ -23,6 +23,7 @@ static qd_status write_file(const int64_t *all, int size, const char *path)
         qd_json_put_int(&w, "rank", rank);
         qd_json_put_int(&w, "allocated_bytes", all[rank * FIGURES + ALLOCATED]);
         qd_json_put_int(&w, "host_bytes", all[rank * FIGURES + HOST]); /* beside it: optimizer state */
+        qd_json_put_int(&w, "staging_bytes", all[rank * FIGURES + STAGING]);
         qd_json_put_int(&w, "resident_peak_bytes", all[rank * FIGURES + RESIDENT]);
         qd_json_end(&w);
     }
@@ -37,7 +38,7 @@ static qd_status write_file(const int64_t *all, int size, const char *path)
 qd_status qd_run_memory_write(qd_comm *world, qd_run_memory mine, const char *path, qd_run_memory *most)
 {
     int size = qd_comm_size(world);
-    int64_t own[FIGURES] = {[ALLOCATED] = mine.allocated, [HOST] = mine.host, [RESIDENT] = mine.resident, [PROCESS] = getpid()};
+    int64_t own[FIGURES] = {[ALLOCATED] = mine.allocated, [HOST] = mine.host, [STAGING] = mine.staging, [RESIDENT] = mine.resident, [PROCESS] = getpid()};
     int64_t *all = malloc((size_t)size * sizeof own);
     if (!all)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the figures of %d ranks", size);
@@ -47,6 +48,7 @@ qd_status qd_run_memory_write(qd_comm *world, qd_run_memory mine, const char *pa
         const int64_t *figures = all + rank * FIGURES;
         most->allocated = figures[ALLOCATED] > most->allocated ? figures[ALLOCATED] : most->allocated;
         most->host = figures[HOST] > most->host ? figures[HOST] : most->host;
+        most->staging = figures[STAGING] > most->staging ? figures[STAGING] : most->staging;
         most->resident = figures[RESIDENT] > most->resident ? figures[RESIDENT] : most->resident;
     }
     if (status == QD_OK && path && qd_comm_rank(world) == 0)

@@ -7,7 +7,8 @@
 typedef struct qd_run_memory {
     int64_t allocated; /* bytes that the rank holds from its device */
     int64_t host;      /* in host memory, by plan */
-    int64_t resident;  /* peak of its process, without shared memory that is not of its plan */
+    int64_t staging;   /* shared with other processes and filled by it, beside the plan */
+    int64_t resident;  /* peak of its process, without memory that other ranks share with it */
 } qd_run_memory;
 
 /* Collective over `world`: gathers the figures of all ranks, sets *most to the largest of each, and writes the file on rank 0

@@ -100,6 +100,7 @@ class Report(RunTest):
             self.assertEqual(lines, plan["memory"])
             self.assertEqual(sum(rank["planned"]), plan["memory_bytes_per_rank"])
             self.assertEqual(rank["allocated"], plan["memory_bytes_per_rank"])
+            self.assertGreater(figures["staging_bytes"], 0) # ranks are processes
             self.assertEqual((rank["allocated"], rank["resident"]), (figures["allocated_bytes"], figures["resident_peak_bytes"]))
             self.assertGreater(rank["resident"], rank["allocated"])
         self.assertFalse(measured["one_process"])

@@ -138,6 +138,8 @@ static void device_communicators_give_the_same_bits(void **state)
     }
 }
 
+enum { STAGING_MOST = 4 << 20 };
+
 /* Resident peak over the baseline against the plan, item by item; what is left must be below 5 %. */
 static qd_status measure(qd_comm *world, void *arg)
 {
@@ -151,36 +153,44 @@ static qd_status measure(qd_comm *world, void *arg)
     qd_status status = QD_OK;
     qd_footprint_reset_peak();
     QD_TRY(qd_footprint_read(&before));
+    int64_t staging, staging_before, shared_before = qd_comm_shared_bytes(world, &staging_before);
     QD_TRY_DONE(qd_trainer_create(&config, world, config.world, &source, &trainer));
     for (int s = 0; s < 3; s++) {
         qd_step_output out;
         QD_TRY_DONE(qd_trainer_step(trainer, &out));
     }
     QD_TRY_DONE(qd_footprint_read(&after));
+    int64_t own = qd_comm_shared_bytes(world, &staging) - shared_before;
+    staging -= staging_before;
     QD_TRY_DONE(qd_comm_barrier(world, NULL)); /* a rank that gives its memory back takes it out of the other's, too */
     const qd_program *p = qd_trainer_program(trainer);
     int64_t planned = p->persistent_bytes + p->dynamic_bytes;
     int64_t workspace = qd_device_get_caps(qd_trainer_device(trainer))->workspace_bytes;
-    /* Of the shared memory one part is of the plan. The rest is staging, and what this process has mapped of the other
-     * rank's plan, which is not more memory: the other one has it. */
-    int64_t reached = qd_trainer_bound(trainer)->reached_bytes, others = (qd_comm_size(world) - 1) * reached;
-    int64_t staging = after.shared - before.shared - reached, files = after.file - before.file;
+    /* Of the shared memory one part is of the plan, another this rank's staging. The rest is what this process has mapped of the
+     * other rank's, which is not more memory: the other one has it. */
+    int64_t reached = qd_trainer_bound(trainer)->reached_bytes, most = (qd_comm_size(world) - 1) * (reached + STAGING_MOST);
+    int64_t others = after.shared - before.shared - own, files = after.file - before.file;
     int64_t grown = after.peak - before.resident;
-    int64_t rest = grown - planned - workspace - staging - files;
+    int64_t rest = grown - planned - workspace - staging - others - files;
     fprintf(stderr, "rank %d: resident peak over baseline %.1f MiB = planned %.1f (%.1f of it shared) + workspace %.2f + "
-                    "staging and the other rank's %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
+                    "staging %.2f + the other rank's %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
             qd_comm_rank(world), (double)grown / 1048576, (double)planned / 1048576, (double)reached / 1048576,
-            (double)workspace / 1048576, (double)staging / 1048576, (double)files / 1048576, (double)rest / 1048576,
+            (double)workspace / 1048576, (double)staging / 1048576, (double)others / 1048576, (double)files / 1048576, (double)rest / 1048576,
             100.0 * (double)rest / (double)planned);
     if (qd_trainer_allocated(trainer) != planned)
         status = QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned,
                          (long long)qd_trainer_allocated(trainer));
     else if (qd_comm_size(world) > 1 && reached == 0)
         status = QD_FAIL(QD_DIFFERENT, "rank %d: none of its buffers is shared", qd_comm_rank(world));
-    else if (staging < 0 || staging > others + (4 << 20) || files > 4 << 20)
+    else if (own - staging < reached || own - staging > reached + (1 << 20))
+        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of shared buffers, and the plan's are %lld", qd_comm_rank(world), (long long)(own - staging),
+                         (long long)reached);
+    else if ((qd_comm_size(world) > 1 && staging <= 0) || staging > STAGING_MOST)
+        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of staging; some, and at most %d", qd_comm_rank(world), (long long)staging, STAGING_MOST);
+    else if (others > most || files > 4 << 20)
         status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of shared memory beyond its own and %lld of files became resident: "
                          "more than 4 MiB and the %lld of the other rank",
-                         qd_comm_rank(world), (long long)staging, (long long)files, (long long)others);
+                         qd_comm_rank(world), (long long)others, (long long)files, (long long)most);
     else if (llabs(rest) > planned / 20)
         status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes are resident that no item explains, of %lld planned",
                          qd_comm_rank(world), (long long)rest, (long long)planned);

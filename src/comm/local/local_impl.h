@@ -147,6 +147,7 @@ typedef struct qd_local_rank_world {
     uint64_t probe;       /* what the others try to read */
     int spin;             /* the core's choice */
     qd_local_heap heap;
+    struct qd_local_group *groups; /* under the world's lock */
 } qd_local_rank_world;
 
 /* This rank's view of a slot: comm->backend_data. */
@@ -160,6 +161,8 @@ typedef struct qd_local_group {
     bool met;            /* the world: an operation has been entered by all, so all have joined */
     bool probed, can_read;
     uint64_t ring_used; /* last operation that used this rank's ring */
+    int rank;
+    struct qd_local_group *next;
     qd_local_lane *lanes[]; /* (size) */
 } qd_local_group;
 

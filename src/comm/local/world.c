@@ -532,12 +532,22 @@ static qd_status group_create(qd_comm *comm)
         atomic_compare_exchange_strong(&view->header->slot_members[comm->id], &reserved, comm->size);
     }
     comm->backend_data = group;
+    group->rank = comm->rank;
+    pthread_mutex_lock(&comm->world->lock);
+    group->next = view->groups;
+    view->groups = group;
+    pthread_mutex_unlock(&comm->world->lock);
     return QD_OK;
 }
 
 static void group_destroy(qd_comm *comm)
 {
     qd_local_group *group = comm->backend_data;
+    pthread_mutex_lock(&comm->world->lock);
+    qd_local_group **link = &group->view->groups;
+    while (*link != group) link = &(*link)->next;
+    *link = group->next;
+    pthread_mutex_unlock(&comm->world->lock);
     if (comm->id > 0) atomic_fetch_sub(&group->header->slot_members[comm->id], 1);
     free(group);
     comm->backend_data = NULL;
@@ -550,6 +560,42 @@ qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to)
     _Atomic uint8_t *mark = &((qd_local_marks *)group->slot)->channel[index];
     if (!atomic_load_explicit(mark, memory_order_relaxed)) atomic_store_explicit(mark, 1, memory_order_relaxed);
     return &channels_at(group->header, group->slot)[index];
+}
+
+/* Pages that the file has between two addresses, in bytes. */
+static int64_t filled(const void *from, const void *to)
+{
+    enum { TOGETHER = 1024 };
+    unsigned char there[TOGETHER];
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)from / page * page;
+    int64_t bytes = 0;
+    while (at < (uintptr_t)to) {
+        uintptr_t pages = ((uintptr_t)to - at + page - 1) / page;
+        pages = pages < TOGETHER ? pages : TOGETHER;
+        bool known = mincore((void *)at, pages * page, there) == 0;
+        for (uintptr_t i = 0; known && i < pages; i++) bytes += there[i] & 1 ? (int64_t)page : 0;
+        at += pages * page;
+    }
+    return bytes;
+}
+
+/* A rank's lane, and the channels that it sends by, are its own: nobody else fills them. */
+static int64_t shared_bytes(qd_world *world, int64_t *staging)
+{
+    qd_local_rank_world *view = world->backend_data;
+    const qd_local_header *header = view->header;
+    if (view->threads) return -1;
+    int64_t bytes = 0;
+    pthread_mutex_lock(&view->heap.lock);
+    for (int i = 0; i < view->heap.count; i++) bytes += view->heap.ranges[i].bytes;
+    pthread_mutex_unlock(&view->heap.lock);
+    pthread_mutex_lock(&world->lock);
+    for (const qd_local_group *group = view->groups; group; group = group->next) {
+        const qd_local_channel *first = channels_at(header, group->slot) + (int64_t)group->rank * header->size;
+        *staging += filled(group->lanes[group->rank], (const char *)group->lanes[group->rank] + header->lane_bytes) + filled(first, first + header->size);
+    }
+    pthread_mutex_unlock(&world->lock);
+    return bytes + *staging;
 }
 
 /* ---- the table ---- */
@@ -607,6 +653,7 @@ static const qd_comm_backend_ops local_backend = {
     .aborted = aborted,
     .alloc = qd_local_heap_alloc,
     .free = qd_local_heap_free,
+    .shared_bytes = shared_bytes,
     .at = at,
     .reserve_id = reserve_id,
     .release_id = release_id,
