@@ -385,7 +385,8 @@ extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares
 
 enum { RUNS = 1200 }; /* of one launch */
 
-/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with what its threads have. */
+/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with what its threads have: in memory that
+ * changes from launch to launch, because the first block of one may read what is left to it while the last leaves something to the next. */
 struct run_table {
     int64_t first[RUNS];
     uint32_t count[RUNS];
@@ -397,12 +398,12 @@ static_assert(sizeof(run_table) <= 24 << 10, "fits a kernel's arguments");
 
 /* Thread t has the elements t, t + THREADS, ... of all that a sum has, however they are cut. */
 static __global__ void __launch_bounds__(THREADS)
-    run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums, double *parts, int64_t before)
+    run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums, const double *found, double *left, int64_t before)
 {
     __shared__ double room[32];
     const bool last = blockIdx.x + 1 == gridDim.x;
     int64_t number = blockIdx.x == 0 ? before : 0; /* elements of the sum before this run */
-    double sum = blockIdx.x == 0 && table.continues ? parts[threadIdx.x] : 0.0;
+    double sum = blockIdx.x == 0 && table.continues ? found[threadIdx.x] : 0.0;
     for (int r = table.begin[blockIdx.x]; r < table.begin[blockIdx.x + 1]; r++) {
         const int64_t skip = (THREADS - number % THREADS + threadIdx.x) % THREADS;
         for (int64_t i = skip; i < table.count[r]; i += THREADS)
@@ -410,7 +411,7 @@ static __global__ void __launch_bounds__(THREADS)
         number += table.count[r];
     }
     if (last && table.goes_on) {
-        parts[threadIdx.x] = sum;
+        left[threadIdx.x] = sum;
         return;
     }
     sum = block_sum(sum, room);
@@ -422,7 +423,8 @@ extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args 
 {
     run_table table;
     void *parts;
-    QD_TRY(qd_cuda_workspace(stream, THREADS * (int64_t)sizeof(double), &parts));
+    QD_TRY(qd_cuda_workspace(stream, 2 * THREADS * (int64_t)sizeof(double), &parts));
+    double *found = (double *)parts, *left = found + THREADS;
     table.goes_on = false;
     for (int64_t r = 0, before = 0; r < a->run_count;) {
         int64_t taken = 0, blocks = 0, number = before;
@@ -442,9 +444,12 @@ extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args 
         }
         table.begin[blocks] = (uint16_t)taken;
         table.goes_on = r < a->run_count && a->runs[r].sum == a->runs[r - 1].sum;
-        run_sums_kernel<<<(unsigned)blocks, THREADS, 0, qd_cuda_launch_of(stream).stream>>>(table, a->x, a->sums, (double *)parts, before);
+        run_sums_kernel<<<(unsigned)blocks, THREADS, 0, qd_cuda_launch_of(stream).stream>>>(table, a->x, a->sums, found, left, before);
         QD_CUDA_LAUNCHED();
         before = table.goes_on ? number : 0;
+        double *next = found;
+        found = left;
+        left = next;
     }
     return QD_OK;
 }
