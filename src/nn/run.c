@@ -1,6 +1,5 @@
 #include "nn/nn_impl.h"
 
-#include "device/ceiling.h"
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
 
