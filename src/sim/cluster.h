@@ -31,7 +31,7 @@ typedef struct qd_profile {
     qd_attention_kernel attention;
     double passes;       /* how often memory-bound kernels read and write what the op list counts once */
     double gap;          /* seconds between kernels */
-    bool searched;       /* the kernel of each product is searched for, not chosen by the library */
+    bool searched;       /* our own program: the kernel of each product is searched for, not chosen by the library, and gradients are overwritten, not zeroed */
     bool recompute_whole; /* full recompute runs the whole forward pass again, not only what the backward pass reads */
     double product_share; /* of what the best product reaches, kept inside a whole step (other kernels between, power) */
     bool overlap;        /* collectives of the data axes run beside computation */

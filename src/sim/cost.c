@@ -191,6 +191,7 @@ typedef struct walk {
     qd_cost sum;
     qd_cost_exchange *seen; /* collectives so far, */
     int count, *where;      /* and which of them is an op's, from 1 on; 0: it has not begun */
+    double *by_op;          /* seconds by kind of op; NULL: nobody asks */
 } walk;
 
 /* For the collective that stands at `which`, and those before it on the link. */
@@ -277,6 +278,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
         double zeros = qd_cost_stream(c, (double)(op->bytes - run.bytes));
         w->sum.memory += zeros;
         w->now += zeros;
+        if (w->by_op)
+            w->by_op[op->kind] += zeros;
         if (op->after >= 0 && w->where[op->after] > 0)
             wait_for(w, w->where[op->after] - 1);
         if (is_spare(op))
@@ -289,6 +292,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
         slow_down(w, &cost);
         qd_cost_add(&w->sum, &cost);
         w->now += qd_cost_total(&cost);
+        if (w->by_op)
+            w->by_op[op->kind] += qd_cost_total(&cost);
     }
     if (w->count > 0)
         wait_for(w, w->count - 1);
@@ -297,10 +302,10 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
 }
 
 /* Without memory for its notes an action costs nothing: callers have failed before that. */
-static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out, qd_cost *cost)
+static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out, double *by_op, qd_cost *cost)
 {
     size_t ops = (size_t)qd_program_class(p, a->module)->op_count;
-    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp};
+    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp, .by_op = by_op};
     qd_cost_exchange *own = out ? NULL : calloc(ops + 1, sizeof *own);
     w.seen = out ? out : own;
     w.where = calloc(ops + 1, sizeof *w.where);
@@ -315,7 +320,13 @@ static int module_action(const qd_cluster *c, const qd_program *p, const qd_span
 int qd_cost_exchanges(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out)
 {
     qd_cost cost;
-    return qd_action_phases(a) == 0 ? 0 : module_action(c, p, spans, a, out, &cost);
+    return qd_action_phases(a) == 0 ? 0 : module_action(c, p, spans, a, out, NULL, &cost);
+}
+
+void qd_cost_ops(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, double *seconds)
+{
+    qd_cost cost;
+    module_action(c, p, spans, a, NULL, seconds, &cost);
 }
 
 /* Elements of a module's parameters that this rank has; without Muon's matrices if so asked. */
@@ -361,7 +372,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
-    case QD_ACTION_BACKWARD_WEIGHT: module_action(c, p, spans, a, NULL, &cost); return cost;
+    case QD_ACTION_BACKWARD_WEIGHT: module_action(c, p, spans, a, NULL, NULL, &cost); return cost;
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * (a->overwrite && c->profile->searched ? 2.0 : 3.0)); break;

@@ -49,4 +49,6 @@ typedef struct qd_cost_exchange {
 } qd_cost_exchange;
 /* Those of a module's action, in the order of its ops; `out` has room for all ops of the class. Returns their number. */
 int qd_cost_exchanges(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action, qd_cost_exchange *out);
+/* Adds the seconds of a module's action by kind of op (QD_OP_KIND_COUNT), as it runs: those that communicate, and waits for them, left out. */
+void qd_cost_ops(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action, double *seconds);
 #endif

@@ -17,25 +17,21 @@ static void put_lines(qd_json_writer *w, const char *key, const qd_sim_line *lin
     qd_json_end(w);
 }
 
-/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, and actions that are not made of ops, each as
- * if it ran alone. What ops wait for is not in it. */
+/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside the exchanges of their module, and actions that are
+ * not made of ops. What ops wait for is not in it. */
 static void put_ops(qd_json_writer *w, const qd_simulation *s)
 {
     const qd_step_stage *stage = &s->step.stages[0];
     const qd_program *p = stage->program;
     double ops[QD_OP_KIND_COUNT] = {0}, actions[QD_ACTION_KIND_COUNT] = {0};
+    qd_span spans[QD_GROUP_LIMIT];
+    qd_step_spans(&s->step, stage, spans);
     for (int i = 0; i < stage->item_count; i++) {
         const qd_action *a = &p->actions[stage->action[i]];
-        unsigned phases = qd_action_phases(a);
-        const qd_module_class *class_ = phases ? qd_program_class(p, a->module) : NULL;
-        if (!class_)
+        if (qd_action_phases(a))
+            qd_cost_ops(s->step.cluster, p, spans, a, ops);
+        else
             actions[a->kind] += stage->items[i].seconds;
-        for (int k = 0; class_ && k < class_->op_count; k++)
-            if (qd_op_runs(&class_->ops[k], phases) && !qd_op_communicates(&class_->ops[k])) {
-                qd_op op = qd_op_as_run(class_, k, a->overwrite);
-                qd_cost cost = qd_cost_op(s->step.cluster, &p->ledger->model, class_, &op);
-                ops[class_->ops[k].kind] += qd_cost_total(&cost);
-            }
     }
     qd_json_object_begin(w, "ops");
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++)
@@ -43,7 +39,7 @@ static void put_ops(qd_json_writer *w, const qd_simulation *s)
             qd_json_put_double(w, qd_op_name((qd_op_kind)kind), ops[kind]);
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++)
         if (actions[kind] > 0.0)
-            qd_json_put_double(w, qd_action_name((qd_action_kind)kind), actions[kind]);
+            qd_json_put_double(w, qd_action_row_name((qd_action_kind)kind), actions[kind]);
     qd_json_end(w);
 }
 

@@ -23,6 +23,11 @@ const char *qd_action_name(qd_action_kind kind)
     return action_names[kind];
 }
 
+const char *qd_action_row_name(qd_action_kind kind)
+{
+    return kind == QD_ACTION_NORM ? "gradient norm" : kind == QD_ACTION_ADD ? "gradient add" : action_names[kind];
+}
+
 const char *qd_buffer_kind_name(qd_buffer_kind kind)
 {
     return buffer_names[kind];

@@ -234,6 +234,8 @@ static inline int64_t qd_program_input(const qd_program *p)
 }
 
 const char *qd_action_name(qd_action_kind kind);
+/* Beside ops, some of which have the name of an action. */
+const char *qd_action_row_name(qd_action_kind kind);
 const char *qd_buffer_kind_name(qd_buffer_kind kind);
 
 /* Builds the program of `rank`, memory planned. Lives in `arena`. */

@@ -132,7 +132,7 @@ static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profil
             continue;
         bool copies = beside && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
-        snprintf(name, sizeof name, "%s%s", qd_action_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
+        snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
         add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }

@@ -82,6 +82,16 @@ class Simulate(program.ProgramTest):
             shares.append(waited * 1e6 / sum(e["dur"] for e in exchanges))
         self.assertLess(shares[1], 0.8 * shares[0])
 
+    def test_ops_add_up(self):
+        """Seconds by op are those of the step: slowed down by exchanges beside them, and with the zeros of libraries."""
+        run = ["simulate", *RUN, "--ranks", "8", "--tp", "8", "parallel.tp_overlap=4", "train.micro_batch=1", "train.global_batch=2"]
+        for profile in ("native", "fused", "modern"):
+            r = self.answer(*run, "--cluster", "h100", f"software.profile={profile}")
+            moves = {"reduce", "reduce_scatter", "gather", "send", "recv"}
+            ops = sum(seconds for name, seconds in r["ops"].items() if name not in moves)
+            parts = sum(r[key] for key in ("product_seconds", "attention_seconds", "memory_bound_seconds", "optimizer_seconds", "launch_seconds"))
+            self.assertAlmostEqual(ops / parts, 1.0, delta=1e-6)
+
     def test_this_machine(self):
         """What bench machine writes, simulate reads; memory is that of the run, ops have the names of bench step."""
         model = ["model.arch=gpt2", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocab=64", "data.seq=32",
@@ -95,6 +105,7 @@ class Simulate(program.ProgramTest):
             self.assertGreater(predicted["step_seconds"], 0)
             self.assertEqual(predicted["memory_bytes"], run["allocated_bytes"])
             self.assertIn("linear.dw", predicted["ops"])
+            self.assertEqual(len(run["rows"]), len({row["name"] for row in run["rows"]}))
             self.assertLessEqual({"linear", "attention.grad", "update"}, {row["name"] for row in run["rows"]} & set(predicted["ops"]))
         other = self.path("other.yaml")
         with open(other, "w", encoding="utf-8") as f:
