@@ -23,7 +23,11 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
         qd_json_put_double(w, "flops", r->flops);
         qd_json_put_double(w, "bytes_per_second", r->bytes);
         qd_json_put_double(w, "ceiling_share", r->ceiling_share);
-        qd_json_put_double(w, "quiet_share", r->quiet_share);
+        if (r->runs > 0) {
+            qd_json_put_double(w, "quiet_share", r->quiet_share);
+            qd_json_put_int(w, "runs", r->runs);
+            qd_json_put_int(w, "quiet_runs", r->quiet_runs);
+        }
         qd_json_end(w);
     }
     qd_json_end(w);
@@ -36,13 +40,15 @@ static void print_rows(const qd_bench_table *t, bool shares)
     if (shares)
         printf("beside the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
     else
-        printf("ceiling: the median over runs, each held against multiply-adds timed right before and after it; quiet: over the\n"
-               "runs beside which they did at least 95 %% of the above\n\n");
-    printf("%-26s %-34s %11s %7s %14s %9s %7s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
-           shares ? "" : "quiet");
+        printf("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and\n"
+               "after, about as long as the run; the median of these quotients. Other rows: the best run against copying. quiet: the\n"
+               "median over runs beside which nobody else used our cores: multiply-adds had 95 %% of the above, integer additions 90 %%\n"
+               "of their best. runs: the quiet ones of all\n\n");
+    printf("%-26s %-34s %11s %7s %14s %9s %7s %9s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
+           shares ? "" : "quiet", shares ? "" : "runs");
     for (int i = 0; i < t->count; i++) {
         const qd_bench_row *r = &t->rows[i];
-        char share[16] = "", rate[32] = "", ceiling[16] = "", quiet[16] = "";
+        char share[16] = "", rate[32] = "", ceiling[16] = "", quiet[16] = "", runs[32] = "";
         if (shares)
             snprintf(share, sizeof share, "%.1f %%", 100.0 * r->share);
         if (r->flops > 0.0)
@@ -53,7 +59,9 @@ static void print_rows(const qd_bench_table *t, bool shares)
             snprintf(ceiling, sizeof ceiling, "%.0f %%", 100.0 * r->ceiling_share);
         if (r->quiet_share > 0.0)
             snprintf(quiet, sizeof quiet, "%.0f %%", 100.0 * r->quiet_share);
-        printf("%-26s %-34s %8.3f ms %7s %14s %9s %7s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling, quiet);
+        if (r->runs > 0 && r->flops > 0.0)
+            snprintf(runs, sizeof runs, "%d/%d", r->quiet_runs, r->runs);
+        printf("%-26s %-34s %8.3f ms %7s %14s %9s %7s %9s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling, quiet, runs);
     }
 }
 

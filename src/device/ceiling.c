@@ -27,6 +27,29 @@ qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
     return QD_OK;
 }
 
+qd_status qd_device_average_fma(qd_device *device, int runs, double *fma_flops)
+{
+    qd_stream *stream = qd_device_compute_stream(device);
+    double sum = 0.0, start = qd_clock_now();
+    for (int i = 0; i < runs; i++) {
+        double flops = 0.0;
+        QD_TRY(device->ops->run_fma(stream, &flops));
+        sum += flops;
+    }
+    QD_TRY(qd_stream_wait(stream));
+    *fma_flops = sum / (qd_clock_now() - start);
+    return QD_OK;
+}
+
+qd_status qd_device_measure_adds(qd_device *device, double *adds)
+{
+    double count = 0.0, start = qd_clock_now();
+    if (device->ops->run_adds)
+        QD_TRY(device->ops->run_adds(qd_device_compute_stream(device), &count));
+    *adds = count / (qd_clock_now() - start);
+    return QD_OK;
+}
+
 qd_status qd_device_run_tiles(qd_device *device, double *flops, double *seconds)
 {
     *flops = *seconds = 0.0;

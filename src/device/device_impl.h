@@ -34,6 +34,7 @@ typedef struct qd_device_ops {
     void *(*native)(qd_stream *stream);
     qd_status (*run_fma)(qd_stream *stream, double *flops); /* keeps every multiply-add unit busy; says with how much */
     qd_status (*run_tiles)(qd_stream *stream, double *flops, double *seconds); /* optional; see qd_device_run_tiles */
+    qd_status (*run_adds)(qd_stream *stream, double *adds);                    /* optional; see qd_device_measure_adds */
 } qd_device_ops;
 
 struct qd_stream {

@@ -16,7 +16,8 @@ typedef struct context {
     const qd_kernels *kernels;
     const qd_kernel_bench_config *config;
     qd_kernel_bench *bench;
-    struct samples *samples;
+    struct samples *samples[QD_KERNEL_BENCH_ROWS]; /* of each row */
+    double best_adds;                              /* additions per second of the best look */
     int64_t rows;
     void *buffer[BUFFERS];
     int64_t bytes[BUFFERS];
@@ -62,85 +63,168 @@ static double median(double *values, int count)
     return count ? values[count / 2] : 0.0;
 }
 
-/* Runs of one kernel, and the multiply-add rate of the machine right before and after each. */
-enum { RUNS_LEAST = 5, RUNS_MOST = 2000 };
+/* Looks at the machine and runs of one kernel strictly in turn: look i, run i, look i + 1. A look at multiply-adds takes about as
+ * long as a run, within LOOK_LEAST and LOOK_MOST runs of its own loop; one at additions is short, and next to the run. */
+enum { RUNS_LEAST = 5, RUNS_MOST = 2000, QUIET_RUNS = 15, PATIENCE = 5, LOOK_LEAST = 1, LOOK_MOST = 8 };
 typedef struct samples {
     int count;
-    double seconds[RUNS_MOST], before[RUNS_MOST], after[RUNS_MOST];
+    double flops; /* of a run; 0: the row is one of bytes and has no looks */
+    double seconds[RUNS_MOST];
+    double fma[RUNS_MOST + 1];                 /* look i */
+    double before[RUNS_MOST], after[RUNS_MOST]; /* run i: additions right before and after */
 } samples;
 
-static bool enough(const context *c, const samples *s, double begin)
+static double share_of(const samples *s, int i)
 {
-    return s->count == RUNS_MOST || (s->count >= RUNS_LEAST && qd_clock_now() - begin >= c->config->seconds);
+    return s->flops / s->seconds[i] / (0.5 * (s->fma[i] + s->fma[i + 1]));
 }
 
-static qd_status take_samples(const context *c, call what, bool with_fma, samples *s)
+/* Nobody else was on our cores before and after: the machine did nearly its best. Single looks at additions are up to 4 % above the
+ * usual best, and a neighbour takes half of them from a core. */
+static bool is_quiet(const context *c, const samples *s, int i)
 {
-    double begin = qd_clock_now();
-    QD_TRY(run_call(c, what)); /* first touch of pages and caches */
+    static const double nearly = 0.95, nearly_adds = 0.9;
+    const double fma = nearly * c->bench->ceiling.fma_flops, adds = nearly_adds * c->best_adds;
+    return s->fma[i] >= fma && s->fma[i + 1] >= fma && s->before[i] >= adds && s->after[i] >= adds;
+}
+
+static int count_quiet(const context *c, const samples *s)
+{
+    int count = 0;
+    for (int i = 0; i < s->count; i++)
+        count += is_quiet(c, s, i);
+    return count;
+}
+
+/* Time and runs are up, and, unless PATIENCE is at its end, enough runs were quiet. */
+static bool enough(const context *c, const samples *s, double begin)
+{
+    double spent = qd_clock_now() - begin, seconds = c->config->seconds;
+    if (s->count == RUNS_MOST || (s->count >= RUNS_LEAST && spent >= PATIENCE * seconds))
+        return true;
+    return s->count >= RUNS_LEAST && spent >= seconds && (s->flops <= 0.0 || count_quiet(c, s) >= QUIET_RUNS);
+}
+
+/* One run of what a row measures: its time. */
+typedef qd_status timed_run(const context *c, const void *what, double *seconds);
+
+static qd_status time_call(const context *c, const void *what, double *seconds)
+{
+    double start = qd_clock_now();
+    QD_TRY(run_call(c, *(const call *)what));
+    QD_TRY(qd_stream_wait(c->stream));
+    *seconds = qd_clock_now() - start;
+    return QD_OK;
+}
+
+static qd_status look_at_fma(context *c, int runs, double *rate)
+{
+    QD_TRY(qd_device_average_fma(c->device, runs, rate));
+    c->bench->ceiling.fma_flops = fmax(c->bench->ceiling.fma_flops, *rate);
+    return QD_OK;
+}
+
+static qd_status look_at_adds(context *c, double *rate)
+{
+    QD_TRY(qd_device_measure_adds(c->device, rate));
+    c->best_adds = fmax(c->best_adds, *rate);
+    return QD_OK;
+}
+
+/* How many runs of the ceiling's loop take as long as the kernel. */
+static qd_status length_of_look(context *c, double seconds, int *runs)
+{
+    double rate, start = qd_clock_now();
+    QD_TRY(look_at_fma(c, 1, &rate));
+    *runs = (int)fmin(fmax(round(seconds / (qd_clock_now() - start)), LOOK_LEAST), LOOK_MOST);
+    return QD_OK;
+}
+
+static qd_status take_samples(context *c, timed_run *run, const void *what, samples *s)
+{
+    double begin = qd_clock_now(), first;
+    int look = 1;
+    QD_TRY(run(c, what, &first)); /* first touch of pages and caches */
+    QD_TRY(run(c, what, &first));
+    if (s->flops > 0.0) {
+        QD_TRY(length_of_look(c, first, &look));
+        QD_TRY(look_at_fma(c, look, &s->fma[0]));
+    }
     for (s->count = 0; !enough(c, s, begin); s->count++) {
-        if (with_fma)
-            QD_TRY(qd_device_measure_fma(c->device, 1, &s->before[s->count]));
-        double start = qd_clock_now();
-        QD_TRY(run_call(c, what));
-        QD_TRY(qd_stream_wait(c->stream));
-        s->seconds[s->count] = qd_clock_now() - start;
-        if (with_fma)
-            QD_TRY(qd_device_measure_fma(c->device, 1, &s->after[s->count]));
+        int i = s->count;
+        if (s->flops > 0.0)
+            QD_TRY(look_at_adds(c, &s->before[i]));
+        QD_TRY(run(c, what, &s->seconds[i]));
+        if (s->flops > 0.0) {
+            QD_TRY(look_at_adds(c, &s->after[i]));
+            QD_TRY(look_at_fma(c, look, &s->fma[i + 1]));
+        }
     }
     return QD_OK;
 }
 
 /* A machine that shares its cores with others has a ceiling that moves within milliseconds, so each run is held against
- * the one beside it. quiet: only runs beside which the machine did nearly its best, before and after. */
-static double median_share(const context *c, const samples *s, double flops, bool quiet)
+ * the one beside it. Shares come last, when the best that the machine did is known. */
+static void add_shares(context *c)
 {
-    static const double nearly = 0.95;
-    double shares[RUNS_MOST], least = quiet ? nearly * c->bench->ceiling.fma_flops : 0.0;
-    int count = 0;
-    for (int i = 0; i < s->count; i++)
-        if (s->before[i] >= least && s->after[i] >= least)
-            shares[count++] = flops / s->seconds[i] / (0.5 * (s->before[i] + s->after[i]));
-    return median(shares, count);
+    for (int i = 0; i < c->bench->count; i++) {
+        qd_kernel_bench_row *row = &c->bench->rows[i];
+        const samples *s = c->samples[i];
+        double all[RUNS_MOST], quiet[RUNS_MOST];
+        row->runs = s->count;
+        if (s->flops <= 0.0) {
+            row->share = row->bytes / c->bench->ceiling.copy_bytes;
+            continue;
+        }
+        for (int r = 0; r < s->count; r++) {
+            all[r] = share_of(s, r);
+            if (is_quiet(c, s, r))
+                quiet[row->quiet_runs++] = all[r];
+        }
+        row->share = median(all, row->runs);
+        row->quiet_share = median(quiet, row->quiet_runs);
+    }
 }
 
 /* Either flops or bytes of one run is given, the other is 0. */
-static qd_status add_row(const context *c, const char *kernel, const char *shape, double flops, double bytes)
+static qd_status add_row(context *c, const char *kernel, const char *shape, timed_run *run, const void *what, double flops, double bytes)
 {
-    const samples *s = c->samples;
     if (c->bench->count == QD_KERNEL_BENCH_ROWS)
         return QD_FAIL(QD_USAGE, "bench: more than %d rows", QD_KERNEL_BENCH_ROWS);
+    samples *s = c->samples[c->bench->count] = malloc(sizeof *s);
+    if (!s)
+        return QD_FAIL(QD_NO_MEMORY, "bench: no memory for the times of %d runs", RUNS_MOST);
+    s->flops = flops;
+    s->count = 0;
+    QD_TRY(take_samples(c, run, what, s));
     double best = INFINITY;
     for (int i = 0; i < s->count; i++)
         best = fmin(best, s->seconds[i]);
     qd_kernel_bench_row *row = &c->bench->rows[c->bench->count++];
     *row = (qd_kernel_bench_row){.seconds = best, .flops = flops / best, .bytes = bytes / best};
-    row->share = flops > 0 ? median_share(c, s, flops, false) : row->bytes / c->bench->ceiling.copy_bytes;
-    row->quiet_share = flops > 0 ? median_share(c, s, flops, true) : 0.0;
     snprintf(row->kernel, sizeof row->kernel, "%s", kernel);
     snprintf(row->shape, sizeof row->shape, "%s", shape);
     return QD_OK;
 }
 
-static qd_status measure(const context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
+static qd_status measure(context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
 {
-    QD_TRY(take_samples(c, what, flops > 0, c->samples));
-    return add_row(c, kernel, shape, flops, bytes);
+    return add_row(c, kernel, shape, time_call, &what, flops, bytes);
+}
+
+static qd_status time_tiles(const context *c, const void *what, double *seconds)
+{
+    (void)what;
+    double flops;
+    return qd_device_run_tiles(c->device, &flops, seconds);
 }
 
 /* What the products below could reach if packing and memory cost nothing. */
-static qd_status measure_tiles(const context *c)
+static qd_status measure_tiles(context *c)
 {
-    samples *s = c->samples;
-    double flops = 0.0, begin = qd_clock_now();
-    for (s->count = 0; !enough(c, s, begin); s->count++) {
-        QD_TRY(qd_device_measure_fma(c->device, 1, &s->before[s->count]));
-        QD_TRY(qd_device_run_tiles(c->device, &flops, &s->seconds[s->count]));
-        if (flops <= 0.0)
-            return QD_OK;
-        QD_TRY(qd_device_measure_fma(c->device, 1, &s->after[s->count]));
-    }
-    return add_row(c, "register tiles", "panels in the second-level cache", flops, 0);
+    double flops, seconds;
+    QD_TRY(qd_device_run_tiles(c->device, &flops, &seconds));
+    return flops > 0.0 ? add_row(c, "register tiles", "panels in the second-level cache", time_tiles, NULL, flops, 0) : QD_OK;
 }
 
 /* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
@@ -312,9 +396,6 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
                        (long long)config->channels, config->heads);
     context c = {.device = device, .stream = qd_device_compute_stream(device), .kernels = qd_device_kernels(device),
                  .config = config, .bench = bench, .rows = config->batch * config->seq};
-    c.samples = malloc(sizeof *c.samples);
-    if (!c.samples)
-        return QD_FAIL(QD_NO_MEMORY, "bench: no memory for the times of %d runs", RUNS_MOST);
     int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
     QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
     QD_TRY_DONE(take_buffers(&c));
@@ -326,9 +407,11 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
     QD_TRY_DONE(measure_linear(&c, "head", config->vocab, config->channels));
     QD_TRY_DONE(measure_attention(&c));
     QD_TRY_DONE(measure_memory_bound(&c));
+    add_shares(&c);
 done:
     for (int i = 0; i < BUFFERS; i++)
         qd_device_free(device, c.buffer[i], c.bytes[i]);
-    free(c.samples);
+    for (int i = 0; i < QD_KERNEL_BENCH_ROWS; i++)
+        free(c.samples[i]);
     return status;
 }

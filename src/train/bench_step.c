@@ -55,7 +55,7 @@ qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_t
         const qd_kernel_bench_row *from = &bench.rows[i];
         qd_bench_row *to = &table->rows[table->count++];
         *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes, .ceiling_share = from->share,
-                             .quiet_share = from->quiet_share};
+                             .quiet_share = from->quiet_share, .runs = from->runs, .quiet_runs = from->quiet_runs};
         snprintf(to->name, sizeof to->name, "%s", from->kernel);
         snprintf(to->shape, sizeof to->shape, "%s", from->shape);
     }

@@ -4,8 +4,9 @@
 #include "device/cpu/cpu_impl.h"
 
 typedef struct qd_cpu_ceiling {
-    int flops_per_step;
+    int flops_per_step, adds_per_step;
     float (*fma)(int64_t steps); /* independent chains of multiply-adds in registers; returns their sum */
+    int64_t (*add)(int64_t steps); /* the same with additions of integers, more at a time than a core can issue */
 } qd_cpu_ceiling;
 QD_CPU_TABLE(qd_cpu_ceiling, qd_cpu_ceiling)
 

@@ -1,4 +1,4 @@
-/* The loop that measures what the multiply-add units can do. */
+/* The loops that measure what the multiply-add units can do, and how many instructions a core issues. */
 #include "device/cpu/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 
@@ -20,4 +20,23 @@ static float fma_loop(int64_t steps)
     return vf_sum(all);
 }
 
-const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {.flops_per_step = 2 * CHAINS * QD_VF, .fma = fma_loop};
+enum { ADD_CHAINS = 8, ADDS = 4 }; /* chains, and additions to each in a step */
+
+static int64_t add_loop(int64_t steps)
+{
+    int64_t sum[ADD_CHAINS] = {0}, all = 0;
+    for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 4
+        for (int j = 0; j < ADDS; j++)
+#pragma GCC unroll 8
+            for (int i = 0; i < ADD_CHAINS; i++) {
+                sum[i] += 1;
+                QD_HIDE(sum[i]); /* or they would become one */
+            }
+#pragma GCC unroll 8
+    for (int i = 0; i < ADD_CHAINS; i++)
+        all += sum[i];
+    return all;
+}
+
+const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {.flops_per_step = 2 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS, .fma = fma_loop, .add = add_loop};

@@ -217,6 +217,7 @@ static const qd_device_ops ops = {
     .event_seconds = cpu_event_seconds,
     .run_fma = qd_cpu_run_fma,
     .run_tiles = qd_cpu_run_tiles,
+    .run_adds = qd_cpu_run_adds,
 };
 
 qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device)

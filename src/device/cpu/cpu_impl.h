@@ -91,9 +91,10 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 QD_KERNEL_TABLE(QD_CPU_KERNEL)
 #undef QD_CPU_KERNEL
 
-/* qd_device_ops.run_fma and run_tiles (ceiling.c). */
+/* qd_device_ops.run_fma, run_tiles and run_adds (ceiling.c). */
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
 qd_status qd_cpu_run_tiles(qd_stream *stream, double *flops, double *seconds);
+qd_status qd_cpu_run_adds(qd_stream *stream, double *adds);
 
 /* QD_OK if dtype is one that kernels store activations and parameters in. */
 static inline qd_status qd_cpu_check_float(const char *kernel, const char *what, qd_dtype dtype)
