@@ -105,6 +105,8 @@ static const matmul_case cases[] = {
     {850, 870, 20, true, false, true, false, H, H, H, 0}, /* several blocks of sums */
     {900, 850, 70, true, false, true, false, F, F, F, 3}, /* b packed in pieces both ways */
     {900, 850, 70, true, false, true, false, H, H, F, 3},
+    {540, 530, 500, true, false, true, false, F, F, F, 1}, /* b packed past the caches */
+    {540, 530, 500, true, false, false, true, F, H, H, 0},
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},

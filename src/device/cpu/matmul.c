@@ -164,6 +164,7 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
             const qd_matmul_args *a = g.args;
             const float *lies = (const float *)a->a + g.m * a->lda + g.k; /* where it is read as it is */
             const float *shared = j->shared;
+            g.b_stays = !j->own_a;
             if (j->packs_own)
                 pack(j, &g, j->own_a, own, 0, lines_of(&g, j->own_a), 0, g.kc);
             if (j->own_a) {
@@ -173,7 +174,6 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
                 g.a = j->packs_shared ? shared + j->gemm->offset_a(g.m - j->block.m, g.kc) : lies;
                 g.b = own;
             }
-            g.b_stays = !j->own_a;
             wait_for_block(j, item % per_block, item / per_block);
             j->gemm->multiply(&g);
         }

@@ -27,7 +27,7 @@ typedef struct qd_gemm_block {
     int64_t m, rows, n, cols, k, kc;
     const float *a; /* row m: where it lies if qd_gemm_direct, else packed, with room for a multiple of row_step rows */
     const float *b; /* column n, packed */
-    bool b_stays;   /* b's panels are few and stay in the cache while a's go by once, or the other way round */
+    bool b_stays;   /* b's panels are few and stay in the cache while a's go by once, or the other way round; set before packing */
     float *sums;    /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
     int64_t ld_sums;
 } qd_gemm_block;
