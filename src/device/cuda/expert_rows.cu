@@ -34,30 +34,37 @@ template <typename T, int N> static __device__ __forceinline__ void copy_row(con
     }
 }
 
-/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first copy. */
+/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first copy. Vectors stay as they
+ * are stored until they are used: that leaves registers for more warps. */
 template <typename T, int N, bool WEIGHTED, bool BACK>
 static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies, int64_t cols, int lane)
 {
+    using V = raw_vector<T, N>;
     float dot = 0.0f;
     for (int64_t at = (int64_t)lane * N; at < cols; at += 32 * N * TOGETHER) {
-        float v[TOGETHER][N];
+        V v[TOGETHER];
 #pragma unroll
         for (int t = 0; t < TOGETHER; t++)
             if (at + t * 32 * N < cols)
-                load<N>(x + at + t * 32 * N, v[t]);
+                v[t] = *(const V *)(x + at + t * 32 * N);
         if constexpr (BACK) {
             for (int copy = 0; copy < copies; copy++) {
-                float o[TOGETHER][N];
+                V o[TOGETHER];
 #pragma unroll
                 for (int t = 0; t < TOGETHER; t++)
                     if (at + t * 32 * N < cols)
-                        load<N>(old + copy * copy_stride + at + t * 32 * N, o[t]);
+                        o[t] = *(const V *)(old + copy * copy_stride + at + t * 32 * N);
 #pragma unroll
-                for (int t = 0; t < TOGETHER; t++)
-                    if (at + t * 32 * N < cols)
+                for (int t = 0; t < TOGETHER; t++) {
+                    if (at + t * 32 * N >= cols)
+                        continue;
+                    float here[N], there[N];
+                    load<N>(v[t].v, here);
+                    load<N>(o[t].v, there);
 #pragma unroll
-                        for (int i = 0; i < N; i++)
-                            dot = fmaf(v[t][i], o[t][i], dot);
+                    for (int i = 0; i < N; i++)
+                        dot = fmaf(here[i], there[i], dot);
+                }
             }
         }
 #pragma unroll
@@ -65,11 +72,15 @@ static __device__ __forceinline__ float move_row(const T *x, T *y, float weight,
             if (at + t * 32 * N >= cols)
                 continue;
             if constexpr (WEIGHTED) {
+                float scaled[N];
+                load<N>(v[t].v, scaled);
 #pragma unroll
                 for (int i = 0; i < N; i++)
-                    v[t][i] *= weight;
+                    scaled[i] *= weight;
+                store<N>(y + at + t * 32 * N, scaled);
+            } else {
+                *(V *)(y + at + t * 32 * N) = v[t];
             }
-            store<N>(y + at + t * 32 * N, v[t]);
         }
     }
     return BACK ? warp_sum(dot) : 0.0f;
@@ -144,10 +155,10 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
 
 /* ---- combine ---- */
 
-/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices are under way at a time; they are
- * added in the order of the choices. */
-template <typename T, int N, bool WEIGHTED, int CHOICES, int CHUNKS>
-static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args a)
+/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices are under way at a time, as they are
+ * stored; they are added in the order of the choices. ONCE: there are no more choices than that. */
+template <typename T, int N, bool WEIGHTED, int CHOICES, int CHUNKS, bool ONCE>
+static __global__ void __launch_bounds__(THREADS, !ONCE ? 1 : CHOICES <= 2 ? 4 : 3) combine_kernel(qd_combine_args a)
 {
     using V = raw_vector<T, N>;
     const int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, per_row = a.cols / (N * CHUNKS), apart = per_row * N;
@@ -163,8 +174,8 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args
         for (int q = 0; q < CHUNKS; q++)
             first_add[q] = *(const V *)((const T *)a.add + row * a.cols + col + q * apart);
     float sum[CHUNKS][N];
-    for (int first = 0; first < a.per_token; first += CHOICES) {
-        int64_t place[CHOICES];
+    for (int first = 0; first < (ONCE ? 1 : a.per_token); first += CHOICES) {
+        int place[CHOICES];
         float weight[CHOICES];
         V v[CHOICES][CHUNKS];
 #pragma unroll
@@ -180,23 +191,18 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args
             for (int q = 0; q < CHUNKS; q++)
                 if (place[t] >= 0)
                     v[t][q] = *(const V *)((const T *)a.x + place[t] * a.cols + col + q * apart);
-        if (first == 0) /* once the loads are under way */
+        const bool last = ONCE || first + CHOICES >= a.per_token;
 #pragma unroll
-            for (int q = 0; q < CHUNKS; q++) {
-                if (a.add) {
-                    load<N>(first_add[q].v, sum[q]);
-                } else {
+        for (int q = 0; q < CHUNKS; q++) {
+            if (first == 0 && a.add)
+                load<N>(first_add[q].v, sum[q]);
 #pragma unroll
-                    for (int i = 0; i < N; i++)
-                        sum[q][i] = 0.0f;
-                }
-            }
+            for (int i = 0; i < N && first == 0 && !a.add; i++)
+                sum[q][i] = 0.0f;
 #pragma unroll
-        for (int t = 0; t < CHOICES; t++) {
-            if (place[t] < 0)
-                continue;
-#pragma unroll
-            for (int q = 0; q < CHUNKS; q++) {
+            for (int t = 0; t < CHOICES; t++) {
+                if (place[t] < 0)
+                    continue;
                 float value[N], more[N];
                 load<N>(v[t][q].v, value);
                 for (int copy = 1; copy < a.copies; copy++) {
@@ -209,11 +215,10 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(qd_combine_args
                 for (int i = 0; i < N; i++)
                     sum[q][i] = WEIGHTED ? fmaf(value[i], weight[t], sum[q][i]) : sum[q][i] + value[i];
             }
+            if (last)
+                store<N>((T *)a.y + row * a.cols + col + q * apart, sum[q]);
         }
     }
-#pragma unroll
-    for (int q = 0; q < CHUNKS; q++)
-        store<N>((T *)a.y + row * a.cols + col + q * apart, sum[q]);
 }
 
 /* Few choices leave room for more columns on their way. */
@@ -223,9 +228,11 @@ template <typename T, int N, bool WEIGHTED> static qd_status launch_combine(qd_s
     const int chunks = a->per_token <= 2 && a->cols % (2 * N) == 0 ? 2 : 1;
     const unsigned grid = (unsigned)divide_up(a->rows * (a->cols / (N * chunks)), THREADS);
     if (chunks == 2)
-        combine_kernel<T, N, WEIGHTED, 2, 2><<<grid, THREADS, 0, l.stream>>>(*a);
+        combine_kernel<T, N, WEIGHTED, 2, 2, true><<<grid, THREADS, 0, l.stream>>>(*a);
+    else if (a->per_token <= 6)
+        combine_kernel<T, N, WEIGHTED, 6, 1, true><<<grid, THREADS, 0, l.stream>>>(*a);
     else
-        combine_kernel<T, N, WEIGHTED, 6, 1><<<grid, THREADS, 0, l.stream>>>(*a);
+        combine_kernel<T, N, WEIGHTED, 6, 1, false><<<grid, THREADS, 0, l.stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }

@@ -240,7 +240,8 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
 
 /* ---- sums of squares ---- */
 
-enum { FEW = 32, SHORT_ROW = 2048, SEGMENT = 65536 }; /* columns: a thread's row, a warp's; what a block sums of a longer one */
+enum { FEW = 32, SHORT_ROW = 8192, SEGMENT = 65536 }; /* columns: a thread's row, a warp's; what a block sums of a longer one */
+enum { WARP_ROWS = 2, BLOCK_ROWS = WARP_ROWS * THREADS / 32 }; /* one after another: looking the matrix up takes as long as half a row */
 enum { MATRICES = 128 };                             /* of one launch */
 
 /* A matrix and the blocks that have it. Rows longer than a segment leave (rows, segments) sums in `out`, to be joined. */
@@ -301,12 +302,12 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) row_squa
         if (row < m.rows)
             m.out[row] = sum_squares<T, 1>((const T *)m.x + row * m.cols, m.cols, 0, 1);
     } else if (m.cols <= SHORT_ROW) { /* a warp per row */
-        const int64_t row = block * (THREADS / 32) + threadIdx.x / 32;
-        if (row >= m.rows)
-            return;
-        const double sum = warp_sum(sum_stretch<T>(m, row, 0, m.cols, threadIdx.x % 32, 32));
-        if (threadIdx.x % 32 == 0)
-            m.out[row] = sum;
+        const int64_t first = block * BLOCK_ROWS + threadIdx.x / 32, end = min(m.rows, (block + 1) * BLOCK_ROWS);
+        for (int64_t row = first; row < end; row += THREADS / 32) {
+            const double sum = warp_sum(sum_stretch<T>(m, row, 0, m.cols, threadIdx.x % 32, 32));
+            if (threadIdx.x % 32 == 0)
+                m.out[row] = sum;
+        }
     } else { /* a block per segment of a row */
         const int64_t row = block / m.segments, first = block % m.segments * SEGMENT;
         const int64_t count = m.cols - first < SEGMENT ? m.cols - first : SEGMENT;
@@ -330,7 +331,7 @@ static __global__ void __launch_bounds__(THREADS) join_segments_kernel(double *o
 static int64_t square_blocks(const qd_row_squares_args *a)
 {
     return a->cols <= FEW         ? divide_up(a->rows, THREADS)
-           : a->cols <= SHORT_ROW ? divide_up(a->rows, THREADS / 32)
+           : a->cols <= SHORT_ROW ? divide_up(a->rows, BLOCK_ROWS)
                                   : a->rows * divide_up(a->cols, SEGMENT);
 }
 
