@@ -1,6 +1,5 @@
 #include "nn/nn_impl.h"
 
-
 typedef qd_status (*op_runner)(const qd_op_call *call);
 
 static qd_status run_exchange(const qd_op_call *c)

@@ -322,15 +322,6 @@ static qd_status set_up_rank(qd_trainer *trainer, qd_comm *world, void *rates)
     return qd_comm_split(world, qd_comm_rank(world) / r->met, 0, "meeting", &p->group);
 }
 
-static qd_status take_down_rank(qd_trainer *trainer, qd_comm *world, void *rates)
-{
-    qd_rates *r = rates;
-    place *p = &r->places[qd_comm_rank(world)];
-    (void)trainer;
-    qd_comm_destroy(p->group);
-    return QD_OK;
-}
-
 qd_status qd_rates_create(qd_team *team, const qd_config *config, int met, bool alone, int runs, qd_rates **rates)
 {
     const qd_strategy *s = &qd_team_program(team)->strategy;
@@ -357,14 +348,13 @@ void qd_rates_destroy(qd_rates *r)
 {
     if (!r)
         return;
-    if (r->places)
-        qd_team_call(r->team, take_down_rank, r);
     for (int rank = 0; rank < r->ranks; rank++) {
         if (r->attention)
             qd_rate_attention_destroy(r->attention[rank]);
         for (int i = 0; i < 3 && r->places; i++)
             free(r->places[rank].memory[i]);
         if (r->places) {
+            qd_comm_destroy(r->places[rank].group); /* not by the rank's thread: a team that has failed runs nothing */
             free(r->places[rank].in);
             free(r->places[rank].out);
         }
