@@ -49,7 +49,7 @@ static const qd_option own[] = {
     {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step, machine: steps before the clock starts", NULL},
     {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, machine: steps that are timed", NULL},
     {"in-turn", QD_OPTION_STRING, "", 0, 0, NULL, "step: a further CONFIG, whose steps are taken in turn with these: how they compare on a machine whose speed moves", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_bench = {

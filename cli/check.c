@@ -192,7 +192,7 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"print", QD_OPTION_INT, "-1", -1, 65535, NULL, "prints the step program of this rank, one line per action", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_check = {

@@ -40,6 +40,16 @@ const cli_command *const *cli_commands(void); /* ended by NULL */
 
 #define CLI_OPTIONS(array) .options = (array), .option_count = (int)(sizeof(array) / sizeof((array)[0]))
 
+/* Options that several commands take. */
+#define CLI_OPTION_JSON \
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL}
+#define CLI_OPTION_DEVICE \
+    {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL}
+#define CLI_OPTION_THREADS \
+    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL}
+#define CLI_OPTION_CLUSTER \
+    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL}
+
 /* "--help" of a command, on standard output. */
 qd_status cli_print_help(const cli_command *command);
 

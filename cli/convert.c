@@ -70,7 +70,7 @@ static const qd_option own[] = {
     {"dtype", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16|fp16", "export: type of the tensors", NULL},
     {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: MiB of a safetensors file at most (a tensor is never cut); 0: one file", NULL},
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "import: data.seq of the run; 0: the model's positions, at most 2048", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_convert = {

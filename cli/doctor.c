@@ -173,7 +173,7 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_doctor = {

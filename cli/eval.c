@@ -108,9 +108,9 @@ static const qd_option own[] = {
     {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows that go through the model at once; 0: about 4096 tokens", NULL},
     {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also a Kneser-Ney trigram model of the same training tokens", NULL},
     {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
-    {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL},
-    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_THREADS,
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_eval = {

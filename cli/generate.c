@@ -170,8 +170,8 @@ static const qd_option own[] = {
     {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "draws from the likeliest tokens that reach this share", NULL},
     {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
     {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
-    {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL},
-    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_THREADS,
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object at the end", NULL},
 };
 

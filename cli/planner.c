@@ -163,7 +163,7 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL},
+    CLI_OPTION_CLUSTER,
     {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators; 0: parallel.ranks", NULL},
     {"against", QD_OPTION_STRING, "", 0, 0, NULL, "a layout to set beside the first choice, for example \"tp=8 pp=16 zero=1\": how far behind it is, and why", NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "writes the configuration with the first choice to this file", NULL},
@@ -171,7 +171,7 @@ static const qd_option own[] = {
     {"days", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "see --tokens", NULL},
     {"most", QD_OPTION_INT, "16384", 1, 65536, NULL, "tokens: the most GPUs to consider", NULL},
     {"largest", QD_OPTION_BOOL, "false", 0, 0, NULL, "which is the largest preset that fits?", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_plan = {

@@ -157,8 +157,8 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_CLUSTER,
+    CLI_OPTION_JSON,
     {"timeline", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
     {"report", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file as one HTML page", NULL},
     {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, a line per stage", NULL},

@@ -173,7 +173,7 @@ static const qd_option own[] = {
     {"field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
     {"shard-tokens", QD_OPTION_INT, "100M", 1, 1e12, NULL, "most tokens of one shard", NULL},
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "0: all cores", NULL},
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL},
+    CLI_OPTION_JSON,
 };
 
 const cli_command cli_tokenize = {
