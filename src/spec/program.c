@@ -307,6 +307,32 @@ static qd_status check_gradient_axes(const qd_ledger *ledger)
 /* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
  * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
  * meaningless is switched off. */
+/* zero 3: neighbours that keep parameters between the passes. They have all experts, some times over. */
+static qd_status choose_kept_groups(builder *b, int shard, bool apart)
+{
+    const qd_strategy *s = b->strategy;
+    const qd_mesh *mesh = &b->ledger->mesh;
+    int together = s->reshard * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
+    b->kept_groups[0] = b->kept_groups[1] = -1;
+    if (s->zero < 3 || s->reshard <= QD_RESHARD_ALL)
+        return QD_OK;
+    if (shard % s->reshard != 0)
+        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard, shard);
+    if (apart && together % ranks != 0)
+        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which lie on %d (parallel.ep × etp)",
+                       s->reshard, together, ranks);
+    if (!s->training)
+        return QD_OK;
+    b->kept_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1});
+    b->kept_parts[0] = s->reshard;
+    if (apart) {
+        qd_group experts = qd_ledger_data_group(b->ledger, 1);
+        b->kept_parts[1] = experts.size = together / ranks;
+        b->kept_groups[1] = qd_build_group(b, experts);
+    }
+    return QD_OK;
+}
+
 static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -319,9 +345,6 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
-    if (apart && s->zero > 0 && s->reshard > QD_RESHARD_ALL)
-        return QD_FAIL(QD_UNSUPPORTED, "groups of parallel.reshard_after_forward do not take experts that are laid out apart (parallel.ep, etp, tp): "
-                                       "leave them out");
     /* A copy has all experts, some times over: those are the experts' own copies, over which theirs are sharded. */
     int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
     if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
@@ -346,13 +369,7 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
         b->shard_groups[1] = qd_build_group(b, experts);
     }
     b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
-    b->kept_group = -1;
-    if (s->zero == 3 && s->reshard > QD_RESHARD_ALL) {
-        if (shard.size % s->reshard != 0)
-            return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard,
-                           shard.size);
-        b->kept_group = s->training ? qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1}) : -1;
-    }
+    QD_TRY(choose_kept_groups(b, shard.size, apart));
     qd_share shares[QD_FAMILY_COUNT] = {{shard.size, qd_group_coord(mesh, shard, b->p->rank)}, {1, 0}};
     if (b->shard_groups[1] >= 0)
         shares[1] = (qd_share){b->p->groups[b->shard_groups[1]].size, qd_group_coord(mesh, b->p->groups[b->shard_groups[1]], b->p->rank)};

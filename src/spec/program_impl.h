@@ -34,7 +34,7 @@ typedef struct qd_unit {
     int pending[QD_FAMILY_COUNT]; /* GATHERs that must have ended before they are read, -1: none */
     int packed[QD_FAMILY_COUNT];  /* what those send, to be freed after them; -1: nothing */
     bool is_kept;  /* the next gather is among the ranks of a smaller group, */
-    int kept;      /* from this rank's part, -1: it has no row of it */
+    int kept[QD_FAMILY_COUNT]; /* from this rank's part, -1: it has no row of it */
     int uses_left;
     int in_window; /* number of the item whose window it was last found in */
 } qd_unit;
@@ -80,7 +80,8 @@ typedef struct qd_builder {
     int *tied_arrives;       /* per slot: RECV of the tied gradient */
     int pipeline_group;
     int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT], replica_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
-    int data_group, shard_group, kept_group; /* -1: one rank */
+    int data_group, shard_group; /* -1: one rank */
+    int kept_groups[QD_FAMILY_COUNT], kept_parts[QD_FAMILY_COUNT]; /* that keep parameters between the passes, each this many parts; 0: none do */
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     bool *overwritten;    /* per parameter: an op overwrites its gradient; others must be zero before they are added to */
     uint8_t *grad_phases; /* per module and slot of a block: phases whose gradients have been written */

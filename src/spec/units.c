@@ -46,7 +46,7 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
         return QD_NO_MEMORY;
     b->window_item = -1;
     for (int m = 0; m < b->modules; m++)
-        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = -1, .in_window = -1};
+        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1};
     for (int i = 0; i < b->item_count; i++) {
         int units[2], count = item_units(b, &b->items[i], units);
         for (int u = 0; u < count; u++)
@@ -120,9 +120,14 @@ static void gather_run(qd_builder *b, int module, run r)
         if (part >= 0) /* a rank may have no row of a small module */
             pack(b, QD_ACTION_PACK, module, r, whole, part, parts);
     } else if (unit->is_kept) {
-        part = unit->kept;
-        parts = b->p->groups[b->kept_group].size;
-        group = b->kept_group;
+        part = unit->kept[r.family];
+        parts = b->kept_parts[r.family];
+        group = b->kept_groups[r.family];
+        if (group < 0) { /* all of it */
+            if (part >= 0)
+                pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
+            return;
+        }
     }
     /* The memory it writes may have been given back by the last action that computed; what it reads was written before. */
     qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, module, group, count, s->param, qd_build_last_compute(b));
@@ -200,14 +205,18 @@ static void release(qd_builder *b, int module, bool keep)
 {
     qd_unit *unit = &b->units[module];
     if (keep && unit->buffer >= 0) {
-        int parts = b->p->groups[b->kept_group].size;
-        int part = qd_group_coord(&b->ledger->mesh, b->p->groups[b->kept_group], b->p->rank);
         unit->is_kept = true;
         run runs[QD_FAMILY_COUNT];
-        module_runs(b, module, runs); /* one: families that are apart have no such groups */
-        unit->kept = alloc_parts(b, QD_BUFFER_KEPT, module, runs[0], parts, part, 0);
-        if (unit->kept >= 0)
-            pack(b, QD_ACTION_PACK, module, runs[0], unit->buffer, unit->kept, parts);
+        int count = module_runs(b, module, runs);
+        for (int r = 0; r < count; r++) {
+            int family = runs[r].family, group = b->kept_groups[family], parts = b->kept_parts[family];
+            if (b->shard_groups[family] < 0)
+                continue; /* this rank's own, always */
+            int part = group < 0 ? 0 : qd_group_coord(&b->ledger->mesh, b->p->groups[group], b->p->rank);
+            unit->kept[family] = alloc_parts(b, QD_BUFFER_KEPT, module, runs[r], parts, part, 0);
+            if (unit->kept[family] >= 0)
+                pack(b, QD_ACTION_PACK, module, runs[r], unit->buffer, unit->kept[family], parts);
+        }
     }
     qd_build_free(b, &unit->buffer);
 }
@@ -223,13 +232,14 @@ void qd_units_after(qd_builder *b, int item)
     for (int u = 0; u < count; u++) {
         qd_unit *unit = &b->units[units[u]];
         unit->uses_left--;
-        for (int family = 0; family < QD_FAMILY_COUNT; family++)
+        for (int family = 0; family < QD_FAMILY_COUNT; family++) {
             qd_build_free(b, &unit->packed[family]);
-        qd_build_free(b, &unit->kept);
+            qd_build_free(b, &unit->kept[family]);
+        }
         unit->is_kept = false;
         bool soon = unit->in_window == item + 1, kept = b->strategy->reshard == QD_RESHARD_NEVER && unit->uses_left > 0;
         if (b->strategy->zero == 3 && !soon && !kept)
-            release(b, units[u], forward && unit->uses_left > 0 && b->kept_group >= 0);
+            release(b, units[u], forward && unit->uses_left > 0 && b->kept_parts[0] > 0);
     }
 }
 

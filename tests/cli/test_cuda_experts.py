@@ -73,11 +73,12 @@ class CudaExperts(gpu.GpuTest):
                         self.assertLessEqual(abs(first[0][across] - first[1][across]), 0.002 * first[1][across])
 
     def test_muon_and_replicas_follow_one_rank(self):
-        """Muon's matrices of experts, whole and cut by etp; replicas of sharded copies."""
+        """Muon's matrices of experts, whole and cut by etp; replicas of sharded copies; groups that keep parameters between the passes."""
         muon = ["train.optimizer=muon", "train.lr=2e-3", "train.eps=1e-3"]
         layouts = {"ep2": [*muon, "parallel.ep=2"], "ep2 zero1": [*muon, "parallel.ep=2", "parallel.zero=1"],
                    "etp2 zero3": [*muon, "parallel.ep=2", "parallel.etp=2", "parallel.zero=3"],
                    "replicas": [*SGD, "parallel.ep=2", "parallel.zero=2", "parallel.dp_shard=2"],
+                   "kept": [*SGD, "parallel.ep=2", "parallel.zero=3", "parallel.reshard_after_forward=2"],
                    "tp2 zero1": [*muon, "parallel.zero=1", "parallel.tp=2"]}
         run = [*MODELS["deepseek"], "train.micro_batch=1", "--device", "cuda", "run.gpu=0"]
         for name, layout in layouts.items():

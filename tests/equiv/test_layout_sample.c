@@ -89,8 +89,10 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
+    /* Groups of two keep parameters between the passes, where they have all experts. */
+    const char *kept = zero == 3 && overlap[0] == '\0' && dp * cp % 2 == 0 && 2 * tp % (ep * etp) == 0 ? "parallel.reshard_after_forward=2 " : "";
     snprintf(words, size, RUN "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
-             "%s%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap, split, pieces);
+             "%s%s%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap, split, pieces, kept);
 }
 
 static void same_bits(const char *words, const outcome *a, const outcome *b)

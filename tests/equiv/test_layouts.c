@@ -251,28 +251,15 @@ static void checkpoints_travel(void **state)
     static const char *const models[] = {LLAMA "model.kv_heads=2 ", GPT2, DEEPSEEK};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         char words[1024];
+        double losses[2 * (sizeof dense_layouts + sizeof expert_layouts) / sizeof *dense_layouts];
         const char *const *layouts = m < 2 ? dense_layouts : expert_layouts;
         const int count = m < 2 ? sizeof dense_layouts / sizeof *dense_layouts : sizeof expert_layouts / sizeof *expert_layouts;
         snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s", models[m]);
         trained one = trained_run(words, 2 * count, (qd_random_tokens){.seed = 7});
-        for (int l = 0; l < count; l++) {
-            snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s%s", models[m], layouts[l]);
-            qd_config config = layout_config(words);
-            qd_random_tokens random = {.seed = 7, .vocab = config.model.vocab};
-            qd_batch_source source = qd_random_source(&random);
-            qd_team *team;
-            trained_ok(qd_team_create(&config, &source, &team));
-            if (l > 0)
-                trained_ok(qd_team_call(team, trained_load, NULL));
-            for (int s = 2 * l; s < 2 * l + 2; s++) {
-                qd_step_output out;
-                trained_ok(qd_team_step(team, &out));
-                if (!(fabs(out.loss - one.losses[s]) <= OUTCOME_TOLERANCE * one.losses[s]))
-                    fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, out.loss, one.losses[s]);
-            }
-            trained_ok(qd_team_call(team, trained_save, NULL));
-            qd_team_destroy(team);
-        }
+        trained_onward(words, layouts, (size_t)count, 2, (qd_random_tokens){.seed = 7}, losses);
+        for (int s = 0; s < 2 * count; s++)
+            if (!(fabs(losses[s] - one.losses[s]) <= OUTCOME_TOLERANCE * one.losses[s]))
+                fail_msg("%s%s: step %d: loss %.9g against %.9g", words, layouts[s / 2], s + 1, losses[s], one.losses[s]);
         free(one.weights);
     }
 }

@@ -102,6 +102,23 @@ static void replicas_give_the_same_bits(void **state)
     outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 24}, all, COUNT(all));
 }
 
+/* Groups that keep parameters between the passes: they have every expert once (nothing is gathered then), twice, or as often as all ranks. */
+static void kept_groups_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const variants[] = {
+        "parallel.zero=3 parallel.reshard_after_forward=2 ",
+        "parallel.zero=3 parallel.reshard_after_forward=4 parallel.prefetch=1 ",
+        "parallel.zero=3 parallel.dp_shard=4 parallel.reshard_after_forward=2 parallel.overlap=false ",
+    };
+    static const char *const all[] = {"parallel.ep=2 parallel.zero=3 parallel.reshard_after_forward=4 ", "parallel.tp=2 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2 ",
+                                      "parallel.ep=2 parallel.etp=2 parallel.zero=3 parallel.reshard_after_forward=4 ",
+                                      "parallel.ep=8 parallel.zero=3 parallel.reshard_after_forward=8 "};
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2, .seed = 30);
+    TRAINED_COMPARE(RUN MIXTRAL "train.optimizer=adamw parallel.ranks=8 parallel.tp=2 parallel.ep=4 train.recompute=full ", variants, 3, 2, .seed = 31);
+    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 32}, all, COUNT(all));
+}
+
 static double cost_of(const qd_param *x)
 {
     return (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
@@ -171,11 +188,8 @@ static void bytes_follow_the_formula(void **state)
     for (size_t l = 0; l < COUNT(rows); l++) {
         char words[1024];
         snprintf(words, sizeof words, MUON MIXTRAL "%s", rows[l].layout);
-        qd_config config = layout_config(words);
         qd_arena *arena;
-        qd_program *p;
-        trained_ok(qd_arena_create(&arena));
-        trained_ok(qd_config_build(&config, 0, arena, &p));
+        qd_program *p = trained_program(words, &arena);
         int64_t elements = 0, planned = 0, n = rows[l].parts;
         for (int i = 0; i < p->ledger->param_count; i++)
             elements += p->ledger->params[i].family == 1 ? p->ledger->params[i].shape[0] * p->ledger->params[i].shape[1] : 0;
@@ -201,24 +215,7 @@ static void checkpoints_change_layouts(void **state)
     double losses[COUNT(parts) * EACH];
     outcome_prepare = NULL;
     trained whole = trained_run(MUON MIXTRAL "parallel.ranks=1 ", (int)COUNT(losses), (qd_random_tokens){.seed = 12});
-    for (size_t k = 0; k < COUNT(parts); k++) {
-        char words[1024];
-        snprintf(words, sizeof words, MUON MIXTRAL "%s", parts[k]);
-        qd_config config = layout_config(words);
-        qd_random_tokens random = {.seed = 12, .vocab = config.model.vocab};
-        qd_batch_source source = qd_random_source(&random);
-        qd_team *team;
-        trained_ok(qd_team_create(&config, &source, &team));
-        if (k > 0)
-            trained_ok(qd_team_call(team, trained_load, NULL));
-        for (int s = 0; s < EACH; s++) {
-            qd_step_output out;
-            trained_ok(qd_team_step(team, &out));
-            losses[k * EACH + (size_t)s] = out.loss;
-        }
-        trained_ok(qd_team_call(team, trained_save, NULL));
-        qd_team_destroy(team);
-    }
+    trained_onward(MUON MIXTRAL, parts, COUNT(parts), EACH, (qd_random_tokens){.seed = 12}, losses);
     for (size_t s = 0; s < COUNT(losses); s++)
         if (!(fabs(losses[s] - whole.losses[s]) <= 1e-5 * whole.losses[s]))
             fail_msg("step %zu: loss %.9g, without changes %.9g", s + 1, losses[s], whole.losses[s]);
@@ -255,6 +252,7 @@ int main(void)
         cmocka_unit_test(stages_give_the_same_bits),
         cmocka_unit_test(masters_give_the_same_bits),
         cmocka_unit_test(replicas_give_the_same_bits),
+        cmocka_unit_test(kept_groups_give_the_same_bits),
         cmocka_unit_test_setup_teardown(checkpoints_change_layouts, scratch_setup, scratch_teardown),
         cmocka_unit_test(actions_matter),
     };

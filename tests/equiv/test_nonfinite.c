@@ -19,15 +19,10 @@ static qd_random_tokens tokens;
 
 static qd_team *start(const char *words, int ranks)
 {
-    static qd_batch_source source;
     char text[512];
-    qd_team *team;
     snprintf(text, sizeof text, MODEL "%s parallel.ranks=%d", words, ranks);
-    qd_config config = layout_config(text);
-    tokens = (qd_random_tokens){.seed = 2, .vocab = config.model.vocab};
-    source = qd_random_source(&tokens);
-    trained_ok(qd_team_create(&config, &source, &team));
-    return team;
+    tokens = (qd_random_tokens){.seed = 2};
+    return trained_team(text, &tokens);
 }
 
 /* One rank's copy of a weight; the other ranks keep theirs. */

@@ -99,13 +99,10 @@ static qd_status look(qd_trainer *trainer, qd_comm *world, void *argument)
 
 static taken measure(const char *words)
 {
-    qd_config config = layout_config(words);
-    qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
-    qd_batch_source source = qd_random_source(&random);
-    qd_team *team;
+    qd_random_tokens random = {.seed = 1};
+    qd_team *team = trained_team(words, &random);
     taken before, after;
     qd_step_output out;
-    trained_ok(qd_team_create(&config, &source, &team));
     trained_ok(qd_team_call(team, look, &before));
     trained_ok(qd_team_step(team, &out));
     trained_ok(qd_team_call(team, look, &after));
@@ -146,11 +143,8 @@ static void chunks_cover_the_state(void **state)
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[512];
         snprintf(words, sizeof words, LLAMA RUN OFFLOAD "train.global_batch=6 train.precision=bf16 %s", layouts[l]);
-        qd_config config = layout_config(words);
         qd_arena *arena;
-        qd_program *p;
-        trained_ok(qd_arena_create(&arena));
-        trained_ok(qd_config_build(&config, 0, arena, &p));
+        qd_program *p = trained_program(words, &arena);
         int64_t held = 0, fetched = 0;
         for (int kind = QD_BUFFER_MASTER; kind <= QD_BUFFER_MOMENT2; kind++) {
             int buffer = p->persistent[kind];
@@ -184,50 +178,20 @@ static void chunks_cover_the_state(void **state)
 
 /* ---- checkpoints, and numbers that are not finite ---- */
 
-static qd_team *start(const char *words, qd_random_tokens *random)
-{
-    qd_config config = layout_config(words);
-    *random = (qd_random_tokens){.seed = 11, .vocab = config.model.vocab};
-    qd_batch_source source = qd_random_source(random);
-    qd_team *team;
-    trained_ok(qd_team_create(&config, &source, &team));
-    return team;
-}
-
 enum { EACH = 3, PARTS = 3, STEPS = EACH * PARTS };
-
-/* Steps in three parts with a checkpoint between them; sides: whether the state lies in host memory in each. */
-static void run_parts(const char *base, const bool sides[PARTS], double losses[STEPS])
-{
-    for (int part = 0; part < PARTS; part++) {
-        char words[512];
-        qd_random_tokens random;
-        snprintf(words, sizeof words, "%s%s", base, sides[part] ? OFFLOAD : "");
-        qd_team *team = start(words, &random);
-        if (part > 0)
-            trained_ok(qd_team_call(team, trained_load, NULL));
-        for (int s = 0; s < EACH; s++) {
-            qd_step_output out;
-            trained_ok(qd_team_step(team, &out));
-            losses[part * EACH + s] = out.loss;
-        }
-        trained_ok(qd_team_call(team, trained_save, NULL));
-        qd_team_destroy(team);
-    }
-}
 
 /* A run that changes sides twice ends with the bits of one that never does. */
 static void resume_changes_sides(void **state)
 {
     static const char *const bases[] = {"parallel.ranks=2 train.precision=bf16 ", "parallel.ranks=2 parallel.zero=1 ",
                                         "parallel.ranks=2 parallel.zero=3 train.precision=bf16 ", "parallel.ranks=2 train.optimizer=muon "};
-    static const bool sides[][PARTS] = {{false, false, false}, {true, false, true}, {false, true, false}};
+    static const char *const sides[][PARTS] = {{"", "", ""}, {OFFLOAD, "", OFFLOAD}, {"", OFFLOAD, ""}};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
         char words[400];
         double losses[3][STEPS];
         snprintf(words, sizeof words, GPT2 RUN "train.global_batch=4 %s", bases[b]);
         for (size_t k = 0; k < sizeof sides / sizeof *sides; k++) {
-            run_parts(words, sides[k], losses[k]);
+            trained_onward(words, sides[k], PARTS, EACH, (qd_random_tokens){.seed = 11}, losses[k]);
             assert_int_equal(scratch_teardown(state) | scratch_setup(state), 0); /* the next begins without checkpoints */
             for (int s = 0; s < STEPS; s++)
                 if (losses[k][s] != losses[0][s])
@@ -241,10 +205,10 @@ static void skipped_steps_touch_nothing(void **state)
 {
     (void)state;
     float bad[48], *before, *after, good[48];
-    qd_random_tokens random;
+    qd_random_tokens random = {.seed = 11};
     qd_step_output out;
     int64_t count;
-    qd_team *team = start(LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=2 parallel.zero=1 train.precision=bf16 train.on_nonfinite=skip", &random);
+    qd_team *team = trained_team(LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=2 parallel.zero=1 train.precision=bf16 train.on_nonfinite=skip", &random);
     trained_ok(qd_team_step(team, &out));
     trained_ok(qd_team_read(team, "block.1.mlp_norm.weight", QD_TENSOR_VALUE, good, 48));
     for (int i = 0; i < 48; i++)
@@ -292,11 +256,8 @@ static void actions_matter(void **state)
 static void copies_are_waited_for(void **state)
 {
     (void)state;
-    qd_config config = layout_config(LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=1");
     qd_arena *arena;
-    qd_program *p;
-    trained_ok(qd_arena_create(&arena));
-    trained_ok(qd_config_build(&config, 0, arena, &p));
+    qd_program *p = trained_program(LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=1", &arena);
     int refused = 0;
     for (int i = 0; i < p->action_count; i++) {
         qd_action *a = &p->actions[i];

@@ -184,25 +184,6 @@ static void stages_that_are_uneven_show(void **state)
         fail_msg("uneven %.3f, bubble %.3f, textbook %.3f", r.uneven, r.bubble, r.theory);
 }
 
-static qd_team *start(const char *words, qd_random_tokens *random)
-{
-    qd_config config = layout_config(words);
-    *random = (qd_random_tokens){.seed = 11, .vocab = config.model.vocab};
-    qd_batch_source source = qd_random_source(random);
-    qd_team *team;
-    trained_ok(qd_team_create(&config, &source, &team));
-    return team;
-}
-
-static void run_steps(qd_team *team, int count, double *losses)
-{
-    for (int i = 0; i < count; i++) {
-        qd_step_output out;
-        trained_ok(qd_team_step(team, &out));
-        losses[i] = out.loss;
-    }
-}
-
 /* Saved on one layout, gone on with on another of the same dp: the same bits as without a stop. */
 static void checkpoints_travel_between_pipelines(void **state)
 {
@@ -220,17 +201,17 @@ static void checkpoints_travel_between_pipelines(void **state)
         for (size_t from = 0; from < 4; from++) {
             size_t to = (from + 1 + m) % 4;
             char words[2][640];
-            qd_random_tokens random;
+            qd_random_tokens random = {.seed = 11};
             snprintf(words[0], sizeof words[0], "%s%s", models[m], layouts[from]);
             snprintf(words[1], sizeof words[1], "%s%s", models[m], layouts[to]);
-            qd_team *team = start(words[0], &random);
-            run_steps(team, 2, whole);
+            qd_team *team = trained_team(words[0], &random);
+            trained_steps(team, 2, whole);
             trained_ok(qd_team_call(team, trained_save, NULL));
-            run_steps(team, 3, whole + 2);
+            trained_steps(team, 3, whole + 2);
             qd_team_destroy(team);
-            team = start(words[1], &random);
+            team = trained_team(words[1], &random);
             trained_ok(qd_team_call(team, trained_load, NULL));
-            run_steps(team, 3, part + 2);
+            trained_steps(team, 3, part + 2);
             qd_team_destroy(team);
             for (int s = 2; s < 5; s++)
                 if (whole[s] != part[s])
@@ -258,15 +239,15 @@ static void what_is_not_finite_is_named(void **state)
     (void)state;
     float bad[32];
     qd_step_output out;
-    qd_random_tokens random;
+    qd_random_tokens random = {.seed = 11};
     for (int i = 0; i < 32; i++)
         bad[i] = i == 7 ? NAN : 1.0f;
-    qd_team *team = start(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
+    qd_team *team = trained_team(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
     trained_ok(qd_team_write(team, "block.4.mlp_norm.weight", bad, 32));
     assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
     assert_non_null(strstr(qd_error_message(), "rank 1: its weight block.4.mlp_norm.weight is not finite"));
     qd_team_destroy(team);
-    team = start(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
+    team = trained_team(LLAMA RUN "train.global_batch=4 train.micro_batch=1 parallel.ranks=2 parallel.pp=2 ", &random);
     trained_ok(qd_team_call(team, spoil, NULL));
     assert_int_equal(qd_team_step(team, &out), QD_NOT_FINITE);
     if (!strstr(qd_error_message(), "rank 1: its gradient of block.4.mlp_norm.weight is not finite"))

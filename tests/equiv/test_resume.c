@@ -21,26 +21,6 @@
 #define MODEL                                                                                               \
     "model.layers=2 model.hidden=32 model.heads=4 model.vocab=61 data.seq=12 train.global_batch=8 train.steps=20 run.threads=1 "
 
-static qd_team *start(const char *words, qd_random_tokens *random)
-{
-    qd_config config = layout_config(words);
-    *random = (qd_random_tokens){.seed = 11, .vocab = config.model.vocab};
-    qd_batch_source source = qd_random_source(random);
-    qd_team *team;
-    ok(qd_team_create(&config, &source, &team));
-    return team;
-}
-
-static void run_steps(qd_team *team, int count, double *losses)
-{
-    for (int i = 0; i < count; i++) {
-        qd_step_output out;
-        ok(qd_team_step(team, &out));
-        if (losses)
-            losses[i] = out.loss;
-    }
-}
-
 static void resume_is_exact(void **state)
 {
     (void)state;
@@ -52,19 +32,19 @@ static void resume_is_exact(void **state)
                                         MODEL "parallel.ranks=4 parallel.zero=2 train.optimizer=muon "};
     for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
         double whole[20], part[20];
-        qd_random_tokens random, other;
-        qd_team *team = start(bases[b], &random);
-        run_steps(team, 20, whole);
+        qd_random_tokens random = {.seed = 11}, other = {.seed = 11};
+        qd_team *team = trained_team(bases[b], &random);
+        trained_steps(team, 20, whole);
         qd_team_destroy(team);
 
-        team = start(bases[b], &random);
-        run_steps(team, 7, part);
+        team = trained_team(bases[b], &random);
+        trained_steps(team, 7, part);
         ok(qd_team_call(team, trained_save, NULL));
         qd_team_destroy(team);
 
-        team = start(bases[b], &random);
+        team = trained_team(bases[b], &random);
         ok(qd_team_call(team, trained_load, NULL));
-        run_steps(team, 13, part + 7);
+        trained_steps(team, 13, part + 7);
         qd_team_destroy(team);
         for (int s = 0; s < 20; s++)
             if (whole[s] != part[s])
@@ -78,9 +58,9 @@ static void resume_is_exact(void **state)
             snprintf(words, sizeof words, "%s%s", bases[b], layouts[l]);
             if (!sample_has(l, b, 3))
                 continue;
-            team = start(words, &other);
+            team = trained_team(words, &other);
             ok(qd_team_call(team, trained_load, NULL));
-            run_steps(team, 13, part + 7);
+            trained_steps(team, 13, part + 7);
             qd_team_destroy(team);
             for (int s = 7; s < 20; s++)
                 if (!(fabs(whole[s] - part[s]) <= (exact ? 1e-5 : 1e-2) * whole[s]))
@@ -101,18 +81,18 @@ static void any_stage_reads_any(void **state)
                   {"parallel.ranks=8 parallel.zero=1 ", false}, {"parallel.ranks=8 parallel.zero=3 parallel.dp_shard=4 ", false},
                   {"parallel.ranks=8 parallel.zero=0 ", false}};
     double whole[27], part[27];
-    qd_random_tokens random;
-    qd_team *team = start(MODEL "parallel.ranks=4 parallel.zero=3", &random);
-    run_steps(team, 7, whole);
+    qd_random_tokens random = {.seed = 11};
+    qd_team *team = trained_team(MODEL "parallel.ranks=4 parallel.zero=3", &random);
+    trained_steps(team, 7, whole);
     ok(qd_team_call(team, trained_save, NULL));
-    run_steps(team, 20, whole + 7);
+    trained_steps(team, 20, whole + 7);
     qd_team_destroy(team);
     for (size_t o = 0; o < sizeof others / sizeof *others; o++) {
         char words[512];
         snprintf(words, sizeof words, MODEL "%s", others[o].words);
-        team = start(words, &random);
+        team = trained_team(words, &random);
         ok(qd_team_call(team, trained_load, NULL));
-        run_steps(team, 20, part + 7);
+        trained_steps(team, 20, part + 7);
         qd_team_destroy(team);
         for (int s = 7; s < 27; s++)
             if (others[o].exact ? whole[s] != part[s] : !(fabs(whole[s] - part[s]) <= 1e-5 * whole[s]))
@@ -154,16 +134,16 @@ static void written_while_training(void **state)
 {
     (void)state;
     double whole[20], part[20];
-    qd_random_tokens random;
-    qd_team *team = start(MODEL "parallel.ranks=4", &random);
-    run_steps(team, 5, whole);
+    qd_random_tokens random = {.seed = 11};
+    qd_team *team = trained_team(MODEL "parallel.ranks=4", &random);
+    trained_steps(team, 5, whole);
     ok(qd_team_call(team, begin, NULL));
-    run_steps(team, 15, whole + 5);
+    trained_steps(team, 15, whole + 5);
     ok(qd_team_call(team, finish, NULL));
     qd_team_destroy(team);
-    team = start(MODEL "parallel.ranks=4", &random);
+    team = trained_team(MODEL "parallel.ranks=4", &random);
     ok(qd_team_call(team, trained_load, NULL));
-    run_steps(team, 15, part + 5);
+    trained_steps(team, 15, part + 5);
     qd_team_destroy(team);
     assert_memory_equal(whole + 5, part + 5, 15 * sizeof *part);
 }
@@ -173,11 +153,11 @@ static void damage_falls_back(void **state)
 {
     (void)state;
     static const char *const files[] = {"manifest.json", "manifest.xxh3", "model-00000.safetensors", "optimizer-00000.safetensors"};
-    qd_random_tokens random;
-    qd_team *team = start(MODEL "parallel.ranks=1", &random);
-    run_steps(team, 2, NULL);
+    qd_random_tokens random = {.seed = 11};
+    qd_team *team = trained_team(MODEL "parallel.ranks=1", &random);
+    trained_steps(team, 2, NULL);
     ok(qd_team_call(team, trained_save, NULL));
-    run_steps(team, 2, NULL);
+    trained_steps(team, 2, NULL);
     for (size_t f = 0; f < sizeof files / sizeof *files; f++) {
         for (int where = 0; where < 12; where++) {
             ok(qd_team_call(team, trained_save, NULL)); /* step 4 anew */
@@ -212,10 +192,10 @@ static void damage_falls_back(void **state)
 static void old_ones_are_pruned(void **state)
 {
     (void)state;
-    qd_random_tokens random;
-    qd_team *team = start(MODEL "parallel.ranks=1", &random);
+    qd_random_tokens random = {.seed = 11};
+    qd_team *team = trained_team(MODEL "parallel.ranks=1", &random);
     for (int i = 0; i < 5; i++) {
-        run_steps(team, 1, NULL);
+        trained_steps(team, 1, NULL);
         ok(qd_team_call(team, trained_save, NULL));
     }
     struct stat info;
@@ -230,12 +210,12 @@ static void old_ones_are_pruned(void **state)
 static void another_model_is_refused(void **state)
 {
     (void)state;
-    qd_random_tokens random;
-    qd_team *team = start(MODEL "parallel.ranks=1", &random);
-    run_steps(team, 1, NULL);
+    qd_random_tokens random = {.seed = 11};
+    qd_team *team = trained_team(MODEL "parallel.ranks=1", &random);
+    trained_steps(team, 1, NULL);
     ok(qd_team_call(team, trained_save, NULL));
     qd_team_destroy(team);
-    team = start(MODEL "parallel.ranks=1 model.hidden=64", &random);
+    team = trained_team(MODEL "parallel.ranks=1 model.hidden=64", &random);
     assert_int_equal(qd_team_call(team, trained_load, NULL), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "61 x 32, the model's is 61 x 64"));
     qd_team_destroy(team);

@@ -36,14 +36,66 @@ void trained_read(qd_team *team, qd_tensor_kind kind, float **out, int64_t *coun
     }
 }
 
-trained trained_run(const char *words, int steps, qd_random_tokens random)
+qd_team *trained_team(const char *words, qd_random_tokens *random)
 {
     qd_config config = layout_config(words);
-    random.vocab = config.model.vocab;
-    qd_batch_source source = qd_random_source(&random);
+    random->vocab = config.model.vocab;
+    qd_batch_source source = qd_random_source(random);
     qd_team *team;
-    trained r = {.steps = steps};
     trained_ok(qd_team_create(&config, &source, &team));
+    return team;
+}
+
+void trained_steps(qd_team *team, int count, double *losses)
+{
+    for (int s = 0; s < count; s++) {
+        qd_step_output out;
+        trained_ok(qd_team_step(team, &out));
+        if (losses)
+            losses[s] = out.loss;
+    }
+}
+
+qd_program *trained_program(const char *words, qd_arena **arena)
+{
+    qd_config config = layout_config(words);
+    qd_program *p;
+    trained_ok(qd_arena_create(arena));
+    trained_ok(qd_config_build(&config, 0, *arena, &p));
+    return p;
+}
+
+trained_first trained_step(const qd_config *config, const qd_batch_source *source)
+{
+    trained_first f;
+    qd_team *team;
+    trained_ok(qd_team_create(config, source, &team));
+    trained_ok(qd_team_step(team, &f.out));
+    trained_read(team, QD_TENSOR_GRADIENT, &f.gradients, &f.count);
+    trained_read(team, QD_TENSOR_VALUE, &f.weights, &f.count);
+    qd_team_destroy(team);
+    return f;
+}
+
+void trained_onward(const char *base, const char *const *layouts, size_t count, int each, qd_random_tokens random, double *losses)
+{
+    for (size_t l = 0; l < count; l++) {
+        char words[1024];
+        qd_random_tokens own = random;
+        snprintf(words, sizeof words, "%s%s", base, layouts[l]);
+        qd_team *team = trained_team(words, &own);
+        if (l > 0)
+            trained_ok(qd_team_call(team, trained_load, NULL));
+        trained_steps(team, each, losses + l * (size_t)each);
+        trained_ok(qd_team_call(team, trained_save, NULL));
+        qd_team_destroy(team);
+    }
+}
+
+trained trained_run(const char *words, int steps, qd_random_tokens random)
+{
+    qd_team *team = trained_team(words, &random);
+    trained r = {.steps = steps};
     for (int s = 0; s < steps; s++) {
         qd_step_output out;
         trained_ok(qd_team_step(team, &out));
@@ -126,9 +178,7 @@ void trained_actions_matter(const char *words, int steps, bool (*wanted)(const q
     trained good = trained_run(words, steps, (qd_random_tokens){.seed = 13});
     qd_config config = layout_config(words);
     qd_arena *arena;
-    qd_program *p;
-    trained_ok(qd_arena_create(&arena));
-    trained_ok(qd_config_build(&config, 0, arena, &p));
+    qd_program *p = trained_program(words, &arena);
     for (int i = 0; i < p->action_count; i++) {
         if (!wanted(&p->actions[i]) || !sample_has((*met)++, 0, every))
             continue;

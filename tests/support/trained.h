@@ -14,11 +14,28 @@ typedef struct trained {
 /* Fails the test with the library's message. */
 void trained_ok(qd_status status);
 
+/* Ranks as threads, on random tokens: random->vocab is filled in, and *random outlives the team. */
+qd_team *trained_team(const char *words, qd_random_tokens *random);
+void trained_steps(qd_team *team, int count, double *losses); /* losses may be NULL */
+/* Rank 0's program; destroy *arena. */
+qd_program *trained_program(const char *words, qd_arena **arena);
+
 /* All parameters of one kind, one after another; free *out. */
 void trained_read(qd_team *team, qd_tensor_kind kind, float **out, int64_t *count);
 
 /* Trains on random tokens with ranks as threads; random.vocab is filled in. Free the weights. */
 trained trained_run(const char *words, int steps, qd_random_tokens random);
+
+/* One step, and what it leaves; free both. */
+typedef struct trained_first {
+    qd_step_output out;
+    float *gradients, *weights;
+    int64_t count;
+} trained_first;
+trained_first trained_step(const qd_config *config, const qd_batch_source *source);
+
+/* Trains under one layout after another, `each` steps with each, and goes on from checkpoints in the scratch folder. losses: of all steps. */
+void trained_onward(const char *base, const char *const *layouts, size_t count, int each, qd_random_tokens random, double *losses);
 
 /* Losses, norms and weights, bit by bit. */
 void trained_same_bits(const trained *a, const trained *b, const char *what);

@@ -74,6 +74,7 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=3", "parallel.dp_shard is 3, which does not divide");
     refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2", "cannot hold all experts");
     refused(SMALL "parallel.ranks=4 parallel.zero=3 parallel.reshard_after_forward=3", "does not divide the 4 ranks");
+    refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2", "cannot hold all experts");
     refused("parallel.reshard_after_forward=maybe", "must be true, false, or a number");
 }
 
