@@ -96,8 +96,8 @@ static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void 
 
 /* ---- sums of runs, and the norm ---- */
 
-/* Three sums: of all elements as one run, of none, and of all elements cut into runs, which a GPU takes several launches for if they
- * are many. */
+/* Four sums: of all elements as one run, of none, and twice of all elements cut into runs, which a GPU takes several launches for if they
+ * are many: some of these go on with one sum and leave the other to the next. */
 typedef struct runs_case {
     int64_t count;
     int runs;
@@ -114,28 +114,28 @@ static int runs_tensors(const void *p, ops_tensor *t)
 {
     const runs_case *c = p;
     t[0] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = QD_F64, .cols = c->count};
-    t[1] = (ops_tensor){.name = "sums", .role = OPS_INOUT, .dtype = QD_F64, .cols = 3};
+    t[1] = (ops_tensor){.name = "sums", .role = OPS_INOUT, .dtype = QD_F64, .cols = 4};
     return 2;
 }
 
 static void runs_reference(const void *p, double *const *v)
 {
     const runs_case *c = p;
-    v[1][0] = v[1][2] = 0;
+    v[1][0] = 0;
     for (int64_t i = 0; i < c->count; i++)
         v[1][0] += v[0][i];
-    v[1][2] = v[1][0];
+    v[1][2] = v[1][3] = v[1][0];
 }
 
 static qd_status runs_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const runs_case *c = p;
-    qd_sum_run runs[2700] = {{.first = 0, .count = c->count, .sum = 0}};
-    for (int r = 0; r < c->runs; r++) {
-        int64_t begin = c->count * r / c->runs, end = c->count * (r + 1) / c->runs;
-        runs[r + 1] = (qd_sum_run){.first = begin, .count = end - begin, .sum = 2};
+    qd_sum_run runs[1 + 2 * 2600] = {{.first = 0, .count = c->count, .sum = 0}};
+    for (int r = 0; r < 2 * c->runs; r++) {
+        int64_t part = r % c->runs, begin = c->count * part / c->runs, end = c->count * (part + 1) / c->runs;
+        runs[r + 1] = (qd_sum_run){.first = begin, .count = end - begin, .sum = r < c->runs ? 2 : 3};
     }
-    return k->run_sums(stream, &(qd_run_sums_args){.x = t[0], .runs = runs, .run_count = c->runs + 1, .sums = t[1]});
+    return k->run_sums(stream, &(qd_run_sums_args){.x = t[0], .runs = runs, .run_count = 2 * c->runs + 1, .sums = t[1]});
 }
 
 typedef struct norm_case {
