@@ -10,6 +10,7 @@
  * Folding. If all ranks that differ along an axis share their program, the step looks the same after moving every rank along that
  * axis. The one outcome does then too: such ranks are always at the same place. One of them stands for all, and members of a group
  * that it stands for are there when it is. So 16,384 ranks are checked as a few: one for each program. */
+#include "spec/experts.h"
 #include "spec/program.h"
 
 #include <stdlib.h>
@@ -323,6 +324,35 @@ static void describe(const flat *f, const place *at, char *text, size_t size)
                  (long long)op_at(f->program, at)->exchange.count);
 }
 
+static int next_held(const qd_program *p, int param, int end)
+{
+    while (param < end && (p->storage.count[param] == 0 || p->ledger->params[param].tied_to >= 0))
+        param++;
+    return param;
+}
+
+/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it was made for: each counts by its place among a rank's. */
+static bool same_run(const qd_program *p, const qd_action *x, const qd_program *q, const qd_action *y)
+{
+    if (x->param == y->param && x->params == y->params)
+        return true;
+    if ((x->kind != QD_ACTION_GATHER && x->kind != QD_ACTION_REDUCE_SCATTER) || x->params == 0 || y->params == 0)
+        return false;
+    int x_end = x->param + x->params, y_end = y->param + y->params, x_first, y_first;
+    qd_experts_of(&p->ledger->model, &p->ledger->mesh, p->rank, &x_first);
+    qd_experts_of(&q->ledger->model, &q->ledger->mesh, q->rank, &y_first);
+    for (int i = x->param, j = y->param;; i++, j++) {
+        i = next_held(p, i, x_end);
+        j = next_held(q, j, y_end);
+        if (i == x_end || j == y_end)
+            return i == x_end && j == y_end;
+        const qd_param *a = &p->ledger->params[i], *b = &q->ledger->params[j];
+        if (a->expert < 0 || b->expert < 0 || a->expert - x_first != b->expert - y_first || a->module != b->module || a->fuse != b->fuse ||
+            p->storage.rows[i] != q->storage.rows[j] || p->storage.count[i] != q->storage.count[j])
+            return false;
+    }
+}
+
 static bool same_operation(const flat *f, const place *a, const flat *g, const place *b)
 {
     if ((a->op < 0) != (b->op < 0))
@@ -335,8 +365,8 @@ static bool same_operation(const flat *f, const place *a, const flat *g, const p
     const qd_action *x = &f->program->actions[a->action], *y = &g->program->actions[b->action];
     if (qd_action_transfers(x)) /* kinds differ, and so do the buffers they fill */
         return x->kind != y->kind && x->count == y->count && x->dtype == y->dtype && x->microbatch == y->microbatch;
-    return x->kind == y->kind && x->count == y->count && x->dtype == y->dtype && x->param == y->param && x->params == y->params &&
-           x->parts == y->parts;
+    return x->kind == y->kind && x->count == y->count && x->dtype == y->dtype && x->parts == y->parts &&
+           same_run(f->program, x, g->program, y);
 }
 
 static qd_status disagree(const follower *f, const place *a, const follower *g, const place *b)

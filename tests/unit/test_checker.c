@@ -191,6 +191,45 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
     }
 }
 
+/* Buckets smaller than a block's experts: programs stand for ranks with other experts, in runs that begin elsewhere. A run of other
+ * experts, or one that is shorter, is refused. */
+static void runs_of_experts(void **state)
+{
+    (void)state;
+    static const char *const meshes[] = {"parallel.ranks=8 parallel.ep=2 parallel.zero=2 ", "parallel.ranks=16 parallel.tp=4 parallel.ep=2 parallel.zero=3 ",
+                                         "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 parallel.zero=1 "};
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        char words[512];
+        snprintf(words, sizeof words, SMALL "model.experts=8 model.expert_ffn=24 parallel.bucket_mb=0.01 %s", meshes[i]);
+        built b = build(words);
+        ok(qd_check_programs(b.mesh, b.programs));
+        int last = b.config.world - 1, tried = 0;
+        qd_program *broken = copy_program(&b, last);
+        b.programs[last] = broken;
+        for (int k = 0; k < broken->action_count; k++) {
+            qd_action *a = &broken->actions[k], good = *a;
+            if (a->kind != QD_ACTION_REDUCE_SCATTER || broken->ledger->params[a->param].expert < 0)
+                continue;
+            for (int shorter = 0; shorter < 2; shorter++, *a = good, tried++) {
+                int end = a->param + a->params, to = shorter ? a->param : a->param - 1;
+                while (broken->storage.count[to] == 0)
+                    to += shorter ? 1 : -1;
+                for (end--; broken->storage.count[end] == 0;)
+                    end--;
+                a->param = shorter ? to + 1 : to;
+                a->params = (shorter ? good.param + good.params : end) - a->param;
+                if (a->params <= 0)
+                    continue;
+                if (qd_check_programs(b.mesh, b.programs) != QD_MISMATCH)
+                    fail_msg("%s: action %d with %s experts passed", words, k, shorter ? "fewer" : "other");
+                qd_error_clear();
+            }
+        }
+        assert_true(tried >= 8);
+        qd_arena_destroy(b.arena);
+    }
+}
+
 /* 200 programs, each broken in one place. */
 static void broken_programs_are_refused(void **state)
 {
@@ -295,7 +334,7 @@ static void reports_look_at_all_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sound_programs_pass), cmocka_unit_test(broken_programs_are_refused), cmocka_unit_test(circles_are_told_as_such),
+        cmocka_unit_test(sound_programs_pass), cmocka_unit_test(runs_of_experts), cmocka_unit_test(broken_programs_are_refused), cmocka_unit_test(circles_are_told_as_such),
         cmocka_unit_test(thousands_of_ranks_are_checked), cmocka_unit_test(reports_look_at_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
