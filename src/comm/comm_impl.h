@@ -267,9 +267,9 @@ typedef void (*qd_transfer_visit)(void *context, void *to, const void *from, int
 void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context);
 
 /* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
- * it is in place already), past the caches when `large` or when it is large by itself. For a group of one this is the whole
+ * it is in place already), past the caches also when it is large by itself. For a group of one this is the whole
  * operation; the core never calls a backend for those. */
-void qd_transfer_copy_own(const qd_transfer *op, bool large);
+void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way);
 
 /* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
  * kinds are expected to be each other's counterpart and roots are not compared. */

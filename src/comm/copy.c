@@ -1,30 +1,39 @@
 #include "comm/copy.h"
 
+#include <stdbool.h>
 #include <string.h>
+
+/* What is copied several times is read once: a block stays in the first-level cache, past the caches, or in the second. */
+#define STREAM_BLOCK (8 << 10)
+#define COPY_BLOCK (64 << 10)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Whole lines, LINE by LINE; `to` is on a line. Returns how much was copied: all but less than a line. Long copies take
- * two pages at a time and fetch the next two meanwhile, beyond the end too, where the next copy often begins: one stream of
- * loads alone does not keep the memory busy. */
+/* Whole lines, LINE by LINE; `to` is on a line. Returns how much was copied: all but less than a line. What comes two pages
+ * later is fetched, beyond the end too, where the next copy often begins: the processor's own prefetching stops at each page.
+ * Far copies take two pages at a time, so that misses of the TLB overlap; others are faster without, and if they fetch one line
+ * of each pair. */
 #define PAGE 4096
+#define FETCH(from) _mm_prefetch((from) + 2 * PAGE, _MM_HINT_T0)
 #define DEFINE_LINES(NAME, TARGET, LINE)                                                                    \
-    __attribute__((target(TARGET))) static int64_t NAME(char *to, const char *from, int64_t bytes)          \
+    __attribute__((target(TARGET))) static int64_t NAME(char *to, const char *from, int64_t bytes, bool far) \
     {                                                                                                       \
         int64_t i = 0;                                                                                      \
-        for (; bytes > 2 * PAGE && i + 2 * PAGE <= bytes; i += 2 * PAGE)                           \
+        for (; far && i + 2 * PAGE <= bytes; i += 2 * PAGE)                                                 \
             for (int64_t k = i; k < i + PAGE; k += 128) {                                                   \
-                _mm_prefetch(from + k + 2 * PAGE, _MM_HINT_T0);                                             \
-                _mm_prefetch(from + k + 2 * PAGE + 64, _MM_HINT_T0);                                        \
-                _mm_prefetch(from + k + 3 * PAGE, _MM_HINT_T0);                                             \
-                _mm_prefetch(from + k + 3 * PAGE + 64, _MM_HINT_T0);                                        \
+                FETCH(from + k);                                                                            \
+                FETCH(from + k + 64);                                                                       \
+                FETCH(from + k + PAGE);                                                                     \
+                FETCH(from + k + PAGE + 64);                                                                \
                 LINE(to + k, from + k);                                                                     \
                 LINE(to + k + 64, from + k + 64);                                                           \
                 LINE(to + k + PAGE, from + k + PAGE);                                                       \
                 LINE(to + k + PAGE + 64, from + k + PAGE + 64);                                             \
             }                                                                                               \
         for (; i + 256 <= bytes; i += 256) {                                                                \
+            FETCH(from + i);                                                                                \
+            FETCH(from + i + 128);                                                                          \
             LINE(to + i, from + i);                                                                         \
             LINE(to + i + 64, from + i + 64);                                                               \
             LINE(to + i + 128, from + i + 128);                                                             \
@@ -47,7 +56,8 @@
 DEFINE_LINES(stream_avx512, "avx512f", LINE_512)
 DEFINE_LINES(stream_sse2, "sse2", LINE_128)
 
-static void copy_streaming(char *to, const char *from, int64_t bytes)
+/* Others see it after finish_streaming(). */
+static void stream(char *to, const char *from, int64_t bytes, bool far)
 {
     int64_t head = (int64_t)(-(uintptr_t)to & 63);
     if (head > bytes) head = bytes;
@@ -55,21 +65,48 @@ static void copy_streaming(char *to, const char *from, int64_t bytes)
     to += head;
     from += head;
     bytes -= head;
-    int64_t done = __builtin_cpu_supports("avx512f") ? stream_avx512(to, from, bytes) : stream_sse2(to, from, bytes);
-    _mm_sfence();
+    int64_t done = __builtin_cpu_supports("avx512f") ? stream_avx512(to, from, bytes, far)
+                                                     : stream_sse2(to, from, bytes, far);
     memcpy(to + done, from + done, (size_t)(bytes - done));
 }
-#else
-static void copy_streaming(char *to, const char *from, int64_t bytes)
+
+static void finish_streaming(void)
 {
+    _mm_sfence();
+}
+#else
+static void stream(char *to, const char *from, int64_t bytes, bool far)
+{
+    (void)far;
     memcpy(to, from, (size_t)bytes);
+}
+
+static void finish_streaming(void)
+{
 }
 #endif
 
-void qd_comm_copy(void *to, const void *from, int64_t bytes, bool large)
+void qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way)
 {
-    if (large)
-        copy_streaming(to, from, bytes);
-    else
+    if (way != QD_COPY_NEAR) {
+        stream(to, from, bytes, way == QD_COPY_FAR);
+        finish_streaming();
+    } else {
         memcpy(to, from, (size_t)bytes);
+    }
+}
+
+void qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way)
+{
+    bool past = way != QD_COPY_NEAR;
+    int64_t block = past ? STREAM_BLOCK : COPY_BLOCK;
+    for (int64_t b = 0; b < bytes; b += block)
+        for (int i = 0; i < count; i++) {
+            int64_t length = bytes - b < block ? bytes - b : block;
+            if (past)
+                stream((char *)to[i] + b, (const char *)from + b, length, way == QD_COPY_FAR);
+            else
+                memcpy((char *)to[i] + b, (const char *)from + b, (size_t)length);
+        }
+    if (past) finish_streaming();
 }

@@ -155,13 +155,13 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
 
 static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
 {
-    const bool *large = context;
-    qd_comm_copy(to, from, bytes, *large || bytes >= QD_COMM_STREAM_BYTES);
+    const qd_copy_way *way = context;
+    qd_comm_copy(to, from, bytes, *way != QD_COPY_NEAR ? *way : qd_comm_copy_way(bytes, QD_COMM_STREAM_BYTES));
 }
 
-void qd_transfer_copy_own(const qd_transfer *op, bool large)
+void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way)
 {
-    qd_transfer_own_pieces(op, copy_piece, &large);
+    qd_transfer_own_pieces(op, copy_piece, &way);
 }
 
 /* ---- agreement ---- */

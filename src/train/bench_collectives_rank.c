@@ -100,7 +100,7 @@ static qd_status copy_within(const bench *b, side s, qd_coll_kind kind, int64_t 
 {
     int64_t others, own;
     copies_of(kind, bytes, b->ranks, &others, &own);
-    qd_comm_copy(b->out[s], b->in[s], others + own, s == BARE_PAST);
+    qd_comm_copy(b->out[s], b->in[s], others + own, s == BARE ? QD_COPY_NEAR : qd_comm_copy_way(bytes, 0));
     return qd_comm_barrier(b->comms[LOCAL], NULL);
 }
 

@@ -42,8 +42,11 @@ static void die_now(int signal_number)
 }
 
 /* Large messages all the time; the culprit stops or dies by a timer, most likely in the middle of one. One-way
- * operations are those in which ranks write into each other's memory. */
-static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, bool one_way, void (*end)(int))
+ * operations are those in which ranks write into each other's memory; in an all-to-all of shared memory they do each other's
+ * work. */
+typedef enum traffic { SUMS, ONE_WAY, EXCHANGES } traffic;
+
+static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, traffic what, void (*end)(int))
 {
     int rank = qd_comm_rank(world);
     int64_t first, count;
@@ -54,10 +57,9 @@ static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, bo
         setitimer(ITIMER_REAL, &timer, NULL);
     }
     for (int i = 0; i < 100000; i++) {
-        if (!one_way) {
-            QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_AVG, NULL));
-            continue;
-        }
+        if (what == SUMS) QD_TRY(qd_comm_all_reduce(world, data, data, LARGE, QD_F32, QD_AVG, NULL));
+        if (what == EXCHANGES) QD_TRY(qd_comm_all_to_all(world, data, data + LARGE / 2, LARGE / 2 / RANKS, QD_F32, NULL));
+        if (what != ONE_WAY) continue;
         QD_TRY(qd_comm_broadcast(world, data, LARGE / 2, QD_F32, i % RANKS, NULL));
         QD_TRY(qd_comm_gather(world, data + first, data, LARGE, QD_F32, i % RANKS, NULL));
         if (rank == CULPRIT) QD_TRY(qd_comm_send(world, data, LARGE, QD_F32, 0, NULL));
@@ -200,10 +202,19 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
     }
     if (is(arg, "goes on")) return go_on(world, culprit);
-    bool stops = is(arg, "stop in the middle");
-    bool stops_writing = is(arg, "stop while writing") || is(arg, "stop while writing, shared");
-    if (stops || stops_writing || is(arg, "kill while writing") || is(arg, "kill while writing, shared"))
-        return end_in_the_middle(world, data, culprit, !stops, stops || stops_writing ? stop_now : die_now);
+    static const struct {
+        const char *name;
+        traffic what;
+        void (*end)(int);
+    } ends[] = {{"stop in the middle", SUMS, stop_now},
+                {"stop while writing", ONE_WAY, stop_now},
+                {"stop while writing, shared", ONE_WAY, stop_now},
+                {"stop while helping, shared", EXCHANGES, stop_now},
+                {"kill while writing", ONE_WAY, die_now},
+                {"kill while writing, shared", ONE_WAY, die_now},
+                {"kill while helping, shared", EXCHANGES, die_now}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (is(arg, ends[i].name)) return end_in_the_middle(world, data, culprit, ends[i].what, ends[i].end);
     return QD_FAIL(QD_USAGE, "no such scenario");
 }
 
@@ -378,6 +389,7 @@ static void test_stopped(void **unused)
         {"stop in the middle", QD_TIMEOUT, "did not arrive", false, true},
         {"stop while writing", QD_TIMEOUT, "did not arrive", false, true},
         {"stop while writing, shared", QD_TIMEOUT, "did not arrive", false, true},
+        {"stop while helping, shared", QD_TIMEOUT, "did not arrive", false, true},
         {"stop indirectly", QD_TIMEOUT, "did not arrive within 1.5 s in all-reduce", false, true},
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
@@ -398,6 +410,8 @@ static void test_killed(void **unused)
     run_scenario(&writing, QD_RANKS_PROCESSES, true);
     static const scenario shared = {"kill while writing, shared", QD_REMOTE, "killed by signal 9", false, true};
     run_scenario(&shared, QD_RANKS_PROCESSES, true);
+    static const scenario helping = {"kill while helping, shared", QD_REMOTE, "killed by signal 9", false, true};
+    run_scenario(&helping, QD_RANKS_PROCESSES, true);
 }
 
 int main(int argc, char **argv)

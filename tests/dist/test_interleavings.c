@@ -1,7 +1,7 @@
 /* Random sequences of collectives over every mixture of memory, with ranks that stop for a while between any two steps of the
  * backend: what an operation gives must not depend on who is late, and buffers may be used again as soon as it is over.
  * test_interleavings OPERATIONS SEED [KIND] goes through one longer sequence per case.
- * ctest: wrap qd_clock_now qd_comm_copy qd_sum_tree qd_transfer_consumes */
+ * ctest: wrap qd_clock_now qd_comm_copy qd_comm_spread qd_sum_tree qd_transfer_consumes */
 #include "dist/reference.h"
 #include "support/ranks.h"
 #include "support/sample.h"
@@ -22,8 +22,10 @@
 
 double __real_qd_clock_now(void);
 double __wrap_qd_clock_now(void);
-void __real_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
-void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large);
+void __real_qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way);
+void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way);
+void __real_qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way);
+void __wrap_qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way);
 bool __real_qd_transfer_consumes(const qd_transfer *op, int rank);
 bool __wrap_qd_transfer_consumes(const qd_transfer *op, int rank);
 void __real_qd_sum_tree(void *out, const void *const *sources, int n, int64_t count, qd_dtype dtype, qd_reduce_op op);
@@ -95,10 +97,16 @@ bool __wrap_qd_transfer_consumes(const qd_transfer *op, int rank)
     return __real_qd_transfer_consumes(op, rank);
 }
 
-void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, bool large)
+void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way)
 {
     stop_sometimes();
-    __real_qd_comm_copy(to, from, bytes, large);
+    __real_qd_comm_copy(to, from, bytes, way);
+}
+
+void __wrap_qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way)
+{
+    stop_sometimes();
+    __real_qd_comm_spread(to, count, from, bytes, way);
 }
 
 void __wrap_qd_sum_tree(void *out, const void *const *sources, int n, int64_t count, qd_dtype dtype, qd_reduce_op op)
@@ -120,6 +128,7 @@ typedef struct operation {
     int root;
     bool in_place;
     bool lists; /* reduce-scatter and all-gather: each rank's part in two pieces */
+    bool all_shared; /* else each rank draws for itself where its buffers lie */
     uint64_t salt;
 } operation;
 
@@ -150,6 +159,7 @@ static operation draw(uint64_t *state, int size, int kind)
     o.root = (int)(next(state) % (uint64_t)size);
     o.in_place = next(state) % 3 == 0;
     o.lists = next(state) % 4 == 0 && !o.in_place && (o.kind == QD_COLL_REDUCE_SCATTER || o.kind == QD_COLL_ALL_GATHER);
+    o.all_shared = next(state) % 3 == 0;
     o.salt = next(state);
     return o;
 }
@@ -323,6 +333,7 @@ static qd_status body_sequence(qd_comm *world, void *arg)
         for (int f = 0; f < flights; f++) drawn[f] = draw(&alike, size, kind);
         for (int f = 0; f < flights && status == QD_OK; f++, started++) {
             uint64_t where = next(&own);
+            if (drawn[f].all_shared) where = 3;
             status = begin(world, &drawn[f], &sets[f], where & 1, where >> 1 & 1);
         }
         for (int f = 0; f < started; f++, i++) {

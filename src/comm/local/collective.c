@@ -67,12 +67,14 @@ static void plan_blocks(qd_transfer *op)
              : reached                             ? QD_LOCAL_MEMORY
                                                    : QD_LOCAL_STAGED;
     s->part_elements = group->header->ring_bytes / n / size;
-    s->large = bytes >= (placed ? PLACED_STREAM_BYTES : STREAM_BYTES);
+    s->large = qd_comm_copy_way(bytes, placed ? PLACED_STREAM_BYTES : STREAM_BYTES);
     qd_local_block *blocks = qd_local_blocks_of(op, me);
     end = head;
     for (int to = 0; to < n; to++) {
         blocks[to].count = r->in_counts[to];
         blocks[to].offset = s->way == QD_LOCAL_SMALL ? end : r->in_offsets[to] * size;
+        blocks[to].expected = r->out_counts[to];
+        blocks[to].out_offset = r->out_offsets[to] * size;
         if (to == me || r->in_counts[to] == 0) continue;
         if (s->way == QD_LOCAL_SMALL)
             memcpy(qd_local_small_of(op, me) + end, (const char *)r->in + r->in_offsets[to] * size,
@@ -99,7 +101,7 @@ static void plan(qd_transfer *op)
     s->combines = r->kind == QD_COLL_ALL_REDUCE || qd_transfer_is_split(op);
     s->many = s->combines || r->kind == QD_COLL_REDUCE_SCATTER || r->kind == QD_COLL_SCATTER ||
               r->kind == QD_COLL_ALL_TO_ALL;
-    s->large = r->count * size >= STREAM_BYTES;
+    s->large = qd_comm_copy_way(r->count * size, STREAM_BYTES);
     if (r->kind == QD_COLL_ALL_REDUCE && qd_coll_direct(r->count * size, n)) {
         assert(r->count * size <= QD_LOCAL_SMALL_BYTES);
         s->direct = true;
@@ -173,7 +175,10 @@ static void begin_rounds(qd_transfer *op)
                   (s->way == QD_LOCAL_STAGED || (s->way == QD_LOCAL_SMALL && r->kind != QD_COLL_ALL_TO_ALL));
     s->consumes = fetches(op, me) && !s->direct;
     s->pushes = s->shares && qd_transfer_produces(op, me);
-    if (r->kind == QD_COLL_ALL_TO_ALL) qd_local_post_of(op, me)->way = s->way;
+    if (r->kind == QD_COLL_ALL_TO_ALL) {
+        qd_local_post_of(op, me)->way = s->way;
+        if (s->way == QD_LOCAL_PLACED) qd_local_common_begin(op);
+    }
     if (s->direct) {
         if (r->count > 0) memcpy(qd_local_small_of(op, me), r->in, (size_t)(r->count * qd_local_element_size(op)));
     } else if (s->produces && (s->rounds > 0 || r->kind == QD_COLL_ALL_TO_ALL) &&
@@ -346,6 +351,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
             QD_TRY(qd_transfer_check_pair(op, from, elements, op->request.out_counts[from], place));
         }
     }
+    s->common = qd_local_common_decide(op);
     return QD_OK;
 }
 
@@ -379,6 +385,17 @@ static bool is_done(const qd_transfer *op)
     /* Others may still be reading this rank's own buffers. */
     return !is_exposed(op) || !qd_transfer_produces(op, op->comm->rank) ||
            ALL_REACHED(op, consumed, fetches, s->base + (uint64_t)s->rounds);
+}
+
+static void poll_common(qd_transfer *op, bool *done, bool *moved)
+{
+    double began = qd_clock_now();
+    bool worked = qd_local_common_work(op);
+    *done = qd_local_state_of(op)->done = qd_local_common_is_done(op);
+    if (!worked) return;
+    *moved = true;
+    qd_local_ring_all(op->comm);
+    op->busy_seconds += qd_clock_now() - began;
 }
 
 /* One pass, when it is decided. */
@@ -416,6 +433,10 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
     }
     if (s->pass == QD_LOCAL_ONE_PASS) {
         poll_pass(op, done, moved);
+        return QD_OK;
+    }
+    if (s->common) {
+        poll_common(op, done, moved);
         return QD_OK;
     }
     if (s->direct) {
@@ -472,6 +493,7 @@ bool qd_local_collective_late(const qd_transfer *op, int peer, uint64_t *sequenc
     if (*sequence < op->fingerprint.sequence) return true;
     if (s->pass == QD_LOCAL_ONE_PASS) return s->passed && qd_local_pass_waits_for(op, peer);
     if (s->entered < op->comm->size) return false;
+    if (s->common) return atomic_load(&lane->inside);
     if (s->combines && s->consumes && s->consumed < s->combined)
         return atomic_load(&lane->combined) < s->base + (uint64_t)s->consumed + 1;
     int64_t next = s->combines ? s->combined : s->consumed;

@@ -22,12 +22,13 @@ typedef struct qd_local_state {
     bool direct;      /* all-reduce in one exchange */
     bool remote;      /* qd_local_group.remote when this operation began: it may change while the operation goes on */
     bool all_can_read;
-    bool large;       /* results are written past the caches */
+    qd_copy_way large; /* how results are written */
     bool own_left;    /* the own part is still to be copied */
     bool done;
+    bool common;      /* all-to-all: whoever runs does the work */
 
     /* one pass */
-    uint64_t parts; /* ranks, as bits, with which something is left to do */
+    uint64_t parts; /* ranks, as bits, with which (common: for which) something is left to do */
     int part;       /* the one that is being worked on, or -1 */
     int64_t at;     /* elements of it that are done */
     bool passed;    /* all parts are done, and the others know */
@@ -92,6 +93,13 @@ bool qd_local_push_share(qd_transfer *op); /* where both sides copy: this rank's
 void qd_local_sum_direct(qd_transfer *op); /* a direct all-reduce */
 /* How many of the elements that `from` has for a consumer the consumer reads where both copy; `from` writes the others. */
 int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements);
+
+/* ---- common.c: all-to-all between buffers that all reach by address ---- */
+
+void qd_local_common_begin(qd_transfer *op);  /* before the post */
+bool qd_local_common_decide(qd_transfer *op); /* when all have posted: whether it is done so */
+bool qd_local_common_work(qd_transfer *op);   /* does a piece; false if nothing is left to be taken */
+bool qd_local_common_is_done(qd_transfer *op); /* then adds what others copied for this rank to op->bytes */
 
 /* ---- onepass.c; not for all-to-all, where each rank's blocks say how they travel ---- */
 

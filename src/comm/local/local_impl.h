@@ -6,7 +6,7 @@
  *   channel = the same for messages of one sender to one receiver
  *
  * The file is sparse: a slot costs memory only where it has been used. Every counter is written by one rank only and
- * never goes back while its communicator lives:
+ * never goes back while its communicator lives (but `claims` and `moved`, which count what all do for one):
  *   a counter value is (operation number << 24) + rounds, so "peer has reached round k of operation s" is one compare.
  * A rank posts operation s in post[s & 1] and leaves every operation only after all of the group have posted it, so
  * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
@@ -42,8 +42,10 @@ typedef struct qd_local_post {
     void *out;
     int64_t in_at, out_at; /* the same as places in the file, or QD_LOCAL_NOWHERE */
     uint32_t can_read; /* this rank has reached a word of every other's memory */
-    int64_t pulled;    /* messages: bytes that the receiver reads; the sender writes the rest into its memory.
+    int64_t pulled;    /* messages by system call: bytes that the receiver reads; the sender writes the rest into its memory.
                           A broadcast in one pass: the same, in elements */
+    uint32_t shares;   /* messages by address: both sides take chunks of it; all-to-all: the others may (common.c) */
+    int64_t chunk, chunks; /* all-to-all: bytes and number of those in which this rank's data may be copied (common.c) */
     uint32_t way;      /* qd_local_way of a message, or of this rank's blocks in an all-to-all */
 } qd_local_post;
 
@@ -57,8 +59,10 @@ typedef enum qd_local_way {
 
 /* all-to-all: the small buffer begins with one of these for each rank. */
 typedef struct qd_local_block {
-    int64_t count;  /* elements */
-    int64_t offset; /* bytes, from the small buffer or the input */
+    int64_t count;      /* elements for that rank */
+    int64_t offset;     /* bytes, from the small buffer or the input */
+    int64_t expected;   /* elements from that rank */
+    int64_t out_offset; /* bytes, in the output */
 } qd_local_block;
 
 typedef struct qd_local_lane {
@@ -67,6 +71,8 @@ typedef struct qd_local_lane {
     _Atomic uint64_t consumed; /* rounds after which this rank needs the others' buffers no more */
     _Atomic uint64_t finished; /* operation number */
     _Atomic uint32_t inside;   /* this rank is inside another's memory */
+    _Alignas(QD_LOCAL_LINE) _Atomic uint64_t claims; /* everybody: of the list of this rank (qd_local_claim) */
+    _Atomic uint64_t moved;    /* everybody: chunks of it that are done; as a count of rounds */
     struct {
         _Alignas(QD_LOCAL_LINE) qd_local_post post;
         _Alignas(64) unsigned char small[QD_LOCAL_SMALL_BYTES];
@@ -79,6 +85,7 @@ typedef struct qd_local_channel {
     _Alignas(QD_LOCAL_LINE) _Atomic uint64_t produced; /* sender */
     struct {
         _Alignas(64) qd_local_post post; /* sender */
+        _Atomic int64_t pushed;          /* sender: bytes that it has written into the receiver's memory */
         _Alignas(64) unsigned char small[QD_LOCAL_MESSAGE_SMALL];
     } parity[2];
     _Alignas(QD_LOCAL_LINE) _Atomic uint64_t entered; /* receiver: message number */
@@ -87,10 +94,10 @@ typedef struct qd_local_channel {
     _Atomic uint64_t accepted; /* receiver: message whose receiver has agreed to it and says: */
     void *out;                 /* receiver: where the sender may write its share */
     int64_t out_at;            /* receiver: the same as a place in the file, or QD_LOCAL_NOWHERE */
-    int64_t taken;             /* receiver: bytes that it reads itself */
+    _Atomic int64_t taken;     /* receiver: bytes that it has copied, of a message that both copy by address */
     _Atomic uint32_t reading;  /* receiver: inside the sender's memory */
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t writing; /* sender: inside the receiver's memory */
-    int64_t pushed;            /* sender: bytes written; readable with `produced` */
+    _Alignas(QD_LOCAL_LINE) _Atomic uint64_t claims; /* both: see qd_local_claim(); begun by the receiver */
     _Alignas(QD_LOCAL_LINE) unsigned char ring[QD_LOCAL_RING][QD_LOCAL_MESSAGE_BUFFER];
 } qd_local_channel;
 
@@ -214,6 +221,35 @@ static inline void qd_local_leave(_Atomic uint32_t *mark)
     atomic_store_explicit(mark, 0, memory_order_release);
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
+
+/* Work that whoever runs may do: where ranks outnumber cores, waiting for one that does not run costs more than doing its part.
+ * It is cut into chunks, and `claims` says how many are taken from the front and from the back:
+ *   (operation number << 24) + (back << 12) + front
+ * begun by its owner with those of the operation taken by none. A rank that is left behind in an earlier operation finds
+ * another number there and takes nothing. Returns a chunk that is now the caller's, or -1. */
+#define QD_LOCAL_CHUNKS 4095
+static inline int64_t qd_local_claim(_Atomic uint64_t *claims, uint64_t base, int64_t chunks, bool back)
+{
+    uint64_t value = atomic_load_explicit(claims, memory_order_acquire);
+    for (;;) {
+        int64_t taken = (int64_t)(value - base), front = taken & QD_LOCAL_CHUNKS, behind = taken >> 12;
+        if (value < base || taken >> QD_LOCAL_ROUND_BITS || front + behind >= chunks) return -1;
+        if (atomic_compare_exchange_weak_explicit(claims, &value, value + (back ? (uint64_t)1 << 12 : 1), memory_order_acq_rel,
+                                                  memory_order_acquire))
+            return back ? chunks - 1 - behind : front;
+    }
+}
+#define QD_LOCAL_PIECE (1 << 20) /* bytes that one poll moves: other operations of this rank have their turn in between */
+/* Bytes of a chunk, in whole pages: small enough to be a fair share, and large enough that claiming it, for which the
+ * processor waits until all its stores are out, costs little. */
+static inline int64_t qd_local_chunk_bytes(int64_t bytes)
+{
+    /* Some lists consist of blocks of several ranks, and each may end with less than a chunk. */
+    int64_t chunk = bytes / 32, least = bytes / (QD_LOCAL_CHUNKS - QD_LOCAL_MAX_RANKS) + 1;
+    if (chunk < 128 << 10) chunk = bytes < 512 << 10 ? bytes / 2 : 128 << 10;
+    if (chunk > QD_LOCAL_PIECE) chunk = QD_LOCAL_PIECE;
+    return qd_local_round_up(chunk > least ? chunk : least, 4096);
+}
 
 /* Copies from or into the memory of another process; false if that is not possible (any more). */
 bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);

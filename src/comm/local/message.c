@@ -1,8 +1,9 @@
 /* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
- * is done. Larger ones go from memory to memory: the receiver reads the first half and the sender writes the second
- * (from SHARE_BYTES on, if cores are free; else the receiver reads all), by address where the sender's memory has a place
- * and by system call otherwise. Processes use the channel's ring for middling messages, and for all where they cannot reach
- * each other's memory. */
+ * is done. Larger ones go from memory to memory, by address where the sender's memory has a place and by system call otherwise.
+ * From SHARE_BYTES on both sides copy. By address each takes chunks as long as there are any, the receiver from the front and
+ * the sender from the back: where ranks share cores, whoever of the two runs does the work. By system call the receiver reads
+ * the first half and the sender writes the second if cores are free, and else the receiver reads all. Processes use the channel's
+ * ring for middling messages, and for all where they cannot reach each other's memory. */
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
@@ -21,11 +22,14 @@ typedef struct state {
     qd_local_channel *channel;
     int64_t bytes, rounds, moved; /* rounds sent or received so far */
     uint64_t base;
-    int64_t pulled; /* from memory to memory: bytes that the receiver reads; the sender writes the rest */
+    int64_t pulled; /* by system call: bytes that the receiver reads; the sender writes the rest */
+    int64_t copied; /* by address, by both: bytes that this side has copied */
     qd_local_way way; /* the sender decides */
     bool sends;
     bool posted; /* send: the post is visible; receive: it has been seen and agrees */
     bool pushed; /* the sender's share, if any, is written */
+    bool shares; /* by address, by both */
+    bool claimed, done; /* of such a message: nothing is left to be taken; it has been copied */
 } state;
 _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
@@ -67,8 +71,9 @@ qd_status qd_local_message_start(qd_transfer *op)
                   : placed                           ? QD_LOCAL_PLACED
                   : reached                          ? QD_LOCAL_MEMORY
                                                      : QD_LOCAL_STAGED);
+    s->shares = s->way == QD_LOCAL_PLACED && s->bytes >= SHARE_BYTES;
     /* In a crowd other pairs have work for the sender's core. */
-    if (from_memory(s) && s->bytes >= SHARE_BYTES && !crowded)
+    if (s->way == QD_LOCAL_MEMORY && s->bytes >= SHARE_BYTES && !crowded)
         s->pulled = s->bytes / 2 / 64 * 64;
     s->pushed = s->pulled == s->bytes;
     if (!s->sends) /* The sender does not wait for this; it only tells who is late. */
@@ -81,31 +86,66 @@ static uint64_t received(const state *s)
     return atomic_load_explicit(&s->channel->finished, memory_order_acquire);
 }
 
-/* The sender's share, once the receiver has agreed to the message. */
+static bool is_accepted(const qd_transfer *op)
+{
+    return atomic_load_explicit(&state_of(op)->channel->accepted, memory_order_acquire) >= op->fingerprint.sequence;
+}
+
+/* The sender's half, once the receiver has agreed to the message. */
 static void push(qd_transfer *op, bool *moved)
 {
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
-    if (atomic_load_explicit(&s->channel->accepted, memory_order_acquire) < op->fingerprint.sequence) return;
+    if (!is_accepted(op)) return;
     double began = qd_clock_now();
-    /* `taken`, `out` and `out_at` were written before `accepted`. The receiver takes all where this rank does not reach its
-     * memory; then nothing is left to write here. */
-    s->pulled = s->channel->taken;
     int64_t bytes = s->bytes - s->pulled;
-    const char *from = (const char *)op->request.in + s->pulled;
     if (!qd_local_enter(group, &s->channel->writing)) return; /* the core sees the abort record next */
-    bool good = true;
-    if (bytes > 0 && s->way == QD_LOCAL_PLACED)
-        qd_comm_copy((char *)qd_local_at(group, s->channel->out_at) + s->pulled, from, bytes, s->bytes >= STREAM_BYTES);
-    else if (bytes > 0)
-        good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled, from, bytes);
+    /* `out` was written before `accepted`. */
+    bool good = qd_local_push(op->comm, op->request.root, (char *)s->channel->out + s->pulled,
+                              (const char *)op->request.in + s->pulled, bytes);
     qd_local_leave(&s->channel->writing);
     if (!good) return;
-    s->channel->pushed = bytes;
+    atomic_store_explicit(&s->channel->parity[op->fingerprint.sequence & 1].pushed, bytes, memory_order_relaxed);
     s->pushed = *moved = true;
     atomic_store_explicit(&s->channel->produced, s->base + 1, memory_order_release);
     qd_local_ring_rank(op->comm, op->request.root);
     op->busy_seconds += qd_clock_now() - began;
+}
+
+/* A message that both sides copy and that its receiver has agreed to: takes what chunks it can. True if all of it has been
+ * copied. */
+static bool copy_chunks(qd_transfer *op, bool *moved)
+{
+    state *s = state_of(op);
+    qd_local_group *group = qd_local_group_of(op);
+    qd_local_channel *channel = s->channel;
+    uint64_t parity = op->fingerprint.sequence & 1;
+    _Atomic int64_t *pushed = &channel->parity[parity].pushed;
+    if (!s->claimed) {
+        double began = qd_clock_now();
+        _Atomic uint32_t *mark = s->sends ? &channel->writing : &channel->reading;
+        if (!qd_local_enter(group, mark)) return false; /* the core sees the abort record next */
+        const char *in = s->sends ? op->request.in : qd_local_at(group, channel->parity[parity].post.in_at);
+        char *out = s->sends ? qd_local_at(group, channel->out_at) : op->request.out;
+        int64_t chunk = qd_local_chunk_bytes(s->bytes), chunks = (s->bytes + chunk - 1) / chunk, index, moving = 0;
+        while (moving < QD_LOCAL_PIECE && (index = qd_local_claim(&channel->claims, s->base, chunks, s->sends)) >= 0) {
+            int64_t first = index * chunk, bytes = s->bytes - first < chunk ? s->bytes - first : chunk;
+            qd_comm_copy(out + first, in + first, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
+            moving += bytes;
+        }
+        qd_local_leave(mark);
+        s->claimed = moving < QD_LOCAL_PIECE;
+        s->copied += moving;
+        if (!s->sends) op->bytes += moving;
+        atomic_store_explicit(s->sends ? pushed : &channel->taken, s->copied, memory_order_release);
+        qd_local_ring_rank(op->comm, op->request.root);
+        op->busy_seconds += qd_clock_now() - began;
+        *moved = true;
+    }
+    int64_t others = atomic_load_explicit(s->sends ? &channel->taken : pushed, memory_order_acquire);
+    if (s->copied + others < s->bytes) return false;
+    if (!s->sends) op->bytes += others;
+    return true;
 }
 
 static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
@@ -121,6 +161,8 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         post->in_at = qd_local_place(qd_local_group_of(op), r->in);
         post->way = s->way;
         post->pulled = s->pulled;
+        post->shares = s->shares;
+        atomic_store_explicit(&s->channel->parity[sequence & 1].pushed, 0, memory_order_relaxed);
         if (s->way == QD_LOCAL_SMALL && s->bytes > 0)
             memcpy(s->channel->parity[sequence & 1].small, r->in, (size_t)s->bytes);
         atomic_store_explicit(&post->posted, sequence, memory_order_release);
@@ -129,6 +171,11 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
     }
     if (s->way == QD_LOCAL_SMALL) {
         *done = true;
+    } else if (s->shares) {
+        if (!is_accepted(op)) return QD_OK;
+        s->shares = s->channel->out_at != QD_LOCAL_NOWHERE; /* else the receiver copies all */
+        *done = s->done = s->shares && copy_chunks(op, moved);
+        if (*done || !s->shares) *moved = true;
     } else if (from_memory(s)) {
         if (!s->pushed) push(op, moved);
         *done = s->pushed && atomic_load_explicit(&s->channel->consumed, memory_order_acquire) >= s->base + 1;
@@ -165,8 +212,8 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
     if (bytes == 0) return true;
     if (from_memory(s)) {
         if (!qd_local_enter(group, &s->channel->reading)) return false;
-        if (s->way == QD_LOCAL_PLACED)
-            qd_comm_copy(to, from, bytes, s->bytes >= STREAM_BYTES);
+        if (s->way == QD_LOCAL_PLACED) /* what is large is shared, unless the sender does not reach the memory of the receiver */
+            qd_comm_copy(to, from, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
         else
             good = qd_local_pull(op->comm, op->request.root, to, from, bytes);
         qd_local_leave(&s->channel->reading);
@@ -192,15 +239,21 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
         choose(s, (qd_local_way)post->way);
         s->posted = *moved = true;
         s->pulled = post->pulled;
-        if (s->pulled < s->bytes) {
+        s->pushed = s->pulled == s->bytes;
+        s->shares = post->shares;
+        if (s->shares || !s->pushed) {
             s->channel->out = op->request.out;
             s->channel->out_at = qd_local_place(qd_local_group_of(op), op->request.out);
-            if (s->way == QD_LOCAL_PLACED && s->channel->out_at == QD_LOCAL_NOWHERE) s->pulled = s->bytes;
-            s->channel->taken = s->pulled;
+            if (s->shares) s->shares = s->channel->out_at != QD_LOCAL_NOWHERE;
+            atomic_store_explicit(&s->channel->taken, 0, memory_order_relaxed);
+            atomic_store_explicit(&s->channel->claims, s->base, memory_order_relaxed);
             atomic_store_explicit(&s->channel->accepted, sequence, memory_order_release);
             qd_local_ring_rank(op->comm, from);
         }
-        s->pushed = s->pulled == s->bytes;
+    }
+    if (s->shares) {
+        *done = s->done = copy_chunks(op, moved);
+        return QD_OK;
     }
     while (s->moved < s->rounds) {
         const void *data = s->way == QD_LOCAL_SMALL    ? s->channel->parity[sequence & 1].small
@@ -224,7 +277,7 @@ static qd_status poll_recv(qd_transfer *op, bool *done, bool *moved)
         }
     }
     if (!s->pushed && atomic_load_explicit(&s->channel->produced, memory_order_acquire) >= s->base + 1) {
-        op->bytes += s->channel->pushed;
+        op->bytes += atomic_load_explicit(&s->channel->parity[sequence & 1].pushed, memory_order_relaxed);
         s->pushed = *moved = true;
     }
     *done = s->pushed;
@@ -241,7 +294,8 @@ void qd_local_message_finish(qd_transfer *op)
     state *s = state_of(op);
     qd_local_group *group = qd_local_group_of(op);
     bool memory = from_memory(s);
-    if (!s->sends && s->posted && s->moved == s->rounds && s->pushed) {
+    if (s->sends && s->done) return;
+    if (!s->sends && s->posted && (s->shares ? s->done : s->moved == s->rounds && s->pushed)) {
         atomic_store_explicit(&s->channel->finished, op->fingerprint.sequence, memory_order_release);
         qd_local_ring_rank(op->comm, op->request.root);
         return;

@@ -31,8 +31,6 @@ static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = INT64_MAX /* split */,  [QD_COLL_GATHER] = 64 << 10,
     [QD_COLL_SCATTER] = 64 << 10,          [QD_COLL_ALL_TO_ALL] = INT64_MAX,          [QD_COLL_BARRIER] = INT64_MAX,
 };
-#define SPREAD_BLOCK (64 << 10)
-#define PIECE (1 << 20)         /* bytes that one poll moves: other operations of this rank have their turn in between */
 
 static bool reached(int64_t place)
 {
@@ -126,7 +124,7 @@ void qd_local_pass_plan(qd_transfer *op)
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank, n = op->comm->size;
     uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
-    s->large = r->count * qd_local_element_size(op) >= stream_from[r->kind];
+    s->large = qd_comm_copy_way(r->count * qd_local_element_size(op), stream_from[r->kind]);
     s->part = -1;
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     switch (r->kind) {
@@ -171,13 +169,14 @@ static void sum_run(qd_transfer *op, const run *at)
         qd_sum_tree(sum, sources, n, length, r->dtype, r->reduce);
         for (int p = 0; s->large && b + block < at->length && p < n; p++) /* the next block comes meanwhile */
             for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch((const char *)sources[p] + bytes + line);
-        if (s->large) qd_comm_copy(own, sum, bytes, true);
+        void *to[QD_LOCAL_MAX_RANKS] = {own};
+        int places = s->large ? 1 : 0; /* else it is there already */
         for (int step = 1; all && step < n; step++) {
-            int to = (me + step) % n;
-            char *there = (char *)qd_local_at(group, qd_local_post_of(op, to)->out_at) + (first + b) * size;
-            qd_comm_copy(there, sum, bytes, s->large);
-            qd_local_pushed_of(op, me)[to] += bytes;
+            int rank = (me + step) % n;
+            to[places++] = (char *)qd_local_at(group, qd_local_post_of(op, rank)->out_at) + (first + b) * size;
+            qd_local_pushed_of(op, me)[rank] += bytes;
         }
+        qd_comm_spread(to, places, sum, bytes, s->large);
         if (for_root) qd_local_pushed_of(op, me)[r->root] += bytes;
         op->bytes += bytes * (n - 1);
     }
@@ -210,16 +209,17 @@ static void spread_run(qd_transfer *op, const run *at)
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank, n = op->comm->size;
     int64_t size = qd_local_element_size(op), bytes = at->length * size;
-    for (int64_t b = 0; b < bytes; b += SPREAD_BLOCK) { /* it stays in the cache while all are written */
-        int64_t block = bytes - b < SPREAD_BLOCK ? bytes - b : SPREAD_BLOCK, there = at->in_full * size + b;
-        const char *from = (const char *)r->in + at->in_packed * size + b;
-        if (s->own_left && (char *)r->out + there != from) qd_comm_copy((char *)r->out + there, from, block, s->large);
-        for (int step = 1; step < n; step++) {
-            int to = (me + step) % n;
-            qd_comm_copy((char *)qd_local_at(group, qd_local_post_of(op, to)->out_at) + there, from, block, s->large);
-            qd_local_pushed_of(op, me)[to] += block;
-        }
+    const char *from = (const char *)r->in + at->in_packed * size;
+    void *to[QD_LOCAL_MAX_RANKS];
+    int places = 0;
+    for (int step = 0; step < n; step++) {
+        int rank = (me + step) % n;
+        char *out = step == 0 ? r->out : qd_local_at(group, qd_local_post_of(op, rank)->out_at);
+        if (step == 0 && (!s->own_left || out + at->in_full * size == from)) continue;
+        to[places++] = out + at->in_full * size;
+        if (step > 0) qd_local_pushed_of(op, me)[rank] += bytes;
     }
+    qd_comm_spread(to, places, from, bytes, s->large);
 }
 
 static bool sums(const qd_transfer *op)
@@ -237,7 +237,7 @@ static int segments_of(const qd_transfer *op)
     }
 }
 
-/* Moves up to PIECE bytes of the part with `peer`; true if that was the last of it. */
+/* Moves up to QD_LOCAL_PIECE bytes of the part with `peer`; true if that was the last of it. */
 static bool move_piece(qd_transfer *op, int peer)
 {
     qd_local_state *s = qd_local_state_of(op);
@@ -252,7 +252,7 @@ static bool move_piece(qd_transfer *op, int peer)
         else
             end = shared;
     }
-    int64_t first = begin + s->at, last = first + PIECE / qd_local_element_size(op), at = 0;
+    int64_t first = begin + s->at, last = first + QD_LOCAL_PIECE / qd_local_element_size(op), at = 0;
     if (last > end) last = end;
     int segments = owner < 0 ? 1 : qd_transfer_segment_count(op, owner);
     for (int i = 0; i < segments && at < last; i++) {

@@ -132,7 +132,7 @@ static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, ch
             if (!sum_block(op, k, part && (s->large || !to) ? part : to, in_full, b - first, length)) return false;
             if (part && !to) continue;
             if (part && s->large)
-                qd_comm_copy(to, part, length * size, true);
+                qd_comm_copy(to, part, length * size, s->large);
             else if (part)
                 memcpy(part, to, (size_t)(length * size));
             if (block >= end - b) break;
@@ -151,6 +151,7 @@ bool qd_local_combine(qd_transfer *op)
     bool root = me == op->request.root, rooted = op->request.kind == QD_COLL_REDUCE;
     char *full = rooted && !root ? NULL : op->request.out;
     char *part = s->way == QD_LOCAL_MEMORY || (rooted && root) ? NULL : (char *)part_of(op, me, k, me);
+    assert(full || part); /* a reduce never goes by system call (reach_most): these sums would have no place */
     if (count > 0 && !sum_own(op, k, first, count, NULL, full, part)) return false;
     s->combined++;
     atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,

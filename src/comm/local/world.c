@@ -473,6 +473,8 @@ static void reset_slot(qd_local_header *header, int64_t id)
         atomic_store(&lane->combined, 0);
         atomic_store(&lane->consumed, 0);
         atomic_store(&lane->finished, 0);
+        atomic_store(&lane->claims, 0);
+        atomic_store(&lane->moved, 0);
         for (int i = 0; i < 2; i++) atomic_store(&lane->parity[i].post.posted, 0);
     }
     qd_local_marks *marks = (qd_local_marks *)slot_at(header, id);
@@ -485,6 +487,7 @@ static void reset_slot(qd_local_header *header, int64_t id)
         atomic_store(&channels[c].finished, 0);
         atomic_store(&channels[c].entered, 0);
         atomic_store(&channels[c].accepted, 0);
+        atomic_store(&channels[c].claims, 0);
         for (int i = 0; i < 2; i++) atomic_store(&channels[c].parity[i].post.posted, 0);
     }
 }
