@@ -25,7 +25,13 @@ const char *qd_action_name(qd_action_kind kind)
 
 const char *qd_action_row_name(qd_action_kind kind)
 {
-    return kind == QD_ACTION_NORM ? "gradient norm" : kind == QD_ACTION_ADD ? "gradient add" : action_names[kind];
+    switch (kind) {
+    case QD_ACTION_NORM: return "gradient norm";
+    case QD_ACTION_ADD: return "gradient add";
+    case QD_ACTION_ZERO: return "gradient zero";
+    case QD_ACTION_REDUCE_SCATTER: return "gradient reduce_scatter";
+    default: return action_names[kind];
+    }
 }
 
 const char *qd_buffer_kind_name(qd_buffer_kind kind)

@@ -78,6 +78,15 @@ static void bad_layouts_are_refused(void **state)
     refused("parallel.reshard_after_forward=maybe", "must be true, false, or a number");
 }
 
+/* Tables and objects list ops and actions side by side. */
+static void rows_have_names_of_their_own(void **state)
+{
+    (void)state;
+    for (int a = 0; a < QD_ACTION_KIND_COUNT; a++)
+        for (int o = 0; o < QD_OP_KIND_COUNT; o++)
+            assert_string_not_equal(qd_action_row_name((qd_action_kind)a), qd_op_name((qd_op_kind)o));
+}
+
 static void presets_have_their_published_size(void **state)
 {
     (void)state;
@@ -347,7 +356,7 @@ static void plan_refuses_broken_programs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(presets_have_their_published_size),
+        cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(rows_have_names_of_their_own), cmocka_unit_test(presets_have_their_published_size),
         cmocka_unit_test(memory_plan_is_sound),           cmocka_unit_test(buckets_cover_all_gradients),
         cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(checker_refuses_broken_programs),
         cmocka_unit_test(plan_refuses_broken_programs),   cmocka_unit_test(stages_take_what_the_paper_says),
