@@ -180,6 +180,12 @@ static const grouped_case grouped_cases[] = {
     /* the last tiles have half the columns, or half the rows */
     {1, 3, {130, 0, 190}, 0, 330, 384, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN}, {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
+    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and odd numbers of tiles in rows and columns,
+     * all rows of one expert */
+    {1, 6, {130, 1, 260, 0, 129, 5}, 0, 525, 3848, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {1, 6, {130, 1, 260, 0, 129, 5}, 0, 530, 3592, 136, false, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 4, {0, 0, 700, 0}, 0, 700, 520, 328, true, false, QD_BF16, QD_BF16, PLAIN},      {1, 4, {0, 0, 700, 0}, 0, 700, 264, 520, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE}, {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
+    {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
 };
 enum { GA, GB, GC, GN, GROUPED_TENSORS };
 
