@@ -42,8 +42,8 @@ static void print_rows(const qd_bench_table *t, bool shares)
     else
         printf("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and\n"
                "after, about as long as the run; the median of these quotients. Other rows: the best run against copying. quiet: the\n"
-               "median over runs beside which nobody else used our cores: multiply-adds had 95 %% of the above, integer additions 90 %%\n"
-               "of their best. runs: the quiet ones of all\n\n");
+               "median over runs beside which nobody else used our cores: multiply-adds and integer additions had 85 %% of their\n"
+               "best (5 at least). runs: quiet ones / all. Products are taken in turn\n\n");
     printf("%-26s %-34s %11s %7s %14s %9s %7s %9s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
            shares ? "" : "quiet", shares ? "" : "runs");
     for (int i = 0; i < t->count; i++) {

@@ -70,8 +70,8 @@ typedef struct qd_bench_row {
     double flops, bytes;  /* per second; 0 where it does not apply */
     double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable. Kernels: the
                              median over runs, each held against the mean of multiply-adds timed right before and after it */
-    double quiet_share;   /* kernels: the same over the quiet runs; 0: there were none */
-    int runs, quiet_runs; /* kernels: all; those beside which multiply-adds had 95 % of fma_flops and integer additions 90 % of their best */
+    double quiet_share;   /* kernels: the same over the quiet runs; 0: there were fewer than 5 */
+    int runs, quiet_runs; /* kernels: all; those beside which multiply-adds and integer additions had 85 % of their best */
 } qd_bench_row;
 
 enum { QD_BENCH_ROWS = 64 };

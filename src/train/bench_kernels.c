@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights. */
+/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights. Products read x, y and
+ * w and write y (from x and w), z and the gradient, so that numbers stay as they are however often they run. */
 enum { X, Y, Z, W, GRADIENT, STATISTICS, MOMENT1, MOMENT2, TOKENS, BUFFERS };
 
 typedef struct context {
@@ -16,8 +17,8 @@ typedef struct context {
     const qd_kernels *kernels;
     const qd_kernel_bench_config *config;
     qd_kernel_bench *bench;
-    struct samples *samples[QD_KERNEL_BENCH_ROWS]; /* of each row */
-    double best_adds;                              /* additions per second of the best look */
+    struct product *products[QD_KERNEL_BENCH_ROWS]; /* of each row of a product */
+    double best_adds;                               /* additions per second of the best look */
     int64_t rows;
     void *buffer[BUFFERS];
     int64_t bytes[BUFFERS];
@@ -63,58 +64,65 @@ static double median(double *values, int count)
     return count ? values[count / 2] : 0.0;
 }
 
-/* Looks at the machine and runs of one kernel strictly in turn: look i, run i, look i + 1. A look at multiply-adds takes about as
- * long as a run, within LOOK_LEAST and LOOK_MOST runs of its own loop; one at additions is short, and next to the run. */
-enum { RUNS_LEAST = 5, RUNS_MOST = 2000, QUIET_RUNS = 15, PATIENCE = 5, LOOK_LEAST = 1, LOOK_MOST = 8 };
-typedef struct samples {
+/* What a product's row runs, and its runs so far. Rows are visited round and round, so that each has its part of calm and busy times; in a
+ * visit, looks at the machine and runs are strictly in turn: look, run, look, run, look. A look at multiply-adds takes about as long as
+ * a run, LOOK_MOST times their loop at most; one at additions is short, and next to the run. */
+enum { RUNS_LEAST = 5, RUNS_MOST = 2000, QUIET_RUNS = 15, PATIENCE = 5, LOOK_MOST = 8 };
+static const double VISIT = 0.05; /* seconds, but one run at least */
+typedef struct product {
+    call what; /* args: `args` below; NULL: register tiles */
+    union {
+        qd_matmul_args matmul;
+        qd_attention_args attention;
+    } args;
+    double flops; /* of a run */
+    double spent; /* seconds, looks included */
+    int look;     /* runs of the multiply-adds' loop */
     int count;
-    double flops; /* of a run; 0: the row is one of bytes and has no looks */
     double seconds[RUNS_MOST];
-    double fma[RUNS_MOST + 1];                 /* look i */
-    double before[RUNS_MOST], after[RUNS_MOST]; /* run i: additions right before and after */
-} samples;
+    double fma[RUNS_MOST][2], adds[RUNS_MOST][2]; /* right before and after */
+} product;
 
-static double share_of(const samples *s, int i)
+static double share_of(const product *p, int i)
 {
-    return s->flops / s->seconds[i] / (0.5 * (s->fma[i] + s->fma[i + 1]));
+    return p->flops / p->seconds[i] / (0.5 * (p->fma[i][0] + p->fma[i][1]));
 }
 
-/* Nobody else was on our cores before and after: the machine did nearly its best. Single looks at additions are up to 4 % above the
- * usual best, and a neighbour takes half of them from a core. */
-static bool is_quiet(const context *c, const samples *s, int i)
+/* Nobody else was on our cores before and after: the machine did nearly its best. Not nearer, because for moments its clock is 5 to 10 %
+ * faster; a neighbour takes half of the additions from a core. */
+static bool is_quiet(const context *c, const product *p, int i)
 {
-    static const double nearly = 0.95, nearly_adds = 0.9;
-    const double fma = nearly * c->bench->ceiling.fma_flops, adds = nearly_adds * c->best_adds;
-    return s->fma[i] >= fma && s->fma[i + 1] >= fma && s->before[i] >= adds && s->after[i] >= adds;
-}
-
-static int count_quiet(const context *c, const samples *s)
-{
-    int count = 0;
-    for (int i = 0; i < s->count; i++)
-        count += is_quiet(c, s, i);
-    return count;
+    static const double nearly = 0.85;
+    const double fma = nearly * c->bench->ceiling.fma_flops, adds = nearly * c->best_adds;
+    return fmin(p->fma[i][0], p->fma[i][1]) >= fma && fmin(p->adds[i][0], p->adds[i][1]) >= adds;
 }
 
 /* Time and runs are up, and, unless PATIENCE is at its end, enough runs were quiet. */
-static bool enough(const context *c, const samples *s, double begin)
+static bool enough(const context *c, const product *p)
 {
-    double spent = qd_clock_now() - begin, seconds = c->config->seconds;
-    if (s->count == RUNS_MOST || (s->count >= RUNS_LEAST && spent >= PATIENCE * seconds))
+    int quiet = 0;
+    if (p->count < RUNS_LEAST || p->spent < c->config->seconds)
+        return false;
+    if (p->count == RUNS_MOST || p->spent >= PATIENCE * c->config->seconds)
         return true;
-    return s->count >= RUNS_LEAST && spent >= seconds && (s->flops <= 0.0 || count_quiet(c, s) >= QUIET_RUNS);
+    for (int i = 0; i < p->count; i++)
+        quiet += is_quiet(c, p, i);
+    return quiet >= QUIET_RUNS;
 }
 
-/* One run of what a row measures: its time. */
-typedef qd_status timed_run(const context *c, const void *what, double *seconds);
-
-static qd_status time_call(const context *c, const void *what, double *seconds)
+static qd_status time_call(const context *c, call what, double *seconds)
 {
     double start = qd_clock_now();
-    QD_TRY(run_call(c, *(const call *)what));
+    QD_TRY(run_call(c, what));
     QD_TRY(qd_stream_wait(c->stream));
     *seconds = qd_clock_now() - start;
     return QD_OK;
+}
+
+static qd_status time_product(const context *c, const product *p, double *seconds)
+{
+    double flops;
+    return p->what.args ? time_call(c, p->what, seconds) : qd_device_run_tiles(c->device, &flops, seconds);
 }
 
 static qd_status look_at_fma(context *c, int runs, double *rate)
@@ -131,130 +139,158 @@ static qd_status look_at_adds(context *c, double *rate)
     return QD_OK;
 }
 
-/* How many runs of the ceiling's loop take as long as the kernel. */
-static qd_status length_of_look(context *c, double seconds, int *runs)
+/* Touches pages, and finds how many runs of the multiply-adds' loop take as long as the product. */
+static qd_status prepare(context *c, product *p)
 {
-    double rate, start = qd_clock_now();
+    double rate, seconds;
+    QD_TRY(time_product(c, p, &seconds));
+    QD_TRY(time_product(c, p, &seconds));
+    double start = qd_clock_now();
     QD_TRY(look_at_fma(c, 1, &rate));
-    *runs = (int)fmin(fmax(round(seconds / (qd_clock_now() - start)), LOOK_LEAST), LOOK_MOST);
+    p->look = (int)fmin(fmax(round(seconds / (qd_clock_now() - start)), 1), LOOK_MOST);
     return QD_OK;
 }
 
-static qd_status take_samples(context *c, timed_run *run, const void *what, samples *s)
+static qd_status visit(context *c, product *p)
 {
-    double begin = qd_clock_now(), first;
-    int look = 1;
-    QD_TRY(run(c, what, &first)); /* first touch of pages and caches */
-    QD_TRY(run(c, what, &first));
-    if (s->flops > 0.0) {
-        QD_TRY(length_of_look(c, first, &look));
-        QD_TRY(look_at_fma(c, look, &s->fma[0]));
-    }
-    for (s->count = 0; !enough(c, s, begin); s->count++) {
-        int i = s->count;
-        if (s->flops > 0.0)
-            QD_TRY(look_at_adds(c, &s->before[i]));
-        QD_TRY(run(c, what, &s->seconds[i]));
-        if (s->flops > 0.0) {
-            QD_TRY(look_at_adds(c, &s->after[i]));
-            QD_TRY(look_at_fma(c, look, &s->fma[i + 1]));
-        }
-    }
+    double begin = qd_clock_now(), fma;
+    QD_TRY(look_at_fma(c, p->look, &fma));
+    do {
+        int i = p->count;
+        p->fma[i][0] = fma;
+        QD_TRY(look_at_adds(c, &p->adds[i][0]));
+        QD_TRY(time_product(c, p, &p->seconds[i]));
+        QD_TRY(look_at_adds(c, &p->adds[i][1]));
+        QD_TRY(look_at_fma(c, p->look, &fma));
+        p->fma[i][1] = fma;
+        p->count++;
+    } while (p->count < RUNS_MOST && qd_clock_now() - begin < fmin(VISIT, c->config->seconds));
+    p->spent += qd_clock_now() - begin;
     return QD_OK;
 }
 
 /* A machine that shares its cores with others has a ceiling that moves within milliseconds, so each run is held against
- * the one beside it. Shares come last, when the best that the machine did is known. */
-static void add_shares(context *c)
+ * the one beside it. */
+static void end_product(const context *c, const product *p, qd_kernel_bench_row *row)
 {
-    for (int i = 0; i < c->bench->count; i++) {
-        qd_kernel_bench_row *row = &c->bench->rows[i];
-        const samples *s = c->samples[i];
-        double all[RUNS_MOST], quiet[RUNS_MOST];
-        row->runs = s->count;
-        if (s->flops <= 0.0) {
-            row->share = row->bytes / c->bench->ceiling.copy_bytes;
-            continue;
-        }
-        for (int r = 0; r < s->count; r++) {
-            all[r] = share_of(s, r);
-            if (is_quiet(c, s, r))
-                quiet[row->quiet_runs++] = all[r];
-        }
-        row->share = median(all, row->runs);
-        row->quiet_share = median(quiet, row->quiet_runs);
+    double all[RUNS_MOST], quiet[RUNS_MOST], best = INFINITY;
+    row->runs = p->count;
+    for (int i = 0; i < p->count; i++) {
+        best = fmin(best, p->seconds[i]);
+        all[i] = share_of(p, i);
+        if (is_quiet(c, p, i))
+            quiet[row->quiet_runs++] = all[i];
     }
+    row->seconds = best;
+    row->flops = p->flops / best;
+    row->share = median(all, row->runs);
+    row->quiet_share = row->quiet_runs >= RUNS_LEAST ? median(quiet, row->quiet_runs) : 0.0;
 }
 
-/* Either flops or bytes of one run is given, the other is 0. */
-static qd_status add_row(context *c, const char *kernel, const char *shape, timed_run *run, const void *what, double flops, double bytes)
+/* Runs all products that have a row. */
+static qd_status run_products(context *c)
 {
-    if (c->bench->count == QD_KERNEL_BENCH_ROWS)
-        return QD_FAIL(QD_USAGE, "bench: more than %d rows", QD_KERNEL_BENCH_ROWS);
-    samples *s = c->samples[c->bench->count] = malloc(sizeof *s);
-    if (!s)
-        return QD_FAIL(QD_NO_MEMORY, "bench: no memory for the times of %d runs", RUNS_MOST);
-    s->flops = flops;
-    s->count = 0;
-    QD_TRY(take_samples(c, run, what, s));
-    double best = INFINITY;
-    for (int i = 0; i < s->count; i++)
-        best = fmin(best, s->seconds[i]);
-    qd_kernel_bench_row *row = &c->bench->rows[c->bench->count++];
-    *row = (qd_kernel_bench_row){.seconds = best, .flops = flops / best, .bytes = bytes / best};
-    snprintf(row->kernel, sizeof row->kernel, "%s", kernel);
-    snprintf(row->shape, sizeof row->shape, "%s", shape);
+    const int count = c->bench->count;
+    for (int i = 0; i < count; i++)
+        QD_TRY(prepare(c, c->products[i]));
+    for (bool again = true; again;) {
+        again = false;
+        for (int i = 0; i < count; i++) {
+            if (enough(c, c->products[i]))
+                continue;
+            QD_TRY(visit(c, c->products[i]));
+            again = true;
+        }
+    }
+    for (int i = 0; i < count; i++) /* last, when the best that the machine did is known */
+        end_product(c, c->products[i], &c->bench->rows[i]);
     return QD_OK;
 }
 
-static qd_status measure(context *c, const char *kernel, const char *shape, call what, double flops, double bytes)
+static qd_status add_row(context *c, const char *kernel, const char *shape, qd_kernel_bench_row **row)
 {
-    return add_row(c, kernel, shape, time_call, &what, flops, bytes);
+    if (c->bench->count == QD_KERNEL_BENCH_ROWS)
+        return QD_FAIL(QD_USAGE, "bench: more than %d rows", QD_KERNEL_BENCH_ROWS);
+    *row = &c->bench->rows[c->bench->count++];
+    snprintf((*row)->kernel, sizeof (*row)->kernel, "%s", kernel);
+    snprintf((*row)->shape, sizeof (*row)->shape, "%s", shape);
+    return QD_OK;
 }
 
-static qd_status time_tiles(const context *c, const void *what, double *seconds)
+/* A row for run_products(), which comes before the rows of bytes. */
+static qd_status add_product(context *c, const char *kernel, const char *shape, double flops, product **added)
 {
-    (void)what;
-    double flops;
-    return qd_device_run_tiles(c->device, &flops, seconds);
+    qd_kernel_bench_row *row;
+    QD_TRY(add_row(c, kernel, shape, &row));
+    product *p = *added = c->products[row - c->bench->rows] = calloc(1, sizeof *p);
+    if (!p)
+        return QD_FAIL(QD_NO_MEMORY, "bench: no memory for the times of %d runs", RUNS_MOST);
+    p->flops = flops;
+    return QD_OK;
+}
+
+static qd_status add_matmul(context *c, const char *kernel, const char *shape, qd_matmul_args args)
+{
+    product *p;
+    QD_TRY(add_product(c, kernel, shape, 2.0 * (double)args.m * (double)args.n * (double)args.k, &p));
+    p->args.matmul = args;
+    p->what = (call){CALL_matmul, &p->args.matmul};
+    return QD_OK;
+}
+
+/* Bytes that a run moves, against copying. */
+static qd_status measure(context *c, const char *kernel, const char *shape, call what, double bytes)
+{
+    qd_kernel_bench_row *row;
+    double begin = qd_clock_now(), best = INFINITY, seconds;
+    QD_TRY(add_row(c, kernel, shape, &row));
+    QD_TRY(time_call(c, what, &seconds));
+    for (; row->runs < RUNS_LEAST || qd_clock_now() - begin < c->config->seconds; row->runs++) {
+        QD_TRY(time_call(c, what, &seconds));
+        best = fmin(best, seconds);
+    }
+    row->seconds = best;
+    row->bytes = bytes / best;
+    row->share = row->bytes / c->bench->ceiling.copy_bytes;
+    return QD_OK;
 }
 
 /* What the products below could reach if packing and memory cost nothing. */
-static qd_status measure_tiles(context *c)
+static qd_status add_tiles(context *c)
 {
     double flops, seconds;
+    product *p;
     QD_TRY(qd_device_run_tiles(c->device, &flops, &seconds));
-    return flops > 0.0 ? add_row(c, "register tiles", "panels in the second-level cache", time_tiles, NULL, flops, 0) : QD_OK;
+    return flops > 0.0 ? add_product(c, "register tiles", "panels in the second-level cache", flops, &p) : QD_OK;
 }
 
 /* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
-static qd_status measure_linear(context *c, const char *name, int64_t out, int64_t in)
+static qd_status add_linear(context *c, const char *name, int64_t out, int64_t in)
 {
     qd_dtype d = c->config->dtype;
     char shape[64];
     snprintf(shape, sizeof shape, "%s %lld x %lld x %lld", name, (long long)c->rows, (long long)out, (long long)in);
-    double flops = 2.0 * (double)c->rows * (double)out * (double)in;
     qd_matmul_args forward = {
         .a = c->buffer[X], .b = c->buffer[W], .bias = c->buffer[STATISTICS], .c = c->buffer[Y],
         .m = c->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .trans_b = true,
         .a_dtype = d, .b_dtype = d, .c_dtype = d,
     };
-    QD_TRY(measure(c, "linear forward", shape, (call){CALL_matmul, &forward}, flops, 0));
+    QD_TRY(add_matmul(c, "linear forward", shape, forward));
     qd_matmul_args input = {
-        .a = c->buffer[Y], .b = c->buffer[W], .c = c->buffer[X],
+        .a = c->buffer[Y], .b = c->buffer[W], .c = c->buffer[Z],
         .m = c->rows, .n = in, .k = out, .lda = out, .ldb = in, .ldc = in,
         .a_dtype = d, .b_dtype = d, .c_dtype = d,
     };
-    QD_TRY(measure(c, "linear input gradient", shape, (call){CALL_matmul, &input}, flops, 0));
+    QD_TRY(add_matmul(c, "linear input gradient", shape, input));
     qd_matmul_args weight = {
         .a = c->buffer[Y], .b = c->buffer[X], .c = c->buffer[GRADIENT],
         .m = out, .n = in, .k = c->rows, .lda = out, .ldb = in, .ldc = in, .trans_a = true, .accumulate = true,
         .a_dtype = d, .b_dtype = d, .c_dtype = d,
     };
-    return measure(c, "linear weight gradient", shape, (call){CALL_matmul, &weight}, flops, 0);
+    return add_matmul(c, "linear weight gradient", shape, weight);
 }
 
-static qd_status measure_attention(context *c)
+static qd_status add_attention(context *c)
 {
     const qd_kernel_bench_config *f = c->config;
     int head_dim = (int)(f->channels / f->heads);
@@ -275,8 +311,14 @@ static qd_status measure_attention(context *c)
     };
     /* what the triangle needs: two products forward, five backward */
     double triangle = (double)f->batch * f->heads * head_dim * (double)f->seq * (double)(f->seq + 1);
-    QD_TRY(measure(c, "attention forward", shape, (call){CALL_attention_forward, &a}, 2 * triangle, 0));
-    return measure(c, "attention backward", shape, (call){CALL_attention_backward, &a}, 5 * triangle, 0);
+    product *forward, *backward;
+    QD_TRY(add_product(c, "attention forward", shape, 2 * triangle, &forward));
+    forward->args.attention = a;
+    forward->what = (call){CALL_attention_forward, &forward->args.attention};
+    QD_TRY(add_product(c, "attention backward", shape, 5 * triangle, &backward));
+    backward->args.attention = a;
+    backward->what = (call){CALL_attention_backward, &backward->args.attention};
+    return QD_OK;
 }
 
 static qd_status measure_memory_bound(context *c)
@@ -294,30 +336,30 @@ static qd_status measure_memory_bound(context *c)
         .x = c->buffer[X], .gamma = c->buffer[W], .beta = c->buffer[W], .y = c->buffer[Y], .mean = mean,
         .rstd = mean + c->rows, .rows = c->rows, .cols = f->channels, .eps = 1e-5f, .dtype = d, .param_dtype = d,
     };
-    QD_TRY(measure(c, "LayerNorm forward", shape, (call){CALL_norm_forward, &norm}, 0, 2 * narrow));
+    QD_TRY(measure(c, "LayerNorm forward", shape, (call){CALL_norm_forward, &norm}, 2 * narrow));
     qd_norm_backward_args norm_back = {
         .dy = c->buffer[Y], .x = c->buffer[X], .gamma = c->buffer[W], .mean = mean, .rstd = mean + c->rows,
         .dx = c->buffer[Z], .dgamma = c->buffer[GRADIENT], .dbeta = c->buffer[GRADIENT], .rows = c->rows,
         .cols = f->channels, .accumulate = true, .dtype = d, .param_dtype = d, .grad_dtype = d,
     };
-    QD_TRY(measure(c, "LayerNorm backward", shape, (call){CALL_norm_backward, &norm_back}, 0, 3 * narrow));
+    QD_TRY(measure(c, "LayerNorm backward", shape, (call){CALL_norm_backward, &norm_back}, 3 * narrow));
     qd_activation_args gelu = {
         .kind = QD_ACT_GELU_TANH, .x = c->buffer[X], .dy = c->buffer[Y], .y = c->buffer[Y], .dx = c->buffer[Z],
         .rows = c->rows, .cols = f->hidden, .dtype = d,
     };
-    QD_TRY(measure(c, "GELU forward", wide_shape, (call){CALL_activation_forward, &gelu}, 0, 2 * wide));
-    QD_TRY(measure(c, "GELU backward", wide_shape, (call){CALL_activation_backward, &gelu}, 0, 3 * wide));
+    QD_TRY(measure(c, "GELU forward", wide_shape, (call){CALL_activation_forward, &gelu}, 2 * wide));
+    QD_TRY(measure(c, "GELU backward", wide_shape, (call){CALL_activation_backward, &gelu}, 3 * wide));
     qd_add_args add = {.a = c->buffer[X], .b = c->buffer[Y], .y = c->buffer[Z], .n = c->rows * f->channels,
                        .a_dtype = d, .b_dtype = d, .y_dtype = d};
-    QD_TRY(measure(c, "add", shape, (call){CALL_add, &add}, 0, 3 * narrow));
+    QD_TRY(measure(c, "add", shape, (call){CALL_add, &add}, 3 * narrow));
     qd_bias_grad_args bias = {.dy = c->buffer[X], .grad = c->buffer[GRADIENT], .rows = c->rows, .cols = f->hidden,
                               .accumulate = true, .dtype = d, .grad_dtype = d};
-    QD_TRY(measure(c, "bias gradient", wide_shape, (call){CALL_bias_grad, &bias}, 0, wide));
+    QD_TRY(measure(c, "bias gradient", wide_shape, (call){CALL_bias_grad, &bias}, wide));
     qd_cross_entropy_args loss = {
         .logits = c->buffer[Y], .targets = c->buffer[TOKENS], .losses = mean, .rows = c->rows, .vocab = f->vocab,
         .ld = f->vocab, .scale = 1, .grad = true, .dtype = d,
     };
-    QD_TRY(measure(c, "cross-entropy", logit_shape, (call){CALL_cross_entropy, &loss}, 0, 2 * logits));
+    QD_TRY(measure(c, "cross-entropy", logit_shape, (call){CALL_cross_entropy, &loss}, 2 * logits));
     qd_param_range range = {.count = f->hidden * f->channels, .decay = true};
     snprintf(weight_shape, sizeof weight_shape, "%lld parameters", (long long)range.count);
     /* fp32: parameter, gradient and two moments read, three written; a bf16 parameter has its own fp32 master */
@@ -327,7 +369,7 @@ static qd_status measure_memory_bound(context *c)
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .bias_correction1 = 0.1f,
         .bias_correction2 = 0.05f, .grad_scale = c->buffer[MOMENT2] /* zeros, and they stay so */, .param_dtype = d, .grad_dtype = d,
     };
-    return measure(c, "AdamW", weight_shape, (call){CALL_adamw, &adamw}, 0,
+    return measure(c, "AdamW", weight_shape, (call){CALL_adamw, &adamw},
                    (double)range.count * (24 + size + (d == QD_F32 ? 0 : size)));
 }
 
@@ -399,19 +441,19 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
     int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
     QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
     QD_TRY_DONE(take_buffers(&c));
-    QD_TRY_DONE(measure_tiles(&c));
-    QD_TRY_DONE(measure_linear(&c, "qkv", qkv, config->channels));
-    QD_TRY_DONE(measure_linear(&c, "attention out", config->channels, config->channels));
-    QD_TRY_DONE(measure_linear(&c, "MLP up", config->hidden, config->channels));
-    QD_TRY_DONE(measure_linear(&c, "MLP down", config->channels, config->hidden));
-    QD_TRY_DONE(measure_linear(&c, "head", config->vocab, config->channels));
-    QD_TRY_DONE(measure_attention(&c));
+    QD_TRY_DONE(add_tiles(&c));
+    QD_TRY_DONE(add_linear(&c, "qkv", qkv, config->channels));
+    QD_TRY_DONE(add_linear(&c, "attention out", config->channels, config->channels));
+    QD_TRY_DONE(add_linear(&c, "MLP up", config->hidden, config->channels));
+    QD_TRY_DONE(add_linear(&c, "MLP down", config->channels, config->hidden));
+    QD_TRY_DONE(add_linear(&c, "head", config->vocab, config->channels));
+    QD_TRY_DONE(add_attention(&c));
+    QD_TRY_DONE(run_products(&c));
     QD_TRY_DONE(measure_memory_bound(&c));
-    add_shares(&c);
 done:
     for (int i = 0; i < BUFFERS; i++)
         qd_device_free(device, c.buffer[i], c.bytes[i]);
     for (int i = 0; i < QD_KERNEL_BENCH_ROWS; i++)
-        free(c.samples[i]);
+        free(c.products[i]);
     return status;
 }

@@ -19,10 +19,10 @@ typedef struct qd_kernel_bench_row {
     double flops, bytes;        /* per second; the one that limits the kernel, the other is 0 */
     double share;       /* products: median over the runs, each held against the mean of the multiply-adds right before and
                            right after it; others: of ceiling.copy_bytes */
-    double quiet_share; /* the same over the quiet runs; 0: there were none */
+    double quiet_share; /* the same over the quiet runs; 0: there were fewer than 5 */
     int runs;
-    int quiet_runs;     /* beside which, before and after, the multiply-adds had 95 % of ceiling.fma_flops and integer additions
-                           90 % of their best: nobody else was on our cores */
+    int quiet_runs;     /* beside which, before and after, multiply-adds and integer additions had 85 % of their best: nobody else was on
+                           our cores */
 } qd_kernel_bench_row;
 
 enum { QD_KERNEL_BENCH_ROWS = 40 };
