@@ -8,7 +8,7 @@
 typedef enum qd_copy_way {
     QD_COPY_NEAR, /* through the caches */
     QD_COPY_PAST, /* past them: large messages, whose results are not read again soon */
-    QD_COPY_FAR   /* the same for messages that the TLB does not cover */
+    QD_COPY_FAR   /* the same for messages that the TLB does not cover, or whose source lies in memory, not in any cache */
 } qd_copy_way;
 /* For a message of which `past_from` bytes and more are written past the caches. */
 static inline qd_copy_way qd_comm_copy_way(int64_t message_bytes, int64_t past_from)

@@ -125,6 +125,7 @@ void qd_local_pass_plan(qd_transfer *op)
     int me = op->comm->rank, n = op->comm->size;
     uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
     s->large = qd_comm_copy_way(r->count * qd_local_element_size(op), stream_from[r->kind]);
+    if (s->large && is_rooted(op)) s->large = QD_COPY_FAR; /* a root's data often are the result of such a call */
     s->part = -1;
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     switch (r->kind) {
