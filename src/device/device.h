@@ -363,8 +363,8 @@ typedef struct qd_param_range {
     bool decay; /* weight decay applies */
 } qd_param_range;
 
-/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32 parameter; if `param` is another buffer
- * (bf16) the new value is rounded into it. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
+/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32 parameter; a `param` of
+ * bf16 is another buffer, into which the new value is rounded. Addresses are those of element 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
  * Coefficients are double because 1 - beta would lose half of its digits in fp32. */
 typedef struct qd_adamw_args {
     void *param, *grad;

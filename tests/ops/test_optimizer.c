@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
@@ -236,6 +237,37 @@ static void exact_rounding_and_not_finite(void **state)
     assert_memory_equal(master, after, sizeof after);
 }
 
+/* A chunk of masters far into the parameters, whose element 0 would lie where that of the parameters does: two buffers all the same. */
+static void equal_addresses_are_two_buffers(void **state)
+{
+    (void)state;
+    enum { FIRST = 64, N = 21 };
+    float *memory = calloc(FIRST + N, sizeof *memory), m[FIRST + N] = {0}, v[FIRST + N] = {0};
+    uint16_t grad[FIRST + N], *param = (void *)memory; /* parameters from byte 2 * FIRST on, masters from byte 4 * FIRST on */
+    assert_non_null(memory);
+    for (int i = FIRST; i < FIRST + N; i++) {
+        memory[i] = (float)i;
+        grad[i] = qd_f32_to_bf16(1.0f);
+    }
+    qd_device *device = ops_device(NULL, 1);
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_param_range range = {.offset = FIRST, .count = N};
+    double scale = 1;
+    void *t[TENSORS] = {memory, grad, memory, m, v, &scale};
+    qd_adamw_args a = adamw_arguments(true, t, &range, 1, 1);
+    qd_sgd_args s = {.param = memory, .grad = grad, .master = memory, .ranges = &range, .range_count = 1, .lr = 0.5, .grad_scale = &scale, .param_dtype = QD_BF16,
+                     .grad_dtype = QD_BF16};
+    for (int sgd = 0; sgd < 2; sgd++) {
+        memset(param + FIRST, 0, N * sizeof *param);
+        ops_assert_ok(sgd ? k->sgd(qd_device_compute_stream(device), &s) : k->adamw(qd_device_compute_stream(device), &a));
+        for (int i = FIRST; i < FIRST + N; i++) {
+            assert_true(memory[i] < (float)i);
+            assert_int_equal(param[i], qd_f32_to_bf16(memory[i]));
+        }
+    }
+    free(memory);
+}
+
 static void bad_arguments(void **state)
 {
     (void)state;
@@ -257,7 +289,7 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = sgd_tensors,
          .derive = sgd_derive, .reference = sgd_reference, .run = sgd_run, .bytes = sgd_bytes},
     };
-    const struct CMUnitTest more[] = {cmocka_unit_test(exact_rounding_and_not_finite),
+    const struct CMUnitTest more[] = {cmocka_unit_test(exact_rounding_and_not_finite), cmocka_unit_test(equal_addresses_are_two_buffers),
                                       cmocka_unit_test(bad_arguments)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
 }

@@ -16,10 +16,11 @@ static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
                             .decay = ranges->decay};
 }
 
-/* Where the new value is rounded into, or NULL if the master is all there is. */
-static void *rounded_copy(void *param, const float *master, int64_t offset, qd_dtype dtype)
+/* Where the new value is rounded into, or NULL if the master is all there is. The addresses do not tell: they are those of element 0, which
+ * a buffer that begins with a later one does not have, and two of them may be equal. */
+static uint16_t *rounded_copy(void *param, int64_t offset, qd_dtype dtype)
 {
-    return param && param != (const void *)master ? qd_cpu_at_mut(param, offset, dtype) : NULL;
+    return dtype == QD_F32 ? NULL : (uint16_t *)param + offset;
 }
 
 static void adamw(void *context, int64_t begin, int64_t end, int thread)
@@ -30,12 +31,12 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
     float rest1 = (float)(1.0 - a->beta1), rest2 = (float)(1.0 - a->beta2);
     float rate = (float)(a->lr / a->bias_correction1);
     float correction = (float)(1.0 / __builtin_sqrt(a->bias_correction2));
-    qd_dtype grad_dtype = a->grad_dtype, param_dtype = a->param_dtype;
+    qd_dtype grad_dtype = a->grad_dtype;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)(a->lr * a->weight_decay) : 0.0f;
         const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
-        void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
+        uint16_t *param = rounded_copy(a->param, part.offset, a->param_dtype);
         float *master = a->master + part.offset, *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
@@ -50,7 +51,7 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
             vec_store(vs, i, v, n, QD_F32);
             vec_store(master, i, p, n, QD_F32);
             if (param)
-                vec_store(param, i, p, n, param_dtype);
+                vec_store(param, i, p, n, QD_BF16);
         });
     }
 }
@@ -60,12 +61,12 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
     (void)thread;
     const qd_sgd_args *a = context;
     float scale = (float)*a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
-    qd_dtype grad_dtype = a->grad_dtype, param_dtype = a->param_dtype;
+    qd_dtype grad_dtype = a->grad_dtype;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)a->weight_decay : 0.0f;
         const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
-        void *param = rounded_copy(a->param, a->master, part.offset, param_dtype);
+        uint16_t *param = rounded_copy(a->param, part.offset, a->param_dtype);
         float *master = a->master + part.offset, *ms = a->m ? a->m + part.offset : NULL;
         QD_FOR_VECTORS(i, n, part.count, {
             vf d = vec_load(grad, i, n, grad_dtype) * scale;
@@ -78,7 +79,7 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
             p = p - lr * (d + decay * p);
             vec_store(master, i, p, n, QD_F32);
             if (param)
-                vec_store(param, i, p, n, param_dtype);
+                vec_store(param, i, p, n, QD_BF16);
         });
     }
 }
