@@ -11,10 +11,12 @@
 
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -66,7 +68,8 @@ static void stop_sometimes(void)
 }
 
 /* Or as it is written: at the count-th call of a kind from now on; the first line of those that are left counts. */
-enum call { NO_CALL, CLOCK, CONSUMES };
+enum call { NO_CALL, CLOCK, CONSUMES, COPY };
+#define UNTIL_CONTINUED (-1) /* by SIGCONT */
 typedef struct planned_stop {
     enum call call;
     int count, ms;
@@ -78,7 +81,11 @@ static void stop_as_planned(enum call call)
     static int calls;
     if (!planned || planned->call != call || ++calls < planned->count) return;
     calls = 0;
-    pause_ms((planned++)->ms);
+    int ms = (planned++)->ms;
+    if (ms == UNTIL_CONTINUED)
+        raise(SIGSTOP);
+    else
+        pause_ms(ms);
 }
 
 /* The backend reads the clock at the beginning and end of each step, sums and copies in the middle of it, and asks who consumes
@@ -100,12 +107,14 @@ bool __wrap_qd_transfer_consumes(const qd_transfer *op, int rank)
 void __wrap_qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way)
 {
     stop_sometimes();
+    stop_as_planned(COPY);
     __real_qd_comm_copy(to, from, bytes, way);
 }
 
 void __wrap_qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way)
 {
     stop_sometimes();
+    stop_as_planned(COPY);
     __real_qd_comm_spread(to, count, from, bytes, way);
 }
 
@@ -382,7 +391,42 @@ done:
     return status;
 }
 
-static const qd_ranks_entry bodies[] = {{"sequence", body_sequence}, {"ahead", body_ahead}};
+/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its memory for something else; then rank 1 goes on. It may not
+ * take what it now finds for the message: its call fails. text: kind and bytes. */
+static qd_status body_outdated(qd_comm *world, void *arg)
+{
+    int kind = 0, rank = qd_comm_rank(world), size = qd_comm_size(world);
+    long long bytes = 0;
+    if (sscanf(((qd_ranks_call *)arg)->text, "%d %lld", &kind, &bytes) != 2) return QD_FAIL(QD_USAGE, "bad text");
+    static const planned_stop of_0[] = {{COPY, 1, 300}, {NO_CALL, 0, 0}}; /* else it might do all the work */
+    const planned_stop of_1[] = {{COPY, kind == QD_COLL_ALL_TO_ALL ? 2 : 1, UNTIL_CONTINUED}, {NO_CALL, 0, 0}}; /* the first is its own block */
+    operation o = {.kind = (qd_coll_kind)kind, .dtype = QD_F32, .reduce = QD_SUM, .count = bytes / 4, .salt = 5};
+    buffers b = {.work = NULL};
+    int64_t process = rank == 1 ? getpid() : 0;
+    QD_TRY(qd_comm_all_reduce(world, &process, &process, 1, QD_I64, QD_MAX, NULL));
+    QD_TRY(take_buffers(world, &b));
+    memset(b.out[1], 0xa5, MOST_BYTES);
+    fill(&o, rank, 0, o.count, b.in[1]);
+    QD_TRY(qd_comm_barrier(world, NULL));
+    planned = rank == 0 ? of_0 : of_1;
+    qd_status status;
+    switch (o.kind) {
+    case QD_COLL_ALL_TO_ALL: status = qd_comm_all_to_all(world, b.in[1], b.out[1], o.count / size, o.dtype, NULL); break;
+    case QD_COLL_SCATTER: status = qd_comm_scatter(world, b.in[1], b.out[1], o.count, o.dtype, 0, NULL); break;
+    default:
+        status = rank == 0 ? qd_comm_send(world, b.in[1], o.count, o.dtype, 1, NULL) : qd_comm_recv(world, b.out[1], o.count, o.dtype, 0, NULL);
+    }
+    bool named = strstr(qd_error_message(), "rank 1") != NULL;
+    if (rank == 0) {
+        memset(b.in[1], 0x77, (size_t)bytes);
+        kill((pid_t)process, SIGCONT);
+        return status == QD_TIMEOUT && named ? QD_OK : QD_FAIL(QD_DIFFERENT, "rank 1 stopped, and rank 0 got %s", qd_status_text(status));
+    }
+    if (planned->call != NO_CALL) return QD_FAIL(QD_DIFFERENT, "the rank has not stopped where it should");
+    return status == QD_REMOTE ? QD_OK : QD_FAIL(QD_DIFFERENT, "the call returned %s", qd_status_text(status));
+}
+
+static const qd_ranks_entry bodies[] = {{"sequence", body_sequence}, {"ahead", body_ahead}, {"outdated", body_outdated}};
 
 static int wanted_operations, wanted_kind = -1;
 static unsigned long long wanted_seed = 1;
@@ -408,6 +452,23 @@ static void test_ahead(void **unused)
     if (!qd_ranks_mode_available(QD_RANKS_STAGED)) skip();
     if (qd_ranks_run_ok("ahead", QD_RANKS_STAGED, 2, &(qd_ranks_options){.deadline_seconds = 60}, results) != QD_OK)
         fail_msg("%s", qd_error_message());
+}
+
+static void test_outdated(void **unused)
+{
+    (void)unused;
+    static const struct {
+        qd_coll_kind kind;
+        int bytes;
+    } cases[] = {{QD_COLL_ALL_TO_ALL, 1 << 20}, {QD_COLL_ALL_TO_ALL, 200000}, {QD_COLL_SEND, 1 << 20}, {QD_COLL_SEND, 100000}, {QD_COLL_SCATTER, 1 << 20}};
+    if (!qd_ranks_mode_available(QD_RANKS_STAGED)) skip();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        qd_ranks_result results[2];
+        snprintf(text, sizeof text, "%d %d", cases[i].kind, cases[i].bytes);
+        if (qd_ranks_run_ok("outdated", QD_RANKS_STAGED, 2, &(qd_ranks_options){.text = text, .deadline_seconds = 0.4}, results) != QD_OK)
+            fail_msg("%s of %d bytes: %s", qd_coll_kind_name(cases[i].kind), cases[i].bytes, qd_error_message());
+    }
 }
 
 static void test_processes(void **unused)
@@ -442,7 +503,7 @@ int main(int argc, char **argv)
     if (argc > 2) wanted_seed = strtoull(argv[2], NULL, 10);
     for (int k = 0; argc > 3 && k < QD_COLL_KIND_COUNT; k++)
         if (strcmp(argv[3], qd_coll_kind_name((qd_coll_kind)k)) == 0) wanted_kind = k;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead), cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead), cmocka_unit_test(test_outdated), cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
                                        cmocka_unit_test(test_threads), cmocka_unit_test(test_staged_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

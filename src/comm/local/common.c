@@ -30,7 +30,8 @@ void qd_local_common_begin(qd_transfer *op)
         if (from != me) post->chunks += chunks_of(r->out_counts[from] * size, post->chunk);
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     atomic_store_explicit(&lane->claims, qd_local_state_of(op)->base, memory_order_relaxed);
-    atomic_store_explicit(&lane->moved, qd_local_state_of(op)->base, memory_order_relaxed);
+    /* Tells a rank that is still in the operation before that all this rank's chunks of that one were done. */
+    atomic_store_explicit(&lane->moved, qd_local_state_of(op)->base, memory_order_release);
 }
 
 bool qd_local_common_decide(qd_transfer *op)
@@ -88,6 +89,10 @@ bool qd_local_common_work(qd_transfer *op)
             continue;
         }
         int64_t bytes = copy_chunk(op, to, index);
+        if (!qd_local_counts(group)) { /* the core sees the abort record next */
+            s->parts = 0;
+            break;
+        }
         if (to == me)
             op->bytes += bytes;
         else

@@ -221,6 +221,12 @@ static inline void qd_local_leave(_Atomic uint32_t *mark)
     atomic_store_explicit(mark, 0, memory_order_release);
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
+/* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A rank that fails does not wait for ever, so what
+ * was read may have been freed or used again and does not count. */
+static inline bool qd_local_counts(const qd_local_group *group)
+{
+    return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
+}
 
 /* Work that whoever runs may do: where ranks outnumber cores, waiting for one that does not run costs more than doing its part.
  * It is cut into chunks, and `claims` says how many are taken from the front and from the back:

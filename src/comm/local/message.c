@@ -128,12 +128,15 @@ static bool copy_chunks(qd_transfer *op, bool *moved)
         const char *in = s->sends ? op->request.in : qd_local_at(group, channel->parity[parity].post.in_at);
         char *out = s->sends ? qd_local_at(group, channel->out_at) : op->request.out;
         int64_t chunk = qd_local_chunk_bytes(s->bytes), chunks = (s->bytes + chunk - 1) / chunk, index, moving = 0;
-        while (moving < QD_LOCAL_PIECE && (index = qd_local_claim(&channel->claims, s->base, chunks, s->sends)) >= 0) {
+        bool counts = true;
+        while (counts && moving < QD_LOCAL_PIECE && (index = qd_local_claim(&channel->claims, s->base, chunks, s->sends)) >= 0) {
             int64_t first = index * chunk, bytes = s->bytes - first < chunk ? s->bytes - first : chunk;
             qd_comm_copy(out + first, in + first, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
             moving += bytes;
+            counts = qd_local_counts(group);
         }
         qd_local_leave(mark);
+        if (!counts) return false;
         s->claimed = moving < QD_LOCAL_PIECE;
         s->copied += moving;
         if (!s->sends) op->bytes += moving;
@@ -217,6 +220,7 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
         else
             good = qd_local_pull(op->comm, op->request.root, to, from, bytes);
         qd_local_leave(&s->channel->reading);
+        good = good && qd_local_counts(group);
     } else {
         memcpy(to, from, (size_t)bytes);
     }

@@ -286,11 +286,13 @@ bool qd_local_pass_work(qd_transfer *op)
     if (s->part >= 0) {
         _Atomic uint32_t *inside = &group->lanes[me]->inside;
         if (!qd_local_enter(group, inside)) return false;
-        if (move_piece(op, s->part)) {
+        bool last = move_piece(op, s->part);
+        qd_local_leave(inside);
+        if (!qd_local_counts(group)) return false;
+        if (last) {
             s->parts &= ~((uint64_t)1 << s->part);
             s->part = -1;
         }
-        qd_local_leave(inside);
     } else if (s->parts || s->passed) {
         return false;
     }

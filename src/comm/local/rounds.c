@@ -210,6 +210,7 @@ static bool consume_block(qd_transfer *op, int from)
     } else if (post->way == QD_LOCAL_PLACED) {
         const char *in = qd_local_at(qd_local_group_of(op), post->in_at);
         qd_comm_copy(to, in + block->offset, count * size, s->large);
+        if (!qd_local_counts(qd_local_group_of(op))) return false;
     } else {
         const unsigned char *source = post->way == QD_LOCAL_SMALL
                                           ? qd_local_small_of(op, from) + block->offset

@@ -200,8 +200,7 @@ static bool move(const qd_comm *comm, int rank, void *mine, void *theirs, int64_
         theirs = (char *)theirs + moved;
         bytes -= moved;
     }
-    /* What came from a rank that was gone already, or is just failing, does not count. */
-    return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
+    return qd_local_counts(group);
 }
 
 bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes)
@@ -397,7 +396,11 @@ static void wake(qd_world *world)
 static void publish_abort(qd_local_header *header, int rank, const char *reason)
 {
     uint32_t none = 0;
-    if (!atomic_compare_exchange_strong(&header->abort_state, &none, 1)) return;
+    if (!atomic_compare_exchange_strong(&header->abort_state, &none, 1)) {
+        /* From here on the caller takes all ranks to know. It does not take long, unless the one that writes is killed. */
+        for (double until = qd_clock_now() + 1; atomic_load(&header->abort_state) != 2 && qd_clock_now() < until;) sched_yield();
+        return;
+    }
     header->abort_rank = rank;
     snprintf(header->abort_reason, sizeof header->abort_reason, "%s", reason);
     atomic_store_explicit(&header->abort_state, 2, memory_order_seq_cst);
@@ -436,7 +439,7 @@ static void at(qd_world *world, const char *place)
 bool qd_local_enter(qd_local_group *group, _Atomic uint32_t *mark)
 {
     atomic_store_explicit(mark, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0) return true;
+    if (qd_local_counts(group)) return true;
     qd_local_leave(mark);
     return false;
 }
