@@ -38,21 +38,24 @@ qd_status qd_world_check(qd_world *world)
             qd_world_fail(world, QD_FAIL(QD_REMOTE, "this rank (%d) has aborted the run: %s", rank, reason));
         else
             qd_world_fail(world, QD_FAIL(QD_REMOTE, "rank %d failed: %s", rank, reason));
-        while ((failed = atomic_load_explicit(&world->failed, memory_order_acquire)) == QD_OK) sched_yield();
+        failed = atomic_load_explicit(&world->failed, memory_order_acquire);
     }
     return QD_FAIL((qd_status)failed, "%s", world->failure);
 }
 
 void qd_world_fail(qd_world *world, qd_status status)
 {
-    if (atomic_exchange(&world->failing, 1)) return;
+    if (atomic_exchange(&world->failing, 1)) { /* another thread does it: before the others know, no operation may give its memory back */
+        while (atomic_load_explicit(&world->failed, memory_order_acquire) == QD_OK) sched_yield();
+        return;
+    }
     snprintf(world->failure, sizeof world->failure, "%s", qd_error_message());
-    atomic_store_explicit(&world->failed, (int)status, memory_order_release);
     if (status != QD_REMOTE) {
         qd_world_lock(world);
         world->backend->abort(world, world->failure);
         qd_world_unlock(world);
     }
+    atomic_store_explicit(&world->failed, (int)status, memory_order_release);
     qd_world_wake(world);
 }
 

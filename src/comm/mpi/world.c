@@ -88,7 +88,7 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
         /* Harmless for sends: the library may refuse, and the request then ends or stays as it would have. */
         MPI_Cancel(&requests[i]);
     }
-    if (!any || (!world->dirty && turn_until_done(requests, count, 0.1)))
+    if (!any || turn_until_done(requests, count, 0.1))
         return;
     world->dirty = true;
     for (int i = 0; i < count; i++)
@@ -494,16 +494,25 @@ static void world_destroy(qd_world *w)
     world_free(world);
 }
 
+/* In a dirty world any call could touch memory that the failed operation's caller has freed: nothing is started, polled or given up any more,
+ * and the core ends what is under way with the world's failure. */
+static bool is_dirty(const qd_transfer *op)
+{
+    const qd_mpi_world *world = op->comm->world->backend_data;
+    return world->dirty;
+}
+
 static qd_status op_start(qd_transfer *op)
 {
+    if (is_dirty(op))
+        return QD_OK;
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     return p2p ? qd_mpi_p2p_start(op) : qd_mpi_coll_start(op);
 }
 
 static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
 {
-    const qd_mpi_world *world = op->comm->world->backend_data;
-    if (world->dirty) { /* polling could touch memory that the failed operation's caller has freed; the core ends this one too */
+    if (is_dirty(op)) {
         *done = *moved = false;
         return QD_OK;
     }
@@ -513,6 +522,8 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
 
 static void op_finish(qd_transfer *op)
 {
+    if (is_dirty(op))
+        return;
     if (op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV)
         qd_mpi_p2p_finish(op);
     else
