@@ -184,7 +184,7 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
                        a->bias_correction2);
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
     adamw_numbers n;
-    n.param = a->param == a->master ? NULL : a->param;
+    n.param = a->param_dtype == QD_F32 ? NULL : a->param; /* by type: see qd_adamw_args on addresses */
     n.grad = a->grad;
     n.master = a->master;
     n.m = a->m;
@@ -218,7 +218,7 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
         return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
     sgd_numbers n;
-    n.param = a->param == a->master ? NULL : a->param;
+    n.param = a->param_dtype == QD_F32 ? NULL : a->param; /* by type: see qd_adamw_args on addresses */
     n.grad = a->grad;
     n.master = a->master;
     n.m = a->m;
