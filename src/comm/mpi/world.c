@@ -517,7 +517,16 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
         return QD_OK;
     }
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
-    return p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved);
+    QD_TRY(p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved));
+    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has given up has said so before it used that memory
+     * again, so what came after that does not count. */
+    qd_mpi_world *world = op->comm->world->backend_data;
+    if (!*done || op->bytes <= QD_MPI_CARRY_BYTES)
+        return QD_OK;
+    control_poll(world);
+    if (world->aborted_by >= 0)
+        *done = *moved = false;
+    return QD_OK;
 }
 
 static void op_finish(qd_transfer *op)
