@@ -497,7 +497,10 @@ static void test_outdated(void **unused)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[64];
         qd_ranks_result results[2];
-        if (!qd_ranks_mode_available(cases[i].mode)) continue;
+        if (!qd_ranks_mode_available(cases[i].mode)) {
+            if (i == 0) skip(); /* MPI may be missing; without processes there is nothing to try */
+            continue;
+        }
         snprintf(text, sizeof text, "%d %d", cases[i].kind, cases[i].bytes);
         if (qd_ranks_run_ok("outdated", cases[i].mode, 2, &(qd_ranks_options){.text = text, .deadline_seconds = 1.5}, results) != QD_OK)
             fail_msg("%s of %d bytes: %s", qd_coll_kind_name(cases[i].kind), cases[i].bytes, qd_error_message());
