@@ -449,12 +449,19 @@ static qd_status body_outdated(qd_comm *world, void *arg)
     if (rank == 0) {
         memset(b.in[1], 0x77, (size_t)bytes);
         kill((pid_t)process, SIGCONT);
-        return status == QD_TIMEOUT && named ? QD_OK : QD_FAIL(QD_DIFFERENT, "rank 1 stopped, and rank 0 got %s", qd_status_text(status));
+        if (mpi) pause_ms(500); /* MPI gets to see it */
+        status = status == QD_TIMEOUT && named ? QD_OK : QD_FAIL(QD_DIFFERENT, "rank 1 stopped, and rank 0 got %s", qd_status_text(status));
+    } else if (!mpi && planned->call != NO_CALL) {
+        status = QD_FAIL(QD_DIFFERENT, "the rank has not stopped where it should");
+    } else if (status == QD_OK) {
+        bool cut = o.kind != QD_COLL_SEND; /* in halves, of which this rank gets the second */
+        status = expect(&o, rank, 0, size, cut ? o.count / 2 : 0, cut ? o.count / 2 : o.count, b.out[1]);
+    } else {
+        status = status == QD_REMOTE ? QD_OK : QD_FAIL(QD_DIFFERENT, "the call returned %s", qd_status_text(status));
     }
-    if (!mpi && planned->call != NO_CALL) return QD_FAIL(QD_DIFFERENT, "the rank has not stopped where it should");
-    if (status != QD_OK) return status == QD_REMOTE ? QD_OK : QD_FAIL(QD_DIFFERENT, "the call returned %s", qd_status_text(status));
-    bool cut = o.kind != QD_COLL_SEND; /* in halves, of which this rank gets the second */
-    return expect(&o, rank, 0, size, cut ? o.count / 2 : 0, cut ? o.count / 2 : o.count, b.out[1]);
+    planned = NULL;
+    give_buffers(world, &b);
+    return status;
 }
 
 static const qd_ranks_entry bodies[] = {{"sequence", body_sequence}, {"ahead", body_ahead}, {"outdated", body_outdated}};
