@@ -1,5 +1,6 @@
 /* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them within the deadline, and
- * everyone exits. Most of the time all ranks wait, so another test may run beside this one.
+ * everyone exits. Most of the time all ranks wait, so the kinds of ranks take their turns side by side, and another test may run
+ * beside this one.
  * ctest: timeout 400 */
 #include "support/ranks.h"
 #include "support/sample.h"
@@ -15,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -266,10 +269,13 @@ static void *sleep_on(void *context)
     return NULL;
 }
 
+/* The kind of ranks that this process is for. */
+static qd_ranks_mode mode;
+
 #define COMPLAIN(...) return snprintf(why, size, __VA_ARGS__), false
 
 /* What rank r of a scenario must have got. */
-static bool good_result(const scenario *s, qd_ranks_mode mode, int r, const qd_ranks_result *got, char *why, size_t size)
+static bool good_result(const scenario *s, int r, const qd_ranks_result *got, char *why, size_t size)
 {
     const char *ranks = qd_ranks_mode_name(mode);
     if (r == CULPRIT) {
@@ -294,7 +300,7 @@ static bool good_result(const scenario *s, qd_ranks_mode mode, int r, const qd_r
     return true;
 }
 
-static bool good_run(const scenario *s, qd_ranks_mode mode, bool tell, char *why, size_t size)
+static bool good_run(const scenario *s, bool tell, char *why, size_t size)
 {
     qd_ranks_result results[RANKS];
     qd_ranks_options options = {
@@ -303,7 +309,7 @@ static bool good_run(const scenario *s, qd_ranks_mode mode, bool tell, char *why
         COMPLAIN("%s, %s: %s", s->name, qd_ranks_mode_name(mode), qd_error_message());
     bool seen = false;
     for (int r = 0; r < RANKS; r++) {
-        if (!good_result(s, mode, r, &results[r], why, size)) return false;
+        if (!good_result(s, r, &results[r], why, size)) return false;
         seen = seen || (r != CULPRIT && results[r].status == s->status);
     }
     /* A mismatch may be found by the culprit first; then all others hear of it. */
@@ -314,13 +320,13 @@ static bool good_run(const scenario *s, qd_ranks_mode mode, bool tell, char *why
 
 /* On a machine where a thread wakes up as late as half the deadline, innocent ranks miss it too, and are rightly named with
  * the culprit: such a run says nothing, and is made again. */
-static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
+static void run_scenario(const scenario *s, bool tell)
 {
     for (int attempt = 1;; attempt++) {
         char why[2048] = "";
         sleeper watch = {.latest = 0.0};
         pthread_create(&watch.thread, NULL, sleep_on, &watch);
-        bool good = good_run(s, mode, tell, why, sizeof why);
+        bool good = good_run(s, tell, why, sizeof why);
         atomic_store(&watch.stop, true);
         pthread_join(watch.thread, NULL);
         if (good) return;
@@ -331,14 +337,12 @@ static void run_scenario(const scenario *s, qd_ranks_mode mode, bool tell)
 
 static void run_scenarios(const scenario *scenarios, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        for (int mode = 0; mode < QD_RANKS_MODE_COUNT; mode++) {
-            if (!qd_ranks_mode_available((qd_ranks_mode)mode)) continue;
-            if (!sample_has(i, (size_t)mode, 2)) continue;
-            bool stops = strncmp(scenarios[i].name, "stop", 4) == 0;
-            if (scenarios[i].processes_only && mode != QD_RANKS_PROCESSES && !(stops && mode == QD_RANKS_MPI)) continue;
-            run_scenario(&scenarios[i], (qd_ranks_mode)mode, false);
-        }
+    for (size_t i = 0; i < count; i++) {
+        if (!sample_has(i, (size_t)mode, 2)) continue;
+        bool stops = strncmp(scenarios[i].name, "stop", 4) == 0;
+        if (scenarios[i].processes_only && mode != QD_RANKS_PROCESSES && !(stops && mode == QD_RANKS_MPI)) continue;
+        run_scenario(&scenarios[i], false);
+    }
 }
 
 static void test_mismatch(void **unused)
@@ -394,31 +398,57 @@ static void test_stopped(void **unused)
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
     static const scenario late = {"goes on", QD_TIMEOUT, "did not arrive", true, true};
-    static const qd_ranks_mode modes[] = {QD_RANKS_PROCESSES, QD_RANKS_STAGED, QD_RANKS_MPI};
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-        if (qd_ranks_mode_available(modes[i])) run_scenario(&late, modes[i], false);
+    if (mode == QD_RANKS_PROCESSES || mode == QD_RANKS_STAGED || mode == QD_RANKS_MPI) run_scenario(&late, false);
 }
 
 static void test_killed(void **unused)
 {
     (void)unused;
+    if (mode != QD_RANKS_PROCESSES) return;
     static const scenario silent = {"kill", QD_TIMEOUT, "did not arrive", false, true};
-    run_scenario(&silent, QD_RANKS_PROCESSES, false);
+    run_scenario(&silent, false);
     static const scenario told = {"kill", QD_REMOTE, "killed by signal 9", false, true};
-    run_scenario(&told, QD_RANKS_PROCESSES, true);
+    run_scenario(&told, true);
     static const scenario writing = {"kill while writing", QD_REMOTE, "killed by signal 9", false, true};
-    run_scenario(&writing, QD_RANKS_PROCESSES, true);
+    run_scenario(&writing, true);
     static const scenario shared = {"kill while writing, shared", QD_REMOTE, "killed by signal 9", false, true};
-    run_scenario(&shared, QD_RANKS_PROCESSES, true);
+    run_scenario(&shared, true);
     static const scenario helping = {"kill while helping, shared", QD_REMOTE, "killed by signal 9", false, true};
-    run_scenario(&helping, QD_RANKS_PROCESSES, true);
+    run_scenario(&helping, true);
 }
 
-int main(int argc, char **argv)
+static int run_all(void)
 {
-    qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_mismatch), cmocka_unit_test(test_missing),
                                        cmocka_unit_test(test_abort), cmocka_unit_test(test_stopped),
                                        cmocka_unit_test(test_killed)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name(qd_ranks_mode_name(mode), tests, NULL, NULL);
+}
+
+/* A process for each kind of ranks; what they say comes one after another. */
+int main(int argc, char **argv)
+{
+    qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
+    pid_t children[QD_RANKS_MODE_COUNT] = {0};
+    FILE *said[QD_RANKS_MODE_COUNT] = {NULL};
+    for (int i = 0; i < QD_RANKS_MODE_COUNT; i++) {
+        if (!qd_ranks_mode_available((qd_ranks_mode)i) || !(said[i] = tmpfile())) continue;
+        if ((children[i] = fork()) != 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(fileno(said[i]), STDOUT_FILENO);
+        dup2(fileno(said[i]), STDERR_FILENO);
+        mode = (qd_ranks_mode)i;
+        exit(run_all());
+    }
+    bool good = true;
+    for (int i = 0; i < QD_RANKS_MODE_COUNT; i++) {
+        int status = 1;
+        if (!qd_ranks_mode_available((qd_ranks_mode)i)) continue;
+        good = children[i] > 0 && waitpid(children[i], &status, 0) == children[i] && status == 0 && good;
+        if (!said[i]) continue;
+        rewind(said[i]);
+        for (int c; (c = getc(said[i])) != EOF;) putchar(c);
+        fclose(said[i]);
+    }
+    return good ? 0 : 1;
 }
