@@ -7,37 +7,39 @@
  * microseconds, because threads that have none left wait for the last one. */
 enum { STEPS = 1 << 11, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
 
-static void run_loop(void *context, int64_t begin, int64_t end, int thread)
+static void run_fma(void *context, int64_t begin, int64_t end, int thread)
 {
-    qd_cpu *cpu = context;
-    float *sink = qd_cpu_workspace(cpu, thread);
+    float *sink = qd_cpu_workspace(context, thread);
     for (int64_t i = begin; i < end; i++)
-        *sink = qd_cpu_ceiling_for(cpu)->fma(STEPS);
+        *sink = qd_cpu_ceiling_for(context)->fma(STEPS);
+}
+
+static void run_adds(void *context, int64_t begin, int64_t end, int thread)
+{
+    int64_t *sink = qd_cpu_workspace(context, thread);
+    for (int64_t i = begin; i < end; i++)
+        *sink = qd_cpu_ceiling_for(context)->add(ADD_STEPS);
+}
+
+/* So many pieces for each thread; returns how many there were. */
+static double run_pieces(qd_cpu *cpu, int64_t pieces, void (*piece)(void *context, int64_t begin, int64_t end, int thread))
+{
+    int64_t all = qd_pool_threads(cpu->pool) * pieces;
+    qd_pool_for(cpu->pool, all, 1, piece, cpu);
+    return (double)all;
 }
 
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    int threads = qd_pool_threads(cpu->pool);
-    qd_pool_for(cpu->pool, (int64_t)threads * PIECES, 1, run_loop, cpu);
-    *flops = (double)threads * PIECES * STEPS * qd_cpu_ceiling_for(cpu)->flops_per_step;
+    *flops = run_pieces(cpu, PIECES, run_fma) * STEPS * qd_cpu_ceiling_for(cpu)->flops_per_step;
     return QD_OK;
-}
-
-static void run_adds(void *context, int64_t begin, int64_t end, int thread)
-{
-    qd_cpu *cpu = context;
-    int64_t *sink = qd_cpu_workspace(cpu, thread);
-    for (int64_t i = begin; i < end; i++)
-        *sink = qd_cpu_ceiling_for(cpu)->add(ADD_STEPS);
 }
 
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    int threads = qd_pool_threads(cpu->pool);
-    qd_pool_for(cpu->pool, (int64_t)threads * ADD_PIECES, 1, run_adds, cpu);
-    *adds = (double)threads * ADD_PIECES * ADD_STEPS * qd_cpu_ceiling_for(cpu)->adds_per_step;
+    *adds = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS * qd_cpu_ceiling_for(cpu)->adds_per_step;
     return QD_OK;
 }
 
