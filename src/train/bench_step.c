@@ -176,20 +176,22 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
-/* One step to its end: it returns before its last kernels have run. */
-static qd_status whole_step(qd_trainer *trainer, qd_comm *world, void *argument)
+/* One step to its end on all ranks: it returns before its last kernels have run. The time is rank 0's, without that of waking its thread. */
+static qd_status whole_step(qd_trainer *trainer, qd_comm *world, void *seconds)
 {
     qd_step_output out;
+    double begin = qd_clock_now();
     QD_TRY(qd_trainer_step(trainer, &out));
-    return wait_for_device(trainer, world, argument);
+    QD_TRY(wait_for_device(trainer, world, NULL));
+    QD_TRY(qd_comm_barrier(world, NULL));
+    if (qd_comm_rank(world) == 0)
+        *(double *)seconds = qd_clock_now() - begin;
+    return QD_OK;
 }
 
 static qd_status time_step(qd_team *team, double *seconds)
 {
-    double begin = qd_clock_now();
-    QD_TRY(qd_team_call(team, whole_step, NULL));
-    *seconds = qd_clock_now() - begin;
-    return QD_OK;
+    return qd_team_call(team, whole_step, seconds);
 }
 
 /* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate between them. */
