@@ -178,11 +178,11 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     const int64_t vectors = a->vocab / N, size = N * (int64_t)sizeof(T);
     const int64_t spare = 2048; /* the kernel's own and the system's shared memory */
-    int64_t most = l.shared_most - spare, half = (l.shared_most - 2 * spare) / 2;
-    /* Two blocks per multiprocessor where two rows fit: one computes while the other moves. */
-    bool two = vectors * size <= half;
+    int64_t most = l.shared_most - spare;
+    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others move. Their registers fit then, too. */
+    bool two = vectors * size <= l.shared_most / 2 - spare, three = vectors * size <= l.shared_most / 3 - spare && vectors >= 1024;
     int64_t kept = !a->grad ? 0 : vectors * size <= most ? vectors : most / size;
-    int threads = two ? 512 : 1024;
+    int threads = three ? 384 : two ? 512 : 1024;
     while (threads > 32 && threads / 2 >= vectors)
         threads /= 2;
     QD_CUDA_TRY(cudaFuncSetAttribute(cross_entropy_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
