@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { THREADS = 256, STEP = 4, ROUNDS = 4, CHUNK = THREADS * STEP * ROUNDS }; /* elements that a block updates */
+enum { THREADS = 256, STEP = 4, CHUNK = THREADS * STEP }; /* elements that a block updates: short blocks keep the streams close together in memory */
 enum { TABLE = 960 }; /* ranges of one launch: with 16 bytes each, half of what a kernel's arguments may hold */
 
 struct range_table {
@@ -44,6 +44,21 @@ static __device__ __forceinline__ part find_part(const range_table &t, bool alig
     return p;
 }
 
+/* Calls step for the STEP elements from i on that this thread has, or one for each single one: at the end of a range, and where it is not
+ * aligned. */
+template <typename F, typename G> static __device__ __forceinline__ void for_elements(const part &p, F step, G one)
+{
+    int64_t i = p.begin;
+    if (p.aligned) {
+        int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP, own = i + threadIdx.x * STEP;
+        if (own < whole)
+            step(own);
+        i = whole;
+    }
+    for (i += threadIdx.x; i < p.end; i += THREADS)
+        one(i);
+}
+
 struct adamw_numbers {
     void *param; /* NULL: the master is all there is */
     const void *grad;
@@ -61,6 +76,8 @@ static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_
     load<N>(a.m + i, m);
     load<N>(a.v + i, v);
     load<N>(a.master + i, p);
+    if (!isfinite(scale)) /* seen once the loads are under way */
+        return;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         g[j] *= scale;
@@ -79,20 +96,9 @@ template <typename G>
 static __global__ void __launch_bounds__(THREADS) adamw_kernel(const __grid_constant__ range_table table, adamw_numbers a, bool aligned)
 {
     const float scale = (float)*a.scale;
-    if (!isfinite(scale))
-        return;
     part p = find_part(table, aligned);
-    float decay = p.decay ? a.decay : 0.0f;
-    int64_t i = p.begin;
-    if (p.aligned) {
-        int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
-#pragma unroll 2
-        for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
-            adamw_step<G, STEP>(a, i, scale, decay);
-        i = whole;
-    }
-    for (i += threadIdx.x; i < p.end; i += THREADS)
-        adamw_step<G, 1>(a, i, scale, decay);
+    for_elements(p, [&](int64_t i) { adamw_step<G, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
+                 [&](int64_t i) { adamw_step<G, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
 }
 
 struct sgd_numbers {
@@ -111,6 +117,8 @@ template <typename G, int N> static __device__ __forceinline__ void sgd_step(con
     load<N>(a.master + i, p);
     if (a.m)
         load<N>(a.m + i, m);
+    if (!isfinite(scale))
+        return;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         d[j] *= scale;
@@ -129,19 +137,9 @@ template <typename G>
 static __global__ void __launch_bounds__(THREADS) sgd_kernel(const __grid_constant__ range_table table, sgd_numbers a, bool aligned)
 {
     const float scale = (float)*a.scale;
-    if (!isfinite(scale))
-        return;
     part p = find_part(table, aligned);
-    float decay = p.decay ? a.decay : 0.0f;
-    int64_t i = p.begin;
-    if (p.aligned) {
-        int64_t whole = p.begin + (p.end - p.begin) / STEP * STEP;
-        for (i += threadIdx.x * STEP; i < whole; i += THREADS * STEP)
-            sgd_step<G, STEP>(a, i, scale, decay);
-        i = whole;
-    }
-    for (i += threadIdx.x; i < p.end; i += THREADS)
-        sgd_step<G, 1>(a, i, scale, decay);
+    for_elements(p, [&](int64_t i) { sgd_step<G, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
+                 [&](int64_t i) { sgd_step<G, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
 }
 
 /* Calls launch(table, blocks) for the ranges, TABLE at a time. */
@@ -152,19 +150,23 @@ template <typename F> static qd_status for_ranges(const char *kernel, const qd_p
         uint64_t chunks = 0;
         int taken = 0;
         for (; first < count && taken < TABLE; first++) {
-            const qd_param_range *r = &ranges[first];
-            if (r->count <= 0)
+            qd_param_range r = ranges[first];
+            if (r.count <= 0)
                 continue;
-            uint64_t more = (uint64_t)divide_up(r->count, CHUNK);
-            if (r->count >> 40 || more > 0x7fffffffu)
-                return QD_FAIL(QD_UNSUPPORTED, "%s: a range of %lld elements; fewer than 2^40 are supported", kernel,
-                               (long long)r->count);
+            int last = first; /* neighbours are one range, so that there are fewer to look through */
+            while (last + 1 < count && ranges[last + 1].offset == r.offset + r.count && ranges[last + 1].decay == r.decay &&
+                   (r.count + ranges[last + 1].count) >> 40 == 0)
+                r.count += ranges[++last].count;
+            uint64_t more = (uint64_t)divide_up(r.count, CHUNK);
+            if (r.count >> 40)
+                return QD_FAIL(QD_UNSUPPORTED, "%s: a range of %lld elements; fewer than 2^40 are supported", kernel, (long long)r.count);
             if (chunks + more > 0x7fffffffu)
                 break; /* the next launch takes it */
-            table.offset[taken] = r->offset;
-            table.count_low[taken] = (uint32_t)r->count;
-            table.count_high[taken] = (uint8_t)(r->count >> 32);
-            table.decay[taken] = r->decay;
+            first = last;
+            table.offset[taken] = r.offset;
+            table.count_low[taken] = (uint32_t)r.count;
+            table.count_high[taken] = (uint8_t)(r.count >> 32);
+            table.decay[taken] = r.decay;
             table.first_chunk[taken++] = (uint32_t)chunks;
             chunks += more;
         }
