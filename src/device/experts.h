@@ -113,10 +113,12 @@ typedef struct qd_combine_args {
  * number begin; rows beyond the end of the list are left alone.
  *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
  *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; an expert without rows has 0. With
- *               accumulate all this is added to b. */
+ *               accumulate all this is added to b. squares (experts, n), if given, are then the sums of squares of b's rows, as they
+ *               are stored. */
 typedef struct qd_grouped_args {
     const void *a;
     void *b, *c;
+    double *squares; /* NULL: not wanted */
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;
     int sources, experts;

@@ -158,6 +158,11 @@ qd_status qd_run_experts_dw(const qd_op_call *c)
     qd_grouped_args a = grouped(c, 1, 3, 2, 0);
     a.by_experts = true;
     a.accumulate = c->accumulate;
+    const qd_program *p = c->frame->program;
+    int first = p->ledger->modules[c->frame->module].param_begin + c->slots[c->op->slot[3]].param;
+    double *squares = c->frame->squares[p->ledger->params[first].family];
+    if (c->op->squares && squares)
+        a.squares = squares + p->storage.shard_row[first];
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 

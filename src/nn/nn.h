@@ -51,6 +51,7 @@ typedef struct qd_frame {
     float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
     const qd_exchange *exchange; /* NULL: no op of the program communicates */
     bool overwrite;      /* gradients of parameters are not there yet: ops that can, overwrite them (qd_op.overwrites) */
+    double *squares[QD_FAMILY_COUNT]; /* sums of squares of the rows of this rank's gradients; NULL: not from this action (qd_op.squares) */
     bool documents;      /* attention stays inside documents */
     qd_op_profile *profile; /* NULL: not wanted */
     qd_timeline *timeline;

@@ -329,13 +329,14 @@ void qd_cost_ops(const qd_cluster *c, const qd_program *p, const qd_span *spans,
     module_action(c, p, spans, a, NULL, seconds, &cost);
 }
 
-/* Elements of a module's parameters that this rank has; without Muon's matrices if so asked. */
-static double held(const qd_program *p, int module, bool without_matrices)
+/* Elements of a module's parameters that this rank has, and that SQUARES (without what ops have summed) or UPDATE (without Muon's matrices)
+ * go through. */
+static double held(const qd_program *p, int module, bool update)
 {
     const qd_module *m = &p->ledger->modules[module];
     double count = 0.0;
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (p->ledger->params[i].tied_to < 0 && !(without_matrices && p->matrices && qd_muon_takes(p->ledger, i)))
+        if (p->ledger->params[i].tied_to < 0 && !(update ? p->matrices && qd_muon_takes(p->ledger, i) : qd_program_squared(p, i)))
             count += (double)qd_program_holding(p, QD_BUFFER_PARAM, i).count;
     return count;
 }

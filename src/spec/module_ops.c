@@ -152,6 +152,7 @@ static void find_overwriting(qd_class_writer *w, qd_module_class *c)
             if (k != i && share_grads(w, op, &w->ops[k]))
                 can = k > i && life_phase(w, &w->ops[k]) == life_phase(w, op);
         op->overwrites = can;
+        c->square_phases |= op->squares ? 1u << op->phase : 0;
         c->overwrite_phases |= can ? 1u << op->phase : 0;
     }
 }

@@ -215,10 +215,20 @@ void qd_write_experts(qd_class_writer *w, qd_class_experts *e, int x, int residu
     w->rows = all_rows;
 }
 
+/* Whether the products that give the gradients of a matrix are the last to write them: no further rounds, no sums over ranks. */
+static bool sums_squares(const qd_class_writer *w, const qd_class_experts *e, int grad)
+{
+    int param = w->module->param_begin + w->slots[grad].param;
+    return w->config->traits->squares_in_products && w->config->training && e->ranks == 1 && e->nodes == 1 &&
+           qd_ledger_data_group(w->ledger, w->ledger->params[param].family).size == 1 && qd_ledger_tensor_group(w->ledger, param).size == 1;
+}
+
 static void experts_weight_grad(qd_class_writer *w, const qd_class_experts *e, int dy, int x, qd_class_weight matrix, int64_t n, int64_t k)
 {
     w->phase = QD_PHASE_WEIGHT;
-    grouped(w, QD_CLASS_OP(w, EXPERTS_DW, dy, x, e->table, matrix.grad), e, n, k);
+    qd_op *op = QD_CLASS_OP(w, EXPERTS_DW, dy, x, e->table, matrix.grad);
+    grouped(w, op, e, n, k);
+    op->squares = sums_squares(w, e, matrix.grad);
     w->phase = QD_PHASE_INPUT;
 }
 

@@ -21,6 +21,7 @@ typedef struct qd_device_traits {
     bool sums_in_norm;          /* the norm's gradient sums what it reads and writes, for the gradients of biases */
     bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
     bool remade_activation;     /* SwiGLU's result is computed again beside its gradient instead of being kept */
+    bool squares_in_products;   /* products over experts sum the squares of the gradients that they write */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
     int64_t head_rows, head_logits; /* the head holds at most so many rows, and so many logits, at a time */
 } qd_device_traits;
@@ -154,6 +155,8 @@ typedef struct qd_op {
     int32_t site;              /* dropout: which of the module's dropouts */
     bool overwrites;           /* it is the first op to write its gradients, all of them, and overwrites them in an action that is
                                   the first to write them (qd_action.overwrite) */
+    bool squares;              /* in an action that is the last to write its gradients (qd_action.squares) it also gives the sums of squares
+                                  of their rows: nobody else adds to them */
     bool again;                /* phase F: also run by a recompute action; other phases: a second run of an op of phase F */
     double flops;
     int64_t bytes; /* least traffic with memory: every operand once */
@@ -204,7 +207,8 @@ typedef struct qd_module_class {
     int64_t region[QD_REGION_COUNT];   /* bytes */
     qd_phase in_until, grad_out_until; /* last phase that reads IN and GRAD_OUT: the program frees them after it */
     bool has_weight_phase, uses_input;
-    unsigned grad_phases, overwrite_phases; /* bits 1 << qd_phase: those with ops that write gradients of parameters, that overwrite them */
+    /* bits 1 << qd_phase: those with ops that write gradients of parameters, that overwrite them, that sum their squares */
+    unsigned grad_phases, overwrite_phases, square_phases;
     qd_recompute recompute;
 } qd_module_class;
 

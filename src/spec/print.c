@@ -107,8 +107,8 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
     case QD_ACTION_BACKWARD:
     case QD_ACTION_BACKWARD_INPUT:
     case QD_ACTION_BACKWARD_WEIGHT:
-        return snprintf(text, size, "%s %s mb %d  %.3g GFLOP%s", name, module_name(p, a->module), a->microbatch,
-                        a->flops * 1e-9, a->overwrite ? "  overwrites gradients" : "");
+        return snprintf(text, size, "%s %s mb %d  %.3g GFLOP%s%s", name, module_name(p, a->module), a->microbatch,
+                        a->flops * 1e-9, a->overwrite ? "  overwrites gradients" : "", a->squares ? "  sums squares" : "");
     case QD_ACTION_MOMENTUM:
     case QD_ACTION_ORTHOGONALIZE:
     case QD_ACTION_UPDATE_MATRICES: return snprintf(text, size, "%s %s", name, matrices_name(p, a, run, sizeof run));

@@ -132,6 +132,7 @@ static void backward_action(builder *b, qd_action_kind kind, int module, int mb,
     qd_action *a = qd_build_action(b, kind, module, mb);
     set_uses(b, a, module, mb);
     a->flops = flops;
+    a->squares = mb == b->strategy->micro_batches - 1 && (qd_program_class(b->p, module)->square_phases & qd_action_phases(a));
     b->last_gradient = b->p->action_count - 1;
 }
 
@@ -561,6 +562,20 @@ unsigned qd_action_phases(const qd_action *a)
     case QD_ACTION_BACKWARD_WEIGHT: return 1u << QD_PHASE_WEIGHT;
     default: return 0;
     }
+}
+
+bool qd_program_squared(const qd_program *p, int param)
+{
+    int module = p->ledger->params[param].module;
+    const qd_module_class *c = qd_program_class(p, module);
+    int own = param - p->ledger->modules[module].param_begin;
+    for (int i = 0; i < c->op_count && c->square_phases; i++)
+        for (int j = 0; j < QD_OP_SLOTS && c->ops[i].squares; j++) {
+            const qd_slot *slot = c->ops[i].slot[j] >= 0 ? &c->slots[c->ops[i].slot[j]] : NULL;
+            if (slot && slot->kind == QD_SLOT_GRAD && own >= slot->param && own < slot->param + slot->param_count)
+                return true;
+        }
+    return false;
 }
 
 int64_t qd_program_square_base(const qd_program *p, int family, int part)

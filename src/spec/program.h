@@ -68,7 +68,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_
     X(PACK, "pack")                       /* this rank's part of a run of parameters, out of whole tensors */ \
     X(UNPACK, "unpack")                   /* and back into them */                                          \
     X(ADD, "add")                         /* a range of one buffer joins that of another */                 \
-    X(SQUARES, "squares")                 /* row sums of squares of a module's gradients */                 \
+    X(SQUARES, "squares")                 /* row sums of squares of a module's gradients, where no op gave them */ \
     X(SUMS, "sums")                       /* the rows' sums of each parameter; of those others count, 0 */  \
     X(NORM, "norm")                       /* the gradient norm and the factor that clips it */              \
     X(FETCH, "fetch")                     /* a chunk of the optimizer's state comes from host memory */     \
@@ -160,6 +160,7 @@ typedef struct qd_action {
     uint8_t kind;   /* qd_action_kind */
     uint8_t stream; /* qd_stream_id */
     bool overwrite; /* module actions: the first to write these gradients, nothing is there to be added to; ADD: likewise the sum */
+    bool squares;   /* module actions: the last to write these gradients; ops that can (qd_op.squares) sum their squares */
     uint8_t states; /* with a chunk: which kinds of optimizer state it has, see spec/offload.h */
     int32_t module; /* -1: none */
     int32_t microbatch;
@@ -285,6 +286,9 @@ static inline bool qd_action_communicates(const qd_action *a)
 
 /* The phases whose ops an action runs, for qd_op_runs; 0: it runs none. */
 unsigned qd_action_phases(const qd_action *action);
+
+/* Whether an op gives the sums of squares of a parameter's gradient. */
+bool qd_program_squared(const qd_program *program, int param);
 
 /* First row of a rank's part of a family in SQUARES: families follow each other, and in each the parts by rank, so that one piece
  * of each rank is gathered. */

@@ -254,6 +254,8 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         frame.use[u] = address;
         frame.first[u] = a->use[u] >= 0 ? p->buffers[a->use[u]].first : 0;
     }
+    for (int family = 0; family < QD_FAMILY_COUNT && a->squares; family++)
+        frame.squares[family] = (double *)qd_bound_kind(b, QD_BUFFER_SQUARES) + it->first_row[family];
     return qd_nn_run(&frame, qd_action_phases(a));
 }
 
@@ -406,7 +408,7 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     int count = 0;
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
         qd_holding own = qd_program_holding(p, QD_BUFFER_GRAD, i);
-        if (p->ledger->params[i].tied_to >= 0 || own.count == 0)
+        if (p->ledger->params[i].tied_to >= 0 || own.count == 0 || qd_program_squared(p, i))
             continue;
         list[count] = (qd_row_squares_args){
             .x = grad + own.offset * (int64_t)qd_dtype_size(p->strategy.grad),

@@ -150,8 +150,8 @@ static qd_status head_backward_run(const qd_kernels *k, qd_stream *stream, const
 
 /* ---- products over experts ---- */
 
-/* OVERWRITE: by experts, what was in b does not count. */
-typedef enum grouped_way { PLAIN, OVERWRITE } grouped_way;
+/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. */
+enum { PLAIN, OVERWRITE = 1, SQUARES = 2 };
 
 typedef struct grouped_case {
     int sources, experts;
@@ -159,7 +159,7 @@ typedef struct grouped_case {
     int64_t begin, rows, n, k;
     bool trans_b, by_experts;
     qd_dtype dtype, b_dtype;
-    grouped_way way;
+    unsigned way;
 } grouped_case;
 static const grouped_case grouped_cases[] = {
     {1, 3, {5, 0, 9}, 0, 14, 17, 23, true, false, QD_F32, QD_F32, PLAIN},      {1, 3, {5, 0, 9}, 0, 20, 17, 23, false, false, QD_F32, QD_F32, PLAIN},
@@ -177,6 +177,11 @@ static const grouped_case grouped_cases[] = {
     {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE}, {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {1, 4, {130, 0, 70, 0}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, OVERWRITE}, {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    /* with sums of squares: several tiles, an expert without rows that keeps or loses what it has, no rows at all */
+    {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES}, {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 520, false, true, QD_BF16, QD_BF16, SQUARES},
+    {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, SQUARES}, {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, SQUARES},  {1, 3, {130, 0, 70}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, SQUARES},
+    {1, 2, {0, 0}, 0, 0, 16, 24, false, true, QD_BF16, QD_BF16, SQUARES},
     /* the last tiles have half the columns, or half the rows */
     {1, 3, {130, 0, 190}, 0, 330, 384, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN}, {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
@@ -187,23 +192,25 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE}, {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
 };
-enum { GA, GB, GC, GN, GROUPED_TENSORS };
+enum { GA, GB, GC, GN, GS, GROUPED_TENSORS };
 
 static void grouped_describe(const void *p, char *text, size_t size)
 {
     const grouped_case *c = p;
-    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s %s %s", c->sources, c->experts, (long long)c->begin,
-             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->way == OVERWRITE ? " by experts, over b" : c->by_experts ? " by experts" : "",
-             qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
+    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s%s %s %s", c->sources, c->experts, (long long)c->begin,
+             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->way & OVERWRITE ? " by experts, over b" : c->by_experts ? " by experts" : "",
+             c->way & SQUARES ? ", squares" : "", qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
 }
 
 static int grouped_tensors(const void *p, ops_tensor *t)
 {
     const grouped_case *c = p;
     t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k};
-    t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way == OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype, .rows = c->experts, .cols = c->n * c->k};
+    t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way & OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype, .rows = c->experts, .cols = c->n * c->k};
     t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : OPS_INOUT, .dtype = c->dtype, .rows = c->rows, .cols = c->n};
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
+    t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts, .cols = c->n,
+                         .tol = c->b_dtype == QD_BF16 ? 1e-3 : 1e-5}; /* of b as it is rounded */
     return GROUPED_TENSORS;
 }
 
@@ -218,7 +225,7 @@ static void grouped_reference(const void *p, double *const *v)
 {
     const grouped_case *c = p;
     int64_t row = -c->begin;
-    for (int64_t i = 0; c->way == OVERWRITE && i < c->experts * c->n * c->k; i++)
+    for (int64_t i = 0; (c->way & OVERWRITE) && i < c->experts * c->n * c->k; i++)
         v[GB][i] = 0;
     for (int i = 0; i < c->sources * c->experts; i++)
         for (int64_t j = 0; j < c->counts[i]; j++, row++) {
@@ -235,14 +242,19 @@ static void grouped_reference(const void *p, double *const *v)
                     v[GC][row * c->n + n] = sum;
             }
         }
+    for (int64_t i = 0; (c->way & SQUARES) && i < c->experts * c->n; i++) {
+        v[GS][i] = 0;
+        for (int64_t k = 0; k < c->k; k++)
+            v[GS][i] += v[GB][i * c->k + k] * v[GB][i * c->k + k];
+    }
 }
 
 static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const grouped_case *c = p;
-    return k->grouped(stream, &(qd_grouped_args){.a = t[GA], .b = t[GB], .c = t[GC], .counts = t[GN], .count_stride = c->experts,
+    return k->grouped(stream, &(qd_grouped_args){.a = t[GA], .b = t[GB], .c = t[GC], .squares = t[GS], .counts = t[GN], .count_stride = c->experts,
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
-                                                 .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts, .accumulate = c->way != OVERWRITE,
+                                                 .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts, .accumulate = !(c->way & OVERWRITE),
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 

@@ -67,7 +67,8 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
                 QD_TRY(zero_weights(stream, a, e, 1));
         }
     }
-    return QD_OK;
+    return !a->squares ? QD_OK : qd_cpu_row_squares(stream, &(qd_row_squares_args){
+        .x = a->b, .out = a->squares, .rows = a->experts * a->n, .cols = a->k, .dtype = a->b_dtype});
 }
 
 qd_status qd_cpu_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)

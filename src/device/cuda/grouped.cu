@@ -346,9 +346,11 @@ qd_status qd_cuda_grouped_general(qd_stream *stream, const qd_grouped_args *a)
     return QD_OK;
 }
 
-qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
+/* squared: whether a->squares are there, too. */
+static qd_status multiply(qd_stream *stream, const qd_grouped_args *a, bool *squared)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
+    *squared = false;
     QD_TRY(qd_cuda_check_float("grouped", "a", a->a_dtype));
     QD_TRY(qd_cuda_check_float("grouped", "b", a->b_dtype));
     QD_TRY(qd_cuda_check_float("grouped", "c", a->c_dtype));
@@ -364,7 +366,23 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
         QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
         return QD_OK;
     }
-    if (qd_cuda_grouped_hopper_takes(&launch, a))
-        return qd_cuda_grouped_hopper(stream, a);
-    return qd_cuda_grouped_general(stream, a);
+    if (!qd_cuda_grouped_hopper_takes(&launch, a))
+        return qd_cuda_grouped_general(stream, a);
+    *squared = a->b_dtype == QD_BF16;
+    return qd_cuda_grouped_hopper(stream, a);
+}
+
+qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
+{
+    bool squared;
+    QD_TRY(multiply(stream, a, &squared));
+    if (!a->squares || squared)
+        return QD_OK;
+    qd_row_squares_args rows = {};
+    rows.x = a->b;
+    rows.out = a->squares;
+    rows.rows = a->experts * a->n;
+    rows.cols = a->k;
+    rows.dtype = a->b_dtype;
+    return qd_cuda_row_squares(stream, &rows);
 }

@@ -13,6 +13,7 @@
  * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster by rows, and 10 % slower by
  * experts. */
 #include "device/cuda/grouped_impl.cuh"
+#include "device/cuda/sums_impl.h"
 
 #include <cuda.h>
 
@@ -379,10 +380,44 @@ __device__ __forceinline__ void prepare_add(pieces &, const target<float> &)
 {
 }
 
-/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. */
-template <result RESULT>
-__device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old)
+/* Where sums of squares of a warp's rows go, one for each row and tile: row r's to at[r * stride]. NULL: they are not wanted. */
+struct squares {
+    double *at;
+    int64_t stride;
+};
+
+/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a square of bf16 is exact. */
+__device__ __forceinline__ void add_squares(double (&sum)[2], const uint32_t (&words)[16])
 {
+    float part[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float low, high;
+        unpack(words[i], low, high);
+        part[i % 2] = fmaf(low, low, fmaf(high, high, part[i % 2]));
+    }
+    sum[0] += (double)part[0];
+    sum[1] += (double)part[1];
+}
+
+/* The four lanes that have a row give its sum. */
+__device__ __forceinline__ void put_squares(const squares &to, double (&sum)[2], int rows)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+        if (lane % 4 == 0 && lane / 4 + half * 8 < rows)
+            to.at[(lane / 4 + half * 8) * to.stride] = sum[half];
+    }
+}
+
+/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. SQUARES: sums of squares may be wanted. */
+template <result RESULT, bool SQUARES>
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old, const squares &square)
+{
+    double sum[2] = {0.0, 0.0};
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         uint32_t words[16];
@@ -401,13 +436,17 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
         } else {
             words_of(words, c, part);
         }
+        if (SQUARES && square.at) /* columns and rows beyond the end are zeros */
+            add_squares(sum, words);
         put_words(words, to, part, staging);
     }
+    if (SQUARES && square.at)
+        put_squares(square, sum, to.rows);
 }
 
 /* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the order of blocks. */
-template <result RESULT>
-__device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &)
+template <result RESULT, bool SQUARES>
+__device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &, const squares &)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -465,6 +504,25 @@ template <typename T> __device__ __forceinline__ void store_zeros(const target<T
             *reinterpret_cast<uint4 *>(to.out + row * to.n + column) = make_uint4(0, 0, 0, 0);
 }
 
+/* Of rows that keep what they have, or are zeros. */
+template <result RESULT> __device__ __forceinline__ void square_rows(const target<bf16> &to, const squares &square)
+{
+    const int lane = threadIdx.x % 32;
+    for (int row = 0; row < 16 && row < to.rows && square.at; row++) {
+        double sum = 0.0;
+        for (int column = lane; column < COLUMNS && column < to.columns && RESULT == ADD; column += 32) {
+            const double v = (double)to_float(to.out[row * to.n + column]);
+            sum += v * v;
+        }
+        sum = warp_sum(sum);
+        if (lane == 0)
+            square.at[row * square.stride] = sum;
+    }
+}
+template <result RESULT> __device__ __forceinline__ void square_rows(const target<float> &, const squares &)
+{
+}
+
 template <form FORM, result RESULT, typename T>
 __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g)
 {
@@ -479,6 +537,9 @@ __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g
         const int64_t n = FORM == EXPERTS ? g.k : g.n;
         T *const out = FORM == EXPERTS ? (T *)g.b + t.expert * g.n * g.k : (T *)g.c;
         const target<T> to = {out + (t.row + row) * n + t.column, n, t.rows - row, t.columns};
+        squares square = {NULL, (n + COLUMNS - 1) / COLUMNS};
+        if (FORM == EXPERTS && g.squares)
+            square.at = g.squares + (t.expert * g.n + t.row + row) * square.stride + t.column / COLUMNS;
         pieces old;
         if (RESULT == ADD && last >= 0)
             prepare_add(old, to);
@@ -487,10 +548,11 @@ __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g
         if (FORM == EXPERTS && last < 0) { /* the expert has no rows */
             if (RESULT == STORE)
                 store_zeros(to);
+            square_rows<RESULT>(to, square);
             continue;
         }
         release(&s.empty[last]);
-        store_sums<RESULT>(c, to, s.staging[warp], old);
+        store_sums<RESULT, FORM == EXPERTS>(c, to, s.staging[warp], old, square);
     }
 }
 
@@ -592,8 +654,24 @@ bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped
            is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && encode();
 }
 
+/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend on blocks. */
+static qd_status multiply_and_square(qd_stream *stream, const qd_grouped_args *a)
+{
+    const int tiles = (int)divide_up(a->k, COLUMNS);
+    const int64_t rows = a->experts * a->n;
+    qd_grouped_args parts = *a;
+    void *room;
+    QD_TRY(qd_cuda_workspace(stream, rows * tiles * (int64_t)sizeof *a->squares, &room));
+    parts.squares = (double *)room;
+    qd_status status = a->accumulate ? launch_form<EXPERTS, ADD, bf16>(stream, &parts) : launch_form<EXPERTS, STORE, bf16>(stream, &parts);
+    QD_TRY(status);
+    return qd_cuda_join_squares(qd_cuda_launch_of(stream).stream, a->squares, parts.squares, rows, tiles);
+}
+
 qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a)
 {
+    if (a->by_experts && a->squares && a->b_dtype == QD_BF16)
+        return multiply_and_square(stream, a);
     if (a->by_experts && a->accumulate)
         return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, ADD, bf16>(stream, a) : launch_form<EXPERTS, ADD, float>(stream, a);
     if (a->by_experts)

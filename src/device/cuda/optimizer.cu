@@ -2,6 +2,7 @@
  * ranges of a call are one launch: their table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums
  * of those, and the factor that updates read. */
 #include "device/cuda/math_impl.cuh"
+#include "device/cuda/sums_impl.h"
 #include "device/grad_norm.h"
 
 #include <math.h>
@@ -330,6 +331,13 @@ static __global__ void __launch_bounds__(THREADS) join_segments_kernel(double *o
     out[row] = sum;
 }
 
+extern "C" qd_status qd_cuda_join_squares(cudaStream_t stream, double *out, const double *parts, int64_t rows, int count)
+{
+    join_segments_kernel<<<(unsigned)divide_up(rows, THREADS), THREADS, 0, stream>>>(out, parts, rows, count);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
 static int64_t square_blocks(const qd_row_squares_args *a)
 {
     return a->cols <= FEW         ? divide_up(a->rows, THREADS)
@@ -368,11 +376,7 @@ template <typename T> static qd_status launch_squares(qd_stream *stream, const q
         return QD_OK;
     row_squares_kernel<T><<<(unsigned)blocks, THREADS, 0, s>>>(table);
     QD_CUDA_LAUNCHED();
-    if (segments > 1) {
-        join_segments_kernel<<<(unsigned)divide_up(first->rows, THREADS), THREADS, 0, s>>>(first->out, (const double *)parts, first->rows, segments);
-        QD_CUDA_LAUNCHED();
-    }
-    return QD_OK;
+    return segments > 1 ? qd_cuda_join_squares(s, first->out, (const double *)parts, first->rows, segments) : QD_OK;
 }
 
 extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares_args *a)

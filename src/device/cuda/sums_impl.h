@@ -1,4 +1,4 @@
-/* Sums over rows, the last step (norm.cu). */
+/* Sums, the last step: over rows (norm.cu), of squares (optimizer.cu). */
 #ifndef QD_DEVICE_CUDA_SUMS_IMPL_H
 #define QD_DEVICE_CUDA_SUMS_IMPL_H
 
@@ -13,6 +13,9 @@ enum { QD_CUDA_PARTS_MOST = 4 };
  * QD_CUDA_PARTS_MOST outputs. In an order fixed by `count`. */
 qd_status qd_cuda_add_parts(cudaStream_t stream, void *const *to, int outputs, qd_dtype dtype, const float *parts, int count, int64_t cols,
                             bool accumulate);
+
+/* out (rows) = the sum of each row of parts (rows, count), in order. */
+qd_status qd_cuda_join_squares(cudaStream_t stream, double *out, const double *parts, int64_t rows, int count);
 
 #ifdef __cplusplus
 }
