@@ -34,6 +34,21 @@ static inline uint16_t qd_f32_to_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
+/* A float in two parts: its bf16 rounding, and what that has cut off (positive) or added (negative), as a number on bits. The value
+ * comes back exactly, but for one in 131,072: of a tie that was rounded down, what is missing is one more than fits, and the value moves
+ * by one unit in its last place toward the rounding. So `half` is always the rounding of the value that the parts give. A NaN stays one: its
+ * rounding has the quiet bit, which no remainder takes away. A finite value that rounds to infinity stays finite. */
+static inline int16_t qd_f32_rest(float value, uint16_t half)
+{
+    int32_t rest = (int32_t)(qd_f32_bits(value) - ((uint32_t)half << 16));
+    return (int16_t)(rest > INT16_MAX ? INT16_MAX : rest < INT16_MIN ? INT16_MIN : rest);
+}
+
+static inline float qd_f32_join(uint16_t half, int16_t rest)
+{
+    return qd_f32_from_bits(((uint32_t)half << 16) + (uint32_t)(int32_t)rest);
+}
+
 static inline float qd_f16_to_f32(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;

@@ -365,10 +365,12 @@ typedef struct qd_param_range {
 
 /* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32 parameter; a `param` of
  * bf16 is another buffer, into which the new value is rounded. Addresses are those of element 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
- * Coefficients are double because 1 - beta would lose half of its digits in fp32. */
+ * Coefficients are double because 1 - beta would lose half of its digits in fp32.
+ * rest, if given, takes the place of master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it lacks (qd_f32_rest). */
 typedef struct qd_adamw_args {
     void *param, *grad;
     float *master, *m, *v;
+    int16_t *rest;
     const qd_param_range *ranges; /* host memory */
     int range_count;
     double lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2;
@@ -380,6 +382,7 @@ typedef struct qd_adamw_args {
 typedef struct qd_sgd_args {
     void *param, *grad;
     float *master, *m;
+    int16_t *rest;
     const qd_param_range *ranges;
     int range_count;
     double lr, momentum, weight_decay;

@@ -127,9 +127,10 @@ typedef struct qd_grouped_args {
 } qd_grouped_args;
 
 /* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another buffer. If grad_scale
- * is given and not finite nothing is done. */
+ * is given and not finite nothing is done. rest: instead of bias, as in qd_adamw_args. */
 typedef struct qd_expert_bias_args {
     float *bias, *total;
+    int16_t *rest;
     void *param;
     int64_t experts;
     double mean, rate;

@@ -25,13 +25,13 @@ qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_strea
     float lr = (float)qd_optim_lr(o, step);
     if (o->kind == QD_OPTIM_SGD)
         return kernels->sgd(stream, &(qd_sgd_args){
-            .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1,
+            .param = s->param, .grad = s->grad, .master = s->master, .rest = s->rest, .m = s->moment1,
             .ranges = ranges, .range_count = range_count,
             .lr = lr, .momentum = (float)o->momentum, .weight_decay = (float)o->weight_decay,
             .grad_scale = grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
         });
     return kernels->adamw(stream, &(qd_adamw_args){
-        .param = s->param, .grad = s->grad, .master = s->master, .m = s->moment1, .v = s->moment2,
+        .param = s->param, .grad = s->grad, .master = s->master, .rest = s->rest, .m = s->moment1, .v = s->moment2,
         .ranges = ranges, .range_count = range_count,
         .lr = lr, .beta1 = (float)o->beta1, .beta2 = (float)o->beta2, .eps = (float)o->eps,
         .weight_decay = (float)o->weight_decay,

@@ -624,7 +624,7 @@ static qd_status set_up(qd_search *s)
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
     /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
-    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + (config.strategy.param != QD_F32 ? 4.0 : 0.0) : 0.0;
+    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
     s->by_node = config.by_node;
     s->gpus = config.world;
     s->batch = config.global_batch;

@@ -42,7 +42,7 @@ static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
 }
 
 typedef struct change {
-    char text[80];
+    char text[96];
     qd_config config;
 } change;
 
@@ -64,10 +64,18 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "parallel.zero=%d", zero);
         count++;
     }
+    if (!s->split_master && !s->offload && s->param != QD_F32 && s->optimizer != QD_OPTIM_MUON) {
+        list[count].config = *config;
+        list[count].config.strategy.split_master = true;
+        snprintf(list[count].text, sizeof list[count].text, "train.master=split");
+        count++;
+    }
+    const char *whole = s->split_master ? " train.master=fp32" : ""; /* the host keeps no other */
     if (!s->offload) {
         list[count].config = *config;
         list[count].config.strategy.offload = true;
-        snprintf(list[count].text, sizeof list[count].text, "train.offload=optimizer");
+        list[count].config.strategy.split_master = false;
+        snprintf(list[count].text, sizeof list[count].text, "train.offload=optimizer%s", whole);
         count++;
     }
     int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, 1};
@@ -89,7 +97,9 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         list[count].config.strategy.recompute = QD_RECOMPUTE_FULL;
         list[count].config.strategy.recompute_layers = -1;
         list[count].config.strategy.offload = s->offload || both;
-        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s", both ? " train.offload=optimizer" : "");
+        list[count].config.strategy.split_master = s->split_master && !both;
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", both ? " train.offload=optimizer" : "",
+                 both ? whole : "");
         count++;
     }
     return count;

@@ -289,12 +289,28 @@ static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
     return qd_context_check(s->seq, cp);
 }
 
+static qd_status check_master(const qd_strategy *s)
+{
+    if (!s->split_master || !s->training)
+        return QD_OK;
+    if (s->param == QD_F32)
+        return QD_FAIL(QD_USAGE, "train.master=split keeps what bf16 weights lack, and with train.precision=fp32 they lack nothing: leave it out, or set "
+                                 "train.precision=bf16");
+    if (s->offload)
+        return QD_FAIL(QD_UNSUPPORTED, "train.master=split keeps what is split off beside the weights, on the device, and train.offload=optimizer puts it into host "
+                                       "memory: set train.master=fp32 or train.offload=none");
+    if (s->optimizer == QD_OPTIM_MUON)
+        return QD_FAIL(QD_UNSUPPORTED, "train.master=split is for train.optimizer adamw and sgd; with muon set train.master=fp32");
+    return QD_OK;
+}
+
 static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
 {
     if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
         return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
     QD_TRY(qd_moe_check(&ledger->model, s));
     QD_TRY(qd_offload_check(s));
+    QD_TRY(check_master(s));
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
@@ -383,9 +399,9 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     return qd_storage_create_shares(b->ledger, b->p->rank, shares, arena, storage);
 }
 
-static void add_param_buffer(builder *b, qd_buffer_kind kind, qd_dtype dtype, int64_t count, bool sharded)
+static void add_param_buffer(builder *b, qd_buffer_kind kind, size_t element, int64_t count, bool sharded)
 {
-    int buffer = qd_build_buffer(b, kind, -1, -1, count * (int64_t)qd_dtype_size(dtype), true);
+    int buffer = qd_build_buffer(b, kind, -1, -1, count * (int64_t)element, true);
     if (!b->no_memory)
         b->p->buffers[buffer].sharded = sharded;
 }
@@ -397,18 +413,18 @@ static void add_persistent(builder *b, int64_t moment2)
     const qd_model *m = &b->ledger->model;
     bool sharded = s->zero > 0, grads_sharded;
     int64_t whole = p->storage.values, shard = p->storage.shard_values, state = sharded ? shard : whole;
-    add_param_buffer(b, QD_BUFFER_PARAM, s->param, s->zero == 3 ? p->storage.shard_params : p->storage.params, s->zero == 3);
+    add_param_buffer(b, QD_BUFFER_PARAM, qd_dtype_size(s->param), s->zero == 3 ? p->storage.shard_params : p->storage.params, s->zero == 3);
     if (s->training) {
         int64_t grads = qd_gradients_storage(b, &grads_sharded);
-        add_param_buffer(b, QD_BUFFER_GRAD, s->grad, grads, grads_sharded);
+        add_param_buffer(b, QD_BUFFER_GRAD, qd_dtype_size(s->grad), grads, grads_sharded);
         if (p->storage.tied > 0 && !b->blocks)
-            add_param_buffer(b, QD_BUFFER_TIED_GRAD, s->grad, p->storage.tied, false);
-        if (s->param != QD_F32)
-            add_param_buffer(b, QD_BUFFER_MASTER, QD_F32, state, sharded);
+            add_param_buffer(b, QD_BUFFER_TIED_GRAD, qd_dtype_size(s->grad), p->storage.tied, false);
+        if (qd_master_bytes(s) > 0)
+            add_param_buffer(b, QD_BUFFER_MASTER, (size_t)qd_master_bytes(s), state, sharded);
         if (s->optimizer != QD_OPTIM_SGD || s->momentum)
-            add_param_buffer(b, QD_BUFFER_MOMENT1, QD_F32, state, sharded);
+            add_param_buffer(b, QD_BUFFER_MOMENT1, sizeof(float), state, sharded);
         if (s->optimizer != QD_OPTIM_SGD)
-            add_param_buffer(b, QD_BUFFER_MOMENT2, QD_F32, p->moment2 ? moment2 : state, sharded);
+            add_param_buffer(b, QD_BUFFER_MOMENT2, sizeof(float), p->moment2 ? moment2 : state, sharded);
         qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_rows(p) * 8, true);
         qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
     }
@@ -641,10 +657,16 @@ int64_t qd_program_uneven_bytes(const qd_program *p)
     return bytes;
 }
 
+int qd_master_bytes(const qd_strategy *s)
+{
+    return s->param == QD_F32 ? 0 : s->split_master ? 2 : 4;
+}
+
 double qd_update_bytes(const qd_strategy *s)
 {
-    int states = (s->param != QD_F32) + (s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum);
-    return 8.0 * states + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (s->param == QD_F32 ? 2.0 : 1.0);
+    int moments = s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum;
+    bool reads = s->param == QD_F32 || s->split_master; /* the values as they are, too: else the update overwrites them */
+    return 8.0 * moments + 2.0 * qd_master_bytes(s) + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (reads ? 2.0 : 1.0);
 }
 
 double qd_program_flops(const qd_program *program)

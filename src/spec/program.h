@@ -19,6 +19,7 @@ typedef struct qd_strategy {
     int64_t seq, micro_batch; /* rows of a micro-batch: micro_batch sequences of seq tokens */
     int micro_batches;        /* per rank and step */
     qd_dtype activation, param, grad;
+    bool split_master;    /* beside bf16 parameters there is what they lack of their fp32 values (base/half.h) instead of those */
     qd_optim_kind optimizer;
     bool momentum;        /* SGD keeps a momentum buffer */
     int muon_steps;       /* Muon: Newton-Schulz steps */
@@ -43,6 +44,7 @@ typedef struct qd_strategy {
     const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
 } qd_strategy;
 
+int qd_master_bytes(const qd_strategy *s);    /* of an element of QD_BUFFER_MASTER: fp32 values, what is split off them, or none */
 double qd_update_bytes(const qd_strategy *s); /* that an update moves per element: gradient, values, the optimizer's state */
 
 /* Copies from and to host memory have streams of their own. */

@@ -52,17 +52,40 @@ static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_
     return QD_OK;
 }
 
-/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a piece at a time. */
-static qd_status store_rounded(qd_stream *stream, uint16_t *to, const float *values, int64_t count)
+enum { PIECE = 16384 }; /* elements that the host converts at a time */
+
+/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a piece at a time. What rounding leaves
+ * goes to `rest`, if that is given. */
+static qd_status store_rounded(qd_stream *stream, uint16_t *to, int16_t *rest, const float *values, int64_t count)
 {
-    enum { PIECE = 16384 };
-    uint16_t piece[PIECE];
+    uint16_t halves[PIECE];
+    int16_t rests[PIECE];
     for (int64_t done = 0; done < count; done += PIECE) {
         int64_t n = count - done < PIECE ? count - done : PIECE;
-        for (int64_t i = 0; i < n; i++)
-            piece[i] = qd_f32_to_bf16(values[done + i]);
-        QD_TRY(qd_copy(stream, to + done, piece, n * 2));
+        for (int64_t i = 0; i < n; i++) {
+            halves[i] = qd_f32_to_bf16(values[done + i]);
+            rests[i] = qd_f32_rest(values[done + i], halves[i]);
+        }
+        QD_TRY(qd_copy(stream, to + done, halves, n * 2));
+        if (rest)
+            QD_TRY(qd_copy(stream, rest + done, rests, n * 2));
         QD_TRY(qd_stream_wait(stream));
+    }
+    return QD_OK;
+}
+
+/* And back: fp32 values that lie on the device in two parts. */
+static qd_status read_parts(qd_stream *stream, const uint16_t *from, const int16_t *rest, float *out, int64_t count)
+{
+    uint16_t halves[PIECE];
+    int16_t rests[PIECE];
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        QD_TRY(qd_copy(stream, halves, from + done, n * 2));
+        QD_TRY(qd_copy(stream, rests, rest + done, n * 2));
+        QD_TRY(qd_stream_wait(stream));
+        for (int64_t i = 0; i < n; i++)
+            out[done + i] = qd_f32_join(halves[i], rests[i]);
     }
     return QD_OK;
 }
@@ -74,19 +97,21 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     qd_stream *stream = qd_device_compute_stream(t->device);
     int64_t offset = qd_program_holding(p, QD_BUFFER_PARAM, param).offset + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
-    float *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a copy is never updated here */
+    char *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a copy is never updated here */
     if (count == 0)
         return QD_OK;
     if (p->strategy.param == QD_F32) {
         QD_TRY(qd_copy(stream, to, values, count * 4));
         return qd_stream_wait(stream);
     }
-    void *wide = master ? master + qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first : NULL;
+    void *wide = master ? master + (qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first) * qd_master_bytes(&p->strategy) : NULL;
+    if (p->strategy.split_master)
+        return store_rounded(stream, (uint16_t *)to, wide, values, count);
     bool there = wide && !in_host(t, QD_BUFFER_MASTER); /* fp32 values stay on the device */
     if (wide && !there)
         QD_TRY(write_host(t, wide, values, count));
     if (!there)
-        return store_rounded(stream, (uint16_t *)to, values, count);
+        return store_rounded(stream, (uint16_t *)to, NULL, values, count);
     QD_TRY(qd_copy(stream, wide, values, count * 4));
     QD_TRY(qd_device_kernels(t->device)->cast(stream, &(qd_cast_args){
         .from = wide, .to = to, .n = count, .from_dtype = QD_F32, .to_dtype = p->strategy.param,
@@ -262,7 +287,7 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
     return QD_OK;
 }
 
-/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy. */
+/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy, or a part of one. */
 static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dtype *dtype)
 {
     const qd_strategy *s = &t->program->strategy;
@@ -319,6 +344,10 @@ qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *o
         return QD_OK;
     const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
+    if (buffer_of(t, kind, &dtype) == QD_BUFFER_MASTER && t->program->strategy.split_master) {
+        int64_t offset = qd_program_holding(t->program, QD_BUFFER_PARAM, param).offset;
+        return read_parts(stream, (const uint16_t *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset, (const int16_t *)base + own.offset, out, own.count);
+    }
     if (in_host(t, buffer_of(t, kind, &dtype))) {
         QD_TRY(qd_stream_wait(stream));
         memcpy(out, from, (size_t)own.count * sizeof *out);

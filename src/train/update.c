@@ -71,6 +71,7 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
     void *master;
     QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     double rate = p->ledger->model.moe.bias_rate;
+    bool split = qd_master_bytes(&p->strategy) == sizeof(int16_t);
     for (int i = module->param_begin; i < module->param_begin + module->param_count && rate > 0.0; i++) {
         if (!p->ledger->params[i].counts)
             continue;
@@ -78,7 +79,8 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
         void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
         if (at.count > 0)
             QD_TRY(c->kernels->expert_bias(c->stream, &(qd_expert_bias_args){
-                .bias = p->strategy.param == QD_F32 ? param : shifted(master, at.state, QD_F32),
+                .bias = p->strategy.param == QD_F32 ? param : split ? NULL : shifted(master, at.state, QD_F32),
+                .rest = split ? (int16_t *)master + at.state : NULL,
                 .total = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), at.grad, QD_F32),
                 .param = param,
                 .experts = at.count,
@@ -100,6 +102,7 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
     const qd_strategy *s = &p->strategy;
     const qd_module *module = &p->ledger->modules[a->module];
     int end = module->param_begin + module->param_count;
+    bool split = qd_master_bytes(s) == sizeof(int16_t);
     void *master, *moment1, *moment2;
     QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     QD_TRY(find_state(b, a, QD_BUFFER_MOMENT1, &moment1));
@@ -125,7 +128,8 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
         qd_optim_state state = {
             .param = param,
             .grad = shifted(qd_bound_kind(b, QD_BUFFER_GRAD), first.grad - first.state, s->grad),
-            .master = s->param == QD_F32 ? param : master,
+            .master = s->param == QD_F32 ? param : split ? NULL : master,
+            .rest = split ? master : NULL,
             .moment1 = moment1,
             .moment2 = shifted(moment2, first.moment2 - first.state, QD_F32),
             .param_dtype = s->param,

@@ -10,20 +10,21 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32 masters. */
+/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32 masters; split: beside what they lack of them. */
 typedef struct update_case {
     int64_t n;
     int steps;
-    bool half, momentum;
+    bool half, momentum, split;
 } update_case;
 
 static const update_case cases[] = {
-    {1, 3, false, true},     {7, 3, false, true},     {1000, 10, false, true}, {40961, 5, false, true},
-    {40961, 5, false, false}, {4097, 10, true, true}, {40961, 3, true, false},
+    {1, 3, false, true, false},     {7, 3, false, true, false},     {1000, 10, false, true, false}, {40961, 5, false, true, false},
+    {40961, 5, false, false, false}, {4097, 10, true, true, false}, {40961, 3, true, false, false},
 };
 static const update_case speed[] = {
-    {(int64_t)1 << 24, 1, false, true},
-    {(int64_t)1 << 24, 1, true, true},
+    {(int64_t)1 << 24, 1, false, true, false},
+    {(int64_t)1 << 24, 1, true, true, false},
+    {(int64_t)1 << 24, 1, true, true, true},
 };
 
 enum { MOST_RANGES = 4 };
@@ -54,12 +55,12 @@ static double scale_of(int step)
     return step % 3 == 2 ? -0.7 : 1.0 / step;
 }
 
-enum { PARAM, GRAD, MASTER, M, V, SCALES, TENSORS };
+enum { PARAM, GRAD, MASTER, M, V, SCALES, REST, TENSORS };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const update_case *c = p;
-    snprintf(text, size, "%lld elements, %d steps%s%s", (long long)c->n, c->steps, c->half ? ", bf16" : "",
+    snprintf(text, size, "%lld elements, %d steps%s%s", (long long)c->n, c->steps, c->split ? ", bf16 and rest" : c->half ? ", bf16" : "",
              c->momentum ? "" : ", no momentum");
 }
 
@@ -75,6 +76,9 @@ static int adamw_tensors(const void *p, ops_tensor *t)
     t[M].scale = 1e-3;
     t[V] = t[M];
     t[V].name = "v";
+    if (c->split)
+        t[MASTER].role = OPS_ABSENT;
+    t[REST] = (ops_tensor){.name = "rest", .role = c->split ? OPS_INOUT : OPS_ABSENT, .dtype = QD_BF16, .cols = c->n}; /* 16 bits, whatever they are */
     t[SCALES] = (ops_tensor){.name = "scales", .role = OPS_IN, .dtype = QD_F64, .cols = c->steps};
     return TENSORS;
 }
@@ -146,12 +150,20 @@ static void sgd_reference(const void *p, double *const *v)
 
 static qd_adamw_args adamw_arguments(bool half, void *const *t, const qd_param_range *ranges, int count, int step)
 {
-    return (qd_adamw_args){.param = half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER], .m = t[M],
-                           .v = t[V], .ranges = ranges, .range_count = count, .lr = rate_of(step), .beta1 = betas[0],
+    return (qd_adamw_args){.param = half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER], .rest = t[REST],
+                           .m = t[M], .v = t[V], .ranges = ranges, .range_count = count, .lr = rate_of(step), .beta1 = betas[0],
                            .beta2 = betas[1], .eps = eps, .weight_decay = decay,
                            .bias_correction1 = 1 - pow(betas[0], step), .bias_correction2 = 1 - pow(betas[1], step),
                            .grad_scale = (const double *)t[SCALES] + step - 1, .param_dtype = half ? QD_BF16 : QD_F32,
                            .grad_dtype = half ? QD_BF16 : QD_F32};
+}
+
+static qd_sgd_args sgd_arguments(bool half, bool momentum, void *const *t, const qd_param_range *ranges, int count, int step)
+{
+    return (qd_sgd_args){.param = half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER], .rest = t[REST], .m = t[M], .ranges = ranges,
+                         .range_count = count, .lr = rate_of(step), .momentum = momentum ? inertia : 0, .weight_decay = decay,
+                         .grad_scale = (const double *)t[SCALES] + step - 1, .param_dtype = half ? QD_BF16 : QD_F32,
+                         .grad_dtype = half ? QD_BF16 : QD_F32};
 }
 
 static qd_status adamw_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
@@ -171,22 +183,18 @@ static qd_status sgd_run(const qd_kernels *k, qd_stream *stream, const void *p, 
     const update_case *c = p;
     qd_param_range ranges[MOST_RANGES];
     int count = make_ranges(c->n, ranges);
-    for (int step = 1; step <= c->steps; step++)
-        QD_TRY(k->sgd(stream,
-                      &(qd_sgd_args){.param = c->half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER],
-                                     .m = t[M], .ranges = ranges, .range_count = count, .lr = rate_of(step),
-                                     .momentum = c->momentum ? inertia : 0, .weight_decay = decay,
-                                     .grad_scale = (const double *)t[SCALES] + step - 1,
-                                     .param_dtype = c->half ? QD_BF16 : QD_F32,
-                                     .grad_dtype = c->half ? QD_BF16 : QD_F32}));
+    for (int step = 1; step <= c->steps; step++) {
+        qd_sgd_args a = sgd_arguments(c->half, c->momentum, t, ranges, count, step);
+        QD_TRY(k->sgd(stream, &a));
+    }
     return QD_OK;
 }
 
-/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. */
+/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. In two parts: parameter and rest. */
 static double traffic(const update_case *c, int states)
 {
     double narrow = c->half ? 2 : 4;
-    return (double)c->n * (narrow + (c->half ? narrow : 0) + 8 * (1 + states));
+    return (double)c->n * (narrow + (c->split ? 0 : c->half ? narrow : 0) + 8 * (1 + states));
 }
 
 static double adamw_bytes(const void *c)
@@ -217,7 +225,7 @@ static void exact_rounding_and_not_finite(void **state)
     qd_device *device = ops_device(NULL, 2);
     qd_param_range range = {.offset = 1, .count = END - 1};
     double scales[] = {scale_of(1), NAN};
-    void *t[TENSORS] = {param, grad, master, m, v, scales};
+    void *t[TENSORS] = {param, grad, master, m, v, scales, NULL};
     qd_adamw_args a = adamw_arguments(true, t, &range, 1, 1);
     ops_assert_ok(qd_device_kernels(device)->adamw(qd_device_compute_stream(device), &a));
     for (int i = 0; i < N; i++) {
@@ -237,35 +245,169 @@ static void exact_rounding_and_not_finite(void **state)
     assert_memory_equal(master, after, sizeof after);
 }
 
+/* ---- masters in two parts: what the kernels do with whole ones, taken apart ---- */
+
+enum { PARTS_N = 1500, PARTS_STEPS = 5 };
+
+/* Around ties, at both ends of the range, and what is no number; then random values. */
+static float crafted(int i)
+{
+    static const uint16_t upper[] = {0x3f80, 0x3f81, 0xbf80, 0xbf81, 0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x7f7f, 0xff7f, 0x7f7e, 0x7f80, 0xff80, 0x7fc0, 0x3380};
+    static const uint16_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    if (i >= COUNT(upper) * COUNT(lower))
+        return (float)(ops_normal() * pow(10, 4 * ops_uniform() - 3));
+    return qd_f32_from_bits((uint32_t)upper[i / COUNT(lower)] << 16 | lower[i % COUNT(lower)]);
+}
+
+static void move(qd_device *device, void *to, const void *from, size_t bytes)
+{
+    ops_assert_ok(qd_copy(qd_device_compute_stream(device), to, from, (int64_t)bytes));
+    ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
+}
+
+static void step_with(qd_device *device, bool adam, void *const *t, int step)
+{
+    const qd_param_range ranges[] = {{.offset = 0, .count = 1003, .decay = true}, {.offset = 1005, .count = 300}, {.offset = 1308, .count = 190, .decay = true}};
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_adamw_args a = adamw_arguments(true, t, ranges, COUNT(ranges), step);
+    qd_sgd_args s = sgd_arguments(true, t[M] != NULL, t, ranges, COUNT(ranges), step);
+    ops_assert_ok(adam ? k->adamw(qd_device_compute_stream(device), &a) : k->sgd(qd_device_compute_stream(device), &s));
+}
+
+/* Three runs: whole masters; parts; whole masters that begin each step with what the parts give. A third of the gradients is 0, so that
+ * without decay values stay what they are. */
+static void parts_on(qd_device *device, const char *name, bool adam, bool momentum)
+{
+    enum { FREE, SPLIT, LED, RUNS };
+    static const size_t bytes[TENSORS] = {PARTS_N * 2, PARTS_N * 2, PARTS_N * 4, PARTS_N * 4, PARTS_N * 4, PARTS_STEPS * 8, PARTS_N * 2};
+    uint16_t param[RUNS][PARTS_N], grad[PARTS_N];
+    float master[RUNS][PARTS_N], m[RUNS][PARTS_N], v[RUNS][PARTS_N], joined[PARTS_N];
+    int16_t rest[PARTS_N];
+    double scales[PARTS_STEPS];
+    void *t[RUNS][TENSORS];
+    for (int i = 0; i < PARTS_N; i++) {
+        joined[i] = crafted(i);
+        param[FREE][i] = qd_f32_to_bf16(joined[i]);
+        rest[i] = qd_f32_rest(joined[i], param[FREE][i]);
+        grad[i] = i % 3 ? qd_f32_to_bf16((float)ops_normal()) : 0;
+        m[FREE][i] = i % 3 ? (float)ops_normal() * 1e-3f : 0;
+        v[FREE][i] = i % 3 ? 1e-3f : 0;
+    }
+    for (int step = 1; step <= PARTS_STEPS; step++)
+        scales[step - 1] = scale_of(step);
+    const void *first[TENSORS] = {param[FREE], grad, joined, m[FREE], v[FREE], scales, rest};
+    for (int r = 0; r < RUNS; r++)
+        for (int i = 0; i < TENSORS; i++) {
+            bool absent = (i == MASTER && r == SPLIT) || (i == REST && r != SPLIT) || (i == M && !momentum) || (i == V && !adam);
+            t[r][i] = NULL;
+            if (absent)
+                continue;
+            ops_assert_ok(qd_device_alloc(device, (int64_t)bytes[i], &t[r][i]));
+            move(device, t[r][i], first[i], bytes[i]);
+        }
+    for (int step = 1; step <= PARTS_STEPS; step++) {
+        for (int i = 0; i < PARTS_N; i++)
+            joined[i] = qd_f32_join(step == 1 ? param[FREE][i] : param[SPLIT][i], rest[i]);
+        move(device, t[LED][MASTER], joined, sizeof joined);
+        for (int r = 0; r < RUNS; r++) {
+            step_with(device, adam, t[r], step);
+            move(device, param[r], t[r][PARAM], bytes[PARAM]);
+            if (t[r][MASTER])
+                move(device, master[r], t[r][MASTER], bytes[MASTER]);
+            if (momentum)
+                move(device, m[r], t[r][M], bytes[M]);
+            if (adam)
+                move(device, v[r], t[r][V], bytes[V]);
+        }
+        move(device, rest, t[SPLIT][REST], bytes[REST]);
+        for (int r = SPLIT; r < RUNS && momentum; r++)
+            assert_memory_equal(m[r], m[FREE], sizeof m[r]);
+        for (int r = SPLIT; r < RUNS && adam; r++)
+            assert_memory_equal(v[r], v[FREE], sizeof v[r]);
+        for (int i = 0; i < PARTS_N; i++) {
+            float whole = master[LED][i], other = master[FREE][i], back = qd_f32_join(param[SPLIT][i], rest[i]);
+            uint32_t apart = qd_f32_bits(back) - qd_f32_bits(other) + 1; /* 0 .. 2: within a unit in the last place */
+            bool same = isnan(whole) ? isnan(back) && isnan(qd_bf16_to_f32(param[SPLIT][i]))
+                                     : param[SPLIT][i] == param[LED][i] && rest[i] == qd_f32_rest(whole, param[LED][i]);
+            bool near = isnan(other) ? isnan(back) : param[SPLIT][i] == param[FREE][i] && apart <= 2;
+            if (!same || !near)
+                fail_msg("%s, %s, step %d, element %d: %04x and %04x are %a; whole masters give %a (%04x), and %a (%04x) in a run of their own", name,
+                         adam ? "adamw" : "sgd", step, i, param[SPLIT][i], (unsigned)(uint16_t)rest[i], (double)back, (double)whole, param[LED][i], (double)other,
+                         param[FREE][i]);
+        }
+    }
+    for (int r = 0; r < RUNS; r++)
+        for (int i = 0; i < TENSORS; i++)
+            qd_device_free(device, t[r][i], (int64_t)bytes[i]);
+}
+
+static void parts_give_what_whole_masters_do(void **state)
+{
+    (void)state;
+    static const char *const isas[] = {"avx512", "avx2", "neon", "generic", "cuda"};
+    for (int s = 0; s < COUNT(isas); s++) {
+        qd_device_config config = qd_device_config_default();
+        qd_device *own = NULL, *device = strcmp(isas[s], "cuda") == 0 ? ops_cuda() : NULL;
+        config.isa = isas[s];
+        config.threads = 2;
+        if (strcmp(isas[s], "cuda") != 0 && qd_device_create("cpu", &config, &own) == QD_OK)
+            device = own;
+        qd_error_clear();
+        if (!device)
+            continue;
+        parts_on(device, isas[s], true, true);
+        parts_on(device, isas[s], false, true);
+        parts_on(device, isas[s], false, false);
+        qd_device_destroy(own);
+    }
+}
+
 /* A chunk of masters far into the parameters, whose element 0 would lie where that of the parameters does: two buffers all the same. */
+static void equal_addresses_on(qd_device *device)
+{
+    enum { FIRST = 64, N = 21, ALL = FIRST + N };
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    const qd_param_range range = {.offset = FIRST, .count = N};
+    float master[N], zero[ALL] = {0};
+    uint16_t grad[ALL], param[N];
+    double scale = 1;
+    static const size_t bytes[] = {[GRAD] = ALL * 2, [MASTER] = ALL * 4, [M] = ALL * 4, [V] = ALL * 4, [SCALES] = 8};
+    const void *first[] = {[GRAD] = grad, [MASTER] = zero, [M] = zero, [V] = zero, [SCALES] = &scale};
+    void *t[TENSORS] = {NULL};
+    for (int i = 0; i < ALL; i++)
+        grad[i] = qd_f32_to_bf16(1.0f);
+    for (int i = 0; i < N; i++)
+        master[i] = (float)(FIRST + i);
+    for (int i = GRAD; i <= SCALES; i++) {
+        ops_assert_ok(qd_device_alloc(device, (int64_t)bytes[i], &t[i]));
+        move(device, t[i], first[i], bytes[i]);
+    }
+    t[PARAM] = t[MASTER]; /* parameters from byte 2 * FIRST on, masters from byte 4 * FIRST on */
+    char *at = t[MASTER];
+    move(device, at + 4 * FIRST, master, sizeof master);
+    for (int step = 1; step <= 2; step++) {
+        move(device, at + 2 * FIRST, zero, sizeof param);
+        qd_adamw_args a = adamw_arguments(true, t, &range, 1, 1);
+        qd_sgd_args s = sgd_arguments(true, false, t, &range, 1, 1);
+        ops_assert_ok(step == 1 ? k->adamw(stream, &a) : k->sgd(stream, &s));
+        move(device, param, at + 2 * FIRST, sizeof param);
+        move(device, master, at + 4 * FIRST, sizeof master);
+        for (int i = 0; i < N; i++) {
+            assert_true(master[i] < (float)(FIRST + i));
+            assert_int_equal(param[i], qd_f32_to_bf16(master[i]));
+        }
+    }
+    for (int i = GRAD; i <= SCALES; i++)
+        qd_device_free(device, t[i], (int64_t)bytes[i]);
+}
+
 static void equal_addresses_are_two_buffers(void **state)
 {
     (void)state;
-    enum { FIRST = 64, N = 21 };
-    float *memory = calloc(FIRST + N, sizeof *memory), m[FIRST + N] = {0}, v[FIRST + N] = {0};
-    uint16_t grad[FIRST + N], *param = (void *)memory; /* parameters from byte 2 * FIRST on, masters from byte 4 * FIRST on */
-    assert_non_null(memory);
-    for (int i = FIRST; i < FIRST + N; i++) {
-        memory[i] = (float)i;
-        grad[i] = qd_f32_to_bf16(1.0f);
-    }
-    qd_device *device = ops_device(NULL, 1);
-    const qd_kernels *k = qd_device_kernels(device);
-    qd_param_range range = {.offset = FIRST, .count = N};
-    double scale = 1;
-    void *t[TENSORS] = {memory, grad, memory, m, v, &scale};
-    qd_adamw_args a = adamw_arguments(true, t, &range, 1, 1);
-    qd_sgd_args s = {.param = memory, .grad = grad, .master = memory, .ranges = &range, .range_count = 1, .lr = 0.5, .grad_scale = &scale, .param_dtype = QD_BF16,
-                     .grad_dtype = QD_BF16};
-    for (int sgd = 0; sgd < 2; sgd++) {
-        memset(param + FIRST, 0, N * sizeof *param);
-        ops_assert_ok(sgd ? k->sgd(qd_device_compute_stream(device), &s) : k->adamw(qd_device_compute_stream(device), &a));
-        for (int i = FIRST; i < FIRST + N; i++) {
-            assert_true(memory[i] < (float)i);
-            assert_int_equal(param[i], qd_f32_to_bf16(memory[i]));
-        }
-    }
-    free(memory);
+    equal_addresses_on(ops_device(NULL, 1));
+    if (ops_cuda())
+        equal_addresses_on(ops_cuda());
 }
 
 static void bad_arguments(void **state)
@@ -277,6 +419,11 @@ static void bad_arguments(void **state)
     ops_assert_fails(k->sgd(qd_device_compute_stream(device), &s), QD_USAGE, "momentum");
     qd_adamw_args a = {.bias_correction1 = 0};
     ops_assert_fails(k->adamw(qd_device_compute_stream(device), &a), QD_USAGE, "bias corrections");
+    int16_t rest[1];
+    s = (qd_sgd_args){.rest = rest, .param_dtype = QD_F32};
+    ops_assert_fails(k->sgd(qd_device_compute_stream(device), &s), QD_USAGE, "must be bf16");
+    a = (qd_adamw_args){.rest = rest, .param_dtype = QD_F32};
+    ops_assert_fails(k->adamw(qd_device_compute_stream(device), &a), QD_USAGE, "must be bf16");
 }
 
 int main(int argc, char **argv)
@@ -290,6 +437,7 @@ int main(int argc, char **argv)
          .derive = sgd_derive, .reference = sgd_reference, .run = sgd_run, .bytes = sgd_bytes},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(exact_rounding_and_not_finite), cmocka_unit_test(equal_addresses_are_two_buffers),
+                                      cmocka_unit_test(parts_give_what_whole_masters_do),
                                       cmocka_unit_test(bad_arguments)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
 }

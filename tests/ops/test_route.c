@@ -1,6 +1,8 @@
 /* Routers, places of assignments, rows on their way to experts. ctest: processors 2 */
 #include "support/ops.h"
 
+#include "base/half.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -487,11 +489,25 @@ static void places_on(qd_device *device)
                                                                     .rate = 0.25, .grad_scale = scales + step, .param_dtype = QD_BF16}));
     assert_holds(device, bias, (float[]){0.25f, 0.5f, -0.25f, 0.5f}, 16);
     assert_holds(device, half, (uint16_t[]){0x3e80, 0x3f00, 0xbe80, 0x3f00}, 8);
+    int16_t *rest = give(device, zeros, 8); /* in two parts: 0.25, 0.5, -0.25, 0.5, then less or more by 0.001 */
+    for (int step = 0; step < 2; step++)
+        ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.rest = rest, .total = total, .param = half, .experts = 4, .mean = 2, .rate = 0.001,
+                                                                    .grad_scale = scales + step, .param_dtype = QD_BF16}));
+    const float moved[] = {0.249f, 0.501f, -0.251f, 0.501f};
+    uint16_t halves[4];
+    int16_t rests[4];
+    for (int i = 0; i < 4; i++) {
+        halves[i] = qd_f32_to_bf16(moved[i]);
+        rests[i] = qd_f32_rest(moved[i], halves[i]);
+        assert_true(rests[i] != 0);
+    }
+    assert_holds(device, half, halves, 8);
+    assert_holds(device, rest, rests, 8);
     a = (qd_route_plan_args){.choice = wrong_choice, .place = place, .from = from, .count = count, .rows = 1, .experts = 4, .per_token = 2};
     qd_status status = k->route_plan(stream, &a);
     ops_assert_fails(status == QD_OK ? qd_stream_wait(stream) : status, QD_USAGE, "expert 4"); /* a GPU says so later */
-    void *all[] = {choice, wrong_choice, place, from, count, weight, total, bias, half, scales};
-    const int64_t bytes[] = {32, 8, 32, 32, 16, 32, 16, 16, 8, 16};
+    void *all[] = {choice, wrong_choice, place, from, count, weight, total, bias, half, scales, rest};
+    const int64_t bytes[] = {32, 8, 32, 32, 16, 32, 16, 16, 8, 16, 8};
     for (int i = 0; i < COUNT(all); i++)
         qd_device_free(device, all[i], bytes[i]);
 }

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 /* The value of an fp16 or bf16 pattern by its definition. */
@@ -113,9 +114,39 @@ static void special_values(void **state)
     assert_true(isnan(qd_f16_to_f32(qd_f32_to_f16(qd_f32_from_bits(0x7f800001)))));
 }
 
+/* Every upper half beside lower halves around the places where something changes: the parts give the bits back, but for ties that were
+ * rounded down, and the upper part is the rounding of what they give. */
+static void parts_give_the_value_back(void **state)
+{
+    (void)state;
+    static const uint16_t lower[] = {0, 1, 0x1234, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0x8002, 0xfffe, 0xffff};
+    int moved = 0;
+    for (uint32_t upper = 0; upper <= 0xffff; upper++)
+        for (size_t i = 0; i < sizeof lower / sizeof *lower; i++) {
+            float value = qd_f32_from_bits(upper << 16 | lower[i]);
+            uint16_t half = qd_f32_to_bf16(value);
+            float back = qd_f32_join(half, qd_f32_rest(value, half));
+            if (isnan(value)) {
+                assert_true(isnan(back));
+                continue;
+            }
+            bool tie_down = lower[i] == 0x8000 && half == upper;
+            assert_int_equal(qd_f32_bits(back), qd_f32_bits(value) - tie_down);
+            assert_int_equal(qd_f32_to_bf16(back), half);
+            assert_true(isinf(back) == isinf(value));
+            moved += tie_down;
+        }
+    assert_int_equal(moved, 0x7f80); /* the even ones of those that are finite */
+    float largest = qd_f32_from_bits(0x7f7fffff); /* an infinite weight, a finite master */
+    assert_int_equal(qd_f32_rest(largest, 0x7f80), -1);
+    assert_int_equal(qd_f32_rest(qd_f32_from_bits(0x3f808000), 0x3f80), 0x7fff);
+    assert_int_equal(qd_f32_rest(qd_f32_from_bits(0x3f818000), 0x3f82), -0x8000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_give_the_value_back),
         cmocka_unit_test(every_pattern),
         cmocka_unit_test(rounds_to_nearest_even),
         cmocka_unit_test(special_values),

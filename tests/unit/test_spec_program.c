@@ -199,13 +199,41 @@ static void bf16_takes_16_bytes_per_parameter(void **state)
 {
     (void)state;
     qd_arena *arena;
-    qd_program *p = build(SMALL "train.precision=bf16", &arena);
-    int64_t bytes = 0;
-    static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        bytes += p->buffers[p->persistent[kinds[i]]].bytes;
-    assert_int_equal(bytes, 16 * p->storage.values);
-    qd_arena_destroy(arena);
+    for (int split = 0; split < 2; split++) {
+        qd_program *p = build(split ? SMALL "train.precision=bf16 train.master=split" : SMALL "train.precision=bf16", &arena);
+        int64_t bytes = 0;
+        static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+            bytes += p->buffers[p->persistent[kinds[i]]].bytes;
+        assert_int_equal(bytes, (split ? 14 : 16) * p->storage.values);
+        assert_true(qd_update_bytes(&p->strategy) == (split ? 26.0 : 28.0));
+        qd_arena_destroy(arena);
+    }
+}
+
+/* A remainder has to remain, beside weights that the update can reach. */
+static void masters_are_not_split_in_vain(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"", "set train.precision=bf16"},
+        {"train.precision=bf16 train.offload=optimizer", "train.offload=optimizer"},
+        {"train.precision=bf16 train.optimizer=muon", "train.optimizer adamw and sgd"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[256];
+        snprintf(words, sizeof words, SMALL "train.master=split %s", cases[i][0]);
+        qd_config config = layout_config(words);
+        qd_arena *arena;
+        qd_program *p;
+        ok(qd_arena_create(&arena));
+        assert_int_not_equal(qd_config_build(&config, 0, arena, &p), QD_OK);
+        assert_non_null(strstr(qd_error_message(), cases[i][1]));
+        config.strategy.training = false; /* who only reads the weights does not mind */
+        qd_error_clear();
+        ok(qd_config_build(&config, 0, arena, &p));
+        qd_arena_destroy(arena);
+    }
 }
 
 /* Of tensors and states of a rank, and the traffic of all: the figures of the ZeRO paper (7.5 billion parameters on 64
@@ -358,7 +386,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(rows_have_names_of_their_own), cmocka_unit_test(presets_have_their_published_size),
         cmocka_unit_test(memory_plan_is_sound),           cmocka_unit_test(buckets_cover_all_gradients),
-        cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(checker_refuses_broken_programs),
+        cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(masters_are_not_split_in_vain), cmocka_unit_test(checker_refuses_broken_programs),
         cmocka_unit_test(plan_refuses_broken_programs),   cmocka_unit_test(stages_take_what_the_paper_says),
         cmocka_unit_test(bytes_per_parameter),            cmocka_unit_test(parts_cover_all_rows),
     };

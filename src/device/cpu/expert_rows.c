@@ -2,6 +2,7 @@
 #include "device/cpu/kernels_impl.h"
 
 #include "base/half.h"
+#include "device/rest.h"
 
 #include <math.h>
 
@@ -75,15 +76,20 @@ qd_status qd_cpu_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)
 {
     (void)stream;
     QD_TRY(qd_cpu_check_float("expert_bias", "param", a->param_dtype));
+    QD_TRY(qd_check_rest("expert_bias", a->rest, a->param_dtype));
     if (a->grad_scale && !isfinite(*a->grad_scale))
         return QD_OK;
     for (int64_t e = 0; e < a->experts; e++) {
-        double over = (double)a->total[e] - a->mean;
-        a->bias[e] = (float)((double)a->bias[e] - a->rate * (double)((over > 0.0) - (over < 0.0)));
+        double over = (double)a->total[e] - a->mean, before = a->rest ? qd_f32_join(((uint16_t *)a->param)[e], a->rest[e]) : a->bias[e];
+        float bias = (float)(before - a->rate * (double)((over > 0.0) - (over < 0.0)));
         if (a->param_dtype == QD_BF16)
-            ((uint16_t *)a->param)[e] = qd_f32_to_bf16(a->bias[e]);
-        else if (a->param != a->bias)
-            ((float *)a->param)[e] = a->bias[e];
+            ((uint16_t *)a->param)[e] = qd_f32_to_bf16(bias);
+        else
+            ((float *)a->param)[e] = bias;
+        if (a->rest)
+            a->rest[e] = qd_f32_rest(bias, ((uint16_t *)a->param)[e]);
+        else
+            a->bias[e] = bias;
     }
     return QD_OK;
 }

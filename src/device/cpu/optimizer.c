@@ -1,4 +1,5 @@
 #include "device/cpu/kernels_impl.h"
+#include "device/rest.h"
 
 #include <math.h>
 
@@ -14,6 +15,7 @@ qd_status qd_cpu_adamw(qd_stream *stream, const qd_adamw_args *a)
 {
     QD_TRY(qd_cpu_check_float("adamw", "the parameter", a->param_dtype));
     QD_TRY(qd_cpu_check_float("adamw", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_rest("adamw", a->rest, a->param_dtype));
     if (!(a->bias_correction1 > 0 && a->bias_correction2 > 0))
         return QD_FAIL(QD_USAGE, "adamw: bias corrections %g and %g; both are 1 - beta^step and above 0",
                        a->bias_correction1, a->bias_correction2);
@@ -28,6 +30,7 @@ qd_status qd_cpu_sgd(qd_stream *stream, const qd_sgd_args *a)
 {
     QD_TRY(qd_cpu_check_float("sgd", "the parameter", a->param_dtype));
     QD_TRY(qd_cpu_check_float("sgd", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_rest("sgd", a->rest, a->param_dtype));
     if (!a->m && a->momentum != 0)
         return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);
     if (!isfinite(*a->grad_scale))

@@ -1,5 +1,5 @@
 /* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the
- * parameter. */
+ * parameter. Or put parameter and remainder together to the master, and take the new one apart. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -16,17 +16,43 @@ static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
                             .decay = ranges->decay};
 }
 
-/* Where the new value is rounded into, or NULL if the master is all there is. The addresses do not tell: they are those of element 0, which
- * a buffer that begins with a later one does not have, and two of them may be equal. */
-static uint16_t *rounded_copy(void *param, int64_t offset, qd_dtype dtype)
+/* Where the values of a chunk lie. */
+typedef struct values {
+    float *master;   /* or NULL */
+    uint16_t *param; /* bf16; NULL: the master is all there is */
+    int16_t *rest;   /* what `param` lacks, where there is no master */
+} values;
+
+/* Addresses do not tell whether there is a master beside the parameter: they are those of element 0, which a buffer that begins with a later
+ * one does not have, and two of them may be equal. */
+static values values_at(void *param, float *master, int16_t *rest, int64_t offset, qd_dtype dtype)
 {
-    return dtype == QD_F32 ? NULL : (uint16_t *)param + offset;
+    return (values){
+        .master = rest ? NULL : master + offset,
+        .param = dtype == QD_F32 ? NULL : (uint16_t *)param + offset,
+        .rest = rest ? rest + offset : NULL,
+    };
 }
 
-static void adamw(void *context, int64_t begin, int64_t end, int thread)
+/* split: known where they are called, so that the loops have no branch for it */
+QD_INLINE vf load_values(const values *x, int64_t i, int n, bool split)
 {
-    (void)thread;
-    const qd_adamw_args *a = context;
+    return split ? vec_load_parts(x->param, x->rest, i, n) : vec_load(x->master, i, n, QD_F32);
+}
+
+QD_INLINE void store_values(const values *x, int64_t i, vf p, int n, bool split)
+{
+    if (split) {
+        vec_store_parts(x->param, x->rest, i, p, n);
+        return;
+    }
+    vec_store(x->master, i, p, n, QD_F32);
+    if (x->param)
+        vec_store(x->param, i, p, n, QD_BF16);
+}
+
+QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, bool split)
+{
     float scale = (float)*a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
     float rest1 = (float)(1.0 - a->beta1), rest2 = (float)(1.0 - a->beta2);
     float rate = (float)(a->lr / a->bias_correction1);
@@ -36,8 +62,8 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
         qd_param_range part = chunk_part(a->ranges, chunk);
         float decay = part.decay ? (float)(a->lr * a->weight_decay) : 0.0f;
         const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
-        uint16_t *param = rounded_copy(a->param, part.offset, a->param_dtype);
-        float *master = a->master + part.offset, *ms = a->m + part.offset, *vs = a->v + part.offset;
+        values x = values_at(a->param, a->master, a->rest, part.offset, a->param_dtype);
+        float *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
             vf first = g * rest1, second = g * g * rest2;
@@ -45,13 +71,45 @@ static void adamw(void *context, int64_t begin, int64_t end, int thread)
             QD_IN_REGISTER(second); /* where a range begins */
             vf m = vec_load(ms, i, n, QD_F32) * beta1 + first;
             vf v = vec_load(vs, i, n, QD_F32) * beta2 + second;
-            vf p = vec_load(master, i, n, QD_F32);
+            vf p = load_values(&x, i, n, split);
             p = p - (rate * m / (vec_sqrt(v) * correction + eps) + decay * p);
             vec_store(ms, i, m, n, QD_F32);
             vec_store(vs, i, v, n, QD_F32);
-            vec_store(master, i, p, n, QD_F32);
-            if (param)
-                vec_store(param, i, p, n, QD_BF16);
+            store_values(&x, i, p, n, split);
+        });
+    }
+}
+
+static void adamw(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_adamw_args *a = context;
+    if (a->rest)
+        adamw_chunks(a, begin, end, true);
+    else
+        adamw_chunks(a, begin, end, false);
+}
+
+QD_INLINE void sgd_chunks(const qd_sgd_args *a, int64_t begin, int64_t end, bool split)
+{
+    float scale = (float)*a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
+    qd_dtype grad_dtype = a->grad_dtype;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qd_param_range part = chunk_part(a->ranges, chunk);
+        float decay = part.decay ? (float)a->weight_decay : 0.0f;
+        const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
+        values x = values_at(a->param, a->master, a->rest, part.offset, a->param_dtype);
+        float *ms = a->m ? a->m + part.offset : NULL;
+        QD_FOR_VECTORS(i, n, part.count, {
+            vf d = vec_load(grad, i, n, grad_dtype) * scale;
+            QD_IN_REGISTER(d);
+            if (ms) {
+                d = vec_load(ms, i, n, QD_F32) * momentum + d;
+                vec_store(ms, i, d, n, QD_F32);
+            }
+            vf p = load_values(&x, i, n, split);
+            p = p - lr * (d + decay * p);
+            store_values(&x, i, p, n, split);
         });
     }
 }
@@ -60,28 +118,10 @@ static void sgd(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_sgd_args *a = context;
-    float scale = (float)*a->grad_scale, momentum = (float)a->momentum, lr = (float)a->lr;
-    qd_dtype grad_dtype = a->grad_dtype;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        qd_param_range part = chunk_part(a->ranges, chunk);
-        float decay = part.decay ? (float)a->weight_decay : 0.0f;
-        const void *grad = qd_cpu_at(a->grad, part.offset, grad_dtype);
-        uint16_t *param = rounded_copy(a->param, part.offset, a->param_dtype);
-        float *master = a->master + part.offset, *ms = a->m ? a->m + part.offset : NULL;
-        QD_FOR_VECTORS(i, n, part.count, {
-            vf d = vec_load(grad, i, n, grad_dtype) * scale;
-            QD_IN_REGISTER(d);
-            if (ms) {
-                d = vec_load(ms, i, n, QD_F32) * momentum + d;
-                vec_store(ms, i, d, n, QD_F32);
-            }
-            vf p = vec_load(master, i, n, QD_F32);
-            p = p - lr * (d + decay * p);
-            vec_store(master, i, p, n, QD_F32);
-            if (param)
-                vec_store(param, i, p, n, QD_BF16);
-        });
-    }
+    if (a->rest)
+        sgd_chunks(a, begin, end, true);
+    else
+        sgd_chunks(a, begin, end, false);
 }
 
 const qd_cpu_optimizer_ops QD_ISA_NAME(qd_cpu_optimizer_ops) = {.adamw = adamw, .sgd = sgd};

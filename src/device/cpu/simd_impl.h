@@ -200,6 +200,31 @@ QD_INLINE vh vf_to_bf16(vf v)
 #endif
 }
 
+/* A float in two parts, see base/half.h. */
+QD_INLINE vf vf_join(vh half, vh rest)
+{
+#if defined(__AVX512F__)
+    return (vf)((vi)vf_from_bf16(half) + (vi)_mm512_cvtepi16_epi32((__m256i)rest));
+#elif defined(__AVX2__)
+    return (vf)((vi)vf_from_bf16(half) + (vi)_mm256_cvtepi16_epi32((__m128i)rest));
+#else
+    vi wide = (vi)(__builtin_convertvector(rest, vu) << 16);
+    return (vf)((vu)vf_from_bf16(half) + (vu)(wide >> 16));
+#endif
+}
+
+QD_INLINE vh vf_rest(vf v, vh half)
+{
+    vi rest = (vi)((vu)v - (vu)vf_from_bf16(half));
+#if defined(__AVX512F__)
+    return (vh)_mm512_cvtsepi32_epi16((__m512i)rest);
+#else
+    vi over = rest > INT16_MAX, under = rest < INT16_MIN;
+    rest = (rest & ~(over | under)) | (over & INT16_MAX) | (under & INT16_MIN);
+    return __builtin_convertvector((vu)rest & 0xffffu, vh);
+#endif
+}
+
 /* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an always_inline
  * function called with a constant) the branch disappears. */
 QD_INLINE vf vf_load_as(const void *p, int64_t i, qd_dtype dtype)

@@ -33,6 +33,22 @@ QD_INLINE void vec_store(void *p, int64_t i, vf v, int n, qd_dtype dtype)
         vf_store_n_as(p, i, v, n, dtype);
 }
 
+/* Values in two parts. */
+QD_INLINE vf vec_load_parts(const uint16_t *half, const int16_t *rest, int64_t i, int n)
+{
+    vh upper = {0}, lower = {0};
+    memcpy(&upper, half + i, (size_t)n * 2);
+    memcpy(&lower, rest + i, (size_t)n * 2);
+    return vf_join(upper, lower);
+}
+
+QD_INLINE void vec_store_parts(uint16_t *half, int16_t *rest, int64_t i, vf v, int n)
+{
+    vh upper = vf_to_bf16(v), lower = vf_rest(v, upper);
+    memcpy(half + i, &upper, (size_t)n * 2);
+    memcpy(rest + i, &lower, (size_t)n * 2);
+}
+
 /* v in the first n lanes, `other` in the rest. */
 QD_INLINE vf vec_first(vf v, int n, float other)
 {

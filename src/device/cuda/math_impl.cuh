@@ -82,6 +82,53 @@ template <int N> static __device__ __forceinline__ void store(bf16 *p, const flo
     }
 }
 
+/* fp32 values in two parts, see base/half.h: bf16 roundings, and remainders (which are 16-bit integers). Pairs lie in words. */
+static __device__ __forceinline__ void join_pair(uint32_t halves, uint32_t rests, float &low, float &high)
+{
+    low = __uint_as_float((halves << 16) + (uint32_t)(int32_t)(int16_t)(rests & 0xffffu));
+    high = __uint_as_float((halves & 0xffff0000u) + (uint32_t)((int32_t)rests >> 16));
+}
+
+static __device__ __forceinline__ uint32_t rest_of(float value, uint32_t half)
+{
+    int32_t rest = (int32_t)(__float_as_uint(value) - half); /* half: in the upper bits */
+    return (uint32_t)max(min(rest, 0x7fff), -0x8000) & 0xffffu;
+}
+
+static __device__ __forceinline__ void split_pair(float low, float high, uint32_t &halves, uint32_t &rests)
+{
+    halves = pack(low, high);
+    rests = rest_of(low, halves << 16) | rest_of(high, halves & 0xffff0000u) << 16;
+}
+
+template <int N> static __device__ __forceinline__ void load_parts(const bf16 *half, const int16_t *rest, float (&v)[N])
+{
+    if constexpr (N == 4) {
+        uint2 h = *reinterpret_cast<const uint2 *>(half), r = *reinterpret_cast<const uint2 *>(rest);
+        join_pair(h.x, r.x, v[0], v[1]), join_pair(h.y, r.y, v[2], v[3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = __uint_as_float(((uint32_t)__bfloat16_as_ushort(half[i]) << 16) + (uint32_t)(int32_t)rest[i]);
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store_parts(bf16 *half, int16_t *rest, const float (&v)[N])
+{
+    if constexpr (N == 4) {
+        uint2 h, r;
+        split_pair(v[0], v[1], h.x, r.x), split_pair(v[2], v[3], h.y, r.y);
+        *reinterpret_cast<uint2 *>(half) = h;
+        *reinterpret_cast<uint2 *>(rest) = r;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            half[i] = __float2bfloat16_rn(v[i]);
+            rest[i] = (int16_t)rest_of(v[i], (uint32_t)__bfloat16_as_ushort(half[i]) << 16);
+        }
+    }
+}
+
 /* With the type known at run time: the branch is the same for all threads. */
 template <int N> static __device__ __forceinline__ void load_as(const void *p, int64_t i, bool is_bf16, float (&v)[N])
 {

@@ -1,9 +1,11 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter. All
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter. Or put parameter
+ * and remainder together to the master, and take the new one apart: 26 bytes per element instead of 28 (AdamW). All
  * ranges of a call are one launch: their table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums
  * of those, and the factor that updates read. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 #include "device/grad_norm.h"
+#include "device/rest.h"
 
 #include <math.h>
 
@@ -60,23 +62,71 @@ template <typename F, typename G> static __device__ __forceinline__ void for_ele
         one(i);
 }
 
-struct adamw_numbers {
-    void *param; /* NULL: the master is all there is */
-    const void *grad;
-    float *master, *m, *v;
-    const double *scale;
-    float beta1, beta2, eps, rest1, rest2, rate, correction, decay;
-    bool param_half;
+/* Where the fp32 values are. */
+struct values {
+    void *param; /* bf16; NULL: the master is all there is */
+    float *master;
+    int16_t *rest; /* what `param` lacks, where there is no master */
 };
 
-template <typename G, int N>
+static values values_of(void *param, float *master, int16_t *rest, qd_dtype dtype)
+{
+    values x;
+    x.param = dtype == QD_F32 ? NULL : param; /* addresses of element 0 may be equal by chance: they do not tell */
+    x.master = master;
+    x.rest = rest;
+    return x;
+}
+
+static bool is_aligned(const values &x)
+{
+    return is_aligned(x.param) && is_aligned(x.master) && is_aligned(x.rest);
+}
+
+template <bool SPLIT, int N> static __device__ __forceinline__ void load_values(const values &x, int64_t i, float (&p)[N])
+{
+    if constexpr (SPLIT)
+        load_parts<N>((const bf16 *)x.param + i, x.rest + i, p);
+    else
+        load<N>(x.master + i, p);
+}
+
+template <bool SPLIT, int N> static __device__ __forceinline__ void store_values(const values &x, int64_t i, const float (&p)[N])
+{
+    if constexpr (SPLIT) {
+        store_parts<N>((bf16 *)x.param + i, x.rest + i, p);
+    } else {
+        store<N>(x.master + i, p);
+        if (x.param)
+            store<N>((bf16 *)x.param + i, p);
+    }
+}
+
+/* Calls body with a type that says whether the values are in two parts. */
+template <bool B> struct truth {
+    static constexpr bool value = B;
+};
+template <typename F> static qd_status with_split(const int16_t *rest, F body)
+{
+    return rest ? body(truth<true>()) : body(truth<false>());
+}
+
+struct adamw_numbers {
+    values x;
+    const void *grad;
+    float *m, *v;
+    const double *scale;
+    float beta1, beta2, eps, rest1, rest2, rate, correction, decay;
+};
+
+template <typename G, bool SPLIT, int N>
 static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_t i, float scale, float decay)
 {
     float g[N], m[N], v[N], p[N];
     load<N>((const G *)a.grad + i, g);
     load<N>(a.m + i, m);
     load<N>(a.v + i, v);
-    load<N>(a.master + i, p);
+    load_values<SPLIT>(a.x, i, p);
     if (!isfinite(scale)) /* seen once the loads are under way */
         return;
 #pragma unroll
@@ -88,34 +138,32 @@ static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_
     }
     store<N>(a.m + i, m);
     store<N>(a.v + i, v);
-    store<N>(a.master + i, p);
-    if (a.param)
-        store_as<N>(a.param, i, a.param_half, p);
+    store_values<SPLIT>(a.x, i, p);
 }
 
-template <typename G>
+template <typename G, bool SPLIT>
 static __global__ void __launch_bounds__(THREADS) adamw_kernel(const __grid_constant__ range_table table, adamw_numbers a, bool aligned)
 {
     const float scale = (float)*a.scale;
     part p = find_part(table, aligned);
-    for_elements(p, [&](int64_t i) { adamw_step<G, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
-                 [&](int64_t i) { adamw_step<G, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
+    for_elements(p, [&](int64_t i) { adamw_step<G, SPLIT, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
+                 [&](int64_t i) { adamw_step<G, SPLIT, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
 }
 
 struct sgd_numbers {
-    void *param;
+    values x;
     const void *grad;
-    float *master, *m; /* m NULL: no momentum */
+    float *m; /* NULL: no momentum */
     const double *scale;
     float momentum, lr, decay;
-    bool param_half;
 };
 
-template <typename G, int N> static __device__ __forceinline__ void sgd_step(const sgd_numbers &a, int64_t i, float scale, float decay)
+template <typename G, bool SPLIT, int N>
+static __device__ __forceinline__ void sgd_step(const sgd_numbers &a, int64_t i, float scale, float decay)
 {
     float d[N], m[N], p[N];
     load<N>((const G *)a.grad + i, d);
-    load<N>(a.master + i, p);
+    load_values<SPLIT>(a.x, i, p);
     if (a.m)
         load<N>(a.m + i, m);
     if (!isfinite(scale))
@@ -129,18 +177,16 @@ template <typename G, int N> static __device__ __forceinline__ void sgd_step(con
     }
     if (a.m)
         store<N>(a.m + i, m);
-    store<N>(a.master + i, p);
-    if (a.param)
-        store_as<N>(a.param, i, a.param_half, p);
+    store_values<SPLIT>(a.x, i, p);
 }
 
-template <typename G>
+template <typename G, bool SPLIT>
 static __global__ void __launch_bounds__(THREADS) sgd_kernel(const __grid_constant__ range_table table, sgd_numbers a, bool aligned)
 {
     const float scale = (float)*a.scale;
     part p = find_part(table, aligned);
-    for_elements(p, [&](int64_t i) { sgd_step<G, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
-                 [&](int64_t i) { sgd_step<G, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
+    for_elements(p, [&](int64_t i) { sgd_step<G, SPLIT, STEP>(a, i, scale, p.decay ? a.decay : 0.0f); },
+                 [&](int64_t i) { sgd_step<G, SPLIT, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
 }
 
 /* Calls launch(table, blocks) for the ranges, TABLE at a time. */
@@ -182,14 +228,14 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
 {
     QD_TRY(qd_cuda_check_float("adamw", "the parameter", a->param_dtype));
     QD_TRY(qd_cuda_check_float("adamw", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_rest("adamw", a->rest, a->param_dtype));
     if (!(a->bias_correction1 > 0 && a->bias_correction2 > 0))
         return QD_FAIL(QD_USAGE, "adamw: bias corrections %g and %g; both are 1 - beta^step and above 0", a->bias_correction1,
                        a->bias_correction2);
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
     adamw_numbers n;
-    n.param = a->param_dtype == QD_F32 ? NULL : a->param; /* by type: see qd_adamw_args on addresses */
+    n.x = values_of(a->param, a->master, a->rest, a->param_dtype);
     n.grad = a->grad;
-    n.master = a->master;
     n.m = a->m;
     n.v = a->v;
     n.scale = a->grad_scale;
@@ -201,14 +247,15 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
     n.rate = (float)(a->lr / a->bias_correction1);
     n.correction = (float)(1.0 / sqrt(a->bias_correction2));
     n.decay = (float)(a->lr * a->weight_decay);
-    n.param_half = a->param_dtype == QD_BF16;
-    bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m) && is_aligned(n.v);
+    bool aligned = is_aligned(n.x) && is_aligned(n.grad) && is_aligned(n.m) && is_aligned(n.v);
     return with_type(a->grad_dtype, [&](auto type) -> qd_status {
         using G = decltype(type);
-        return for_ranges("adamw", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
-            adamw_kernel<G><<<blocks, THREADS, 0, s>>>(table, n, aligned);
-            QD_CUDA_LAUNCHED();
-            return QD_OK;
+        return with_split(a->rest, [&](auto split) -> qd_status {
+            return for_ranges("adamw", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
+                adamw_kernel<G, decltype(split)::value><<<blocks, THREADS, 0, s>>>(table, n, aligned);
+                QD_CUDA_LAUNCHED();
+                return QD_OK;
+            });
         });
     });
 }
@@ -217,26 +264,27 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
 {
     QD_TRY(qd_cuda_check_float("sgd", "the parameter", a->param_dtype));
     QD_TRY(qd_cuda_check_float("sgd", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_rest("sgd", a->rest, a->param_dtype));
     if (!a->m && a->momentum != 0)
         return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
     sgd_numbers n;
-    n.param = a->param_dtype == QD_F32 ? NULL : a->param; /* by type: see qd_adamw_args on addresses */
+    n.x = values_of(a->param, a->master, a->rest, a->param_dtype);
     n.grad = a->grad;
-    n.master = a->master;
     n.m = a->m;
     n.scale = a->grad_scale;
     n.momentum = (float)a->momentum;
     n.lr = (float)a->lr;
     n.decay = (float)a->weight_decay;
-    n.param_half = a->param_dtype == QD_BF16;
-    bool aligned = is_aligned(n.param) && is_aligned(n.grad) && is_aligned(n.master) && is_aligned(n.m);
+    bool aligned = is_aligned(n.x) && is_aligned(n.grad) && is_aligned(n.m);
     return with_type(a->grad_dtype, [&](auto type) -> qd_status {
         using G = decltype(type);
-        return for_ranges("sgd", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
-            sgd_kernel<G><<<blocks, THREADS, 0, s>>>(table, n, aligned);
-            QD_CUDA_LAUNCHED();
-            return QD_OK;
+        return with_split(a->rest, [&](auto split) -> qd_status {
+            return for_ranges("sgd", a->ranges, a->range_count, [&](const range_table &table, unsigned blocks) -> qd_status {
+                sgd_kernel<G, decltype(split)::value><<<blocks, THREADS, 0, s>>>(table, n, aligned);
+                QD_CUDA_LAUNCHED();
+                return QD_OK;
+            });
         });
     });
 }

@@ -1,6 +1,7 @@
 /* Places of assignments, by counting: blocks of threads take stretches of assignments, count them by expert, and number them from
  * the counts of all stretches before. Nothing depends on which block or warp comes first. */
 #include "device/cuda/math_impl.cuh"
+#include "device/rest.h"
 
 #include <limits.h>
 
@@ -283,7 +284,16 @@ static __global__ void bias_kernel(qd_expert_bias_args a, bool half)
     if (e >= a.experts || (a.grad_scale && !isfinite(*a.grad_scale)))
         return;
     double over = (double)a.total[e] - a.mean;
-    float bias[1] = {(float)((double)a.bias[e] - a.rate * (double)((over > 0.0) - (over < 0.0)))};
+    float bias[1];
+    if (a.rest)
+        load_parts<1>((const bf16 *)a.param + e, a.rest + e, bias);
+    else
+        bias[0] = a.bias[e];
+    bias[0] = (float)((double)bias[0] - a.rate * (double)((over > 0.0) - (over < 0.0)));
+    if (a.rest) {
+        store_parts<1>((bf16 *)a.param + e, a.rest + e, bias);
+        return;
+    }
     a.bias[e] = bias[0];
     store_as<1>(a.param, e, half, bias);
 }
@@ -291,6 +301,7 @@ static __global__ void bias_kernel(qd_expert_bias_args a, bool half)
 extern "C" qd_status qd_cuda_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)
 {
     QD_TRY(qd_cuda_check_float("expert_bias", "param", a->param_dtype));
+    QD_TRY(qd_check_rest("expert_bias", a->rest, a->param_dtype));
     if (a->experts <= 0)
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);
