@@ -52,24 +52,59 @@ static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_
     return QD_OK;
 }
 
-enum { PIECE = 16384 }; /* elements that the host converts at a time */
+/* fp32 values in two parts, on their way between host and device. */
+enum { PIECE = 1 << 18 }; /* elements at a time: copies of less are mostly waiting */
+typedef struct piece {
+    uint16_t *halves;
+    int16_t *rests;
+} piece;
+
+static qd_status piece_create(int64_t count, piece *out)
+{
+    size_t n = (size_t)(count < PIECE ? count : PIECE);
+    out->halves = malloc(n * (sizeof *out->halves + sizeof *out->rests));
+    if (!out->halves)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %zu weights on their way to the device or back", n);
+    out->rests = (int16_t *)(out->halves + n);
+    return QD_OK;
+}
+
+static qd_status store_pieces(qd_stream *stream, const piece *by, uint16_t *to, int16_t *rest, const float *values, int64_t count)
+{
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        for (int64_t i = 0; i < n; i++) {
+            by->halves[i] = qd_f32_to_bf16(values[done + i]);
+            by->rests[i] = qd_f32_rest(values[done + i], by->halves[i]);
+        }
+        QD_TRY(qd_copy(stream, to + done, by->halves, n * 2));
+        if (rest)
+            QD_TRY(qd_copy(stream, rest + done, by->rests, n * 2));
+        QD_TRY(qd_stream_wait(stream));
+    }
+    return QD_OK;
+}
 
 /* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a piece at a time. What rounding leaves
  * goes to `rest`, if that is given. */
 static qd_status store_rounded(qd_stream *stream, uint16_t *to, int16_t *rest, const float *values, int64_t count)
 {
-    uint16_t halves[PIECE];
-    int16_t rests[PIECE];
+    piece by = {NULL, NULL};
+    QD_TRY(piece_create(count, &by));
+    qd_status status = store_pieces(stream, &by, to, rest, values, count);
+    free(by.halves);
+    return status;
+}
+
+static qd_status read_pieces(qd_stream *stream, const piece *by, const uint16_t *from, const int16_t *rest, float *out, int64_t count)
+{
     for (int64_t done = 0; done < count; done += PIECE) {
         int64_t n = count - done < PIECE ? count - done : PIECE;
-        for (int64_t i = 0; i < n; i++) {
-            halves[i] = qd_f32_to_bf16(values[done + i]);
-            rests[i] = qd_f32_rest(values[done + i], halves[i]);
-        }
-        QD_TRY(qd_copy(stream, to + done, halves, n * 2));
-        if (rest)
-            QD_TRY(qd_copy(stream, rest + done, rests, n * 2));
+        QD_TRY(qd_copy(stream, by->halves, from + done, n * 2));
+        QD_TRY(qd_copy(stream, by->rests, rest + done, n * 2));
         QD_TRY(qd_stream_wait(stream));
+        for (int64_t i = 0; i < n; i++)
+            out[done + i] = qd_f32_join(by->halves[i], by->rests[i]);
     }
     return QD_OK;
 }
@@ -77,17 +112,11 @@ static qd_status store_rounded(qd_stream *stream, uint16_t *to, int16_t *rest, c
 /* And back: fp32 values that lie on the device in two parts. */
 static qd_status read_parts(qd_stream *stream, const uint16_t *from, const int16_t *rest, float *out, int64_t count)
 {
-    uint16_t halves[PIECE];
-    int16_t rests[PIECE];
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t n = count - done < PIECE ? count - done : PIECE;
-        QD_TRY(qd_copy(stream, halves, from + done, n * 2));
-        QD_TRY(qd_copy(stream, rests, rest + done, n * 2));
-        QD_TRY(qd_stream_wait(stream));
-        for (int64_t i = 0; i < n; i++)
-            out[done + i] = qd_f32_join(halves[i], rests[i]);
-    }
-    return QD_OK;
+    piece by = {NULL, NULL};
+    QD_TRY(piece_create(count, &by));
+    qd_status status = read_pieces(stream, &by, from, rest, out, count);
+    free(by.halves);
+    return status;
 }
 
 /* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and of its master copy. */
