@@ -72,7 +72,7 @@ static qd_status grow(qd_timeline *t)
 }
 
 /* The clock's time of the first event is that of asking for it while the stream is idle: the host waits for it once. */
-qd_status qd_timeline_start(qd_timeline *t)
+qd_status qd_timeline_start(qd_timeline *t, const qd_timeline *beside)
 {
     if (!t->events)
         return QD_OK;
@@ -80,6 +80,11 @@ qd_status qd_timeline_start(qd_timeline *t)
     QD_TRY(qd_event_record(t->origin, t->stream));
     QD_TRY(qd_event_wait(t->origin));
     t->origin_seconds = qd_clock_now();
+    if (!beside)
+        return QD_OK;
+    double since;
+    QD_TRY(qd_event_seconds(beside->origin, t->origin, &since));
+    t->origin_seconds = beside->origin_seconds + since;
     return QD_OK;
 }
 

@@ -10,8 +10,10 @@ typedef struct qd_timeline qd_timeline;
 qd_status qd_timeline_create(qd_stream *stream, qd_timeline **timeline);
 void qd_timeline_destroy(qd_timeline *timeline); /* NULL is legal */
 
-/* The stream is idle for a moment: from here on its times are those of the clock. Before the first piece, and after each collect. */
-qd_status qd_timeline_start(qd_timeline *timeline);
+/* The stream is idle for a moment: from here on its times are those of the clock. Before the first piece, and after each collect.
+ * beside (NULL: none): a timeline of another stream of the device that was started before. Times of the two can be compared to the
+ * resolution of the device's events; times that were told by the clock alone are off by what the host needs to wake up. */
+qd_status qd_timeline_start(qd_timeline *timeline, const qd_timeline *beside);
 
 /* A piece with a number of the caller's. Pieces may contain others, and may come from several threads. */
 qd_status qd_timeline_begin(qd_timeline *timeline, int id, int *piece);

@@ -707,7 +707,7 @@ static qd_status start_timelines(qd_interpreter *it)
         if (used && !it->timelines[i])
             QD_TRY(qd_timeline_create(stream_of(it, i), &it->timelines[i]));
         if (used)
-            QD_TRY(qd_timeline_start(it->timelines[i]));
+            QD_TRY(qd_timeline_start(it->timelines[i], i == QD_STREAM_COMPUTE ? NULL : it->timelines[QD_STREAM_COMPUTE]));
     }
     if (it->in->trace && !it->watch)
         QD_TRY(qd_watch_create(it->bound, it->exchanger, it->timelines[QD_STREAM_COMPUTE], p->action_count + QD_OP_KIND_COUNT, &it->watch));

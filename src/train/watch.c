@@ -65,7 +65,7 @@ qd_status qd_watch_start(qd_watch *w)
     if (!w)
         return QD_OK;
     w->count = w->cursor = 0;
-    return qd_timeline_start(w->comm);
+    return qd_timeline_start(w->comm, w->compute);
 }
 
 void qd_watch_action(qd_watch *w, int action)

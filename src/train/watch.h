@@ -14,7 +14,7 @@ typedef struct qd_watch qd_watch;
 qd_status qd_watch_create(qd_bound *bound, qd_exchanger *exchanger, qd_timeline *compute, int first_id, qd_watch **watch);
 void qd_watch_destroy(qd_watch *watch); /* NULL is legal, also below */
 
-qd_status qd_watch_start(qd_watch *watch);                                        /* a step begins */
+qd_status qd_watch_start(qd_watch *watch);                                        /* a step begins, whose compute timeline has started */
 void qd_watch_action(qd_watch *watch, int action);                                /* what is started from now on belongs to it */
 void qd_watch_stood(qd_watch *watch, int id, double begin);                       /* a piece of the compute stream, id >= first_id */
 qd_status qd_watch_collect(qd_watch *watch);                                      /* reads the communication stream; before the compute stream */
