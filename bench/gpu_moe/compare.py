@@ -31,7 +31,7 @@ def ours(o, name):
             "model.ffn": c.ffn, "model.vocab": c.vocab, "model.rope_base": 500000, "model.experts": c.experts,
             "model.experts_per_token": c.per_token, "model.expert_ffn": c.expert_ffn, "model.shared_experts": c.shared, "model.first_dense": c.dense,
             "model.router_normalised": "true", "model.aux_loss": AUX_LOSS, "model.balance": "batch", "data.seq": c.seq, "train.global_batch": c.batch,
-            "train.micro_batch": c.batch, "train.precision": "bf16", "train.clip": 1, "train.lr": 1e-4, "run.device": "cuda"}
+            "train.micro_batch": c.batch, "train.precision": "bf16", "train.master": "split", "train.clip": 1, "train.lr": 1e-4, "run.device": "cuda"}
     return last_json([o.quadrille, "bench", "step", "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.repeat)] +
                      [f"{key}={value}" for key, value in keys.items()] + o.set, "quadrille")
 
