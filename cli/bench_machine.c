@@ -3,6 +3,7 @@
 
 #include <quadrille/bench.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static void put_product(qd_strbuf *out, const char *key, const qd_bench_product *p)
@@ -45,10 +46,7 @@ static qd_status run(cli_call *call)
     QD_TRY(qd_bench_measure_machine(call->options, (int)qd_options_int(call->options, "warm-up"), (int)qd_options_int(call->options, "repeat"), &machine));
     describe(&machine, &text);
     QD_TRY(qd_strbuf_take(&text, &taken));
-    FILE *file = path[0] ? fopen(path, "w") : stdout;
-    qd_status status = file && fputs(taken, file) >= 0 ? QD_OK : QD_FAIL(QD_IO, "%s cannot be written", path);
-    if (file && file != stdout && fclose(file) != 0 && status == QD_OK)
-        status = QD_FAIL(QD_IO, "%s cannot be written", path);
+    qd_status status = cli_write(path, taken, strlen(taken));
     free(taken);
     return status;
 }

@@ -62,9 +62,12 @@ qd_status cli_assign_words(qd_options *options, const char *text);
 /* Prints a finished JSON text and frees it. */
 qd_status cli_print_json(qd_strbuf *text);
 
+/* What a command has made, into the file that the user named; an empty path: standard output. */
+qd_status cli_write(const char *path, const char *text, size_t length);
+
 /* ---- what terminals can show ---- */
 
 bool cli_utf8(void);         /* the locale's characters are UTF-8 */
-int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal */
+int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one that cannot rewrite a line (TERM=dumb) */
 
 #endif

@@ -6,7 +6,7 @@
 
 static void print_usage(void)
 {
-    puts("Quadrille trains language models with data, tensor, pipeline and expert parallelism.\n");
+    puts("Quadrille trains language models with data, tensor, context, pipeline and expert parallelism.\n");
     for (int i = 0; cli_commands()[i]; i++) {
         const cli_command *c = cli_commands()[i];
         printf("  quadrille %-8s %s\n", c->name, c->summary);
@@ -24,9 +24,20 @@ static qd_status print_options(const qd_option_table *table, const char *title)
     return QD_OK;
 }
 
+/* "…" as the locale has it. */
+static void put_plain(const char *text)
+{
+    static const char dots[] = "…";
+    for (const char *at; !cli_utf8() && (at = strstr(text, dots)) != NULL; text = at + strlen(dots))
+        printf("%.*s...", (int)(at - text), text);
+    fputs(text, stdout);
+}
+
 qd_status cli_print_help(const cli_command *c)
 {
-    printf("quadrille %s %s\n\n%s.\n", c->name, c->arguments, c->summary);
+    printf("quadrille %s ", c->name);
+    put_plain(c->arguments);
+    printf("\n\n%s.\n", c->summary);
     if (c->details)
         printf("\n%s\n", c->details);
     if (c->option_count > 0)
@@ -48,9 +59,12 @@ static qd_status print_models(void)
     const char *const *all, *const *trainable;
     QD_TRY(qd_config_presets(false, &all));
     QD_TRY(qd_config_presets(true, &trainable));
-    puts("Models for model.preset (--model):\n");
-    for (int i = 0; trainable[i]; i++)
-        printf("  %s\n", trainable[i]);
+    puts("Models for model.preset (--model), with their parameters:\n");
+    for (int i = 0; trainable[i]; i++) {
+        char text[160];
+        QD_TRY(qd_config_preset_text(trainable[i], text, sizeof text));
+        printf("  %-20s %s\n", trainable[i], text);
+    }
     puts("\nFor plan and simulate only, through the nearest model that can be trained:\n");
     for (int i = 0; all[i]; i++) {
         bool known = false;

@@ -37,7 +37,8 @@ bool cli_utf8(void)
 int cli_columns(FILE *file)
 {
     struct winsize size;
-    if (!isatty(fileno(file)))
+    const char *kind = getenv("TERM");
+    if (!isatty(fileno(file)) || (kind && strcmp(kind, "dumb") == 0))
         return 0;
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
@@ -49,6 +50,20 @@ qd_status cli_print_json(qd_strbuf *text)
     puts(taken);
     free(taken);
     return QD_OK;
+}
+
+qd_status cli_write(const char *path, const char *text, size_t length)
+{
+    FILE *file = path[0] ? fopen(path, "w") : stdout;
+    bool good = file && fwrite(text, 1, length, file) == length;
+    int error = errno;
+    if (file && file != stdout && fclose(file) != 0 && good) {
+        good = false;
+        error = errno;
+    }
+    if (good || file == stdout) /* main() looks at standard output */
+        return QD_OK;
+    return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(error));
 }
 
 qd_status cli_assign_words(qd_options *options, const char *text)
@@ -162,7 +177,11 @@ int main(int argc, char **argv)
     fill_standard_files();
     setlocale(LC_CTYPE, "");
     qd_status status = dispatch(argc, argv);
-    if (fflush(stdout) != 0 && status == QD_OK)
+    /* A write that failed on the way is remembered by the stream, and its reason by nobody. */
+    bool lost = ferror(stdout), full = fflush(stdout) != 0;
+    if (lost && !full && status == QD_OK)
+        status = QD_FAIL(QD_IO, "standard output cannot be written: some of it is lost");
+    if (full && status == QD_OK)
         status = QD_FAIL(QD_IO, "standard output cannot be written: %s", strerror(errno));
     if (status == QD_OK)
         return 0;

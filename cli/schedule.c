@@ -3,8 +3,7 @@
 
 #include <quadrille/check.h>
 
-#include <errno.h>
-#include <string.h>
+#include <stdlib.h>
 
 static qd_status run(cli_call *call)
 {
@@ -12,12 +11,17 @@ static qd_status run(cli_call *call)
     const char *path = qd_options_string(call->options, "out");
     if (csv && svg)
         return QD_FAIL(QD_USAGE, "schedule: --csv and --svg do not go together");
-    FILE *out = path[0] ? fopen(path, "w") : stdout;
+    /* In memory first: the file may be the one that parallel.schedule_file names, and stays as it is when something is wrong. */
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
     if (!out)
-        return QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the drawing");
     qd_status status = qd_check_schedule(call->options, 0, csv ? QD_DRAWING_CSV : svg ? QD_DRAWING_SVG : QD_DRAWING_TEXT, out);
-    if (path[0] && fclose(out) != 0 && status == QD_OK)
-        status = QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
+    fclose(out);
+    if (status == QD_OK)
+        status = cli_write(path, text, length);
+    free(text);
     return status;
 }
 

@@ -70,12 +70,14 @@ static void keep_loss(view *v, double loss)
 /* "step 12/200  loss 3.1234  norm 0.91  41.2 k tokens/s  MFU 31 %" */
 static void format_step(const qd_train_step *s, char *text, size_t size)
 {
-    char rate[32], mfu[32] = "";
+    char rate[32], norm[32], mfu[32] = "";
+    /* Three digits, zeros at the end too, so that columns stay where they are; not "123." */
+    snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "%#.3g" : "%.3g", s->grad_norm);
     qd_text_count(s->tokens_per_second, rate, sizeof rate);
     if (s->mfu > 0.0)
         snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * s->mfu);
-    snprintf(text, size, "step %*lld/%lld  loss %.4f  norm %.3g  %s tokens/s%s", snprintf(NULL, 0, "%lld", (long long)s->steps),
-             (long long)s->step, (long long)s->steps, s->loss, s->grad_norm, rate, mfu);
+    snprintf(text, size, "step %*lld/%lld  loss %.4f  norm %s  %s tokens/s%s", snprintf(NULL, 0, "%lld", (long long)s->steps),
+             (long long)s->step, (long long)s->steps, s->loss, norm, rate, mfu);
 }
 
 static void rewrite_line(view *v, const qd_train_step *s)
@@ -145,11 +147,16 @@ static void on_end(void *context, const qd_train_end *e)
     putchar('\n');
     curve_draw(stdout, v->losses, v->count, v->first_step, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
     qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
-    qd_text_seconds(e->seconds, seconds, sizeof seconds);
+    if (e->seconds < 10.0)
+        snprintf(seconds, sizeof seconds, "%.2f s", e->seconds);
+    else
+        qd_text_seconds(e->seconds, seconds, sizeof seconds);
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
     qd_text_bytes(e->resident_bytes, resident, sizeof resident);
     printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);
     printf("speed    %s tokens/s over %s\n", rate, seconds);
+    if (e->saved >= 0)
+        printf("saved    %s/checkpoints, the newest after step %lld\n", qd_options_string(v->options, "run.dir"), (long long)e->saved);
     if (e->across_flat_bytes > 0 && e->steps > 0) {
         char across[32], flat[32];
         qd_text_bytes(e->across_bytes, across, sizeof across);
@@ -166,6 +173,62 @@ static void on_end(void *context, const qd_train_end *e)
     }
     fflush(stdout);
 }
+
+/* ---- --json: an object per line ---- */
+
+static void put_line(qd_strbuf *line)
+{
+    if (!line->failed)
+        puts(line->data);
+    fflush(stdout);
+    qd_strbuf_free(line);
+}
+
+static void on_step_json(void *context, const qd_train_step *s)
+{
+    (void)context;
+    qd_strbuf line = {0};
+    qd_json_writer w = qd_json_writer_on(&line);
+    qd_json_object_begin(&w, NULL);
+    qd_train_put_step(&w, s);
+    qd_json_end(&w);
+    put_line(&line);
+}
+
+static void on_note_json(void *context, const char *text)
+{
+    (void)context;
+    qd_strbuf line = {0};
+    qd_json_writer w = qd_json_writer_on(&line);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_string(&w, "note", text);
+    qd_json_end(&w);
+    put_line(&line);
+}
+
+static void on_end_json(void *context, const qd_train_end *e)
+{
+    (void)context;
+    qd_strbuf line = {0};
+    qd_json_writer w = qd_json_writer_on(&line);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_int(&w, "steps", e->steps);
+    qd_json_put_double(&w, "loss", e->loss);
+    qd_json_put_int(&w, "tokens", (int64_t)e->tokens);
+    qd_json_put_double(&w, "seconds", e->seconds);
+    qd_json_put_int(&w, "allocated_bytes", e->allocated_bytes);
+    qd_json_put_int(&w, "host_bytes", e->host_bytes);
+    qd_json_put_int(&w, "resident_bytes", e->resident_bytes);
+    if (e->saved >= 0)
+        qd_json_put_int(&w, "saved", e->saved);
+    else
+        qd_json_put_null(&w, "saved");
+    qd_json_put_bool(&w, "interrupted", e->interrupted);
+    qd_json_end(&w);
+    put_line(&line);
+}
+
+/* ---- a run that goes on ---- */
 
 static bool given(const qd_options *options, const char *key)
 {
@@ -267,13 +330,18 @@ static qd_status run(cli_call *call)
     QD_TRY(load_saved(call));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
-    qd_train_observer observer = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end,
-                                  .on_prepare = on_prepare, .on_note = on_note};
-    qd_status status = qd_train(call->options, call->argv, &observer);
+    const qd_train_observer text = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end,
+                                    .on_prepare = on_prepare, .on_note = on_note},
+                            json = {.on_step = on_step_json, .on_note = on_note_json, .on_end = on_end_json};
+    qd_status status = qd_train(call->options, call->argv, qd_options_bool(call->options, "json") ? &json : &text);
     close_line(&v);
     free(v.losses);
     return status;
 }
+
+static const qd_option own[] = {
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the lines of metrics.jsonl as they come, and an object with the outcome", NULL},
+};
 
 const cli_command cli_train = {
     .name = "train",
@@ -284,6 +352,7 @@ const cli_command cli_train = {
                "CONFIG is a YAML file with the keys below; what is given on the command line wins. Ctrl-C ends the run after\n"
                "the step that runs, a second one at once. SIGTERM and SIGUSR1, to this process or any rank, write a checkpoint into\n"
                "run.dir after the step that runs and end with exit status 75: start again with --resume.",
+    CLI_OPTIONS(own),
     .configuration = true,
     .run = run,
 };

@@ -8,6 +8,7 @@
 #define QUADRILLE_TRAIN_H
 
 #include <quadrille/check.h>
+#include <quadrille/json_writer.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +34,9 @@ typedef struct qd_train_step {
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_train_step;
 
+/* Its members, as metrics.jsonl has them. */
+void qd_train_put_step(qd_json_writer *writer, const qd_train_step *step);
+
 typedef struct qd_train_end {
     int64_t steps; /* done */
     double loss;   /* of the last step */
@@ -41,6 +45,7 @@ typedef struct qd_train_end {
     int64_t host_bytes;      /* beside that, in host memory: optimizer state */
     int64_t resident_bytes;  /* resident peak of the largest process, from its start */
     int64_t dispatch_bytes, across_bytes, across_flat_bytes; /* as in qd_train_step, of all steps */
+    int64_t saved;    /* step of the newest checkpoint that this run has written; -1: none */
     bool interrupted; /* by a signal */
 } qd_train_end;
 

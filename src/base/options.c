@@ -97,6 +97,8 @@ static qd_status unknown_name(const qd_options *options, const char *written, bo
     }
     if (nearest)
         return QD_FAIL(QD_USAGE, "unknown %s%s'; did you mean '%s%s'?", what, written, flags ? "--" : "", nearest);
+    if (flags)
+        return QD_FAIL(QD_USAGE, "unknown option '--%s': --help lists those that there are", written);
     /* Nothing is near: name the sections. */
     qd_strbuf sections = {0};
     for (int i = 0; i < options->count; i++) {
@@ -108,8 +110,8 @@ static qd_status unknown_name(const qd_options *options, const char *written, bo
             qd_strbuf_printf(&sections, "%s%.*s", sections.length > 0 ? ", " : "", length, key);
     }
     qd_status status = sections.length > 0
-                           ? QD_FAIL(QD_USAGE, "unknown %s%s'; the sections are %s", what, written, sections.data)
-                           : QD_FAIL(QD_USAGE, "unknown %s%s'", what, written);
+                           ? QD_FAIL(QD_USAGE, "unknown key '%s'; the sections are %s", written, sections.data)
+                           : QD_FAIL(QD_USAGE, "unknown key '%s'", written);
     qd_strbuf_free(&sections);
     return status;
 }

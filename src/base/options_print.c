@@ -111,10 +111,12 @@ static void print_help_entry(const qd_option *option, int width, qd_strbuf *out)
     const char *placeholder = placeholders[option->type];
     const char *shown = option->flag ? option->flag : section_length(option) == 0 ? option->key : NULL;
     qd_strbuf_puts(&name, "  ");
-    if (shown)
-        qd_strbuf_printf(&name, "--%s%s%s", shown, *placeholder ? " " : "", placeholder);
+    if (shown) /* one letter has one dash */
+        qd_strbuf_printf(&name, "%s%s%s%s", shown[1] ? "--" : "-", shown, *placeholder ? " " : "", placeholder);
     if (section_length(option) > 0)
         qd_strbuf_printf(&name, "%s%s", shown ? ", " : "", option->key);
+    else if (option->flag)
+        qd_strbuf_printf(&name, ", --%s", option->key);
     qd_strbuf_printf(&text, "%s (", option->help);
     if (option->type != QD_OPTION_STRING && option->type != QD_OPTION_BOOL) {
         print_type(option, &text);

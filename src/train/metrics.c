@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 struct qd_metrics {
@@ -34,18 +35,37 @@ static off_t lines_to_keep(const char *path, int64_t step)
     return keep;
 }
 
+/* A file system without locks keeps nobody away. */
+static qd_status lock(int fd, const char *path)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.dir: another run is writing %s: wait until it has ended, or name another folder", path);
+}
+
+qd_status qd_metrics_check_free(const char *path)
+{
+    int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC); /* NFS locks what can be written */
+    if (fd < 0)
+        return QD_OK; /* who writes it will say what is wrong */
+    qd_status status = lock(fd, path);
+    close(fd);
+    return status;
+}
+
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)
 {
-    off_t keep = lines_to_keep(path, step);
     qd_metrics *m = calloc(1, sizeof *m);
     if (!m || !(m->path = strdup(path))) {
         free(m);
         return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
     }
     m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    qd_status status = m->fd >= 0 ? lock(m->fd, path) : QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
     /* EINVAL: a pipe or a device, which has no length. */
-    if (m->fd < 0 || (ftruncate(m->fd, keep) != 0 && errno != EINVAL)) {
-        qd_status status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+    if (status == QD_OK && ftruncate(m->fd, lines_to_keep(path, step)) != 0 && errno != EINVAL)
+        status = QD_FAIL(QD_IO, "%s: cannot be cut to its first %lld steps: %s", path, (long long)step, strerror(errno));
+    if (status != QD_OK) {
         qd_metrics_destroy(m);
         return status;
     }
@@ -53,29 +73,34 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     return QD_OK;
 }
 
+void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
+{
+    qd_json_put_int(w, "step", s->step);
+    qd_json_put_double(w, "loss", s->loss);
+    qd_json_put_double(w, "grad_norm", s->grad_norm);
+    qd_json_put_double(w, "lr", s->lr);
+    qd_json_put_int(w, "tokens", (int64_t)s->tokens);
+    qd_json_put_double(w, "step_seconds", s->step_seconds);
+    qd_json_put_double(w, "tokens_per_second", s->tokens_per_second);
+    if (s->mfu > 0.0)
+        qd_json_put_double(w, "mfu", s->mfu);
+    else
+        qd_json_put_null(w, "mfu");
+    qd_json_put_int(w, "memory_peak_bytes", s->memory_peak_bytes);
+    if (s->dispatch_bytes > 0)
+        qd_json_put_int(w, "dispatch_bytes", s->dispatch_bytes);
+    if (s->across_flat_bytes > 0) {
+        qd_json_put_int(w, "dispatch_across_nodes_bytes", s->across_bytes);
+        qd_json_put_int(w, "dispatch_across_nodes_flat_bytes", s->across_flat_bytes);
+    }
+}
+
 qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s)
 {
     qd_strbuf_clear(&m->line);
     qd_json_writer w = qd_json_writer_on(&m->line);
     qd_json_object_begin(&w, NULL);
-    qd_json_put_int(&w, "step", s->step);
-    qd_json_put_double(&w, "loss", s->loss);
-    qd_json_put_double(&w, "grad_norm", s->grad_norm);
-    qd_json_put_double(&w, "lr", s->lr);
-    qd_json_put_int(&w, "tokens", (int64_t)s->tokens);
-    qd_json_put_double(&w, "step_seconds", s->step_seconds);
-    qd_json_put_double(&w, "tokens_per_second", s->tokens_per_second);
-    if (s->mfu > 0.0)
-        qd_json_put_double(&w, "mfu", s->mfu);
-    else
-        qd_json_put_null(&w, "mfu");
-    qd_json_put_int(&w, "memory_peak_bytes", s->memory_peak_bytes);
-    if (s->dispatch_bytes > 0)
-        qd_json_put_int(&w, "dispatch_bytes", s->dispatch_bytes);
-    if (s->across_flat_bytes > 0) {
-        qd_json_put_int(&w, "dispatch_across_nodes_bytes", s->across_bytes);
-        qd_json_put_int(&w, "dispatch_across_nodes_flat_bytes", s->across_flat_bytes);
-    }
+    qd_train_put_step(&w, s);
     qd_json_end(&w);
     qd_json_newline(&w);
     if (m->line.failed)

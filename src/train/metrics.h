@@ -6,7 +6,10 @@
 
 typedef struct qd_metrics qd_metrics;
 
-/* Starts a file with the lines of an earlier part of the run: those up to `step` (0: none, the file is new). */
+/* Refuses (QD_USAGE) a file that another run is writing now; one that is not there is free. Changes nothing. */
+qd_status qd_metrics_check_free(const char *path);
+/* Starts a file with the lines of an earlier part of the run: those up to `step` (0: none, the file is new). The
+ * file is locked until it is closed, where the file system knows locks: two runs never write the same one. */
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics);
 /* The line is in the file when this returns. */
 qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step);

@@ -41,7 +41,7 @@ typedef struct rank_state {
     qd_dispatched dispatched; /* by all ranks, in the steps so far; where experts are shared out */
     double peak_flops; /* rank 0: of all machines of the run, measured */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
-    int64_t saved; /* step of the last checkpoint that was written; -1: none */
+    char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* steps in a row that were left out */
     bool agreed; /* all ranks know of the failure and return: no alarm is needed */
 } rank_state;
@@ -86,6 +86,7 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
     QD_TRY(path_in(c, "metrics.jsonl", path));
     QD_TRY(check_place(c->run_dir));
     bool held = stat(path, &info) == 0;
+    QD_TRY(qd_metrics_check_free(path));
     if (c->resume && qd_options_bool(options, "run.overwrite"))
         return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: go on with the run in %s, or replace it", c->run_dir);
     if (held && !c->resume && !qd_options_bool(options, "run.overwrite"))
@@ -104,14 +105,11 @@ static qd_status clear_file(const qd_config *c, const char *name)
     return unlink(path) == 0 || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
 }
 
-/* Rank 0, once everything else stands: the folder appears with its first files. */
-static qd_status open_folder(rank_state *s)
+/* What stands beside the metrics. */
+static qd_status write_files(rank_state *s)
 {
     const qd_config *c = &s->run->config;
     file_path path;
-    if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
-        return QD_OK;
-    QD_TRY(qd_folder_make(c->run_dir));
     QD_TRY(clear_file(c, "trace.json"));
     QD_TRY(clear_file(c, "memory.json"));
     QD_TRY(path_in(c, "config.yaml", path));
@@ -119,11 +117,25 @@ static qd_status open_folder(rank_state *s)
     QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
     QD_TRY(path_in(c, "tokenizer.json", path));
     if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
-        QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path));
-    else
-        QD_TRY(clear_file(c, "tokenizer.json"));
+        return qd_tokenizer_save(s->corpus.tokenizer, path);
+    return clear_file(c, "tokenizer.json");
+}
+
+/* Rank 0, once everything else stands: the folder appears with its first files. The metrics come first, for they are locked: of two
+ * runs that begin at the same time one gets the folder. */
+static qd_status open_folder(rank_state *s)
+{
+    const qd_config *c = &s->run->config;
+    file_path path;
+    if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_folder_make(c->run_dir));
     QD_TRY(path_in(c, "metrics.jsonl", path));
-    return qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics);
+    QD_TRY(qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics));
+    qd_status status = write_files(s);
+    if (status != QD_OK && !c->resume)
+        unlink(path); /* or the folder would hold a run that never was */
+    return status;
 }
 
 /* ---- before the ranks exist ---- */
@@ -142,6 +154,8 @@ static qd_status clear_folder(const qd_config *c)
 {
     static const char *const files[] = {"config.yaml", "trace.json", "memory.json", "evaluations.jsonl"}; /* metrics.jsonl starts anew by itself */
     file_path path;
+    QD_TRY(path_in(c, "metrics.jsonl", path));
+    QD_TRY(qd_metrics_check_free(path)); /* once more: text may have been read for hours since */
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         QD_TRY(clear_file(c, files[i]));
     QD_TRY(path_in(c, "checkpoints", path));
@@ -443,15 +457,18 @@ static qd_status open_saver(rank_state *s)
     return qd_saver_create(s->trainer, s->control, root, c->keep, c->save_every > 0 && c->async_save, &s->saver);
 }
 
-/* Collective. How the checkpoint that is being written stands; one that could not be written is told, and training goes on. */
+/* Collective. How the checkpoint that is being written stands; one that could not be written is told, and training goes on. Without
+ * the one after the last step the run has failed (tell_unsaved). */
 static qd_status poll_save(rank_state *s, bool wait)
 {
     qd_save_report report;
     char text[640];
     QD_TRY(qd_saver_poll(s->saver, wait, &report));
     if (report.state == QD_SAVE_DONE)
-        s->saved = report.step;
-    if (report.state == QD_SAVE_FAILED) {
+        s->end.saved = report.step;
+    if (report.state == QD_SAVE_FAILED && report.step == s->run->config.steps) {
+        snprintf(s->unsaved, sizeof s->unsaved, "%s", report.message);
+    } else if (report.state == QD_SAVE_FAILED) {
         snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)report.step, report.message);
         note(s, text);
     }
@@ -584,20 +601,31 @@ static qd_status run_steps(rank_state *s)
 static qd_status tell_end(rank_state *s)
 {
     const qd_config *c = &s->run->config;
-    bool resumable = s->stop != SIGINT && s->saved == s->end.steps;
-    qd_status status = resumable ? QD_STOPPED : QD_INTERRUPTED;
+    bool saved = s->end.saved == s->end.steps, user = s->stop == SIGINT;
+    qd_status status = saved && !user ? QD_STOPPED : QD_INTERRUPTED;
     s->agreed = true;
     if (qd_comm_rank(s->world) != 0) {
         qd_error_clear();
         return status;
     }
-    if (resumable)
-        return QD_FAIL(status, "%s: stopped after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
-                       s->stop == SIGUSR1 ? "SIGUSR1" : "SIGTERM", (long long)s->end.steps, (long long)c->steps, c->run_dir);
+    if (saved)
+        return QD_FAIL(status, "%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
+                       user ? "interrupted" : s->stop == SIGUSR1 ? "SIGUSR1: stopped" : "SIGTERM: stopped", (long long)s->end.steps,
+                       (long long)c->steps, c->run_dir);
     return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
-                   s->stop == SIGINT           ? ""
+                   user                        ? ""
                    : c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
                                               : " without a checkpoint");
+}
+
+/* A run whose result was to be kept and is not has failed, on all ranks. */
+static qd_status tell_unsaved(rank_state *s)
+{
+    s->agreed = true;
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(QD_IO, "all %lld steps are done, but there is no checkpoint after the last: %s", (long long)s->end.steps, s->unsaved);
+    qd_error_clear();
+    return QD_IO;
 }
 
 static qd_status finish(rank_state *s)
@@ -622,12 +650,12 @@ static qd_status finish(rank_state *s)
     }
     if (qd_comm_rank(s->world) == 0 && run->observer && run->observer->on_end)
         run->observer->on_end(run->observer->context, &s->end);
-    return s->end.interrupted ? tell_end(s) : QD_OK;
+    return s->end.interrupted ? tell_end(s) : s->unsaved[0] != '\0' ? tell_unsaved(s) : QD_OK;
 }
 
 qd_status qd_run_rank(const qd_run *run, qd_comm *world)
 {
-    rank_state s = {.run = run, .world = world, .saved = -1};
+    rank_state s = {.run = run, .world = world, .end.saved = -1};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
     QD_TRY_DONE(start(&s));

@@ -38,6 +38,7 @@ class Errors(program.ProgramTest):
     def test_keys(self):
         self.refuse(self.small("parallel.ransk=2"), "parallel.ransk", "parallel.ranks")
         self.refuse(self.small("--rank", "2"), "--rank", "ranks")
+        self.refuse(self.small("--frobnicate"), "--frobnicate", "--help")
         self.refuse(["train", "unknown.yaml"], "unknown.yaml:2", "lerning_rate")
         self.refuse(self.small("train.steps=many"), "train.steps", "many")
         self.refuse(["train", "type.yaml"], "type.yaml:2", "train.steps", "many")

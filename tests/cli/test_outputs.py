@@ -29,7 +29,10 @@ class Outputs(program.ProgramTest):
                              self.ok(self.run_program("help", command)).stdout)
         self.assertIn("train.global_batch", self.ok(self.run_program("train", "--help")).stdout)
         models = self.ok(self.run_program("help", "models")).stdout
-        self.assertIn("llama-tiny", models)
+        self.assertRegex(models, r"\n  llama3.1-8b +8\.03 B  32 blocks of 4096, 32 heads, 8 of keys and values\n")
+        self.assertRegex(models, r"\n  mixtral-8x7b +46\.7 B  32 blocks of 4096, .*, 2 of 8 experts\n")
+        self.assertIn("[key=value ...]", self.ok(self.run_program("help", "train", environment={"LC_ALL": "C"})).stdout)
+        self.assertIn("  -o TEXT, --output  ", self.ok(self.run_program("help", "report")).stdout)
         self.assertIn("kimi-k2", models.split("plan and simulate only")[1])
         markdown = self.ok(self.run_program("help", "--markdown")).stdout
         self.assertIn("train.global_batch", markdown)

@@ -1,0 +1,116 @@
+"""Terminals that can little, outputs that are full, folders that are taken, results that cannot be kept.
+ctest: timeout 120
+"""
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+LONG = ["train.steps=100000", "parallel.ranks=2"]
+
+
+class RoughUse(program.ProgramTest):
+    def on_terminal(self, *arguments, **environment):
+        """What the program writes to a terminal of 80 columns."""
+        ours, theirs = pty.openpty()
+        subprocess.run([program.PROGRAM, *arguments], cwd=self.folder, stdout=theirs, stderr=theirs, timeout=60, check=True,
+                       env={**os.environ, **environment})
+        os.close(theirs)
+        output = b""
+        try:
+            while part := os.read(ours, 65536):
+                output += part
+        except OSError:
+            pass
+        os.close(ours)
+        return output.decode()
+
+    def test_a_dumb_terminal_gets_lines(self):
+        self.assertIn("\033[K", self.on_terminal(*self.small("train.steps=3"), TERM="xterm"))
+        dumb = self.on_terminal(*self.small("train.steps=3"), TERM="dumb")
+        self.assertNotIn("\033", dumb)
+        self.assertIn("\nstep 2/3", dumb)
+
+    def test_output_that_is_full(self):
+        for arguments in (self.small("train.steps=2"), ["help", "train"], ["check", *program.SMALL]):
+            with open("/dev/full", "w", encoding="ascii") as full:
+                result = subprocess.run([program.PROGRAM, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE, text=True,
+                                        timeout=60, check=False)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertRegex(result.stderr, r"^quadrille: standard output cannot be written: .*\n$")
+
+    def start(self, *more):
+        run = subprocess.Popen([program.PROGRAM, *self.small(*LONG, *more)], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+        self.addCleanup(self.end, run)
+        return run
+
+    @staticmethod
+    def end(run):
+        if run.poll() is None:
+            run.terminate()
+        return run.communicate(timeout=60)
+
+    def test_a_folder_that_another_run_writes(self):
+        run = self.start("--dir", "taken")
+        self.assertTrue(program.wait_until(lambda: os.path.exists(self.path("taken/metrics.jsonl")) and self.metrics("taken"), 30))
+        for more in (["--overwrite"], ["--resume"], []):
+            self.one_line(self.run_program(*self.small("parallel.ranks=2", "--dir", "taken", *more)), 2, "taken/metrics.jsonl",
+                          "another run is writing")
+        _, errors = self.end(run)
+        self.assertEqual(run.returncode, 75, errors)
+        self.assertEqual([line["step"] for line in self.metrics("taken")], list(range(1, len(self.metrics("taken")) + 1)))
+        self.ok(self.run_program(*self.small("train.steps=2", "--dir", "taken", "--overwrite")))
+
+    def test_of_two_that_begin_together_one_gets_the_folder(self):
+        runs = [self.start("--dir", "one") for _ in range(2)]
+        self.assertTrue(program.wait_until(lambda: any(run.poll() is not None for run in runs), 60))
+        time.sleep(0.1)
+        ended = [run for run in runs if run.poll() is not None]
+        self.assertEqual(len(ended), 1)
+        self.assertEqual(ended[0].returncode, 2)
+        self.assertRegex(ended[0].communicate()[1], "^quadrille: run.dir: .*one.*\n$")
+
+    def test_the_last_checkpoint_cannot_be_written(self):
+        os.mkdir(self.path("kept"))
+        self.write("kept/checkpoints", "a file where the folder should be")
+        result = self.run_program(*self.small("train.steps=4", "parallel.ranks=2", "--dir", "kept", "--save-every", "2"))
+        self.one_line(result, 1, "all 4 steps are done", "kept/checkpoints", "rank 0")
+        self.assertIn("no checkpoint after step 2", result.stdout)
+        self.assertNotIn("after step 4:", result.stdout)
+        self.assertNotIn("\nsaved ", result.stdout)
+        self.assertEqual(len(self.metrics("kept")), 4)
+
+    def test_what_was_saved_is_told(self):
+        result = self.ok(self.run_program(*self.small("train.steps=4", "--dir", "kept", "--save-every", "3")))
+        self.assertIn("\nsaved    kept/checkpoints, the newest after step 4\n", result.stdout)
+
+    def test_json_of_a_run_is_its_metrics(self):
+        result = self.ok(self.run_program(*self.small("train.steps=3", "parallel.ranks=2", "--dir", "run", "--save-every", "3", "--json")))
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(lines[:3], self.metrics("run"))
+        end = lines[3]
+        self.assertEqual((end["steps"], end["loss"], end["saved"], end["interrupted"]), (3, lines[2]["loss"], 3, False))
+        self.assertEqual(len(lines), 4)
+
+    def test_a_schedule_over_its_own_file(self):
+        pipeline = ["schedule", "model.layers=4", "train.global_batch=4", "train.micro_batch=1", "parallel.ranks=2", "parallel.pp=2"]
+        self.ok(self.run_program(*pipeline, "--csv", "--out", "own.csv"))
+        with open(self.path("own.csv"), encoding="ascii") as file:
+            before = file.read()
+        self.ok(self.run_program(*pipeline, "parallel.schedule_file=own.csv", "--csv", "--out", "own.csv"))
+        result = self.run_program(*pipeline, "train.global_batch=3", "parallel.schedule_file=own.csv", "--csv", "--out", "own.csv")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        with open(self.path("own.csv"), encoding="ascii") as file:
+            self.assertEqual(file.read(), before)
+        self.one_line(self.run_program(*pipeline, "--svg", "--out", "no/such/folder.svg"), 1, "no/such/folder.svg")
+
+
+if __name__ == "__main__":
+    unittest.main()
