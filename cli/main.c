@@ -118,6 +118,10 @@ static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
     QD_TRY(qd_options_parse(call->options, argc, argv, call->words, &call->word_count));
     if (!command->configuration || command->own_words || call->word_count == 0)
         return QD_OK;
+    if (qd_options_find(call->options, call->words[0]) && access(call->words[0], F_OK) != 0)
+        return QD_FAIL(QD_USAGE, "'%s' is a key, and there is no file of that name: write %s=VALUE", call->words[0], call->words[0]);
+    if (call->words[0][0] == '\0')
+        return QD_FAIL(QD_USAGE, "an argument is empty: CONFIG is the name of a file");
     if (!qd_train_is_rank())
         QD_TRY(qd_options_load(call->options, call->words[0]));
     call->config = true;

@@ -285,6 +285,17 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved)
     return forget(options, "parallel.schedule_file", "");
 }
 
+/* A model that is named on the command line, as when the first call is repeated, is that model and not the saved one; that they are
+ * the same is seen when the checkpoint is read. */
+static qd_status forget_model(qd_options *options)
+{
+    qd_option_table table = qd_config_table();
+    for (int i = 0; given(options, "model.preset") && i < table.count; i++)
+        if (strncmp(table.options[i].key, "model.", 6) == 0)
+            QD_TRY(qd_options_forget(options, table.options[i].key));
+    return QD_OK;
+}
+
 /* Of a schedule and a file with one, that of the command line stands. */
 static qd_status forget_schedule(qd_options *options)
 {
@@ -307,6 +318,7 @@ static qd_status load_saved(cli_call *call)
         return QD_OK; /* qd_train() says what is missing */
     fclose(file);
     QD_TRY(qd_options_load(call->options, path));
+    QD_TRY(forget_model(call->options));
     if (qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0) {
         /* As many as there are now; how many the run had before is of no account. */
         char world[16];

@@ -76,6 +76,9 @@ qd_status qd_options_parse(qd_options *options, int argc, char *const *argv, con
  * qd_options_origin do not change. */
 qd_status qd_options_resolve(qd_options *options, const char *key, const char *value);
 
+/* Takes back what a file set: the default counts again, as if the file did not have the key. What the command line gave stays. */
+qd_status qd_options_forget(qd_options *options, const char *key);
+
 /* ---- reading ----
  * The key must be in the table and have the type: anything else is a broken invariant (assertion). */
 

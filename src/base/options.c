@@ -404,6 +404,19 @@ qd_status qd_options_resolve(qd_options *options, const char *key, const char *v
     return QD_OK;
 }
 
+qd_status qd_options_forget(qd_options *options, const char *key)
+{
+    int index = find_key(options, key);
+    assert(index >= 0);
+    option_value *value = &options->values[index], fallback = {0};
+    if (value->source != SOURCE_FILE)
+        return QD_OK;
+    QD_TRY(qd_option_value_parse(options->table[index], options->table[index]->fallback ? options->table[index]->fallback : "", &fallback));
+    qd_option_value_free(value);
+    *value = fallback;
+    return QD_OK;
+}
+
 /* ---- reading ---- */
 
 static const option_value *get(const qd_options *options, const char *key, unsigned types)

@@ -164,6 +164,19 @@ static void take_float(const qd_options *o, const char *key, bool always, double
         *value = qd_options_float(o, key);
 }
 
+/* A preset of the command line over a file with every dimension, as run folders have it, would have nothing to say. */
+static qd_status check_preset_counts(const qd_options *o, const char *preset)
+{
+    static const char *const sizes[] = {"model.layers", "model.hidden", "model.heads", "model.kv_heads", "model.ffn"};
+    const char *command = qd_options_origin(o, "model.preset");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (!qd_options_is_set(o, sizes[i]) || strcmp(qd_options_origin(o, sizes[i]), command) == 0)
+            return QD_OK;
+    return strcmp(command, "command line") != 0 ? QD_OK
+                                                : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and what follows there set all sizes of the model: leave one of them out",
+                                                          preset, qd_options_origin(o, "model.layers"));
+}
+
 /* A preset is changed only by keys the user set; without one, the table's defaults count. */
 static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
 {
@@ -174,6 +187,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         snprintf(m->name, sizeof m->name, "%s", qd_arch_name(m->arch));
     } else {
         QD_TRY(qd_preset_find(preset, m));
+        QD_TRY(check_preset_counts(o, preset));
         if (qd_options_is_set(o, "model.arch") && strcmp(qd_options_string(o, "model.arch"), qd_arch_name(m->arch)) != 0)
             return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
                            preset, qd_arch_name(m->arch));
@@ -408,9 +422,12 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
 static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strategy *s)
 {
     int dp = mesh->degree[QD_AXIS_DP];
+    if (c->global_batch < dp)
+        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is less than the data-parallel degree (%d), and each of its ranks computes a sequence: take a multiple of %d",
+                       (long long)c->global_batch, dp, dp);
     if (c->global_batch % dp != 0)
         return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): take %lld or %lld",
-                       (long long)c->global_batch, dp, (long long)(c->global_batch / dp * dp + (c->global_batch < dp ? dp : 0)),
+                       (long long)c->global_batch, dp, (long long)(c->global_batch / dp * dp),
                        (long long)((c->global_batch / dp + 1) * dp));
     int64_t share = c->global_batch / dp;
     if (s->micro_batch == 0)

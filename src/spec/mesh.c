@@ -1,5 +1,6 @@
 #include "spec/mesh.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +9,30 @@ static const char *const axis_names[QD_AXIS_COUNT] = {"tp", "cp", "dp", "pp"};
 const char *qd_axis_name(qd_axis axis)
 {
     return axis_names[axis];
+}
+
+/* "pp 2 × tp 4": the degrees that are given and above 1. */
+static void name_degrees(const int degrees[QD_AXIS_COUNT], char *text, size_t size)
+{
+    size_t used = 0;
+    snprintf(text, size, "dp 1");
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        if (degrees[axis] > 1 && used < size)
+            used += (size_t)snprintf(text + used, size - used, "%s%s %d", used > 0 ? " × " : "", axis_names[axis], degrees[axis]);
+}
+
+/* The ranks that there are do not go with the degrees; open: one of them takes the rest. */
+static qd_status refuse_world(int world, const int degrees[QD_AXIS_COUNT], int64_t product, bool open)
+{
+    char given[96], there[40], next[32];
+    name_degrees(degrees, given, sizeof given);
+    snprintf(there, sizeof there, world == 1 ? "there is %d" : "there are %d", world);
+    if (!open)
+        return QD_FAIL(QD_USAGE, "%s is a layout of %lld rank%s, but %s: set parallel.ranks to %lld, or parallel.dp to -1, which takes the rest", given,
+                       (long long)product, product == 1 ? "" : "s", there, (long long)product);
+    snprintf(next, sizeof next, world > product ? " or %lld" : "", (long long)((world / product + 1) * product));
+    return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: set parallel.ranks to %lld%s", given, (long long)product, there,
+                   (long long)(world > product ? world / product * product : product), next);
 }
 
 qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *mesh)
@@ -28,17 +53,16 @@ qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *m
                            axis_names[axis], degrees[axis]);
         } else {
             product *= degrees[axis];
+            if (product > INT32_MAX)
+                return QD_FAIL(QD_USAGE, "the degrees of parallel.pp, dp, cp and tp make more than 2^31 ranks together: lower one of them");
         }
     }
     if (open >= 0) {
         if (world % product != 0)
-            return QD_FAIL(QD_USAGE, "%d ranks cannot be shared out: the given degrees multiply to %lld, which does not divide %d",
-                           world, (long long)product, world);
+            return refuse_world(world, degrees, product, true);
         mesh->degree[open] = (int)(world / product);
     } else if (product != world) {
-        return QD_FAIL(QD_USAGE, "pp %d × dp %d × cp %d × tp %d = %lld, but there are %d ranks; set one degree to -1 to take the rest",
-                       degrees[QD_AXIS_PP], degrees[QD_AXIS_DP], degrees[QD_AXIS_CP], degrees[QD_AXIS_TP],
-                       (long long)product, world);
+        return refuse_world(world, degrees, product, false);
     }
     mesh->world = world;
     mesh->sp = false;

@@ -62,10 +62,12 @@ class Resume(program.ProgramTest):
         self.assertEqual(losses(part), first)
         shutil.rmtree(os.path.join(part, "checkpoints", f"step-{30:012d}"))
         for words, text in [(["train.seed=8"], "train.seed"), (["model.hidden=32"], "the model"), (["model.norm_eps=1e-6"], "the model"),
-                            (["train.optimizer=sgd"], "train.optimizer")]:
+                            (["train.optimizer=sgd"], "train.optimizer"), (["model.preset=qwen3-tiny"], "the model")]:
             result = self.train(f"run.dir={part}", "--resume", *words, check=False)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(text, result.stderr)
+        self.one_line(self.run_program("train", f"{part}/config.yaml", "--model", "qwen3-tiny", "--dir", "other"), 2, "model.preset",
+                      "config.yaml:", "leave one of them out")
 
     def test_layout_is_kept_as_far_as_it_fits(self):
         """The same number of ranks is the same layout; with another one, what still fits is kept and the rest goes."""

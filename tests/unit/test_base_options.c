@@ -246,6 +246,24 @@ static void refusals(void **state)
     qd_options_destroy(options);
 }
 
+/* A key that is forgotten is as if the file did not have it; the command line stands. */
+static void forgetting(void **state)
+{
+    (void)state;
+    qd_options *options = fresh();
+    assert_int_equal(load(options, "train: {steps: 7, lr: 0.25}"), QD_OK);
+    assert_int_equal(qd_options_set(options, "train.lr", "0.5"), QD_OK);
+    qd_options *other = fresh();
+    assert_int_equal(qd_options_forget(options, "train.steps"), QD_OK);
+    assert_int_equal(qd_options_forget(options, "train.lr"), QD_OK);
+    assert_false(qd_options_is_set(options, "train.steps"));
+    assert_int_equal(qd_options_int(options, "train.steps"), qd_options_int(other, "train.steps"));
+    assert_string_equal(qd_options_origin(options, "train.steps"), "default");
+    assert_true(qd_options_float(options, "train.lr") == 0.5);
+    qd_options_destroy(other);
+    qd_options_destroy(options);
+}
+
 static void command_line(void **state)
 {
     (void)state;
@@ -432,7 +450,7 @@ int main(void)
         cmocka_unit_test(empty_files_set_nothing),
         cmocka_unit_test(number_forms),
         cmocka_unit_test(refusals),
-        cmocka_unit_test(command_line),
+        cmocka_unit_test(forgetting), cmocka_unit_test(command_line),
         cmocka_unit_test(resolve_and_copy),
         cmocka_unit_test(saves_and_reads_back),
         cmocka_unit_test(help_and_documentation),
