@@ -117,11 +117,11 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     return QD_OK;
 }
 
-/* The known name that shares the longest beginning with `name`: presets are told apart at their ends. */
+/* The known name that shares the longest beginning with `name`, three letters or more: presets are told apart at their ends. NULL: none. */
 static const char *nearest(const qd_json_node *presets, const char *name)
 {
-    const char *best = "llama-tiny";
-    size_t best_length = 0;
+    const char *best = NULL;
+    size_t best_length = 2;
     for (size_t i = 0; i < qd_json_count(presets); i++) {
         const char *other = qd_json_as_string(qd_json_member(qd_json_item(presets, i), "name"));
         size_t length = 0;
@@ -143,9 +143,10 @@ qd_status qd_preset_find(const char *name, qd_model *model)
     for (size_t i = 0; i < qd_json_count(presets) && !found; i++)
         if (is(qd_json_item(presets, i), "name", name))
             found = qd_json_item(presets, i);
-    qd_status status = found ? read_preset(document, found, name, model)
-                             : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? "
-                                                 "'quadrille help models' lists them", name, nearest(presets, name));
+    const char *like = found ? NULL : nearest(presets, name);
+    qd_status status = found  ? read_preset(document, found, name, model)
+                       : like ? QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? 'quadrille help models' lists them", name, like)
+                              : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; 'quadrille help models' lists them", name);
     qd_json_destroy(document);
     return status;
 }

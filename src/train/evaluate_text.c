@@ -26,8 +26,10 @@ typedef struct range_windows {
     int64_t bytes; /* of the targets that were handed out */
 } range_windows;
 
-static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t train_seq, int64_t seq, range_windows *w)
+/* *seq: of a window, as it is wanted; as long as the longest text where that is shorter. */
+static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t train_seq, int64_t *seq, range_windows *w)
 {
+    int64_t longest = 1;
     *w = (range_windows){.corpus = corpus, .count = qd_data_source_count(corpus->data)};
     w->ranges = calloc((size_t)w->count, sizeof *w->ranges);
     if (!w->ranges)
@@ -37,8 +39,12 @@ static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t
         token_range *r = &w->ranges[s];
         r->first = held_out ? info.windows * train_seq : 0;
         r->end = held_out ? r->first + info.validation_windows * train_seq + 1 : info.tokens;
-        r->windows = (r->end - r->first - 2) / seq + 1;
-        w->all += r->windows;
+        longest = r->end - r->first - 1 > longest ? r->end - r->first - 1 : longest;
+    }
+    *seq = *seq < longest ? *seq : longest;
+    for (int s = 0; s < w->count; s++) {
+        w->ranges[s].windows = (w->ranges[s].end - w->ranges[s].first - 2) / *seq + 1;
+        w->all += w->ranges[s].windows;
     }
     return QD_OK;
 }
@@ -165,8 +171,8 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
     memset(report, 0, sizeof *report);
     QD_TRY_DONE(qd_model_run_open(o->model, o->device, &run));
     QD_TRY_DONE(open_corpus(o, &run, &corpus));
-    const int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
-    QD_TRY_DONE(make_ranges(&corpus, !o->text, train_seq, seq, &windows));
+    int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
+    QD_TRY_DONE(make_ranges(&corpus, !o->text, train_seq, &seq, &windows));
     qd_batch_source source = {.fill = fill, .context = &windows, .documents = run.config.data.document_mask};
     qd_evaluate_passes passes = {.seq = seq, .per_pass = o->per_pass, .device = o->device, .threads = o->threads, .progress = o->progress,
                                  .context = o->context};

@@ -24,6 +24,8 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
     if (stat(path, &info) != 0)
         return QD_FAIL(QD_USAGE, "%s: %s; a run folder or a checkpoint would be right", path, strerror(errno));
     bool single = exists(path, "manifest.json", inner);
+    if (!single && !exists(path, "checkpoints", inner) && exists(path, "config.json", inner))
+        return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' makes a run folder of it", path, path);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with run.save_every)", path);
     QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : qd_store_open(inner, INT64_MAX, true, checkpoint, NULL));

@@ -70,6 +70,7 @@ class Errors(program.ProgramTest):
         self.refuse(self.small("model.hidden=33"), "model.hidden")
         self.refuse(self.small("model.vocab=100"), "model.vocab", "256")
         self.refuse(self.small("--model", "llama-tinny"), "llama-tiny")
+        self.assertNotIn("did you mean", self.refuse(self.small("--model", "nope"), "'nope'", "help models").stderr)
         self.refuse(self.small("train.steps=0"), "train.steps")
         self.refuse(self.small("run.trace=true"), "run.dir")
 

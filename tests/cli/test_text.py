@@ -61,6 +61,18 @@ class Text(program.ProgramTest):
 
     # ---- eval ----
 
+    def test_a_window_is_no_longer_than_the_text(self):
+        self.write("short.txt", "In the beginning God created")
+        as_long = self.json_of("eval", self.bytes_run, "short.txt", "--seq", "27")
+        longer = self.json_of("eval", self.bytes_run, "short.txt", "--seq", "100000000")
+        for key in ("seq", "windows", "tokens", "loss"):
+            self.assertEqual(longer[key], as_long[key])
+        self.assertEqual((longer["seq"], longer["windows"], longer["tokens"]), (27, 1, 27))
+
+    def test_a_hugging_face_folder_is_converted_first(self):
+        folder = os.path.join(program.SOURCE, "tests/golden/huggingface/qwen3")
+        self.one_line(self.run_program("generate", folder), 2, folder, "quadrille convert")
+
     def test_held_out_part_however_many_windows_at_once(self):
         for run in (self.bytes_run, self.bpe_run):
             one = self.json_of("eval", run, "--per-pass", "1", "--baseline")
