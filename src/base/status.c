@@ -1,18 +1,12 @@
-#include <quadrille/status.h>
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 2048, TRACE_BYTES = 2048 };
+enum { MESSAGE_BYTES = QD_ERROR_MESSAGE_BYTES, TRACE_BYTES = QD_ERROR_TRACE_BYTES };
 
-/* Fixed in size, so that running out of memory can be recorded too. */
-static _Thread_local struct {
-    char message[MESSAGE_BYTES];
-    char trace[TRACE_BYTES];
-    size_t trace_length;
-    int frames_left_out;
-} record;
+static _Thread_local qd_error_record record;
 
 static const char *const texts[] = {
 #define STATUS_LINE(name, text) [QD_##name] = text,
@@ -46,6 +40,16 @@ void qd_error_clear(void)
     record.trace[0] = '\0';
     record.trace_length = 0;
     record.frames_left_out = 0;
+}
+
+void qd_error_keep(qd_error_record *kept)
+{
+    *kept = record;
+}
+
+void qd_error_put_back(const qd_error_record *kept)
+{
+    record = *kept;
 }
 
 /* A message that was cut must not end inside a UTF-8 character. */

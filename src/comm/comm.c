@@ -2,6 +2,7 @@
 #include "comm/device.h"
 #include "comm/work.h"
 
+#include "base/error.h"
 #include "base/memory.h"
 
 #include <stdio.h>
@@ -339,11 +340,14 @@ void qd_comm_at(qd_comm *comm, const char *place)
 void qd_comm_abort(qd_comm *comm, const char *reason)
 {
     qd_world *world = comm->world;
+    qd_error_record kept; /* the caller's own failure stays what this thread says */
+    qd_error_keep(&kept);
     qd_world_lock(world);
     world->backend->abort(world, reason);
     qd_world_unlock(world);
     if (atomic_load(&world->failed) == QD_OK) qd_world_check(world);
     qd_world_wake(world);
+    qd_error_put_back(&kept);
 }
 
 void qd_comm_get_stats(const qd_comm *comm, qd_comm_stats *stats)

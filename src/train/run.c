@@ -653,6 +653,13 @@ static qd_status finish(rank_state *s)
     return s->end.interrupted ? tell_end(s) : s->unsaved[0] != '\0' ? tell_unsaved(s) : QD_OK;
 }
 
+/* A failure of one of several says whose it is, unless it names a rank: many know of what is not finite, or who is missing. */
+static void name_rank(const qd_comm *world, qd_status status)
+{
+    if (qd_comm_size(world) > 1 && !strstr(qd_error_message(), "rank "))
+        qd_error_prefix(status, "rank %d: ", qd_comm_rank(world));
+}
+
 qd_status qd_run_rank(const qd_run *run, qd_comm *world)
 {
     rank_state s = {.run = run, .world = world, .end.saved = -1};
@@ -662,8 +669,10 @@ qd_status qd_run_rank(const qd_run *run, qd_comm *world)
     QD_TRY_DONE(run_steps(&s));
     QD_TRY_DONE(finish(&s));
 done:
-    if (status != QD_OK && status != QD_REMOTE && !s.agreed)
+    if (status != QD_OK && status != QD_REMOTE && !s.agreed) {
+        name_rank(world, status);
         qd_comm_abort(world, qd_error_message());
+    }
     qd_metrics_destroy(s.metrics);
     qd_saver_destroy(s.saver);
     qd_trainer_destroy(s.trainer);

@@ -87,6 +87,14 @@ class RoughUse(program.ProgramTest):
         self.assertNotIn("\nsaved ", result.stdout)
         self.assertEqual(len(self.metrics("kept")), 4)
 
+    def test_a_failure_on_the_way_is_told_as_it_is(self):
+        """Without what the ranks make of it among themselves; of several, with the one that failed."""
+        os.mkdir(self.path("full"))
+        os.symlink("/dev/full", self.path("full/metrics.jsonl"))
+        for ranks, begin in ((1, "quadrille: full/metrics.jsonl: "), (2, "quadrille: rank 0: full/metrics.jsonl: ")):
+            result = self.run_program(*self.small(f"parallel.ranks={ranks}", "--dir", "full", "--overwrite"))
+            self.one_line(result, 1, begin, "No space left on device")
+
     def test_what_was_saved_is_told(self):
         result = self.ok(self.run_program(*self.small("train.steps=4", "--dir", "kept", "--save-every", "3")))
         self.assertIn("\nsaved    kept/checkpoints, the newest after step 4\n", result.stdout)

@@ -6,8 +6,10 @@
 
 #include <cmocka.h>
 
+#include "base/error.h"
+
 #include <pthread.h>
-#include <quadrille/status.h>
+#include <stdio.h>
 #include <string.h>
 
 static qd_status inner(int value)
@@ -62,6 +64,22 @@ static void prefix_and_replace(void **state)
     assert_string_equal(qd_error_message(), "rank 1: run.yaml:3: bad");
     qd_error_prefix(QD_USAGE, "[%s] ", qd_error_message());
     assert_string_equal(qd_error_message(), "[rank 1: run.yaml:3: bad] rank 1: run.yaml:3: bad");
+}
+
+/* A failure that is kept comes back whole, whatever fails meanwhile. */
+static void keeping(void **state)
+{
+    (void)state;
+    qd_error_record kept;
+    assert_int_equal(QD_FAIL(QD_IO, "the first"), QD_IO);
+    char trace[256];
+    snprintf(trace, sizeof trace, "%s", qd_error_trace());
+    qd_error_keep(&kept);
+    assert_int_equal(QD_FAIL(QD_USAGE, "another"), QD_USAGE);
+    qd_error_put_back(&kept);
+    assert_string_equal(qd_error_message(), "the first");
+    assert_string_equal(qd_error_trace(), trace);
+    qd_error_clear();
 }
 
 static void overflow(void **state)
@@ -123,6 +141,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(message_and_trace),
         cmocka_unit_test(prefix_and_replace),
+        cmocka_unit_test(keeping),
         cmocka_unit_test(overflow),
         cmocka_unit_test(per_thread),
         cmocka_unit_test(texts),
