@@ -147,10 +147,7 @@ static void on_end(void *context, const qd_train_end *e)
     putchar('\n');
     curve_draw(stdout, v->losses, v->count, v->first_step, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
     qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
-    if (e->seconds < 10.0)
-        snprintf(seconds, sizeof seconds, "%.2f s", e->seconds);
-    else
-        qd_text_seconds(e->seconds, seconds, sizeof seconds);
+    qd_text_seconds(e->seconds, seconds, sizeof seconds);
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
     qd_text_bytes(e->resident_bytes, resident, sizeof resident);
     printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);

@@ -22,7 +22,11 @@ void qd_text_bytes(int64_t bytes, char *text, size_t size)
 void qd_text_seconds(double seconds, char *text, size_t size)
 {
     long total = seconds > 0.0 ? (long)(seconds + 0.5) : 0;
-    if (total < 60)
+    if (seconds > 0.0 && seconds < 0.0995)
+        snprintf(text, size, "%.*f ms", seconds < 0.00095 ? 2 : 0, seconds * 1e3);
+    else if (seconds > 0.0 && seconds < 9.95)
+        snprintf(text, size, "%.1f s", seconds);
+    else if (total < 60)
         snprintf(text, size, "%ld s", total);
     else if (total < 3600)
         snprintf(text, size, "%ld min %02ld s", total / 60, total % 60);

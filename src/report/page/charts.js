@@ -83,9 +83,9 @@ class Chart {
       this.svg.append(drawn("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }));
       this.text(MARGIN.left - 8, y + 4, axisText(value, this.unit, ys), "end");
     }
-    for (const value of xs)
-      if (Number.isInteger(value) || this.list[0].x_name !== "step")
-        this.text(this.px(value), this.height - 7, axisText(value, "", xs), "middle");
+    const steps = this.list[0].x_name === "step", shown = steps ? xs.filter(Number.isInteger) : xs;
+    for (const value of shown)
+      this.text(this.px(value), this.height - 7, axisText(value, "", shown), "middle");
   }
 
   text(x, y, text, anchor) {
