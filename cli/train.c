@@ -3,6 +3,7 @@
 #include "plan.h"
 
 #include <quadrille/config.h>
+#include <quadrille/machine.h>
 #include <quadrille/train.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,18 @@ static void close_line(view *v)
     fflush(stdout);
 }
 
+/* The system promises memory that it does not have, and ends a process when it is asked for: better to know before. */
+static void warn_of_memory(const view *v, const qd_train_summary *s)
+{
+    int64_t each = s->plan.memory_bytes + s->plan.host_bytes + s->plan.snapshot_bytes, there = qd_machine_free_memory();
+    char wanted[32], free_now[32];
+    if (strcmp(qd_options_string(v->options, "run.device"), "cpu") != 0 || strcmp(s->backend, "local") != 0 || there <= 0 || each <= there / s->plan.world)
+        return;
+    qd_text_bytes(each < INT64_MAX / s->plan.world ? each * s->plan.world : INT64_MAX, wanted, sizeof wanted);
+    qd_text_bytes(there, free_now, sizeof free_now);
+    printf("note     the ranks take up to %s of memory together, and %s are free on this machine\n", wanted, free_now);
+}
+
 static void on_start(void *context, const qd_train_summary *s)
 {
     view *v = context;
@@ -44,6 +57,7 @@ static void on_start(void *context, const qd_train_summary *s)
     plan_print_head(&s->plan);
     plan_print_memory(&s->plan);
     plan_print_host(&s->plan);
+    warn_of_memory(v, s);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
     if (s->plan.world > 1)
         printf("ranks    %s, backend %s\n", s->ranks_as, s->backend);

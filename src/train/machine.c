@@ -80,6 +80,13 @@ static void look_at_memory(qd_machine *m)
         snprintf(m->huge_pages, sizeof m->huge_pages, "%.*s", (int)(close - open - 1), open + 1);
 }
 
+int64_t qd_machine_free_memory(void)
+{
+    qd_machine m = {0};
+    look_at_memory(&m);
+    return m.memory_limit_bytes > 0 && m.memory_limit_bytes < m.memory_available_bytes ? m.memory_limit_bytes : m.memory_available_bytes;
+}
+
 /* The best of several products: what the library can do, not what the machine was busy with. */
 static qd_status time_products(qd_device *device, double *flops)
 {

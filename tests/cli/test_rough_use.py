@@ -95,6 +95,15 @@ class RoughUse(program.ProgramTest):
             result = self.run_program(*self.small(f"parallel.ranks={ranks}", "--dir", "full", "--overwrite"))
             self.one_line(result, 1, begin, "No space left on device")
 
+    @unittest.skipIf(program.SANITIZED, "sanitizers end a program that asks for so much")
+    def test_more_memory_than_the_machine_has(self):
+        """Parameters alone take more than there are addresses."""
+        wide = ["model.layers=1000", "model.hidden=65536", "model.heads=512", "data.seq=32", "train.global_batch=1", "train.steps=1"]
+        result = self.run_program("train", f"data.path={self.corpus}", *wide)
+        self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
+        self.assertRegex(result.stdout, r"\nnote     the ranks take up to .* TiB of memory together, and .* are free on this machine\n")
+        self.assertNotIn("are free on this machine", self.ok(self.run_program(*self.small("train.steps=1"))).stdout)
+
     def test_what_was_saved_is_told(self):
         result = self.ok(self.run_program(*self.small("train.steps=4", "--dir", "kept", "--save-every", "3")))
         self.assertIn("\nsaved    kept/checkpoints, the newest after step 4\n", result.stdout)
