@@ -7,10 +7,10 @@
 
 namespace {
 
-enum { THREADS = 256, STEP = 32, PIECE = 8, BAND = 16 };
+enum { THREADS = 256, STEP = 32, PIECE = VECTOR };
 
-/* An operand at one tile: element (i, depth) is at from + i * ld + depth, or at from + depth * ld + i. What is beyond
- * `sides` or `depth` counts as 0. */
+/* An operand at one tile: element (i, depth) is at from + i * ld + depth if along_depth, else at from + depth * ld + i. What is beyond
+ * `sides` or `depth` counts as 0. vectors: lines can be read PIECE elements at a time. */
 struct operand {
     const void *from;
     int64_t ld;
@@ -31,11 +31,6 @@ __device__ __forceinline__ int64_t bytes_at(const operand &o, int64_t element)
     return element * (o.is_bf16 ? 2 : 4);
 }
 
-__device__ __forceinline__ float element(const operand &o, int64_t i)
-{
-    return o.is_bf16 ? __bfloat162float(((const bf16 *)o.from)[i]) : ((const float *)o.from)[i];
-}
-
 /* PIECE elements of a line from `at` on; `line` and `at` count sides and depth, or the other way round. */
 __device__ __forceinline__ void fetch(piece<float> &p, const operand &o, int line, int at)
 {
@@ -46,8 +41,12 @@ __device__ __forceinline__ void fetch(piece<float> &p, const operand &o, int lin
         return;
     }
 #pragma unroll
-    for (int i = 0; i < PIECE; i++)
-        p.v[i] = line < lines && at + i < length ? element(o, start + i) : 0.0f;
+    for (int i = 0; i < PIECE; i++) {
+        float value[1] = {0.0f};
+        if (line < lines && at + i < length)
+            load_as<1>(o.from, start + i, o.is_bf16, value);
+        p.v[i] = value[0];
+    }
 }
 
 __device__ __forceinline__ void fetch(piece<bf16> &p, const operand &o, int line, int at)
@@ -122,15 +121,18 @@ __device__ __forceinline__ void advance(operand &o, int depth)
 
 /* ---- sums of a tile: S says what is multiplied ---- */
 
+/* A thread has SETS times four sums: c[i][v] is that of (row_of(i, v), column_of(i, v)) of the tile. */
 template <typename S> struct sums;
 
 /* Eight warps of 64 x 32 each; fragments as in attention_tensor.cu. */
 template <> struct sums<bf16> {
-    enum { SIDE = 128 };
-    float c[4][4][4];
+    enum { SIDE = 128, SETS = 16 };
+    float c[SETS][4];
 
     static __device__ __forceinline__ int warp_row() { return threadIdx.x / 32 % 2 * 64; }
     static __device__ __forceinline__ int warp_column() { return threadIdx.x / 64 * 32; }
+    static __device__ __forceinline__ int row_of(int i, int v) { return warp_row() + i / 4 * 16 + threadIdx.x % 32 / 4 + v / 2 * 8; }
+    static __device__ __forceinline__ int column_of(int i, int v) { return warp_column() + i % 4 * 8 + threadIdx.x % 4 * 2 + v % 2; }
 
     __device__ __forceinline__ void multiply(const bf16 *x, const bf16 *y, bool x_along, bool y_along)
     {
@@ -159,27 +161,18 @@ template <> struct sums<bf16> {
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    multiply_add(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                    multiply_add(c[i * 4 + j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
         }
-    }
-
-    template <typename F> __device__ __forceinline__ void each(F body)
-    {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int v = 0; v < 4; v++)
-                    body(warp_row() + i * 16 + lane / 4 + v / 2 * 8, warp_column() + j * 8 + lane % 4 * 2 + v % 2, c[i][j][v]);
     }
 };
 
-/* 4 x 4 sums per thread, 16 apart. */
+/* 4 x 4 sums per thread, their rows and columns 16 apart. */
 template <> struct sums<float> {
-    enum { SIDE = 64 };
-    float c[4][4];
+    enum { SIDE = 64, SETS = 4 };
+    float c[SETS][4];
+
+    static __device__ __forceinline__ int row_of(int i, int) { return threadIdx.x / 16 + 16 * i; }
+    static __device__ __forceinline__ int column_of(int, int v) { return threadIdx.x % 16 + 16 * v; }
 
     __device__ __forceinline__ void multiply(const float *x, const float *y, bool x_along, bool y_along)
     {
@@ -201,15 +194,6 @@ template <> struct sums<float> {
                 for (int j = 0; j < 4; j++)
                     c[i][j] = fmaf(a[i], b[j], c[i][j]);
         }
-    }
-
-    template <typename F> __device__ __forceinline__ void each(F body)
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                body(threadIdx.x / 16 + 16 * i, threadIdx.x % 16 + 16 * j, c[i][j]);
     }
 };
 
@@ -237,28 +221,38 @@ __device__ __forceinline__ void add_product(sums<S> &sum, operand x, operand y, 
 }
 
 /* `table` (rows, cols) from (row, column) on, its sides being columns, or rows if along_depth. */
-__device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype, int64_t cols, int64_t row, int64_t column, int64_t sides,
-                                              int64_t depth, bool along_depth, bool vectors)
+__device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype, int64_t cols, int64_t row, int64_t column, int sides, int depth,
+                                              bool along_depth, bool vectors)
 {
-    operand o = {table, cols, (int)(sides < (1 << 30) ? sides : 1 << 30), (int)depth, along_depth, dtype == QD_BF16, vectors};
+    operand o = {table, cols, sides, depth, along_depth, dtype == QD_BF16, vectors};
     o.from = (const char *)table + bytes_at(o, row * cols + column);
     return o;
 }
 
-__device__ __forceinline__ float old_value(const void *p, int64_t i, qd_dtype dtype)
+/* Stores the sums of tile t in out (.., n), whose row `row` is the tile's first. add: to what is there, rounded once. */
+template <typename S>
+__device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool is_bf16, int64_t n, int64_t row, const grouped_tile &t, bool add)
 {
-    return dtype == QD_BF16 ? __bfloat162float(((const bf16 *)p)[i]) : ((const float *)p)[i];
+#pragma unroll
+    for (int i = 0; i < sums<S>::SETS; i++)
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            const int r = sum.row_of(i, v), c = sum.column_of(i, v);
+            if (r >= t.rows || c >= t.columns)
+                continue;
+            const int64_t at = (row + r) * n + t.column + c;
+            float value[1] = {sum.c[i][v]}, old[1];
+            if (add) {
+                load_as<1>(out, at, is_bf16, old);
+                value[0] += old[0];
+            }
+            store_as<1>(out, at, is_bf16, value);
+        }
 }
 
-__device__ __forceinline__ void put_value(void *p, int64_t i, qd_dtype dtype, float value)
-{
-    if (dtype == QD_BF16)
-        ((bf16 *)p)[i] = __float2bfloat16_rn(value);
-    else
-        ((float *)p)[i] = value;
-}
-
-template <typename S> __global__ __launch_bounds__(THREADS) void by_rows(qd_grouped_args g, bool a_vectors, bool b_vectors)
+/* *_vectors: whether the operand can be read PIECE elements at a time. */
+template <typename S, bool BY_EXPERTS>
+__global__ __launch_bounds__(THREADS) void multiply(qd_grouped_args g, bool x_vectors, bool y_vectors)
 {
     enum { SIDE = sums<S>::SIDE };
     __shared__ __align__(16) S x_tile[shape<S, SIDE>::ROOM], y_tile[shape<S, SIDE>::ROOM];
@@ -266,91 +260,57 @@ template <typename S> __global__ __launch_bounds__(THREADS) void by_rows(qd_grou
     if (threadIdx.x < 32)
         plan_segments(g, SIDE, &table);
     __syncthreads();
-    const int columns = (int)((g.n + SIDE - 1) / SIDE), tiles = table.tile[g.sources * g.experts] * columns;
-    int segment = 0;
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-        while (i >= table.tile[segment + 1] * columns)
-            segment++;
-        const grouped_tile t = tile_at(i - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], columns, BAND);
-        const int64_t row = table.row[segment] + (int64_t)t.row * SIDE, column = (int64_t)t.column * SIDE;
-        const int64_t rows = table.row[segment + 1] - row, weights = segment % g.experts * g.n * g.k;
-        const void *b = (const char *)g.b + weights * (g.b_dtype == QD_BF16 ? 2 : 4);
-        const operand x = operand_at(g.a, g.a_dtype, g.k, row, 0, rows, g.k, true, a_vectors);
-        const operand y = g.trans_b ? operand_at(b, g.b_dtype, g.k, column, 0, g.n - column, g.k, true, b_vectors)
-                                    : operand_at(b, g.b_dtype, g.n, 0, column, g.n - column, g.k, false, b_vectors);
-        sums<S> sum = {};
-        add_product(sum, x, y, x_tile, y_tile);
-        sum.each([&](int r, int c, float value) {
-            if (r < rows && column + c < g.n)
-                put_value(g.c, (row + r) * g.n + column + c, g.c_dtype, value);
-        });
-    }
-}
-
-template <typename S> __global__ __launch_bounds__(THREADS) void by_experts(qd_grouped_args g, bool a_vectors, bool c_vectors)
-{
-    enum { SIDE = sums<S>::SIDE };
-    __shared__ __align__(16) S x_tile[shape<S, SIDE>::ROOM], y_tile[shape<S, SIDE>::ROOM];
-    __shared__ grouped_segments table;
-    if (threadIdx.x < 32)
-        plan_segments(g, SIDE, &table);
-    __syncthreads();
-    const int rows = (int)((g.n + SIDE - 1) / SIDE), columns = (int)((g.k + SIDE - 1) / SIDE), tiles = rows * columns * g.experts;
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-        const int expert = i / (rows * columns);
-        const grouped_tile t = tile_at(i % (rows * columns), rows, columns, BAND);
-        const int64_t row = (int64_t)t.row * SIDE, column = (int64_t)t.column * SIDE;
+    grouped_tiles<BY_EXPERTS, SIDE, SIDE> list(g, table);
+    grouped_tile t;
+    while (list.next(t)) {
         sums<S> sum = {};
         bool any = false;
-        for (int s = 0; s < g.sources; s++) {
-            const int32_t *const at = table.row + s * g.experts + expert, depth = at[1] - at[0];
+        for (int source = 0; source < (BY_EXPERTS ? g.sources : 1); source++) {
+            int first;
+            const int depth = depth_of<BY_EXPERTS>(g, table, t.expert, source, first);
             if (depth == 0)
                 continue;
             any = true;
-            add_product(sum, operand_at(g.c, g.c_dtype, g.n, at[0], row, g.n - row, depth, false, c_vectors),
-                        operand_at(g.a, g.a_dtype, g.k, at[0], column, g.k - column, depth, false, a_vectors), x_tile, y_tile);
-        }
-        sum.each([&](int r, int c, float value) {
-            if ((any || !g.accumulate) && row + r < g.n && column + c < g.k) {
-                const int64_t to = (expert * g.n + row + r) * g.k + column + c;
-                put_value(g.b, to, g.b_dtype, g.accumulate ? old_value(g.b, to, g.b_dtype) + value : value);
+            operand x, y;
+            if (BY_EXPERTS) {
+                x = operand_at(g.c, g.c_dtype, g.n, first, t.row, t.rows, depth, false, x_vectors);
+                y = operand_at(g.a, g.a_dtype, g.k, first, t.column, t.columns, depth, false, y_vectors);
+            } else {
+                x = operand_at(g.a, g.a_dtype, g.k, t.row, 0, t.rows, depth, true, x_vectors);
+                y = g.trans_b ? operand_at(g.b, g.b_dtype, g.k, t.expert * g.n + t.column, 0, t.columns, depth, true, y_vectors)
+                              : operand_at(g.b, g.b_dtype, g.n, t.expert * g.k, t.column, t.columns, depth, false, y_vectors);
             }
-        });
+            add_product(sum, x, y, x_tile, y_tile);
+        }
+        if (!BY_EXPERTS)
+            store_sums(sum, g.c, g.c_dtype == QD_BF16, g.n, t.row, t, false);
+        else if (any || !g.accumulate)
+            store_sums(sum, g.b, g.b_dtype == QD_BF16, g.k, t.expert * g.n + t.row, t, g.accumulate);
     }
-}
-
-bool aligned_rows(const void *p, int64_t cols)
-{
-    return cols % PIECE == 0 && is_aligned(p);
 }
 
 } // namespace
 
-qd_status qd_cuda_grouped_general(qd_stream *stream, const qd_grouped_args *a)
+static qd_status multiply_general(const qd_cuda_launch &launch, const qd_grouped_args *a)
 {
-    const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     const int blocks = launch.multiprocessors * 2;
-    const bool a_vectors = aligned_rows(a->a, a->k), c_vectors = aligned_rows(a->c, a->n);
-    const bool b_vectors = aligned_rows(a->b, a->n) && a->k % PIECE == 0;
-    if (a->by_experts) {
-        if (a->a_dtype == QD_BF16 && a->c_dtype == QD_BF16)
-            by_experts<bf16><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, c_vectors);
-        else
-            by_experts<float><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, c_vectors);
-    } else if (a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16) {
-        by_rows<bf16><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, b_vectors);
-    } else {
-        by_rows<float><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, b_vectors);
-    }
+    const bool on_tensor_cores = a->a_dtype == QD_BF16 && (a->by_experts ? a->c_dtype : a->b_dtype) == QD_BF16;
+    const bool a_vectors = can_vector(a->k, a->a), c_vectors = can_vector(a->n, a->c);
+    const bool b_vectors = can_vector(a->n, a->b) && a->k % VECTOR == 0;
+    if (a->by_experts && on_tensor_cores)
+        multiply<bf16, true><<<blocks, THREADS, 0, launch.stream>>>(*a, c_vectors, a_vectors);
+    else if (a->by_experts)
+        multiply<float, true><<<blocks, THREADS, 0, launch.stream>>>(*a, c_vectors, a_vectors);
+    else if (on_tensor_cores)
+        multiply<bf16, false><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, b_vectors);
+    else
+        multiply<float, false><<<blocks, THREADS, 0, launch.stream>>>(*a, a_vectors, b_vectors);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
 
-/* squared: whether a->squares are there, too. */
-static qd_status multiply(qd_stream *stream, const qd_grouped_args *a, bool *squared)
+static qd_status check(const qd_grouped_args *a)
 {
-    const qd_cuda_launch launch = qd_cuda_launch_of(stream);
-    *squared = false;
     QD_TRY(qd_cuda_check_float("grouped", "a", a->a_dtype));
     QD_TRY(qd_cuda_check_float("grouped", "b", a->b_dtype));
     QD_TRY(qd_cuda_check_float("grouped", "c", a->c_dtype));
@@ -360,24 +320,11 @@ static qd_status multiply(qd_stream *stream, const qd_grouped_args *a, bool *squ
     if (a->rows >= (int64_t)1 << 31 || a->n >= (int64_t)1 << 31 || a->k >= (int64_t)1 << 31)
         return QD_FAIL(QD_UNSUPPORTED, "grouped: rows %lld, n %lld, k %lld; each must be below 2^31", (long long)a->rows, (long long)a->n,
                        (long long)a->k);
-    if (a->n < 1 || a->k < 1 || (a->rows < 1 && (!a->by_experts || a->accumulate)))
-        return QD_OK;
-    if (a->rows < 1) {
-        QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
-        return QD_OK;
-    }
-    if (!qd_cuda_grouped_hopper_takes(&launch, a))
-        return qd_cuda_grouped_general(stream, a);
-    *squared = a->b_dtype == QD_BF16;
-    return qd_cuda_grouped_hopper(stream, a);
+    return QD_OK;
 }
 
-qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
+static qd_status square_rows(qd_stream *stream, const qd_grouped_args *a)
 {
-    bool squared;
-    QD_TRY(multiply(stream, a, &squared));
-    if (!a->squares || squared)
-        return QD_OK;
     qd_row_squares_args rows = {};
     rows.x = a->b;
     rows.out = a->squares;
@@ -385,4 +332,21 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     rows.cols = a->k;
     rows.dtype = a->b_dtype;
     return qd_cuda_row_squares(stream, &rows);
+}
+
+qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
+{
+    const qd_cuda_launch launch = qd_cuda_launch_of(stream);
+    QD_TRY(check(a));
+    const bool results = a->n > 0 && a->k > 0;
+    if (results && a->rows > 0 && qd_cuda_grouped_hopper_takes(&launch, a)) {
+        QD_TRY(qd_cuda_grouped_hopper(stream, a));
+        if (a->b_dtype == QD_BF16)
+            return QD_OK; /* squares are there, too */
+    } else if (results && a->rows > 0) {
+        QD_TRY(multiply_general(launch, a));
+    } else if (results && a->by_experts && !a->accumulate) {
+        QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
+    }
+    return a->squares ? square_rows(stream, a) : QD_OK;
 }

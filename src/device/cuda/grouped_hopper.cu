@@ -5,13 +5,10 @@
  * lie there as the copy engine leaves them: blocks of 64 or more lines of 128 bytes, whose 16-byte pieces are permuted by the
  * line's number modulo 8. A line runs along depth (by rows: x and, if trans_b, y) or along the other side.
  *
- *   by rows     x = rows of a, y = an expert's b. A tile begins at an expert's first row; rows beyond its last are computed and
- *               not stored.
- *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source. In the last step of a source
- *               the lines beyond its end are set to zero in shared memory.
+ * By rows, rows beyond an expert's last are computed and not stored. By experts, in the last step of a source the lines beyond its end are
+ * set to zero in shared memory.
  *
- * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster by rows, and 10 % slower by
- * experts. */
+ * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster: docs/performance.md, "Models with experts". */
 #include "device/cuda/grouped_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
@@ -20,9 +17,9 @@
 namespace {
 
 enum { WARPGROUP = 128, CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS), CONSUMER_WARPS = 4 * CONSUMERS };
+enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* of a thread: together what the launch gives, 168 on average */
 enum { ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, LINE = 128 /* bytes */ };
 enum { BLOCK = DEPTH * LINE, X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
-enum { BAND = 16 }; /* rows of tiles whose operands should stay in the L2 cache */
 enum form { ROWS_TRANSPOSED, ROWS_PLAIN, EXPERTS };
 enum result { STORE, ADD }; /* what becomes of a tile's sums: ADD, to what is there */
 
@@ -144,60 +141,11 @@ __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_
 
 /* ---- tiles ---- */
 
-/* (row, column) of c by rows, of the expert's b by experts; of ROWS and COLUMNS so many count. */
-struct tile {
-    int expert, row, column, rows, columns;
-};
-
-/* The tiles of this block, in ascending order. */
-template <form FORM> struct tiles {
-    const qd_grouped_args &g;
-    const grouped_segments &table;
-    int at, segment, count, columns;
-
-    __device__ __forceinline__ int64_t all_columns() const { return FORM == EXPERTS ? g.k : g.n; }
-
-    __device__ __forceinline__ tiles(const qd_grouped_args &args, const grouped_segments &planned)
-        : g(args), table(planned), at(blockIdx.x), segment(0)
-    {
-        columns = (int)((all_columns() + COLUMNS - 1) / COLUMNS);
-        count = columns * (FORM == EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
-    }
-
-    __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + ROWS - 1) / ROWS); }
-
-    __device__ __forceinline__ bool next(tile &t)
-    {
-        if (at >= count)
-            return false;
-        grouped_tile place;
-        int first = 0, last;
-        if (FORM == EXPERTS) {
-            const int here = rows_of_expert() * columns;
-            t.expert = at / here;
-            place = tile_at(at - t.expert * here, rows_of_expert(), columns, BAND);
-            last = (int)g.n;
-        } else {
-            while (at >= table.tile[segment + 1] * columns)
-                segment++;
-            t.expert = segment % g.experts;
-            place = tile_at(at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], columns, BAND);
-            first = table.row[segment];
-            last = table.row[segment + 1];
-        }
-        t.row = first + place.row * ROWS;
-        t.column = place.column * COLUMNS;
-        const int64_t right = all_columns() - t.column;
-        t.rows = last - t.row < ROWS ? last - t.row : ROWS;
-        t.columns = right < COLUMNS ? (int)right : COLUMNS;
-        at += gridDim.x;
-        return true;
-    }
-};
+template <form FORM> using tiles = grouped_tiles<FORM == EXPERTS, ROWS, COLUMNS>;
 
 /* Whether only the first half of the columns counts: then the other half is not fetched, and the products take half the time. By rows
  * the copies of half a tile take as long as those of a whole one. */
-template <form FORM> __device__ __forceinline__ bool is_narrow(const tile &t)
+template <form FORM> __device__ __forceinline__ bool is_narrow(const grouped_tile &t)
 {
     return FORM == EXPERTS && t.columns <= COLUMNS / 2;
 }
@@ -213,22 +161,10 @@ struct ring {
     }
 };
 
-/* Steps of depth that a tile has in one source (by rows there is one), and where they begin. */
-template <form FORM>
-__device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_segments &table, int expert, int source, int &first)
-{
-    if (FORM != EXPERTS) {
-        first = 0;
-        return (int)g.k;
-    }
-    first = table.row[source * g.experts + expert];
-    return table.row[source * g.experts + expert + 1] - first;
-}
-
 /* ---- fetching ---- */
 
 template <form FORM>
-__device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map, const tile &t,
+__device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map, const grouped_tile &t,
                                            int depth)
 {
 #pragma unroll
@@ -257,13 +193,13 @@ template <form FORM>
 __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, const CUtensorMap *y_map, const qd_grouped_args &g)
 {
     tiles<FORM> list(g, s.table);
-    tile t;
+    grouped_tile t;
     ring r;
     while (list.next(t)) {
         const int bytes = STAGE - (is_narrow<FORM>(t) ? Y_BYTES / 2 : 0);
         for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
             int first;
-            const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
+            const int depth = depth_of<FORM == EXPERTS>(g, s.table, t.expert, source, first);
             for (int at = 0; at < depth; at += DEPTH, r.advance()) {
                 barrier_wait(&s.empty[r.stage], r.phase ^ 1);
                 barrier_expect(&s.full[r.stage], bytes);
@@ -304,9 +240,9 @@ __device__ __forceinline__ void store_matrices(void *p, uint32_t a, uint32_t b, 
                  : "memory");
 }
 
-/* The part of `out` (.., n) that a warp has results of: 16 rows from `row` on, of which `rows` count, columns from `column` on. */
+/* Where a warp's results go: 16 rows, n elements apart, of COLUMNS columns; so many of both count. */
 template <typename T> struct target {
-    T *out; /* (row, column) */
+    T *out;
     int64_t n;
     int rows, columns;
 };
@@ -467,14 +403,14 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
 /* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
  * they read, or -1 for an expert without rows. */
 template <form FORM, int WIDTH>
-__device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const tile &t, ring &r)
+__device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const grouped_tile &t, ring &r)
 {
     constexpr bool x_side = FORM == EXPERTS, y_side = FORM != ROWS_TRANSPOSED;
     const uint64_t x = describe(s.stages + (threadIdx.x / WARPGROUP - 1) * BLOCK), y = describe(s.stages + X_BYTES);
     int before = -1;
     for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
         int first;
-        const int depth = depth_of<FORM>(g, s.table, t.expert, source, first);
+        const int depth = depth_of<FORM == EXPERTS>(g, s.table, t.expert, source, first);
         for (int at = 0; at < depth; at += DEPTH, r.advance()) {
             barrier_wait(&s.full[r.stage], r.phase);
             if (FORM == EXPERTS && depth - at < DEPTH)
@@ -528,7 +464,7 @@ __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g
 {
     const int warp = threadIdx.x / 32 - 4, row = warp * 16;
     tiles<FORM> list(g, s.table);
-    tile t, next;
+    grouped_tile t, next;
     ring r;
     for (bool more = list.next(t); more; t = next) {
         float c[128];
@@ -576,11 +512,11 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FETCHER_REGISTERS));
         if (threadIdx.x == 0)
             fetch_all<FORM>(s, &x_map, &y_map, g);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         multiply_all<FORM, RESULT, T>(s, g);
     }
 #else
@@ -654,27 +590,30 @@ bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped
            is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && encode();
 }
 
-/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend on blocks. */
-static qd_status multiply_and_square(qd_stream *stream, const qd_grouped_args *a)
+static qd_status launch_experts(qd_stream *stream, const qd_grouped_args *a)
 {
-    const int tiles = (int)divide_up(a->k, COLUMNS);
+    return with_type(a->b_dtype, [&](auto type) -> qd_status {
+        using T = decltype(type);
+        return a->accumulate ? launch_form<EXPERTS, ADD, T>(stream, a) : launch_form<EXPERTS, STORE, T>(stream, a);
+    });
+}
+
+/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend on blocks. */
+static qd_status launch_experts_and_squares(qd_stream *stream, const qd_grouped_args *a)
+{
+    const int tiles_of_row = (int)divide_up(a->k, COLUMNS);
     const int64_t rows = a->experts * a->n;
     qd_grouped_args parts = *a;
     void *room;
-    QD_TRY(qd_cuda_workspace(stream, rows * tiles * (int64_t)sizeof *a->squares, &room));
+    QD_TRY(qd_cuda_workspace(stream, rows * tiles_of_row * (int64_t)sizeof *a->squares, &room));
     parts.squares = (double *)room;
-    qd_status status = a->accumulate ? launch_form<EXPERTS, ADD, bf16>(stream, &parts) : launch_form<EXPERTS, STORE, bf16>(stream, &parts);
-    QD_TRY(status);
-    return qd_cuda_join_squares(qd_cuda_launch_of(stream).stream, a->squares, parts.squares, rows, tiles);
+    QD_TRY(launch_experts(stream, &parts));
+    return qd_cuda_join_squares(qd_cuda_launch_of(stream).stream, a->squares, parts.squares, rows, tiles_of_row);
 }
 
 qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a)
 {
-    if (a->by_experts && a->squares && a->b_dtype == QD_BF16)
-        return multiply_and_square(stream, a);
-    if (a->by_experts && a->accumulate)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, ADD, bf16>(stream, a) : launch_form<EXPERTS, ADD, float>(stream, a);
     if (a->by_experts)
-        return a->b_dtype == QD_BF16 ? launch_form<EXPERTS, STORE, bf16>(stream, a) : launch_form<EXPERTS, STORE, float>(stream, a);
+        return a->squares && a->b_dtype == QD_BF16 ? launch_experts_and_squares(stream, a) : launch_experts(stream, a);
     return a->trans_b ? launch_form<ROWS_TRANSPOSED, STORE, bf16>(stream, a) : launch_form<ROWS_PLAIN, STORE, bf16>(stream, a);
 }

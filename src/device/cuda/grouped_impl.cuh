@@ -1,4 +1,8 @@
-/* Products over experts: what the kernels of grouped.cu and grouped_hopper.cu share.
+/* Products over experts: what the kernels of grouped.cu and grouped_hopper.cu share. Both compute tiles of x · yᵀ:
+ *
+ *   by rows     x = rows of a, y = an expert's b, depth = k: rows of c. A tile begins at an expert's first row in a source, or a whole number
+ *               of tiles after it.
+ *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source: the expert's b.
  *
  * How many rows an expert has stands in device memory, and the host does not wait for it: every block reads the counts, and
  * blocks go through the list of tiles that follows from them in strides of the grid. */
@@ -14,16 +18,7 @@ typedef struct grouped_segments {
     int32_t row[QD_GROUPED_SEGMENTS + 1], tile[QD_GROUPED_SEGMENTS + 1];
 } grouped_segments;
 
-template <typename V> static __device__ __forceinline__ V sum_before(V x, int lane)
-{
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        V other = __shfl_up_sync(0xffffffffu, x, step);
-        x += lane >= step ? other : V(0);
-    }
-    return x;
-}
-
+/* Row `number` of all segments as one of those at hand: [begin, begin + rows). */
 static __device__ __forceinline__ int32_t row_at_hand(const qd_grouped_args &g, int64_t number)
 {
     int64_t row = number - g.begin;
@@ -39,9 +34,9 @@ static __device__ __forceinline__ void plan_segments(const qd_grouped_args &g, i
     for (int base = 0; base < segments; base += 32) {
         const int i = base + lane;
         const int64_t count = i < segments ? g.counts[i / g.experts * g.count_stride + i % g.experts] : 0;
-        const int64_t end = sum_before(count, lane) + at;
+        const int64_t end = warp_sum_so_far(count) + at;
         const int32_t first = row_at_hand(g, end - count), last = row_at_hand(g, end);
-        const int32_t here = (last - first + height - 1) / height, tiles_end = sum_before(here, lane) + tiles;
+        const int32_t here = (last - first + height - 1) / height, tiles_end = warp_sum_so_far(here) + tiles;
         if (i < segments) {
             table->row[i] = first;
             table->tile[i] = tiles_end - here;
@@ -50,24 +45,77 @@ static __device__ __forceinline__ void plan_segments(const qd_grouped_args &g, i
             table->row[segments] = last;
             table->tile[segments] = tiles_end;
         }
-        at = __shfl_sync(0xffffffffu, end, 31);
-        tiles = __shfl_sync(0xffffffffu, tiles_end, 31);
+        at = __shfl_sync(ALL_LANES, end, 31);
+        tiles = __shfl_sync(ALL_LANES, tiles_end, 31);
     }
 }
 
-/* A tile of an expert's product: rows and columns are counted in tiles. */
+/* A tile of results: (row, column) of c by rows, of the expert's b by experts; so many rows and columns of it count. */
 typedef struct grouped_tile {
-    int row, column;
+    int expert, row, column, rows, columns;
 } grouped_tile;
 
-/* Tile `i` of rows x columns tiles. Neighbours in time share operands: bands of at most `most` rows, as equal as can be, and in
- * a band column by column. */
-static __device__ __forceinline__ grouped_tile tile_at(int i, int rows, int columns, int most)
+/* A block's tiles of HEIGHT x WIDTH results, in ascending order. */
+template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
+    enum { BAND = 16 }; /* rows of tiles whose operands should stay in the L2 cache */
+    const qd_grouped_args &g;
+    const grouped_segments &table;
+    int at, segment, count, columns;
+
+    __device__ __forceinline__ grouped_tiles(const qd_grouped_args &args, const grouped_segments &planned)
+        : g(args), table(planned), at(blockIdx.x), segment(0)
+    {
+        columns = (int)((all_columns() + WIDTH - 1) / WIDTH);
+        count = columns * (BY_EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
+    }
+
+    __device__ __forceinline__ int64_t all_columns() const { return BY_EXPERTS ? g.k : g.n; }
+    __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + HEIGHT - 1) / HEIGHT); }
+
+    __device__ __forceinline__ bool next(grouped_tile &t)
+    {
+        if (at >= count)
+            return false;
+        if (BY_EXPERTS) {
+            const int here = rows_of_expert() * columns;
+            t.expert = at / here;
+            place(t, at - t.expert * here, rows_of_expert(), 0, (int)g.n);
+        } else {
+            while (at >= table.tile[segment + 1] * columns)
+                segment++;
+            t.expert = segment % g.experts;
+            place(t, at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], table.row[segment],
+                  table.row[segment + 1]);
+        }
+        at += gridDim.x;
+        return true;
+    }
+
+    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Neighbours in time share operands: bands of at most BAND
+     * rows of tiles, as equal as can be, and in a band column by column. */
+    __device__ __forceinline__ void place(grouped_tile &t, int i, int rows, int first, int last) const
+    {
+        const int bands = (rows + BAND - 1) / BAND, band = (rows + bands - 1) / bands;
+        const int before = i / (band * columns) * band, height = rows - before < band ? rows - before : band;
+        const int within = i - before * columns;
+        t.row = first + (before + within % height) * HEIGHT;
+        t.column = within / height * WIDTH;
+        const int64_t right = all_columns() - t.column;
+        t.rows = last - t.row < HEIGHT ? last - t.row : HEIGHT;
+        t.columns = right < WIDTH ? (int)right : WIDTH;
+    }
+};
+
+/* The depth that a tile has in one source, and where it begins: by experts the source's rows for the expert, by rows all of k. */
+template <bool BY_EXPERTS>
+static __device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_segments &table, int expert, int source, int &first)
 {
-    const int bands = (rows + most - 1) / most, band = (rows + bands - 1) / bands;
-    const int before = i / (band * columns) * band, height = rows - before < band ? rows - before : band;
-    const int within = i - before * columns;
-    return {before + within % height, within / height};
+    if (!BY_EXPERTS) {
+        first = 0;
+        return (int)g.k;
+    }
+    first = table.row[source * g.experts + expert];
+    return table.row[source * g.experts + expert + 1] - first;
 }
 
 #endif

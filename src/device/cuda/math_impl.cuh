@@ -165,11 +165,24 @@ template <typename T> static __device__ __forceinline__ float rounded(float x)
 
 /* ---- sums ---- */
 
+#define ALL_LANES 0xffffffffu /* of a warp take part */
+
 template <typename V> static __device__ __forceinline__ V warp_sum(V x)
 {
 #pragma unroll
     for (int step = 16; step; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
+        x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+/* Of the lanes up to this one. */
+template <typename V> static __device__ __forceinline__ V warp_sum_so_far(V x)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        V other = __shfl_up_sync(ALL_LANES, x, step);
+        x += (int)threadIdx.x % 32 >= step ? other : V(0);
+    }
     return x;
 }
 
@@ -177,7 +190,7 @@ static __device__ __forceinline__ float warp_max(float x)
 {
 #pragma unroll
     for (int step = 16; step; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
     return x;
 }
 
