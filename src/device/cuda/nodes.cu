@@ -5,7 +5,6 @@
 #include <limits.h>
 
 enum { THREADS = 1024, WARPS = THREADS / 32, PLAIN = 256 };
-#define ALL_LANES 0xffffffffu
 
 /* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count the wanted ones from 0 in the order of i.
  * Returns how many there are, in every thread. All threads of the block call it; room holds WARPS numbers. */

@@ -1,13 +1,12 @@
 /* Which experts a row chooses, and the gradient of its weights. One warp per row: lane l holds experts l, l + 32, ... in
  * registers. Scores are rounded as the CPU rounds them (exponentials and sums in double, one rounding), so that equal logits
  * give equal choices. */
-#include "device/cuda/math_impl.cuh"
+#include "device/cuda/route_impl.cuh"
 
 #include <limits.h>
 #include <math.h>
 
-enum { WARPS = 8, ROWS_PER_WARP = 4, BLOCK_ROWS = WARPS * ROWS_PER_WARP, EXPERTS_MOST = 512, CHOICES_MOST = 32 };
-#define ALL_LANES 0xffffffffu
+enum { WARPS = 8, ROWS_PER_WARP = 4, BLOCK_ROWS = WARPS * ROWS_PER_WARP, CHOICES_MOST = 32 };
 
 static qd_status check_rule(const char *kernel, const qd_route_rule *r)
 {
@@ -90,13 +89,10 @@ template <int PER> static __device__ __forceinline__ float pick(const float (&x)
 
 /* ---- route ---- */
 
-/* Unsigned numbers in the order of the floats: 0 is left for what may not be chosen, 1 for what is not a number. */
-static __device__ __forceinline__ unsigned order_of(float x)
+/* What experts and groups are chosen by, the largest first: 0 is left for what may not be chosen, and what is not a number comes last. */
+static __device__ __forceinline__ unsigned key_of(float x)
 {
-    if (isnan(x))
-        return 1u;
-    unsigned bits = __float_as_uint(x == 0.0f ? 0.0f : x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return isnan(x) ? 1u : order_of(x);
 }
 
 /* The index of the largest key, of equal ones the lowest, among begin <= index < end; its bit in `taken` is set. The same in
@@ -135,7 +131,7 @@ static __device__ __forceinline__ unsigned limit_groups(const qd_route_rule &r, 
             sum += pick<PER>(value, take_best<PER>(key, taken, g * size, (g + 1) * size, lane));
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            group_key[i] = i * 32 + lane == g ? order_of(sum) : group_key[i];
+            group_key[i] = i * 32 + lane == g ? key_of(sum) : group_key[i];
     }
     unsigned groups = 0, others = ~0u;
     for (int n = 0; n < r.top_groups; n++) {
@@ -148,7 +144,7 @@ static __device__ __forceinline__ unsigned limit_groups(const qd_route_rule &r, 
     return others;
 }
 
-template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_kernel(qd_route_args a, bool half_bias)
+template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_kernel(qd_route_args a, bool bias_half)
 {
     __shared__ int counts[EXPERTS_MOST];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = a.rule.per_token, experts = a.rule.experts;
@@ -169,9 +165,9 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_ke
             int e = i * 32 + lane;
             float bias[1] = {0.0f};
             if (a.bias && e < experts)
-                load_as<1>(a.bias, e, half_bias, bias);
+                load_as<1>(a.bias, e, bias_half, bias);
             value[i] = score[i] + bias[0];
-            key[i] = e < experts ? order_of(value[i]) : 0u;
+            key[i] = e < experts ? key_of(value[i]) : 0u;
         }
         if (a.rule.top_groups < a.rule.groups)
             taken = limit_groups<PER>(a.rule, value, key, lane);

@@ -1,12 +1,12 @@
 /* Places of assignments, by counting: blocks of threads take stretches of assignments, count them by expert, and number them from
  * the counts of all stretches before. Nothing depends on which block or warp comes first. */
-#include "device/cuda/math_impl.cuh"
+#include "device/cuda/route_impl.cuh"
 #include "device/rest.h"
 
 #include <limits.h>
 
-enum { THREADS = 512, WARPS = THREADS / 32, STRETCHES_MOST = 128, EXPERTS_MOST = 512 };
-#define ALL_LANES 0xffffffffu
+enum { THREADS = 512, WARPS = THREADS / 32, STRETCHES_MOST = 128 };
+static_assert((int)EXPERTS_MOST <= (int)THREADS, "where lists begin is summed with a thread per expert");
 
 /* How the assignments are cut: `count` stretches of `each`, of which every warp takes `per_warp`, a multiple of 32. */
 struct stretches {
@@ -52,12 +52,7 @@ static __global__ void __launch_bounds__(THREADS) count_kernel(qd_route_plan_arg
 static __device__ int sum_before(int x, int *room)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = x;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        int other = __shfl_up_sync(ALL_LANES, sum, step);
-        sum += lane >= step ? other : 0;
-    }
+    const int sum = warp_sum_so_far(x);
     __syncthreads(); /* room may still be read from the call before */
     if (lane == 31)
         room[warp] = sum;
@@ -143,13 +138,6 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
     }
 }
 
-/* Weights as numbers in the order of the floats. */
-static __device__ __forceinline__ unsigned order_of(float x)
-{
-    unsigned bits = __float_as_uint(x == 0.0f ? 0.0f : x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 /* One block per expert: of its list the `limit` heaviest, of equal ones the first, in the order of the list. The weight at which
  * the list is cut is found digit by digit. */
 static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_args a, const int *all, const int *length)
@@ -161,7 +149,7 @@ static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_
         shares[0] = length[threadIdx.x];
         shares[1] = kept(shares[0], limit);
     }
-    /* The sum over all threads is what comes before thread THREADS; the last thread has no expert before the last one. */
+    /* The sum over all threads is that over those before the last, and its own. */
     __shared__ int starts[2];
     for (int i = 0; i < 2; i++) {
         int before = sum_before(shares[i], room);
