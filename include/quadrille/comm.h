@@ -67,6 +67,14 @@ int qd_comm_size(const qd_comm *comm);
 int qd_comm_world_rank(const qd_comm *comm, int rank); /* of a rank of this group */
 const char *qd_comm_backend(const qd_comm *comm);      /* "local", "mpi" or "nccl" */
 
+/* Where this rank lies among those of its world. Machines are numbered in the order of their lowest ranks; ranks need not lie on
+ * them one after another, nor as many on each. Not collective. */
+typedef struct qd_comm_where {
+    int machine, machines;
+    int local_rank, local_ranks; /* among the ranks of this machine */
+} qd_comm_where;
+qd_comm_where qd_comm_locate(const qd_comm *comm);
+
 /* Collective over `comm`: ranks with the same colour form a group, ordered by (key, rank). colour < 0: no group,
  * *group becomes NULL. `name` appears in messages and traces ("dp"). */
 qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd_comm **group);

@@ -35,6 +35,11 @@ const char *qd_comm_backend(const qd_comm *comm)
     return comm->on_device ? comm->on_device->name : comm->world->backend->name;
 }
 
+qd_comm_where qd_comm_locate(const qd_comm *comm)
+{
+    return comm->world->where;
+}
+
 /* ---- making and dropping ---- */
 
 static void comm_free(qd_comm *comm)
@@ -115,6 +120,7 @@ qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend
     world->config = *config;
     world->rank = rank;
     world->size = size;
+    world->where = (qd_comm_where){.machines = 1, .local_rank = rank, .local_ranks = size};
     world->spin = 100;
     pthread_mutex_init(&world->lock, NULL);
     pthread_mutex_init(&world->serialize, NULL);

@@ -143,6 +143,7 @@ struct qd_world {
     void *backend_data; /* the backend's, per rank */
     qd_comm_config config;
     int rank, size; /* world rank */
+    qd_comm_where where; /* one machine, unless the backend says otherwise in group_create() */
     int refs;       /* communicators alive on this rank */
     _Atomic int spin; /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
     qd_comm_place place; /* this rank's own */

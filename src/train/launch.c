@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "train/launch.h"
 
+#include "train/common.h"
 #include "train/long_work.h"
 
 #include <errno.h>
@@ -20,9 +21,10 @@ typedef enum role { ROLE_FIRST, ROLE_LOCAL_RANK, ROLE_MPI_RANK } role;
 
 typedef struct place {
     role role;
-    int rank;        /* -1: not known before MPI is asked */
-    int size;        /* 0: not known */
-    int local_ranks; /* on this machine; 0: not known */
+    int rank; /* -1: not known before MPI is asked */
+    int size; /* 0: not known */
+    const char *starter; /* of an MPI world: "mpirun", "srun" */
+    bool told; /* the starter has told the process how MPI finds the others */
     int world_fd, report_fd, config_fd;
     pid_t launcher;
 } place;
@@ -48,27 +50,41 @@ static int env_first(const char *const *names, int least, int otherwise)
     return otherwise;
 }
 
-/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. Slurm sets SLURM_PROCID in batch scripts too; only a step of
- * several tasks is a world. */
+/* A variable of the interfaces by which MPI libraries ask a launcher for their peers: PMI, PMI2, PMIx, Cray's PALS. */
+static bool env_names_peers(void)
+{
+    for (char **variable = environ; *variable; variable++)
+        if (strncmp(*variable, "PMI", 3) == 0 || strncmp(*variable, "PALS_", 5) == 0)
+            return true;
+    return false;
+}
+
+/* A task of a Slurm step, not a process that an mpirun inside a job started. */
+static bool under_srun(void)
+{
+    bool mpirun = getenv("OMPI_COMM_WORLD_SIZE") || getenv("HYDI_CONTROL_FD") || getenv("MPI_LOCALNRANKS");
+    return !mpirun && getenv("SLURM_STEP_ID") && getenv("SLURM_STEP_NUM_TASKS");
+}
+
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an interactive shell, say, in which a run starts its
+ * ranks by itself. A batch script has no tasks. */
 static bool under_mpi(void)
 {
-    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK") ||
-           env_int("SLURM_STEP_NUM_TASKS", 1, 1) > 1;
+    if (under_srun())
+        return env_int("SLURM_STEP_NUM_TASKS", 1, 1) > 1;
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
 }
 
 static void find_mpi_place(place *p)
 {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", NULL};
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL};
-    static const char *const locals[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", NULL};
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+    bool srun = under_srun();
     p->role = ROLE_MPI_RANK;
-    p->rank = env_first(ranks, 0, -1);
-    p->size = env_first(sizes, 1, 0);
-    p->local_ranks = env_first(locals, 1, 0);
-    /* "4(x2),3": the first figure is that of most nodes. */
-    const char *tasks = getenv("SLURM_STEP_TASKS_PER_NODE");
-    if (p->local_ranks == 0 && tasks)
-        p->local_ranks = atoi(tasks);
+    p->starter = srun ? "srun" : "mpirun";
+    p->rank = srun ? env_int("SLURM_PROCID", 0, -1) : env_first(ranks, 0, -1);
+    p->size = srun ? env_int("SLURM_STEP_NUM_TASKS", 1, 0) : env_first(sizes, 1, 0);
+    p->told = !srun || env_names_peers();
 }
 
 static place find_place(void)
@@ -172,8 +188,7 @@ static qd_status run_local_rank(place *p, qd_run *run)
     QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
     run->options = options;
     run->observer = &observer;
-    run->local_ranks = qd_comm_size(world);
-    QD_TRY_DONE(qd_config_resolve(run->options, run->local_ranks, &run->config));
+    QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
     status = qd_run_rank(run, world);
 done:
     qd_comm_destroy(world);
@@ -195,14 +210,40 @@ static qd_status make_ready(void *context)
     return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->summary);
 }
 
-/* Collective. A failure of rank 0 becomes that of all, told by rank 0 alone, so that all end with the same exit status. */
-static qd_status agree_on(qd_comm *world, qd_status mine)
+/* Several processes that do not find each other would each train the whole run, into one folder. */
+static qd_status check_world(const place *p, bool mpi)
 {
-    int32_t status = (int32_t)mine;
-    QD_TRY(qd_comm_broadcast(world, &status, 1, QD_I32, 0, NULL));
-    if (mine == QD_OK && status != QD_OK)
-        qd_error_clear();
-    return (qd_status)status;
+    if (p->role != ROLE_MPI_RANK || p->size <= 1)
+        return QD_OK;
+    if (!mpi)
+        return QD_FAIL(QD_USAGE, "run.backend=local, but %s started %d processes, and each would train the whole run: leave run.backend out, or start one process, which starts "
+                                 "its ranks by itself (--ranks %d)", p->starter, p->size, p->size);
+    if (!qd_mpi_built())
+        return QD_FAIL(QD_UNSUPPORTED, "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library (Debian: libopenmpi-dev and "
+                                       "openmpi-bin) and build again, or start one process, which starts its ranks by itself (--ranks %d)", p->starter, p->size, p->size);
+    if (!p->told)
+        return QD_FAIL(QD_USAGE, "srun started %d tasks, but not in a way in which MPI finds the others: use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH); srun --mpi=list "
+                                 "shows what this cluster has, and mpirun inside the job does as well", p->size);
+    return QD_OK;
+}
+
+/* Rank 0, if there is one: ranks lie otherwise than parallel.nodes says. Nothing is wrong with the results. */
+static qd_status note_nodes(const qd_run *run, qd_comm *world)
+{
+    const qd_train_observer *o = run->observer;
+    qd_comm_where where = qd_comm_locate(world);
+    int nodes = run->config.nodes, per_node = qd_comm_size(world) / nodes;
+    int32_t elsewhere = nodes > 1 && where.machine != qd_comm_rank(world) / per_node;
+    char text[256];
+    if (where.machines == 1 || nodes == 1) /* the same on all ranks */
+        return QD_OK;
+    QD_TRY(qd_comm_all_reduce(world, &elsewhere, &elsewhere, 1, QD_I32, QD_MAX, NULL));
+    if (!elsewhere || qd_comm_rank(world) != 0 || !o || !o->on_note)
+        return QD_OK;
+    snprintf(text, sizeof text, "parallel.nodes is %d, but not each machine has %d ranks, one after another: what should stay inside a node crosses the network "
+                                "(mpirun --map-by slot and srun -m block deal ranks out in that order)", nodes, per_node);
+    o->on_note(o->context, text);
+    return QD_OK;
 }
 
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
@@ -219,25 +260,25 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     qd_status status = QD_OK;
     QD_TRY(qd_mpi_comm_create(&comm_config, &world));
     int size = qd_comm_size(world);
-    atomic_store(&world_joined, 1);
     if (p->size > 1 && size == 1)
-        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%d processes were started, but MPI sees one: start them with the mpirun of the MPI "
-                                      "library that quadrille was built with (Slurm: srun --mpi=pmix)", p->size));
+        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was built with, or in a way that "
+                                      "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)", p->starter, p->size));
+    atomic_store(&world_joined, 1);
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
-    run->local_ranks = p->local_ranks > 0 ? p->local_ranks : size;
     run->observer = observer;
     if (qd_comm_rank(world) == 0 && p->size != size)
         QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+    if (run->config.run_dir[0] != '\0')
+        QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
     readying r = {run, observer, summary};
-    status = agree_on(world, qd_long_work_run(world, make_ready, &r));
-    agreed = status != QD_OK;
-    if (agreed)
-        goto done;
+    QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
     if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
         summary->backend = qd_comm_backend(world);
         summary->ranks_as = "processes";
         observer->on_start(observer->context, summary);
     }
+    QD_TRY_DONE(note_nodes(run, world));
+    agreed = true; /* or what follows raises its own alarm */
     status = qd_run_rank(run, world);
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
@@ -254,7 +295,6 @@ static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *sum
     QD_TRY(qd_run_make_ready(run->options, &run->config, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
-    run->local_ranks = c->world;
     run->observer = observer;
     summary->backend = "local";
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
@@ -276,11 +316,12 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&stop_asked, 0);
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
-    if (p.role == ROLE_LOCAL_RANK)
+    status = check_world(&p, mpi);
+    if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
         status = run_local_rank(&p, &run);
-    else if (mpi)
+    else if (status == QD_OK && mpi)
         status = run_mpi_rank(&p, &run, &summary, observer);
-    else
+    else if (status == QD_OK)
         status = run_first(&run, argv, &summary, observer);
     restore_stop(before);
     return status;

@@ -76,7 +76,7 @@ qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
     qd_comm_config comm = qd_comm_config_default();
     QD_TRY(qd_local_world_create(1, &comm, &run->local));
     QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
-    QD_TRY(qd_trainer_create(&run->config, run->world, 1, source, &run->trainer));
+    QD_TRY(qd_trainer_create(&run->config, run->world, source, &run->trainer));
     return qd_state_load(run->trainer, run->checkpoint, true);
 }
 

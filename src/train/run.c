@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/strbuf.h"
 #include "device/ceiling.h"
+#include "train/common.h"
 #include "train/run_corpus.h"
 #include "train/run_memory.h"
 #include "train/footprint.h"
@@ -60,16 +61,8 @@ static qd_status check_place(const char *folder)
     file_path path;
     struct stat info;
     snprintf(path, sizeof path, "%s", folder);
-    while (stat(path, &info) != 0) {
-        char *slash = strrchr(path, '/');
-        if (errno != ENOENT && errno != ENOTDIR)
-            return QD_FAIL(QD_USAGE, "run.dir: %s: %s", path, strerror(errno));
-        if (!slash || slash == path)
-            snprintf(path, sizeof path, "%s", slash ? "/" : ".");
-        else
-            *slash = '\0';
-    }
-    if (!S_ISDIR(info.st_mode))
+    QD_TRY(qd_path_existing(path));
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
         return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", path);
     if (access(path, W_OK | X_OK) != 0)
         return QD_FAIL(QD_USAGE, "run.dir: nothing can be written in %s: %s", path, strerror(errno));
@@ -182,19 +175,10 @@ qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, 
 
 /* ---- one rank ---- */
 
-/* Collective. The lowest rank that failed keeps its failure, the others take over its status without the message, so
- * that it is told once and all processes end with the same exit status. */
+/* Collective. */
 static qd_status agree(rank_state *s, qd_status mine)
 {
-    int rank = qd_comm_rank(s->control), size = qd_comm_size(s->control);
-    int64_t vote = mine == QD_OK ? 0 : ((int64_t)(size - rank) << 8) | (int64_t)mine;
-    int64_t worst = 0;
-    QD_TRY(qd_comm_all_reduce(s->control, &vote, &worst, 1, QD_I64, QD_MAX, NULL));
-    s->agreed = worst != 0;
-    if (worst == 0 || worst == vote)
-        return mine;
-    qd_error_clear();
-    return (qd_status)(worst & 0xff);
+    return qd_agree(s->control, mine, &s->agreed);
 }
 
 /* Collective: all ranks learn of a signal that has reached any of them, so that they stop after the same step. Where there are
@@ -213,22 +197,23 @@ static bool wants_checkpoint(const rank_state *s)
     return s->stop != 0 && s->stop != SIGINT && s->run->config.run_dir[0] != '\0';
 }
 
-/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. */
+/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU each; threads share those that
+ * there are. */
 static qd_status measure_peak(rank_state *s)
 {
     if (qd_comm_rank(s->world) != 0)
         return QD_OK;
     qd_device *device = qd_trainer_device(s->trainer);
     const qd_device_caps *caps = qd_device_get_caps(device);
-    double machines = (double)qd_comm_size(s->world) / s->run->local_ranks;
     if (caps->host_memory) {
         QD_TRY(qd_machine_peak(&s->peak_flops));
-        s->peak_flops *= machines;
+        s->peak_flops *= qd_comm_locate(s->world).machines;
         return QD_OK;
     }
-    int used = s->run->local_ranks < caps->count ? s->run->local_ranks : caps->count;
+    int ranks = qd_comm_size(s->world);
+    bool one_each = strcmp(qd_comm_backend(s->world), "mpi") == 0 || ranks < caps->count;
     QD_TRY(qd_device_measure_fma(device, 20, &s->peak_flops));
-    s->peak_flops *= machines * used;
+    s->peak_flops *= one_each ? ranks : caps->count;
     return QD_OK;
 }
 
@@ -489,19 +474,21 @@ static qd_status start(rank_state *s)
 {
     const qd_run *run = s->run;
     QD_TRY(agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
+    QD_TRY(qd_common_data(s->control, s->corpus.data, run->config.strategy.seq, &s->agreed));
     qd_batch_source source = qd_data_source(s->corpus.data);
-    QD_TRY(qd_trainer_create(&run->config, s->world, run->local_ranks, &source, &s->trainer));
+    QD_TRY(qd_trainer_create(&run->config, s->world, &source, &s->trainer));
     QD_TRY(agree(s, measure_peak(s)));
-    if (run->config.trace) {
-        QD_TRY(qd_trace_create(&s->trace));
-        qd_trainer_set_trace(s->trainer, s->trace);
-    }
     if (run->config.resume)
         QD_TRY(resume(s));
     else if (run->config.weights[0] != '\0')
         QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, s)));
     QD_TRY(agree(s, open_saver(s)));
-    return agree(s, open_folder(s));
+    QD_TRY(agree(s, open_folder(s)));
+    if (run->config.trace) {
+        QD_TRY(qd_trace_create(s->control, &s->trace));
+        qd_trainer_set_trace(s->trainer, s->trace);
+    }
+    return QD_OK;
 }
 
 static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *output, double seconds, const qd_dispatched *moved)

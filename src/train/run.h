@@ -11,7 +11,6 @@
 typedef struct qd_run {
     const qd_options *options;
     qd_config config;
-    int local_ranks; /* ranks that share this machine's cores */
     const qd_train_observer *observer; /* of rank 0: on_step and on_end */
     const atomic_int *stop;            /* 0, or the signal that asks to end after this step */
 } qd_run;

@@ -41,7 +41,7 @@ static void record(member *m, qd_status status)
 static qd_status start_rank(member *m)
 {
     QD_TRY(qd_local_comm_attach(m->team->world, m->rank, &m->world));
-    qd_status status = qd_trainer_create(&m->team->config, m->world, m->team->size, &m->team->source, &m->trainer);
+    qd_status status = qd_trainer_create(&m->team->config, m->world, &m->team->source, &m->trainer);
     if (status != QD_OK && status != QD_REMOTE)
         qd_comm_abort(m->world, qd_error_message());
     return status;

@@ -1,8 +1,10 @@
 #include "train/trace.h"
 
+#include "base/clock.h"
 #include "base/json_writer.h"
 #include "base/strbuf.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,12 +19,58 @@ struct qd_trace {
     event *events;
     size_t count, capacity;
     int64_t dropped;
+    double ahead; /* this rank's clock of rank 0's */
 };
 
-qd_status qd_trace_create(qd_trace **trace)
+enum { CLOCK_QUESTIONS = 8 };
+
+/* Rank 0 asks `rank` for its time, and tells it by the quickest answer how far it is ahead. */
+static qd_status ask_clock(qd_comm *world, int rank)
 {
+    double quickest = INFINITY, ahead = 0.0;
+    for (int i = 0; i < CLOCK_QUESTIONS; i++) {
+        double there, begin = qd_clock_now();
+        QD_TRY(qd_comm_send(world, &begin, sizeof begin, QD_U8, rank, NULL));
+        QD_TRY(qd_comm_recv(world, &there, sizeof there, QD_U8, rank, NULL));
+        double end = qd_clock_now();
+        if (end - begin >= quickest)
+            continue;
+        quickest = end - begin;
+        ahead = there - 0.5 * (begin + end);
+    }
+    return qd_comm_send(world, &ahead, sizeof ahead, QD_U8, rank, NULL);
+}
+
+static qd_status answer_clock(qd_comm *world, double *ahead)
+{
+    for (int i = 0; i < CLOCK_QUESTIONS; i++) {
+        double question;
+        QD_TRY(qd_comm_recv(world, &question, sizeof question, QD_U8, 0, NULL));
+        double now = qd_clock_now();
+        QD_TRY(qd_comm_send(world, &now, sizeof now, QD_U8, 0, NULL));
+    }
+    return qd_comm_recv(world, ahead, sizeof *ahead, QD_U8, 0, NULL);
+}
+
+static qd_status compare_clocks(qd_comm *world, double *ahead)
+{
+    if (qd_comm_rank(world) > 0)
+        return answer_clock(world, ahead);
+    for (int rank = 1; rank < qd_comm_size(world); rank++)
+        QD_TRY(ask_clock(world, rank));
+    return QD_OK;
+}
+
+qd_status qd_trace_create(qd_comm *world, qd_trace **trace)
+{
+    double ahead = 0.0;
+    if (qd_comm_locate(world).machines > 1)
+        QD_TRY(compare_clocks(world, &ahead));
     *trace = calloc(1, sizeof **trace);
-    return *trace ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the trace");
+    if (!*trace)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the trace");
+    (*trace)->ahead = ahead;
+    return QD_OK;
 }
 
 void qd_trace_destroy(qd_trace *trace)
@@ -60,7 +108,7 @@ void qd_trace_add_exchange(qd_trace *t, int64_t step, int action, int op, double
     add(t, (event){.step = step, .begin = begin, .end = end, .waited = waited, .action = action, .op = op});
 }
 
-/* This rank's events as the items of a JSON list, without the brackets. */
+/* This rank's events as a JSON list. origin: by its own clock. */
 static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
 {
     char name[32];
@@ -84,12 +132,12 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     return out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory to write the trace of %zu events", t->count) : QD_OK;
 }
 
-/* The clock of the earliest event of all ranks. */
+/* The earliest event of all ranks, by the clock of rank 0. */
 static qd_status find_origin(const qd_trace *t, qd_comm *world, double *origin)
 {
     int64_t earliest = INT64_MIN; /* negated nanoseconds: the largest is the earliest */
     for (size_t i = 0; i < t->count; i++) {
-        int64_t begin = -(int64_t)(t->events[i].begin * 1e9);
+        int64_t begin = -(int64_t)((t->events[i].begin - t->ahead) * 1e9);
         earliest = begin > earliest ? begin : earliest;
     }
     QD_TRY(qd_comm_all_reduce(world, &earliest, &earliest, 1, QD_I64, QD_MAX, NULL));
@@ -144,7 +192,7 @@ qd_status qd_trace_write(const qd_trace *t, const qd_program *program, qd_comm *
     double origin;
     qd_status status = QD_OK;
     QD_TRY_DONE(find_origin(t, world, &origin));
-    QD_TRY_DONE(format_events(t, program, rank, origin, &own));
+    QD_TRY_DONE(format_events(t, program, rank, origin + t->ahead, &own));
     if (rank == 0) {
         QD_TRY_DONE(write_file(world, &own, path));
     } else {

@@ -33,7 +33,7 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
 {
     if (config->threads > 0)
         return config->threads;
-    int share = qd_cores() / (local_ranks > 0 ? local_ranks : 1), allowed = qd_cores_allowed();
+    int share = qd_cores() / local_ranks, allowed = qd_cores_allowed();
     share = share < allowed ? share : allowed; /* mpirun and srun may have bound this rank to fewer */
     return share > 1 ? share : 1;
 }
@@ -216,10 +216,9 @@ static qd_status take_memory(qd_trainer *t)
 }
 
 /* Locked pages cannot be taken back: a machine without room for them would end the run, or others, by force. */
-static qd_status check_host(const qd_trainer *t, int local_ranks)
+static qd_status check_host(const qd_trainer *t, int ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
-    int ranks = local_ranks > 0 ? local_ranks : 1;
     int64_t copy = t->program->host_bytes > 0 && t->config.save_every > 0 && t->config.async_save ? qd_pieces_bytes(t->program) : 0; /* checkpoints' */
     double wanted = (double)(t->program->host_bytes + copy) * ranks, there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (wanted <= there)
@@ -229,17 +228,18 @@ static qd_status check_host(const qd_trainer *t, int local_ranks)
                    ranks == 1 ? "" : "s", there / gib);
 }
 
-static qd_status build(qd_trainer *t, int local_ranks)
+static qd_status build(qd_trainer *t)
 {
     qd_device_config device = qd_device_config_default();
     int rank = qd_comm_rank(t->world);
-    device.threads = threads_per_rank(&t->config, local_ranks);
-    device.ordinal = t->config.gpu >= 0 ? t->config.gpu : rank % (local_ranks > 0 ? local_ranks : 1);
+    qd_comm_where where = qd_comm_locate(t->world);
+    device.threads = threads_per_rank(&t->config, where.local_ranks);
+    device.ordinal = t->config.gpu >= 0 ? t->config.gpu : where.local_rank;
     device.share = t->config.gpu < 0;
     device.deterministic = t->config.deterministic;
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
-    QD_TRY(check_host(t, local_ranks));
+    QD_TRY(check_host(t, where.local_ranks));
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
@@ -250,8 +250,7 @@ static qd_status build(qd_trainer *t, int local_ranks)
     return qd_initial_values(t->program, t->config.seed, device.threads, store_initial, t);
 }
 
-qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_ranks, const qd_batch_source *source,
-                            qd_trainer **trainer)
+qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer)
 {
     qd_trainer *t = calloc(1, sizeof *t);
     if (!t)
@@ -259,7 +258,7 @@ qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_r
     t->config = *config;
     t->source = *source;
     t->world = world;
-    qd_status status = build(t, local_ranks);
+    qd_status status = build(t);
     if (status != QD_OK) {
         qd_trainer_destroy(t);
         return status;

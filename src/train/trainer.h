@@ -8,8 +8,8 @@
 typedef struct qd_trainer qd_trainer;
 
 /* Collective over `world`. Draws the initial weights. `source` and `config` are copied; what source points to must
- * outlive the trainer. local_ranks: how many ranks share this machine's cores. */
-qd_status qd_trainer_create(const qd_config *config, qd_comm *world, int local_ranks, const qd_batch_source *source,
+ * outlive the trainer. */
+qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source,
                             qd_trainer **trainer);
 void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 

@@ -30,7 +30,7 @@ static qd_status train_with(qd_comm *world, void *arg, bool device_comm)
     float *values = NULL;
     qd_status status = QD_OK;
     uint64_t hash = 0;
-    QD_TRY_DONE(qd_trainer_create(&config, world, config.world, &source, &trainer));
+    QD_TRY_DONE(qd_trainer_create(&config, world, &source, &trainer));
     for (int s = 0; s < 10; s++) {
         qd_step_output out;
         QD_TRY_DONE(qd_trainer_step(trainer, &out));
@@ -154,7 +154,7 @@ static qd_status measure(qd_comm *world, void *arg)
     qd_footprint_reset_peak();
     QD_TRY(qd_footprint_read(&before));
     int64_t staging, staging_before, shared_before = qd_comm_shared_bytes(world, &staging_before);
-    QD_TRY_DONE(qd_trainer_create(&config, world, config.world, &source, &trainer));
+    QD_TRY_DONE(qd_trainer_create(&config, world, &source, &trainer));
     for (int s = 0; s < 3; s++) {
         qd_step_output out;
         QD_TRY_DONE(qd_trainer_step(trainer, &out));

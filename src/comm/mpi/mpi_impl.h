@@ -105,7 +105,8 @@ struct qd_mpi_world {
      * free, so from then on nothing here lets MPI make progress, and the process leaves without MPI_Finalize. */
     bool dirty;
     int rank, size;
-    int spin; /* for qd_world */
+    int spin; /* for qd_world, as is `where` */
+    qd_comm_where where;
     double deadline;
     int64_t next_id, most_ids;
     qd_mpi_group *groups;

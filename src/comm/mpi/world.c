@@ -410,6 +410,7 @@ static qd_status group_create(qd_comm *comm)
     world->groups = group;
     comm->backend_data = group;
     comm->world->spin = world->spin;
+    comm->world->where = world->where;
     return QD_OK;
 }
 
@@ -569,21 +570,46 @@ static const qd_comm_backend_ops mpi_backend = {
 
 /* Polls before a waiting thread yields: none where the ranks of this machine outnumber the cores they may use together
  * (mpirun may have bound each to a core of its own). */
-static qd_status choose_spin(qd_mpi_world *world)
+static qd_status choose_spin(qd_mpi_world *world, MPI_Comm machine)
 {
-    MPI_Comm machine;
     cpu_set_t cores;
-    int neighbours = 1;
     CPU_ZERO(&cores);
     sched_getaffinity(0, sizeof cores, &cores); /* on failure no core is known, and nobody spins */
-    QD_TRY(qd_mpi_check(MPI_Comm_split_type(world->data, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
-                        "MPI_Comm_split_type"));
-    MPI_Comm_size(machine, &neighbours);
-    int code = MPI_Allreduce(MPI_IN_PLACE, &cores, (int)sizeof cores, MPI_BYTE, MPI_BOR, machine);
-    MPI_Comm_free(&machine);
-    QD_TRY(qd_mpi_check(code, "MPI_Allreduce"));
-    world->spin = neighbours <= CPU_COUNT(&cores) ? SPIN_POLLS : 0;
+    QD_TRY(qd_mpi_check(MPI_Allreduce(MPI_IN_PLACE, &cores, (int)sizeof cores, MPI_BYTE, MPI_BOR, machine), "MPI_Allreduce"));
+    world->spin = world->where.local_ranks <= CPU_COUNT(&cores) ? SPIN_POLLS : 0;
     return QD_OK;
+}
+
+/* A machine goes by its lowest rank; its number is how many of these are lower. */
+static qd_status count_machines(qd_mpi_world *world, MPI_Comm machine)
+{
+    qd_comm_where *where = &world->where;
+    MPI_Comm_rank(machine, &where->local_rank);
+    MPI_Comm_size(machine, &where->local_ranks);
+    int first = world->rank, *firsts = calloc((size_t)world->size, sizeof *firsts);
+    if (!firsts)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", world->size);
+    qd_status status = qd_mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "MPI_Bcast");
+    if (status == QD_OK)
+        status = qd_mpi_check(MPI_Allgather(&first, 1, MPI_INT, firsts, 1, MPI_INT, world->data), "MPI_Allgather");
+    for (int r = 0; r < world->size && status == QD_OK; r++) {
+        where->machines += firsts[r] == r;
+        where->machine += firsts[r] == r && r < first;
+    }
+    free(firsts);
+    return status;
+}
+
+static qd_status look_around(qd_mpi_world *world)
+{
+    MPI_Comm machine;
+    QD_TRY(qd_mpi_check(MPI_Comm_split_type(world->data, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &machine),
+                        "MPI_Comm_split_type"));
+    qd_status status = count_machines(world, machine);
+    if (status == QD_OK)
+        status = choose_spin(world, machine);
+    MPI_Comm_free(&machine);
+    return status;
 }
 
 /* The private communicators. On failure the caller frees the world. */
@@ -599,7 +625,7 @@ static qd_status world_open(qd_mpi_world *world)
     world->asked = calloc((size_t)world->size, sizeof *world->asked);
     if (!world->boards || !world->asked)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", world->size);
-    QD_TRY(choose_spin(world));
+    QD_TRY(look_around(world));
     int *most = NULL, found = 0;
     MPI_Comm_get_attr(world->data, MPI_TAG_UB, &most, &found);
     world->most_ids = (found ? *most : 32767) / QD_MPI_CHANNELS;
