@@ -109,7 +109,7 @@ static void print_traffic(const qd_check_report *r)
     printf("traffic  %s sent per step by all ranks together\n", amount);
     for (int i = 0; i < r->traffic_count; i++) {
         qd_text_bytes(r->traffic[i].bytes, amount, sizeof amount);
-        printf("  %-38s %10s\n", r->traffic[i].name, amount);
+        printf("  %-46s %10s\n", r->traffic[i].name, amount);
     }
     for (int i = 0; i < r->formula_count; i++) {
         char planned[32];
@@ -156,9 +156,11 @@ static void print_pipeline(const qd_check_report *r)
 
 static void print_report(const qd_check_report *r)
 {
+    char state[32];
     plan_print_head(r);
     plan_print_memory(r);
-    printf("         of it %.3g GB are parameters, gradients and optimizer state that stay there from step to step\n", (double)r->state_bytes * 1e-9);
+    qd_text_bytes(r->state_bytes, state, sizeof state);
+    printf("         of it %s are parameters, gradients and optimizer state that stay there from step to step\n", state);
     plan_print_host(r);
     if (r->pipeline > 1)
         print_pipeline(r);

@@ -8,7 +8,7 @@
 static void print_time(const qd_sim_report *r)
 {
     enum { WIDTH = 24 };
-    char bar[4 * WIDTH + 1];
+    char bar[4 * WIDTH + 1], rate[32], each[32];
     const struct {
         const char *name;
         double seconds;
@@ -17,8 +17,10 @@ static void print_time(const qd_sim_report *r)
         {"kernels that move bytes", r->memory_seconds}, {"optimizer", r->optimizer_seconds},
         {"gaps between kernels", r->launch_seconds}, {"waiting for other stages", r->bubble_seconds},
     };
-    printf("step     %.4g s: %.4g tokens/s, %.4g per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%\n", r->step_seconds,
-           r->tokens_per_second, r->tokens_per_gpu_second, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
+    qd_text_count(r->tokens_per_second, rate, sizeof rate);
+    qd_text_count(r->tokens_per_gpu_second, each, sizeof each);
+    printf("step     %.4g s: %s tokens/s, %s per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%\n", r->step_seconds,
+           rate, each, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (parts[i].seconds <= 0.0)
             continue;
@@ -102,8 +104,10 @@ static qd_status print_scaling(cli_call *call, bool json)
         if (!p->possible)
             continue;
         double each = p->tokens_per_second / p->gpus;
+        char rate[32];
         first = first > 0.0 ? first : each;
-        printf("%8d %10.4g s %14.5g %10.4g s %14.4g s %10.1f %%%s%s\n", p->gpus, p->step_seconds, p->tokens_per_second, p->compute_seconds,
+        qd_text_count(p->tokens_per_second, rate, sizeof rate);
+        printf("%8d %10.4g s %14s %10.4g s %14.4g s %10.1f %%%s%s\n", p->gpus, p->step_seconds, rate, p->compute_seconds,
                p->communication_seconds, 100.0 * each / first, p->fits ? "" : "  does not fit",
                p->communication_seconds > p->compute_seconds ? "  communication outweighs computing" : "");
     }

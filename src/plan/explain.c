@@ -28,30 +28,35 @@ const qd_candidate *qd_search_nearest(const qd_search *s, int tp, int pp, int ze
     return NULL;
 }
 
-/* What a candidate loses to, in words: the exposed communication, bubble or slower products that the best has less of. */
+static double exposed_seconds(const qd_sim_report *r)
+{
+    double sum = 0.0;
+    for (int i = 0; i < r->exposed_count; i++)
+        sum += r->exposed[i].value;
+    return sum;
+}
+
+/* What a candidate loses by, in words: the part of its step that is most longer than the best's. */
 static void difference(const qd_candidate *best, const qd_candidate *c, char *text, size_t size)
 {
     const qd_sim_report *a = &best->report, *b = &c->report;
-    double scale_a = 1.0 / a->step_seconds, scale_b = 1.0 / b->step_seconds;
-    struct {
+    double products = b->product_seconds + b->attention_seconds - a->product_seconds - a->attention_seconds;
+    const struct {
         const char *what;
-        double more;
+        double more; /* seconds */
     } parts[] = {
-        {"waits longer for other stages", b->bubble_seconds * scale_b - a->bubble_seconds * scale_a},
-        {"moves more bytes through memory", b->memory_seconds * scale_b - a->memory_seconds * scale_a},
-        {"computes more activations again", 0.0},
-        {"communicates more that nothing hides", 0.0},
+        {c->recompute > best->recompute ? "computes more activations again" : "has smaller products that fill the accelerator less", products},
+        {"waits longer for other stages", b->bubble_seconds - a->bubble_seconds},
+        {"moves more bytes through memory", b->memory_seconds - a->memory_seconds},
+        {"communicates more that nothing hides", exposed_seconds(b) - exposed_seconds(a)},
+        {"updates more on each rank", b->optimizer_seconds - a->optimizer_seconds},
+        {"has more gaps between kernels", b->launch_seconds - a->launch_seconds},
     };
-    for (int i = 0; i < b->exposed_count; i++)
-        parts[3].more += b->exposed[i].value * scale_b;
-    for (int i = 0; i < a->exposed_count; i++)
-        parts[3].more -= a->exposed[i].value * scale_a;
-    parts[2].more = c->recompute > best->recompute ? 0.25 * (c->recompute == QD_RECOMPUTE_FULL) : 0.0;
-    int most = -1;
-    for (int i = 0; i < 4; i++)
-        if (parts[i].more > 0.003 && (most < 0 || parts[i].more > parts[most].more))
-            most = i;
-    snprintf(text, size, "%s", most >= 0 ? parts[most].what : "has smaller products that fill the accelerator less");
+    int most = 0;
+    for (int i = 1; i < (int)(sizeof parts / sizeof *parts); i++)
+        most = parts[i].more > parts[most].more ? i : most;
+    bool even = c->seconds < best->seconds * 1.0005; /* 0.0 % in the table */
+    snprintf(text, size, "%s", even ? "takes as long" : parts[most].what);
 }
 
 static void neighbour(qd_search *s, const qd_candidate *best, const char *name, const qd_candidate *other)
@@ -61,7 +66,10 @@ static void neighbour(qd_search *s, const qd_candidate *best, const char *name, 
         return;
     qd_candidate_layout(s, other, layout, sizeof layout);
     difference(best, other, why, sizeof why);
-    say(s->report, "%s (%s): %.1f %% slower; it %s", name, layout, 100.0 * (other->seconds / best->seconds - 1.0), why);
+    if (other->seconds < best->seconds * 1.0005)
+        say(s->report, "%s (%s): %s", name, layout, why);
+    else
+        say(s->report, "%s (%s): %.1f %% slower; it %s", name, layout, 100.0 * (other->seconds / best->seconds - 1.0), why);
 }
 
 static void say_rules(qd_search *s, const qd_candidate *b)
@@ -90,9 +98,7 @@ static void say_next(qd_search *s, const qd_candidate *b)
 {
     qd_plan_report *r = s->report;
     const qd_sim_report *p = &b->report;
-    double exposed = 0.0, t = p->step_seconds;
-    for (int i = 0; i < p->exposed_count; i++)
-        exposed += p->exposed[i].value;
+    double exposed = exposed_seconds(p), t = p->step_seconds;
     if (p->bubble_seconds > 0.05 * t)
         snprintf(r->next, sizeof r->next, "stages wait %.0f %% of the time: a larger global batch (more micro-batches) would help", 100.0 * p->bubble_seconds / t);
     else if (exposed > 0.05 * t)

@@ -106,8 +106,6 @@ static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
                          mesh->degree[axis]);
         used += n > 0 ? (size_t)n : 0;
     }
-    if ((mesh->ep > 1 || mesh->etp > 1) && used < size)
-        snprintf(text + used, size - used, ", experts ep %d × etp %d", mesh->ep, mesh->etp);
 }
 
 /* What a collective is for: the line it is added to. */

@@ -3,6 +3,7 @@ ctest: timeout 240
 """
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,14 @@ class Outputs(program.ProgramTest):
         self.assertIn("train.global_batch", markdown)
         self.assertRegex(markdown, r"(?m)^\|")
         self.assertRegex(self.ok(self.run_program("--version")).stdout, r"^quadrille \d+\.\d+\.\d+\n$")
+
+    def test_check_names_experts_once_and_memory_in_one_unit(self):
+        experts = ["check", "model.preset=mixtral-tiny", "data.seq=32", "train.global_batch=4", "parallel.ranks=4", "parallel.ep=4"]
+        text = self.ok(self.run_program(*experts)).stdout
+        layout = re.search(r"(?m)^layout   (.*): 4 ranks$", text)[1]
+        self.assertEqual(layout.count("experts"), 1, layout)
+        self.assertEqual(json.loads(self.ok(self.run_program(*experts, "--json")).stdout)["layout"], layout)
+        self.assertRegex(text, r"\n {9}of it \d[\d.]+ [KM]iB are parameters")
 
     def test_metrics(self):
         result = self.ok(self.run_program(*self.small("train.steps=5", "parallel.ranks=2", "run.dir=a/b")))
