@@ -7,11 +7,12 @@
 
 /* ---- what is shown while it runs ---- */
 
-static void on_training(void *context, const char *phase, int64_t done, int64_t total)
+static bool on_training(void *context, const char *phase, int64_t done, int64_t total)
 {
     char text[96];
     snprintf(text, sizeof text, "tokenizer: %s", phase);
     progress_show(context, total > 0 ? (double)done / (double)total : 0.0, text);
+    return !progress_stopped();
 }
 
 static bool on_progress(void *context, const qd_tokenize_progress *p)
@@ -145,10 +146,10 @@ static qd_status run(cli_call *call)
     o.threads = (int)qd_options_int(options, "threads");
     o.progress = on_progress;
     o.progress_context = &line;
+    progress_catch_signals();
     qd_status status = make_encoder(call, o.threads, &line, &tokenizer, &encoder);
     progress_clear(&line);
     line = progress_start();
-    progress_catch_signals();
     if (status == QD_OK)
         status = qd_tokenize_files(&o, &report);
     progress_clear(&line);

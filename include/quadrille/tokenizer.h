@@ -105,8 +105,8 @@ typedef struct qd_tokenizer_training {
     const char *const *special;
     size_t special_count;
     int threads;             /* 0: all cores */
-    /* May be NULL. Called from the calling thread, now and then: bytes read, then merges found. */
-    void (*progress)(void *context, const char *phase, int64_t done, int64_t total);
+    /* May be NULL. Called from the calling thread, now and then: bytes read, then merges found. false: it ends, QD_INTERRUPTED. */
+    bool (*progress)(void *context, const char *phase, int64_t done, int64_t total);
     void *progress_context;
 } qd_tokenizer_training;
 /* 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */

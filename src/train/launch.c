@@ -207,7 +207,7 @@ typedef struct readying {
 static qd_status make_ready(void *context)
 {
     const readying *r = context;
-    return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->summary);
+    return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->run->stop, r->summary);
 }
 
 /* Several processes that do not find each other would each train the whole run, into one folder. */
@@ -292,7 +292,7 @@ done:
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
     QD_TRY(qd_run_prepare(run->options, 0, &run->config, summary));
-    QD_TRY(qd_run_make_ready(run->options, &run->config, observer, summary));
+    QD_TRY(qd_run_make_ready(run->options, &run->config, observer, run->stop, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->observer = observer;

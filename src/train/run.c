@@ -133,6 +133,12 @@ static qd_status open_folder(rank_state *s)
 
 /* ---- before the ranks exist ---- */
 
+/* Of those that ask a run to end and to go on later. */
+static const char *signal_name(int number)
+{
+    return number == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+}
+
 qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary)
 {
     *summary = (qd_train_summary){0};
@@ -155,18 +161,36 @@ static qd_status clear_folder(const qd_config *c)
     return qd_store_clear(path);
 }
 
-static void report_progress(void *context, const char *what, int64_t done, int64_t total)
+typedef struct watcher {
+    const qd_train_observer *observer;
+    const atomic_int *stop;
+} watcher;
+
+static bool report_progress(void *context, const char *what, int64_t done, int64_t total)
 {
-    const qd_train_observer *o = context;
-    if (o && o->on_prepare)
-        o->on_prepare(o->context, what, done, total);
+    const watcher *w = context;
+    if (w->observer && w->observer->on_prepare)
+        w->observer->on_prepare(w->observer->context, what, done, total);
+    return atomic_load(w->stop) == 0;
 }
 
-qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer,
+/* Text is read, perhaps for hours, and there is nothing to keep yet: who asks to stop need not wait for a step. */
+static qd_status tell_early_end(int asked)
+{
+    if (asked == SIGINT)
+        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while text became tokens");
+    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while text became tokens: start again", signal_name(asked));
+}
+
+qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer, const atomic_int *stop,
                             qd_train_summary *summary)
 {
     qd_run_corpus corpus;
-    QD_TRY(qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, (void *)(uintptr_t)observer}, &corpus));
+    watcher w = {observer, stop};
+    qd_status status = qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, &w}, &corpus);
+    if (status == QD_INTERRUPTED)
+        return tell_early_end(atomic_load(stop));
+    QD_TRY(status);
     summary->samples = qd_data_windows(corpus.data);
     qd_run_corpus_close(&corpus);
     /* Last, when everything else is right: what is taken away cannot come back. */
@@ -596,9 +620,8 @@ static qd_status tell_end(rank_state *s)
         return status;
     }
     if (saved)
-        return QD_FAIL(status, "%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
-                       user ? "interrupted" : s->stop == SIGUSR1 ? "SIGUSR1: stopped" : "SIGTERM: stopped", (long long)s->end.steps,
-                       (long long)c->steps, c->run_dir);
+        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume", user ? "" : signal_name(s->stop),
+                       user ? "interrupted" : ": stopped", (long long)s->end.steps, (long long)c->steps, c->run_dir);
     return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
                    user                        ? ""
                    : c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"

@@ -20,8 +20,9 @@ typedef struct qd_run {
 qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary);
 
 /* Once, by the first process, before the ranks run: takes away the run that run.overwrite replaces, trains the tokenizer and
- * encodes the text where the configuration asks for it. Fills in the samples of the summary. */
-qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer,
+ * encodes the text where the configuration asks for it. Fills in the samples of the summary. stop, as in qd_run, ends it on the way:
+ * QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
+qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer, const atomic_int *stop,
                             qd_train_summary *summary);
 
 /* Collective over `world`. When one rank fails, all return: the one with its failure, the others with QD_REMOTE or,

@@ -23,12 +23,11 @@ static qd_status join(const char *folder, const char *name, file_path path)
 
 /* ---- a tokenizer of the run's own ---- */
 
-static void training_progress(void *context, const char *phase, int64_t done, int64_t total)
+static bool training_progress(void *context, const char *phase, int64_t done, int64_t total)
 {
     (void)phase;
     const qd_run_corpus_progress *p = context;
-    if (p && p->report)
-        p->report(p->context, "tokenizer", done, total);
+    return !p || !p->report || p->report(p->context, "tokenizer", done, total);
 }
 
 static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
@@ -170,9 +169,7 @@ static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, c
 static bool encoding_progress(void *context, const qd_tokenize_progress *progress)
 {
     const qd_run_corpus_progress *p = context;
-    if (p && p->report)
-        p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
-    return true;
+    return !p || !p->report || p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
 }
 
 static qd_status open_data(const qd_config *c, const qd_text_encoder *encoder, const qd_run_corpus_progress *progress, qd_data **data)

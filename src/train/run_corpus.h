@@ -12,8 +12,8 @@ typedef struct qd_run_corpus {
 } qd_run_corpus;
 
 typedef struct qd_run_corpus_progress {
-    /* May be NULL. `what`: "tokenizer" or "tokens"; done and total in bytes of text, or merges. */
-    void (*report)(void *context, const char *what, int64_t done, int64_t total);
+    /* May be NULL. `what`: "tokenizer" or "tokens"; done and total in bytes of text, or merges. false: it ends, QD_INTERRUPTED. */
+    bool (*report)(void *context, const char *what, int64_t done, int64_t total);
     void *context;
 } qd_run_corpus_progress;
 

@@ -3,6 +3,7 @@ ctest: timeout 240
 ctest: processors 2
 """
 import os
+import random
 import re
 import signal
 import subprocess
@@ -72,6 +73,22 @@ class Signals(program.ProgramTest):
                 if i % 3 == 0:
                     self.ok(self.run_program("train", "--dir", folder, "--resume"))
                     self.assertEqual(self.numbers(folder), whole)
+
+    def test_while_text_becomes_tokens(self):
+        """Nothing is waited for: no tokenizer of the whole text, no step. Half-written tokens go, and the same call starts anew."""
+        words = random.Random(3)
+        self.write("long.txt", " ".join(f"{words.getrandbits(36):09x}" for _ in range(150_000)))
+        call = ["train", "data.path=long.txt", "model.layers=1", "model.hidden=32", "model.heads=2", "model.vocab=60000", "data.seq=32",
+                "train.global_batch=4", "train.steps=100000", "parallel.ranks=2"]
+        for number, status, begin in ((signal.SIGTERM, STOPPED, "SIGTERM: stopped"), (signal.SIGINT, 1, "interrupted")):
+            run = subprocess.Popen([program.PROGRAM, *call, f"run.dir={number.name}"], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(self.end, run)
+            self.assertTrue(program.wait_until(lambda: os.path.isdir(self.path(number.name)), 30))
+            run.send_signal(number)
+            _, errors = self.finish(run)
+            self.assertEqual(run.returncode, status, errors)
+            self.assertRegex(errors, rf"^quadrille: {begin} before the first step, while text became tokens.*\n$")
+            self.assertEqual(os.listdir(self.path(number.name)), [])
 
     def test_threads_and_one_rank(self):
         for more in (["parallel.ranks=2", "--ranks-as", "threads"], ["parallel.ranks=1"]):

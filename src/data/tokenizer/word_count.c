@@ -285,9 +285,15 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
         job->bytes_done += CHUNK;
         int64_t done = job->bytes_done;
         pthread_mutex_unlock(&job->mutex);
-        if (thread == 0 && job->training->progress)
-            job->training->progress(job->training->progress_context, "reading", done < job->files->bytes ? done : job->files->bytes,
-                                    job->files->bytes);
+        if (thread != 0 || !job->training->progress ||
+            job->training->progress(job->training->progress_context, "reading", done < job->files->bytes ? done : job->files->bytes, job->files->bytes))
+            continue;
+        pthread_mutex_lock(&job->mutex);
+        if (job->status == QD_OK) {
+            job->status = QD_INTERRUPTED;
+            strcpy(job->message, "interrupted");
+        }
+        pthread_mutex_unlock(&job->mutex);
     }
 }
 
