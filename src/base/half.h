@@ -36,8 +36,8 @@ static inline uint16_t qd_f32_to_bf16(float value)
 
 /* A float in two parts: its bf16 rounding, and what that has cut off (positive) or added (negative), as a number on bits. The value
  * comes back exactly, but for one in 131,072: of a tie that was rounded down, what is missing is one more than fits, and the value moves
- * by one unit in its last place toward the rounding. So `half` is always the rounding of the value that the parts give. A NaN stays one: its
- * rounding has the quiet bit, which no remainder takes away. A finite value that rounds to infinity stays finite. */
+ * by one unit in its last place toward the rounding. So `half` is always the rounding of the value that the parts give. A NaN stays one: no
+ * remainder is as large as the quiet bit, which its rounding has. A finite value that rounds to infinity stays finite. */
 static inline int16_t qd_f32_rest(float value, uint16_t half)
 {
     int32_t rest = (int32_t)(qd_f32_bits(value) - ((uint32_t)half << 16));

@@ -329,15 +329,18 @@ void qd_cost_ops(const qd_cluster *c, const qd_program *p, const qd_span *spans,
     module_action(c, p, spans, a, NULL, seconds, &cost);
 }
 
-/* Elements of a module's parameters that this rank has, and that SQUARES (without what ops have summed) or UPDATE (without Muon's matrices)
- * go through. */
-static double held(const qd_program *p, int module, bool update)
+/* Elements of a module's parameters that this rank has and an action goes through: SQUARES those that products have not summed (ours do, of
+ * bf16 gradients), UPDATE those that are not Muon's matrices. */
+static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
 {
-    const qd_module *m = &p->ledger->modules[module];
+    const qd_module *m = &p->ledger->modules[a->module];
+    bool in_products = c->profile->searched && p->strategy.grad == QD_BF16;
     double count = 0.0;
-    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (p->ledger->params[i].tied_to < 0 && !(update ? p->matrices && qd_muon_takes(p->ledger, i) : qd_program_squared(p, i)))
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
+        bool elsewhere = a->kind == QD_ACTION_SQUARES ? in_products && qd_program_squared(p, i) : p->matrices && qd_muon_takes(p->ledger, i);
+        if (p->ledger->params[i].tied_to < 0 && !elsewhere)
             count += (double)qd_program_holding(p, QD_BUFFER_PARAM, i).count;
+    }
     return count;
 }
 
@@ -377,9 +380,9 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_ZERO: cost.memory = qd_cost_stream(c, elements * size); break;
     case QD_ACTION_ADD:
     case QD_ACTION_ADD_TIED: cost.memory = qd_cost_stream(c, elements * size * (a->overwrite && c->profile->searched ? 2.0 : 3.0)); break;
-    case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(p, a->module, false) * (double)qd_dtype_size(p->strategy.grad)); break;
+    case QD_ACTION_SQUARES: cost.optimizer = qd_cost_stream(c, held(c, p, a) * (double)qd_dtype_size(p->strategy.grad)); break;
     case QD_ACTION_UPDATE:
-        cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(p, a->module, true)) * qd_update_bytes(&p->strategy));
+        cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(c, p, a)) * qd_update_bytes(&p->strategy));
         break;
     case QD_ACTION_MOMENTUM: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad))); break;
     case QD_ACTION_ORTHOGONALIZE: cost.optimizer = orthogonalize(c, p, a); break;

@@ -64,7 +64,8 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "parallel.zero=%d", zero);
         count++;
     }
-    if (!s->split_master && !s->offload && s->param != QD_F32 && s->optimizer != QD_OPTIM_MUON) {
+    bool can_split = !s->split_master && !s->offload && s->param != QD_F32 && s->optimizer != QD_OPTIM_MUON;
+    if (can_split) {
         list[count].config = *config;
         list[count].config.strategy.split_master = true;
         snprintf(list[count].text, sizeof list[count].text, "train.master=split");
@@ -89,17 +90,19 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=%lld", (long long)size);
         count++;
     }
-    for (int both = 0; both < 2; both++) {
-        if (both ? s->offload : s->micro_batch == 1)
+    enum { AS_IT_IS, SPLIT, OFFLOADED }; /* the optimizer's state, beside the smallest activations */
+    const char *const texts[] = {"", " train.master=split", " train.offload=optimizer"};
+    const bool tried[] = {s->micro_batch > 1, can_split, !s->offload};
+    for (int state = AS_IT_IS; state <= OFFLOADED; state++) {
+        if (!tried[state])
             continue;
         list[count].config = *config;
         list[count].config.strategy.micro_batch = 1;
         list[count].config.strategy.recompute = QD_RECOMPUTE_FULL;
         list[count].config.strategy.recompute_layers = -1;
-        list[count].config.strategy.offload = s->offload || both;
-        list[count].config.strategy.split_master = s->split_master && !both;
-        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", both ? " train.offload=optimizer" : "",
-                 both ? whole : "");
+        list[count].config.strategy.offload = s->offload || state == OFFLOADED;
+        list[count].config.strategy.split_master = state == SPLIT || (s->split_master && state == AS_IT_IS);
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", texts[state], state == OFFLOADED ? whole : "");
         count++;
     }
     return count;
@@ -129,7 +132,7 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_st
             qd_strbuf_printf(text, " and %.2f GiB of host memory", gib(other.host_total));
     }
     if (!fits)
-        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.offload makes it fit: spread it over more ranks, "
+        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.master=split nor train.offload makes it fit: spread it over more ranks, "
                              "or take a smaller model or sequence");
     return QD_OK;
 }

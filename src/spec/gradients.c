@@ -35,21 +35,44 @@ static int64_t grad_size(const qd_builder *b)
     return (int64_t)qd_dtype_size(b->strategy->grad);
 }
 
-/* The parameters whose gradients an op overwrites. */
-static qd_status find_overwritten(qd_builder *b, qd_arena *arena)
+static bool overwrites(const qd_op *op)
+{
+    return op->overwrites;
+}
+
+static bool sums_squares(const qd_op *op)
+{
+    return op->squares;
+}
+
+/* The parameters of a module whose gradients are written by ops that `picks` takes. */
+static void mark_gradients(const qd_builder *b, int module, bool (*picks)(const qd_op *), bool *marks)
+{
+    const qd_module_class *c = qd_program_class(b->p, module);
+    for (int i = 0; i < c->op_count; i++)
+        for (int j = 0; j < QD_OP_SLOTS && picks(&c->ops[i]); j++) {
+            const qd_slot *slot = c->ops[i].slot[j] >= 0 ? &c->slots[c->ops[i].slot[j]] : NULL;
+            if (slot && slot->kind == QD_SLOT_GRAD)
+                memset(marks + b->ledger->modules[module].param_begin + slot->param, true, (size_t)slot->param_count);
+        }
+}
+
+static qd_status find_written(qd_builder *b, qd_arena *arena)
 {
     b->overwritten = QD_ARENA_NEW(arena, bool, b->ledger->param_count);
     b->grad_phases = QD_ARENA_NEW(arena, uint8_t, (size_t)b->modules * (size_t)b->grad_depth);
     if (!b->overwritten || !b->grad_phases)
         return QD_NO_MEMORY;
     for (int module = 0; module < b->modules; module++) {
-        const qd_module_class *c = qd_program_class(b->p, module);
-        for (int i = 0; i < c->op_count && qd_build_holds(b, module); i++)
-            for (int j = 0; j < QD_OP_SLOTS && c->ops[i].overwrites; j++) {
-                const qd_slot *slot = c->ops[i].slot[j] >= 0 ? &c->slots[c->ops[i].slot[j]] : NULL;
-                if (slot && slot->kind == QD_SLOT_GRAD)
-                    memset(b->overwritten + b->ledger->modules[module].param_begin + slot->param, true, (size_t)slot->param_count);
-            }
+        if (!qd_build_holds(b, module))
+            continue;
+        mark_gradients(b, module, overwrites, b->overwritten);
+        if (!qd_program_class(b->p, module)->square_phases)
+            continue;
+        b->p->squared = b->p->squared ? b->p->squared : QD_ARENA_NEW(arena, bool, b->ledger->param_count);
+        if (!b->p->squared)
+            return QD_NO_MEMORY;
+        mark_gradients(b, module, sums_squares, b->p->squared);
     }
     return QD_OK;
 }
@@ -83,7 +106,7 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     b->blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
     b->grad_depth = b->strategy->sync_each ? b->depth : 1;
     b->last_gradient = -1;
-    QD_TRY(find_overwritten(b, arena));
+    QD_TRY(find_written(b, arena));
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
         b->block_of[module] = b->block_count;
         int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);

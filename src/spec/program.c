@@ -580,20 +580,6 @@ unsigned qd_action_phases(const qd_action *a)
     }
 }
 
-bool qd_program_squared(const qd_program *p, int param)
-{
-    int module = p->ledger->params[param].module;
-    const qd_module_class *c = qd_program_class(p, module);
-    int own = param - p->ledger->modules[module].param_begin;
-    for (int i = 0; i < c->op_count && c->square_phases; i++)
-        for (int j = 0; j < QD_OP_SLOTS && c->ops[i].squares; j++) {
-            const qd_slot *slot = c->ops[i].slot[j] >= 0 ? &c->slots[c->ops[i].slot[j]] : NULL;
-            if (slot && slot->kind == QD_SLOT_GRAD && own >= slot->param && own < slot->param + slot->param_count)
-                return true;
-        }
-    return false;
-}
-
 int64_t qd_program_square_base(const qd_program *p, int family, int part)
 {
     int64_t rows = 0;
@@ -657,9 +643,14 @@ int64_t qd_program_uneven_bytes(const qd_program *p)
     return bytes;
 }
 
+bool qd_master_is_split(const qd_strategy *s)
+{
+    return s->split_master && s->param != QD_F32;
+}
+
 int qd_master_bytes(const qd_strategy *s)
 {
-    return s->param == QD_F32 ? 0 : s->split_master ? 2 : 4;
+    return s->param == QD_F32 ? 0 : qd_master_is_split(s) ? 2 : 4;
 }
 
 double qd_update_bytes(const qd_strategy *s)

@@ -44,7 +44,8 @@ typedef struct qd_strategy {
     const qd_schedule *schedule; /* order of the passes; its stages are the ledger's. NULL: one stage, a micro-batch after the other */
 } qd_strategy;
 
-int qd_master_bytes(const qd_strategy *s);    /* of an element of QD_BUFFER_MASTER: fp32 values, what is split off them, or none */
+bool qd_master_is_split(const qd_strategy *s); /* QD_BUFFER_MASTER has what the bf16 parameters lack */
+int qd_master_bytes(const qd_strategy *s);     /* of an element of QD_BUFFER_MASTER: fp32 values, what is split off them, or none */
 double qd_update_bytes(const qd_strategy *s); /* that an update moves per element: gradient, values, the optimizer's state */
 
 /* Copies from and to host memory have streams of their own. */
@@ -211,6 +212,7 @@ typedef struct qd_program {
     int matrix_groups[QD_FAMILY_COUNT];   /* of the ranks that have parts of a matrix, -1: one rank has all of it */
     int share_groups[QD_FAMILY_COUNT];    /* of the ranks that have the same parts and share the work, -1: one rank */
     int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
+    bool *squared;                        /* parameters of whose gradients ops give the sums of squares; NULL: none */
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;             /* on the device */
     int64_t host_bytes;                   /* of the buffers in host memory */
@@ -290,7 +292,10 @@ static inline bool qd_action_communicates(const qd_action *a)
 unsigned qd_action_phases(const qd_action *action);
 
 /* Whether an op gives the sums of squares of a parameter's gradient. */
-bool qd_program_squared(const qd_program *program, int param);
+static inline bool qd_program_squared(const qd_program *p, int param)
+{
+    return p->squared && p->squared[param];
+}
 
 /* First row of a rank's part of a family in SQUARES: families follow each other, and in each the parts by rank, so that one piece
  * of each rank is gathered. */

@@ -6,6 +6,8 @@
 #include "train/bench_kernels.h"
 #include "train/team.h"
 
+#include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,22 +178,34 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
-/* One step to its end on all ranks: it returns before its last kernels have run. The time is rank 0's, without that of waking its thread. */
-static qd_status whole_step(qd_trainer *trainer, qd_comm *world, void *seconds)
+/* A step from when the first rank begins, without the waking of its thread, until it has ended on all of them. */
+typedef struct timed_step {
+    pthread_mutex_t lock; /* begin */
+    double begin, end;    /* by rank 0 */
+} timed_step;
+
+static qd_status whole_step(qd_trainer *trainer, qd_comm *world, void *argument)
 {
+    timed_step *time = argument;
     qd_step_output out;
     double begin = qd_clock_now();
     QD_TRY(qd_trainer_step(trainer, &out));
-    QD_TRY(wait_for_device(trainer, world, NULL));
+    QD_TRY(wait_for_device(trainer, world, NULL)); /* the step returns before its last kernels have run */
+    pthread_mutex_lock(&time->lock);
+    time->begin = begin < time->begin ? begin : time->begin;
+    pthread_mutex_unlock(&time->lock);
     QD_TRY(qd_comm_barrier(world, NULL));
     if (qd_comm_rank(world) == 0)
-        *(double *)seconds = qd_clock_now() - begin;
+        time->end = qd_clock_now();
     return QD_OK;
 }
 
 static qd_status time_step(qd_team *team, double *seconds)
 {
-    return qd_team_call(team, whole_step, seconds);
+    timed_step time = {.lock = PTHREAD_MUTEX_INITIALIZER, .begin = INFINITY};
+    qd_status status = qd_team_call(team, whole_step, &time);
+    *seconds = time.end - time.begin;
+    return status;
 }
 
 /* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate between them. */

@@ -31,20 +31,21 @@ struct qd_team {
     bool stop;
 };
 
+/* A rank that failed by itself tells the others, which would wait for it. */
 static void record(member *m, qd_status status)
 {
     m->status = status;
-    if (status != QD_OK)
-        snprintf(m->message, sizeof m->message, "%s", qd_error_message());
+    if (status == QD_OK)
+        return;
+    snprintf(m->message, sizeof m->message, "%s", qd_error_message());
+    if (status != QD_REMOTE && m->world)
+        qd_comm_abort(m->world, m->message);
 }
 
 static qd_status start_rank(member *m)
 {
     QD_TRY(qd_local_comm_attach(m->team->world, m->rank, &m->world));
-    qd_status status = qd_trainer_create(&m->team->config, m->world, &m->team->source, &m->trainer);
-    if (status != QD_OK && status != QD_REMOTE)
-        qd_comm_abort(m->world, qd_error_message());
-    return status;
+    return qd_trainer_create(&m->team->config, m->world, &m->team->source, &m->trainer);
 }
 
 static void end_call(qd_team *t)

@@ -73,10 +73,10 @@ static qd_status store_pieces(qd_stream *stream, const piece *by, uint16_t *to, 
 {
     for (int64_t done = 0; done < count; done += PIECE) {
         int64_t n = count - done < PIECE ? count - done : PIECE;
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             by->halves[i] = qd_f32_to_bf16(values[done + i]);
+        for (int64_t i = 0; i < n && rest; i++)
             by->rests[i] = qd_f32_rest(values[done + i], by->halves[i]);
-        }
         QD_TRY(qd_copy(stream, to + done, by->halves, n * 2));
         if (rest)
             QD_TRY(qd_copy(stream, rest + done, by->rests, n * 2));
@@ -134,7 +134,7 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
         return qd_stream_wait(stream);
     }
     void *wide = master ? master + (qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first) * qd_master_bytes(&p->strategy) : NULL;
-    if (p->strategy.split_master)
+    if (qd_master_is_split(&p->strategy))
         return store_rounded(stream, (uint16_t *)to, wide, values, count);
     bool there = wide && !in_host(t, QD_BUFFER_MASTER); /* fp32 values stay on the device */
     if (wide && !there)
@@ -372,7 +372,7 @@ qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *o
         return QD_OK;
     const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
-    if (buffer_of(t, kind, &dtype) == QD_BUFFER_MASTER && t->program->strategy.split_master) {
+    if (buffer_of(t, kind, &dtype) == QD_BUFFER_MASTER && qd_master_is_split(&t->program->strategy)) {
         int64_t offset = qd_program_holding(t->program, QD_BUFFER_PARAM, param).offset;
         return read_parts(stream, (const uint16_t *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset, (const int16_t *)base + own.offset, out, own.count);
     }

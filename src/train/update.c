@@ -71,7 +71,7 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
     void *master;
     QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     double rate = p->ledger->model.moe.bias_rate;
-    bool split = qd_master_bytes(&p->strategy) == sizeof(int16_t);
+    bool split = qd_master_is_split(&p->strategy);
     for (int i = module->param_begin; i < module->param_begin + module->param_count && rate > 0.0; i++) {
         if (!p->ledger->params[i].counts)
             continue;
@@ -102,7 +102,7 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
     const qd_strategy *s = &p->strategy;
     const qd_module *module = &p->ledger->modules[a->module];
     int end = module->param_begin + module->param_count;
-    bool split = qd_master_bytes(s) == sizeof(int16_t);
+    bool split = qd_master_is_split(s);
     void *master, *moment1, *moment2;
     QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
     QD_TRY(find_state(b, a, QD_BUFFER_MOMENT1, &moment1));

@@ -42,6 +42,20 @@ class CudaExperts(gpu.GpuTest):
             with self.subTest(model=name):
                 self.close(self.train(f"cuda-{name}", *run, "--device", "cuda"), cpu, 1e-4)
 
+    def test_norms_in_bf16_follow_one_another(self):
+        """Of bf16 gradients the products themselves sum the squares where a rank has all experts; over ranks, and in fp32, they are summed apart."""
+        run = [*MODELS["mixtral"], *SGD, "train.micro_batch=1", "train.clip=0.1", "train.precision=bf16", "--device", "cuda", "run.gpu=0"]
+        ways = {"one": [], "stages": ["parallel.ranks=2", "parallel.pp=2", "parallel.schedule=zb_h1"], "apart": ["parallel.ranks=2", "parallel.ep=2"],
+                "fp32": ["train.grad_dtype=fp32"]}
+        norms = {}
+        for name, layout in ways.items():
+            self.train(f"norms-{name}", *run, *layout)
+            norms[name] = [row["grad_norm"] for row in self.metrics(f"norms-{name}")]
+        for name in ("stages", "apart", "fp32"):
+            with self.subTest(way=name):
+                self.assertLess(max(abs(a - b) / b for a, b in zip(norms[name], norms["one"])), 0.01)
+                self.assertLess(abs(norms[name][0] - norms["one"][0]) / norms["one"][0], 0.002)
+
     def test_layouts_follow_one_rank(self):
         run = [*MODELS["deepseek"], *SGD, "train.micro_batch=1", "--device", "cuda", "run.gpu=0"]
         for precision, check in (("fp32", lambda a, b: self.close(a, b, 1e-5)), ("bf16", self.near)):

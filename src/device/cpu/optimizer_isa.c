@@ -54,7 +54,7 @@ QD_INLINE void store_values(const values *x, int64_t i, vf p, int n, bool split)
 QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, bool split)
 {
     float scale = (float)*a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
-    float rest1 = (float)(1.0 - a->beta1), rest2 = (float)(1.0 - a->beta2);
+    float new1 = (float)(1.0 - a->beta1), new2 = (float)(1.0 - a->beta2);
     float rate = (float)(a->lr / a->bias_correction1);
     float correction = (float)(1.0 / __builtin_sqrt(a->bias_correction2));
     qd_dtype grad_dtype = a->grad_dtype;
@@ -66,7 +66,7 @@ QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, 
         float *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
-            vf first = g * rest1, second = g * g * rest2;
+            vf first = g * new1, second = g * g * new2;
             QD_IN_REGISTER(first); /* of two products and their sum, the same one is fused everywhere: bits do not depend on */
             QD_IN_REGISTER(second); /* where a range begins */
             vf m = vec_load(ms, i, n, QD_F32) * beta1 + first;

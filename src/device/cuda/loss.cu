@@ -179,7 +179,8 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
     const int64_t vectors = a->vocab / N, size = N * (int64_t)sizeof(T);
     const int64_t spare = 2048; /* the kernel's own and the system's shared memory */
     int64_t most = l.shared_most - spare;
-    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others move. Their registers fit then, too. */
+    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others move. 56 registers for
+     * each of three times 384 threads are there, too. */
     bool two = vectors * size <= l.shared_most / 2 - spare, three = vectors * size <= l.shared_most / 3 - spare && vectors >= 1024;
     int64_t kept = !a->grad ? 0 : vectors * size <= most ? vectors : most / size;
     int threads = three ? 384 : two ? 512 : 1024;

@@ -116,7 +116,7 @@ struct adamw_numbers {
     const void *grad;
     float *m, *v;
     const double *scale;
-    float beta1, beta2, eps, rest1, rest2, rate, correction, decay;
+    float beta1, beta2, eps, new1, new2, rate, correction, decay;
 };
 
 template <typename G, bool SPLIT, int N>
@@ -132,8 +132,8 @@ static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_
 #pragma unroll
     for (int j = 0; j < N; j++) {
         g[j] *= scale;
-        m[j] = m[j] * a.beta1 + g[j] * a.rest1;
-        v[j] = v[j] * a.beta2 + g[j] * g[j] * a.rest2;
+        m[j] = m[j] * a.beta1 + g[j] * a.new1;
+        v[j] = v[j] * a.beta2 + g[j] * g[j] * a.new2;
         p[j] = p[j] - (a.rate * m[j] / (sqrtf(v[j]) * a.correction + a.eps) + decay * p[j]);
     }
     store<N>(a.m + i, m);
@@ -242,8 +242,8 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
     n.beta1 = (float)a->beta1;
     n.beta2 = (float)a->beta2;
     n.eps = (float)a->eps;
-    n.rest1 = (float)(1.0 - a->beta1);
-    n.rest2 = (float)(1.0 - a->beta2);
+    n.new1 = (float)(1.0 - a->beta1);
+    n.new2 = (float)(1.0 - a->beta2);
     n.rate = (float)(a->lr / a->bias_correction1);
     n.correction = (float)(1.0 / sqrt(a->bias_correction2));
     n.decay = (float)(a->lr * a->weight_decay);
