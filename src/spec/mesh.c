@@ -28,10 +28,10 @@ static qd_status refuse_world(int world, const int degrees[QD_AXIS_COUNT], int64
     name_degrees(degrees, given, sizeof given);
     snprintf(there, sizeof there, world == 1 ? "there is %d" : "there are %d", world);
     if (!open)
-        return QD_FAIL(QD_USAGE, "%s is a layout of %lld rank%s, but %s: set parallel.ranks to %lld, or parallel.dp to -1, which takes the rest", given,
+        return QD_FAIL(QD_USAGE, "%s is a layout of %lld rank%s, but %s: start %lld (parallel.ranks, mpirun -n), or set parallel.dp to -1, which takes the rest", given,
                        (long long)product, product == 1 ? "" : "s", there, (long long)product);
     snprintf(next, sizeof next, world > product ? " or %lld" : "", (long long)((world / product + 1) * product));
-    return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: set parallel.ranks to %lld%s", given, (long long)product, there,
+    return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: start %lld%s (parallel.ranks, mpirun -n)", given, (long long)product, there,
                    (long long)(world > product ? world / product * product : product), next);
 }
 
