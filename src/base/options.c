@@ -244,6 +244,9 @@ static qd_status stage_value(load_state *state, const qd_yaml_leaf *leaf)
 static qd_status visit_leaf(void *context, const qd_yaml_leaf *leaf)
 {
     load_state *state = context;
+    const char *example;
+    if (leaf->kind == QD_YAML_NULL && is_section(state->options, leaf->key, &example))
+        return QD_OK; /* a section whose keys are all commented out */
     qd_status status = stage_leaf(state, leaf);
     if (status != QD_OK)
         return qd_error_prefix(status, "%s:%d:%d: ", state->name, leaf->key_line, leaf->key_column);

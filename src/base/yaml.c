@@ -228,11 +228,13 @@ static qd_status read_event(reader *self, const yaml_event_t *event)
 }
 
 /* The parser stopped: its own message, with its place. */
-static qd_status parser_failed(const reader *self, const yaml_parser_t *parser)
+static qd_status parser_failed(const reader *self, const yaml_parser_t *parser, const char *text, size_t length)
 {
     if (parser->error == YAML_MEMORY_ERROR)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name);
     const char *problem = parser->problem ? parser->problem : "it cannot be read";
+    if (parser->problem_mark.index < length && text[parser->problem_mark.index] == '\t')
+        return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: lines are indented with blanks, not with tabs");
     return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: %s%s%s",
                    parser->context ? parser->context : "", parser->context ? ", " : "", problem);
 }
@@ -249,7 +251,7 @@ qd_status qd_yaml_read(const char *name, const char *text, size_t length, qd_yam
     for (bool ended = false; status == QD_OK && !ended;) {
         yaml_event_t event;
         if (!yaml_parser_parse(&parser, &event)) {
-            status = parser_failed(&self, &parser);
+            status = parser_failed(&self, &parser, text, length);
             break;
         }
         ended = event.type == YAML_STREAM_END_EVENT;

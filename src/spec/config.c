@@ -115,7 +115,7 @@ static const qd_option options_table[] = {
     {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
-    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl and trace.json; empty: nothing is written", "dir"},
+    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is written", "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL, "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},

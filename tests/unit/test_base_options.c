@@ -207,6 +207,7 @@ static void refusals(void **state)
         {"train: {tp: 2}", "run.yaml:1:9: unknown key 'train.tp'; did you mean 'parallel.tp'?"},
         {"train: {stpes: 2}", "run.yaml:1:9: unknown key 'train.stpes'; did you mean 'train.steps'?"},
         {"zzzzzzzz: 2", "run.yaml:1:1: unknown key 'zzzzzzzz'; the sections are model, train, parallel"},
+        {"train:\n\tsteps: 3", "run.yaml:2:1: not valid YAML: lines are indented with blanks, not with tabs"},
         {"train: 3", "run.yaml:1:1: 'train' is a section, not a key; set its keys, for example 'train.steps'"},
         {"train:\n  steps: many\n",
          "run.yaml:2:10: train.steps: 'many' is not an integer (for example 2, 1_000 or 4k)"},
@@ -243,6 +244,16 @@ static void refusals(void **state)
         assert_memory_equal(qd_error_message(), "run.yaml:", 9);
         assert_null(strchr(qd_error_message(), '\n'));
     }
+    qd_options_destroy(options);
+}
+
+/* Sections without keys, as when all of them are commented out. */
+static void empty_sections(void **state)
+{
+    (void)state;
+    qd_options *options = fresh();
+    assert_int_equal(load(options, "model:\ntrain:\n  # lr: 1\nparallel: {}\n"), QD_OK);
+    assert_false(qd_options_is_set(options, "train.lr"));
     qd_options_destroy(options);
 }
 
@@ -450,7 +461,7 @@ int main(void)
         cmocka_unit_test(empty_files_set_nothing),
         cmocka_unit_test(number_forms),
         cmocka_unit_test(refusals),
-        cmocka_unit_test(forgetting), cmocka_unit_test(command_line),
+        cmocka_unit_test(empty_sections), cmocka_unit_test(forgetting), cmocka_unit_test(command_line),
         cmocka_unit_test(resolve_and_copy),
         cmocka_unit_test(saves_and_reads_back),
         cmocka_unit_test(help_and_documentation),
