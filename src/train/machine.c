@@ -54,9 +54,12 @@ static int64_t meminfo(const char *name)
 
 static void look_at_cores(qd_machine *m)
 {
-    /* arm64 kernels give no model name. */
-    if (!find_value("/proc/cpuinfo", "model name", m->cpu, sizeof m->cpu))
-        find_value("/proc/cpuinfo", "Processor", m->cpu, sizeof m->cpu);
+    /* arm64 kernels give no model name, but the numbers of its maker and of the design. */
+    char maker[16], part[16];
+    if (!find_value("/proc/cpuinfo", "model name", m->cpu, sizeof m->cpu) &&
+        !find_value("/proc/cpuinfo", "Processor", m->cpu, sizeof m->cpu) &&
+        find_value("/proc/cpuinfo", "CPU implementer", maker, sizeof maker) && find_value("/proc/cpuinfo", "CPU part", part, sizeof part))
+        snprintf(m->cpu, sizeof m->cpu, "implementer %s, part %s", maker, part);
     m->cores = qd_cores();
     m->cores_allowed = qd_cores_allowed();
 }

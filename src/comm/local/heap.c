@@ -14,8 +14,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 4096
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
@@ -49,9 +47,9 @@ static qd_status no_room(int64_t bytes, int64_t whole)
                    (long long)bytes, (long long)whole);
 }
 
-static qd_status take(qd_local_heap *heap, int64_t whole, int64_t bytes, int64_t *begin)
+static qd_status take(qd_local_heap *heap, int64_t whole, int64_t page, int64_t bytes, int64_t *begin)
 {
-    int64_t alignment = bytes >= 2 * QD_HUGE_PAGE ? QD_HUGE_PAGE : ALIGNMENT;
+    int64_t alignment = bytes >= 2 * QD_HUGE_PAGE ? QD_HUGE_PAGE : page;
     if (heap->count == heap->room) {
         int room = heap->room ? 2 * heap->room : 16;
         qd_local_range *grown = realloc(heap->ranges, (size_t)room * sizeof *grown);
@@ -74,9 +72,10 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
     if (view->all_reached || view->header->heap_bytes == 0) return QD_OK; /* plain memory */
     int64_t begin = 0, whole = view->header->heap_bytes;
     if (bytes > whole) return no_room(bytes, whole);
-    int64_t pages = qd_local_round_up(bytes > 0 ? bytes : 1, ALIGNMENT);
+    /* Whole pages, which need not be of 4 KiB: giving a part of one back would take its neighbours along. */
+    int64_t page = view->header->page, pages = qd_local_round_up(bytes > 0 ? bytes : 1, page);
     pthread_mutex_lock(&view->heap.lock);
-    qd_status status = take(&view->heap, whole, pages, &begin);
+    qd_status status = take(&view->heap, whole, page, pages, &begin);
     pthread_mutex_unlock(&view->heap.lock);
     QD_TRY(status);
     char *at = own_part(view, world->rank) + begin;

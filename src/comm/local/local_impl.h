@@ -1,7 +1,7 @@
 /* Inside src/comm/local: the shared segment and what its files share.
  *
  *   segment = header | rank lines (size) | slots (slot_count) | heaps (size; mapped where not all memory is reached anyway)
- *   slot    = one page of marks | lanes (size) | channels (size * size, sender-major); one slot per living communicator
+ *   slot    = marks | lanes (size) | channels (size * size, sender-major); one slot per living communicator
  *   lane    = what one rank shows to its group: posts, counters, small data, staging ring
  *   channel = the same for messages of one sender to one receiver
  *
@@ -101,7 +101,7 @@ typedef struct qd_local_channel {
     _Alignas(QD_LOCAL_LINE) unsigned char ring[QD_LOCAL_RING][QD_LOCAL_MESSAGE_BUFFER];
 } qd_local_channel;
 
-/* First page of a slot. Even reading an untouched page of a shared file would make it real: the marks say which
+/* First pages of a slot. Even reading an untouched page of a shared file would make it real: the marks say which
  * channels have ever been used. */
 typedef struct qd_local_marks {
     _Atomic uint8_t channel[QD_LOCAL_MAX_RANKS * QD_LOCAL_MAX_RANKS]; /* as the channels */
@@ -120,7 +120,8 @@ typedef struct qd_local_rank {
 typedef struct qd_local_header {
     uint64_t magic;
     int32_t size, slot_count;
-    int64_t lane_bytes, slot_bytes, slots_at, ring_bytes;
+    int64_t page; /* of memory: what one rank fills is counted and given back in these, so it shares none with another's */
+    int64_t marks_bytes, lane_bytes, slot_bytes, slots_at, ring_bytes;
     int64_t heap_at, heap_bytes, total_bytes; /* heap_bytes: of each rank */
     double deadline_seconds;
     int64_t staging_bytes;
@@ -190,9 +191,36 @@ static inline unsigned char *qd_local_ring(const qd_local_group *group, int rank
 
 qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to);
 
+/* Sequentially consistent: who marks itself as inside another rank's memory asks this next (qd_threads_enter). */
 static inline bool qd_local_is_aborted(const qd_local_header *header)
 {
-    return atomic_load_explicit(&header->abort_state, memory_order_acquire) == 2;
+    return atomic_load_explicit(&header->abort_state, memory_order_seq_cst) == 2;
+}
+
+/* Fences. The thread sanitizer knows none, so under it each machine's own instruction takes their place; x86 needs one only where a
+ * load must not pass an earlier store, and a locked instruction is one. */
+static inline void qd_local_full_fence(void)
+{
+#if !defined(__SANITIZE_THREAD__)
+    atomic_thread_fence(memory_order_seq_cst);
+#elif defined(__aarch64__)
+    __asm__ volatile("dmb ish" ::: "memory");
+#else
+    _Atomic int word = 0;
+    atomic_fetch_add_explicit(&word, 1, memory_order_seq_cst);
+#endif
+}
+
+/* What was read before was read before what comes after is. */
+static inline void qd_local_read_fence(void)
+{
+#if !defined(__SANITIZE_THREAD__)
+    atomic_thread_fence(memory_order_acquire);
+#elif defined(__aarch64__)
+    __asm__ volatile("dmb ishld" ::: "memory");
+#else
+    __asm__ volatile("" ::: "memory");
+#endif
 }
 
 /* A place in the file, or for threads in memory, as every rank of the world can use it. */
@@ -222,9 +250,10 @@ static inline void qd_local_leave(_Atomic uint32_t *mark)
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
 /* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A rank that fails does not wait for ever, so what
- * was read may have been freed or used again and does not count. */
+ * was read may have been freed or used again and does not count. A load alone, even an acquiring one, could be made before the copy's own. */
 static inline bool qd_local_counts(const qd_local_group *group)
 {
+    qd_local_read_fence();
     return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
 }
 

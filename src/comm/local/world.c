@@ -25,7 +25,6 @@
 
 #define MAGIC 0x716475616472696cu
 #define MOST_SLOTS 512
-#define MARKS_BYTES ((int64_t)sizeof(qd_local_marks))
 #define MOST_VIRTUAL_BYTES ((int64_t)64 << 30) /* address space for all slots */
 #define MOST_HEAP_BYTES ((int64_t)16 << 40)    /* and for all heaps */
 
@@ -119,15 +118,17 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     plan.nonce = ((uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec) * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
+    plan.page = sysconf(_SC_PAGESIZE);
     plan.ring_bytes = config->staging_bytes / QD_LOCAL_RING / 4096 * 4096;
-    plan.lane_bytes = qd_local_round_up((int64_t)sizeof(qd_local_lane) + QD_LOCAL_RING * plan.ring_bytes, 4096);
-    plan.slot_bytes = MARKS_BYTES + size * plan.lane_bytes +
-                      qd_local_round_up((int64_t)size * size * (int64_t)sizeof(qd_local_channel), 4096);
+    plan.marks_bytes = qd_local_round_up((int64_t)sizeof(qd_local_marks), plan.page);
+    plan.lane_bytes = qd_local_round_up((int64_t)sizeof(qd_local_lane) + QD_LOCAL_RING * plan.ring_bytes, plan.page);
+    plan.slot_bytes = plan.marks_bytes + size * plan.lane_bytes +
+                      qd_local_round_up((int64_t)size * size * (int64_t)sizeof(qd_local_channel), plan.page);
     int64_t slots = MOST_VIRTUAL_BYTES / plan.slot_bytes;
     plan.slot_count = (int32_t)(slots < 16 ? 16 : slots > MOST_SLOTS ? MOST_SLOTS : slots);
     plan.slots_at = qd_local_round_up((int64_t)sizeof plan + plan.slot_count * (int64_t)sizeof plan.slot_members[0] +
                                  QD_LOCAL_LINE + size * (int64_t)sizeof(qd_local_rank),
-                             4096);
+                             plan.page);
     plan.heap_at = qd_local_round_up(plan.slots_at + plan.slot_count * plan.slot_bytes, QD_HUGE_PAGE);
     plan.heap_bytes = MOST_HEAP_BYTES / size / QD_HUGE_PAGE * QD_HUGE_PAGE;
     int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
@@ -333,28 +334,17 @@ static void ring_line(qd_local_rank *line)
     syscall(SYS_futex, &line->doorbell, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
 }
 
-static inline void full_fence(void)
-{
-#if defined(__SANITIZE_THREAD__)
-    /* The sanitizer knows no fences. On the machines it runs on, a locked instruction is one. */
-    _Atomic int word = 0;
-    atomic_fetch_add_explicit(&word, 1, memory_order_seq_cst);
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 void qd_local_ring_rank(const qd_comm *comm, int rank)
 {
     qd_local_group *group = comm->backend_data;
-    full_fence();
+    qd_local_full_fence();
     ring_line(&group->ranks[comm->world_ranks[rank]]);
 }
 
 void qd_local_ring_all(const qd_comm *comm)
 {
     qd_local_group *group = comm->backend_data;
-    full_fence();
+    qd_local_full_fence();
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank) ring_line(&group->ranks[comm->world_ranks[r]]);
 }
@@ -369,7 +359,8 @@ static uint32_t sleep_prepare(qd_world *world)
 {
     qd_local_rank *line = own_line(world);
     uint32_t ticket = atomic_load_explicit(&line->doorbell, memory_order_seq_cst);
-    atomic_fetch_add_explicit(&line->sleepers, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&line->sleepers, 1, memory_order_relaxed);
+    qd_local_full_fence(); /* the look that follows loads with acquire only, which may come before the count is out */
     return ticket;
 }
 
@@ -387,7 +378,7 @@ static void sleep_on(qd_world *world, uint32_t ticket, double seconds)
 
 static void wake(qd_world *world)
 {
-    full_fence();
+    qd_local_full_fence();
     ring_line(own_line(world));
 }
 
@@ -404,7 +395,7 @@ static void publish_abort(qd_local_header *header, int rank, const char *reason)
     header->abort_rank = rank;
     snprintf(header->abort_reason, sizeof header->abort_reason, "%s", reason);
     atomic_store_explicit(&header->abort_state, 2, memory_order_seq_cst);
-    full_fence();
+    qd_local_full_fence();
     qd_local_rank *lines = rank_lines(header);
     for (int r = 0; r < header->size; r++) ring_line(&lines[r]);
 }
@@ -459,12 +450,12 @@ static unsigned char *slot_at(const qd_local_header *header, int64_t id)
 
 static qd_local_lane *lane_at(const qd_local_header *header, int64_t id, int rank)
 {
-    return (qd_local_lane *)(slot_at(header, id) + MARKS_BYTES + rank * header->lane_bytes);
+    return (qd_local_lane *)(slot_at(header, id) + header->marks_bytes + rank * header->lane_bytes);
 }
 
 static qd_local_channel *channels_at(const qd_local_header *header, unsigned char *slot)
 {
-    return (qd_local_channel *)(slot + MARKS_BYTES + header->size * header->lane_bytes);
+    return (qd_local_channel *)(slot + header->marks_bytes + header->size * header->lane_bytes);
 }
 
 /* Clears the counters of the slot's last life. Data needs no clearing, and untouched pages stay untouched. */
