@@ -110,7 +110,9 @@ bool qd_local_heap_free(qd_world *world, void *memory)
     for (int i = 0; i < view->heap.count && !found; i++) {
         if (view->heap.ranges[i].begin != begin) continue;
         found = true;
-        (void)madvise(memory, (size_t)view->heap.ranges[i].bytes, MADV_REMOVE); /* and zeros for the next owner */
+        /* Zeros for the next owner. An advice may be refused, and emulators say yes to what they do not do. */
+        size_t bytes = (size_t)view->heap.ranges[i].bytes;
+        if (madvise(memory, bytes, MADV_REMOVE) != 0 || qd_local_filled(memory, (char *)memory + 1) > 0) memset(memory, 0, bytes);
         memmove(view->heap.ranges + i, view->heap.ranges + i + 1,
                 (size_t)(--view->heap.count - i) * sizeof *view->heap.ranges);
     }

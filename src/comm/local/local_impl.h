@@ -231,6 +231,9 @@ static inline void *qd_local_at(const qd_local_group *group, int64_t place)
     return (void *)((intptr_t)group->header + place);
 }
 
+/* Pages that the file has between two addresses, in bytes. */
+int64_t qd_local_filled(const void *from, const void *to);
+
 /* heap.c: the backend's alloc and free. */
 qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory);
 bool qd_local_heap_free(qd_world *world, void *memory);

@@ -559,8 +559,7 @@ qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to)
     return &channels_at(group->header, group->slot)[index];
 }
 
-/* Pages that the file has between two addresses, in bytes. */
-static int64_t filled(const void *from, const void *to)
+int64_t qd_local_filled(const void *from, const void *to)
 {
     enum { TOGETHER = 1024 };
     unsigned char there[TOGETHER];
@@ -589,7 +588,8 @@ static int64_t shared_bytes(qd_world *world, int64_t *staging)
     pthread_mutex_lock(&world->lock);
     for (const qd_local_group *group = view->groups; group; group = group->next) {
         const qd_local_channel *first = channels_at(header, group->slot) + (int64_t)group->rank * header->size;
-        *staging += filled(group->lanes[group->rank], (const char *)group->lanes[group->rank] + header->lane_bytes) + filled(first, first + header->size);
+        const qd_local_lane *lane = group->lanes[group->rank];
+        *staging += qd_local_filled(lane, (const char *)lane + header->lane_bytes) + qd_local_filled(first, first + header->size);
     }
     pthread_mutex_unlock(&world->lock);
     return bytes + *staging;
