@@ -128,7 +128,7 @@ void qd_write_block(qd_class_writer *w)
         qd_class_linear_input_grad(w, d_branch2, down_w, up, d_up);
         qd_class_await(w, gathered);
         qd_class_linear_weight_grad(w, d_branch2, active, down_w, down_b);
-    } else if (traits->remade_activation && m->activation == QD_ACT_SWIGLU) {
+    } else if (m->activation == QD_ACT_SWIGLU && qd_class_swiglu_again(w, traits->remade_activation)) {
         /* The pass over gate and up that gives their gradients gives their product again: it need not be kept. */
         int again = qd_class_local(w, "active_again", ffn);
         qd_class_linear_input_grad(w, d_branch2, down_w, -1, d_active);

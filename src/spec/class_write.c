@@ -145,6 +145,11 @@ void qd_class_linear_input_grad(qd_class_writer *w, int dy, qd_class_weight matr
     qd_op_sizes(input, w->rows, matrix.in, matrix.out, flops);
 }
 
+bool qd_class_swiglu_again(const qd_class_writer *w, bool by_itself)
+{
+    return w->config->swiglu == QD_SWIGLU_AGAIN || (w->config->swiglu == QD_SWIGLU_AUTO && by_itself);
+}
+
 void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx)
 {
     qd_class_linear_input_grad(w, dy, matrix, sum, dx);

@@ -50,6 +50,12 @@ typedef struct change {
 static int list_changes(const qd_config *config, const qd_strategy *s, change *list)
 {
     int count = 0;
+    if (s->swiglu != QD_SWIGLU_AGAIN && config->model.activation == QD_ACT_SWIGLU) {
+        list[count].config = *config;
+        list[count].config.strategy.swiglu = QD_SWIGLU_AGAIN;
+        snprintf(list[count].text, sizeof list[count].text, "train.swiglu=again");
+        count++;
+    }
     static const char *const modes[] = {"none", "selective", "full"};
     for (int mode = (int)s->recompute + 1; mode < QD_RECOMPUTE_COUNT; mode++) {
         list[count].config = *config;

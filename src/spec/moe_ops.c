@@ -259,8 +259,15 @@ static int shared_grad(qd_class_writer *w, const qd_class_experts *e, int dy, in
     int d_shared_active = qd_class_local(w, "d_shared_active", e->shared_down.in);
     int d_shared_up = qd_class_local(w, "d_shared_up", e->shared_up.out);
     int d_shared = qd_class_local(w, "d_shared_in", w->model->hidden);
-    qd_class_linear_grad(w, dy, e->shared_active, e->shared_down, none, -1, d_shared_active);
-    qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, e->shared_sum, d_shared_active, d_shared_up), w->rows, e->shared_down.in, 0, 0.0);
+    qd_class_linear_input_grad(w, dy, e->shared_down, -1, d_shared_active);
+    if (qd_class_swiglu_again(w, false)) {
+        int again = qd_class_local(w, "shared_active_again", e->shared_down.in);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, e->shared_sum, d_shared_active, d_shared_up, again), w->rows, e->shared_down.in, 0, 0.0);
+        qd_class_linear_weight_grad(w, dy, again, e->shared_down, none);
+    } else {
+        qd_class_linear_weight_grad(w, dy, e->shared_active, e->shared_down, none);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD, e->shared_sum, d_shared_active, d_shared_up), w->rows, e->shared_down.in, 0, 0.0);
+    }
     qd_class_linear_grad(w, d_shared_up, x, e->shared_up, none, -1, d_shared);
     return d_shared;
 }
@@ -287,7 +294,8 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
     int d_weight = qd_class_local_f32(w, "d_expert_weight", w->rows, moe->per_token);
     int d_active = local_rows(w, "d_expert_active", e->capacity, e->ffn);
     int d_up = local_rows(w, "d_expert_up", e->capacity, 2 * e->ffn);
-    int again = local_rows(w, "expert_active_again", e->capacity, e->ffn);
+    bool again = qd_class_swiglu_again(w, true);
+    int active = again ? local_rows(w, "expert_active_again", e->capacity, e->ffn) : e->active;
     int d_in = local_rows(w, "d_expert_in", e->capacity, m->hidden);
     int d_back = apart ? local_rows(w, "d_rows from experts", e->room * e->etp, m->hidden) : d_in;
     int dx = qd_class_local(w, "d_experts", m->hidden);
@@ -313,11 +321,11 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
     int add = by_node ? -1 : beside_grad(w, d_router, d_shared);
     grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_out, e->down_w.value, e->table, d_active), e, e->ffn, m->hidden);
     qd_class_await(w, pending);
-    /* The pass that gives the gradients of gate and up gives their product again: it need not be kept. */
-    on_expert_rows(QD_CLASS_OP(w, EXPERT_ACTIVATION_GRAD, e->up, d_active, e->table, d_up, again), e);
+    /* The pass that gives the gradients of gate and up can give their product again: it need not be kept then. */
+    on_expert_rows(QD_CLASS_OP(w, EXPERT_ACTIVATION_GRAD, e->up, d_active, e->table, d_up, again ? active : -1), e);
     grouped(w, QD_CLASS_OP(w, EXPERTS_DX, d_up, e->up_w.value, e->table, d_in), e, m->hidden, 2 * e->ffn);
     pending = apart ? dispatch(w, e, QD_OP_RETURN, d_in, d_back) : -1;
-    experts_weight_grad(w, e, d_out, again, e->down_w, m->hidden, e->ffn); /* beside it */
+    experts_weight_grad(w, e, d_out, active, e->down_w, m->hidden, e->ffn); /* beside it */
     experts_weight_grad(w, e, d_up, e->rows_in, e->up_w, 2 * e->ffn, m->hidden);
     if (by_node) {
         int d_sums = local_rows(w, "d_rows by node", w->slots[e->by_node.copies].rows, m->hidden);

@@ -20,7 +20,7 @@ typedef struct qd_device_traits {
     bool fused_bias_grad;       /* the weight gradient's product gives the bias gradient */
     bool sums_in_norm;          /* the norm's gradient sums what it reads and writes, for the gradients of biases */
     bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
-    bool remade_activation;     /* SwiGLU's result is computed again beside its gradient instead of being kept */
+    bool remade_activation;     /* dense blocks: SwiGLU's result is computed again beside its gradient, unless train.swiglu says otherwise */
     bool squares_in_products;   /* products over experts sum the squares of the gradients that they write */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
     int64_t head_rows, head_logits; /* the head holds at most so many rows, and so many logits, at a time */
@@ -35,6 +35,10 @@ typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PH
  * Selective: results of ops that only move bytes, where that frees more than their inputs take; the op is run again inside
  * the backward pass, just before its result is read. Full: everything but the port that enters the block; the ops of
  * phase F that the backward pass needs are run again before it, as an action of their own. */
+/* SwiGLU's results: kept for the backward pass, or computed again in the pass that gives their gradients. AUTO: again in routed experts, and where the
+ * device's traits say so. */
+typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_swiglu;
+
 typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMPUTE_FULL, QD_RECOMPUTE_COUNT } qd_recompute;
 
 /* X(kind, name, roles): one letter per slot of the op, in the order of the comments.
@@ -224,6 +228,7 @@ typedef struct qd_class_config {
     bool overlap;  /* exchanges inside a module run beside its products */
     bool split;    /* the program runs I and W apart: values they share are kept between them */
     qd_recompute recompute; /* of blocks; the others keep next to nothing */
+    qd_swiglu swiglu;
     const qd_device_traits *traits;
 } qd_class_config;
 

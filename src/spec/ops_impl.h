@@ -52,6 +52,7 @@ void qd_class_linear_input_grad(qd_class_writer *w, int dy, qd_class_weight matr
 void qd_class_linear_weight_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias);
 /* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
  * argument that was. */
+bool qd_class_swiglu_again(const qd_class_writer *w, bool by_itself); /* whether SwiGLU's result is computed again; by_itself: if nobody says how */
 void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx);
 
 /* Dropout as an op of its own; without dropout the value passes through. Returns the slot of the result. */

@@ -311,6 +311,8 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     QD_TRY(qd_moe_check(&ledger->model, s));
     QD_TRY(qd_offload_check(s));
     QD_TRY(check_master(s));
+    if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
+        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); leave it out", s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
@@ -522,6 +524,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .expert_rows = strategy->expert_rows,
+        .swiglu = strategy->swiglu,
         .cp_mode = strategy->cp_mode,
         .traits = strategy->traits,
     };

@@ -34,6 +34,7 @@ typedef struct qd_strategy {
     bool sync_each;       /* gradients are summed over ranks after each micro-batch, not once per step */
     qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep all */
     int recompute_layers;   /* -1: all */
+    qd_swiglu swiglu;
     const qd_device_traits *traits; /* of the device it will run on */
     double expert_rows;   /* ep: room for so many times the rows of a mean load */
     bool offload;         /* optimizer state lies in host memory and passes through the device in chunks; see spec/offload.h */

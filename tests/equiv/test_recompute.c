@@ -46,6 +46,33 @@ static void same_bits(void **state)
     }
 }
 
+#define MOE                                                                                                                            \
+    "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=67 data.seq=16 model.experts=4 model.experts_per_token=2 " \
+    "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 "
+
+/* SwiGLU's results, kept or computed again, in dense blocks, routed and shared experts; also in rounds and beside what recompute does. */
+static void swiglu_has_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const bases[] = {LLAMA RUN "parallel.ranks=2 train.micro_batch=2 ", MOE RUN "train.micro_batch=4 ",
+                                        MOE RUN "parallel.ranks=2 parallel.ep=2 parallel.expert_rows=0.5 train.micro_batch=2 ",
+                                        MOE RUN "train.precision=bf16 train.micro_batch=2 parallel.split_backward=true "};
+    static const char *const ways[] = {"train.swiglu=keep", "train.swiglu=again", "train.swiglu=keep train.recompute=selective",
+                                       "train.swiglu=again train.recompute=selective", "train.swiglu=keep train.recompute=full"};
+    for (size_t b = 0; b < sizeof bases / sizeof *bases; b++) {
+        qd_random_tokens random = {.seed = 31 + b};
+        trained by_itself = trained_run(bases[b], 3, random);
+        for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+            char words[512];
+            snprintf(words, sizeof words, "%s%s", bases[b], ways[i]);
+            trained other = trained_run(words, 3, random);
+            trained_same_bits(&other, &by_itself, words);
+            free(other.weights);
+        }
+        free(by_itself.weights);
+    }
+}
+
 static qd_status compare_memory(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
@@ -123,12 +150,34 @@ static void memory_and_work(void **state)
     assert_true(half.again * 2 == full.again);
 }
 
+/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each choice. By itself: dense blocks keep it on the CPU, experts do not. */
+static void swiglu_memory(void **state)
+{
+    (void)state;
+    const char *const models[] = {"model.ffn=512 ", "model.experts=4 model.experts_per_token=2 model.expert_ffn=96 "};
+    const int64_t widths[] = {512, 2 * 96};
+    for (int experts = 0; experts < 2; experts++) {
+        char words[3][256];
+        plan plans[3];
+        for (int i = 0; i < 3; i++) {
+            snprintf(words[i], sizeof words[i], "%s%s", models[experts], (const char *const[]){"", "train.swiglu=keep", "train.swiglu=again"}[i]);
+            plans[i] = make_plan(words[i]);
+        }
+        int64_t difference = 8 * 64 * widths[experts] * 8 * 4; /* 8 blocks, 64 x 8 rows, fp32 */
+        assert_int_equal(plans[1].kept - plans[2].kept, difference);
+        assert_int_equal(plans[0].kept, plans[experts ? 2 : 1].kept);
+        assert_true(plans[1].flops == plans[2].flops);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits),
+        cmocka_unit_test(swiglu_has_the_same_bits),
         cmocka_unit_test(planned_is_allocated),
         cmocka_unit_test(memory_and_work),
+        cmocka_unit_test(swiglu_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

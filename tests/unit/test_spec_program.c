@@ -47,6 +47,7 @@ static void bad_layouts_are_refused(void **state)
     (void)state;
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "dp 3 is a layout of 3 ranks, but there are 4");
+    refused(SMALL "model.activation=gelu train.swiglu=keep", "the model has no SwiGLU");
     refused(SMALL "parallel.ranks=2 train.micro_batch=3", "train.micro_batch (3) does not divide");
     refused(SMALL "parallel.ranks=16 parallel.cp=16", "needs at least 32 positions");
     refused(SMALL "parallel.ranks=8 parallel.pp=8", "needs at least as many modules, but the model has 5 (3 blocks, embedding and head)");
