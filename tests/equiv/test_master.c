@@ -197,7 +197,7 @@ static void skipped_steps_touch_nothing(void **state)
 static void advice_names_it(void **state)
 {
     (void)state;
-    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.recompute=full train.offload_chunk_mb=0.01"), split = config;
+    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.recompute=full train.swiglu=again train.offload_chunk_mb=0.01"), split = config;
     split.strategy.split_master = true;
     qd_arena *arena;
     qd_program *p;
