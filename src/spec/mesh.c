@@ -24,13 +24,14 @@ static void name_degrees(const int degrees[QD_AXIS_COUNT], char *text, size_t si
 /* The ranks that there are do not go with the degrees; open: one of them takes the rest. */
 static qd_status refuse_world(int world, const int degrees[QD_AXIS_COUNT], int64_t product, bool open)
 {
-    char given[96], there[40], next[32];
+    char given[96], there[40], next[32] = "";
     name_degrees(degrees, given, sizeof given);
     snprintf(there, sizeof there, world == 1 ? "there is %d" : "there are %d", world);
     if (!open)
         return QD_FAIL(QD_USAGE, "%s is a layout of %lld rank%s, but %s: start %lld (parallel.ranks, mpirun -n), or set parallel.dp to -1, which takes the rest", given,
                        (long long)product, product == 1 ? "" : "s", there, (long long)product);
-    snprintf(next, sizeof next, world > product ? " or %lld" : "", (long long)((world / product + 1) * product));
+    if (world > product)
+        snprintf(next, sizeof next, " or %lld", (long long)((world / product + 1) * product));
     return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: start %lld%s (parallel.ranks, mpirun -n)", given, (long long)product, there,
                    (long long)(world > product ? world / product * product : product), next);
 }
