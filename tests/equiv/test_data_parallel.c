@@ -108,32 +108,6 @@ static void bf16_follows_fp32(void **state)
     free(half.weights);
 }
 
-typedef struct totals {
-    int64_t allocated, bytes, calls;
-} totals;
-
-static qd_status add_totals(qd_trainer *trainer, qd_comm *world, void *argument)
-{
-    int64_t mine[3] = {qd_trainer_allocated(trainer), 0, 0}, sum[3];
-    const qd_program *p = qd_trainer_program(trainer);
-    if (mine[0] != p->persistent_bytes + p->dynamic_bytes)
-        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)(p->persistent_bytes + p->dynamic_bytes),
-                       (long long)mine[0]);
-    qd_comm *group = qd_trainer_group(trainer, QD_AXES_DATA);
-    if (group) {
-        qd_comm_stats stats;
-        qd_comm_get_stats(group, &stats);
-        for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
-            mine[1] += stats.bytes[k];
-            mine[2] += stats.calls[k];
-        }
-    }
-    QD_TRY(qd_comm_all_reduce(world, mine, sum, 3, QD_I64, QD_SUM, NULL));
-    if (qd_comm_rank(world) == 0)
-        *(totals *)argument = (totals){sum[0], sum[1], sum[2]};
-    return QD_OK;
-}
-
 /* What the program says and what the trainer does: the same bytes allocated and sent. */
 static void plan_equals_run(void **state)
 {
@@ -144,23 +118,7 @@ static void plan_equals_run(void **state)
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[512];
         snprintf(words, sizeof words, LLAMA RUN "%s", layouts[l]);
-        qd_config config = layout_config(words);
-        qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
-        qd_batch_source source = qd_random_source(&random);
-        qd_team *team;
-        totals before, after;
-        qd_step_output out;
-        trained_ok(qd_team_create(&config, &source, &team));
-        trained_ok(qd_team_call(team, add_totals, &before));
-        trained_ok(qd_team_step(team, &out));
-        trained_ok(qd_team_call(team, add_totals, &after));
-        const qd_program *p = qd_team_program(team);
-        int reduces = 0;
-        for (int i = 0; i < p->action_count; i++)
-            reduces += p->actions[i].kind == QD_ACTION_REDUCE;
-        assert_int_equal(after.bytes - before.bytes, qd_program_comm_bytes(p));
-        assert_int_equal(after.calls - before.calls, (int64_t)reduces * qd_team_size(team));
-        qd_team_destroy(team);
+        trained_plan_equals_run(words);
     }
 }
 

@@ -126,25 +126,7 @@ static void plan_equals_run(void **state)
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             char words[640];
             snprintf(words, sizeof words, LLAMA RUN "train.global_batch=8 train.precision=bf16 parallel.ranks=%d %s", ranks, layouts[l]);
-            qd_config config = layout_config(words);
-            qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
-            qd_batch_source source = qd_random_source(&random);
-            qd_team *team;
-            trained_counts before, after;
-            qd_step_output out;
-            trained_ok(qd_team_create(&config, &source, &team));
-            trained_ok(qd_team_call(team, trained_count, &before));
-            trained_ok(qd_team_step(team, &out));
-            trained_ok(qd_team_call(team, trained_count, &after));
-            const qd_program *p = qd_team_program(team);
-            int64_t calls = 0;
-            for (int i = 0; i < p->action_count; i++)
-                calls += qd_action_communicates(&p->actions[i]);
-            bool alone = strstr(words, "tp=") == NULL; /* else modules communicate too */
-            if (after.sent - before.sent != qd_program_comm_bytes(p) || (alone && after.calls - before.calls != calls * ranks))
-                fail_msg("%s: %lld bytes in %lld calls, planned %lld in %lld", words, (long long)(after.sent - before.sent),
-                         (long long)(after.calls - before.calls), (long long)qd_program_comm_bytes(p), (long long)(calls * ranks));
-            qd_team_destroy(team);
+            trained_plan_equals_run(words);
         }
 }
 

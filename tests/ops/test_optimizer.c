@@ -344,21 +344,14 @@ static void parts_on(qd_device *device, const char *name, bool adam, bool moment
 static void parts_give_what_whole_masters_do(void **state)
 {
     (void)state;
-    static const char *const isas[] = {"avx512", "avx2", "neon", "generic", "cuda"};
-    for (int s = 0; s < COUNT(isas); s++) {
-        qd_device_config config = qd_device_config_default();
-        qd_device *own = NULL, *device = strcmp(isas[s], "cuda") == 0 ? ops_cuda() : NULL;
-        config.isa = isas[s];
-        config.threads = 2;
-        if (strcmp(isas[s], "cuda") != 0 && qd_device_create("cpu", &config, &own) == QD_OK)
-            device = own;
-        qd_error_clear();
+    for (int s = 0; s <= OPS_CPU_ISAS; s++) {
+        const char *isa = s < OPS_CPU_ISAS ? ops_cpu_isas[s] : "cuda";
+        qd_device *device = s < OPS_CPU_ISAS ? ops_cpu(isa) : ops_cuda();
         if (!device)
             continue;
-        parts_on(device, isas[s], true, true);
-        parts_on(device, isas[s], false, true);
-        parts_on(device, isas[s], false, false);
-        qd_device_destroy(own);
+        parts_on(device, isa, true, true);
+        parts_on(device, isa, false, true);
+        parts_on(device, isa, false, false);
     }
 }
 

@@ -15,6 +15,7 @@ enum { GUARD = 256, SAMPLES = QD_TEST_SANITIZED ? 1 : 10, THREAD_MOST = 3 };
 /* "best": no name given to the CPU device, which then takes the best; that it does is tried on one case per kernel, the
  * cases themselves are run on the same kernels under their name. "cuda": the first GPU, in deterministic mode. */
 static const char *const isas[] = {"best", "avx512", "avx2", "neon", "generic", "cuda"};
+const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"avx512", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
 static qd_device *kept[ISA_COUNT][THREAD_MOST + 1];
 
@@ -76,6 +77,11 @@ static bool isa_available(const char *isa)
     qd_device_destroy(device);
     qd_error_clear();
     return available;
+}
+
+qd_device *ops_cpu(const char *isa)
+{
+    return isa_available(isa) ? ops_device(isa, 2) : NULL;
 }
 
 qd_device *ops_cuda(void)

@@ -73,6 +73,12 @@ double ops_normal(void);
 /* The fastest CPU device with `threads` compute threads, kept until the end of the process. */
 qd_device *ops_device(const char *isa, int threads);
 
+/* The instruction sets that the CPU device has kernels for, on some machine or other, and a device with those of one, kept
+ * likewise; NULL: this machine does not have them. */
+enum { OPS_CPU_ISAS = 4 };
+extern const char *const ops_cpu_isas[OPS_CPU_ISAS];
+qd_device *ops_cpu(const char *isa);
+
 /* The first GPU in deterministic mode, kept likewise, or NULL: then a line has said why. */
 qd_device *ops_cuda(void);
 

@@ -232,3 +232,23 @@ qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *argument)
         *(trained_counts *)argument = sum;
     return QD_OK;
 }
+
+void trained_plan_equals_run(const char *words)
+{
+    qd_random_tokens random = {.seed = 1};
+    qd_team *team = trained_team(words, &random);
+    const qd_program *p = qd_team_program(team);
+    trained_counts before, after;
+    int64_t calls = 0;
+    trained_ok(qd_team_call(team, trained_count, &before));
+    trained_steps(team, 1, NULL);
+    trained_ok(qd_team_call(team, trained_count, &after));
+    for (int i = 0; i < p->action_count; i++)
+        calls += qd_action_communicates(&p->actions[i]);
+    calls *= qd_team_size(team);
+    if (after.sent - before.sent != qd_program_comm_bytes(p) ||
+        (!strstr(words, "tp=") && after.calls - before.calls != calls))
+        fail_msg("%s: %lld bytes in %lld calls, planned %lld in %lld", words, (long long)(after.sent - before.sent),
+                 (long long)(after.calls - before.calls), (long long)qd_program_comm_bytes(p), (long long)calls);
+    qd_team_destroy(team);
+}

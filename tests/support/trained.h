@@ -63,4 +63,7 @@ typedef struct trained_counts {
     int64_t rounds;      /* how often that took more than the planned room */
 } trained_counts;
 qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *counts);
+
+/* One step sends the bytes that the program says and, where only actions communicate and not modules too (tp), in as many calls. */
+void trained_plan_equals_run(const char *words);
 #endif

@@ -2,7 +2,7 @@
 
 static qd_status check(const char *kernel, const qd_activation_args *a)
 {
-    QD_TRY(qd_cpu_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
     if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && a->kind != QD_ACT_SWIGLU)
         return QD_FAIL(QD_UNSUPPORTED, "%s: activation %d is not known", kernel, (int)a->kind);
     return QD_OK;

@@ -1,10 +1,10 @@
 /* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes alone and in a fixed order. */
 #include "device/cpu/attention_impl.h"
-#include "device/parts_impl.h"
+#include "device/check_impl.h"
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
 {
-    QD_TRY(qd_cpu_check_float(kernel, "q", a->dtype));
+    QD_TRY(qd_check_float(kernel, "q", a->dtype));
     if (a->batch < 0 || a->seq < 0)
         return QD_FAIL(QD_USAGE, "%s: batch %lld and seq %lld must not be negative", kernel, (long long)a->batch,
                        (long long)a->seq);

@@ -11,7 +11,7 @@ static void store_rows(void *cache, const void *rows, int64_t count, int64_t pas
 
 qd_status qd_cpu_attention_cached(qd_stream *stream, const qd_attention_cached_args *a)
 {
-    QD_TRY(qd_cpu_check_float("attention_cached", "q", a->dtype));
+    QD_TRY(qd_check_float("attention_cached", "q", a->dtype));
     if (a->past < 0 || a->rows < 0 || a->past + a->rows > a->context)
         return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);

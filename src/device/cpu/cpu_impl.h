@@ -8,6 +8,7 @@
 #define QD_DEVICE_CPU_CPU_IMPL_H
 
 #include "base/thread.h"
+#include "device/check_impl.h"
 #include "device/device_impl.h"
 
 /* Best first. The build compiles every *_isa.c for each of these. */
@@ -95,15 +96,6 @@ QD_KERNEL_TABLE(QD_CPU_KERNEL)
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
 qd_status qd_cpu_run_tiles(qd_stream *stream, double *flops, double *seconds);
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds);
-
-/* QD_OK if dtype is one that kernels store activations and parameters in. */
-static inline qd_status qd_cpu_check_float(const char *kernel, const char *what, qd_dtype dtype)
-{
-    if (dtype == QD_F32 || dtype == QD_BF16)
-        return QD_OK;
-    return QD_FAIL(QD_UNSUPPORTED, "%s: %s has type %s; fp32 and bf16 are supported", kernel, what,
-                   qd_dtype_name(dtype));
-}
 
 /* base + index elements of dtype (fp32 or bf16). */
 static inline const void *qd_cpu_at(const void *base, int64_t index, qd_dtype dtype)

@@ -2,7 +2,7 @@
 
 qd_status qd_cpu_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
 {
-    QD_TRY(qd_cpu_check_float("cross_entropy", "logits", a->dtype));
+    QD_TRY(qd_check_float("cross_entropy", "logits", a->dtype));
     if (a->ld < a->vocab)
         return QD_FAIL(QD_USAGE, "cross_entropy: row stride %lld is less than the vocabulary of %lld",
                        (long long)a->ld, (long long)a->vocab);
@@ -17,7 +17,7 @@ qd_status qd_cpu_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a
 
 qd_status qd_cpu_cross_entropy_part(qd_stream *stream, const qd_cross_entropy_part_args *a)
 {
-    QD_TRY(qd_cpu_check_float("cross_entropy_part", "logits", a->dtype));
+    QD_TRY(qd_check_float("cross_entropy_part", "logits", a->dtype));
     if (a->ld < a->vocab)
         return QD_FAIL(QD_USAGE, "cross_entropy_part: row stride %lld is less than the %lld tokens of a row", (long long)a->ld,
                        (long long)a->vocab);

@@ -6,7 +6,7 @@
  * "dropout.SITE". */
 qd_status qd_cpu_dropout(qd_stream *stream, const qd_dropout_args *a)
 {
-    QD_TRY(qd_cpu_check_float("dropout", "x", a->dtype));
+    QD_TRY(qd_check_float("dropout", "x", a->dtype));
     if (!(a->p >= 0.0f && a->p < 1.0f))
         return QD_FAIL(QD_USAGE, "dropout: probability %g; it must be at least 0 and below 1", (double)a->p);
     char name[32];

@@ -2,25 +2,25 @@
 
 qd_status qd_cpu_add(qd_stream *stream, const qd_add_args *a)
 {
-    QD_TRY(qd_cpu_check_float("add", "a", a->a_dtype));
-    QD_TRY(qd_cpu_check_float("add", "b", a->b_dtype));
-    QD_TRY(qd_cpu_check_float("add", "y", a->y_dtype));
+    QD_TRY(qd_check_float("add", "a", a->a_dtype));
+    QD_TRY(qd_check_float("add", "b", a->b_dtype));
+    QD_TRY(qd_check_float("add", "y", a->y_dtype));
     qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->add, a);
     return QD_OK;
 }
 
 qd_status qd_cpu_cast(qd_stream *stream, const qd_cast_args *a)
 {
-    QD_TRY(qd_cpu_check_float("cast", "from", a->from_dtype));
-    QD_TRY(qd_cpu_check_float("cast", "to", a->to_dtype));
+    QD_TRY(qd_check_float("cast", "from", a->from_dtype));
+    QD_TRY(qd_check_float("cast", "to", a->to_dtype));
     qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->cast, a);
     return QD_OK;
 }
 
 qd_status qd_cpu_copy_rows(qd_stream *stream, const qd_copy_rows_args *a)
 {
-    QD_TRY(qd_cpu_check_float("copy_rows", "from", a->from_dtype));
-    QD_TRY(qd_cpu_check_float("copy_rows", "to", a->to_dtype));
+    QD_TRY(qd_check_float("copy_rows", "from", a->from_dtype));
+    QD_TRY(qd_check_float("copy_rows", "to", a->to_dtype));
     if (a->from_stride < a->cols || a->to_stride < a->cols)
         return QD_FAIL(QD_USAGE, "copy_rows: strides %lld and %lld are shorter than rows of %lld", (long long)a->from_stride,
                        (long long)a->to_stride, (long long)a->cols);

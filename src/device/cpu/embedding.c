@@ -17,8 +17,8 @@ static qd_status check_indices(const char *kernel, const char *what, const int32
 
 qd_status qd_cpu_embedding_forward(qd_stream *stream, const qd_embedding_forward_args *a)
 {
-    QD_TRY(qd_cpu_check_float("embedding_forward", "y", a->dtype));
-    QD_TRY(qd_cpu_check_float("embedding_forward", "the table", a->param_dtype));
+    QD_TRY(qd_check_float("embedding_forward", "y", a->dtype));
+    QD_TRY(qd_check_float("embedding_forward", "the table", a->param_dtype));
     QD_TRY(check_indices("embedding_forward", "token", a->tokens, a->rows, a->vocab));
     if (a->position_table)
         QD_TRY(check_indices("embedding_forward", "position", a->positions, a->rows, -1));
@@ -109,8 +109,8 @@ static void scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, 
 
 qd_status qd_cpu_embedding_backward(qd_stream *stream, const qd_embedding_backward_args *a)
 {
-    QD_TRY(qd_cpu_check_float("embedding_backward", "dy", a->dtype));
-    QD_TRY(qd_cpu_check_float("embedding_backward", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("embedding_backward", "dy", a->dtype));
+    QD_TRY(qd_check_float("embedding_backward", "the gradient", a->grad_dtype));
     if (a->token_grad)
         QD_TRY(check_indices("embedding_backward", "token", a->tokens, a->rows, a->vocab));
     if (a->position_grad)

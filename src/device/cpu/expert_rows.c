@@ -8,7 +8,7 @@
 
 qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
 {
-    QD_TRY(qd_cpu_check_float("permute", "x", a->dtype));
+    QD_TRY(qd_check_float("permute", "x", a->dtype));
     int64_t places = 0;
     for (int e = 0; e < a->experts; e++)
         places += a->count[e];
@@ -24,7 +24,7 @@ qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
 
 qd_status qd_cpu_combine(qd_stream *stream, const qd_combine_args *a)
 {
-    QD_TRY(qd_cpu_check_float("combine", "x", a->dtype));
+    QD_TRY(qd_check_float("combine", "x", a->dtype));
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols * a->per_token), qd_cpu_expert_rows_ops_for(qd_cpu_of(stream))->combine, a);
     return QD_OK;
 }
@@ -75,7 +75,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
 qd_status qd_cpu_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)
 {
     (void)stream;
-    QD_TRY(qd_cpu_check_float("expert_bias", "param", a->param_dtype));
+    QD_TRY(qd_check_float("expert_bias", "param", a->param_dtype));
     QD_TRY(qd_check_rest("expert_bias", a->rest, a->param_dtype));
     if (a->grad_scale && !isfinite(*a->grad_scale))
         return QD_OK;

@@ -2,8 +2,8 @@
 
 static qd_status check(const char *kernel, const qd_head_norm_args *a)
 {
-    QD_TRY(qd_cpu_check_float(kernel, "x", a->dtype));
-    QD_TRY(qd_cpu_check_float(kernel, "gamma", a->param_dtype));
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_check_float(kernel, "gamma", a->param_dtype));
     int64_t width = (int64_t)(a->heads + a->kv_heads) * a->head_dim;
     if (a->head_dim < 1 || a->row_stride < width)
         return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are too short for %lld of queries and keys", kernel,
@@ -33,7 +33,7 @@ qd_status qd_cpu_head_norm_backward(qd_stream *stream, const qd_head_norm_args *
 {
     qd_cpu *cpu = qd_cpu_of(stream);
     QD_TRY(check("head_norm_backward", a));
-    QD_TRY(qd_cpu_check_float("head_norm_backward", "gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("head_norm_backward", "gradient", a->grad_dtype));
     backward_job job = {a, qd_cpu_head_norm_ops_for(cpu)};
     const float *sum;
     QD_TRY(qd_cpu_row_sum(cpu, "head_norm_backward", a->rows, 2 * (int64_t)a->head_dim, backward_block, &job, &sum));

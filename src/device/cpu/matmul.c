@@ -276,16 +276,7 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
 
 qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
 {
-    QD_TRY(qd_cpu_check_float("matmul", "a", a->a_dtype));
-    QD_TRY(qd_cpu_check_float("matmul", "b", a->b_dtype));
-    QD_TRY(qd_cpu_check_float("matmul", "c", a->c_dtype));
-    if (a->m < 0 || a->n < 0 || a->k < 0)
-        return QD_FAIL(QD_USAGE, "matmul: size (%lld, %lld, %lld) is negative", (long long)a->m, (long long)a->n,
-                       (long long)a->k);
-    if (a->lda < (a->trans_a ? a->m : a->k) || a->ldb < (a->trans_b ? a->k : a->n) || a->ldc < a->n)
-        return QD_FAIL(QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
-                       (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n,
-                       (long long)a->k);
+    QD_TRY(qd_matmul_check(a));
     if (a->residual || a->gelu != QD_MATMUL_NO_GELU || a->bias_grad)
         return qd_cpu_matmul_fused(stream, a);
     if (a->m > 0 && a->n > 0)

@@ -7,8 +7,6 @@ static qd_status check(const qd_matmul_args *a)
 {
     if ((a->residual || a->gelu != QD_MATMUL_NO_GELU) && a->ldc != a->n)
         return QD_FAIL(QD_UNSUPPORTED, "matmul: residual and GELU want c without gaps between rows");
-    if (a->residual && a->gelu != QD_MATMUL_NO_GELU)
-        return QD_FAIL(QD_UNSUPPORTED, "matmul: residual and GELU exclude each other");
     if (a->bias_grad && (!a->trans_a || a->lda != a->m))
         return QD_FAIL(QD_UNSUPPORTED, "matmul: bias_grad wants a transposed, without gaps between rows");
     return QD_OK;

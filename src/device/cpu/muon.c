@@ -4,7 +4,7 @@
 
 qd_status qd_cpu_momentum(qd_stream *stream, const qd_momentum_args *a)
 {
-    QD_TRY(qd_cpu_check_float("momentum", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("momentum", "the gradient", a->grad_dtype));
     if (isfinite(*a->grad_scale))
         qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->momentum, a);
     return QD_OK;
@@ -31,7 +31,7 @@ qd_status qd_cpu_axpby(qd_stream *stream, const qd_axpby_args *a)
 
 qd_status qd_cpu_matrix_update(qd_stream *stream, const qd_matrix_update_args *a)
 {
-    QD_TRY(qd_cpu_check_float("matrix_update", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("matrix_update", "the parameter", a->param_dtype));
     if (!a->grad_scale || isfinite(*a->grad_scale))
         qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->matrix_update, a);
     return QD_OK;

@@ -2,8 +2,8 @@
 
 qd_status qd_cpu_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
 {
-    QD_TRY(qd_cpu_check_float("norm_forward", "x", a->dtype));
-    QD_TRY(qd_cpu_check_float("norm_forward", "gamma", a->param_dtype));
+    QD_TRY(qd_check_float("norm_forward", "x", a->dtype));
+    QD_TRY(qd_check_float("norm_forward", "gamma", a->param_dtype));
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_norm_ops_for(qd_cpu_of(stream))->forward, a);
     return QD_OK;
 }
@@ -32,10 +32,10 @@ static qd_status branch_grad(qd_stream *stream, const qd_norm_backward_args *a, 
 qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    QD_TRY(qd_cpu_check_float("norm_backward", "x", a->dtype));
-    QD_TRY(qd_cpu_check_float("norm_backward", "gamma", a->param_dtype));
+    QD_TRY(qd_check_float("norm_backward", "x", a->dtype));
+    QD_TRY(qd_check_float("norm_backward", "gamma", a->param_dtype));
     if (a->dgamma || a->dbeta)
-        QD_TRY(qd_cpu_check_float("norm_backward", "dgamma", a->grad_dtype));
+        QD_TRY(qd_check_float("norm_backward", "dgamma", a->grad_dtype));
     QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */
     norm_backward_job job = {a, qd_cpu_norm_ops_for(cpu)};
     const float *sum;

@@ -13,8 +13,8 @@ static int64_t count_chunks(const qd_param_range *ranges, int count)
 
 qd_status qd_cpu_adamw(qd_stream *stream, const qd_adamw_args *a)
 {
-    QD_TRY(qd_cpu_check_float("adamw", "the parameter", a->param_dtype));
-    QD_TRY(qd_cpu_check_float("adamw", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("adamw", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("adamw", "the gradient", a->grad_dtype));
     QD_TRY(qd_check_rest("adamw", a->rest, a->param_dtype));
     if (!(a->bias_correction1 > 0 && a->bias_correction2 > 0))
         return QD_FAIL(QD_USAGE, "adamw: bias corrections %g and %g; both are 1 - beta^step and above 0",
@@ -28,8 +28,8 @@ qd_status qd_cpu_adamw(qd_stream *stream, const qd_adamw_args *a)
 
 qd_status qd_cpu_sgd(qd_stream *stream, const qd_sgd_args *a)
 {
-    QD_TRY(qd_cpu_check_float("sgd", "the parameter", a->param_dtype));
-    QD_TRY(qd_cpu_check_float("sgd", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("sgd", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("sgd", "the gradient", a->grad_dtype));
     QD_TRY(qd_check_rest("sgd", a->rest, a->param_dtype));
     if (!a->m && a->momentum != 0)
         return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);

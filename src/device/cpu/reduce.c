@@ -78,8 +78,8 @@ static void bias_grad_block(void *context, int64_t begin, int64_t end, float *pa
 qd_status qd_cpu_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    QD_TRY(qd_cpu_check_float("bias_grad", "dy", a->dtype));
-    QD_TRY(qd_cpu_check_float("bias_grad", "grad", a->grad_dtype));
+    QD_TRY(qd_check_float("bias_grad", "dy", a->dtype));
+    QD_TRY(qd_check_float("bias_grad", "grad", a->grad_dtype));
     bias_grad_job job = {a, qd_cpu_reduce_ops_for(cpu)};
     const float *sum;
     QD_TRY(qd_cpu_row_sum(cpu, "bias_grad", a->rows, a->cols, bias_grad_block, &job, &sum));
@@ -90,7 +90,7 @@ qd_status qd_cpu_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
 qd_status qd_cpu_row_squares(qd_stream *stream, const qd_row_squares_args *a)
 {
     for (; a; a = a->next) {
-        QD_TRY(qd_cpu_check_float("row_squares", "x", a->dtype));
+        QD_TRY(qd_check_float("row_squares", "x", a->dtype));
         qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_reduce_ops_for(qd_cpu_of(stream))->row_squares, a);
     }
     return QD_OK;

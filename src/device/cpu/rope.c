@@ -2,7 +2,7 @@
 
 qd_status qd_cpu_rope(qd_stream *stream, const qd_rope_args *a)
 {
-    QD_TRY(qd_cpu_check_float("rope", "x", a->dtype));
+    QD_TRY(qd_check_float("rope", "x", a->dtype));
     if (a->head_dim < 2 || a->head_dim % 2)
         return QD_FAIL(QD_USAGE, "rope: head size %d; it must be even, because pairs are rotated", a->head_dim);
     for (int64_t row = 0; a->positions && row < a->rows; row++)

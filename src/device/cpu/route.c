@@ -118,7 +118,7 @@ qd_status qd_cpu_route(qd_stream *stream, const qd_route_args *a)
 {
     QD_TRY(check_rule("route", &a->rule));
     if (a->bias)
-        QD_TRY(qd_cpu_check_float("route", "bias", a->bias_dtype));
+        QD_TRY(qd_check_float("route", "bias", a->bias_dtype));
     const route_job job = {a, qd_cpu_of(stream)};
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(64 * (int64_t)a->rule.experts), route_rows, &job);
     memset(a->load, 0, (size_t)(a->loads * a->rule.experts) * sizeof *a->load);
@@ -190,7 +190,7 @@ static void grad_rows(void *context, int64_t begin, int64_t end, int thread)
 qd_status qd_cpu_route_grad(qd_stream *stream, const qd_route_grad_args *a)
 {
     QD_TRY(check_rule("route_grad", &a->rule));
-    QD_TRY(qd_cpu_check_float("route_grad", "d_logits", a->grad_dtype));
+    QD_TRY(qd_check_float("route_grad", "d_logits", a->grad_dtype));
     const route_job job = {a, qd_cpu_of(stream)};
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(64 * (int64_t)a->rule.experts), grad_rows, &job);
     return QD_OK;

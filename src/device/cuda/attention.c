@@ -1,13 +1,13 @@
 /* Causal attention: checks, and the choice between cuDNN and kernels of our own. */
 #include "device/cuda/attention_impl.h"
 #include "device/cuda/cuda_impl.h"
-#include "device/parts_impl.h"
+#include "device/check_impl.h"
 
 #define MOST_SEQ (INT32_MAX - QD_CUDA_HEAD_MOST) /* kernels count rows and positions in int, up to a tile beyond the last */
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
 {
-    QD_TRY(qd_cuda_check_float(kernel, "q", a->dtype));
+    QD_TRY(qd_check_float(kernel, "q", a->dtype));
     const int64_t most_batch = 65535; /* of a grid */
     if (a->batch < 0 || a->seq < 0 || a->batch > most_batch || a->seq > MOST_SEQ)
         return QD_FAIL(QD_USAGE, "%s: batch %lld and seq %lld are not within 0 .. 65535 and 0 .. 2^31", kernel,

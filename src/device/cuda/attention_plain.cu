@@ -389,7 +389,7 @@ static __global__ void __launch_bounds__(THREADS) delta_kernel(qd_attention_args
 extern "C" qd_status qd_cuda_attention_delta(qd_stream *stream, const qd_attention_args *a)
 {
     int64_t items = a->batch * a->seq * a->heads;
-    QD_TRY(qd_cuda_check_float("attention_delta", "o", a->dtype));
+    QD_TRY(qd_check_float("attention_delta", "o", a->dtype));
     if (items <= 0)
         return QD_OK;
     delta_kernel<<<(unsigned)divide_up(items, THREADS / 32), THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a, a->dtype == QD_BF16);

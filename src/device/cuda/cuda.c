@@ -68,13 +68,6 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
                       cudaGetErrorName(error));
 }
 
-qd_status qd_cuda_check_float(const char *kernel, const char *what, qd_dtype dtype)
-{
-    if (dtype == QD_F32 || dtype == QD_BF16)
-        return QD_OK;
-    return QD_FAIL(QD_UNSUPPORTED, "%s: %s has type %s; fp32 and bf16 are supported", kernel, what, qd_dtype_name(dtype));
-}
-
 /* What a kernel found and could not say; `fault` is the copy of the device's record. */
 static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
 {

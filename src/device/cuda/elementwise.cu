@@ -40,9 +40,9 @@ template <int N> static __global__ void add_kernel(qd_add_args a, bool a_half, b
 
 extern "C" qd_status qd_cuda_add(qd_stream *stream, const qd_add_args *a)
 {
-    QD_TRY(qd_cuda_check_float("add", "a", a->a_dtype));
-    QD_TRY(qd_cuda_check_float("add", "b", a->b_dtype));
-    QD_TRY(qd_cuda_check_float("add", "y", a->y_dtype));
+    QD_TRY(qd_check_float("add", "a", a->a_dtype));
+    QD_TRY(qd_check_float("add", "b", a->b_dtype));
+    QD_TRY(qd_check_float("add", "y", a->y_dtype));
     if (a->n <= 0)
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);
@@ -67,8 +67,8 @@ template <int N> static __global__ void cast_kernel(qd_cast_args a, bool from_ha
 
 extern "C" qd_status qd_cuda_cast(qd_stream *stream, const qd_cast_args *a)
 {
-    QD_TRY(qd_cuda_check_float("cast", "from", a->from_dtype));
-    QD_TRY(qd_cuda_check_float("cast", "to", a->to_dtype));
+    QD_TRY(qd_check_float("cast", "from", a->from_dtype));
+    QD_TRY(qd_check_float("cast", "to", a->to_dtype));
     if (a->n <= 0)
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);
@@ -99,8 +99,8 @@ static __global__ void copy_rows_kernel(qd_copy_rows_args a, bool from_half, boo
 
 extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_args *a)
 {
-    QD_TRY(qd_cuda_check_float("copy_rows", "from", a->from_dtype));
-    QD_TRY(qd_cuda_check_float("copy_rows", "to", a->to_dtype));
+    QD_TRY(qd_check_float("copy_rows", "from", a->from_dtype));
+    QD_TRY(qd_check_float("copy_rows", "to", a->to_dtype));
     if (a->from_stride < a->cols || a->to_stride < a->cols)
         return QD_FAIL(QD_USAGE, "copy_rows: strides %lld and %lld are shorter than rows of %lld", (long long)a->from_stride,
                        (long long)a->to_stride, (long long)a->cols);
@@ -210,7 +210,7 @@ template <int KIND, bool BACKWARD> static qd_status launch_activation(qd_stream 
 
 template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_stream *stream, const qd_activation_args *a)
 {
-    QD_TRY(qd_cuda_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
     switch (a->kind) {
     case QD_ACT_GELU_TANH:
         return launch_activation<QD_ACT_GELU_TANH, BACKWARD>(stream, a);
@@ -286,7 +286,7 @@ static __global__ void dropout_kernel(qd_dropout_args a, qd_philox_key key, uint
 
 extern "C" qd_status qd_cuda_dropout(qd_stream *stream, const qd_dropout_args *a)
 {
-    QD_TRY(qd_cuda_check_float("dropout", "x", a->dtype));
+    QD_TRY(qd_check_float("dropout", "x", a->dtype));
     if (!(a->p >= 0.0f && a->p < 1.0f))
         return QD_FAIL(QD_USAGE, "dropout: probability %g; it must be at least 0 and below 1", (double)a->p);
     return with_type(a->dtype, [&](auto type) -> qd_status {
@@ -359,7 +359,7 @@ template <typename T, int N> static __global__ void rope_kernel(qd_rope_args a, 
 
 extern "C" qd_status qd_cuda_rope(qd_stream *stream, const qd_rope_args *a)
 {
-    QD_TRY(qd_cuda_check_float("rope", "x", a->dtype));
+    QD_TRY(qd_check_float("rope", "x", a->dtype));
     if (a->head_dim < 2 || a->head_dim % 2)
         return QD_FAIL(QD_USAGE, "rope: head size %d; it must be even, because pairs are rotated", a->head_dim);
     return with_type(a->dtype, [&](auto type) -> qd_status {

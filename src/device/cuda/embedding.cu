@@ -47,8 +47,8 @@ static __global__ void __launch_bounds__(THREADS) embedding_forward_kernel(qd_em
 
 extern "C" qd_status qd_cuda_embedding_forward(qd_stream *stream, const qd_embedding_forward_args *a)
 {
-    QD_TRY(qd_cuda_check_float("embedding_forward", "y", a->dtype));
-    QD_TRY(qd_cuda_check_float("embedding_forward", "the table", a->param_dtype));
+    QD_TRY(qd_check_float("embedding_forward", "y", a->dtype));
+    QD_TRY(qd_check_float("embedding_forward", "the table", a->param_dtype));
     int64_t n = a->rows * a->cols;
     if (n <= 0)
         return QD_OK;
@@ -286,8 +286,8 @@ template <typename T, typename G> static qd_status backward(qd_stream *stream, c
 
 extern "C" qd_status qd_cuda_embedding_backward(qd_stream *stream, const qd_embedding_backward_args *a)
 {
-    QD_TRY(qd_cuda_check_float("embedding_backward", "dy", a->dtype));
-    QD_TRY(qd_cuda_check_float("embedding_backward", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("embedding_backward", "dy", a->dtype));
+    QD_TRY(qd_check_float("embedding_backward", "the gradient", a->grad_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {

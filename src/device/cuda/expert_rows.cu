@@ -140,7 +140,7 @@ template <typename T, int N> static qd_status launch_permute(qd_stream *stream, 
 
 extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a)
 {
-    QD_TRY(qd_cuda_check_float("permute", "x", a->dtype));
+    QD_TRY(qd_check_float("permute", "x", a->dtype));
     if (a->old && !a->place)
         return QD_FAIL(QD_USAGE, "permute: the gradient of weights needs the table of places");
     if (a->rows <= 0 || a->cols <= 0)
@@ -239,7 +239,7 @@ template <typename T, int N, bool WEIGHTED> static qd_status launch_combine(qd_s
 
 extern "C" qd_status qd_cuda_combine(qd_stream *stream, const qd_combine_args *a)
 {
-    QD_TRY(qd_cuda_check_float("combine", "x", a->dtype));
+    QD_TRY(qd_check_float("combine", "x", a->dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {

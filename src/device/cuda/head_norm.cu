@@ -95,8 +95,8 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_a
 
 static qd_status check(const char *kernel, const qd_head_norm_args *a)
 {
-    QD_TRY(qd_cuda_check_float(kernel, "x", a->dtype));
-    QD_TRY(qd_cuda_check_float(kernel, "gamma", a->param_dtype));
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_check_float(kernel, "gamma", a->param_dtype));
     const int64_t width = (int64_t)(a->heads + a->kv_heads) * a->head_dim;
     if (a->head_dim < 1 || a->row_stride < width)
         return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are too short for %lld of queries and keys", kernel,
@@ -134,7 +134,7 @@ extern "C" qd_status qd_cuda_head_norm(qd_stream *stream, const qd_head_norm_arg
 extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head_norm_args *a)
 {
     QD_TRY(check("head_norm_backward", a));
-    QD_TRY(qd_cuda_check_float("head_norm_backward", "gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("head_norm_backward", "gradient", a->grad_dtype));
     const qd_cuda_launch l = qd_cuda_launch_of(stream);
     if (a->rows <= 0 && !a->accumulate) {
         const size_t bytes = (size_t)a->head_dim * qd_dtype_size(a->grad_dtype);

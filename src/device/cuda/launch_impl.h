@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-#include "device/device.h"
+#include "device/check_impl.h"
 
 #include <cuda_runtime_api.h>
 
@@ -60,9 +60,6 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
             goto done;                                                                                      \
         }                                                                                                   \
     } while (0)
-
-/* QD_OK if dtype is one that kernels store activations and parameters in. */
-qd_status qd_cuda_check_float(const char *kernel, const char *what, qd_dtype dtype);
 
 /* The kernels. Slot S of the table is qd_cuda_S; when it is called the stream's device is current. */
 #define QD_CUDA_KERNEL(slot, args) qd_status qd_cuda_##slot(qd_stream *stream, const args *a);

@@ -194,7 +194,7 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
 
 extern "C" qd_status qd_cuda_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
 {
-    QD_TRY(qd_cuda_check_float("cross_entropy", "logits", a->dtype));
+    QD_TRY(qd_check_float("cross_entropy", "logits", a->dtype));
     if (a->ld < a->vocab)
         return QD_FAIL(QD_USAGE, "cross_entropy: row stride %lld is less than the vocabulary of %lld", (long long)a->ld,
                        (long long)a->vocab);
@@ -295,7 +295,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
 
 extern "C" qd_status qd_cuda_cross_entropy_part(qd_stream *stream, const qd_cross_entropy_part_args *a)
 {
-    QD_TRY(qd_cuda_check_float("cross_entropy_part", "logits", a->dtype));
+    QD_TRY(qd_check_float("cross_entropy_part", "logits", a->dtype));
     if (a->ld < a->vocab)
         return QD_FAIL(QD_USAGE, "cross_entropy_part: row stride %lld is less than the %lld tokens of a row", (long long)a->ld,
                        (long long)a->vocab);

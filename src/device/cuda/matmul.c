@@ -322,27 +322,6 @@ qd_status qd_product_run(qd_stream *stream, qd_product *p, const qd_matmul_args 
     return QD_OK;
 }
 
-static qd_status check(const qd_matmul_args *a)
-{
-    QD_TRY(qd_cuda_check_float("matmul", "a", a->a_dtype));
-    QD_TRY(qd_cuda_check_float("matmul", "b", a->b_dtype));
-    QD_TRY(qd_cuda_check_float("matmul", "c", a->c_dtype));
-    if (a->m < 0 || a->n < 0 || a->k < 0)
-        return QD_FAIL(QD_USAGE, "matmul: size (%lld, %lld, %lld) is negative", (long long)a->m, (long long)a->n,
-                       (long long)a->k);
-    if (a->lda < (a->trans_a ? a->m : a->k) || a->ldb < (a->trans_b ? a->k : a->n) || a->ldc < a->n)
-        return QD_FAIL(QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
-                       (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n,
-                       (long long)a->k);
-    if (a->gelu != QD_MATMUL_NO_GELU && (!a->aux || a->accumulate || a->residual))
-        return QD_FAIL(QD_USAGE, "matmul: GELU in the same pass needs aux, and nothing else that is added to c");
-    if (a->gelu == QD_MATMUL_GELU_GRAD && a->bias)
-        return QD_FAIL(QD_USAGE, "matmul: the derivative of GELU in the same pass excludes a bias");
-    if (a->residual && a->residual == a->c)
-        return QD_FAIL(QD_USAGE, "matmul: residual must not be c; accumulate adds to c");
-    return QD_OK;
-}
-
 /* Nothing to multiply: c is what is added to it. */
 static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
 {
@@ -355,7 +334,7 @@ static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
 qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
-    QD_TRY(check(a));
+    QD_TRY(qd_matmul_check(a));
     if (a->m == 0)
         return QD_OK;
     if (a->n == 0)

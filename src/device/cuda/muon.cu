@@ -46,7 +46,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) momentum_kern
 
 extern "C" qd_status qd_cuda_momentum(qd_stream *stream, const qd_momentum_args *a)
 {
-    QD_TRY(qd_cuda_check_float("momentum", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("momentum", "the gradient", a->grad_dtype));
     if (a->n <= 0)
         return QD_OK;
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
@@ -166,7 +166,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) matrix_update
 
 extern "C" qd_status qd_cuda_matrix_update(qd_stream *stream, const qd_matrix_update_args *a)
 {
-    QD_TRY(qd_cuda_check_float("matrix_update", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("matrix_update", "the parameter", a->param_dtype));
     if (a->n <= 0)
         return QD_OK;
     cudaStream_t s = qd_cuda_launch_of(stream).stream;

@@ -202,8 +202,8 @@ template <typename T> static qd_status forward_any(cudaStream_t stream, const qd
 
 extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
 {
-    QD_TRY(qd_cuda_check_float("norm_forward", "x", a->dtype));
-    QD_TRY(qd_cuda_check_float("norm_forward", "gamma", a->param_dtype));
+    QD_TRY(qd_check_float("norm_forward", "x", a->dtype));
+    QD_TRY(qd_check_float("norm_forward", "gamma", a->param_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status { return forward_any<decltype(type)>(qd_cuda_launch_of(stream).stream, a); });
@@ -381,8 +381,8 @@ static qd_status clear_grad(qd_stream *stream, void *grad, int64_t cols, qd_dtyp
 
 extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
 {
-    QD_TRY(qd_cuda_check_float("bias_grad", "dy", a->dtype));
-    QD_TRY(qd_cuda_check_float("bias_grad", "grad", a->grad_dtype));
+    QD_TRY(qd_check_float("bias_grad", "dy", a->dtype));
+    QD_TRY(qd_check_float("bias_grad", "grad", a->grad_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return a->accumulate ? QD_OK : clear_grad(stream, a->grad, a->cols, a->grad_dtype);
     column_source s = {};
@@ -729,11 +729,11 @@ static qd_status branch_grad(qd_stream *stream, const qd_norm_backward_args *a, 
 extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)
 {
     void *const grads[] = {a->dgamma, a->dbeta, a->add_grad, a->dx_grad};
-    QD_TRY(qd_cuda_check_float("norm_backward", "x", a->dtype));
-    QD_TRY(qd_cuda_check_float("norm_backward", "gamma", a->param_dtype));
+    QD_TRY(qd_check_float("norm_backward", "x", a->dtype));
+    QD_TRY(qd_check_float("norm_backward", "gamma", a->param_dtype));
     for (void *grad : grads)
         if (grad)
-            QD_TRY(qd_cuda_check_float("norm_backward", "dgamma", a->grad_dtype));
+            QD_TRY(qd_check_float("norm_backward", "dgamma", a->grad_dtype));
     if (a->rows <= 0 && !a->accumulate)
         for (void *grad : grads)
             QD_TRY(clear_grad(stream, grad, a->cols, a->grad_dtype));

@@ -226,8 +226,8 @@ template <typename F> static qd_status for_ranges(const char *kernel, const qd_p
 
 extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
 {
-    QD_TRY(qd_cuda_check_float("adamw", "the parameter", a->param_dtype));
-    QD_TRY(qd_cuda_check_float("adamw", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("adamw", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("adamw", "the gradient", a->grad_dtype));
     QD_TRY(qd_check_rest("adamw", a->rest, a->param_dtype));
     if (!(a->bias_correction1 > 0 && a->bias_correction2 > 0))
         return QD_FAIL(QD_USAGE, "adamw: bias corrections %g and %g; both are 1 - beta^step and above 0", a->bias_correction1,
@@ -262,8 +262,8 @@ extern "C" qd_status qd_cuda_adamw(qd_stream *stream, const qd_adamw_args *a)
 
 extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
 {
-    QD_TRY(qd_cuda_check_float("sgd", "the parameter", a->param_dtype));
-    QD_TRY(qd_cuda_check_float("sgd", "the gradient", a->grad_dtype));
+    QD_TRY(qd_check_float("sgd", "the parameter", a->param_dtype));
+    QD_TRY(qd_check_float("sgd", "the gradient", a->grad_dtype));
     QD_TRY(qd_check_rest("sgd", a->rest, a->param_dtype));
     if (!a->m && a->momentum != 0)
         return QD_FAIL(QD_USAGE, "sgd: momentum %g needs a momentum buffer", a->momentum);
@@ -430,7 +430,7 @@ template <typename T> static qd_status launch_squares(qd_stream *stream, const q
 extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares_args *a)
 {
     while (a) {
-        QD_TRY(qd_cuda_check_float("row_squares", "x", a->dtype));
+        QD_TRY(qd_check_float("row_squares", "x", a->dtype));
         QD_TRY(with_type(a->dtype, [&](auto type) -> qd_status { return launch_squares<decltype(type)>(stream, &a); }));
     }
     return QD_OK;

@@ -202,7 +202,7 @@ extern "C" qd_status qd_cuda_route(qd_stream *stream, const qd_route_args *a)
 {
     QD_TRY(check_rule("route", &a->rule));
     if (a->bias)
-        QD_TRY(qd_cuda_check_float("route", "bias", a->bias_dtype));
+        QD_TRY(qd_check_float("route", "bias", a->bias_dtype));
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     QD_CUDA_TRY(cudaMemsetAsync(a->load, 0, (size_t)(a->loads * a->rule.experts) * sizeof *a->load, l.stream));
     if (a->rows <= 0)
@@ -308,7 +308,7 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_gr
 extern "C" qd_status qd_cuda_route_grad(qd_stream *stream, const qd_route_grad_args *a)
 {
     QD_TRY(check_rule("route_grad", &a->rule));
-    QD_TRY(qd_cuda_check_float("route_grad", "d_logits", a->grad_dtype));
+    QD_TRY(qd_check_float("route_grad", "d_logits", a->grad_dtype));
     if (a->rows <= 0)
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);

@@ -288,7 +288,7 @@ static __global__ void bias_kernel(qd_expert_bias_args a, bool half)
 
 extern "C" qd_status qd_cuda_expert_bias(qd_stream *stream, const qd_expert_bias_args *a)
 {
-    QD_TRY(qd_cuda_check_float("expert_bias", "param", a->param_dtype));
+    QD_TRY(qd_check_float("expert_bias", "param", a->param_dtype));
     QD_TRY(qd_check_rest("expert_bias", a->rest, a->param_dtype));
     if (a->experts <= 0)
         return QD_OK;
