@@ -115,7 +115,9 @@ static void print_traffic(const qd_check_report *r)
         char planned[32];
         qd_text_bytes(r->formulas[i].bytes, amount, sizeof amount);
         qd_text_bytes(r->formulas[i].planned, planned, sizeof planned);
-        printf("  %s; in all %s by the formula, %s in the program\n", r->formulas[i].text, amount, planned);
+        fputs("  ", stdout);
+        cli_put(stdout, r->formulas[i].text);
+        printf("; in all %s by the formula, %s in the program\n", amount, planned);
     }
     print_across(r);
     if (r->theory[0] == '\0')
@@ -147,7 +149,9 @@ static void print_pipeline(const qd_check_report *r)
     }
     qd_text_bytes(r->pipeline_bytes, amount, sizeof amount);
     qd_text_bytes(r->pipeline_theory_bytes, theory, sizeof theory);
-    printf("  between stages %s; 2·b·s·h for each boundary and micro-batch: %s\n", amount, theory);
+    printf("  between stages %s; ", amount);
+    cli_put(stdout, "2·b·s·h");
+    printf(" for each boundary and micro-batch: %s\n", theory);
     if (r->zero_extra_bytes > 0) {
         qd_text_bytes(r->zero_extra_bytes, amount, sizeof amount);
         printf("  %s more than with parallel.zero=1: every micro-batch %s\n", amount, "gathers parameters or reduces gradients");

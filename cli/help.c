@@ -19,24 +19,16 @@ static qd_status print_options(const qd_option_table *table, const char *title)
     char *text;
     int columns = cli_columns(stdout);
     QD_TRY(qd_options_help(table, 1, NULL, columns, &text));
-    printf("\n%s\n%s", title, text);
+    printf("\n%s\n", title);
+    cli_put(stdout, text);
     free(text);
     return QD_OK;
-}
-
-/* "…" as the locale has it. */
-static void put_plain(const char *text)
-{
-    static const char dots[] = "…";
-    for (const char *at; !cli_utf8() && (at = strstr(text, dots)) != NULL; text = at + strlen(dots))
-        printf("%.*s...", (int)(at - text), text);
-    fputs(text, stdout);
 }
 
 qd_status cli_print_help(const cli_command *c)
 {
     printf("quadrille %s ", c->name);
-    put_plain(c->arguments);
+    cli_put(stdout, c->arguments);
     printf("\n\n%s.\n", c->summary);
     if (c->details)
         printf("\n%s\n", c->details);

@@ -43,6 +43,39 @@ int cli_columns(FILE *file)
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+void cli_say(const char *word, int column, const char *text)
+{
+    qd_strbuf line = {0};
+    qd_text_wrap(text, column, cli_columns(stdout), &line);
+    printf("%-*s", column, word);
+    cli_put(stdout, line.failed ? "\n" : line.data);
+    qd_strbuf_free(&line);
+}
+
+static void append_plain(qd_strbuf *out, const char *text)
+{
+    static const char *const spelt[][2] = {{"×", "x"}, {"·", "*"}, {"…", "..."}};
+    while (*text && !cli_utf8()) {
+        size_t i = 0, count = sizeof spelt / sizeof *spelt;
+        while (i < count && strncmp(text, spelt[i][0], strlen(spelt[i][0])) != 0)
+            i++;
+        if (i < count)
+            qd_strbuf_puts(out, spelt[i][1]);
+        else
+            qd_strbuf_append(out, text, 1);
+        text += i < count ? strlen(spelt[i][0]) : 1;
+    }
+    qd_strbuf_puts(out, text);
+}
+
+void cli_put(FILE *file, const char *text)
+{
+    qd_strbuf plain = {0};
+    append_plain(&plain, text);
+    fputs(plain.failed || !plain.data ? text : plain.data, file);
+    qd_strbuf_free(&plain);
+}
+
 qd_status cli_print_json(qd_strbuf *text)
 {
     char *taken;
@@ -74,6 +107,20 @@ qd_status cli_assign_words(qd_options *options, const char *text)
         status = qd_options_assign(options, word);
     free(copy);
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "--against: ");
+}
+
+qd_status cli_apart(const cli_call *call, const char *option, const char *other)
+{
+    if (!qd_options_is_set(call->options, option) || !qd_options_is_set(call->options, other))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "%s: --%s and --%s do not go together", call->command->name, option, other);
+}
+
+qd_status cli_needs(const cli_call *call, const char *option, const char *other)
+{
+    if (!qd_options_is_set(call->options, option) || qd_options_is_set(call->options, other))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "%s: --%s says nothing without --%s", call->command->name, option, other);
 }
 
 qd_status cli_no_words(const cli_call *call)
@@ -176,6 +223,15 @@ static void fill_standard_files(void)
         close(fd);
 }
 
+/* In one piece: several ranks may write at the same time. */
+static void put_error(void)
+{
+    qd_strbuf line = {0};
+    qd_strbuf_printf(&line, "quadrille: %s\n", qd_error_message());
+    cli_put(stderr, line.failed ? "quadrille: no memory for a message\n" : line.data);
+    qd_strbuf_free(&line);
+}
+
 int main(int argc, char **argv)
 {
     fill_standard_files();
@@ -190,7 +246,7 @@ int main(int argc, char **argv)
     if (status == QD_OK)
         return 0;
     if (qd_train_report(status))
-        fprintf(stderr, "quadrille: %s\n", qd_error_message());
+        put_error();
     if (has_word(argc, argv, "--debug"))
         fprintf(stderr, "%s\n", qd_error_trace());
     return exit_status(status);

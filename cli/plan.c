@@ -19,6 +19,12 @@ void plan_bar(double share, int width, char *text)
         strcat(text, " ");
 }
 
+int plan_bar_width(int beside)
+{
+    int columns = cli_columns(stdout), room = columns - beside;
+    return columns == 0 || room > PLAN_BAR ? PLAN_BAR : room < 4 ? 0 : room;
+}
+
 void plan_print_head(const qd_check_report *r)
 {
     char parameters[32], tokens[32];
@@ -28,8 +34,11 @@ void plan_print_head(const qd_check_report *r)
     printf("model    %s, %s parameters\n", r->model, parameters);
     if (r->world == 1)
         puts("layout   1 rank");
-    else
-        printf("layout   %s: %d ranks\n", r->layout, r->world);
+    else {
+        fputs("layout   ", stdout);
+        cli_put(stdout, r->layout);
+        printf(": %d ranks\n", r->world);
+    }
     printf("batch    %lld %s %lld = %s tokens per step; a rank computes %lld sequence%s at a time, %lld time%s\n",
            (long long)r->global_batch, times, (long long)r->seq, tokens, (long long)r->micro_batch,
            r->micro_batch == 1 ? "" : "s", (long long)r->micro_batches, r->micro_batches == 1 ? "" : "s");
@@ -37,14 +46,14 @@ void plan_print_head(const qd_check_report *r)
 
 void plan_print_memory(const qd_check_report *r)
 {
-    enum { WIDTH = 24 };
-    char amount[32], bar[4 * WIDTH + 1];
+    char amount[32], bar[4 * PLAN_BAR + 1];
+    int width = plan_bar_width(2 + 38 + 1 + 10 + 2 + 1 + 7);
     qd_text_bytes(r->memory_bytes, amount, sizeof amount);
     printf("memory   %s per rank\n", amount);
     for (int i = 0; i < r->line_count; i++) {
         double share = (double)r->lines[i].bytes / (double)(r->memory_bytes > 0 ? r->memory_bytes : 1);
         qd_text_bytes(r->lines[i].bytes, amount, sizeof amount);
-        plan_bar(share, WIDTH, bar);
+        plan_bar(share, width, bar);
         printf("  %-38s %10s  %s %5.1f %%\n", r->lines[i].name, amount, bar, 100.0 * share);
     }
 }

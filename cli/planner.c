@@ -2,6 +2,7 @@
 #include "plan.h"
 #include "simulate.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static void put_choice(qd_json_writer *w, const char *key, const qd_plan_choice *c)
@@ -75,31 +76,102 @@ void plan_print_against(const qd_plan_report *r)
         printf("against  cannot be built: %s\n", a->refusal);
         return;
     }
-    printf("against  %s: %.4g s, MFU %.1f %%, %.1f %% %s the first choice\n", a->choice.layout, a->choice.step_seconds, 100.0 * a->choice.mfu,
-           100.0 * (a->behind < 0.0 ? -a->behind : a->behind), a->behind < 0.0 ? "faster than" : "behind");
+    char step[32], line[320];
+    qd_text_unit(a->choice.step_seconds, "s", step, sizeof step);
+    snprintf(line, sizeof line, "%s: %s, MFU %.1f %%, %.1f %% %s the first choice", a->choice.layout, step,
+             100.0 * a->choice.mfu, 100.0 * (a->behind < 0.0 ? -a->behind : a->behind),
+             a->behind < 0.0 ? "faster than" : "behind");
+    cli_say("against", 9, line);
     for (int i = 0; i < a->why_count; i++)
-        printf("         %s\n", a->why[i]);
+        cli_say("", 9, a->why[i]);
 }
 
-static void print_plan(const qd_plan_report *r)
+enum { SHOWN = 10 };
+
+/* A table where the terminal has room for it; else each layout as a paragraph. */
+static void print_choices(const qd_plan_report *r)
 {
-    char parameters[32], amount[32];
-    qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
-    printf("%s, %s parameters, on %d x %s: %d layouts fit, %d do not, %d cannot be built (%.1f s)\n", r->best.model, parameters, r->best.gpus,
-           r->best.cluster, r->tried, r->too_large, r->refused, r->wall_seconds);
-    printf("%3s  %-72s %10s %7s %10s\n", "", "layout", "step", "MFU", "memory");
-    for (int i = 0; i < r->count && i < 10; i++) {
-        const qd_plan_choice *c = &r->choices[i];
-        qd_text_bytes(c->memory_bytes, amount, sizeof amount);
-        printf("%3d  %-72s %8.4g s %5.1f %% %10s%s%s\n", i + 1, c->layout, c->step_seconds, 100.0 * c->mfu, amount, c->loses[0] ? "  " : "", c->loses);
+    enum { FIGURES = 34 }; /* columns of number, step, MFU and memory */
+    int widest = 6, reason = 19, columns = cli_columns(stdout), count = r->count < SHOWN ? r->count : SHOWN;
+    for (int i = 0; i < count; i++) {
+        int layout = qd_text_columns(r->choices[i].layout), loses = qd_text_columns(r->choices[i].loses);
+        widest = layout > widest ? layout : widest;
+        reason = loses > reason ? loses : reason;
     }
+    bool table = columns == 0 || widest + FIGURES + 2 + reason <= columns;
+    if (table)
+        printf("     %-*s %10s %7s %10s%s\n", widest, "layout", "step", "MFU", "memory",
+               count > 1 ? "  beside the first it" : "");
+    for (int i = 0; i < count; i++) {
+        const qd_plan_choice *c = &r->choices[i];
+        char step[32], memory[32], number[16], line[320];
+        const char *loses = c->loses;
+        qd_text_unit(c->step_seconds, "s", step, sizeof step);
+        qd_text_bytes(c->memory_bytes, memory, sizeof memory);
+        snprintf(number, sizeof number, "%3d", i + 1);
+        if (table) {
+            printf("%s  %-*s %10s %5.1f %% %10s%s%s\n", number, widest, c->layout, step, 100.0 * c->mfu, memory,
+                   loses[0] ? "  " : "", loses);
+        } else {
+            snprintf(line, sizeof line, "%s in %s, MFU %.1f %%%s%s", step, memory, 100.0 * c->mfu,
+                     loses[0] ? "; beside the first it " : "", loses);
+            cli_say(number, 5, c->layout);
+            cli_say("", 5, line);
+        }
+    }
+}
+
+/* What the first choice changes in the configuration, as it is written on a command line. */
+static qd_status print_keys(const qd_options *before, const qd_plan_choice *choice)
+{
+    char *was = NULL, *is = NULL, section[64] = "";
+    qd_options *after = NULL;
+    qd_strbuf keys = {0};
+    qd_status status = qd_options_copy(before, &after);
+    if (status == QD_OK)
+        status = qd_plan_apply(choice, after);
+    if (status == QD_OK)
+        status = qd_options_to_yaml(before, &was);
+    if (status == QD_OK)
+        status = qd_options_to_yaml(after, &is);
+    /* Both have the same lines: "section:" and "  key: value". */
+    for (char *old = was, *line = is; status == QD_OK && *line;
+         old += strcspn(old, "\n") + 1, line += strcspn(line, "\n") + 1) {
+        size_t length = strcspn(line, "\n"), name = strcspn(line, ":");
+        if (line[0] != ' ')
+            snprintf(section, sizeof section, "%.*s", (int)name, line);
+        else if (strcspn(old, "\n") != length || memcmp(old, line, length) != 0)
+            qd_strbuf_printf(&keys, "%s%s.%.*s=%.*s", keys.length ? " " : "", section, (int)name - 2, line + 2,
+                             (int)(length - name) - 2, line + name + 2);
+    }
+    if (status == QD_OK && keys.length > 0 && !keys.failed)
+        cli_say("keys", 5, keys.data);
+    qd_strbuf_free(&keys);
+    qd_options_destroy(after);
+    free(was);
+    free(is);
+    return status;
+}
+
+static qd_status print_plan(const qd_options *options, const qd_plan_report *r)
+{
+    char parameters[32], line[320];
+    qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
+    snprintf(line, sizeof line,
+             "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model,
+             parameters, r->best.gpus, r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "",
+             r->too_large, r->refused, r->wall_seconds);
+    cli_say("", 0, line);
+    print_choices(r);
     if (r->stopped)
-        puts("the search was ended after its time: give some of the axes to look further");
+        cli_say("", 0, "the search was ended after its time: give some of the axes to look further");
     for (int i = 0; i < r->reason_count; i++)
-        printf("%s %s\n", i == 0 ? "why " : "    ", r->reasons[i]);
-    printf("next %s\n", r->next);
+        cli_say(i == 0 ? "why" : "", 5, r->reasons[i]);
+    cli_say("next", 5, r->next);
+    QD_TRY(print_keys(options, &r->choices[0]));
     if (r->against.asked)
         plan_print_against(r);
+    return QD_OK;
 }
 
 static qd_status answer(cli_call *call, qd_plan_report *r)
@@ -108,7 +180,13 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
     double tokens = qd_options_float(o, "tokens"), days = qd_options_float(o, "days");
     bool json = qd_options_bool(o, "json");
     if ((tokens > 0.0) != (days > 0.0))
-        return QD_FAIL(QD_USAGE, "plan: --tokens and --days go together: how many GPUs train so many tokens in so many days?");
+        return QD_FAIL(QD_USAGE,
+                       "plan: --tokens and --days go together: how many GPUs train so many tokens in so many days?");
+    QD_TRY(cli_needs(call, "most", "tokens"));
+    QD_TRY(cli_apart(call, "tokens", "gpus")); /* which it looks for */
+    QD_TRY(cli_apart(call, "tokens", "largest"));
+    QD_TRY(cli_apart(call, "tokens", "against"));
+    QD_TRY(cli_apart(call, "largest", "against"));
     if (qd_options_bool(o, "largest")) {
         const char *name;
         QD_TRY(qd_plan_largest(o, &name, r));
@@ -148,29 +226,33 @@ static qd_status run(cli_call *call)
     QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(o, qd_options_string(o, "cluster")));
     if (gpus > 0) {
+        int64_t ranks = qd_options_int(o, "parallel.ranks");
+        if (ranks != gpus && strcmp(qd_options_origin(o, "parallel.ranks"), "command line") == 0)
+            return QD_FAIL(QD_USAGE, "plan: --gpus is %lld and parallel.ranks %lld: give one of them", (long long)gpus,
+                           (long long)ranks);
         snprintf(number, sizeof number, "%lld", (long long)gpus);
         QD_TRY(qd_options_set(o, "parallel.ranks", number));
     }
     QD_TRY(answer(call, &report));
-    if (path[0] != '\0') {
+    qd_status status = qd_options_bool(o, "json") ? print_json(&report) : print_plan(o, &report);
+    if (status == QD_OK && path[0] != '\0') {
         QD_TRY(qd_plan_apply(&report.choices[0], o));
         QD_TRY(qd_plan_write(o, path));
     }
-    if (qd_options_bool(o, "json"))
-        return print_json(&report);
-    print_plan(&report);
-    return QD_OK;
+    return status;
 }
 
 static const qd_option own[] = {
     CLI_OPTION_CLUSTER,
-    {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators; 0: parallel.ranks", NULL},
-    {"against", QD_OPTION_STRING, "", 0, 0, NULL, "a layout to set beside the first choice, for example \"tp=8 pp=16 zero=1\": how far behind it is, and why", NULL},
+    {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators, in place of parallel.ranks of CONFIG; 0: those", NULL},
+    {"against", QD_OPTION_STRING, "", 0, 0, NULL,
+     "a layout to set beside the first choice, for example \"tp=8 pp=16 zero=1\": how far behind it is, and why", NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "writes the configuration with the first choice to this file", NULL},
     {"tokens", QD_OPTION_FLOAT, "0", 0, 1e18, NULL, "how many GPUs train so many tokens in --days?", NULL},
     {"days", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "see --tokens", NULL},
-    {"most", QD_OPTION_INT, "16384", 1, 65536, NULL, "tokens: the most GPUs to consider", NULL},
-    {"largest", QD_OPTION_BOOL, "false", 0, 0, NULL, "which is the largest preset that fits?", NULL},
+    {"most", QD_OPTION_INT, "16384", 1, 65536, NULL, "--tokens: the most GPUs to consider", NULL},
+    {"largest", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "which is the largest preset that fits? It takes the place of model.preset", NULL},
     CLI_OPTION_JSON,
 };
 
@@ -178,8 +260,11 @@ const cli_command cli_plan = {
     .name = "plan",
     .arguments = "[CONFIG] --cluster NAME|FILE --gpus N [key=value …] [--write FILE]",
     .summary = "Searches for the fastest layout of a model on a cluster, and explains it",
-    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 train.precision=bf16\n\n"
-               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for.",
+    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 "
+               "train.precision=bf16\n\n"
+               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. MFU "
+               "is the share of the accelerators'\n"
+               "peak that the model's own FLOPs take. The first choice's keys go into a file with --write.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

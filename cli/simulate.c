@@ -7,33 +7,49 @@
 
 static void print_time(const qd_sim_report *r)
 {
-    enum { WIDTH = 24 };
-    char bar[4 * WIDTH + 1], rate[32], each[32];
+    int width = plan_bar_width(2 + 38 + 1 + 9 + 3 + 2 + 1 + 7);
+    char bar[4 * PLAN_BAR + 1], rate[32], each[32];
+    double slowed = r->compute_seconds - r->product_seconds - r->attention_seconds - r->memory_seconds -
+                    r->optimizer_seconds - r->launch_seconds;
     const struct {
         const char *name;
         double seconds;
     } parts[] = {
-        {"products", r->product_seconds},           {"attention", r->attention_seconds},
-        {"kernels that move bytes", r->memory_seconds}, {"optimizer", r->optimizer_seconds},
-        {"gaps between kernels", r->launch_seconds}, {"waiting for other stages", r->bubble_seconds},
+        {"products", r->product_seconds},
+        {"attention", r->attention_seconds},
+        {"kernels that move bytes", r->memory_seconds},
+        {"optimizer", r->optimizer_seconds},
+        {"gaps between kernels", r->launch_seconds},
+        {"slowed by collectives beside it", slowed},
+        {"waiting for other stages", r->bubble_seconds},
+        {"between steps, for the slowest rank", r->late_seconds},
     };
+    /* One unit for the whole list. */
+    bool long_step = r->step_seconds >= 1.0;
+    const double scale = long_step ? 1.0 : 1e3;
+    const char *unit = long_step ? "s" : "ms";
+    char step[32], line[256];
+    qd_text_unit(r->step_seconds, "s", step, sizeof step);
     qd_text_count(r->tokens_per_second, rate, sizeof rate);
     qd_text_count(r->tokens_per_gpu_second, each, sizeof each);
-    printf("step     %.4g s: %s tokens/s, %s per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%\n", r->step_seconds,
-           rate, each, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
+    snprintf(line, sizeof line,
+             "%s: %s tokens/s, %s per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%", step, rate,
+             each, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
+    cli_say("step", 9, line);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (parts[i].seconds <= 0.0)
+        if (parts[i].seconds <= 0.0005 * r->step_seconds)
             continue;
-        plan_bar(parts[i].seconds / r->step_seconds, WIDTH, bar);
-        printf("  %-38s %8.4g s  %s %5.1f %%\n", parts[i].name, parts[i].seconds, bar, 100.0 * parts[i].seconds / r->step_seconds);
+        plan_bar(parts[i].seconds / r->step_seconds, width, bar);
+        printf("  %-38s %9.3f %s  %s %5.1f %%\n", parts[i].name, scale * parts[i].seconds, unit, bar,
+               100.0 * parts[i].seconds / r->step_seconds);
     }
     for (int i = 0; i < r->exposed_count; i++) {
-        plan_bar(r->exposed[i].value / r->step_seconds, WIDTH, bar);
-        printf("  communication over %-19s %8.4g s  %s %5.1f %%\n", r->exposed[i].name, r->exposed[i].value, bar,
-               100.0 * r->exposed[i].value / r->step_seconds);
+        plan_bar(r->exposed[i].value / r->step_seconds, width, bar);
+        printf("  communication over %-19s %9.3f %s  %s %5.1f %%\n", r->exposed[i].name, scale * r->exposed[i].value,
+               unit, bar, 100.0 * r->exposed[i].value / r->step_seconds);
     }
     for (int i = 0; i < r->hidden_count; i++)
-        printf("  beside computation, over %-13s %8.4g s\n", r->hidden[i].name, r->hidden[i].value);
+        printf("  beside computation, over %-13s %9.3f %s\n", r->hidden[i].name, scale * r->hidden[i].value, unit);
 }
 
 static void print_memory(const qd_sim_report *r)
@@ -53,18 +69,23 @@ static void print_memory(const qd_sim_report *r)
 
 static void print_report(const qd_sim_report *r)
 {
-    char parameters[32];
+    char parameters[32], line[256], joules[32], watts[32];
     qd_text_count((double)r->parameters, parameters, sizeof parameters);
+    qd_text_unit(r->joules_per_step, "J", joules, sizeof joules);
+    qd_text_unit(r->watts, "W", watts, sizeof watts);
     printf("model    %s, %s parameters\n", r->model, parameters);
-    printf("layout   %s on %d x %s, software %s\n", r->layout[0] ? r->layout : "one rank", r->gpus, r->cluster, r->profile);
-    printf("batch    %lld x %lld tokens, micro-batches of %lld, %lld per rank\n", (long long)r->global_batch, (long long)r->seq,
-           (long long)r->micro_batch, (long long)r->micro_batches);
+    snprintf(line, sizeof line, "%s on %d x %s, software %s", r->layout[0] ? r->layout : "one rank", r->gpus,
+             r->cluster, r->profile);
+    cli_say("layout", 9, line);
+    snprintf(line, sizeof line, "%lld x %lld tokens per step, micro-batches of %lld, %lld per rank",
+             (long long)r->global_batch, (long long)r->seq, (long long)r->micro_batch, (long long)r->micro_batches);
+    cli_say("batch", 9, line);
     print_time(r);
     print_memory(r);
     for (int i = 0; i < r->loss_count; i++)
-        printf("%s %s\n", i == 0 ? "losses  " : "        ", r->loss[i]);
+        cli_say(i == 0 ? "losses" : "", 9, r->loss[i]);
     if (r->watts > 0.0)
-        printf("energy   %.4g kJ per step (%.4g kW)\n", r->joules_per_step * 1e-3, r->watts * 1e-3);
+        printf("energy   %s per step (%s)\n", joules, watts);
     if (r->cost_per_step > 0.0)
         printf("cost     %.4g per step\n", r->cost_per_step);
 }
@@ -87,6 +108,8 @@ static qd_status print_scaling(cli_call *call, bool json)
             qd_json_object_begin(&w, NULL);
             qd_json_put_int(&w, "gpus", points[i].gpus);
             qd_json_put_bool(&w, "possible", points[i].possible);
+            if (!points[i].possible)
+                qd_json_put_string(&w, "refusal", points[i].refusal);
             qd_json_put_bool(&w, "fits", points[i].fits);
             qd_json_put_double(&w, "step_seconds", points[i].step_seconds);
             qd_json_put_double(&w, "tokens_per_second", points[i].tokens_per_second);
@@ -97,18 +120,25 @@ static qd_status print_scaling(cli_call *call, bool json)
         qd_json_end(&w);
         return cli_print_json(&text);
     }
-    printf("%8s %12s %14s %12s %16s %12s\n", "GPUs", "step", "tokens/s", "computing", "communicating", "per GPU");
+    puts("communicating: what nothing hides. efficiency: tokens/s per GPU, over those of the first line");
+    printf("%8s %10s %10s %10s %13s %11s\n", "GPUs", "step", "tokens/s", "computing", "communicating", "efficiency");
     double first = 0.0;
     for (int i = 0; i < count; i++) {
         const qd_scaling_point *p = &points[i];
-        if (!p->possible)
+        char step[32], rate[32], computing[32], communicating[32], number[16];
+        if (!p->possible) {
+            snprintf(number, sizeof number, "%8d", p->gpus);
+            cli_say(number, 10, p->refusal);
             continue;
+        }
         double each = p->tokens_per_second / p->gpus;
-        char rate[32];
         first = first > 0.0 ? first : each;
+        qd_text_unit(p->step_seconds, "s", step, sizeof step);
         qd_text_count(p->tokens_per_second, rate, sizeof rate);
-        printf("%8d %10.4g s %14s %10.4g s %14.4g s %10.1f %%%s%s\n", p->gpus, p->step_seconds, rate, p->compute_seconds,
-               p->communication_seconds, 100.0 * each / first, p->fits ? "" : "  does not fit",
+        qd_text_unit(p->compute_seconds, "s", computing, sizeof computing);
+        qd_text_unit(p->communication_seconds, "s", communicating, sizeof communicating);
+        printf("%8d %10s %10s %10s %13s %9.1f %%%s%s\n", p->gpus, step, rate, computing, communicating,
+               100.0 * each / first, p->fits ? "" : "  does not fit",
                p->communication_seconds > p->compute_seconds ? "  communication outweighs computing" : "");
     }
     return QD_OK;
@@ -150,6 +180,11 @@ qd_status simulate_nearest(cli_call *call)
 static qd_status run(cli_call *call)
 {
     qd_simulation *simulation = NULL;
+    static const char *const of_one_step[] = {"draw", "timeline", "report"};
+    for (size_t i = 0; i < sizeof of_one_step / sizeof *of_one_step; i++)
+        QD_TRY(cli_apart(call, "scaling", of_one_step[i]));
+    QD_TRY(cli_needs(call, "strong", "scaling"));
+    QD_TRY(cli_apart(call, "draw", "json"));
     QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(call->options, qd_options_string(call->options, "cluster")));
     if (qd_options_int(call->options, "scaling") > 0)
@@ -166,8 +201,9 @@ static const qd_option own[] = {
     {"timeline", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
     {"report", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file as one HTML page", NULL},
     {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, a line per stage", NULL},
-    {"scaling", QD_OPTION_INT, "0", 0, 1e6, NULL, "shows the layout on more and more GPUs, up to this number", NULL},
-    {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL, "scaling: the global batch stays the same instead of growing with the GPUs", NULL},
+    {"scaling", QD_OPTION_INT, "0", 0, 65536, NULL, "shows the layout on more and more GPUs, up to this number", NULL},
+    {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "--scaling: the global batch stays the same instead of growing with the GPUs", NULL},
 };
 
 const cli_command cli_simulate = {

@@ -31,14 +31,6 @@ static qd_report_figure *add_figure(page *p, const char *name, const char *unit,
     return f;
 }
 
-static void put_time(double seconds, char *text, size_t size)
-{
-    if (seconds < 1.0)
-        snprintf(text, size, "%.3g ms", seconds * 1e3);
-    else
-        snprintf(text, size, "%.4g s", seconds);
-}
-
 /* "dp 8.9 ms, tp 120 ms": what nothing hides, by axis. */
 static double put_exposed(const qd_sim_report *r, char *text, size_t size)
 {
@@ -46,7 +38,7 @@ static double put_exposed(const qd_sim_report *r, char *text, size_t size)
     size_t used = 0;
     for (int i = 0; i < r->exposed_count && used < size; i++) {
         char time[32];
-        put_time(r->exposed[i].value, time, sizeof time);
+        qd_text_unit(r->exposed[i].value, "s", time, sizeof time);
         used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", r->exposed[i].name, time);
         sum += r->exposed[i].value;
     }
@@ -58,7 +50,7 @@ static void fill_figures(page *p, const qd_sim_report *r)
     char *value, *note, amount[32];
     const size_t room = sizeof p->values[0], wide = sizeof p->remarks[0];
     add_figure(p, "step time", NULL, &value, &note);
-    put_time(r->step_seconds, value, room);
+    qd_text_unit(r->step_seconds, "s", value, room);
     qd_text_count((double)r->tokens_per_step, amount, sizeof amount);
     snprintf(note, wide, "%lld × %lld = %s tokens", (long long)r->global_batch, (long long)r->seq, amount);
     add_figure(p, "speed", "tokens/s", &value, &note);
@@ -80,9 +72,9 @@ static void fill_figures(page *p, const qd_sim_report *r)
     qd_text_bytes(r->memory_limit, amount, sizeof amount);
     snprintf(note, wide, r->fits ? "of %s" : "does not fit: the device has %s", amount);
     if (r->watts > 0.0) {
-        add_figure(p, "energy per step", "kJ", &value, &note);
-        snprintf(value, room, "%.4g", r->joules_per_step * 1e-3);
-        snprintf(note, wide, "%.4g kW", r->watts * 1e-3);
+        add_figure(p, "energy per step", NULL, &value, &note);
+        qd_text_unit(r->joules_per_step, "J", value, room);
+        qd_text_unit(r->watts, "W", note, wide);
     }
     add_figure(p, "layout", NULL, &value, &note);
     snprintf(value, room, "%s", r->layout[0] ? r->layout : "1 rank");

@@ -54,6 +54,7 @@ typedef struct qd_sim_report {
     double compute_seconds;            /* of the stage that computes longest: products, attention and the rest */
     double product_seconds, attention_seconds, memory_seconds, optimizer_seconds, launch_seconds; /* parts of that */
     double bubble_seconds;             /* mean over stages: waiting for other stages */
+    double late_seconds;               /* after the last action: for the slowest rank, and what the host does between steps */
     qd_sim_line exposed[8];            /* by axis: seconds of communication that nothing hides, mean over stages */
     int exposed_count;
     qd_sim_line hidden[8];             /* by axis: seconds of communication beside computation */
@@ -96,10 +97,11 @@ typedef struct qd_scaling_point {
     int gpus;
     double step_seconds, tokens_per_second, compute_seconds, communication_seconds; /* the last two: of a rank, exposed */
     bool fits, possible;
+    char refusal[200]; /* why it is not possible */
 } qd_scaling_point;
 
 /* The same layout with more and more data parallelism: gpus from the smallest that the layout allows, doubled up to `most`.
- * strong: the global batch stays, else it grows with the ranks. Returns the number of points. */
+ * strong: the global batch stays, else it grows with the ranks. QD_USAGE when the layout needs more than `most`. */
 qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, qd_scaling_point *points, int capacity, int *count);
 
 /* ---- against published runs ---- */

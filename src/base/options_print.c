@@ -1,6 +1,8 @@
 /* Help for the terminal and reference pages, from the table alone. */
 #include "base/options_impl.h"
 
+#include "base/text.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -72,39 +74,6 @@ static void print_type(const qd_option *option, qd_strbuf *out)
         qd_strbuf_printf(out, ", %s", range);
 }
 
-/* Columns of a UTF-8 text, one per character. */
-static int columns(const char *text, size_t length)
-{
-    int count = 0;
-    for (size_t i = 0; i < length; i++)
-        count += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return count;
-}
-
-/* Appends `text` broken at blanks, each further line indented. `column` is where the first line starts. */
-static void print_wrapped(const char *text, int column, int indent, int width, qd_strbuf *out)
-{
-    bool first = true;
-    while (*text) {
-        size_t length = strcspn(text, " ");
-        int needed = columns(text, length);
-        if (!first && column + 1 + needed > width) {
-            qd_strbuf_puts(out, "\n");
-            qd_strbuf_pad(out, ' ', indent);
-            column = indent;
-            first = true;
-        }
-        if (!first)
-            qd_strbuf_puts(out, " ");
-        qd_strbuf_append(out, text, length);
-        column += needed + (first ? 0 : 1);
-        first = false;
-        text += length;
-        text += strspn(text, " ");
-    }
-    qd_strbuf_puts(out, "\n");
-}
-
 static void print_help_entry(const qd_option *option, int width, qd_strbuf *out)
 {
     qd_strbuf name = {0}, text = {0};
@@ -127,14 +96,14 @@ static void print_help_entry(const qd_option *option, int width, qd_strbuf *out)
     if (name.failed || text.failed) {
         out->failed = true;
     } else {
-        int used = columns(name.data, name.length);
+        int used = qd_text_columns(name.data);
         qd_strbuf_puts(out, name.data);
         if (used + 2 > HELP_COLUMN) {
             qd_strbuf_puts(out, "\n");
             used = 0;
         }
         qd_strbuf_pad(out, ' ', HELP_COLUMN - used);
-        print_wrapped(text.data, HELP_COLUMN, HELP_COLUMN, width, out);
+        qd_text_wrap(text.data, HELP_COLUMN, width, out);
     }
     qd_strbuf_free(&name);
     qd_strbuf_free(&text);

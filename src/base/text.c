@@ -1,6 +1,7 @@
 #include "base/text.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void qd_text_bytes(int64_t bytes, char *text, size_t size)
 {
@@ -48,4 +49,56 @@ void qd_text_count(double count, char *text, size_t size)
              : count < 100.0 ? "%.1f%s"
                              : "%.0f%s",
              count, units[unit]);
+}
+
+void qd_text_unit(double value, const char *unit, char *text, size_t size)
+{
+    static const char *const prefixes[] = {"n", "u", "m", "", "k", "M", "G", "T"};
+    enum { NONE = 3, LAST = 7 };
+    int prefix = NONE, last = strcmp(unit, "s") == 0 ? NONE : LAST;
+    for (; prefix < last && value >= 999.95; prefix++)
+        value /= 1000.0;
+    for (; prefix > 0 && value > 0.0 && value < 0.99995; prefix--)
+        value *= 1000.0;
+    snprintf(text, size, "%.*f %s%s",
+             value < 9.9995   ? 3
+             : value < 99.995 ? 2
+             : value < 999.95 ? 1
+                              : 0,
+             value, prefixes[prefix], unit);
+}
+
+static int columns(const char *text, size_t length)
+{
+    int count = 0;
+    for (size_t i = 0; i < length; i++)
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return count;
+}
+
+int qd_text_columns(const char *text)
+{
+    return columns(text, strlen(text));
+}
+
+void qd_text_wrap(const char *text, int indent, int width, qd_strbuf *out)
+{
+    int column = indent;
+    for (bool first = true; *text; first = false) {
+        size_t length = strcspn(text, " ");
+        int needed = columns(text, length);
+        if (!first && width > 0 && column + 1 + needed > width) {
+            qd_strbuf_puts(out, "\n");
+            qd_strbuf_pad(out, ' ', indent);
+            column = indent;
+        } else if (!first) {
+            qd_strbuf_puts(out, " ");
+            column++;
+        }
+        qd_strbuf_append(out, text, length);
+        column += needed;
+        text += length;
+        text += strspn(text, " ");
+    }
+    qd_strbuf_puts(out, "\n");
 }

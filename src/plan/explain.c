@@ -1,6 +1,7 @@
-/* Why the first choice is the first: the rules it follows, what its neighbours lose, what to change next. */
+/* Why the first choice is the first: the rules it follows, what its neighbours lose, what to change next. Or why there is none. */
 #include "plan/search_impl.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,26 +73,67 @@ static void neighbour(qd_search *s, const qd_candidate *best, const char *name, 
         say(s->report, "%s (%s): %.1f %% slower; it %s", name, layout, 100.0 * (other->seconds / best->seconds - 1.0), why);
 }
 
+/* What the user has set needs no reason. */
+static bool is_chosen(const qd_search *s, const char *key)
+{
+    return !qd_options_is_set(s->options, key);
+}
+
 static void say_rules(qd_search *s, const qd_candidate *b)
 {
     qd_plan_report *r = s->report;
-    const char *domain = s->cluster.network == QD_NETWORK_TORUS ? "one dimension of the torus" : "the node";
-    if (b->tp * b->pp * b->cp == 1)
+    bool torus = s->cluster.network == QD_NETWORK_TORUS;
+    const char *domain = torus ? "one dimension of the torus" : "the node";
+    int domain_size = torus ? s->cluster.dims[0] : s->cluster.node_size;
+    if (s->gpus > 1 && b->tp * b->pp * b->cp * b->ep == 1)
         say(r, "the model fits without splitting it: data parallelism alone has the least communication");
-    if (b->tp > 1)
+    if (b->tp > domain_size)
+        say(r, "tp %d reaches beyond %s, as it was given: the sums of every layer cross the slow links", b->tp, domain);
+    else if (b->tp > 1)
         say(r, "tp %d stays inside %s, whose links carry the sums of every layer", b->tp, domain);
     if (b->ep > 1)
         say(r, "ep %d keeps experts whole: larger products than splitting each of them with tp", b->ep);
-    if (b->pp > 1)
+    if (b->pp > 1 && s->gpus > domain_size)
         say(r, "pp %d crosses the slow links: a stage sends one activation per micro-batch", b->pp);
+    else if (b->pp > 1)
+        say(r, "pp %d: a stage sends one activation per micro-batch, less than the sums of tp", b->pp);
     if (b->cp > 1)
         say(r, "cp %d shares out the activations of long sequences", b->cp);
-    if (b->zero == 1)
-        say(r, "zero 1: the lowest stage that fits; it moves no more than plain data parallelism and shares out the optimizer's state");
-    if (b->zero == 3)
-        say(r, "zero 3: parameters are shared out too; their gathering is hidden behind computation");
-    if (b->recompute)
+    if (b->zero == 1 && is_chosen(s, "parallel.zero"))
+        say(r, "zero 1 shares out the optimizer's state, and moves no more than plain data parallelism");
+    if (b->zero == 3 && is_chosen(s, "parallel.zero"))
+        say(r, "zero 3 shares out the parameters too, which are gathered beside computation");
+    if (b->recompute && is_chosen(s, "train.recompute"))
         say(r, "recompute %s: activations do not fit otherwise", qd_recompute_names[b->recompute]);
+}
+
+/* Where neither communication nor recompute costs much: is it products that take the time? */
+static void say_computing(const qd_sim_report *p, char *text, size_t size)
+{
+    double t = p->step_seconds, useful = p->product_seconds + p->attention_seconds;
+    if (useful >= 0.6 * t)
+        snprintf(text, size,
+                 "products and attention take %.0f %% of the time: the layout is near what the accelerators can do",
+                 100.0 * useful / t);
+    else if (p->late_seconds >= fmax(p->optimizer_seconds, fmax(p->launch_seconds, p->memory_seconds)))
+        snprintf(text, size,
+                 "%.0f %% of the time passes between steps and waiting for the slowest rank: a larger global batch "
+                 "makes longer steps",
+                 100.0 * p->late_seconds / t);
+    else if (p->optimizer_seconds >= fmax(p->launch_seconds, p->memory_seconds))
+        snprintf(text, size,
+                 "the optimizer takes %.0f %% of the time: a larger global batch would need its pass less often",
+                 100.0 * p->optimizer_seconds / t);
+    else if (p->launch_seconds >= p->memory_seconds)
+        snprintf(
+            text, size,
+            "gaps between kernels take %.0f %% of the time: the model is small for so many accelerators of this kind",
+            100.0 * p->launch_seconds / t);
+    else
+        snprintf(
+            text, size,
+            "kernels that only move bytes take %.0f %% of the time: a wider model would spend more of it in products",
+            100.0 * p->memory_seconds / t);
 }
 
 static void say_next(qd_search *s, const qd_candidate *b)
@@ -106,7 +148,54 @@ static void say_next(qd_search *s, const qd_candidate *b)
     else if (b->recompute == QD_RECOMPUTE_FULL)
         snprintf(r->next, sizeof r->next, "activations are computed twice: more accelerators, or more memory on each, would save up to a quarter");
     else
-        snprintf(r->next, sizeof r->next, "products take %.0f %% of the time: the layout is near what the accelerators can do", 100.0 * p->product_seconds / t);
+        say_computing(p, r->next, sizeof r->next);
+}
+
+/* ---- nothing fits, or nothing can be built ---- */
+
+/* Parameters, gradients and state take so much of all accelerators together, however they are shared out. */
+static qd_status explain_size(const qd_search *s)
+{
+    const double gib = 1073741824.0;
+    double memory = (double)s->cluster.accelerator.memory,
+           least = ceil((4.0 + s->state_bytes) * (double)qd_model_parameters(&s->model) / memory);
+    char advice[200];
+    if (least > s->gpus)
+        snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill %.0f", least);
+    else if (!is_chosen(s, "train.recompute") && qd_options_enum(s->options, "train.recompute") != QD_RECOMPUTE_FULL)
+        snprintf(advice, sizeof advice, "take more of them, or leave train.recompute to the plan");
+    else
+        snprintf(advice, sizeof advice, "take more of them, shorter sequences, or fewer keys that are fixed");
+    return QD_FAIL(QD_NO_MEMORY, "no layout fits on %d accelerator%s; the smallest takes %.1f of %.1f GiB on each: %s",
+                   s->gpus, s->gpus == 1 ? "" : "s", (double)s->least_memory / gib, memory / gib, advice);
+}
+
+/* Nothing that could be built was found among the axes. */
+static qd_status explain_axes(const qd_search *s)
+{
+    qd_config config;
+    qd_mesh mesh;
+    if (s->axes_found)
+        return QD_FAIL(QD_USAGE,
+                       "no data-parallel rank's share of train.global_batch (%lld) divides into micro-batches of "
+                       "train.micro_batch (%lld)",
+                       (long long)s->batch, (long long)qd_options_int(s->options, "train.micro_batch"));
+    if (s->uneven_dp > 0)
+        return QD_FAIL(QD_USAGE,
+                       "train.global_batch (%lld) does not divide among %d data-parallel ranks, the fewest that the "
+                       "other axes leave: take a multiple of %d",
+                       (long long)s->batch, s->uneven_dp, s->uneven_dp);
+    QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
+    QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
+    return QD_FAIL(QD_USAGE, "the axes that are given do not divide them");
+}
+
+qd_status qd_plan_explain_none(const qd_search *s)
+{
+    if (s->report->too_large > 0)
+        return explain_size(s);
+    qd_status status = s->report->refusal[0] ? QD_FAIL(QD_USAGE, "%s", s->report->refusal) : explain_axes(s);
+    return qd_error_prefix(status, "no layout of %d accelerator%s can be built: ", s->gpus, s->gpus == 1 ? "" : "s");
 }
 
 void qd_plan_explain(qd_search *s)

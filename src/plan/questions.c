@@ -19,24 +19,38 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
 {
     qd_cluster cluster;
     QD_TRY(qd_cluster_resolve(options, &cluster));
-    int first = cluster.node_size > 1 && cluster.node_size <= 16 ? cluster.node_size : 8;
+    int first = cluster.node_size > 1 && cluster.node_size <= 16 ? cluster.node_size : 8, best_gpus = 0;
+    double best_days = 0.0;
+    if (most < first)
+        return QD_FAIL(QD_USAGE, "plan: --most is %d, but numbers of accelerators begin with %d here and are doubled",
+                       most, first);
     for (*gpus = first; *gpus <= most; *gpus *= 2) {
         qd_options *own = NULL;
         qd_status status = with_ranks(options, *gpus, &own);
         if (status == QD_OK)
             status = qd_plan(own, report);
         qd_options_destroy(own);
-        if (status == QD_NO_MEMORY || status == QD_USAGE) {
+        if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few to hold it, or the batch does not divide */
+            if (best_gpus == 0 && *gpus > most / 2)
+                return status;
             qd_error_clear();
-            continue; /* too few to hold it, or the batch does not divide */
+            continue;
         }
         QD_TRY(status);
         double batch = (double)(qd_options_int(options, "train.global_batch") * qd_options_int(options, "data.seq"));
         *days_taken = tokens / batch * report->choices[0].step_seconds / 86400.0;
         if (*days_taken <= days)
             return QD_OK;
+        if (best_gpus == 0 || *days_taken < best_days) {
+            best_gpus = *gpus;
+            best_days = *days_taken;
+        }
     }
-    return QD_FAIL(QD_USAGE, "%d accelerators do not train %.3g tokens in %.3g days", most, tokens, days);
+    return QD_FAIL(QD_USAGE,
+                   "no number of accelerators up to %d trains %.3g tokens in %.3g days: %d of them come closest, with "
+                   "%.3g days; a larger train.global_batch "
+                   "would occupy more",
+                   most, tokens, days, best_gpus, best_days);
 }
 
 qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report)
@@ -73,13 +87,13 @@ qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_
  * written down would win over a preset. */
 static bool is_written(const qd_options *options, const char *section, const char *line)
 {
-    static const char *const others[] = {"accelerator", "node", "network", "software", "cost"};
     char key[160];
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strcmp(section, others[i]) == 0)
-            return false;
+    qd_option_table table = qd_config_table();
     snprintf(key, sizeof key, "%s.%.*s", section, (int)strcspn(line + 2, ":"), line + 2);
-    return qd_options_find(options, key) && qd_options_is_set(options, key);
+    for (int i = 0; i < table.count; i++)
+        if (strcmp(table.options[i].key, key) == 0)
+            return qd_options_is_set(options, key);
+    return false;
 }
 
 qd_status qd_plan_write(const qd_options *options, const char *path)

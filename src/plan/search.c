@@ -50,7 +50,8 @@ qd_status qd_search_buckets(qd_options *o, int tp, int pp)
 
 static qd_status apply(const qd_candidate *c, qd_options *o)
 {
-    QD_TRY(set(o, "parallel.dp", "-1"));
+    if (!qd_options_is_set(o, "parallel.dp")) /* else it is the candidate's */
+        QD_TRY(set(o, "parallel.dp", "-1"));
     QD_TRY(set(o, "parallel.tp", "%d", c->tp));
     QD_TRY(set(o, "parallel.cp", "%d", c->cp));
     QD_TRY(set(o, "parallel.pp", "%d", c->pp));
@@ -90,10 +91,12 @@ static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *lon
 /* The report of a step as many times longer than `r` as `longer` is, times `times`: every part grows by the same amount again. */
 static void continue_report(qd_sim_report *r, const qd_sim_report *longer, double times, int64_t batch)
 {
-    double *parts[] = {&r->step_seconds, &r->compute_seconds, &r->product_seconds, &r->attention_seconds, &r->memory_seconds, &r->optimizer_seconds,
-                       &r->launch_seconds, &r->bubble_seconds};
-    const double more[] = {longer->step_seconds, longer->compute_seconds, longer->product_seconds, longer->attention_seconds,
-                           longer->memory_seconds, longer->optimizer_seconds, longer->launch_seconds, longer->bubble_seconds};
+    double *parts[] = {&r->step_seconds,      &r->compute_seconds, &r->product_seconds,
+                       &r->attention_seconds, &r->memory_seconds,  &r->optimizer_seconds,
+                       &r->launch_seconds,    &r->bubble_seconds,  &r->late_seconds};
+    const double more[] = {longer->step_seconds,      longer->compute_seconds, longer->product_seconds,
+                           longer->attention_seconds, longer->memory_seconds,  longer->optimizer_seconds,
+                           longer->launch_seconds,    longer->bubble_seconds,  longer->late_seconds};
     double was = r->step_seconds, grown = (double)batch / (double)r->global_batch;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         *parts[i] += times * (more[i] - *parts[i]);
@@ -228,14 +231,18 @@ static bool is_selective_hopeless(const qd_candidate *c)
     return (double)c->report.memory_bytes - SELECTIVE_MOST * activations > (double)c->report.memory_limit;
 }
 
+static void note_memory(qd_search *s, int64_t bytes)
+{
+    s->least_memory = s->least_memory == 0 || bytes < s->least_memory ? bytes : s->least_memory;
+}
+
 /* The first kind of recompute with which the layout fits: less of it is always faster. */
 static qd_status try_recompute(qd_search *s, qd_candidate *c)
 {
     c->looked = false;
     if (least_bytes(s, c) > (double)s->cluster.accelerator.memory) {
         s->report->too_large++;
-        if (s->least_memory == 0)
-            s->least_memory = (int64_t)least_bytes(s, c);
+        note_memory(s, (int64_t)least_bytes(s, c));
         return QD_OK;
     }
     bool fixed = qd_options_is_set(s->options, "train.recompute");
@@ -249,8 +256,7 @@ static qd_status try_recompute(qd_search *s, qd_candidate *c)
             return QD_OK;
         }
         QD_TRY(status);
-        if (s->least_memory == 0 || c->report.memory_bytes < s->least_memory)
-            s->least_memory = c->report.memory_bytes;
+        note_memory(s, c->report.memory_bytes);
         if (c->fits) {
             s->report->tried++;
             return keep(s, c);
@@ -322,7 +328,7 @@ static void choose_schedule(const qd_search *s, qd_candidate *c)
     int64_t share = s->batch / dp_of(s, c);
     c->schedule = c->pp > 1 ? "1f1b" : "";
     for (int vpp = 8; vpp > 1 && c->pp > 1 && c->vpp == 1; vpp /= 2)
-        if (c->pp * vpp <= s->model.layers && share % c->pp == 0) {
+        if ((s->given_vpp == 0 || s->given_vpp == vpp) && c->pp * vpp <= s->model.layers && share % c->pp == 0) {
             c->schedule = "interleaved";
             c->vpp = vpp;
         }
@@ -371,7 +377,7 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
     for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
         if (fixed && strcmp(qd_options_string(s->options, "parallel.schedule"), schedules[i].name) != 0)
             continue;
-        if (c.pp * schedules[i].vpp > s->model.layers)
+        if (c.pp * schedules[i].vpp > s->model.layers || (s->given_vpp > 0 && s->given_vpp != schedules[i].vpp))
             continue;
         c.schedule = schedules[i].name;
         c.vpp = schedules[i].vpp;
@@ -419,8 +425,14 @@ static double promise(const qd_search *s, qd_candidate c)
 static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
 {
     int64_t ep, etp, room = s->gpus / c.pp;
-    if (s->gpus % (c.tp * c.cp * c.pp) != 0 || s->batch % dp_of(s, &c) != 0 || dp_of(s, &c) > s->batch)
+    int dp = dp_of(s, &c);
+    if (s->gpus % (c.tp * c.cp * c.pp) != 0 || (s->given_dp > 0 && dp != s->given_dp))
         return QD_OK;
+    if (s->batch % dp != 0) {
+        s->uneven_dp = s->uneven_dp == 0 || dp < s->uneven_dp ? dp : s->uneven_dp;
+        return QD_OK;
+    }
+    s->axes_found = true;
     int experts = s->model.moe.experts;
     for (int i = 0; (ep = nth(s, "parallel.ep", i, 1, experts > 0 ? experts : 1)) > 0; i++) {
         if (ep > room || (experts > 0 && experts % ep != 0))
@@ -600,16 +612,11 @@ void qd_search_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice 
 static qd_status fill_report(qd_search *s)
 {
     qd_plan_report *r = s->report;
-    char amount[64];
-    if (s->count == 0) {
-        if (r->too_large == 0)
-            return QD_FAIL(QD_USAGE, "no layout of %d accelerators can be built: %s", s->gpus,
-                           r->refusal[0] ? r->refusal : "the global batch does not divide among them");
-        snprintf(amount, sizeof amount, "%.1f of %.1f GiB", (double)s->least_memory / 1073741824.0, (double)s->cluster.accelerator.memory / 1073741824.0);
-        return QD_FAIL(QD_NO_MEMORY, "no layout fits on %d accelerators; the smallest needs %s on each: take more of them", s->gpus, amount);
-    }
+    if (s->count == 0)
+        return qd_plan_explain_none(s);
     sort(s->list, s->count);
     drop_repeats(s);
+    r->tried = s->count;
     for (int i = 0; i < s->count && r->count < QD_PLAN_CHOICES; i++)
         qd_search_choice(s, &s->list[i], &r->choices[r->count++]);
     r->best = s->list[0].report;
@@ -625,6 +632,8 @@ static qd_status set_up(qd_search *s)
     s->model = config.model;
     /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
     s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
+    s->given_dp = config.degrees[QD_AXIS_DP];
+    s->given_vpp = (int)qd_options_int(s->options, "parallel.virtual_stages");
     s->by_node = config.by_node;
     s->gpus = config.world;
     s->batch = config.global_batch;

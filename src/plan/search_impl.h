@@ -22,7 +22,8 @@ typedef struct qd_search {
     qd_cluster cluster;
     qd_model model;
     int gpus, most_tp;
-    bool by_node; /* rows go to a node once */
+    int given_dp, given_vpp; /* by the user; not positive: any */
+    bool by_node;            /* rows go to a node once */
     int64_t batch, seq;
     double state_bytes; /* per parameter, at least */
     qd_candidate *list;
@@ -30,6 +31,8 @@ typedef struct qd_search {
     double best; /* seconds */
     double begin; /* clock */
     int64_t least_memory;
+    int uneven_dp; /* the fewest data-parallel ranks among those that the global batch does not divide among; 0: none */
+    bool axes_found; /* there are axes that divide the accelerators and the batch */
     qd_plan_report *report;
 } qd_search;
 
@@ -50,5 +53,7 @@ qd_status qd_search_against(qd_search *search, const qd_options *options);
 const qd_candidate *qd_search_nearest(const qd_search *search, int tp, int pp, int zero, int64_t micro, int cp, int ep);
 
 void qd_plan_explain(qd_search *search);
+/* Why the list is empty; never QD_OK. */
+qd_status qd_plan_explain_none(const qd_search *search);
 void qd_candidate_layout(const qd_search *search, const qd_candidate *c, char *text, size_t size);
 #endif

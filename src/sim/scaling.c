@@ -37,6 +37,8 @@ qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, 
     int64_t batch = qd_options_int(options, "train.global_batch");
     ranks = ranks > least ? ranks : least;
     *count = 0;
+    if (least > most)
+        return QD_FAIL(QD_USAGE, "scaling up to %d accelerators: the layout needs at least %d", most, least);
     for (int gpus = least; gpus <= most && *count < capacity; gpus *= 2) {
         qd_scaling_point *p = &points[(*count)++];
         qd_options *own = NULL;
@@ -53,8 +55,10 @@ qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, 
             status = qd_simulate(own, &simulation);
         if (status == QD_OK)
             fill_point(qd_simulation_report(simulation), p);
-        else if (status == QD_USAGE) /* the batch does not divide here: a point that cannot run */
+        else if (status == QD_USAGE) { /* the batch does not divide here: a point that cannot run */
+            snprintf(p->refusal, sizeof p->refusal, "%s", qd_error_message());
             qd_error_clear();
+        }
         qd_simulation_destroy(simulation);
         qd_options_destroy(own);
         if (status != QD_OK && status != QD_USAGE)

@@ -57,8 +57,9 @@ void qd_simulation_json(const qd_simulation *s, qd_strbuf *out)
         {"product_seconds", r->product_seconds},   {"attention_seconds", r->attention_seconds},
         {"memory_bound_seconds", r->memory_seconds}, {"optimizer_seconds", r->optimizer_seconds},
         {"launch_seconds", r->launch_seconds},     {"bubble_seconds", r->bubble_seconds},
-        {"watts", r->watts},                       {"joules_per_step", r->joules_per_step},
-        {"cost_per_step", r->cost_per_step},       {"wall_seconds", r->wall_seconds},
+        {"late_seconds", r->late_seconds},         {"watts", r->watts},
+        {"joules_per_step", r->joules_per_step},   {"cost_per_step", r->cost_per_step},
+        {"wall_seconds", r->wall_seconds},
     };
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
@@ -251,5 +252,6 @@ void qd_simulation_draw(const qd_simulation *s, int width, qd_strbuf *out)
             qd_strbuf_puts(out, "\n");
         }
     }
-    qd_strbuf_puts(out, "           F forward  B backward  W of weights  R recompute  U optimizer  ~ collective  . idle\n");
+    qd_strbuf_puts(out, "           ");
+    qd_text_wrap("F forward, B backward, W of weights, R recompute, U optimizer, ~ collective, . idle", 11, width, out);
 }

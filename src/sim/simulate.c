@@ -213,6 +213,7 @@ static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_si
     put_loss(losses, &count, r->optimizer_seconds, t, "the optimizer's pass over its state");
     put_loss(losses, &count, r->launch_seconds, t, "gaps between kernels");
     put_loss(losses, &count, r->bubble_seconds, t, "waiting for other stages of the pipeline (%lld micro-batches, %d stages)", (long long)r->micro_batches, r->stages);
+    put_loss(losses, &count, r->late_seconds, t, "waiting for the slowest rank, and work of the host between steps");
     if (again > 0.0)
         put_loss(losses, &count, again * (r->product_seconds + r->attention_seconds), t, "computing activations a second time");
     for (int i = 0; i < r->exposed_count; i++)
@@ -306,6 +307,7 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;
     bool measured = step->cluster->processor.cores > 0; /* then the overhead is in the rates, and how late the last rank is too */
     r->step_seconds = measured ? step->result.seconds * (1.0 + late(step)) : step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
+    r->late_seconds = r->step_seconds - step->result.seconds;
     r->compute_seconds = stages[busiest].busy_seconds;
     r->product_seconds = cost->product;
     r->attention_seconds = cost->attention;

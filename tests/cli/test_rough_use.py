@@ -3,7 +3,6 @@ ctest: timeout 120
 """
 import json
 import os
-import pty
 import subprocess
 import sys
 import time
@@ -16,21 +15,6 @@ LONG = ["train.steps=100000", "parallel.ranks=2"]
 
 
 class RoughUse(program.ProgramTest):
-    def on_terminal(self, *arguments, **environment):
-        """What the program writes to a terminal of 80 columns."""
-        ours, theirs = pty.openpty()
-        subprocess.run([program.PROGRAM, *arguments], cwd=self.folder, stdout=theirs, stderr=theirs, timeout=60, check=True,
-                       env={**os.environ, **environment})
-        os.close(theirs)
-        output = b""
-        try:
-            while part := os.read(ours, 65536):
-                output += part
-        except OSError:
-            pass
-        os.close(ours)
-        return output.decode()
-
     def test_a_dumb_terminal_gets_lines(self):
         self.assertIn("\033[K", self.on_terminal(*self.small("train.steps=3"), TERM="xterm"))
         dumb = self.on_terminal(*self.small("train.steps=3"), TERM="dumb")

@@ -1,10 +1,14 @@
 """Runs the program in tests: small configurations, what it prints, what it leaves behind."""
+import fcntl
 import json
 import os
+import pty
 import random
 import shutil
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 
@@ -46,6 +50,23 @@ class ProgramTest(unittest.TestCase):
     def run_anywhere(*arguments, timeout=100):
         """Without a folder or a corpus."""
         return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+
+    def on_terminal(self, *arguments, columns=80, status=0, **environment):
+        """What the program writes to a terminal."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        everything = {**os.environ, **environment}
+        with subprocess.Popen([PROGRAM, *arguments], cwd=self.folder, stdout=theirs, stderr=theirs, env=everything) as run:
+            os.close(theirs)
+            output = b""
+            try:
+                while part := os.read(ours, 65536):
+                    output += part
+            except OSError:  # the last process that had it open has ended
+                pass
+            os.close(ours)
+        self.assertEqual(run.returncode, status, output.decode())
+        return output.decode().replace("\r\n", "\n")
 
     def small(self, *more):
         """Arguments of a small run."""

@@ -1,0 +1,129 @@
+"""plan and simulate as someone meets them who has never used them: words, widths, contradictions, what cannot be.
+ctest: timeout 120
+"""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+RUN = ["--model", "llama3.1-8b", "--seq", "8192", "train.global_batch=128", "train.precision=bf16", "--cluster", "h100"]
+QUICK = ["plan", *RUN, "--gpus", "64", "--tp", "1", "--pp", "1"]
+STEP = ["simulate", *RUN, "--ranks", "64", "--zero", "1", "train.micro_batch=1"]
+UTF8 = {"LC_ALL": "C.UTF-8"}
+
+
+class Plan(program.ProgramTest):
+    def lines(self, *arguments):
+        return self.ok(self.run_program(*arguments, environment=UTF8)).stdout.splitlines()
+
+    def test_words_of_a_plan(self):
+        lines = self.lines(*QUICK)
+        self.assertRegex(lines[0], r"^llama3\.1-8b, 8\.03 B parameters, on 64 x NVIDIA H100 SXM 80 GB: \d+ layouts fit, \d+ do not, "
+                                   r"\d+ cannot be built \(\d+\.\d s\)$")
+        self.assertRegex(lines[1], r"^     layout +step +MFU +memory  beside the first it$")
+        self.assertRegex(lines[2], r"^  1  dp 64, zero 1, micro-batch 1 +1\.\d{3} s +\d\d\.\d % +\d\d\.\d GiB$")
+        self.assertRegex(lines[3], r"^  2  dp 64, zero 3, .* GiB  \w.*$")
+        self.assertEqual(len({line.index(" GiB") for line in lines[2:6]}), 1)  # columns stay columns
+        why = lines.index("why  the model fits without splitting it: data parallelism alone has the least communication")
+        self.assertEqual(lines[why + 1], "     zero 1 shares out the optimizer's state, and moves no more than plain data parallelism")
+        self.assertRegex(lines[why + 2], r"^     zero 3 \(dp 64, zero 3, micro-batch 2\): (takes as long|\d+\.\d % slower; it .+)$")
+        self.assertRegex(lines[-2], r"^next products and attention take \d\d % of the time: the layout is near what the accelerators "
+                                    r"can do$")
+        self.assertEqual(lines[-1], "keys train.micro_batch=1 parallel.zero=1 parallel.bucket_mb=100")
+
+    def test_keys_are_the_plan(self):
+        """Given as they are printed, they simulate to the same step."""
+        planned = json.loads(self.ok(self.run_program(*QUICK, "--json")).stdout)["choices"][0]
+        keys = self.lines(*QUICK)[-1].split()[1:]
+        step = json.loads(self.ok(self.run_program("simulate", *RUN, "--ranks", "64", *keys, "--json")).stdout)
+        self.assertAlmostEqual(planned["step_seconds"], step["step_seconds"], delta=1e-6)
+
+    def test_reasons_are_true(self):
+        """Of a node nothing crosses slow links; what was given is not explained; a small model is not near the peak."""
+        inside = "\n".join(self.lines("plan", *RUN, "--gpus", "8", "--pp", "2", "--tp", "4", "train.recompute=full"))
+        self.assertIn("why  tp 4 stays inside the node", inside)
+        self.assertNotIn("slow links", inside)
+        self.assertNotIn("do not fit otherwise", inside)
+        self.assertIn("cross", "\n".join(self.lines("plan", *RUN, "--gpus", "32", "--pp", "1", "--tp", "16")))
+        small = self.lines("plan", "--gpus", "1")
+        self.assertNotIn("near what the accelerators can do", "\n".join(small))
+        self.assertIn("dp 8, ", self.lines("plan", *RUN, "--gpus", "64", "--dp", "8", "--pp", "1")[2])
+
+    def test_what_cannot_be(self):
+        cases = [
+            (["--gpus", "7"], 2, ["no layout of 7 accelerators", "train.global_batch (128)", "multiple of 7"]),
+            (["--gpus", "64", "--tp", "3"], 2, ["tp 3 needs 3 ranks"]),
+            (["--gpus", "64", "--tp", "8", "--pp", "16"], 2, ["needs 128 ranks"]),
+            (["--gpus", "64", "--dp", "7"], 2, ["dp 7 is a layout of 7 ranks"]),
+            (["--gpus", "64", "train.micro_batch=3"], 2, ["micro-batches of train.micro_batch (3)"]),
+            (["--gpus", "1"], 1, ["no layout fits on 1 accelerator;", "alone fill 2"]),
+            (["--gpus", "8", "--model", "llama3.1-405b"], 1, ["756.0 of 80.0 GiB", "alone fill 76"]),
+            (["--gpus", "64", "--ranks", "32"], 2, ["--gpus is 64 and parallel.ranks 32"]),
+            (["--gpus", "99999999999999999999"], 2, ["gpus"]),
+            (["--gpus", "8", "--cluster", "nothing"], 2, ["there is no cluster 'nothing'", "h100"]),
+            (["--gpus", "8", "--tokens", "1e12", "--days", "3"], 2, ["--tokens and --gpus do not go together"]),
+            (["--largest", "--against", "tp=2"], 2, ["--largest and --against"]),
+            (["--most", "8"], 2, ["--most says nothing without --tokens"]),
+            (["--tokens", "1e12", "--days", "1", "--most", "3"], 2, ["--most is 3"]),
+            (["--tokens", "1e12", "--days", "1", "--most", "8", "--tp", "1", "--pp", "1"], 2, ["8 of them come closest, with "]),
+        ]
+        for more, status, parts in cases:
+            with self.subTest(more):
+                self.one_line(self.run_program("plan", *RUN, *more), status, *parts)
+        for more, part in [(["--scaling", "64", "--draw"], "--scaling and --draw"),
+                           (["--strong"], "--strong says nothing without --scaling"),
+                           (["--scaling", "4", "--tp", "8"], "at least 8"), (["--json", "--draw"], "--draw and --json")]:
+            with self.subTest(more):
+                self.one_line(self.run_program(*STEP, *more), 2, part)
+
+    def test_a_plan_for_this_machine_can_be_trained(self):
+        """Keys of a cluster are no part of the run that is written."""
+        cluster = self.write("cluster.yaml", "accelerator: {preset: h100}\nprocessor: {cores: 0}\nnode: {size: 8, bandwidth_gbs: 450}\n"
+                                             "network: {bandwidth_gbs: 50}\n")
+        self.ok(self.run_program("plan", *program.SMALL, "--cluster", cluster, "--gpus", "2", "--write", "run.yaml"))
+        with open(self.path("run.yaml"), encoding="utf-8") as file:
+            self.assertEqual([line for line in file if line[0] != " "], ["model:\n", "data:\n", "train:\n", "parallel:\n", "run:\n"])
+        self.ok(self.run_program("train", "run.yaml", f"data.path={self.corpus}", "train.steps=1"))
+
+    def test_words_of_a_step(self):
+        text = "\n".join(self.lines(*STEP, "--tp", "8"))
+        self.assertIn("\nlayout   dp 8 × tp 8, zero 1 over 8 on 64 x NVIDIA H100 SXM 80 GB, software native\n", text)
+        self.assertRegex(text, r"\nstep     \d\.\d{3} s: \d+ k tokens/s, ")
+        self.assertRegex(text, r"\nenergy   \d+\.\d+ kJ per step \(\d+\.\d+ kW\)")
+        shares = [float(line.split()[-2]) for line in text.split("\nstep ")[1].split("\nmemory ")[0].splitlines()[1:] if line.endswith("%")]
+        self.assertAlmostEqual(sum(shares), 100.0, delta=1.0)
+        plain = self.ok(self.run_program(*STEP, "--tp", "8", "--draw", environment={"LC_ALL": "C"})).stdout
+        self.assertTrue(plain.isascii(), plain)
+        self.assertIn("dp 8 x tp 8", plain)
+
+    def test_sizes_that_cannot_run_are_named(self):
+        lines = self.lines(*STEP, "--scaling", "256", "--strong")
+        self.assertRegex(lines[-2], r"^     128 +\d+\.\d ms +")
+        self.assertRegex(lines[-1], r"^     256  train.global_batch \(128\) is less than")
+
+    def test_terminals(self):
+        """Lines are never broken by the terminal, and a file gets them whole."""
+        for columns in (60, 80, 200):
+            for arguments in (QUICK, [*QUICK, "--against", "tp=8"], STEP, [*STEP, "--pp", "4", "--draw"]):
+                with self.subTest(columns=columns, arguments=arguments):
+                    text = self.on_terminal(*arguments, columns=columns, TERM="xterm", **UTF8)
+                    widest = max(text.splitlines(), key=len)
+                    self.assertLessEqual(len(widest), max(columns, 64), widest)
+        narrow = self.on_terminal(*QUICK, columns=60, TERM="xterm", **UTF8)
+        self.assertRegex(narrow, r"\n  2  dp 64, zero 3, micro-batch 2\n     1\.\d+ s in .*beside\n? +the first it")
+        self.assertEqual(self.on_terminal(*STEP, TERM="dumb", **UTF8), self.ok(self.run_program(*STEP, environment=UTF8)).stdout)
+
+    def test_a_reader_that_leaves(self):
+        for arguments in (QUICK, STEP, ["help", "plan"]):
+            with subprocess.Popen([program.PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+                run.stdout.close()
+                self.assertEqual(run.stderr.read(), b"")
+            self.assertEqual(run.returncode, -13)
+
+
+if __name__ == "__main__":
+    unittest.main()
