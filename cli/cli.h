@@ -63,6 +63,9 @@ qd_status cli_needs(const cli_call *call, const char *option, const char *other)
 /* --against "ranks=1 dp=1": the assignments, on a copy of the configuration. */
 qd_status cli_assign_words(qd_options *options, const char *text);
 
+/* "quadrille: MESSAGE" on standard error, behind what is on standard output. For observers too. */
+void cli_on_failure(void *context, const char *message);
+
 /* Prints a finished JSON text and frees it. */
 qd_status cli_print_json(qd_strbuf *text);
 

@@ -76,6 +76,16 @@ void cli_put(FILE *file, const char *text)
     qd_strbuf_free(&plain);
 }
 
+void cli_on_failure(void *context, const char *message)
+{
+    qd_strbuf line = {0}; /* in one piece: several ranks may write at the same time */
+    (void)context;
+    fflush(stdout);
+    qd_strbuf_printf(&line, "quadrille: %s\n", message);
+    cli_put(stderr, line.failed ? "quadrille: no memory for a message\n" : line.data);
+    qd_strbuf_free(&line);
+}
+
 qd_status cli_print_json(qd_strbuf *text)
 {
     char *taken;
@@ -183,6 +193,8 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
                                                                                       : read_arguments(&call, argc, argv);
     if (status == QD_OK && call.options)
         status = command->run(&call);
+    if (status != QD_OK && command == &cli_train)
+        status = qd_train_not_started(status, &(qd_train_observer){.on_failure = cli_on_failure});
     qd_options_destroy(call.options);
     free(call.words);
     return status;
@@ -223,15 +235,6 @@ static void fill_standard_files(void)
         close(fd);
 }
 
-/* In one piece: several ranks may write at the same time. */
-static void put_error(void)
-{
-    qd_strbuf line = {0};
-    qd_strbuf_printf(&line, "quadrille: %s\n", qd_error_message());
-    cli_put(stderr, line.failed ? "quadrille: no memory for a message\n" : line.data);
-    qd_strbuf_free(&line);
-}
-
 int main(int argc, char **argv)
 {
     fill_standard_files();
@@ -246,7 +249,7 @@ int main(int argc, char **argv)
     if (status == QD_OK)
         return 0;
     if (qd_train_report(status))
-        put_error();
+        cli_on_failure(NULL, qd_error_message());
     if (has_word(argc, argv, "--debug"))
         fprintf(stderr, "%s\n", qd_error_trace());
     return exit_status(status);

@@ -47,6 +47,14 @@ static void warn_of_memory(const view *v, const qd_train_summary *s)
     printf("note     the ranks take up to %s of memory together, and %s are free on this machine\n", wanted, free_now);
 }
 
+static void print_ranks(const qd_train_summary *s)
+{
+    printf("ranks    %s", s->ranks_as);
+    if (s->machines > 1)
+        printf(" on %d machines%s%s", s->machines, s->hosts[0] ? ": " : "", s->hosts);
+    printf("%s backend %s\n", s->hosts[0] ? ";" : ",", s->backend);
+}
+
 static void on_start(void *context, const qd_train_summary *s)
 {
     view *v = context;
@@ -60,7 +68,7 @@ static void on_start(void *context, const qd_train_summary *s)
     warn_of_memory(v, s);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
     if (s->plan.world > 1)
-        printf("ranks    %s, backend %s\n", s->ranks_as, s->backend);
+        print_ranks(s);
     if (dir[0])
         printf("folder   %s\n", dir);
     putchar('\n');
@@ -151,6 +159,14 @@ static void on_note(void *context, const char *text)
     close_line(v);
     printf("note     %s\n", text);
     fflush(stdout);
+}
+
+/* Another rank than the one that prints the steps may tell it. */
+static void on_failure(void *context, const char *message)
+{
+    view *v = context;
+    close_line(v);
+    cli_on_failure(NULL, message);
 }
 
 static void on_end(void *context, const qd_train_end *e)
@@ -353,9 +369,17 @@ static qd_status run(cli_call *call)
     QD_TRY(load_saved(call));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
-    const qd_train_observer text = {.context = &v, .on_start = on_start, .on_step = on_step, .on_end = on_end,
-                                    .on_prepare = on_prepare, .on_note = on_note},
-                            json = {.on_step = on_step_json, .on_note = on_note_json, .on_end = on_end_json};
+    const qd_train_observer text = {.context = &v,
+                                    .on_start = on_start,
+                                    .on_step = on_step,
+                                    .on_end = on_end,
+                                    .on_prepare = on_prepare,
+                                    .on_note = on_note,
+                                    .on_failure = on_failure},
+                            json = {.on_step = on_step_json,
+                                    .on_note = on_note_json,
+                                    .on_end = on_end_json,
+                                    .on_failure = cli_on_failure};
     qd_status status = qd_train(call->options, call->argv, qd_options_bool(call->options, "json") ? &json : &text);
     close_line(&v);
     free(v.losses);

@@ -19,6 +19,9 @@ typedef struct qd_train_summary {
     qd_check_report plan; /* model, layout, memory, communication */
     const char *backend;  /* "local" or "mpi" */
     const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
+    int machines;         /* that the ranks lie on */
+    /* "alpha 0 to 3, beta 4 to 7": where each rank lies; "" on one machine, or where they are too many to list. */
+    char hosts[256];
     int64_t steps;
     int64_t samples; /* sequences in the data: one epoch */
 } qd_train_summary;
@@ -59,6 +62,9 @@ typedef struct qd_train_observer {
     void (*on_prepare)(void *context, const char *what, int64_t done, int64_t total);
     /* Something the user should know and the run goes on: a checkpoint that was written, or could not be. */
     void (*on_note)(void *context, const char *text);
+    /* Under MPI, in the one process that tells of a failure, which need not be rank 0, before it leaves the world: when one
+     * has left with another status than 0, mpirun ends the others. qd_train_report() is false afterwards. */
+    void (*on_failure)(void *context, const char *message);
 } qd_train_observer;
 
 /* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step that runs:
@@ -70,6 +76,11 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the
  * configuration file. */
 bool qd_train_is_rank(void);
+
+/* For a failure before qd_train() could be called (a configuration file that is missing on one machine): ranks of mpirun or
+ * srun join the others, which may have seen no failure, so that all end and one tells. Returns the status to end with; then
+ * qd_train_report(). Elsewhere, and after qd_train() was called, it returns `status`. */
+qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer);
 
 /* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not say. */
 int qd_train_world(void);

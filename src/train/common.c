@@ -1,9 +1,12 @@
 #define _GNU_SOURCE /* mkostemp */
 #include "train/common.h"
 
+#include "train/launch.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +41,165 @@ qd_status qd_agree(qd_comm *comm, qd_status mine, bool *agreed)
     qd_error_clear();
     return (qd_status)(worst & 0xff);
 }
+
+qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed)
+{
+    char host[HOST_BYTES];
+    find_host(host);
+    if (mine != QD_OK && qd_comm_rank(comm) > 0 && !strstr(qd_error_message(), "rank "))
+        qd_error_prefix(mine, "rank %d on host %s: ", qd_comm_rank(comm), host);
+    return qd_agree(comm, mine, agreed);
+}
+
+/* ---- one program, one configuration ---- */
+
+/* What rank 0 tells the others; its configuration follows. The size is that of all versions, so that they can tell each other apart. */
+typedef struct setup {
+    char version[32];
+    unsigned char build[32]; /* the linker's hash of what it made; zeros: it leaves none */
+    int64_t length;
+} setup;
+
+typedef struct object {
+    const void *address; /* of something in it */
+    unsigned char *build;
+    size_t bytes;
+} object;
+
+static bool holds(const struct dl_phdr_info *info, const void *address)
+{
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t from = info->dlpi_addr + part->p_vaddr, at = (uintptr_t)address;
+        if (part->p_type == PT_LOAD && at >= from && at - from < part->p_memsz)
+            return true;
+    }
+    return false;
+}
+
+/* Notes follow each other: head, name, value, each filled up to 4 bytes. */
+static void read_notes(const unsigned char *note, size_t bytes, const object *o)
+{
+    ElfW(Nhdr) head;
+    for (const unsigned char *end = note + bytes; (size_t)(end - note) > sizeof head;) {
+        memcpy(&head, note, sizeof head);
+        const unsigned char *name = note + sizeof head, *value = name + ((head.n_namesz + 3) & ~3u);
+        if (head.n_type == NT_GNU_BUILD_ID && head.n_namesz == 4 && memcmp(name, "GNU", 4) == 0)
+            memcpy(o->build, value, head.n_descsz < o->bytes ? head.n_descsz : o->bytes);
+        note = value + ((head.n_descsz + 3) & ~3u);
+    }
+}
+
+/* Of the program, or of the shared library, that holds the address: 1 ends the search. */
+static int find_build(struct dl_phdr_info *info, size_t size, void *context)
+{
+    const object *o = context;
+    (void)size;
+    if (!holds(info, o->address))
+        return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_NOTE && info->dlpi_phdr[i].p_align <= 4)
+            read_notes((const unsigned char *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), info->dlpi_phdr[i].p_memsz, o);
+    return 1;
+}
+
+static void find_setup(setup *s)
+{
+    static const char here = 0;
+    *s = (setup){.version = QD_VERSION};
+    dl_iterate_phdr(find_build, &(object){&here, s->build, sizeof s->build});
+}
+
+static qd_status compare_programs(const setup *own, const setup *first, int rank, const char *host)
+{
+    if (memcmp(own->version, first->version, sizeof own->version) != 0)
+        return QD_FAIL(
+            QD_USAGE, "rank %d on host %s runs quadrille %.31s, rank 0 runs %.31s: install one version on all machines",
+            rank, host, own->version, first->version);
+    if (memcmp(own->build, first->build, sizeof own->build) != 0)
+        return QD_FAIL(
+            QD_USAGE,
+            "rank %d on host %s runs another build of quadrille %.31s than rank 0: install one build on all machines",
+            rank, host, own->version);
+    return QD_OK;
+}
+
+/* Where a machine finds what is compared by content, and what changes no result. */
+static bool may_differ(const char *entry)
+{
+    static const char *const keys[] = {
+        "data.path=", "data.tokenizer=", "data.cache=", "run.gpu=", "run.threads=", "run.tuning="};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strncmp(entry, keys[i], strlen(keys[i])) == 0)
+            return true;
+    return false;
+}
+
+/* The value that the list of "key=value" texts has for the entry's key; NULL: none. */
+static const char *find_value(const char *list, size_t length, const char *entry)
+{
+    size_t key = strcspn(entry, "=") + 1;
+    for (size_t at = 0; at < length; at += strlen(list + at) + 1)
+        if (strncmp(list + at, entry, key) == 0)
+            return list + at + key;
+    return NULL;
+}
+
+/* The first entry of `list` that `other` lacks or has with another value; NULL: none. */
+static const char *find_other(const char *list, size_t length, const char *other, size_t other_length)
+{
+    for (size_t at = 0; at < length; at += strlen(list + at) + 1) {
+        const char *value = find_value(other, other_length, list + at);
+        if (!may_differ(list + at) && (!value || strcmp(value, strchr(list + at, '=') + 1) != 0))
+            return list + at;
+    }
+    return NULL;
+}
+
+static qd_status compare_configurations(const qd_strbuf *own, const char *first, size_t length, int rank,
+                                        const char *host)
+{
+    const char *entry = find_other(own->data, own->length, first, length);
+    if (!entry)
+        entry = find_other(first, length, own->data, own->length);
+    if (!entry)
+        return QD_OK;
+    const char *mine = find_value(own->data, own->length, entry), *theirs = find_value(first, length, entry);
+    return QD_FAIL(QD_USAGE,
+                   "%.*s: rank %d on host %s was given %.80s, rank 0 %.80s: all ranks must have the same "
+                   "configuration, so look whether its file is the same on all machines",
+                   (int)strcspn(entry, "="), entry, rank, host, mine ? mine : "nothing", theirs ? theirs : "nothing");
+}
+
+qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool *agreed)
+{
+    setup own, first;
+    qd_strbuf text = {0};
+    char *theirs = NULL, host[HOST_BYTES];
+    int rank = qd_comm_rank(comm);
+    find_host(host);
+    find_setup(&own);
+    qd_launch_config_put(options, &text);
+    own.length = (int64_t)text.length;
+    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory to compare configurations") : QD_OK;
+    QD_TRY_DONE(qd_agree(comm, status, agreed));
+    first = own;
+    QD_TRY_DONE(qd_comm_broadcast(comm, &first, sizeof first, QD_U8, 0, NULL));
+    QD_TRY_DONE(qd_agree(comm, compare_programs(&own, &first, rank, host), agreed));
+    theirs = calloc(1, (size_t)first.length + 1);
+    status = theirs ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to compare configurations");
+    QD_TRY_DONE(qd_agree(comm, status, agreed));
+    if (rank == 0 && first.length > 0)
+        memcpy(theirs, text.data, (size_t)first.length);
+    QD_TRY_DONE(qd_comm_broadcast(comm, theirs, first.length, QD_U8, 0, NULL));
+    status = qd_agree(comm, compare_configurations(&text, theirs, (size_t)first.length, rank, host), agreed);
+done:
+    free(theirs);
+    qd_strbuf_free(&text);
+    return status;
+}
+
+/* ---- one run folder ---- */
 
 qd_status qd_path_existing(char *path)
 {
@@ -100,6 +262,8 @@ done:
     return status;
 }
 
+/* ---- the same data ---- */
+
 /* Of the number of windows and of the tokens of some, spread over the first epoch. */
 static qd_status hash_data(qd_data *data, int64_t seq, int64_t *windows, int64_t *hash)
 {
@@ -133,4 +297,52 @@ qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed
     else if (own[1] != first[1])
         status = QD_FAIL(QD_USAGE, "data.path: rank %d on host %s reads other tokens than rank 0: all ranks must read the same data, with the same tokenizer", qd_comm_rank(comm), host);
     return qd_agree(comm, status, agreed);
+}
+
+/* ---- where the ranks lie ---- */
+
+typedef struct berth {
+    int machine;
+    char host[64];
+} berth;
+
+/* "alpha 0 to 3 6": the machine's host and ranks, as ranges. */
+static void put_machine(const berth *berths, int size, int machine, qd_strbuf *text)
+{
+    bool named = false;
+    for (int from = 0, to; from < size; from = to + 1) {
+        to = from;
+        if (berths[from].machine != machine)
+            continue;
+        while (to + 1 < size && berths[to + 1].machine == machine)
+            to++;
+        if (!named)
+            qd_strbuf_printf(text, "%s%s", machine ? ", " : "", berths[from].host);
+        named = true;
+        qd_strbuf_printf(text, to > from ? " %d to %d" : " %d", from, to);
+    }
+}
+
+qd_status qd_common_hosts(qd_comm *comm, char *text, size_t bytes)
+{
+    int rank = qd_comm_rank(comm), size = qd_comm_size(comm);
+    qd_comm_where where = qd_comm_locate(comm);
+    berth own = {.machine = where.machine}, *all = NULL;
+    char host[HOST_BYTES];
+    qd_strbuf list = {0};
+    text[0] = '\0';
+    if (where.machines == 1) /* the same on all ranks */
+        return QD_OK;
+    find_host(host);
+    snprintf(own.host, sizeof own.host, "%.*s", (int)sizeof own.host - 1, host);
+    if (rank == 0 && !(all = calloc((size_t)size, sizeof *all)))
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the names of %d ranks' machines", size);
+    qd_status status = qd_comm_gather(comm, &own, all, (int64_t)sizeof own * size, QD_U8, 0, NULL);
+    for (int m = 0; all && m < where.machines && status == QD_OK && list.length < bytes; m++)
+        put_machine(all, size, m, &list);
+    if (list.data && !list.failed && list.length < bytes)
+        memcpy(text, list.data, list.length + 1);
+    qd_strbuf_free(&list);
+    free(all);
+    return status;
 }

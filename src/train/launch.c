@@ -106,8 +106,10 @@ static place find_place(void)
 /* ---- signals that ask a run to end ---- */
 
 static atomic_int stop_asked;
-/* From here on a failing MPI rank speaks for itself: before, all ranks see the same bad configuration. */
+/* From here on one MPI rank that fails speaks for all; where they cannot join, rank 0 does. */
 static atomic_int world_joined;
+static atomic_int train_called;
+static atomic_int failure_told; /* by the observer */
 
 static void on_stop_signal(int number)
 {
@@ -246,15 +248,36 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
     return QD_OK;
 }
 
+/* Rank 0, if there is an observer. */
+static qd_status tell_start(qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    summary->backend = qd_comm_backend(world);
+    summary->ranks_as = "processes";
+    summary->machines = qd_comm_locate(world).machines;
+    QD_TRY(qd_common_hosts(world, summary->hosts, sizeof summary->hosts));
+    if (qd_comm_rank(world) == 0 && observer && observer->on_start)
+        observer->on_start(observer->context, summary);
+    return QD_OK;
+}
+
+/* Before this rank leaves the world: see on_failure. */
+static void tell_failure(qd_status status, const qd_train_observer *observer)
+{
+    if (status == QD_OK || !observer || !observer->on_failure || !qd_train_report(status))
+        return;
+    observer->on_failure(observer->context, qd_error_message());
+    atomic_store(&failure_told, 1);
+}
+
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
-    /* Most mistakes show before the world is joined; what needs its size comes after. */
-    if (p->size > 0)
-        QD_TRY(qd_run_prepare(run->options, p->size, &run->config, summary));
-    else
-        QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
+     * on the others, so that they are told. */
+    qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, &run->config, summary)
+                                  : qd_config_resolve(run->options, 0, &run->config);
     qd_comm_config comm_config = qd_comm_config_default();
-    comm_config.deadline_seconds = run->config.deadline;
+    if (early == QD_OK)
+        comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
     bool agreed = false; /* all ranks know of the failure: no alarm is needed */
     qd_status status = QD_OK;
@@ -264,6 +287,8 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was built with, or in a way that "
                                       "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)", p->starter, p->size));
     atomic_store(&world_joined, 1);
+    QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
+    QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
     run->observer = observer;
     if (qd_comm_rank(world) == 0 && p->size != size)
@@ -272,17 +297,31 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
     readying r = {run, observer, summary};
     QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
-    if (qd_comm_rank(world) == 0 && observer && observer->on_start) {
-        summary->backend = qd_comm_backend(world);
-        summary->ranks_as = "processes";
-        observer->on_start(observer->context, summary);
-    }
+    QD_TRY_DONE(tell_start(world, summary, observer));
     QD_TRY_DONE(note_nodes(run, world));
     agreed = true; /* or what follows raises its own alarm */
     status = qd_run_rank(run, world);
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
+    tell_failure(status, observer);
+    qd_comm_destroy(world);
+    return status;
+}
+
+qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer)
+{
+    place p = find_place();
+    qd_comm_config config = qd_comm_config_default();
+    qd_comm *world = NULL;
+    bool agreed;
+    if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
+        return status;
+    if (qd_mpi_comm_create(&config, &world) != QD_OK)
+        return status;
+    atomic_store(&world_joined, 1);
+    status = qd_agree_alone(world, status, &agreed);
+    tell_failure(status, observer);
     qd_comm_destroy(world);
     return status;
 }
@@ -297,6 +336,7 @@ static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *sum
     bool one = c->world == 1;
     run->observer = observer;
     summary->backend = "local";
+    summary->machines = 1;
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
     summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)
@@ -314,6 +354,8 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     qd_status status;
     bool mpi = p.role != ROLE_LOCAL_RANK &&
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
+    atomic_store(&train_called, 1);
+    atomic_store(&failure_told, 0);
     atomic_store(&stop_asked, 0);
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
     status = check_world(&p, mpi);
@@ -348,7 +390,7 @@ bool qd_train_report(qd_status status)
         qd_report_send(p.report_fd, &report);
         return false;
     }
-    if (message[0] == '\0')
+    if (message[0] == '\0' || atomic_load(&failure_told))
         return false;
     if (p.role == ROLE_MPI_RANK)
         return atomic_load(&world_joined) ? status != QD_REMOTE : p.rank <= 0;

@@ -2,6 +2,7 @@
 #ifndef QD_TRAIN_LAUNCH_H
 #define QD_TRAIN_LAUNCH_H
 
+#include "base/strbuf.h"
 #include "train/run.h"
 
 #include <signal.h>
@@ -57,6 +58,8 @@ bool qd_ended_in_order(qd_status status);
 
 /* ---- the configuration, from the launcher to its ranks ---- */
 
+/* What the user set: "key=value" texts, each ended by a zero byte, in the order of the table. */
+void qd_launch_config_put(const qd_options *options, qd_strbuf *text);
 qd_status qd_launch_config_write(const qd_options *options, int *fd); /* *fd: a memfd */
 qd_status qd_launch_config_read(int fd, qd_options **options);
 

@@ -3,8 +3,6 @@
 #define _GNU_SOURCE
 #include "train/launch.h"
 
-#include "base/strbuf.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,17 +34,22 @@ static void put_value(const qd_options *options, const qd_option *option, qd_str
     }
 }
 
-qd_status qd_launch_config_write(const qd_options *options, int *fd)
+void qd_launch_config_put(const qd_options *options, qd_strbuf *text)
 {
     qd_option_table table = qd_config_table();
-    qd_strbuf text = {0};
     for (int i = 0; i < table.count; i++) {
         if (!qd_options_is_set(options, table.options[i].key))
             continue;
-        qd_strbuf_printf(&text, "%s=", table.options[i].key);
-        put_value(options, &table.options[i], &text);
-        qd_strbuf_append(&text, "", 1);
+        qd_strbuf_printf(text, "%s=", table.options[i].key);
+        put_value(options, &table.options[i], text);
+        qd_strbuf_append(text, "", 1);
     }
+}
+
+qd_status qd_launch_config_write(const qd_options *options, int *fd)
+{
+    qd_strbuf text = {0};
+    qd_launch_config_put(options, &text);
     size_t length = text.length;
     bool written = !text.failed && (*fd = memfd_create("quadrille configuration", MFD_CLOEXEC)) >= 0 &&
                    (length == 0 || write(*fd, text.data, length) == (ssize_t)length);

@@ -202,7 +202,7 @@ qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, 
 /* Collective. */
 static qd_status agree(rank_state *s, qd_status mine)
 {
-    return qd_agree(s->control, mine, &s->agreed);
+    return qd_agree_alone(s->control, mine, &s->agreed);
 }
 
 /* Collective: all ranks learn of a signal that has reached any of them, so that they stop after the same step. Where there are
