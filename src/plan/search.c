@@ -72,12 +72,12 @@ static qd_status apply(const qd_candidate *c, qd_options *o)
     return QD_OK;
 }
 
-static qd_status report_with(const qd_search *s, qd_options *o, int64_t batch, bool times, qd_sim_report *report)
+static qd_status report_with(const qd_search *s, qd_options *o, int64_t batch, qd_step_extent extent, qd_sim_report *report)
 {
     qd_config config;
     QD_TRY(set(o, "train.global_batch", "%lld", (long long)batch));
     QD_TRY(qd_cluster_config(o, &s->cluster, &config));
-    return qd_step_report(&config, &s->cluster, times, report);
+    return qd_step_report(&config, &s->cluster, extent, report);
 }
 
 static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *longer, int longer_count, double times)
@@ -119,11 +119,10 @@ qd_status qd_search_simulate(const qd_search *s, qd_options *o, bool anyway, qd_
 {
     int64_t each = c->micro * dp_of(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
     bool whole = micros <= more;
-    QD_TRY(report_with(s, o, whole ? s->batch : few * each, false, &c->report));
+    QD_TRY(report_with(s, o, whole ? s->batch : few * each, anyway ? QD_STEP_TIMES : QD_STEP_TIMES_IF_FITS, &c->report));
     c->fits = c->report.fits;
     if (!c->fits && !anyway)
         return QD_OK;
-    QD_TRY(report_with(s, o, whole ? s->batch : few * each, true, &c->report));
     c->rough = c->rough && !whole;
     if (c->rough) {
         double fill = (double)(c->pp - 1) / c->vpp;
@@ -132,7 +131,7 @@ qd_status qd_search_simulate(const qd_search *s, qd_options *o, bool anyway, qd_
     }
     if (!whole) {
         qd_sim_report longer;
-        QD_TRY(report_with(s, o, more * each, true, &longer));
+        QD_TRY(report_with(s, o, more * each, QD_STEP_TIMES, &longer));
         continue_report(&c->report, &longer, (double)(micros - few) / (double)(more - few), s->batch);
     }
     c->seconds = c->report.step_seconds;

@@ -265,7 +265,7 @@ static const char *stated_recompute(const char *text)
     return "selective"; /* of some kind: core attention, per op, minimal */
 }
 
-static bool simulate_with(row *r, const char *recompute, int blocks, bool times, qd_sim_report *report)
+static bool simulate_with(row *r, const char *recompute, int blocks, qd_step_extent extent, qd_sim_report *report)
 {
     qd_cluster cluster;
     qd_config config;
@@ -275,7 +275,7 @@ static bool simulate_with(row *r, const char *recompute, int blocks, bool times,
     if (status == QD_OK)
         status = qd_cluster_config(r->options, &cluster, &config);
     if (status == QD_OK)
-        status = qd_step_report(&config, &cluster, times, report);
+        status = qd_step_report(&config, &cluster, extent, report);
     return status == QD_OK || skip(r, "%s", qd_error_message());
 }
 
@@ -285,14 +285,14 @@ static bool simulate_fewest(row *r, qd_sim_report *report)
     int none = 0, all = (int)number_of(r->model, "layers", 1);
     while (all - none > 1) {
         int blocks = none + (all - none) / 2;
-        if (!simulate_with(r, "full", blocks, false, report))
+        if (!simulate_with(r, "full", blocks, QD_STEP_MEMORY, report))
             return false;
         if (report->fits)
             all = blocks;
         else
             none = blocks;
     }
-    return simulate_with(r, "full", all, true, report);
+    return simulate_with(r, "full", all, QD_STEP_TIMES, report);
 }
 
 /* Where nothing is said: no recompute if that fits, else selective, else full in as many blocks as must. Recipes of Megatron-Core
@@ -303,12 +303,12 @@ static bool simulate_row(row *r, qd_sim_report *report)
     const char *stated = stated_recompute(text_of(r->config, "recompute"));
     bool modules = strcmp(qd_options_string(r->options, "software.profile"), "fused") == 0;
     if (stated)
-        return simulate_with(r, stated, -1, true, report);
+        return simulate_with(r, stated, -1, QD_STEP_TIMES, report);
     for (int i = 0; i < 2; i++) {
-        if (!simulate_with(r, choices[i], -1, false, report))
+        if (!simulate_with(r, choices[i], -1, QD_STEP_MEMORY, report))
             return false;
         if (report->fits || (modules && i == 1))
-            return simulate_with(r, choices[i], -1, true, report);
+            return simulate_with(r, choices[i], -1, QD_STEP_TIMES, report);
     }
     return simulate_fewest(r, report);
 }

@@ -323,18 +323,30 @@ qd_status qd_simulate_nearest(qd_options *options, char *note, size_t size)
     return qd_preset_nearest(options, note, size);
 }
 
-qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report)
+/* What is known of the step by now. */
+static qd_status sum_up(const qd_step *step, qd_sim_report *report)
+{
+    qd_sim_stage *stages = calloc((size_t)step->stage_count, sizeof *stages);
+    if (!stages)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", step->stage_count);
+    memset(report, 0, sizeof *report);
+    qd_simulation_fill(step, stages, report);
+    free(stages);
+    return QD_OK;
+}
+
+qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, qd_step_extent extent, qd_sim_report *report)
 {
     qd_step step = {0};
-    memset(report, 0, sizeof *report);
-    qd_status status = qd_step_create(config, cluster, times, &step);
-    qd_sim_stage *stages = calloc((size_t)(step.stage_count > 0 ? step.stage_count : 1), sizeof *stages);
-    if (status == QD_OK && !stages)
-        status = QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", step.stage_count);
-    if (status == QD_OK)
-        qd_simulation_fill(&step, stages, report);
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_step_create(config, cluster, &step));
+    QD_TRY_DONE(sum_up(&step, report));
+    if (extent == QD_STEP_TIMES || (extent == QD_STEP_TIMES_IF_FITS && report->fits)) {
+        QD_TRY_DONE(qd_step_run(&step));
+        QD_TRY_DONE(sum_up(&step, report));
+    }
+done:
     qd_step_free(&step);
-    free(stages);
     return status;
 }
 
@@ -347,7 +359,8 @@ qd_status qd_simulate(const qd_options *options, qd_simulation **simulation)
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_cluster_resolve(options, &s->cluster));
     QD_TRY_DONE(qd_cluster_config(options, &s->cluster, &s->config));
-    QD_TRY_DONE(qd_step_create(&s->config, &s->cluster, true, &s->step));
+    QD_TRY_DONE(qd_step_create(&s->config, &s->cluster, &s->step));
+    QD_TRY_DONE(qd_step_run(&s->step));
     s->stages = calloc((size_t)s->step.stage_count, sizeof *s->stages);
     if (!s->stages) {
         status = QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", s->step.stage_count);

@@ -315,7 +315,7 @@ static void share_out(const qd_config *config, const qd_cluster *cluster, qd_clu
     own->accelerator.memory /= config->world;
 }
 
-qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step)
+qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, qd_step *step)
 {
     memset(step, 0, sizeof *step);
     step->config = config;
@@ -326,15 +326,18 @@ qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, boo
     qd_strategy strategy;
     QD_TRY(find_stages(step));
     QD_TRY(qd_config_place(config, step->arena, &ledger, &strategy));
-    for (int s = 0; s < step->stage_count; s++) {
+    for (int s = 0; s < step->stage_count; s++)
         QD_TRY(build_stage(step, ledger, &strategy, &step->stages[s]));
+    return QD_OK;
+}
+
+qd_status qd_step_run(qd_step *step)
+{
+    for (int s = 0; s < step->stage_count; s++) {
         int met = 0;
-        if (times)
-            QD_TRY(fill_items(step, &step->stages[s], &met));
+        QD_TRY(fill_items(step, &step->stages[s], &met));
         step->meetings = met > step->meetings ? met : step->meetings;
     }
-    if (!times)
-        return QD_OK;
     QD_TRY(number_messages(step));
     return run(step);
 }

@@ -38,12 +38,15 @@ typedef struct qd_step {
  * It points into the cluster. */
 qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster, qd_config *config);
 
-/* Builds the programs and accounts for memory; `times` false: nothing is simulated. */
-qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, bool times, qd_step *step);
+/* Builds the programs and accounts for memory. */
+qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, qd_step *step);
+/* Simulates it: step->result, and what actions cost. */
+qd_status qd_step_run(qd_step *step);
 void qd_step_free(qd_step *step);
 
-/* Simulates and sums up; `times` false: memory alone. */
-qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, bool times, qd_sim_report *report);
+/* Sums up: memory alone, or times too, of every step or of those that fit. */
+typedef enum qd_step_extent { QD_STEP_MEMORY, QD_STEP_TIMES, QD_STEP_TIMES_IF_FITS } qd_step_extent;
+qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, qd_step_extent extent, qd_sim_report *report);
 
 /* How a program's groups lie in the cluster, as its stage sees them: spans has QD_GROUP_LIMIT places. */
 void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans);

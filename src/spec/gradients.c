@@ -141,11 +141,7 @@ int64_t qd_gradients_storage(const qd_builder *b, bool *sharded)
 
 static bool has_tied(const qd_builder *b, int module)
 {
-    const qd_module *m = &b->ledger->modules[module];
-    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (b->ledger->params[i].tied_to >= 0)
-            return true;
-    return false;
+    return b->units[module].tied >= 0;
 }
 
 void qd_gradients_begin(qd_builder *b)

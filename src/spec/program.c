@@ -320,18 +320,15 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     return QD_OK;
 }
 
-/* One run of gradients is reduced at a time, so all must be partial over the same data axes. */
-static qd_status check_gradient_axes(const qd_ledger *ledger)
+/* One run of gradients is reduced at a time, so all of a module must be partial over the same data axes. */
+static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *module)
 {
-    for (int i = 0; i < ledger->param_count; i++)
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++)
         if ((qd_ledger_gradient_axes(ledger, i) & ~QD_AXIS_BIT(QD_AXIS_TP)) != QD_AXES_DATA)
             return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is not summed over the data axes alone", ledger->params[i].name);
     return QD_OK;
 }
 
-/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
- * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
- * meaningless is switched off. */
 /* zero 3: neighbours that keep parameters between the passes. They have all experts, some times over. */
 static qd_status choose_kept_groups(builder *b, int shard, bool apart)
 {
@@ -358,6 +355,9 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
     return QD_OK;
 }
 
+/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
+ * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
+ * meaningless is switched off. */
 static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -507,7 +507,6 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->rank = rank;
     memset(p->persistent, 0xff, sizeof p->persistent);
     builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count};
-    QD_TRY(check_gradient_axes(ledger));
     QD_TRY(choose_schedule(&b, arena));
     p->strategy.split_backward = strategy->split_backward || b.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
@@ -532,6 +531,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         qd_module_kind kind = ledger->modules[module].kind;
         if (ledger->modules[module].stage_rank != b.stage_rank)
             continue;
+        QD_TRY(check_gradient_axes(ledger, &ledger->modules[module]));
         classes.recompute = qd_strategy_recompute(strategy, ledger, module);
         qd_module_class *class_ = &p->classes[kind][classes.recompute];
         if (class_->ops)
@@ -585,14 +585,17 @@ unsigned qd_action_phases(const qd_action *a)
 
 int64_t qd_program_square_base(const qd_program *p, int family, int part)
 {
-    int64_t rows = 0;
+    int parts = p->storage.share[family].parts;
+    int64_t rows = 0, first, length;
+    for (int earlier = 0; earlier < family; earlier++)
+        rows += p->storage.whole_rows[earlier];
+    if (part == 0 || part == parts)
+        return part == 0 ? rows : rows + p->storage.whole_rows[family];
     for (int i = 0; i < p->ledger->param_count; i++) {
-        int own = p->ledger->params[i].family, parts = p->storage.share[own].parts;
-        int64_t first = p->storage.rows[i], length;
-        if (first == 0 || p->ledger->params[i].tied_to >= 0 || own > family)
+        const qd_param *param = &p->ledger->params[i];
+        if (p->storage.rows[i] == 0 || param->tied_to >= 0 || param->family != family)
             continue; /* most experts lie elsewhere */
-        if (own == family && part < parts)
-            qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
+        qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
         rows += first;
     }
     return rows;

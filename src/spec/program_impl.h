@@ -27,6 +27,13 @@ typedef struct qd_flight {
 
 typedef struct qd_transfers qd_transfers;
 
+/* Modules whose parameters a pass of a module reads. */
+typedef struct qd_pass_units {
+    int unit[2];
+    int8_t count;
+    bool found; /* false: nobody has asked yet */
+} qd_pass_units;
+
 /* A module's parameters, as seen by the step: where they are now. */
 typedef struct qd_unit {
     int buffer;    /* zero 3: that holds them, -1: they are not here */
@@ -37,6 +44,9 @@ typedef struct qd_unit {
     int kept[QD_FAMILY_COUNT]; /* from this rank's part, -1: it has no row of it */
     int uses_left;
     int in_window; /* number of the item whose window it was last found in */
+    qd_pass_units read[QD_PASS_COUNT]; /* by its own passes */
+    int tied;      /* one of its parameters that is tied to another module's, -1: none */
+    bool untied;   /* it has others */
 } qd_unit;
 
 /* Gradients that are reduced together: those of modules low .. high, of one stage. */

@@ -27,11 +27,13 @@ qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_s
         if (!*tables[t])
             return QD_NO_MEMORY;
     }
-    int fuse = -1;
+    int fuse = -1, stage = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), rank);
     s->copied = -1;
     for (int i = 0; i < ledger->param_count; i++) {
         const qd_param *p = &ledger->params[i];
-        qd_atom atom = qd_ledger_atom(ledger, i, rank);
+        qd_atom atom = {{0, 0}, {0, 0}};
+        if (ledger->modules[p->module].stage_rank == stage) /* a rank has few of the parameters of a long pipeline */
+            atom = qd_ledger_atom(ledger, i, rank);
         int64_t *end = p->tied_to >= 0 ? &s->tied : &s->values;
         if (p->fuse != fuse)
             *end = align(*end);
@@ -49,6 +51,7 @@ qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_s
             continue;
         }
         s->held += s->count[i];
+        s->whole_rows[p->family] += s->rows[i];
         qd_extent own = qd_storage_part(s, i, shares[p->family].parts, shares[p->family].part);
         s->shard_count[i] = own.count;
         s->shard_values += own.count;

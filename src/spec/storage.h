@@ -34,7 +34,8 @@ typedef struct qd_storage {
     int64_t *shard_offset, *shard_count; /* per parameter, in a sharded buffer; tied ones have none */
     int64_t *shard_row;   /* rows of this rank's parts of its family before this parameter's */
     int64_t shard_values; /* elements of a sharded buffer */
-    int64_t shard_rows[QD_FAMILY_COUNT];
+    int64_t shard_rows[QD_FAMILY_COUNT]; /* of this rank's parts; */
+    int64_t whole_rows[QD_FAMILY_COUNT]; /* and of the whole local tensors that are not tied to others */
 } qd_storage;
 
 /* parts 1: nothing is sharded. */

@@ -7,17 +7,17 @@
 
 #include <string.h>
 
-/* The units whose parameters an item reads: its own, and that of a tied parameter. Returns how many. */
-static int item_units(const qd_builder *b, const qd_step_item *item, int units[2])
+/* The units whose parameters a pass of a module reads: its own, and that of a tied parameter. */
+static qd_pass_units find_units(const qd_builder *b, int module_index, qd_pass pass)
 {
-    const qd_module *module = &b->ledger->modules[item->module];
-    const qd_module_class *c = qd_program_class(b->p, item->module);
+    const qd_module *module = &b->ledger->modules[module_index];
+    const qd_module_class *c = qd_program_class(b->p, module_index);
     bool own = false;
     int tied = -1;
     for (int i = 0; i < c->op_count; i++) {
         const qd_op *op = &c->ops[i];
-        bool again = c->recompute == QD_RECOMPUTE_FULL && op->again && (item->pass == QD_PASS_B || item->pass == QD_PASS_I);
-        if (!again && !(qd_pass_phases((qd_pass)item->pass) & 1u << op->phase))
+        bool again = c->recompute == QD_RECOMPUTE_FULL && op->again && (pass == QD_PASS_B || pass == QD_PASS_I);
+        if (!again && !(qd_pass_phases(pass) & 1u << op->phase))
             continue;
         for (int j = 0; j < QD_OP_SLOTS; j++) {
             const qd_slot *slot = op->slot[j] >= 0 ? &c->slots[op->slot[j]] : NULL;
@@ -30,12 +30,21 @@ static int item_units(const qd_builder *b, const qd_step_item *item, int units[2
                 tied = b->ledger->params[b->ledger->params[param].tied_to].module;
         }
     }
-    int count = 0;
+    qd_pass_units units = {.found = true};
     if (own)
-        units[count++] = item->module;
+        units.unit[units.count++] = module_index;
     if (tied >= 0)
-        units[count++] = tied;
-    return count;
+        units.unit[units.count++] = tied;
+    return units;
+}
+
+/* Those of an item. Its pass of its module comes again with every micro-batch, so they are looked for once. */
+static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
+{
+    qd_pass_units *units = &b->units[item->module].read[item->pass];
+    if (!units->found)
+        *units = find_units(b, item->module, (qd_pass)item->pass);
+    return units;
 }
 
 qd_status qd_units_create(qd_builder *b, qd_arena *arena)
@@ -45,12 +54,19 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
     if (!b->units || !b->window)
         return QD_NO_MEMORY;
     b->window_item = -1;
-    for (int m = 0; m < b->modules; m++)
-        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1};
+    for (int m = 0; m < b->modules; m++) {
+        const qd_module *module = &b->ledger->modules[m];
+        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1, .tied = -1};
+        for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+            bool tied = b->ledger->params[i].tied_to >= 0;
+            b->units[m].tied = tied ? i : b->units[m].tied;
+            b->units[m].untied |= !tied;
+        }
+    }
     for (int i = 0; i < b->item_count; i++) {
-        int units[2], count = item_units(b, &b->items[i], units);
-        for (int u = 0; u < count; u++)
-            b->units[units[u]].uses_left++;
+        const qd_pass_units *units = item_units(b, &b->items[i]);
+        for (int u = 0; u < units->count; u++)
+            b->units[units->unit[u]].uses_left++;
     }
     return QD_OK;
 }
@@ -167,12 +183,13 @@ static void find_window(qd_builder *b, int first)
     b->window_item = first;
     b->window_count = 0;
     for (int i = first; i < b->item_count && (i == first || b->window_count < b->strategy->prefetch); i++) {
-        int units[2], count = item_units(b, &b->items[i], units);
-        for (int u = 0; u < count; u++) {
-            if (b->units[units[u]].in_window == first || (i > first && b->window_count >= b->strategy->prefetch))
+        const qd_pass_units *units = item_units(b, &b->items[i]);
+        for (int u = 0; u < units->count; u++) {
+            int unit = units->unit[u];
+            if (b->units[unit].in_window == first || (i > first && b->window_count >= b->strategy->prefetch))
                 continue;
-            b->units[units[u]].in_window = first;
-            b->window[b->window_count++] = units[u];
+            b->units[unit].in_window = first;
+            b->window[b->window_count++] = unit;
         }
     }
 }
@@ -189,9 +206,9 @@ void qd_units_before(qd_builder *b, int item)
 
 void qd_units_wait(qd_builder *b, int item)
 {
-    int units[2], count = item_units(b, &b->items[item], units);
-    for (int u = 0; u < count; u++) {
-        qd_unit *unit = &b->units[units[u]];
+    const qd_pass_units *units = item_units(b, &b->items[item]);
+    for (int u = 0; u < units->count; u++) {
+        qd_unit *unit = &b->units[units->unit[u]];
         for (int family = 0; family < QD_FAMILY_COUNT; family++) {
             if (b->strategy->overlap)
                 qd_build_dep(b, unit->pending[family]);
@@ -225,12 +242,12 @@ void qd_units_after(qd_builder *b, int item)
 {
     if (b->strategy->zero == 0)
         return;
-    int units[2], count = item_units(b, &b->items[item], units);
+    const qd_pass_units *units = item_units(b, &b->items[item]);
     bool forward = b->items[item].pass == QD_PASS_F;
     if (item + 1 < b->item_count)
         find_window(b, item + 1);
-    for (int u = 0; u < count; u++) {
-        qd_unit *unit = &b->units[units[u]];
+    for (int u = 0; u < units->count; u++) {
+        qd_unit *unit = &b->units[units->unit[u]];
         unit->uses_left--;
         for (int family = 0; family < QD_FAMILY_COUNT; family++) {
             qd_build_free(b, &unit->packed[family]);
@@ -239,17 +256,20 @@ void qd_units_after(qd_builder *b, int item)
         unit->is_kept = false;
         bool soon = unit->in_window == item + 1, kept = b->strategy->reshard == QD_RESHARD_NEVER && unit->uses_left > 0;
         if (b->strategy->zero == 3 && !soon && !kept)
-            release(b, units[u], forward && unit->uses_left > 0 && b->kept_parts[0] > 0);
+            release(b, units->unit[u], forward && unit->uses_left > 0 && b->kept_parts[0] > 0);
     }
 }
 
 void qd_units_uses(const qd_builder *b, int module, int32_t *use)
 {
-    const qd_module *m = &b->ledger->modules[module];
+    const qd_unit *unit = &b->units[module];
     bool sharded = b->strategy->zero == 3;
-    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
-        int tied_to = b->ledger->params[i].tied_to;
-        int owner = qd_storage_has(b->ledger, &b->p->storage, i) ? module : b->ledger->params[tied_to].module;
-        use[tied_to >= 0 ? QD_USE_TIED_PARAM : QD_USE_PARAM] = sharded ? b->units[owner].buffer : b->p->persistent[QD_BUFFER_PARAM];
-    }
+    int whole = b->p->persistent[QD_BUFFER_PARAM];
+    if (unit->untied)
+        use[QD_USE_PARAM] = sharded ? unit->buffer : whole;
+    if (unit->tied < 0)
+        return;
+    bool here = qd_storage_has(b->ledger, &b->p->storage, unit->tied);
+    const qd_unit *owner = here ? unit : &b->units[b->ledger->params[b->ledger->params[unit->tied].tied_to].module];
+    use[QD_USE_TIED_PARAM] = sharded ? owner->buffer : whole;
 }

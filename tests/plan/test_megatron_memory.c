@@ -69,7 +69,7 @@ static double state_of(const qd_json_node *c, long pp)
     qd_step step;
     ok(qd_cluster_resolve(o, &cluster));
     ok(qd_cluster_config(o, &cluster, &config));
-    ok(qd_step_create(&config, &cluster, false, &step));
+    ok(qd_step_create(&config, &cluster, &step));
     const qd_program *p = step.stages[step.stage_count - 1].program;
     static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_GRAD, QD_BUFFER_MASTER, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     double bytes = 0.0;
