@@ -34,7 +34,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(QD_ISA_FLAGS_avx512 -march=skylake-avx512 -mprefer-vector-width=512)
   set(QD_ISA_FLAGS_avx2 -march=haswell)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(QD_ISA_LIST neon generic)
+  set(QD_ISA_LIST neon) # which every arm64 machine has
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # or gcc loads factors early and has no register left for a sum of a tile
+    set(QD_ISA_FLAGS_neon -fno-schedule-insns)
+  endif()
 else()
   set(QD_ISA_LIST generic)
 endif()

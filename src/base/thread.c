@@ -67,11 +67,7 @@ static void pause_briefly(int spin)
     /* With more threads than cores the one waited for may need this core. */
     if (spin % SPINS_PER_YIELD == SPINS_PER_YIELD - 1)
         sched_yield();
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
+    qd_pause();
 }
 
 static void take_ranges(qd_pool *pool, int thread)

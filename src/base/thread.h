@@ -6,6 +6,16 @@
 #include <quadrille/status.h>
 #include <stdint.h>
 
+/* Between two looks of a loop that waits for another thread. */
+static inline void qd_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* `yield` takes no time on most of these machines: the looks would follow at once */
+#endif
+}
+
 typedef struct qd_pool qd_pool;
 
 int qd_cores(void);         /* of the machine */

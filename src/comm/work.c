@@ -2,6 +2,7 @@
 #include "comm/work.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -12,15 +13,6 @@
 #define IDLE_CHECK 64      /* idle polls between looks at the abort record and the clock */
 #define SLEEP_SECONDS 0.02 /* a sleeper looks at the deadline this often */
 #define NOTE_SECONDS 0.05  /* a wait of this length is worth a note */
-
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 /* ---- failure of a world ---- */
 
@@ -175,7 +167,7 @@ void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context
 {
     if (idle->step < idle->spins) {
         idle->step++;
-        relax();
+        qd_pause();
     } else if (idle->step < idle->spins + idle->yields) {
         idle->step++;
         sched_yield();

@@ -23,7 +23,7 @@ typedef struct qd_event qd_event;
 typedef struct qd_device_config {
     int threads;     /* compute threads of this rank, >= 1, the caller included */
     int pin_first;   /* first core to pin compute threads to, or -1: leave it to the scheduler */
-    const char *isa; /* CPU: NULL for the best this machine has, or "avx512", "avx2", "generic" (for tests) */
+    const char *isa; /* CPU: NULL for the best this machine has, or "avx512", "avx2", "neon", "generic" (for tests) */
     int ordinal;     /* which accelerator */
     bool share;      /* an ordinal beyond the last counts on from the first: several ranks use one */
     bool deterministic; /* only kernels that give the same bits on every run; the CPU's always do */

@@ -4,6 +4,7 @@
  * In every block the row groups of a product leave out the keys that none of their rows sees. */
 #include "device/cpu/attention_impl.h"
 #include "device/cpu/transpose_impl.h"
+#include "device/cpu/vec_math.h"
 
 #include <math.h>
 
@@ -76,8 +77,7 @@ QD_INLINE void micro(int rows, int nv, bool add, float *restrict c, int64_t ldc,
             line[j] = vf_load(b + p * ldb + j * QD_VF);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            vf x = vf_set(a[i * row + p * step]);
-            QD_IN_REGISTER(x); /* or each multiply-add would load it again */
+            vf_factor x = vf_factor_of(a[i * row + p * step]);
 #pragma GCC unroll 4
             for (int j = 0; j < nv; j++)
                 sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
@@ -172,12 +172,8 @@ static void pack_transposed(float *to, const void *x, int64_t first, int64_t str
 static void unpack_rows(void *x, int64_t first, int64_t stride, const float *from, int64_t ld, int rows, int head_dim,
                         float factor, qd_dtype dtype)
 {
-    for (int r = 0; r < rows; r++, from += ld) {
-        for (int i = 0; i < head_dim; i += QD_VF) {
-            int here = head_dim - i < QD_VF ? head_dim - i : QD_VF;
-            vf_store_n_as(x, first + r * stride + i, vf_load(from + i) * factor, here, dtype);
-        }
-    }
+    for (int r = 0; r < rows; r++, from += ld)
+        QD_FOR_VECTORS(i, n, head_dim, { vec_store(x, first + r * stride + i, vf_load(from + i) * factor, n, dtype); });
 }
 
 /* ---- masks ---- */
@@ -444,10 +440,7 @@ static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
     for (int head = 0; head < a->heads; head++) {
         int64_t at = (batch * a->seq + t) * a->o_stride + head * a->head_dim;
         vf sum = {0};
-        for (int i = 0; i < a->head_dim; i += QD_VF) {
-            int here = a->head_dim - i < QD_VF ? a->head_dim - i : QD_VF;
-            sum += vf_load_n_as(a->o, at + i, here, a->dtype) * vf_load_n_as(a->d_o, at + i, here, a->dtype);
-        }
+        QD_FOR_VECTORS(i, n, a->head_dim, { sum += vec_load(a->o, at + i, n, a->dtype) * vec_load(a->d_o, at + i, n, a->dtype); });
         a->delta[(batch * a->heads + head) * a->seq + t] = vf_sum(sum);
     }
 }

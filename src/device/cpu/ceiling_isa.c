@@ -2,19 +2,29 @@
 #include "device/cpu/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 
-enum { CHAINS = 12 }; /* enough to hide the latency, few enough for 16 registers */
+/* Enough to hide the latency, few enough for the registers. */
+#if defined(__aarch64__)
+enum { CHAINS = 24 };
+#else
+enum { CHAINS = 12 };
+#endif
 
 static float fma_loop(int64_t steps)
 {
-    vf sum[CHAINS], x = vf_set(1e-9f), y = vf_set(0.5f), all = {0};
-#pragma GCC unroll 12
+    const float x = 1e-9f;
+    vf sum[CHAINS], y = vf_set(0.5f), all = {0};
+#pragma GCC unroll 24
     for (int i = 0; i < CHAINS; i++)
         sum[i] = vf_set((float)i);
     for (int64_t s = 0; s < steps; s++)
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++)
+#if defined(__aarch64__) /* adds to what it overwrites: the other way round there would be copies */
+            sum[i] = vf_add_product(sum[i], vf_factor_of(x), y);
+#else
             sum[i] = sum[i] * y + x;
-#pragma GCC unroll 12
+#endif
+#pragma GCC unroll 24
     for (int i = 0; i < CHAINS; i++)
         all += sum[i];
     return vf_sum(all);

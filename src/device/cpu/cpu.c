@@ -224,7 +224,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
 {
     qd_status status;
     qd_cpu *cpu = NULL;
-    qd_cpu_isa isa = QD_CPU_generic;
+    qd_cpu_isa isa = (qd_cpu_isa)0;
     if (config->threads < 1)
         return QD_FAIL(QD_USAGE, "cpu device: %d compute threads; at least 1 is needed", config->threads);
     QD_TRY(choose_isa(config->isa, &isa));

@@ -15,7 +15,7 @@
 #if defined(__x86_64__)
 #define QD_CPU_ISA_LIST(X) X(avx512) X(avx2) X(generic)
 #elif defined(__aarch64__)
-#define QD_CPU_ISA_LIST(X) X(neon) X(generic)
+#define QD_CPU_ISA_LIST(X) X(neon)
 #else
 #define QD_CPU_ISA_LIST(X) X(generic)
 #endif
@@ -64,21 +64,18 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
                : cpu->isa == QD_CPU_avx2 ? &name##_avx2                                                     \
                                          : &name##_generic;                                                 \
     }
-#elif defined(__aarch64__)
-#define QD_CPU_TABLE(type, name)                                                                            \
-    QD_CPU_TABLE_EXTERN(type, name, neon)                                                                   \
-    QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
-    static inline const type *name##_for(const qd_cpu *cpu)                                                 \
-    {                                                                                                       \
-        return cpu->isa == QD_CPU_neon ? &name##_neon : &name##_generic;                                    \
-    }
 #else
+#if defined(__aarch64__)
+#define QD_CPU_ONLY_ISA(name) name##_neon
+#else
+#define QD_CPU_ONLY_ISA(name) name##_generic
+#endif
 #define QD_CPU_TABLE(type, name)                                                                            \
-    QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
+    extern const type QD_CPU_ONLY_ISA(name);                                                                \
     static inline const type *name##_for(const qd_cpu *cpu)                                                 \
     {                                                                                                       \
         (void)cpu;                                                                                          \
-        return &name##_generic;                                                                             \
+        return &QD_CPU_ONLY_ISA(name);                                                                      \
     }
 #endif
 

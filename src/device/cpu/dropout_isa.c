@@ -5,6 +5,8 @@
 #include <math.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 /* 64-bit lanes: a Philox word lies in the lower half, and what is in the upper half does not matter. */
@@ -20,6 +22,8 @@ QD_INLINE vq multiply(vq a, uint32_t m)
     return (vq)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(m));
 #elif defined(__SSE2__)
     return (vq)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(m));
+#elif defined(__aarch64__)
+    return (vq)vmull_n_u32(vmovn_u64((uint64x2_t)a), m);
 #else
     return (a & 0xffffffffu) * m;
 #endif

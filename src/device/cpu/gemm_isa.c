@@ -8,6 +8,7 @@
  * ascending k. This holds wherever the element lies, so cutting c differently changes no bit. */
 #include "device/cpu/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
+#include "device/cpu/vec_math.h"
 
 /* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide rather than high: a row
  * costs a load of its own. MR is half a vector, or a multiple of one. */
@@ -159,11 +160,12 @@ QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool
 QD_INLINE void pack_rows(float *to, const void *x, const part *of, qd_dtype dtype)
 {
     for (int64_t l = of->begin; l < of->end; l++) {
-        float *out = to + l / MR * stride_of_panel(MR, of->kc) + l % MR * of->kc;
-        for (int64_t p = of->from; p < of->until; p += QD_VF) {
-            int here = of->until - p < QD_VF ? (int)(of->until - p) : QD_VF;
-            vf_store_n(out + p, l < of->lines ? vf_load_n_as(x, of->first + l * of->stride + p, here, dtype) : (vf){0}, here);
-        }
+        float *out = to + l / MR * stride_of_panel(MR, of->kc) + l % MR * of->kc + of->from;
+        const int64_t at = of->first + l * of->stride + of->from, count = of->until - of->from;
+        if (l < of->lines)
+            QD_FOR_VECTORS(p, n, count, { vec_store(out, p, vec_load(x, at + p, n, dtype), n, QD_F32); });
+        else
+            memset(out, 0, (size_t)count * sizeof *out);
     }
 }
 
@@ -240,8 +242,7 @@ QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t
     for (int i = 0; i < MR; i++) {
         float value;
         memcpy(&value, base[i / 3] + i % 3 * row + at, sizeof value);
-        vf x = vf_set(value);
-        QD_IN_REGISTER(x); /* or each multiply-add would load it again */
+        vf_factor x = vf_factor_of(value);
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
             sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
@@ -343,14 +344,13 @@ static void store_sums(const qd_gemm_block *g)
 {
     const qd_matmul_args *a = g->args;
     for (int64_t i = 0; i < g->rows; i++) {
-        for (int64_t j = 0; j < g->cols; j += QD_VF) {
-            int here = g->cols - j < QD_VF ? (int)(g->cols - j) : QD_VF;
-            int64_t at = (g->m + i) * a->ldc + g->n + j;
-            vf value = vf_load_n(g->sums + i * g->ld_sums + j, here);
+        const int64_t at = (g->m + i) * a->ldc + g->n;
+        QD_FOR_VECTORS(j, n, g->cols, {
+            vf value = vec_load(g->sums + i * g->ld_sums, j, n, QD_F32);
             if (a->accumulate)
-                value += vf_load_n_as(a->c, at, here, QD_BF16);
-            vf_store_n_as(a->c, at, value, here, QD_BF16);
-        }
+                value += vec_load(a->c, at + j, n, QD_BF16);
+            vec_store(a->c, at + j, value, n, QD_BF16);
+        });
     }
 }
 

@@ -72,11 +72,33 @@ QD_INLINE void show_writes(float *to, int64_t rows, int64_t stride, int64_t coun
         __tsan_write_range(to + r * stride, (long)(count * (int64_t)sizeof *to));
 }
 
+/* One number that many vectors are multiplied by: in all lanes, or in one where multiply-adds take any lane for all. A copy
+ * into the others would cost arm64 an instruction of the same units. */
+#if defined(__aarch64__)
+typedef float vf_factor;
+#else
+typedef vf vf_factor;
+#endif
+
+QD_INLINE vf_factor vf_factor_of(float x)
+{
+#if defined(__aarch64__)
+    return x;
+#else
+    vf all = vf_set(x);
+    QD_IN_REGISTER(all); /* or each multiply-add would load it again */
+    return all;
+#endif
+}
+
 /* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
-QD_INLINE vf vf_add_product(vf sum, vf x, vf y)
+QD_INLINE vf vf_add_product(vf sum, vf_factor x, vf y)
 {
 #if defined(__x86_64__) && defined(__FMA__)
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+    return sum;
+#elif defined(__aarch64__)
+    __asm__("fmla %0.4s, %2.4s, %1.s[0]" : "+w"(sum) : "w"(x), "w"(y));
     return sum;
 #else
     return x * y + sum;
