@@ -1,13 +1,15 @@
 /* quadrille bench: measurements of this machine. */
 #include "bench.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <limits.h>
+#include <quadrille/config.h>
 #include <string.h>
 #include <unistd.h>
 
 /* The parts; `bench NAME` runs one. */
-static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_plans, &bench_machine, &bench_pipeline, &bench_collectives_rank, NULL};
+static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_plans, &bench_machine, &bench_pipeline, NULL};
 
 /* The ranks of a measurement are this program again, under any launcher: by its real name. */
 static char program_path[PATH_MAX];
@@ -22,15 +24,57 @@ qd_status bench_program(const char **path)
     return QD_OK;
 }
 
+/* The option, as one of the words between blanks. */
+static bool is_taken(const bench_part *part, const char *option)
+{
+    size_t length = strlen(option);
+    for (const char *at = part->options; (at = strstr(at, option)) != NULL; at += length)
+        if (at[-1] == ' ' && at[length] == ' ')
+            return true;
+    return false;
+}
+
+/* What a part would pass over is refused. */
+static qd_status check_arguments(const cli_call *call, const bench_part *part)
+{
+    const qd_option_table table = qd_config_table();
+    for (int i = 0; i < cli_bench.option_count; i++) {
+        const char *option = cli_bench.options[i].key;
+        char takers[128] = "";
+        if (!qd_options_is_set(call->options, option) || is_taken(part, option))
+            continue;
+        for (int k = 0; parts[k]; k++)
+            if (is_taken(parts[k], option))
+                snprintf(takers + strlen(takers), sizeof takers - strlen(takers), "%s%s", takers[0] ? ", " : "", parts[k]->name);
+        return QD_FAIL(QD_USAGE, "bench %s: --%s is for %s", part->name, option, takers);
+    }
+    for (int i = 0; part->keys && i < table.count; i++)
+        if (qd_options_is_set(call->options, table.options[i].key) && strcmp(table.options[i].key, part->keys) != 0)
+            return QD_FAIL(QD_USAGE, "bench %s: %s has no meaning here", part->name, table.options[i].key);
+    int most = part->keys ? 1 : 2;
+    return call->word_count <= most ? QD_OK : QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", part->name, call->words[most]);
+}
+
+static qd_status run_part(cli_call *call, const bench_part *part)
+{
+    QD_TRY(check_arguments(call, part));
+    if (!part->keys && call->word_count == 2)
+        QD_TRY(qd_options_load(call->options, call->words[1]));
+    qd_status status = part->run(call);
+    progress_watch_end();
+    return status;
+}
+
 static qd_status run(cli_call *call)
 {
     const char *name = call->word_count > 0 ? call->words[0] : "";
     char list[128] = "";
+    if (strcmp(name, bench_collectives_rank.name) == 0) /* what follows is not for people */
+        return bench_collectives_rank.run(call);
     for (int i = 0; parts[i]; i++) {
         if (strcmp(parts[i]->name, name) == 0)
-            return parts[i]->run(call);
-        if (parts[i]->shown)
-            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", list[0] ? ", " : "", parts[i]->name);
+            return run_part(call, parts[i]);
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", list[0] ? ", " : "", parts[i]->name);
     }
     return QD_FAIL(QD_USAGE, name[0] ? "bench: there is nothing called '%s' to measure; there is: %s"
                                      : "bench: %ssay what to measure: %s", name, list);

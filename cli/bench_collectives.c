@@ -1,5 +1,6 @@
 /* quadrille bench collectives: ours, beside the MPI library's own calls. */
 #include "bench.h"
+#include "progress.h"
 
 #include <quadrille/bench.h>
 #include <string.h>
@@ -33,6 +34,18 @@ static void print_time(double seconds)
         printf(" %9.2f us", seconds * 1e6);
     else
         printf(" %12s", "");
+}
+
+static void print_legend(const char *mpi)
+{
+    cli_explain("time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in any other. bus: bytes that each rank must "
+                "move, per second. copies alone: the operation's copies between ranks and nothing else; bare copies: as many bytes within a rank's "
+                "own memory; neither for sums and below 64 KiB");
+    if (mpi[0]) {
+        char line[224];
+        snprintf(line, sizeof line, "ratio: time of %s over ours; above 1, ours is faster", mpi);
+        cli_explain(line);
+    }
 }
 
 static void print_rows(const qd_bench_collectives_result *result, bool mpi)
@@ -76,8 +89,6 @@ static qd_status run(cli_call *call)
     int counts[2], runs = rank_counts(o, counts);
     if (!mpi && strcmp(qd_options_string(o, "against"), "none") != 0)
         return QD_FAIL(QD_USAGE, "bench collectives: --against is '%s': it must be none or mpi", qd_options_string(o, "against"));
-    if (call->word_count > 1)
-        return QD_FAIL(QD_USAGE, "bench collectives: '%s' is one argument too many", call->words[1]);
     QD_TRY(bench_program(&program));
     const char *const command[] = {program, "bench", bench_collectives_rank.name, "--", NULL};
     qd_bench_collectives_config config = qd_bench_collectives_config_default();
@@ -96,14 +107,16 @@ static qd_status run(cli_call *call)
     for (int i = 0; i < runs && status == QD_OK; i++) {
         qd_bench_collectives_result result;
         config.ranks = counts[i];
+        progress_watch("measuring collectives of %d rank%s", config.ranks, config.ranks == 1 ? "" : "s");
         status = qd_bench_collectives(&config, &result);
+        progress_watch_end();
         if (status != QD_OK)
             break;
         if (i == 0) {
             qd_json_put_string(&w, "mpi", mpi ? result.mpi_version : NULL);
             qd_json_list_begin(&w, "rows");
-            if (mpi && !json)
-                printf("ratio: time of %s over ours; above 1, ours is faster\n", result.mpi_version);
+            if (!json)
+                print_legend(mpi ? result.mpi_version : "");
         }
         for (int row = 0; row < result.count; row++)
             put_row(&w, &result.rows[row], mpi);
@@ -121,7 +134,10 @@ static qd_status run(cli_call *call)
     return status;
 }
 
-const bench_part bench_collectives = {.name = "collectives", .shown = true, .run = run};
+const bench_part bench_collectives = {.name = "collectives",
+                                      .options = " against smallest largest operation seconds json ",
+                                      .keys = "parallel.ranks",
+                                      .run = run};
 
 static qd_status run_rank(cli_call *call)
 {

@@ -1,5 +1,6 @@
 /* quadrille bench machine: this machine as a cluster file for simulate and plan. */
 #include "bench.h"
+#include "progress.h"
 
 #include <quadrille/bench.h>
 #include <stdlib.h>
@@ -42,8 +43,9 @@ static qd_status run(cli_call *call)
     qd_bench_machine machine;
     qd_strbuf text = {0};
     char *taken;
-    QD_TRY(bench_read_config(call));
+    progress_watch("measuring this machine");
     QD_TRY(qd_bench_measure_machine(call->options, (int)qd_options_int(call->options, "warm-up"), (int)qd_options_int(call->options, "repeat"), &machine));
+    progress_watch_end();
     describe(&machine, &text);
     QD_TRY(qd_strbuf_take(&text, &taken));
     qd_status status = cli_write(path, taken, strlen(taken));
@@ -51,4 +53,4 @@ static qd_status run(cli_call *call)
     return status;
 }
 
-const bench_part bench_machine = {.name = "machine", .shown = true, .run = run};
+const bench_part bench_machine = {.name = "machine", .options = " write warm-up repeat ", .run = run};

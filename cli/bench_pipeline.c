@@ -1,5 +1,6 @@
 /* quadrille bench pipeline: bubbles of every schedule, from measured times. */
 #include "bench.h"
+#include "progress.h"
 
 #include <quadrille/bench.h>
 #include <quadrille/sim.h>
@@ -40,6 +41,7 @@ static qd_status measure(cli_call *call, bool one, measured *rows)
         qd_replay_report single;
         if (!one)
             QD_TRY(qd_options_set(call->options, "parallel.schedule", schedules[i % count]));
+        progress_watch("measuring pipelines, %d of %d: %s", i + 1, ROUNDS * count, qd_options_string(call->options, "parallel.schedule"));
         QD_TRY(qd_bench_measure_actions(call->options, (int)qd_options_int(call->options, "warm-up"), steps, &m->actions));
         QD_TRY(qd_replay_pipeline(call->options, (const double *const *)m->actions.pass, &m->report));
         QD_TRY(qd_replay_pipeline(call->options, (const double *const *)m->actions.single, &single));
@@ -63,6 +65,9 @@ static void print_row(const measured *m)
 
 static void print_rows(const measured *rows, int count)
 {
+    cli_explain("time: of a step whose actions take what they took here undisturbed. bubble: the share of it that ranks wait; textbook: with "
+                "uniform stages. uneven: how much longer the busiest rank computes than the mean. singly: the bubble with each action's own time. "
+                "in flight: micro-batches whose activations a rank holds");
     printf("%-12s %6s %8s  %11s %10s %9s %10s %10s   %s\n", "schedule", "stages", "micro-b.", "time", "bubble", "textbook", "uneven", "singly",
            "in flight, by rank");
     for (int i = 0; i < count; i++)
@@ -102,11 +107,11 @@ static qd_status run(cli_call *call)
 {
     measured rows[SCHEDULES] = {0};
     bool json = qd_options_bool(call->options, "json");
-    QD_TRY(bench_read_config(call));
     bool one = qd_options_is_set(call->options, "parallel.schedule") || qd_options_is_set(call->options, "parallel.schedule_file");
     int count = one ? 1 : SCHEDULES;
     QD_TRY(set_defaults(call->options));
     qd_status status = measure(call, one, rows);
+    progress_watch_end();
     if (status == QD_OK && json)
         status = print_json(rows, count);
     else if (status == QD_OK)
@@ -116,4 +121,4 @@ static qd_status run(cli_call *call)
     return status;
 }
 
-const bench_part bench_pipeline = {.name = "pipeline", .shown = true, .run = run};
+const bench_part bench_pipeline = {.name = "pipeline", .options = " warm-up repeat json ", .run = run};

@@ -1,6 +1,7 @@
 /* quadrille bench plans: published layouts beside the first choices of the planner. */
 #include "bench.h"
 #include "plan.h"
+#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,9 @@ static qd_status run_rows(const qd_plan_row *rows, int count, qd_json_writer *w)
 {
     static qd_plan_report report; /* tens of kilobytes */
     for (int i = 0; i < count; i++) {
+        progress_watch("planning %d of %d: %s", i + 1, count, rows[i].name);
         QD_TRY(qd_plan_row_run(&rows[i], &report));
+        progress_watch_end();
         if (w)
             put_row(w, &rows[i], &report);
         else
@@ -66,4 +69,4 @@ static qd_status run(cli_call *call)
     return status;
 }
 
-const bench_part bench_plans = {.name = "plans", .shown = true, .run = run};
+const bench_part bench_plans = {.name = "plans", .options = " against json ", .keys = "", .run = run};

@@ -1,5 +1,6 @@
 /* quadrille bench simulator: predictions against published runs. */
 #include "bench.h"
+#include "progress.h"
 
 #include <quadrille/sim.h>
 #include <math.h>
@@ -75,7 +76,9 @@ static qd_status run(cli_call *call)
     if (strcmp(path, "none") == 0)
         return QD_FAIL(QD_USAGE, "bench simulator: say what to compare with: --against FILE, for example data/published/runs.json");
     qd_sim_scores scores;
+    progress_watch("simulating the runs of %s", path);
     qd_status status = qd_simulate_published(path, qd_options_bool(call->options, "core"), &scores);
+    progress_watch_end();
     if (status == QD_OK && qd_options_bool(call->options, "json"))
         status = print_json(&scores);
     else if (status == QD_OK)
@@ -84,4 +87,4 @@ static qd_status run(cli_call *call)
     return status;
 }
 
-const bench_part bench_simulator = {.name = "simulator", .shown = true, .run = run};
+const bench_part bench_simulator = {.name = "simulator", .options = " against core json ", .keys = "", .run = run};

@@ -1,5 +1,6 @@
 /* quadrille bench kernels and bench step: where time goes, against measured ceilings. */
 #include "bench.h"
+#include "progress.h"
 
 #include <quadrille/bench.h>
 #include <quadrille/config.h>
@@ -38,14 +39,17 @@ static void print_rows(const qd_bench_table *t, bool shares)
     printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n", t->device, t->fma_flops * 1e-9,
            t->copy_bytes * 1e-9);
     if (shares)
-        printf("beside the steps: %.1f GFLOP/s of multiply-adds; shares are of these\n\n", t->beside_flops * 1e-9);
+        printf("beside the steps: %.1f GFLOP/s of multiply-adds, which are the ceiling of products; that of other rows is copying\n\n",
+               t->beside_flops * 1e-9);
     else
-        printf("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and\n"
-               "after, about as long as the run; the median of these quotients. Other rows: the best run against copying. quiet: the\n"
-               "median over runs beside which nobody else used our cores: multiply-adds and integer additions had 85 %% of their\n"
-               "best (5 at least). runs: quiet ones / all. Products are taken in turn\n\n");
-    printf("%-26s %-34s %11s %7s %14s %9s %7s %9s\n", "", shares ? "" : "shape", "time", shares ? "share" : "", "rate", "ceiling",
-           shares ? "" : "quiet", shares ? "" : "runs");
+        cli_explain("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and "
+                    "after, about as long as the run; the median of these quotients. Other rows: the best run against copying; what stays in the "
+                    "caches exceeds it. quiet: the median over runs beside which nobody else used our cores: multiply-adds and integer additions "
+                    "had 85 % of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
+    if (shares)
+        printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
+    else
+        printf("\n%-23s %-32s %11s %14s %7s %7s %7s\n", "", "shape", "time", "rate", "ceiling", "quiet", "runs");
     for (int i = 0; i < t->count; i++) {
         const qd_bench_row *r = &t->rows[i];
         char share[16] = "", rate[32] = "", ceiling[16] = "", quiet[16] = "", runs[32] = "";
@@ -61,23 +65,19 @@ static void print_rows(const qd_bench_table *t, bool shares)
             snprintf(quiet, sizeof quiet, "%.0f %%", 100.0 * r->quiet_share);
         if (r->runs > 0 && r->flops > 0.0)
             snprintf(runs, sizeof runs, "%d/%d", r->quiet_runs, r->runs);
-        printf("%-26s %-34s %8.3f ms %7s %14s %9s %7s %9s\n", r->name, r->shape, r->seconds * 1e3, share, rate, ceiling, quiet, runs);
+        if (shares)
+            printf("%-26s %8.3f ms %7s %14s %9s\n", r->name, r->seconds * 1e3, share, rate, ceiling);
+        else
+            printf("%-23s %-32s %8.3f ms %14s %7s %7s %7s\n", r->name, r->shape, r->seconds * 1e3, rate, ceiling, quiet, runs);
     }
-}
-
-/* `bench NAME [CONFIG]` */
-qd_status bench_read_config(cli_call *call)
-{
-    if (call->word_count > 2)
-        return QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", call->words[0], call->words[2]);
-    return call->word_count == 2 ? qd_options_load(call->options, call->words[1]) : QD_OK;
 }
 
 static qd_status run_kernels(cli_call *call)
 {
     qd_bench_table table;
-    QD_TRY(bench_read_config(call));
+    progress_watch("measuring kernels");
     QD_TRY(qd_bench_kernels(call->options, qd_options_float(call->options, "seconds"), &table));
+    progress_watch_end();
     if (!qd_options_bool(call->options, "json")) {
         print_rows(&table, false);
         return QD_OK;
@@ -135,11 +135,12 @@ static qd_status read_other(cli_call *call, qd_options **other)
 static qd_status run_step(cli_call *call)
 {
     qd_bench_step_result r;
-    QD_TRY(bench_read_config(call));
     qd_options *other = NULL;
     qd_status status = read_other(call, &other);
+    progress_watch("measuring steps");
     if (status == QD_OK)
         status = qd_bench_step(call->options, other, (int)qd_options_int(call->options, "warm-up"), (int)qd_options_int(call->options, "repeat"), &r);
+    progress_watch_end();
     qd_options_destroy(other);
     QD_TRY(status);
     if (qd_options_bool(call->options, "json"))
@@ -168,5 +169,5 @@ static qd_status run_step(cli_call *call)
     return QD_OK;
 }
 
-const bench_part bench_kernels = {.name = "kernels", .shown = true, .run = run_kernels};
-const bench_part bench_step = {.name = "step", .shown = true, .run = run_step};
+const bench_part bench_kernels = {.name = "kernels", .options = " seconds json ", .run = run_kernels};
+const bench_part bench_step = {.name = "step", .options = " warm-up repeat in-turn json ", .run = run_step};

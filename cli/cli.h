@@ -80,5 +80,6 @@ int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one
 void cli_put(FILE *file, const char *text);
 /* A line of standard output that begins with a word of its own column: broken at blanks on terminals that are narrower. */
 void cli_say(const char *word, int column, const char *text);
+void cli_explain(const char *text); /* a paragraph; in a file too its lines are no longer than a page is wide */
 
 #endif

@@ -43,13 +43,24 @@ int cli_columns(FILE *file)
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-void cli_say(const char *word, int column, const char *text)
+static void say(const char *word, int column, const char *text, int width)
 {
     qd_strbuf line = {0};
-    qd_text_wrap(text, column, cli_columns(stdout), &line);
+    qd_text_wrap(text, column, width, &line);
     printf("%-*s", column, word);
     cli_put(stdout, line.failed ? "\n" : line.data);
     qd_strbuf_free(&line);
+}
+
+void cli_say(const char *word, int column, const char *text)
+{
+    say(word, column, text, cli_columns(stdout));
+}
+
+void cli_explain(const char *text)
+{
+    int columns = cli_columns(stdout);
+    say("", 0, text, columns > 0 ? columns : 100);
 }
 
 static void append_plain(qd_strbuf *out, const char *text)

@@ -2,9 +2,12 @@
 
 #include "plan.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static volatile sig_atomic_t stopped;
 
@@ -53,6 +56,95 @@ void progress_clear(progress_line *line)
         fputs("\r\033[K", stderr);
     line->open = false;
 }
+
+/* ---- a watch ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    pthread_t thread;
+    bool running;
+    double begin;
+    char text[160];
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+
+static const char clear_line[] = "\r\033[K";
+
+static void clear_and_end(int number)
+{
+    ssize_t written = write(STDERR_FILENO, clear_line, sizeof clear_line - 1);
+    (void)written;
+    raise(number); /* whose handler is the default again */
+}
+
+static void show_watch(void)
+{
+    char line[224], seconds[32];
+    int columns = cli_columns(stderr); /* the terminal may have been resized */
+    qd_text_seconds(now() - watch.begin, seconds, sizeof seconds);
+    snprintf(line, sizeof line, "%s, %s", watch.text, seconds);
+    fprintf(stderr, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, line);
+    fflush(stderr);
+}
+
+static void *run_watch(void *nothing)
+{
+    (void)nothing;
+    pthread_mutex_lock(&watch.lock);
+    while (watch.running) {
+        struct timespec next;
+        clock_gettime(CLOCK_REALTIME, &next);
+        next.tv_nsec += 500000000;
+        next.tv_sec += next.tv_nsec / 1000000000;
+        next.tv_nsec %= 1000000000;
+        show_watch();
+        pthread_cond_timedwait(&watch.ended, &watch.lock, &next);
+    }
+    pthread_mutex_unlock(&watch.lock);
+    return NULL;
+}
+
+void progress_watch(const char *format, ...)
+{
+    if (cli_columns(stderr) == 0)
+        return;
+    pthread_mutex_lock(&watch.lock);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(watch.text, sizeof watch.text, format, args);
+    va_end(args);
+    if (!watch.running) {
+        sigset_t all, before;
+        struct sigaction action = {.sa_handler = clear_and_end, .sa_flags = SA_RESETHAND};
+        watch.begin = now();
+        /* Signals are for the thread that measures. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        watch.running = true;
+        watch.running = pthread_create(&watch.thread, NULL, run_watch, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (watch.running)
+            sigaction(SIGINT, &action, NULL);
+    }
+    pthread_mutex_unlock(&watch.lock);
+}
+
+void progress_watch_end(void)
+{
+    pthread_mutex_lock(&watch.lock);
+    bool was_running = watch.running;
+    watch.running = false;
+    pthread_cond_signal(&watch.ended);
+    pthread_mutex_unlock(&watch.lock);
+    if (!was_running)
+        return;
+    pthread_join(watch.thread, NULL);
+    signal(SIGINT, SIG_DFL);
+    fputs(clear_line, stderr);
+    fflush(stderr);
+}
+
+/* ---- signals ---- */
 
 static void mark(int number)
 {

@@ -16,6 +16,11 @@ double progress_seconds(const progress_line *line); /* since the start */
 void progress_show(progress_line *line, double share, const char *text);
 void progress_clear(progress_line *line); /* the line disappears */
 
+/* "text, 12 s", twice a second, while something goes on that tells nothing before its end. A second call changes the text; SIGINT clears
+ * the line before it ends the program. Nothing else may be written to the terminal until the end. */
+void progress_watch(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void progress_watch_end(void);
+
 /* SIGINT and SIGTERM set a mark instead of ending the program, so that nothing half-made is left. */
 void progress_catch_signals(void);
 bool progress_stopped(void);

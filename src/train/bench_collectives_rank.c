@@ -11,10 +11,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <quadrille/comm.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -381,6 +383,7 @@ qd_status qd_bench_collectives_rank(int count, char *const *arguments)
 {
     bench b = {0};
     qd_status status;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a measurement that was ended leaves nobody behind */
     QD_TRY_DONE(parse(count, arguments, &b.arguments));
     QD_TRY_DONE(open_board(&b));
     QD_TRY_DONE(open_worlds(&b));

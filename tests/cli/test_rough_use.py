@@ -100,6 +100,30 @@ class RoughUse(program.ProgramTest):
         self.assertEqual((end["steps"], end["loss"], end["saved"], end["interrupted"]), (3, lines[2]["loss"], 3, False))
         self.assertEqual(len(lines), 4)
 
+    def test_measurements_refuse_what_they_would_pass_over(self):
+        cases = [(["step", "--smallest", "16"], "--smallest is for collectives"), (["machine", "--json"], "--json is for collectives, "),
+                 (["simulator", "model.layers=3"], "model.layers has no meaning here"), (["collectives", "--tp", "2"], "parallel.tp"),
+                 (["plans", "run.yaml"], "'run.yaml' is one argument too many"), (["step", "a.yaml", "b.yaml"], "'b.yaml'"),
+                 (["collectives", "--smallest", "4096", "--largest", "16"], "sizes 4096 to 16")]
+        for arguments, part in cases:
+            with self.subTest(arguments):
+                self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)
+
+    def test_measurements_show_that_they_go_on(self):
+        step = ["bench", "step", *program.SMALL, "--warm-up", "0", "--repeat", "1"]
+        shown = self.on_terminal(*step, TERM="xterm")
+        self.assertRegex(shown, r"^\rmeasuring steps, .*\x1b\[K\r\x1b\[Kcpu ")
+        self.assertNotIn("\033", self.on_terminal(*step, TERM="dumb"))
+        self.assertEqual(self.ok(self.run_program(*step)).stderr, "")
+
+    def test_a_measurement_that_is_ended_leaves_nobody_behind(self):
+        mark = str(10_000_000 + os.getpid())  # an argument of the ranks too
+        run = subprocess.Popen([program.PROGRAM, "bench", "collectives", "--ranks", "2", "--largest", mark], stdout=subprocess.DEVNULL)
+        self.addCleanup(run.wait)
+        self.assertTrue(program.wait_until(lambda: len(program.processes(mark)) == 3, 30))
+        run.kill()
+        self.assertTrue(program.wait_until(lambda: len(program.processes(mark)) <= 1, 10))
+
     def test_a_schedule_over_its_own_file(self):
         pipeline = ["schedule", "model.layers=4", "train.global_batch=4", "train.micro_batch=1", "parallel.ranks=2", "parallel.pp=2"]
         self.ok(self.run_program(*pipeline, "--csv", "--out", "own.csv"))
