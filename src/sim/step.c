@@ -1,5 +1,7 @@
 #include "sim/step.h"
 
+#include "base/thread.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,7 +188,7 @@ static float cores_of(const qd_step *step, const qd_action *a)
 }
 
 /* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
-static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
+static qd_status fill_items(const qd_step *step, qd_step_stage *stage)
 {
     const qd_program *p = stage->program;
     pricer prices = {.cluster = step->cluster, .program = p};
@@ -220,7 +222,7 @@ static qd_status fill_items(qd_step *step, qd_step_stage *stage, int *met)
         } else if (qd_action_communicates(a)) {
             price_collective(&prices, a, item);
             if (step->stage_count > 1 && (p->groups[a->group].axes & QD_AXIS_BIT(QD_AXIS_PP)))
-                item->meets = (*met)++;
+                item->meets = stage->meetings++;
         } else if (qd_action_copies(a)) {
             price_copy(&prices, a, item);
         } else {
@@ -258,10 +260,63 @@ static qd_status find_stages(qd_step *step)
     return QD_OK;
 }
 
-static qd_status build_stage(qd_step *step, const qd_ledger *ledger, const qd_strategy *strategy, qd_step_stage *stage)
+/* ---- the stages, one after another or by several threads: they do not know of each other ---- */
+
+typedef struct stage_work {
+    qd_step *step;
+    const qd_ledger *ledger;
+    const qd_strategy *strategy;
+    qd_status (*body)(const struct stage_work *work, qd_step_stage *stage);
+    qd_status *status; /* per stage */
+} stage_work;
+
+static void run_body(void *context, int64_t begin, int64_t end, int thread)
+{
+    const stage_work *work = context;
+    (void)thread;
+    for (int64_t s = begin; s < end; s++) {
+        work->status[s] = work->body(work, &work->step->stages[s]);
+        if (work->status[s] != QD_OK)
+            qd_error_clear(); /* the record is this thread's */
+    }
+}
+
+/* What fails is done once more, here, where its message can be read. */
+static qd_status for_stages(const stage_work *given)
+{
+    stage_work work = *given;
+    int count = work.step->stage_count, threads = qd_cores_allowed() < count ? qd_cores_allowed() : count;
+    qd_pool *pool = NULL;
+    qd_status status = QD_OK;
+    work.status = calloc((size_t)count, sizeof *work.status);
+    if (!work.status)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", count);
+    QD_TRY_DONE(qd_pool_create(threads, -1, &pool));
+    qd_pool_for(pool, count, 1, run_body, &work);
+    for (int s = 0; s < count && status == QD_OK; s++)
+        if (work.status[s] != QD_OK)
+            status = work.body(&work, &work.step->stages[s]);
+done:
+    qd_pool_destroy(pool);
+    free(work.status);
+    return status;
+}
+
+static void free_items(qd_step_stage *stage)
+{
+    free(stage->items);
+    free(stage->action);
+    free(stage->deps);
+    free(stage->exchange);
+}
+
+static qd_status build_stage(const stage_work *work, qd_step_stage *stage)
 {
     qd_program *program;
-    QD_TRY(qd_program_create(ledger, strategy, stage->rank, step->arena, &program));
+    qd_arena_destroy(stage->arena); /* of an attempt that failed */
+    stage->arena = NULL;
+    QD_TRY(qd_arena_create(&stage->arena));
+    QD_TRY(qd_program_create(work->ledger, work->strategy, stage->rank, stage->arena, &program));
     stage->program = program;
     stage->flops = qd_program_flops(program);
     stage->recompute_flops = qd_program_recompute_flops(program);
@@ -326,18 +381,22 @@ qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, qd_
     qd_strategy strategy;
     QD_TRY(find_stages(step));
     QD_TRY(qd_config_place(config, step->arena, &ledger, &strategy));
-    for (int s = 0; s < step->stage_count; s++)
-        QD_TRY(build_stage(step, ledger, &strategy, &step->stages[s]));
-    return QD_OK;
+    return for_stages(&(stage_work){.step = step, .ledger = ledger, .strategy = &strategy, .body = build_stage});
+}
+
+static qd_status price_stage(const stage_work *work, qd_step_stage *stage)
+{
+    free_items(stage); /* of an attempt that failed */
+    stage->item_count = stage->meetings = 0;
+    stage->cost = (qd_cost){0};
+    return fill_items(work->step, stage);
 }
 
 qd_status qd_step_run(qd_step *step)
 {
-    for (int s = 0; s < step->stage_count; s++) {
-        int met = 0;
-        QD_TRY(fill_items(step, &step->stages[s], &met));
-        step->meetings = met > step->meetings ? met : step->meetings;
-    }
+    QD_TRY(for_stages(&(stage_work){.step = step, .body = price_stage}));
+    for (int s = 0; s < step->stage_count; s++)
+        step->meetings = step->stages[s].meetings > step->meetings ? step->stages[s].meetings : step->meetings;
     QD_TRY(number_messages(step));
     return run(step);
 }
@@ -345,10 +404,8 @@ qd_status qd_step_run(qd_step *step)
 void qd_step_free(qd_step *step)
 {
     for (int s = 0; s < step->stage_count && step->stages; s++) {
-        free(step->stages[s].items);
-        free(step->stages[s].action);
-        free(step->stages[s].deps);
-        free(step->stages[s].exchange);
+        free_items(&step->stages[s]);
+        qd_arena_destroy(step->stages[s].arena);
     }
     free(step->stages);
     qd_sim_result_free(&step->result);

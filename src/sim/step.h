@@ -12,12 +12,14 @@
 /* One stage: the rank that stands for it. */
 typedef struct qd_step_stage {
     int rank;
+    qd_arena *arena; /* of its program */
     const qd_program *program;
     qd_sim_item *items;
     int item_count;
     int32_t *action;   /* of each item */
     int32_t *deps;
     float *exchange;   /* of each item, the share of its time that it waits for collectives inside it */
+    int meetings;      /* of all stages, so far */
     qd_cost cost;      /* of its computation */
     double flops, recompute_flops;
     qd_memory_report memory;
