@@ -33,7 +33,7 @@ bootstrap:
 	@mkdir -p build
 
 demo: build
-	@QUADRILLE=$(CURDIR)/$(BUILD)/bin/quadrille bash examples/demo.sh
+	@QUADRILLE="$(CURDIR)/$(BUILD)/bin/quadrille" bash examples/demo.sh
 
 # The page of a report is looked at in a real browser.
 test: build
@@ -63,8 +63,8 @@ bench: build
 	@$(BUILD)/bin/quadrille bench step
 
 install:
-	@$(MAKE) --no-print-directory build CMAKE_ARGS='$(CMAKE_ARGS) -DCMAKE_INSTALL_PREFIX=$(PREFIX)'
-	@DESTDIR=$(DESTDIR) cmake --install $(BUILD)
+	@$(MAKE) --no-print-directory build CMAKE_ARGS='$(CMAKE_ARGS) -DCMAKE_INSTALL_PREFIX="$(PREFIX)"'
+	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD)
 
 clean:
 	rm -rf build

@@ -262,9 +262,9 @@ const cli_command cli_plan = {
     .summary = "Searches for the fastest layout of a model on a cluster, and explains it",
     .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 "
                "train.precision=bf16\n\n"
-               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. MFU "
-               "is the share of the accelerators'\n"
-               "peak that the model's own FLOPs take. The first choice's keys go into a file with --write.",
+               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. In the table, MFU is the share\n"
+               "of the accelerators' peak that the model's own FLOPs take, vpp parallel.virtual_stages, tp in n pieces parallel.tp_overlap. keys:\n"
+               "what the first choice changes in the configuration; --write keeps all of it as a file.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

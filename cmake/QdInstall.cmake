@@ -11,6 +11,9 @@ install(TARGETS ${QD_INSTALLED}
 install(DIRECTORY include/quadrille DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN ".gitkeep" EXCLUDE)
 
+# Folders are found from where the .pc file lies: an installation can be moved, and made with another prefix than it was built for.
+file(RELATIVE_PATH QD_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" QD_PC_PREFIX "${QD_PC_PREFIX}")
 set(QD_PC_PRIVATE "")
 if(QD_MPI_FOUND)
   foreach(library ${MPI_C_LIBRARIES})

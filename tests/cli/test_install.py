@@ -1,0 +1,43 @@
+"""What make install puts into a folder works there: the program, the libraries, their headers and pkg-config files."""
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+BUILD = os.path.dirname(os.path.dirname(program.PROGRAM))
+COMPILER = shutil.which("cc")
+
+
+class Install(program.ProgramTest):
+    def call(self, *command, **environment):
+        result = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False,
+                                env={**os.environ, **environment})
+        self.assertEqual(result.returncode, 0, f"{command}: {result.stdout}{result.stderr}")
+        return result.stdout
+
+    @unittest.skipUnless(COMPILER and shutil.which("pkg-config") and shutil.which("cmake"), "no compiler, pkg-config or cmake")
+    def test_a_program_of_ones_own(self):
+        self.call("cmake", "--install", BUILD, "--prefix", self.path("first"))
+        os.rename(self.path("first"), self.path("moved"))
+        libraries = next(folder for folder, _, files in os.walk(self.path("moved")) if "libquadrille-plan.so" in files)
+        found = {"PKG_CONFIG_PATH": os.path.join(libraries, "pkgconfig")}
+        source = os.path.join(program.SOURCE, "examples", "simulate.c")
+        expected = "llama3.1-8b on 64 x NVIDIA H100 SXM 80 GB: "
+        words = ["h100", "ranks=64", "zero=1", "train.micro_batch=1", "train.global_batch=128", "train.precision=bf16"]
+        for library in ("quadrille-plan", "quadrille"):
+            flags = self.call("pkg-config", "--cflags", "--libs", library, **found).split()
+            self.call(COMPILER, "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", source, *flags, "-o", library)
+            said = self.call("./" + library, *words, LD_LIBRARY_PATH=libraries)
+            self.assertTrue(said.startswith(expected) and "does not fit" not in said, said)
+        self.assertEqual(self.call(self.path("moved/bin/quadrille"), "version"), self.call(program.PROGRAM, "version"))
+        for header in os.listdir(self.path("moved/include/quadrille")):
+            self.write("one.c", f"#include <quadrille/{header}>\nint nothing;\n")
+            self.call(COMPILER, "-std=c11", "-Wall", "-pedantic", "-Werror", "-fsyntax-only", f"-I{self.path('moved/include')}", "one.c")
+
+
+if __name__ == "__main__":
+    unittest.main()
