@@ -28,24 +28,33 @@ double progress_seconds(const progress_line *line)
     return now() - line->begin;
 }
 
+void progress_draw(FILE *file, double share, const char *text, double seconds_left)
+{
+    enum { BAR = 16 };
+    char bar[4 * BAR + 1], left[32], rest[48] = "";
+    int columns = cli_columns(file); /* again each time: terminals are resized */
+    if (seconds_left >= 0.0) {
+        qd_text_seconds(seconds_left, left, sizeof left);
+        snprintf(rest, sizeof rest, "  %s left", left);
+    }
+    int needed = qd_text_columns(text) + qd_text_columns(rest);
+    plan_bar(share, BAR, bar);
+    /* Never wider than the terminal: a wrapped line cannot be rewritten. */
+    if (columns > needed + BAR + 3)
+        fprintf(file, "\r[%s] %s%s\033[K", bar, text, rest);
+    else if (columns > needed)
+        fprintf(file, "\r%s%s\033[K", text, rest);
+    else
+        fprintf(file, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, text);
+    fflush(file);
+}
+
 void progress_show(progress_line *line, double share, const char *text)
 {
-    enum { BAR = 12 };
-    char bar[4 * BAR + 1], left[32], rest[48] = "";
     double at = now();
     if (line->columns == 0 || (line->open && at - line->shown < 0.1))
         return;
-    plan_bar(share, BAR, bar);
-    if (share > 0.0) {
-        qd_text_seconds((at - line->begin) * (1.0 - share) / share, left, sizeof left);
-        snprintf(rest, sizeof rest, "  %s left", left);
-    }
-    /* Never wider than the terminal: a wrapped line cannot be rewritten. */
-    if (line->columns > (int)(strlen(text) + strlen(rest)) + BAR + 3)
-        fprintf(stderr, "\r[%s] %s%s\033[K", bar, text, rest);
-    else
-        fprintf(stderr, "\r%.*s\033[K", line->columns - 1, text);
-    fflush(stderr);
+    progress_draw(stderr, share, text, share > 0.0 ? (at - line->begin) * (1.0 - share) / share : -1.0);
     line->open = true;
     line->shown = at;
 }

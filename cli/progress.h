@@ -12,8 +12,10 @@ typedef struct progress_line {
 
 progress_line progress_start(void);
 double progress_seconds(const progress_line *line); /* since the start */
-/* "[####    ] text  12 s left", at most ten times a second. share: 0 to 1. */
+/* "[####            ] text  12 s left", at most ten times a second. share: 0 to 1. */
 void progress_show(progress_line *line, double share, const char *text);
+/* The line itself, on any terminal: without the bar, and then without the time that is left (< 0: not known), where it is narrow. */
+void progress_draw(FILE *file, double share, const char *text, double seconds_left);
 void progress_clear(progress_line *line); /* the line disappears */
 
 /* "text, 12 s", twice a second, while something goes on that tells nothing before its end. A second call changes the text; SIGINT clears

@@ -1,6 +1,7 @@
 /* quadrille train: the run is the library's; here is what the user sees of it. */
 #include "curve.h"
 #include "plan.h"
+#include "progress.h"
 
 #include <quadrille/config.h>
 #include <quadrille/machine.h>
@@ -44,7 +45,9 @@ static void warn_of_memory(const view *v, const qd_train_summary *s)
         return;
     qd_text_bytes(each < INT64_MAX / s->plan.world ? each * s->plan.world : INT64_MAX, wanted, sizeof wanted);
     qd_text_bytes(there, free_now, sizeof free_now);
-    printf("note     the ranks take up to %s of memory together, and %s are free on this machine\n", wanted, free_now);
+    char line[160];
+    snprintf(line, sizeof line, "the ranks take up to %s of memory together, and %s are free on this machine", wanted, free_now);
+    cli_say("note", 9, line);
 }
 
 static void print_ranks(const qd_train_summary *s)
@@ -104,21 +107,14 @@ static void format_step(const qd_train_step *s, char *text, size_t size)
 
 static void rewrite_line(view *v, const qd_train_step *s)
 {
-    enum { BAR = 16 };
-    char line[160], bar[4 * BAR + 1], left[32];
+    char line[160];
     double at = now();
     bool last = s->step == s->steps;
     if (v->line_open && !last && at - v->shown < 0.1)
         return;
     format_step(s, line, sizeof line);
-    qd_text_seconds((at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step), left, sizeof left);
-    plan_bar((double)s->step / (double)s->steps, BAR, bar);
-    /* Never wider than the terminal: a wrapped line cannot be rewritten. */
-    if (v->columns > (int)strlen(line) + BAR + 2 + 24)
-        printf("\r[%s] %s  %s left\033[K", bar, line, left);
-    else
-        printf("\r%.*s\033[K", v->columns - 1, line);
-    fflush(stdout);
+    progress_draw(stdout, (double)s->step / (double)s->steps, line,
+                  last ? -1.0 : (at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step));
     v->line_open = true;
     v->shown = at;
 }
@@ -147,8 +143,9 @@ static void on_prepare(void *context, const char *what, int64_t done, int64_t to
     double at = now();
     if (v->columns == 0 || total <= 0 || (v->line_open && at - v->shown < 0.1 && done < total))
         return;
-    printf("\rreading text: %s %.0f %%\033[K", what, 100.0 * (double)done / (double)total);
-    fflush(stdout);
+    char line[320];
+    snprintf(line, sizeof line, "reading text: %.0f %% of %s", 100.0 * (double)done / (double)total, what);
+    progress_draw(stdout, (double)done / (double)total, line, -1.0);
     v->line_open = true;
     v->shown = at;
 }
@@ -157,7 +154,7 @@ static void on_note(void *context, const char *text)
 {
     view *v = context;
     close_line(v);
-    printf("note     %s\n", text);
+    cli_say("note", 9, text);
     fflush(stdout);
 }
 
@@ -175,7 +172,8 @@ static void on_end(void *context, const qd_train_end *e)
     char rate[32], seconds[32], allocated[32], resident[32];
     close_line(v);
     putchar('\n');
-    curve_draw(stdout, v->losses, v->count, v->first_step, v->columns > 0 && v->columns < 84 ? v->columns - 14 : 70, 8);
+    int columns = cli_columns(stdout);
+    curve_draw(stdout, v->losses, v->count, v->first_step, columns > 0 && columns < 84 ? columns - 14 : 70, 8);
     qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
     qd_text_seconds(e->seconds, seconds, sizeof seconds);
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);

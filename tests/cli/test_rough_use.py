@@ -3,6 +3,7 @@ ctest: timeout 120
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,14 @@ class RoughUse(program.ProgramTest):
         dumb = self.on_terminal(*self.small("train.steps=3"), TERM="dumb")
         self.assertNotIn("\033", dumb)
         self.assertIn("\nstep 2/3", dumb)
+
+    def test_lines_of_progress_fit_the_terminal(self):
+        """The bar goes first, then the time that is left; whatever is left over is cut."""
+        for columns, begins in ((120, r"\[.{16}\] step +1/3 .* left"), (80, r"step +1/3  loss .* tokens/s.* left"), (30, "step +1/3  loss ")):
+            shown = self.on_terminal(*self.small("train.steps=3"), columns=columns, TERM="xterm", LC_ALL="C.UTF-8")
+            lines = [line.split("\033[K")[0] for line in shown.split("\r")[1:]]
+            self.assertTrue(any(re.match(begins, line) for line in lines), lines)
+            self.assertLess(max(map(len, lines)), columns)
 
     def test_output_that_is_full(self):
         for arguments in (self.small("train.steps=2"), ["help", "train"], ["check", *program.SMALL]):
