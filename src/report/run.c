@@ -212,7 +212,9 @@ static qd_status add_speed(run_report *r)
     qd_text_count(median(r, SPEED), text, sizeof text);
     f->unit = "tokens/s";
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
-    return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %.4g s per step", (long long)r->metrics.count, median(r, SECONDS)));
+    char step[32];
+    qd_text_unit(median(r, SECONDS), "s", step, sizeof step);
+    return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %s per step", (long long)r->metrics.count, step));
 }
 
 static qd_status add_time(run_report *r)

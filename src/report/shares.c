@@ -9,7 +9,7 @@
 /* Sums over events that have something in common. Ranks that stand for several count as often. */
 typedef struct total {
     const char *name, *kind, *group;
-    double count, seconds, exposed, bytes;
+    double count, seconds, exposed, hidden, bytes;
     double least, most; /* seconds of one */
 } total;
 
@@ -67,8 +67,10 @@ static void put_row(qd_json_writer *w, const total *row)
     qd_json_put_double(w, "least", row->least);
     qd_json_put_double(w, "most", row->most);
     qd_json_put_double(w, "bytes", row->bytes);
-    if (!row->name)
+    if (!row->name) {
         qd_json_put_double(w, "exposed", row->exposed);
+        qd_json_put_double(w, "hidden", row->hidden);
+    }
     qd_json_end(w);
 }
 
@@ -166,13 +168,15 @@ static qd_status find_rows(rank_work *r, totals *t)
     return QD_OK;
 }
 
-/* Exposed: what of it no computation of the same rank hides. */
+/* Exposed: what of it no computation of the same rank hides. Operations beside each other count once, so that both together may be less than
+ * the sum of their times. */
 static void add_exposed(rank_work *r, totals *t, double weight)
 {
     for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {
         int64_t n = collect(r, row, r->some);
-        t->rows[row].exposed +=
-            weight * (qd_spans_length(r->some, n) - qd_spans_overlap(r->some, n, r->compute, r->computes));
+        double hidden = qd_spans_overlap(r->some, n, r->compute, r->computes);
+        t->rows[row].hidden += weight * hidden;
+        t->rows[row].exposed += weight * (qd_spans_length(r->some, n) - hidden);
     }
 }
 

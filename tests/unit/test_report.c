@@ -87,7 +87,7 @@ static void test_page(void **state)
     expect(html.data, "{\"rank\":0,\"seconds\":2,\"compute\":1.25,\"communication\":1,\"exposed\":0.5,\"idle\":0.25}");
     expect(html.data, "{\"rank\":1,\"seconds\":2,\"compute\":1,\"communication\":1,\"exposed\":0.5,\"idle\":0.5}");
     /* Four ranks of one call each; 4000 bytes are the sum of all four. */
-    expect(html.data, "{\"kind\":\"gather\",\"group\":\"dp\",\"count\":4,\"seconds\":4,\"least\":1,\"most\":1,\"bytes\":4000,\"exposed\":2}");
+    expect(html.data, "{\"kind\":\"gather\",\"group\":\"dp\",\"count\":4,\"seconds\":4,\"least\":1,\"most\":1,\"bytes\":4000,\"exposed\":2,\"hidden\":2}");
     expect(html.data, "{\"name\":\"update block.0\",\"kind\":\"update\",\"group\":null,\"count\":1,\"seconds\":0.25,\"least\":0.25,\"most\":0.25,\"bytes\":0}");
     qd_strbuf_free(&html);
 }

@@ -134,22 +134,23 @@ function drawTraffic(timelines) {
     for (const group of groups) {
       const lines = timeline.traffic.filter(t => t.group === group).sort((a, b) => b.seconds - a.seconds);
       const line = (t, name, kind, attributes) => {
-        const meter = element("span", { class: "meter", title: `exposed ${secondsText(t.exposed / per)}` },
+        const meter = element("span", { class: "meter", title: `exposed ${secondsText(t.exposed / per)}, hidden ${secondsText(t.hidden / per)}` },
           element("i", { style: `width: ${100 * t.exposed / most}%; background: var(--scatter)` }),
-          element("i", { style: `width: ${100 * (t.seconds - t.exposed) / most}%; background: var(--gather)` }));
+          element("i", { style: `width: ${100 * t.hidden / most}%; background: var(--gather)` }));
         body.append(row([name, element("td", { class: "text" }, kind), short(t.count / per), bytesText(t.bytes / steps), t.seconds > 0 ? `${bytesText(t.bytes / t.seconds)}/s` : "–",
                          secondsText(t.seconds / per), secondsText(t.exposed / per), attributes ? "" : meter], "td", attributes));
       };
       lines.forEach((t, i) => line(t, i === 0 ? group : "", t.kind.replaceAll("_", "-")));
-      const sum = lines.reduce((a, t) => ({ count: a.count + t.count, bytes: a.bytes + t.bytes, seconds: a.seconds + t.seconds, exposed: a.exposed + t.exposed }),
-                               { count: 0, bytes: 0, seconds: 0, exposed: 0 });
+      const sum = lines.reduce((a, t) => ({ count: a.count + t.count, bytes: a.bytes + t.bytes, seconds: a.seconds + t.seconds, exposed: a.exposed + t.exposed,
+                                        hidden: a.hidden + t.hidden }),
+                               { count: 0, bytes: 0, seconds: 0, exposed: 0, hidden: 0 });
       if (lines.length > 1)
         line(sum, "", "together", { class: "sum" });
     }
     part("traffic", ".parts").append(element("div", { class: "wide" }, element("h3", {}, timeline.name), element("table", {}, head, body)));
   }
   part("traffic", ".lead").textContent = "Per step. Calls and times are those of one rank on average; sent is by all ranks together; rate is what a rank sends while it communicates. "
-    + "Bars: exposed in the darker colour, hidden behind computation in the lighter.";
+    + "Bars: exposed in the darker colour, hidden behind computation in the lighter; what runs beside another operation of its row counts once.";
   document.getElementById("traffic").hidden = busy.length === 0;
 }
 
