@@ -494,16 +494,24 @@ static qd_status look_at_all(qd_search *s)
     return status;
 }
 
-/* The same layout may have been the first look and a try. */
+static bool is_same_layout(const qd_candidate *a, const qd_candidate *b)
+{
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->etp == b->etp &&
+           a->zero == b->zero && a->pieces == b->pieces && a->micro == b->micro && a->recompute == b->recompute &&
+           strcmp(a->schedule, b->schedule) == 0;
+}
+
+/* The same layout may have been the first look and a try: the exact one stays. */
 static void drop_repeats(qd_search *s)
 {
     int kept = 0;
-    for (int i = 0; i < s->count; i++) {
-        const qd_candidate *c = &s->list[i], *k = kept > 0 ? &s->list[kept - 1] : NULL;
-        bool same = k && k->tp == c->tp && k->cp == c->cp && k->pp == c->pp && k->vpp == c->vpp && k->ep == c->ep && k->zero == c->zero &&
-                    k->etp == c->etp && k->pieces == c->pieces && k->micro == c->micro && k->recompute == c->recompute && strcmp(k->schedule, c->schedule) == 0;
-        if (!same)
-            s->list[kept++] = *c;
+    for (int i = 0, k; i < s->count; i++) {
+        for (k = 0; k < kept && !is_same_layout(&s->list[k], &s->list[i]); k++)
+            continue;
+        if (k == kept)
+            s->list[kept++] = s->list[i];
+        else if (s->list[k].rough && !s->list[i].rough)
+            s->list[k] = s->list[i];
     }
     s->count = kept;
 }
@@ -549,13 +557,14 @@ static qd_status look_closer(qd_search *s)
     return QD_OK;
 }
 
-/* Rough times among the first are made exact, until they are; the first of all in any case. */
+/* Sorted, without repeats. Rough times among the first are made exact, until they are; the first of all in any case. */
 static qd_status settle(qd_search *s)
 {
     enum { FIRST = 10 };
     bool changed = true;
     while (changed) {
         changed = false;
+        drop_repeats(s);
         sort(s->list, s->count);
         for (int i = 0; i < s->count && i < FIRST && !changed; i++) {
             if (!s->list[i].rough || (i > 0 && is_time_up(s, SETTLE_SECONDS)))
@@ -613,8 +622,6 @@ static qd_status fill_report(qd_search *s)
     qd_plan_report *r = s->report;
     if (s->count == 0)
         return qd_plan_explain_none(s);
-    sort(s->list, s->count);
-    drop_repeats(s);
     r->tried = s->count;
     for (int i = 0; i < s->count && r->count < QD_PLAN_CHOICES; i++)
         qd_search_choice(s, &s->list[i], &r->choices[r->count++]);

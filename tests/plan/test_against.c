@@ -111,10 +111,38 @@ static void published(void **state)
     free(rows);
 }
 
+static bool is_same(const qd_plan_choice *a, const qd_plan_choice *b)
+{
+    return a->dp == b->dp && a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->etp == b->etp &&
+           a->zero == b->zero && a->tp_overlap == b->tp_overlap && a->micro_batch == b->micro_batch && strcmp(a->recompute, b->recompute) == 0 &&
+           strcmp(a->schedule, b->schedule) == 0;
+}
+
+/* What the first look saw roughly is not listed beside the same layout, and the first ten are exact: seconds times MFU is the same work. */
+static void choices_are_exact_and_distinct(void **state)
+{
+    (void)state;
+    qd_options *options = simulated_options("h100", "model.preset=mixtral-8x22b data.seq=4096 train.precision=bf16 parallel.ranks=128 "
+                                                    "train.global_batch=1024 parallel.tp=2 parallel.pp=8 parallel.ep=8");
+    ok(qd_plan(options, &report));
+    qd_options_destroy(options);
+    assert_true(report.count > 4 && !report.stopped);
+    const qd_plan_choice *first = &report.choices[0];
+    for (int i = 1; i < report.count; i++) {
+        const qd_plan_choice *c = &report.choices[i];
+        for (int k = 0; k < i; k++)
+            assert_false(is_same(c, &report.choices[k]));
+        assert_true(c->step_seconds >= report.choices[i - 1].step_seconds);
+        if (i < 10)
+            assert_true(fabs(c->step_seconds * c->mfu / (first->step_seconds * first->mfu) - 1.0) < 1e-9);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(itself), cmocka_unit_test(why_it_loses), cmocka_unit_test(pieces_and_cut_experts), cmocka_unit_test(published),
+        cmocka_unit_test(choices_are_exact_and_distinct),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
