@@ -41,11 +41,8 @@ static void print_legend(const char *mpi)
     cli_explain("time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in any other. bus: bytes that each rank must "
                 "move, per second. copies alone: the operation's copies between ranks and nothing else; bare copies: as many bytes within a rank's "
                 "own memory; neither for sums and below 64 KiB");
-    if (mpi[0]) {
-        char line[224];
-        snprintf(line, sizeof line, "ratio: time of %s over ours; above 1, ours is faster", mpi);
-        cli_explain(line);
-    }
+    if (mpi[0])
+        cli_explain("ratio: time of %s over ours; above 1, ours is faster", mpi);
 }
 
 static void print_rows(const qd_bench_collectives_result *result, bool mpi)

@@ -45,7 +45,7 @@ static void print_rows(const qd_bench_table *t, bool shares)
         cli_explain("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and "
                     "after, about as long as the run; the median of these quotients. Other rows: the best run against copying; what stays in the "
                     "caches exceeds it. quiet: the median over runs beside which nobody else used our cores: multiply-adds and integer additions "
-                    "had 85 % of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
+                    "had 85 %% of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else

@@ -115,46 +115,40 @@ static void print_traffic(const qd_check_report *r)
         char planned[32];
         qd_text_bytes(r->formulas[i].bytes, amount, sizeof amount);
         qd_text_bytes(r->formulas[i].planned, planned, sizeof planned);
-        fputs("  ", stdout);
-        cli_put(stdout, r->formulas[i].text);
-        printf("; in all %s by the formula, %s in the program\n", amount, planned);
+        cli_say("", 2, "%s; in all %s by the formula, %s in the program", r->formulas[i].text, amount, planned);
     }
     print_across(r);
     if (r->theory[0] == '\0')
         return;
     qd_text_bytes(r->theory_bytes, amount, sizeof amount);
-    printf("  parameters and gradients by the textbook: %s = %s", r->theory, amount);
-    if (r->kept_bytes > 0) {
-        qd_text_bytes(r->kept_bytes, amount, sizeof amount);
-        printf(", less %s of modules that need not be gathered again", amount);
-    }
-    if (r->padding_bytes > 0) {
-        qd_text_bytes(r->padding_bytes, amount, sizeof amount);
-        printf(", and %s of padding and of short sums", amount);
-    }
-    putchar('\n');
+    char kept[96] = "", padding[96] = "", more[32];
+    qd_text_bytes(r->kept_bytes, more, sizeof more);
+    if (r->kept_bytes > 0)
+        snprintf(kept, sizeof kept, ", less %s of modules that need not be gathered again", more);
+    qd_text_bytes(r->padding_bytes, more, sizeof more);
+    if (r->padding_bytes > 0)
+        snprintf(padding, sizeof padding, ", and %s of padding and of short sums", more);
+    cli_say("", 2, "parameters and gradients by the textbook: %s = %s%s%s", r->theory, amount, kept, padding);
 }
 
 static void print_pipeline(const qd_check_report *r)
 {
     char amount[32], theory[32];
-    printf("pipeline %d ranks, schedule %s: bubble %.1f %% with uniform stages", r->pipeline, r->schedule, 100.0 * r->bubble);
+    char textbook[32] = "";
     if (r->bubble_theory >= 0.0)
-        printf(" (textbook %.1f %%)", 100.0 * r->bubble_theory);
-    putchar('\n');
+        snprintf(textbook, sizeof textbook, " (textbook %.1f %%)", 100.0 * r->bubble_theory);
+    cli_say("pipeline", 9, "%d ranks, schedule %s: bubble %.1f %% with uniform stages%s", r->pipeline, r->schedule, 100.0 * r->bubble, textbook);
     for (int i = 0; i < r->stage_count; i++) {
         qd_text_bytes(r->stages[i].memory_bytes, amount, sizeof amount);
-        printf("  pp %-3d %-36s %10s  %5.1f %% of the FLOPs, %d in flight\n", i, r->stages[i].modules, amount,
+        printf("  pp %-3d %-24s %10s  %5.1f %% of the FLOPs, %d in flight\n", i, r->stages[i].modules, amount,
                100.0 * r->stages[i].flops_per_step / r->flops_per_step, r->stages[i].in_flight);
     }
     qd_text_bytes(r->pipeline_bytes, amount, sizeof amount);
     qd_text_bytes(r->pipeline_theory_bytes, theory, sizeof theory);
-    printf("  between stages %s; ", amount);
-    cli_put(stdout, "2·b·s·h");
-    printf(" for each boundary and micro-batch: %s\n", theory);
+    cli_say("", 2, "between stages %s; 2·b·s·h for each boundary and micro-batch: %s", amount, theory);
     if (r->zero_extra_bytes > 0) {
         qd_text_bytes(r->zero_extra_bytes, amount, sizeof amount);
-        printf("  %s more than with parallel.zero=1: every micro-batch %s\n", amount, "gathers parameters or reduces gradients");
+        cli_say("", 2, "%s more than with parallel.zero=1: every micro-batch gathers parameters or reduces gradients", amount);
     }
 }
 
@@ -164,7 +158,7 @@ static void print_report(const qd_check_report *r)
     plan_print_head(r);
     plan_print_memory(r);
     qd_text_bytes(r->state_bytes, state, sizeof state);
-    printf("         of it %s are parameters, gradients and optimizer state that stay there from step to step\n", state);
+    cli_say("", 9, "of it %s are parameters, gradients and optimizer state that stay there from step to step", state);
     plan_print_host(r);
     if (r->pipeline > 1)
         print_pipeline(r);

@@ -76,10 +76,10 @@ qd_status cli_write(const char *path, const char *text, size_t length);
 
 bool cli_utf8(void);         /* the locale's characters are UTF-8 */
 int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one that cannot rewrite a line (TERM=dumb) */
-/* UTF-8 text with what the locale lacks spelt out: "×" as "x", "·" as "*", "…" as "...". */
+/* UTF-8 text with what the locale lacks spelt out: "×" as "x", "·" as "*", "…" as "...", "Ψ" as "P". */
 void cli_put(FILE *file, const char *text);
 /* A line of standard output that begins with a word of its own column: broken at blanks on terminals that are narrower. */
-void cli_say(const char *word, int column, const char *text);
-void cli_explain(const char *text); /* a paragraph; in a file too its lines are no longer than a page is wide */
+void cli_say(const char *word, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void cli_explain(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a paragraph; in a file too its lines are no longer than a page is wide */
 
 #endif

@@ -127,7 +127,7 @@ static void print_gpus(const qd_machine *m)
         printf("GPU %-2d         %s, %s, %s free\n", i, m->gpus[i].name, bytes, left);
     }
     if (m->gpu_count == 0)
-        printf("GPU            none: %s\n", m->gpu_reason);
+        cli_say("GPU", 15, "none: %s", m->gpu_reason);
     else
         printf("CUDA           %s\n", m->gpu_libraries);
 }
@@ -154,7 +154,7 @@ static void print_text(const findings *f)
     print_gpus(m);
     putchar('\n');
     for (int i = 0; i < f->count; i++)
-        printf("- %s\n", f->advice[i]);
+        cli_say("-", 2, "%s", f->advice[i]);
     if (f->count == 0)
         puts("All is well.");
 }

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* vasprintf */
 #include "cli.h"
 
 #include <errno.h>
@@ -6,6 +7,7 @@
 #include <locale.h>
 #include <quadrille/config.h>
 #include <quadrille/train.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -43,29 +45,39 @@ int cli_columns(FILE *file)
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-static void say(const char *word, int column, const char *text, int width)
+static void say(const char *word, int column, int width, const char *format, va_list args)
 {
+    char *text = NULL;
     qd_strbuf line = {0};
-    qd_text_wrap(text, column, width, &line);
+    int length = vasprintf(&text, format, args);
+    qd_text_wrap(length >= 0 ? text : "(no memory)", column, width, &line);
     printf("%-*s", column, word);
     cli_put(stdout, line.failed ? "\n" : line.data);
     qd_strbuf_free(&line);
+    if (length >= 0)
+        free(text);
 }
 
-void cli_say(const char *word, int column, const char *text)
+void cli_say(const char *word, int column, const char *format, ...)
 {
-    say(word, column, text, cli_columns(stdout));
+    va_list args;
+    va_start(args, format);
+    say(word, column, cli_columns(stdout), format, args);
+    va_end(args);
 }
 
-void cli_explain(const char *text)
+void cli_explain(const char *format, ...)
 {
     int columns = cli_columns(stdout);
-    say("", 0, text, columns > 0 ? columns : 100);
+    va_list args;
+    va_start(args, format);
+    say("", 0, columns > 0 ? columns : 100, format, args);
+    va_end(args);
 }
 
 static void append_plain(qd_strbuf *out, const char *text)
 {
-    static const char *const spelt[][2] = {{"×", "x"}, {"·", "*"}, {"…", "..."}};
+    static const char *const spelt[][2] = {{"×", "x"}, {"·", "*"}, {"…", "..."}, {"Ψ", "P"}};
     while (*text && !cli_utf8()) {
         size_t i = 0, count = sizeof spelt / sizeof *spelt;
         while (i < count && strncmp(text, spelt[i][0], strlen(spelt[i][0])) != 0)

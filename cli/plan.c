@@ -27,16 +27,14 @@ int plan_bar_width(int beside)
 
 void plan_print_head(const qd_check_report *r)
 {
-    char parameters[32], tokens[32], times[32], line[512];
+    char parameters[32], tokens[32], times[32];
     qd_text_count((double)r->parameters, parameters, sizeof parameters);
     qd_text_count((double)r->tokens_per_step, tokens, sizeof tokens);
     snprintf(times, sizeof times, r->micro_batches == 1 ? "once" : "%lld times", (long long)r->micro_batches);
     printf("model    %s, %s parameters\n", r->model, parameters);
-    snprintf(line, sizeof line, r->world == 1 ? "1 rank" : "%s: %d ranks", r->layout, r->world);
-    cli_say("layout", 9, line);
-    snprintf(line, sizeof line, "%lld × %lld = %s tokens per step; a rank computes %lld sequence%s at a time, %s", (long long)r->global_batch,
-             (long long)r->seq, tokens, (long long)r->micro_batch, r->micro_batch == 1 ? "" : "s", times);
-    cli_say("batch", 9, line);
+    cli_say("layout", 9, r->world == 1 ? "1 rank" : "%s: %d ranks", r->layout, r->world);
+    cli_say("batch", 9, "%lld × %lld = %s tokens per step; a rank computes %lld sequence%s at a time, %s", (long long)r->global_batch,
+            (long long)r->seq, tokens, (long long)r->micro_batch, r->micro_batch == 1 ? "" : "s", times);
 }
 
 void plan_print_memory(const qd_check_report *r)

@@ -73,17 +73,15 @@ void plan_print_against(const qd_plan_report *r)
 {
     const qd_plan_against *a = &r->against;
     if (!a->possible) {
-        printf("against  cannot be built: %s\n", a->refusal);
+        cli_say("against", 9, "cannot be built: %s", a->refusal);
         return;
     }
-    char step[32], line[320];
+    char step[32];
     qd_text_unit(a->choice.step_seconds, "s", step, sizeof step);
-    snprintf(line, sizeof line, "%s: %s, MFU %.1f %%, %.1f %% %s the first choice", a->choice.layout, step,
-             100.0 * a->choice.mfu, 100.0 * (a->behind < 0.0 ? -a->behind : a->behind),
-             a->behind < 0.0 ? "faster than" : "behind");
-    cli_say("against", 9, line);
+    cli_say("against", 9, "%s: %s, MFU %.1f %%, %.1f %% %s the first choice", a->choice.layout, step, 100.0 * a->choice.mfu,
+            100.0 * (a->behind < 0.0 ? -a->behind : a->behind), a->behind < 0.0 ? "faster than" : "behind");
     for (int i = 0; i < a->why_count; i++)
-        cli_say("", 9, a->why[i]);
+        cli_say("", 9, "%s", a->why[i]);
 }
 
 enum { SHOWN = 10 };
@@ -104,7 +102,7 @@ static void print_choices(const qd_plan_report *r)
                count > 1 ? "  beside the first it" : "");
     for (int i = 0; i < count; i++) {
         const qd_plan_choice *c = &r->choices[i];
-        char step[32], memory[32], number[16], line[320];
+        char step[32], memory[32], number[16];
         const char *loses = c->loses;
         qd_text_unit(c->step_seconds, "s", step, sizeof step);
         qd_text_bytes(c->memory_bytes, memory, sizeof memory);
@@ -113,10 +111,8 @@ static void print_choices(const qd_plan_report *r)
             printf("%s  %-*s %10s %5.1f %% %10s%s%s\n", number, widest, c->layout, step, 100.0 * c->mfu, memory,
                    loses[0] ? "  " : "", loses);
         } else {
-            snprintf(line, sizeof line, "%s in %s, MFU %.1f %%%s%s", step, memory, 100.0 * c->mfu,
-                     loses[0] ? "; beside the first it " : "", loses);
-            cli_say(number, 5, c->layout);
-            cli_say("", 5, line);
+            cli_say(number, 5, "%s", c->layout);
+            cli_say("", 5, "%s in %s, MFU %.1f %%%s%s", step, memory, 100.0 * c->mfu, loses[0] ? "; beside the first it " : "", loses);
         }
     }
 }
@@ -145,7 +141,7 @@ static qd_status print_keys(const qd_options *before, const qd_plan_choice *choi
                              (int)(length - name) - 2, line + name + 2);
     }
     if (status == QD_OK && keys.length > 0 && !keys.failed)
-        cli_say("keys", 5, keys.data);
+        cli_say("keys", 5, "%s", keys.data);
     qd_strbuf_free(&keys);
     qd_options_destroy(after);
     free(was);
@@ -155,19 +151,16 @@ static qd_status print_keys(const qd_options *before, const qd_plan_choice *choi
 
 static qd_status print_plan(const qd_options *options, const qd_plan_report *r)
 {
-    char parameters[32], line[320];
+    char parameters[32];
     qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
-    snprintf(line, sizeof line,
-             "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model,
-             parameters, r->best.gpus, r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "",
-             r->too_large, r->refused, r->wall_seconds);
-    cli_say("", 0, line);
+    cli_say("", 0, "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model, parameters, r->best.gpus,
+            r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused, r->wall_seconds);
     print_choices(r);
     if (r->stopped)
         cli_say("", 0, "the search was ended after its time: give some of the axes to look further");
     for (int i = 0; i < r->reason_count; i++)
-        cli_say(i == 0 ? "why" : "", 5, r->reasons[i]);
-    cli_say("next", 5, r->next);
+        cli_say(i == 0 ? "why" : "", 5, "%s", r->reasons[i]);
+    cli_say("next", 5, "%s", r->next);
     QD_TRY(print_keys(options, &r->choices[0]));
     if (r->against.asked)
         plan_print_against(r);

@@ -28,14 +28,12 @@ static void print_time(const qd_sim_report *r)
     bool long_step = r->step_seconds >= 1.0;
     const double scale = long_step ? 1.0 : 1e3;
     const char *unit = long_step ? "s" : "ms";
-    char step[32], line[256];
+    char step[32];
     qd_text_unit(r->step_seconds, "s", step, sizeof step);
     qd_text_count(r->tokens_per_second, rate, sizeof rate);
     qd_text_count(r->tokens_per_gpu_second, each, sizeof each);
-    snprintf(line, sizeof line,
-             "%s: %s tokens/s, %s per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%", step, rate,
-             each, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
-    cli_say("step", 9, line);
+    cli_say("step", 9, "%s: %s tokens/s, %s per GPU; MFU %.1f %% (%.1f %% with causal attention), hardware %.1f %%", step, rate,
+            each, 100.0 * r->mfu, 100.0 * r->mfu_causal, 100.0 * r->hfu);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (parts[i].seconds <= 0.0005 * r->step_seconds)
             continue;
@@ -69,21 +67,19 @@ static void print_memory(const qd_sim_report *r)
 
 static void print_report(const qd_sim_report *r)
 {
-    char parameters[32], line[256], joules[32], watts[32];
+    char parameters[32], joules[32], watts[32];
     qd_text_count((double)r->parameters, parameters, sizeof parameters);
     qd_text_unit(r->joules_per_step, "J", joules, sizeof joules);
     qd_text_unit(r->watts, "W", watts, sizeof watts);
     printf("model    %s, %s parameters\n", r->model, parameters);
-    snprintf(line, sizeof line, "%s on %d x %s, software %s", r->layout[0] ? r->layout : "one rank", r->gpus,
-             r->cluster, r->profile);
-    cli_say("layout", 9, line);
-    snprintf(line, sizeof line, "%lld x %lld tokens per step, micro-batches of %lld, %lld per rank",
-             (long long)r->global_batch, (long long)r->seq, (long long)r->micro_batch, (long long)r->micro_batches);
-    cli_say("batch", 9, line);
+    cli_say("layout", 9, "%s on %d x %s, software %s", r->layout[0] ? r->layout : "one rank", r->gpus, r->cluster,
+            r->profile);
+    cli_say("batch", 9, "%lld x %lld tokens per step, micro-batches of %lld, %lld per rank",
+            (long long)r->global_batch, (long long)r->seq, (long long)r->micro_batch, (long long)r->micro_batches);
     print_time(r);
     print_memory(r);
     for (int i = 0; i < r->loss_count; i++)
-        cli_say(i == 0 ? "losses" : "", 9, r->loss[i]);
+        cli_say(i == 0 ? "losses" : "", 9, "%s", r->loss[i]);
     if (r->watts > 0.0)
         printf("energy   %s per step (%s)\n", joules, watts);
     if (r->cost_per_step > 0.0)
@@ -128,7 +124,7 @@ static qd_status print_scaling(cli_call *call, bool json)
         char step[32], rate[32], computing[32], communicating[32], number[16];
         if (!p->possible) {
             snprintf(number, sizeof number, "%8d", p->gpus);
-            cli_say(number, 10, p->refusal);
+            cli_say(number, 10, "%s", p->refusal);
             continue;
         }
         double each = p->tokens_per_second / p->gpus;

@@ -45,9 +45,7 @@ static void warn_of_memory(const view *v, const qd_train_summary *s)
         return;
     qd_text_bytes(each < INT64_MAX / s->plan.world ? each * s->plan.world : INT64_MAX, wanted, sizeof wanted);
     qd_text_bytes(there, free_now, sizeof free_now);
-    char line[160];
-    snprintf(line, sizeof line, "the ranks take up to %s of memory together, and %s are free on this machine", wanted, free_now);
-    cli_say("note", 9, line);
+    cli_say("note", 9, "the ranks take up to %s of memory together, and %s are free on this machine", wanted, free_now);
 }
 
 static void print_ranks(const qd_train_summary *s)
@@ -154,7 +152,7 @@ static void on_note(void *context, const char *text)
 {
     view *v = context;
     close_line(v);
-    cli_say("note", 9, text);
+    cli_say("note", 9, "%s", text);
     fflush(stdout);
 }
 

@@ -30,10 +30,10 @@ static qd_status print_report_json(const qd_verify_report *r)
 
 static void print_report(const qd_verify_report *r, const char *against)
 {
-    printf("%lld steps against %s", (long long)r->steps, against);
+    char eps[96] = "";
     if (r->eps > 0.0)
-        printf("; train.eps %g in both, so that AdamW does not magnify rounding (--eps)", r->eps);
-    putchar('\n');
+        snprintf(eps, sizeof eps, "; train.eps %g in both, so that AdamW does not magnify rounding (--eps)", r->eps);
+    cli_say("", 0, "%lld step%s against %s%s", (long long)r->steps, r->steps == 1 ? "" : "s", against, eps);
     printf("  loss       largest relative difference %.2e\n", r->worst_loss);
     printf("  gradients  %.2e%s%s\n", r->worst_gradient, r->worst_gradient_name[0] ? "  " : "", r->worst_gradient_name);
     printf("  weights    %.2e%s%s\n", r->worst_weight, r->worst_weight_name[0] ? "  " : "", r->worst_weight_name);

@@ -421,8 +421,11 @@ static qd_status describe_schedule(const qd_program *p, FILE *out)
     qd_status status = qd_schedule_replay(s, (const double[]){1.0, 2.0, 1.0, 1.0}, 0.0, arena, &times);
     double theory = qd_schedule_theory(s);
     if (status == QD_OK) {
-        fprintf(out, "%s: %d pipeline rank%s, %d stages, %d micro-batches; a forward pass takes 1, a backward pass 2, its halves 1 each\n",
-                qd_schedule_name(s->kind), s->ranks, s->ranks == 1 ? "" : "s", s->stages, s->micro_batches);
+        fprintf(out, "%s: %d pipeline rank%s, %d stage%s, %d micro-batch%s\n", qd_schedule_name(s->kind), s->ranks, s->ranks == 1 ? "" : "s", s->stages,
+                s->stages == 1 ? "" : "s", s->micro_batches, s->micro_batches == 1 ? "" : "es");
+        fprintf(out, "F is a forward pass and takes 1, B a backward pass and takes 2; its halves I, of\n"
+                     "inputs, and W, of weights, take 1 each. The number is the micro-batch%s\n",
+                s->stages > s->ranks ? "; small\nletters are a rank's further stages" : "");
         fprintf(out, "time %.0f, bubble %.2f %%", times.makespan, 100.0 * times.bubble);
         if (theory >= 0.0)
             fprintf(out, " (textbook %.2f %%)", 100.0 * theory);

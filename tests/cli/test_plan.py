@@ -1,4 +1,4 @@
-"""plan and simulate as someone meets them who has never used them: words, widths, contradictions, what cannot be.
+"""plan, simulate and check as someone meets them who has never used them: words, widths, contradictions, what cannot be.
 ctest: timeout 120
 """
 import json
@@ -113,16 +113,24 @@ class Plan(program.ProgramTest):
                     text = self.on_terminal(*arguments, columns=columns, TERM="xterm", **UTF8)
                     widest = max(text.splitlines(), key=len)
                     self.assertLessEqual(len(widest), max(columns, 64), widest)
+        layout = ["--model", "llama-tiny", "--seq", "64", "train.global_batch=8", "train.micro_batch=2", "--ranks", "4", "--tp", "2"]
+        for arguments in (["check", *layout, "--zero", "3"], ["check", *layout, "--pp", "2"], ["schedule", *layout, "--pp", "2"]):
+            with self.subTest(arguments=arguments):
+                text = self.on_terminal(*arguments, columns=80, TERM="xterm", **UTF8)
+                widest = max(text.splitlines(), key=len)
+                self.assertLessEqual(len(widest), 80, widest)
+                self.assertTrue(self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout.isascii())
         narrow = self.on_terminal(*QUICK, columns=60, TERM="xterm", **UTF8)
         self.assertRegex(narrow, r"\n  2  dp 64, zero 3, micro-batch 2\n     1\.\d+ s in .*beside\n? +the first it")
         self.assertEqual(self.on_terminal(*STEP, TERM="dumb", **UTF8), self.ok(self.run_program(*STEP, environment=UTF8)).stdout)
 
     def test_a_reader_that_leaves(self):
         for arguments in (QUICK, STEP, ["help", "plan"]):
-            with subprocess.Popen([program.PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-                run.stdout.close()
-                self.assertEqual(run.stderr.read(), b"")
-            self.assertEqual(run.returncode, -13)
+            ours, theirs = os.pipe()
+            os.close(ours)
+            result = subprocess.run([program.PROGRAM, *arguments], stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
+            os.close(theirs)
+            self.assertEqual((result.returncode, result.stderr), (-13, b""))
 
 
 if __name__ == "__main__":
