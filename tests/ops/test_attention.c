@@ -269,6 +269,9 @@ static const attention_case cases[] = {
 /* Without numerical gradients, which would take too long. */
 static const attention_case long_cases[] = {
     {1, 420, 20, 1, 64, QD_BF16, true, false, 0}, /* dq does not fit the CPU's workspace: two passes */
+    {1, 200, 8, 1, 128, QD_BF16, true, false, 0}, /* dq does, but not beside the packed queries */
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0},  /* neither do */
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0}, /* results that the CPU stores past the caches */
     /* shapes of models, as the accelerator's kernels cut them */
     {2, 192, 4, 4, 64, QD_BF16, false, true, 0},
     {2, 256, 4, 2, 128, QD_BF16, false, true, 0},

@@ -103,12 +103,20 @@ static void backward_dq_range(void *context, int64_t begin, int64_t end, int thr
     run_tiles(w, w->kernel->backward_dq, begin, end, thread);
 }
 
+static qd_cpu_attention_keys keys_at(const work *w, int64_t i)
+{
+    return (qd_cpu_attention_keys){i / w->job.kv_heads, (int)(i % w->job.kv_heads)};
+}
+
 static void backward_range(void *context, int64_t begin, int64_t end, int thread)
 {
     const work *w = context;
-    for (int64_t i = begin; i < end; i++)
-        w->kernel->backward(&w->job, i / w->job.kv_heads, (int)(i % w->job.kv_heads), w->with_dq,
+    for (int64_t i = begin; i < end; i++) {
+        int64_t next = i + qd_pool_threads(w->cpu->pool);
+        qd_cpu_attention_keys keys = keys_at(w, i), ahead = keys_at(w, next);
+        w->kernel->backward(&w->job, &keys, next < w->job.batch * w->job.kv_heads ? &ahead : NULL, w->with_dq,
                             qd_cpu_workspace(w->cpu, thread));
+    }
 }
 
 enum { DELTA_ROWS = 16 }; /* at a time; their heads lie side by side */
@@ -155,7 +163,7 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
     work w = make_work(stream, a, &run, QD_ATTENTION_BLOCK);
     /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two otherwise. */
     int64_t group = a->heads / a->kv_heads;
-    w.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_DQ_FLOATS;
+    w.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_KEPT_FLOATS;
     compute_delta(w.cpu, a);
     qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
     if (!w.with_dq)

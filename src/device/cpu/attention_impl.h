@@ -11,8 +11,11 @@
 #define QD_ATTENTION_FORWARD_ROWS (3 * QD_ATTENTION_BLOCK)
 #define QD_ATTENTION_HEAD_MOST 256
 
-/* Floats of the workspace in which the backward pass may sum dq of a key head's queries when dq is not fp32. */
-#define QD_ATTENTION_DQ_FLOATS ((int64_t)512 << 10)
+/* Floats of the workspace in which the backward pass may keep a key head's packed queries and their gradients, or, if these are more,
+ * sum dq when it is not fp32. */
+#define QD_ATTENTION_KEPT_FLOATS ((int64_t)512 << 10)
+/* Floats that are fetched ahead in the backward pass, at most. */
+#define QD_ATTENTION_AHEAD_FLOATS (96 << 10)
 
 /* What attention_* and attention_part_* have in common: queries and keys in runs of positions; the whole of a sequence is
  * one run of each. */
@@ -45,11 +48,18 @@ typedef struct qd_cpu_attention_item {
     qd_cpu_attention_tile tile;
 } qd_cpu_attention_item;
 
+/* One key head: what a thread computes alone in the backward pass. */
+typedef struct qd_cpu_attention_keys {
+    int64_t batch;
+    int kv_head;
+} qd_cpu_attention_keys;
+
 typedef struct qd_cpu_attention {
     /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that its memory can be fetched; NULL: nothing. */
     void (*forward)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
-    void (*backward)(const qd_cpu_attention_job *j, int64_t batch, int kv_head, bool with_dq, void *workspace);
+    void (*backward)(const qd_cpu_attention_job *j, const qd_cpu_attention_keys *keys, const qd_cpu_attention_keys *ahead, bool with_dq,
+                     void *workspace);
     /* dq of up to QD_ATTENTION_BLOCK rows, where `backward` did not compute it. */
     void (*backward_dq)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* delta = rowsum(d_o * o), of all heads, for one row of (batch, seq). */

@@ -37,29 +37,8 @@ QD_INLINE int64_t stride_of_panel(int width, int64_t kc)
 }
 
 /* Floats of a packed b that goes by from which on it is written past the caches: it will not stay there, and so nothing is read
- * that is overwritten. A step of a panel must be whole lines. The sanitizers would not see the stores. */
+ * that is overwritten. A step of a panel must be whole lines. */
 enum { PAST = 1 << 18 };
-#if defined(__x86_64__) && QD_VF == 16 && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-QD_INLINE void put_past(float *to, vf lanes)
-{
-    __asm__ volatile("vmovntps %1, %0" : "=m"(*(vf *)to) : "v"(lanes));
-}
-
-/* Before other threads are told. */
-QD_INLINE void end_past(void)
-{
-    __asm__ volatile("sfence" ::: "memory");
-}
-#else
-QD_INLINE void put_past(float *to, vf lanes)
-{
-    vf_store(to, lanes);
-}
-
-QD_INLINE void end_past(void)
-{
-}
-#endif
 
 /* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of its first lane. */
 QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)

@@ -138,6 +138,30 @@ QD_INLINE void vf_store_n(float *p, vf v, int n)
 #endif
 }
 
+/* A store past the caches to an aligned vector, for what will not stay in them: nothing is read that is overwritten. The sanitizers
+ * would not see it, and shorter vectors are not whole lines. */
+#if defined(__x86_64__) && QD_VF == 16 && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+QD_INLINE void put_past(float *to, vf lanes)
+{
+    __asm__ volatile("vmovntps %1, %0" : "=m"(*(vf *)to) : "v"(lanes));
+}
+
+/* After such stores, before other threads are told. */
+QD_INLINE void end_past(void)
+{
+    __asm__ volatile("sfence" ::: "memory");
+}
+#else
+QD_INLINE void put_past(float *to, vf lanes)
+{
+    vf_store(to, lanes);
+}
+
+QD_INLINE void end_past(void)
+{
+}
+#endif
+
 /* mask lanes are 0 or -1, as comparisons give them. */
 QD_INLINE vf vf_select(vi mask, vf yes, vf no)
 {

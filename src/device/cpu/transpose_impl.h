@@ -46,10 +46,10 @@ QD_INLINE void load_square(vf *r, const void *x, int64_t at, int64_t stride, int
         r[i] = i < lines ? vf_load_n_as(x, at + i * stride, count, dtype) : (vf){0};
 }
 
-/* to (count, >= lines; row stride ld) = transpose of x (lines, count; row stride `stride`) from element `first` on.
+/* to (count, >= lines; row stride ld) = factor * transpose of x (lines, count; row stride `stride`) from element `first` on.
  * Columns of `to` from `lines` up to the next multiple of QD_VF are set to 0 and must exist. */
 QD_INLINE void transpose_panel(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int64_t lines,
-                               int64_t count, qd_dtype dtype)
+                               int64_t count, float factor, qd_dtype dtype)
 {
     for (int64_t p = 0; p < count; p += QD_VF) {
         int rows = count - p < QD_VF ? (int)(count - p) : QD_VF;
@@ -64,12 +64,12 @@ QD_INLINE void transpose_panel(float *to, int64_t ld, const void *x, int64_t fir
                 transpose_square(r);
 #pragma GCC unroll 16
                 for (int i = 0; i < QD_VF; i++)
-                    vf_store(out + i * ld, r[i]);
+                    vf_store(out + i * ld, r[i] * factor);
             } else {
                 load_square(r, x, at, stride, lines - l < QD_VF ? (int)(lines - l) : QD_VF, rows, dtype);
                 transpose_square(r);
                 for (int i = 0; i < rows; i++)
-                    vf_store(out + i * ld, r[i]);
+                    vf_store(out + i * ld, r[i] * factor);
             }
         }
     }
