@@ -48,7 +48,7 @@ const cli_command *const *cli_commands(void); /* ended by NULL */
 #define CLI_OPTION_THREADS \
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL}
 #define CLI_OPTION_CLUSTER \
-    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster or a YAML file; its keys can be given as key=value", NULL}
+    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster (quadrille help clusters) or a YAML file; its keys can be given as key=value", NULL}
 
 /* "--help" of a command, on standard output. */
 qd_status cli_print_help(const cli_command *command);

@@ -1,6 +1,7 @@
 #include "cli.h"
 
 #include <quadrille/config.h>
+#include <quadrille/sim.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@ static void print_usage(void)
         const cli_command *c = cli_commands()[i];
         printf("  quadrille %-8s %s\n", c->name, c->summary);
     }
-    puts("\nquadrille help COMMAND says more about one of them, quadrille help models lists models by name.");
+    puts("\nquadrille help COMMAND says more about one of them, quadrille help models and\nquadrille help clusters list what --model and --cluster take.");
 }
 
 static qd_status print_options(const qd_option_table *table, const char *title)
@@ -68,6 +69,44 @@ static qd_status print_models(void)
     return QD_OK;
 }
 
+/* A figure that is not public is a dash. */
+static const char *figure(const qd_options *o, const char *key, char *text, size_t size)
+{
+    double value = qd_options_float(o, key);
+    snprintf(text, size, value > 0.0 ? "%.4g" : "-", value);
+    return text;
+}
+
+static qd_status print_cluster(const char *name)
+{
+    const qd_option_table table = qd_cluster_table();
+    qd_options *o = NULL;
+    char peak[32], memory[32], fast[32], network[32], node[48] = "-";
+    QD_TRY(qd_options_create(&table, 1, &o));
+    qd_status status = qd_cluster_load(o, name);
+    if (status == QD_OK) {
+        figure(o, "node.bandwidth_gbs", fast, sizeof fast);
+        if (qd_options_int(o, "node.size") > 1)
+            snprintf(node, sizeof node, "%lld x %s", (long long)qd_options_int(o, "node.size"), fast);
+        printf("%-13s %-31s %7s %5s %9s %9s\n", name, qd_options_string(o, "accelerator.name"),
+               figure(o, "accelerator.peak_tflops", peak, sizeof peak), figure(o, "accelerator.memory_gib", memory, sizeof memory), node,
+               figure(o, "network.bandwidth_gbs", network, sizeof network));
+    }
+    qd_options_destroy(o);
+    return status;
+}
+
+static qd_status print_clusters(void)
+{
+    cli_explain("Clusters for plan and simulate (--cluster): bf16 TFLOP/s and GiB of an accelerator; how many of them a node joins, and the GB/s of "
+                "each in it; the GB/s of each in the network (TPUs: of one link of the torus). A file with the same keys describes any other; "
+                "quadrille bench machine writes one of this machine.");
+    printf("\n%-13s %-31s %7s %5s %9s %9s\n", "cluster", "accelerator", "TFLOP/s", "GiB", "node", "network");
+    for (const char *const *name = qd_cluster_names(); *name; name++)
+        QD_TRY(print_cluster(*name));
+    return QD_OK;
+}
+
 static qd_status run(cli_call *call)
 {
     if (qd_options_bool(call->options, "markdown")) {
@@ -83,8 +122,12 @@ static qd_status run(cli_call *call)
         print_usage();
         return QD_OK;
     }
+    if (call->word_count > 1)
+        return QD_FAIL(QD_USAGE, "help: '%s' is one argument too many", call->words[1]);
     if (strcmp(call->words[0], "models") == 0)
         return print_models();
+    if (strcmp(call->words[0], "clusters") == 0)
+        return print_clusters();
     const cli_command *command = cli_find(call->words[0]);
     if (!command)
         return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", call->words[0]);
@@ -97,7 +140,7 @@ static const qd_option own[] = {
 
 const cli_command cli_help = {
     .name = "help",
-    .arguments = "[COMMAND | models]",
+    .arguments = "[COMMAND | models | clusters]",
     .summary = "Lists the commands, or explains one",
     CLI_OPTIONS(own),
     .run = run,

@@ -124,6 +124,12 @@ class Plan(program.ProgramTest):
         self.assertRegex(narrow, r"\n  2  dp 64, zero 3, micro-batch 2\n     1\.\d+ s in .*beside\n? +the first it")
         self.assertEqual(self.on_terminal(*STEP, TERM="dumb", **UTF8), self.ok(self.run_program(*STEP, environment=UTF8)).stdout)
 
+    def test_clusters_by_name(self):
+        lines = self.lines("help", "clusters")
+        self.assertIn("h100          NVIDIA H100 SXM 80 GB               989    80   8 x 450        50", lines)
+        self.assertLessEqual(max(map(len, lines[4:])), 80)
+        self.assertIn("help clusters", "\n".join(self.lines("help")))
+
     def test_a_reader_that_leaves(self):
         for arguments in (QUICK, STEP, ["help", "plan"]):
             ours, theirs = os.pipe()
