@@ -19,8 +19,8 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed);
 
 /* These end in qd_agree().
  *
- * QD_USAGE when a rank runs another program than rank 0, or was given another configuration: the first key that differs is named. Where a rank finds the
- * same things (data.path and so on) and how many threads it uses may differ. */
+ * QD_USAGE when a rank runs another program than rank 0, or was given another configuration: the first key that differs is
+ * named. Where a rank finds the same things (data.path and so on) and how many threads it uses may differ. */
 qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool *agreed);
 /* QD_USAGE when a rank does not see the folder of rank 0, or the one in which it will be made. Leaves nothing there. */
 qd_status qd_common_folder(qd_comm *comm, const char *folder, bool *agreed);

@@ -80,15 +80,16 @@ class Machines(program.ProgramTest):
             write = "mount -t tmpfs tmpfs $0 && echo \"$1\" >$0/run.yaml"
             subprocess.run(host.enter("sh", "-c", write, self.path("own"), text), check=True)
         self.told_once(self.train(self.path("own/run.yaml")), 2, "train.lr: rank 2 on host beta was given 0.002, rank 0 0.001")
-        self.told_once(self.train(f"run.dir={self.path('own/run')}"), 2, "on host beta, as rank 2 sees it, is not the folder of rank 0 on host alpha")
+        apart = "on host beta, as rank 2 sees it, is not the folder of rank 0 on host alpha"
+        self.told_once(self.train(f"run.dir={self.path('own/run')}"), 2, apart)
         subprocess.run(self.beta.enter("rm", self.path("own/run.yaml")), check=True)
         self.told_once(self.train(self.path("own/run.yaml")), 2, "rank 2 on host beta: ", "own/run.yaml: cannot be read")
         self.nothing_left()
 
     def start(self):
         """A run that would take hours, some steps after its start; its process, and the ranks' numbers here."""
-        command = [*self.network.mpirun((2, 2)), program.PROGRAM,
-                   *self.small("train.steps=100M", "train.schedule=constant", f"run.deadline={DEADLINE}", f"run.dir={self.path('run')}", "--overwrite")]
+        arguments = self.small("train.steps=100M", "train.schedule=constant", f"run.deadline={DEADLINE}", f"run.dir={self.path('run')}")
+        command = [*self.network.mpirun((2, 2)), program.PROGRAM, *arguments]
         with open(self.path("errors"), "w", encoding="utf-8") as errors:
             run = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=errors)
         self.addCleanup(lambda: (run.kill(), run.wait()))
@@ -123,9 +124,10 @@ class Machines(program.ProgramTest):
         os.kill(ranks[2], signal.SIGUSR1)
         self.told_once(self.finish(run, 30), 75, "SIGUSR1: stopped after step", "with a checkpoint")
         steps = len(self.metrics("run")) + 2
-        self.ok(self.train(f"run.dir={self.path('run')}", f"train.steps={steps}", "train.schedule=constant", "run.resume=true"))
-        self.ok(self.run_program(*self.small(f"train.steps={steps}", "train.schedule=constant", f"run.dir={self.path('whole')}", "--ranks", "4")))
-        self.assertEqual([row[:2] for row in self.numbers("run")], [row[:2] for row in self.numbers("whole")])
+        more = [f"train.steps={steps}", "train.schedule=constant"]
+        self.ok(self.train(*more, f"run.dir={self.path('run')}", "run.resume=true"))
+        self.ok(self.run_program(*self.small(*more, f"run.dir={self.path('whole')}", "--ranks", "4")))
+        self.assertEqual(self.numbers("run"), self.numbers("whole"))
 
     def test_network_that_fails(self):
         """The ranks end on both sides, and those beside mpirun say why. mpirun itself waits for the other machine."""

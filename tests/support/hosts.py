@@ -1,7 +1,7 @@
 """Several machines on one: each has its own network, name, processes, shared memory and clock, made of Linux namespaces.
 
-The test itself moves into namespaces first (enter()), in which the machines are then made: when it ends, however it ends, the system takes all of
-them away, with all that runs there.
+The test itself moves into namespaces first (enter()), in which the machines are then made: when it ends, however it ends, the
+system takes all of them away, with all that runs there.
 """
 import os
 import shutil
@@ -48,17 +48,19 @@ class Host:
         self.name, self.link, self.address = name, f"lan{number}", f"10.77.0.{number + 1}"
         self.kinds = ["--net", "--mount", "--uts", "--ipc", *(["--pid"] if number else [])]
         # The first process waits for children, also for those that lost their parents.
-        first = f"{'mount -t proc proc /proc && ' if number else ''}mount -t tmpfs tmpfs /dev/shm && hostname $0 && echo made && while :; do sleep 1000 & wait; done"
-        self.holder = subprocess.Popen(["unshare", *self.kinds, "--time", f"--monotonic={clock}", "--fork", "--kill-child", "sh", "-c", first, name],
-                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        first = "mount -t tmpfs tmpfs /dev/shm && hostname $0 && echo made && while :; do sleep 1000 & wait; done"
+        if number:
+            first = f"mount -t proc proc /proc && {first}"
+        command = ["unshare", *self.kinds, "--time", f"--monotonic={clock}", "--fork", "--kill-child", "sh", "-c", first, name]
+        self.holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         if self.holder.stdout.readline() != "made\n":
             raise OSError(f"host {name} could not be made")
         with open(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children", encoding="ascii") as file:
             self.first = int(file.read())
         _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.first))
         _ip("link", "set", self.link, "master", "lan", "up")
-        for arguments in (["link", "set", "lo", "up"], ["address", "add", f"{self.address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
-            subprocess.run(self.enter("ip", *arguments), check=True)
+        for words in ("link set lo up", f"address add {self.address}/24 dev eth0", "link set eth0 up"):
+            subprocess.run(self.enter("ip", *words.split()), check=True)
 
     def enter(self, *command):
         """The command, as it runs on this machine."""
@@ -119,14 +121,16 @@ class Hosts:
     def _write_agent(self):
         """What mpirun takes for ssh: `enter-host NAME WORDS...`, with the environment of a login and nothing else."""
         cases = "".join(f"{h.name}) enter='{' '.join(h.enter())}';;\n" for h in self.hosts)
-        login = f"env -i HOME={os.environ.get('HOME', '/')} PATH={os.environ['PATH']} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        login = f"env -i HOME={os.environ.get('HOME', '/')} PATH={os.environ['PATH']} {root}"
         with open(self.agent, "w", encoding="ascii") as file:
-            file.write(f'#!/bin/sh\ncase $1 in\n{cases}*) echo "no host $1" >&2; exit 255;;\nesac\nshift\nexec {login} $enter sh -c "$*"\n')
+            file.write(f'#!/bin/sh\ncase $1 in\n{cases}*) echo "no host $1" >&2; exit 255;;\nesac\nshift\n'
+                       f'exec {login} $enter sh -c "$*"\n')
         os.chmod(self.agent, 0o755)
 
     def mpirun(self, slots, **parameters):
-        """The beginning of a command that starts slots[i] ranks on host i, with MCA parameters. When one ends with another status than 0, mpirun
-        ends the others at once, not after a second."""
+        """The beginning of a command that starts slots[i] ranks on host i, with MCA parameters. When one ends with another status
+        than 0, mpirun ends the others at once, not after a second."""
         where = ",".join(f"{h.name}:{n}" for h, n in zip(self.hosts, slots) if n)
         chosen = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "odls_base_sigkill_timeout": 0, **parameters}
         settings = [word for name, value in chosen.items() for word in ("--mca", name, str(value))]
