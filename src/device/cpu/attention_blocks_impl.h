@@ -178,13 +178,13 @@ static void pack_transposed(float *to, const void *x, int64_t first, int64_t str
         transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_BF16);
 }
 
-/* Whether rows of x go past the caches: where the results of a call are so large that they leave these before anybody
- * reads them. */
-static bool passes_caches(const job *a, const void *x, int64_t stride)
+/* Whether rows of x go past the caches: where the results of a call, `heads` for each row, are so large that most leave these before
+ * anybody reads them. */
+static bool passes_caches(const job *a, const void *x, int64_t stride, int heads)
 {
     enum { PAST = 1 << 18 };
-    return a->out_dtype == QD_F32 && a->head_dim % QD_VF == 0 && stride % QD_VF == 0 &&
-           (uintptr_t)x % sizeof(vf) == 0 && a->batch * a->q_seq * a->heads * a->head_dim >= PAST;
+    return a->out_dtype == QD_F32 && a->head_dim % QD_VF == 0 && stride % QD_VF == 0 && (uintptr_t)x % sizeof(vf) == 0 &&
+           a->batch * a->q_seq * heads * a->head_dim >= PAST;
 }
 
 /* Rows of x = factor * from (rows, ld). past: as passes_caches() says; end_past() is to follow. */

@@ -179,7 +179,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     float *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
     /* queries are read where they lie, but for the rows of an incomplete group and other types */
     int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
-    bool past = passes_caches(a, a->o, a->o_stride), begun = false;
+    bool past = passes_caches(a, a->o, a->o_stride, a->heads), begun = false;
     running state;
     for (int run = 0; run < a->k_run_count; run++) {
         const qd_row_run *k_run = &a->k_runs[run];
@@ -369,7 +369,8 @@ static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, i
     if (a->accumulate)
         add_rows((float *)to + at, stride, from, ld, rows, a->head_dim, factor);
     else
-        unpack_rows(to, at, stride, from, ld, rows, a->head_dim, factor, a->out_dtype, passes_caches(a, to, stride));
+        unpack_rows(to, at, stride, from, ld, rows, a->head_dim, factor, a->out_dtype,
+                    passes_caches(a, to, stride, a->heads + 2 * a->kv_heads));
 }
 
 /* Queries of a key head. kept: each tile of each query head has a place in the workspace for its packed queries, the
