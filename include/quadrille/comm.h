@@ -74,6 +74,8 @@ typedef struct qd_comm_where {
     int local_rank, local_ranks; /* among the ranks of this machine */
 } qd_comm_where;
 qd_comm_where qd_comm_locate(const qd_comm *comm);
+/* Not collective. The name of the machine that a rank of `comm` lies on; "" where all ranks lie on one. */
+const char *qd_comm_host(const qd_comm *comm, int rank);
 
 /* Collective over `comm`: ranks with the same colour form a group, ordered by (key, rank). colour < 0: no group,
  * *group becomes NULL. `name` appears in messages and traces ("dp"). */

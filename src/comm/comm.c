@@ -40,6 +40,11 @@ qd_comm_where qd_comm_locate(const qd_comm *comm)
     return comm->world->where;
 }
 
+const char *qd_comm_host(const qd_comm *comm, int rank)
+{
+    return comm->world->hosts ? comm->world->hosts[comm->world_ranks[rank]] : "";
+}
+
 /* ---- making and dropping ---- */
 
 static void comm_free(qd_comm *comm)

@@ -26,6 +26,7 @@
 
 #define QD_COMM_NAME_BYTES 32
 #define QD_COMM_PLACE_BYTES 64
+#define QD_COMM_HOST_BYTES 64 /* names longer than that are cut */
 #define QD_COMM_REASON_BYTES 512
 #define QD_TRANSFER_STATE_BYTES 512
 
@@ -144,6 +145,7 @@ struct qd_world {
     qd_comm_config config;
     int rank, size; /* world rank */
     qd_comm_where where; /* one machine, unless the backend says otherwise in group_create() */
+    const char (*hosts)[QD_COMM_HOST_BYTES]; /* the backend's: of each rank, where there are several machines; NULL */
     int refs;       /* communicators alive on this rank */
     _Atomic int spin; /* idle polls before yielding the core; the backend may lower it where ranks outnumber cores */
     qd_comm_place place; /* this rank's own */

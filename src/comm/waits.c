@@ -138,9 +138,10 @@ static void follow(hunt *h, int i)
     }
 }
 
-/* "rank 1 (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same operation waits as for the first. */
+/* "rank 1 on host a (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same operation waits as for the first. */
 static int list(const hunt *h, char *text, size_t bytes)
 {
+    const char(*hosts)[QD_COMM_HOST_BYTES] = h->op->comm->world->hosts;
     int first = -1;
     size_t used = 0;
     for (int pass = 0; pass < 2 && first < 0; pass++) /* if all wait, in a circle, those that this rank waits for */
@@ -149,9 +150,9 @@ static int list(const hunt *h, char *text, size_t bytes)
             if ((pass == 0 && s->waits) || (first >= 0 && s->waiter != h->suspects[first].waiter) || used + 1 >= bytes)
                 continue;
             if (first < 0) first = i;
-            int n = snprintf(text + used, bytes - used, "%srank %d (last in %llu%s%s%s)", used ? ", " : "", s->rank,
-                             (unsigned long long)s->entered, s->place[0] ? " at '" : "", s->place,
-                             s->place[0] ? "'" : "");
+            int n = snprintf(text + used, bytes - used, "%srank %d%s%s (last in %llu%s%s%s)", used ? ", " : "", s->rank,
+                             hosts ? " on host " : "", hosts ? hosts[s->rank] : "", (unsigned long long)s->entered,
+                             s->place[0] ? " at '" : "", s->place, s->place[0] ? "'" : "");
             used += n > 0 ? (size_t)n : 0;
         }
     return first;

@@ -301,48 +301,32 @@ qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed
 
 /* ---- where the ranks lie ---- */
 
-typedef struct berth {
-    int machine;
-    char host[64];
-} berth;
-
-/* "alpha 0 to 3 6": the machine's host and ranks, as ranges. */
-static void put_machine(const berth *berths, int size, int machine, qd_strbuf *text)
+/* "alpha 0 to 3 6": the host of the first rank, and all ranks there, as ranges. */
+static void put_host(const qd_comm *comm, int first, qd_strbuf *text)
 {
-    bool named = false;
-    for (int from = 0, to; from < size; from = to + 1) {
+    const char *host = qd_comm_host(comm, first);
+    int size = qd_comm_size(comm);
+    qd_strbuf_printf(text, "%s%s", first ? ", " : "", host);
+    for (int from = first, to; from < size; from = to + 1) {
         to = from;
-        if (berths[from].machine != machine)
+        if (strcmp(qd_comm_host(comm, from), host) != 0)
             continue;
-        while (to + 1 < size && berths[to + 1].machine == machine)
+        while (to + 1 < size && strcmp(qd_comm_host(comm, to + 1), host) == 0)
             to++;
-        if (!named)
-            qd_strbuf_printf(text, "%s%s", machine ? ", " : "", berths[from].host);
-        named = true;
         qd_strbuf_printf(text, to > from ? " %d to %d" : " %d", from, to);
     }
 }
 
-qd_status qd_common_hosts(qd_comm *comm, char *text, size_t bytes)
+void qd_common_hosts(const qd_comm *comm, char *text, size_t bytes)
 {
-    int rank = qd_comm_rank(comm), size = qd_comm_size(comm);
-    qd_comm_where where = qd_comm_locate(comm);
-    berth own = {.machine = where.machine}, *all = NULL;
-    char host[HOST_BYTES];
     qd_strbuf list = {0};
-    text[0] = '\0';
-    if (where.machines == 1) /* the same on all ranks */
-        return QD_OK;
-    find_host(host);
-    snprintf(own.host, sizeof own.host, "%.*s", (int)sizeof own.host - 1, host);
-    if (rank == 0 && !(all = calloc((size_t)size, sizeof *all)))
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the names of %d ranks' machines", size);
-    qd_status status = qd_comm_gather(comm, &own, all, (int64_t)sizeof own * size, QD_U8, 0, NULL);
-    for (int m = 0; all && m < where.machines && status == QD_OK && list.length < bytes; m++)
-        put_machine(all, size, m, &list);
-    if (list.data && !list.failed && list.length < bytes)
-        memcpy(text, list.data, list.length + 1);
+    for (int rank = 0; rank < qd_comm_size(comm) && list.length < bytes && qd_comm_locate(comm).machines > 1; rank++) {
+        int earlier = 0;
+        while (earlier < rank && strcmp(qd_comm_host(comm, earlier), qd_comm_host(comm, rank)) != 0)
+            earlier++;
+        if (earlier == rank)
+            put_host(comm, rank, &list);
+    }
+    snprintf(text, bytes, "%s", list.data && !list.failed && list.length < bytes ? list.data : "");
     qd_strbuf_free(&list);
-    free(all);
-    return status;
 }

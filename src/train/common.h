@@ -27,6 +27,6 @@ qd_status qd_common_folder(qd_comm *comm, const char *folder, bool *agreed);
 /* QD_USAGE when a rank reads other data than rank 0: another number of windows, or other tokens in a sample of them. */
 qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed);
 
-/* Collective. Rank 0: which ranks lie on which machine, "alpha 0 to 3, beta 4 to 7"; "" on one machine, and where it does not fit. */
-qd_status qd_common_hosts(qd_comm *comm, char *text, size_t bytes);
+/* Not collective. Which ranks lie on which machine, "alpha 0 to 3, beta 4 to 7"; "" on one machine, and where it does not fit. */
+void qd_common_hosts(const qd_comm *comm, char *text, size_t bytes);
 #endif

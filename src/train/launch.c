@@ -249,15 +249,15 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
 }
 
 /* Rank 0, if there is an observer. */
-static qd_status tell_start(qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
+static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
 {
+    if (qd_comm_rank(world) != 0 || !observer || !observer->on_start)
+        return;
     summary->backend = qd_comm_backend(world);
     summary->ranks_as = "processes";
     summary->machines = qd_comm_locate(world).machines;
-    QD_TRY(qd_common_hosts(world, summary->hosts, sizeof summary->hosts));
-    if (qd_comm_rank(world) == 0 && observer && observer->on_start)
-        observer->on_start(observer->context, summary);
-    return QD_OK;
+    qd_common_hosts(world, summary->hosts, sizeof summary->hosts);
+    observer->on_start(observer->context, summary);
 }
 
 /* Before this rank leaves the world: see on_failure. */
@@ -297,7 +297,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
     readying r = {run, observer, summary};
     QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
-    QD_TRY_DONE(tell_start(world, summary, observer));
+    tell_start(world, summary, observer);
     QD_TRY_DONE(note_nodes(run, world));
     agreed = true; /* or what follows raises its own alarm */
     status = qd_run_rank(run, world);

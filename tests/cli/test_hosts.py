@@ -134,7 +134,7 @@ class Machines(program.ProgramTest):
         run, _ = self.start()
         self.beta.unplug()
         self.assertTrue(program.wait_until(lambda: not self.ranks(), 10 * DEADLINE), "ranks wait for ever")
-        self.assertRegex(self.errors(), rf"(?m)^quadrille: .*rank [23] .*did not arrive within {DEADLINE} s in ")
+        self.assertRegex(self.errors(), rf"(?m)^quadrille: .*rank [23] on host beta .*did not arrive within {DEADLINE} s in ")
         self.beta.plug()
         self.finish(run, 60)
         self.assertNotEqual(run.returncode, 0)

@@ -105,8 +105,9 @@ struct qd_mpi_world {
      * free, so from then on nothing here lets MPI make progress, and the process leaves without MPI_Finalize. */
     bool dirty;
     int rank, size;
-    int spin; /* for qd_world, as is `where` */
+    int spin; /* for qd_world, as are `where` and `hosts` */
     qd_comm_where where;
+    char (*hosts)[QD_COMM_HOST_BYTES];
     double deadline;
     int64_t next_id, most_ids;
     qd_mpi_group *groups;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* A poll is a call into MPI, not a look at a flag: a few hundred are some tens of microseconds. */
 enum { SPIN_POLLS = 200 };
@@ -411,6 +412,7 @@ static qd_status group_create(qd_comm *comm)
     comm->backend_data = group;
     comm->world->spin = world->spin;
     comm->world->where = world->where;
+    comm->world->hosts = (const char(*)[QD_COMM_HOST_BYTES])world->hosts;
     return QD_OK;
 }
 
@@ -469,6 +471,7 @@ static void world_free(qd_mpi_world *world)
     pthread_cond_destroy(&world->sleep_wake);
     free(world->boards);
     free(world->asked);
+    free(world->hosts);
     /* Messages that MPI still holds stay where they are. */
     if (!world->sends && world->incoming_request == MPI_REQUEST_NULL)
         free(world);
@@ -600,6 +603,21 @@ static qd_status count_machines(qd_mpi_world *world, MPI_Comm machine)
     return status;
 }
 
+/* Collective. Names for messages. */
+static qd_status name_hosts(qd_mpi_world *world)
+{
+    char own[256] = "?";
+    if (world->where.machines == 1) /* the same on all ranks */
+        return QD_OK;
+    world->hosts = calloc((size_t)world->size, sizeof *world->hosts);
+    if (!world->hosts)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", world->size);
+    gethostname(own, sizeof own - 1);
+    own[QD_COMM_HOST_BYTES - 1] = '\0';
+    return qd_mpi_check(MPI_Allgather(own, QD_COMM_HOST_BYTES, MPI_CHAR, world->hosts, QD_COMM_HOST_BYTES, MPI_CHAR, world->data),
+                        "MPI_Allgather");
+}
+
 static qd_status look_around(qd_mpi_world *world)
 {
     MPI_Comm machine;
@@ -608,6 +626,8 @@ static qd_status look_around(qd_mpi_world *world)
     qd_status status = count_machines(world, machine);
     if (status == QD_OK)
         status = choose_spin(world, machine);
+    if (status == QD_OK)
+        status = name_hosts(world);
     MPI_Comm_free(&machine);
     return status;
 }
