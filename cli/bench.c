@@ -1,6 +1,5 @@
 /* quadrille bench: measurements of this machine. */
 #include "bench.h"
-#include "progress.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -60,9 +59,7 @@ static qd_status run_part(cli_call *call, const bench_part *part)
     QD_TRY(check_arguments(call, part));
     if (!part->keys && call->word_count == 2)
         QD_TRY(qd_options_load(call->options, call->words[1]));
-    qd_status status = part->run(call);
-    progress_watch_end();
-    return status;
+    return part->run(call);
 }
 
 static qd_status run(cli_call *call)

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE /* vasprintf */
 #include "cli.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -216,6 +217,7 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
                                                                                       : read_arguments(&call, argc, argv);
     if (status == QD_OK && call.options)
         status = command->run(&call);
+    progress_watch_end(); /* where it failed on the way */
     if (status != QD_OK && command == &cli_train)
         status = qd_train_not_started(status, &(qd_train_observer){.on_failure = cli_on_failure});
     qd_options_destroy(call.options);

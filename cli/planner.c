@@ -1,5 +1,6 @@
 /* quadrille plan: which layout to train with, and why. */
 #include "plan.h"
+#include "progress.h"
 #include "simulate.h"
 
 #include <stdlib.h>
@@ -183,6 +184,7 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
     if (qd_options_bool(o, "largest")) {
         const char *name;
         QD_TRY(qd_plan_largest(o, &name, r));
+        progress_watch_end();
         if (!json)
             printf("the largest preset that fits: %s\n", name);
         return qd_options_set(o, "model.preset", name);
@@ -192,6 +194,7 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
         double taken;
         char number[32];
         QD_TRY(qd_plan_gpus(o, tokens, days, (int)qd_options_int(o, "most"), &gpus, &taken, r));
+        progress_watch_end();
         if (!json)
             printf("%d GPUs train %.3g tokens in %.1f days\n", gpus, tokens, taken);
         snprintf(number, sizeof number, "%d", gpus);
@@ -226,7 +229,9 @@ static qd_status run(cli_call *call)
         snprintf(number, sizeof number, "%lld", (long long)gpus);
         QD_TRY(qd_options_set(o, "parallel.ranks", number));
     }
+    progress_watch("looking at layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
     QD_TRY(answer(call, &report));
+    progress_watch_end();
     qd_status status = qd_options_bool(o, "json") ? print_json(&report) : print_plan(o, &report);
     if (status == QD_OK && path[0] != '\0') {
         QD_TRY(qd_plan_apply(&report.choices[0], o));

@@ -2,6 +2,7 @@
 
 #include "plan.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -72,7 +73,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     pthread_t thread;
-    bool running;
+    bool running, shown;
     double begin;
     char text[160];
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
@@ -94,6 +95,7 @@ static void show_watch(void)
     snprintf(line, sizeof line, "%s, %s", watch.text, seconds);
     fprintf(stderr, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, line);
     fflush(stderr);
+    watch.shown = true;
 }
 
 static void *run_watch(void *nothing)
@@ -106,8 +108,8 @@ static void *run_watch(void *nothing)
         next.tv_nsec += 500000000;
         next.tv_sec += next.tv_nsec / 1000000000;
         next.tv_nsec %= 1000000000;
-        show_watch();
-        pthread_cond_timedwait(&watch.ended, &watch.lock, &next);
+        if (pthread_cond_timedwait(&watch.ended, &watch.lock, &next) == ETIMEDOUT && watch.running)
+            show_watch();
     }
     pthread_mutex_unlock(&watch.lock);
     return NULL;
@@ -129,6 +131,7 @@ void progress_watch(const char *format, ...)
         /* Signals are for the thread that measures. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
+        watch.shown = false;
         watch.running = true;
         watch.running = pthread_create(&watch.thread, NULL, run_watch, NULL) == 0;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -149,7 +152,8 @@ void progress_watch_end(void)
         return;
     pthread_join(watch.thread, NULL);
     signal(SIGINT, SIG_DFL);
-    fputs(clear_line, stderr);
+    if (watch.shown)
+        fputs(clear_line, stderr);
     fflush(stderr);
 }
 

@@ -1,5 +1,6 @@
 /* quadrille simulate: how long a step will take on a cluster, and why. */
 #include "plan.h"
+#include "progress.h"
 #include "simulate.h"
 
 #include <stdlib.h>
@@ -96,6 +97,7 @@ static qd_status print_scaling(cli_call *call, bool json)
     int count;
     bool strong = qd_options_bool(call->options, "strong");
     QD_TRY(qd_simulate_scaling(call->options, (int)qd_options_int(call->options, "scaling"), strong, points, MOST_POINTS, &count));
+    progress_watch_end();
     if (json) {
         qd_strbuf text = {0};
         qd_json_writer w = qd_json_writer_on(&text);
@@ -169,7 +171,7 @@ qd_status simulate_nearest(cli_call *call)
     char note[256];
     QD_TRY(qd_simulate_nearest(call->options, note, sizeof note));
     if (note[0] && !qd_options_bool(call->options, "json"))
-        printf("note     %s\n", note);
+        cli_say("note", 9, "%s", note);
     return QD_OK;
 }
 
@@ -183,9 +185,11 @@ static qd_status run(cli_call *call)
     QD_TRY(cli_apart(call, "draw", "json"));
     QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(call->options, qd_options_string(call->options, "cluster")));
+    progress_watch("simulating");
     if (qd_options_int(call->options, "scaling") > 0)
         return print_scaling(call, qd_options_bool(call->options, "json"));
     QD_TRY(qd_simulate(call->options, &simulation));
+    progress_watch_end();
     qd_status status = show(call, simulation);
     qd_simulation_destroy(simulation);
     return status;

@@ -130,6 +130,8 @@ static qd_status start(launch *l, const qd_bench_collectives_config *config)
             l->started++;
     }
     posix_spawn_file_actions_destroy(&actions);
+    if (error == ENOENT && config->against_mpi)
+        return QD_FAIL(QD_SYSTEM, "there is no %s in the PATH, which comes with an MPI library; only --against mpi needs one", l->words[0]);
     return error ? QD_FAIL(QD_SYSTEM, "cannot start '%s': %s", l->words[0], strerror(error)) : QD_OK;
 }
 

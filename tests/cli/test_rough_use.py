@@ -119,11 +119,17 @@ class RoughUse(program.ProgramTest):
                 self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)
 
     def test_measurements_show_that_they_go_on(self):
-        step = ["bench", "step", *program.SMALL, "--warm-up", "0", "--repeat", "1"]
-        shown = self.on_terminal(*step, TERM="xterm")
-        self.assertRegex(shown, r"^\rmeasuring steps, .*\x1b\[K\r\x1b\[Kcpu ")
-        self.assertNotIn("\033", self.on_terminal(*step, TERM="dumb"))
-        self.assertEqual(self.ok(self.run_program(*step)).stderr, "")
+        slow = ["bench", "step", "run.threads=1", "--warm-up", "0", "--repeat", "3"]  # seconds; quick ones show nothing
+        shown = self.on_terminal(*slow, TERM="xterm")
+        self.assertRegex(shown, r"^\rmeasuring steps, 0\.\d s\x1b\[K(\r.*\x1b\[K)*\r\x1b\[Kcpu ")
+        quick = ["bench", "step", *program.SMALL, "--warm-up", "0", "--repeat", "1"]
+        self.assertNotIn("\033", self.on_terminal(*quick, TERM="dumb"))
+        self.assertEqual(self.ok(self.run_program(*quick)).stderr, "")
+
+    def test_no_mpi(self):
+        result = self.run_program("bench", "collectives", "--against", "mpi", "--largest", "64", environment={"PATH": self.folder})
+        if "no MPI" not in result.stderr:  # a build without
+            self.one_line(result, 1, "there is no mpirun in the PATH", "only --against mpi needs one")
 
     def test_a_measurement_that_is_ended_leaves_nobody_behind(self):
         mark = str(10_000_000 + os.getpid())  # an argument of the ranks too
