@@ -18,7 +18,7 @@ static const loss_case cases[] = {
     {37, 1000, 1000, true, QD_F32},  {9, 4097, 4160, true, QD_F32},   {9, 4097, 4160, false, QD_F32},
     {5, 50257, 50304, true, QD_F32}, {37, 1000, 1024, true, QD_BF16}, {9, 4097, 4097, false, QD_BF16},
     {5, 50257, 50257, true, QD_BF16}, {5, 50257, 50304, true, QD_BF16}, {4, 50304, 50304, true, QD_BF16},
-    {3, 128251, 128256, true, QD_BF16}, {2, 65537, 65540, true, QD_F32},
+    {3, 128251, 128256, true, QD_BF16}, {2, 65537, 65540, true, QD_F32}, {1, 530001, 530001, true, QD_F32},
 };
 static const loss_case speed[] = {
     {512, 50257, 50304, false, QD_F32},
@@ -250,6 +250,30 @@ static void not_finite_stays_visible(void **state)
     assert_true(fabsf(losses[0] - logf(VOCAB - 1)) < 1e-5f && x[1] == 0);
 }
 
+/* Low logits that begin with many minus infinities and end with a maximum far above: what was computed relative to an earlier maximum. */
+static void maximum_comes_late(void **state)
+{
+    (void)state;
+    enum { VOCAB = 20000, OPEN = 9000, LAST = VOCAB - 1 };
+    static float x[VOCAB];
+    qd_device *device = ops_device(NULL, 1);
+    loss_case c = {1, VOCAB, VOCAB, true, QD_F32};
+    const float rise[] = {3, 300};
+    for (int k = 0; k < COUNT(rise); k++) {
+        float losses[1];
+        for (int i = 0; i < VOCAB; i++)
+            x[i] = i < OPEN ? -INFINITY : -200;
+        x[LAST] += rise[k];
+        void *t[TENSORS] = {x, (int32_t[]){LAST}, losses};
+        ops_assert_ok(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t));
+        double sum = 1 + (LAST - OPEN) * exp(-rise[k]), other = exp(-rise[k]) / sum * SCALE;
+        assert_true(fabs(losses[0] - log(sum)) < 1e-5 && x[0] == 0 && x[OPEN - 1] == 0);
+        double most = 1e-6 * other + 1e-38; /* the smaller ones become 0 */
+        assert_true(fabs(x[OPEN] - other) <= most && fabs(x[LAST - 1] - other) <= most);
+        assert_true(fabs(x[LAST] - (1 / sum - 1) * SCALE) <= 1e-6 * SCALE);
+    }
+}
+
 static void target_out_of_range(void **state)
 {
     (void)state;
@@ -301,7 +325,7 @@ int main(int argc, char **argv)
          .describe = describe_part, .tensors = part_tensors, .derive = derive_part, .reference = part_reference, .run = part_run},
     };
     const struct CMUnitTest more[] = {
-        cmocka_unit_test(gradient_is_the_derivative), cmocka_unit_test(not_finite_stays_visible),
+        cmocka_unit_test(gradient_is_the_derivative), cmocka_unit_test(not_finite_stays_visible), cmocka_unit_test(maximum_comes_late),
         cmocka_unit_test(target_out_of_range), cmocka_unit_test(losses_are_summed_in_order)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
 }

@@ -1,14 +1,17 @@
 /* Softmax and its loss, one row at a time in two passes: the first finds the maximum and the sum of exponentials
- * together, by stretches that fit the first-level cache; the second writes the gradient. */
+ * together, by stretches that fit the first-level cache; the second writes the gradient. Where fp32 logits become their gradient, the first
+ * pass leaves the exponentials for the second, each stretch relative to the maximum so far. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
 #include <math.h>
 
 #define STRETCH 4096
+#define STRETCHES_MOST 128 /* of a row whose exponentials are kept */
 
-/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top = 0 and sum 0. */
-static double exp_sum(const void *x, int64_t vocab, qd_dtype dtype, float *top)
+/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top = 0 and sum 0.
+ * shifts: x, which is fp32, becomes e^(x - shift of the stretch); NULL: it stays. */
+static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float *shifts)
 {
     double sum = 0;
     float most = -INFINITY;
@@ -27,14 +30,28 @@ static double exp_sum(const void *x, int64_t vocab, qd_dtype dtype, float *top)
         vf even = {0}, odd = {0};
         QD_FOR_VECTORS(i, n, count, {
             vf v = vf_exp(vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY) - shift);
+            if (shifts)
+                vec_store(x, first + i, v, n, QD_F32);
             vf next = even + v;
             even = odd;
             odd = next;
         });
+        if (shifts)
+            shifts[first / STRETCH] = most; /* minus infinity if there was nothing else: the exponentials stay 0 */
         sum += (double)vf_sum(even + odd);
     }
     *top = most == -INFINITY ? 0.0f : most;
     return sum;
+}
+
+/* Exponentials that exp_sum() left become factor * e^(x - top). */
+static void scale_kept(float *x, int64_t vocab, float factor, const float *shifts, float top)
+{
+    for (int64_t first = 0; first < vocab; first += STRETCH) {
+        int64_t count = vocab - first < STRETCH ? vocab - first : STRETCH;
+        float here = factor * expf(shifts[first / STRETCH] - top);
+        QD_FOR_VECTORS(i, n, count, { vec_store(x, first + i, vec_load(x, first + i, n, QD_F32) * here, n, QD_F32); });
+    }
 }
 
 static void rows(void *context, int64_t begin, int64_t end, int thread)
@@ -48,15 +65,19 @@ static void rows(void *context, int64_t begin, int64_t end, int thread)
         if (target < 0) {
             a->losses[row] = 0.0f;
         } else {
-            float top;
-            double sum = exp_sum(x, a->vocab, a->dtype, &top);
-            double shifted = (double)load_as(x, target, a->dtype) - (double)top;
+            float top, logit = load_as(x, target, a->dtype), shifts[STRETCHES_MOST];
+            bool kept = a->grad && a->dtype == QD_F32 && a->vocab <= (int64_t)STRETCH * STRETCHES_MOST;
+            double sum = exp_sum(x, a->vocab, a->dtype, &top, kept ? shifts : NULL);
+            double shifted = (double)logit - (double)top;
             a->losses[row] = (float)(log(sum) - shifted);
             if (a->grad) {
                 float factor = (float)((double)a->scale / sum);
-                QD_FOR_VECTORS(i, n, a->vocab, {
-                    vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype);
-                });
+                if (kept)
+                    scale_kept(x, a->vocab, factor, shifts, top);
+                else
+                    QD_FOR_VECTORS(i, n, a->vocab, {
+                        vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype);
+                    });
                 store_as(x, target, (float)((exp(shifted) / sum - 1.0) * (double)a->scale), a->dtype);
                 cleared = a->vocab;
             }
