@@ -35,9 +35,9 @@ bootstrap:
 demo: build
 	@QUADRILLE="$(CURDIR)/$(BUILD)/bin/quadrille" bash examples/demo.sh
 
-# The page of a report is looked at in a real browser.
+# The page of a report is looked at in a real browser; machines of namespaces are joined by ip.
 test: build
-	@tools/bootstrap.sh --if-possible chromium
+	@tools/bootstrap.sh --if-possible chromium iproute2
 	@python3 tools/check_includes.py
 	@python3 tools/run_tests.py --build $(BUILD) --jobs $(JOBS) $(TEST_ARGS)
 
