@@ -8,7 +8,8 @@
 
 static qd_status simulate(int count, char *const *words, qd_options **options, qd_simulation **simulation)
 {
-    static const char defaults[] = "model: {preset: llama3.1-8b}\ndata: {seq: 8192}\n";
+    static const char defaults[] = "model: {preset: llama3.1-8b}\ndata: {seq: 8192}\n"
+                                   "train: {global_batch: 128, micro_batch: 1, precision: bf16}\n";
     const qd_option_table tables[] = {qd_config_table(), qd_cluster_table()};
     qd_status status = qd_options_create(tables, 2, options);
     if (status == QD_OK)

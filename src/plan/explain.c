@@ -157,7 +157,8 @@ static void say_next(qd_search *s, const qd_candidate *b)
 static qd_status explain_size(const qd_search *s)
 {
     const double gib = 1073741824.0;
-    double memory = (double)s->cluster.accelerator.memory,
+    /* Ranks on the processors of one machine share its memory. */
+    double memory = (double)s->cluster.accelerator.memory / (s->cluster.processor.cores > 0 ? s->gpus : 1),
            least = ceil((4.0 + s->state_bytes) * (double)qd_model_parameters(&s->model) / memory);
     char advice[200];
     if (least > s->gpus)

@@ -326,7 +326,8 @@ static void choose_schedule(const qd_search *s, qd_candidate *c)
 {
     int64_t share = s->batch / dp_of(s, c);
     c->schedule = c->pp > 1 ? "1f1b" : "";
-    for (int vpp = 8; vpp > 1 && c->pp > 1 && c->vpp == 1; vpp /= 2)
+    int most = s->given_vpp > 1 ? s->given_vpp : 8, least = s->given_vpp > 1 ? s->given_vpp : 2;
+    for (int vpp = most; vpp >= least && c->pp > 1 && c->vpp == 1; vpp /= 2)
         if ((s->given_vpp == 0 || s->given_vpp == vpp) && c->pp * vpp <= s->model.layers && share % c->pp == 0) {
             c->schedule = "interleaved";
             c->vpp = vpp;
@@ -372,17 +373,28 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
         c.vpp = 1;
         return try_zero(s, c);
     }
-    bool fixed = qd_options_find(s->options, "parallel.schedule") && qd_options_is_set(s->options, "parallel.schedule");
+    const char *given = qd_options_is_set(s->options, "parallel.schedule") ? qd_options_string(s->options, "parallel.schedule") : NULL;
+    bool listed = false;
     for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
-        if (fixed && strcmp(qd_options_string(s->options, "parallel.schedule"), schedules[i].name) != 0)
+        const char *name = schedules[i].name;
+        bool interleaved = strcmp(name, "interleaved") == 0, two = strcmp(name, "zb_v") == 0; /* two stages per rank, and no key needed */
+        int vpp = interleaved && s->given_vpp > 1 ? s->given_vpp : schedules[i].vpp;
+        bool allowed = s->given_vpp <= 0 || s->given_vpp == vpp || (two && s->given_vpp == 2);
+        if (given && strcmp(given, name) != 0)
             continue;
-        if (c.pp * schedules[i].vpp > s->model.layers || (s->given_vpp > 0 && s->given_vpp != schedules[i].vpp))
+        bool again = interleaved && s->given_vpp > 1 && schedules[i].vpp > 2; /* the user's number has been tried */
+        listed = true;
+        if (!allowed || again || c.pp * vpp > s->model.layers)
             continue;
-        c.schedule = schedules[i].name;
-        c.vpp = schedules[i].vpp;
+        c.schedule = name;
+        c.vpp = vpp;
         QD_TRY(try_zero(s, c));
     }
-    return QD_OK;
+    if (!given || listed)
+        return QD_OK;
+    c.schedule = given;
+    c.vpp = 1;
+    return try_zero(s, c);
 }
 
 /* ---- the axes ---- */
@@ -433,15 +445,17 @@ static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
     }
     s->axes_found = true;
     int experts = s->model.moe.experts;
+    /* What the user has given is tried even if it cannot be: then the refusal says why. */
+    bool given = qd_options_is_set(s->options, "parallel.ep") || qd_options_is_set(s->options, "parallel.etp");
     for (int i = 0; (ep = nth(s, "parallel.ep", i, 1, experts > 0 ? experts : 1)) > 0; i++) {
-        if (ep > room || (experts > 0 && experts % ep != 0))
+        if (!given && (ep > room || (experts > 0 && experts % ep != 0)))
             continue;
         int64_t most = experts > 0 && ep == experts ? s->most_tp : 1;
         for (int j = 0; (etp = nth(s, "parallel.etp", j, 1, most)) > 0; j++) {
             c.ep = (int)ep;
             c.etp = (int)etp;
             c.seconds = promise(s, c);
-            if (ep * etp <= room)
+            if (given || ep * etp <= room)
                 QD_TRY(note(a, &c));
         }
     }

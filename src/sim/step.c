@@ -291,13 +291,16 @@ static qd_status for_stages(const stage_work *given)
     work.status = calloc((size_t)count, sizeof *work.status);
     if (!work.status)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d stages", count);
-    QD_TRY_DONE(qd_pool_create(threads, -1, &pool));
-    qd_pool_for(pool, count, 1, run_body, &work);
+    if (threads > 1 && qd_pool_create(threads, -1, &pool) == QD_OK) {
+        qd_pool_for(pool, count, 1, run_body, &work);
+        qd_pool_destroy(pool);
+    } else { /* also where no thread could be started */
+        qd_error_clear();
+        run_body(&work, 0, count, 0);
+    }
     for (int s = 0; s < count && status == QD_OK; s++)
         if (work.status[s] != QD_OK)
             status = work.body(&work, &work.step->stages[s]);
-done:
-    qd_pool_destroy(pool);
     free(work.status);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include "train/launch.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -42,11 +43,19 @@ qd_status qd_agree(qd_comm *comm, qd_status mine, bool *agreed)
     return (qd_status)(worst & 0xff);
 }
 
+static bool names_rank(const char *message, int rank)
+{
+    char own[24];
+    int length = snprintf(own, sizeof own, "rank %d", rank);
+    const char *at = strstr(message, own);
+    return at && !isdigit((unsigned char)at[length]);
+}
+
 qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed)
 {
     char host[HOST_BYTES];
     find_host(host);
-    if (mine != QD_OK && qd_comm_rank(comm) > 0 && !strstr(qd_error_message(), "rank "))
+    if (mine != QD_OK && qd_comm_rank(comm) > 0 && !names_rank(qd_error_message(), qd_comm_rank(comm)))
         qd_error_prefix(mine, "rank %d on host %s: ", qd_comm_rank(comm), host);
     return qd_agree(comm, mine, agreed);
 }
@@ -81,12 +90,16 @@ static bool holds(const struct dl_phdr_info *info, const void *address)
 static void read_notes(const unsigned char *note, size_t bytes, const object *o)
 {
     ElfW(Nhdr) head;
-    for (const unsigned char *end = note + bytes; (size_t)(end - note) > sizeof head;) {
+    while (bytes > sizeof head) {
         memcpy(&head, note, sizeof head);
-        const unsigned char *name = note + sizeof head, *value = name + ((head.n_namesz + 3) & ~3u);
+        size_t named = (head.n_namesz + (size_t)3) & ~(size_t)3, whole = sizeof head + named + ((head.n_descsz + (size_t)3) & ~(size_t)3);
+        const unsigned char *name = note + sizeof head, *value = name + named;
+        if (whole > bytes)
+            return;
         if (head.n_type == NT_GNU_BUILD_ID && head.n_namesz == 4 && memcmp(name, "GNU", 4) == 0)
             memcpy(o->build, value, head.n_descsz < o->bytes ? head.n_descsz : o->bytes);
-        note = value + ((head.n_descsz + 3) & ~3u);
+        note += whole;
+        bytes -= whole;
     }
 }
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "train/launch.h"
 
+#include "base/error.h"
 #include "train/common.h"
 #include "train/long_work.h"
 
@@ -209,7 +210,7 @@ typedef struct readying {
 static qd_status make_ready(void *context)
 {
     const readying *r = context;
-    return qd_run_make_ready(r->run->options, &r->run->config, r->observer, r->run->stop, r->summary);
+    return qd_run_make_ready(&r->run->config, r->observer, r->run->stop, r->summary);
 }
 
 /* Several processes that do not find each other would each train the whole run, into one folder. */
@@ -269,6 +270,18 @@ static void tell_failure(qd_status status, const qd_train_observer *observer)
     atomic_store(&failure_told, 1);
 }
 
+/* Where MPI fails too, the failure from before is the one to tell. */
+static qd_status join_world(const qd_comm_config *config, qd_status early, qd_comm **world)
+{
+    qd_error_record record;
+    qd_error_keep(&record);
+    qd_status status = qd_mpi_comm_create(config, world);
+    if (early == QD_OK)
+        return status;
+    qd_error_put_back(&record);
+    return status == QD_OK ? QD_OK : early;
+}
+
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
     /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
@@ -281,7 +294,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     qd_comm *world = NULL;
     bool agreed = false; /* all ranks know of the failure: no alarm is needed */
     qd_status status = QD_OK;
-    QD_TRY(qd_mpi_comm_create(&comm_config, &world));
+    QD_TRY(join_world(&comm_config, early, &world));
     int size = qd_comm_size(world);
     if (p->size > 1 && size == 1)
         QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was built with, or in a way that "
@@ -317,8 +330,12 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
     bool agreed;
     if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
         return status;
-    if (qd_mpi_comm_create(&config, &world) != QD_OK)
+    if (join_world(&config, status, &world) != QD_OK)
         return status;
+    if (qd_comm_size(world) == 1) { /* the others are not to be reached in this way */
+        qd_comm_destroy(world);
+        return status;
+    }
     atomic_store(&world_joined, 1);
     status = qd_agree_alone(world, status, &agreed);
     tell_failure(status, observer);
@@ -331,7 +348,7 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
     QD_TRY(qd_run_prepare(run->options, 0, &run->config, summary));
-    QD_TRY(qd_run_make_ready(run->options, &run->config, observer, run->stop, summary));
+    QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->observer = observer;

@@ -182,8 +182,7 @@ static qd_status tell_early_end(int asked)
     return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while text became tokens: start again", signal_name(asked));
 }
 
-qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer, const atomic_int *stop,
-                            qd_train_summary *summary)
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary)
 {
     qd_run_corpus corpus;
     watcher w = {observer, stop};
@@ -193,8 +192,7 @@ qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, 
     QD_TRY(status);
     summary->samples = qd_data_windows(corpus.data);
     qd_run_corpus_close(&corpus);
-    /* Last, when everything else is right: what is taken away cannot come back. */
-    return config->run_dir[0] != '\0' && qd_options_bool(options, "run.overwrite") ? clear_folder(config) : QD_OK;
+    return QD_OK;
 }
 
 /* ---- one rank ---- */
@@ -494,6 +492,14 @@ static qd_status save(rank_state *s)
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
+/* When everything else is right, on all ranks: what is taken away cannot come back. */
+static qd_status replace_run(const rank_state *s)
+{
+    const qd_run *run = s->run;
+    bool replaces = qd_comm_rank(s->control) == 0 && run->config.run_dir[0] != '\0' && qd_options_bool(run->options, "run.overwrite");
+    return replaces ? clear_folder(&run->config) : QD_OK;
+}
+
 static qd_status start(rank_state *s)
 {
     const qd_run *run = s->run;
@@ -506,6 +512,7 @@ static qd_status start(rank_state *s)
         QD_TRY(resume(s));
     else if (run->config.weights[0] != '\0')
         QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, s)));
+    QD_TRY(agree(s, replace_run(s)));
     QD_TRY(agree(s, open_saver(s)));
     QD_TRY(agree(s, open_folder(s)));
     if (run->config.trace) {

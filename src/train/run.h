@@ -19,11 +19,10 @@ typedef struct qd_run {
  * world: as in qd_config_resolve(). Fills `config` and what the summary knows of the plan. */
 qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary);
 
-/* Once, by the first process, before the ranks run: takes away the run that run.overwrite replaces, trains the tokenizer and
- * encodes the text where the configuration asks for it. Fills in the samples of the summary. stop, as in qd_run, ends it on the way:
- * QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
-qd_status qd_run_make_ready(const qd_options *options, const qd_config *config, const qd_train_observer *observer, const atomic_int *stop,
-                            qd_train_summary *summary);
+/* Once, by the first process, before the ranks run: trains the tokenizer and encodes the text where the configuration asks for
+ * it. Fills in the samples of the summary. stop, as in qd_run, ends it on the way: QD_INTERRUPTED after SIGINT, QD_STOPPED after
+ * the others. */
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary);
 
 /* Collective over `world`. When one rank fails, all return: the one with its failure, the others with QD_REMOTE or,
  * where they could agree on it, with its status and an empty message. */

@@ -84,6 +84,16 @@ class Machines(program.ProgramTest):
         self.told_once(self.train(f"run.dir={self.path('own/run')}"), 2, apart)
         subprocess.run(self.beta.enter("rm", self.path("own/run.yaml")), check=True)
         self.told_once(self.train(self.path("own/run.yaml")), 2, "rank 2 on host beta: ", "own/run.yaml: cannot be read")
+        # A run that would be replaced stays until the last machine has agreed.
+        for host, text in ((self.alpha, "In the beginning"), (self.beta, "And the earth was")):
+            subprocess.run(host.enter("sh", "-c", "yes \"$1\" | head -c 20000 >$0/text", self.path("own"), text), check=True)
+        self.ok(self.run_program(*self.small("train.steps=2", "run.save_every=2", f"run.dir={self.path('kept')}")))
+        before = sorted(os.listdir(self.path("kept/checkpoints")))
+        other = [f"data.path={self.path('own/text')}", "data.tokenizer=bytes", f"run.dir={self.path('kept')}", "run.overwrite=true"]
+        self.told_once(self.train(*other), 2, "rank 2 on host beta reads other tokens than rank 0")
+        self.assertTrue(before)
+        self.assertEqual(sorted(os.listdir(self.path("kept/checkpoints"))), before)
+        self.assertEqual(len(self.metrics("kept")), 2)
         self.nothing_left()
 
     def start(self):
