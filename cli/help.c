@@ -7,10 +7,13 @@
 
 static void print_usage(void)
 {
-    puts("Quadrille trains language models with data, tensor, context, pipeline and expert parallelism.\n");
+    cli_say("", 0, "Quadrille trains language models with data, tensor, context, pipeline and expert parallelism.");
+    putchar('\n');
     for (int i = 0; cli_commands()[i]; i++) {
         const cli_command *c = cli_commands()[i];
-        printf("  quadrille %-8s %s\n", c->name, c->summary);
+        char word[32];
+        snprintf(word, sizeof word, "  quadrille %s", c->name);
+        cli_say(word, 21, "%s", c->summary);
     }
     puts("\nquadrille help COMMAND says more about one of them, quadrille help models and\nquadrille help clusters list what --model and --cluster take.");
 }
@@ -30,7 +33,8 @@ qd_status cli_print_help(const cli_command *c)
 {
     printf("quadrille %s ", c->name);
     cli_put(stdout, c->arguments);
-    printf("\n\n%s.\n", c->summary);
+    puts("\n");
+    cli_say("", 0, "%s.", c->summary);
     if (c->details)
         printf("\n%s\n", c->details);
     if (c->option_count > 0)
