@@ -76,6 +76,7 @@ static struct {
     bool running, shown;
     double begin;
     char text[160];
+    struct sigaction before; /* of SIGINT */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
 static const char clear_line[] = "\r\033[K";
@@ -135,7 +136,8 @@ void progress_watch(const char *format, ...)
         watch.running = true;
         watch.running = pthread_create(&watch.thread, NULL, run_watch, NULL) == 0;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (watch.running)
+        sigaction(SIGINT, NULL, &watch.before);
+        if (watch.running && watch.before.sa_handler != SIG_IGN) /* as under nohup */
             sigaction(SIGINT, &action, NULL);
     }
     pthread_mutex_unlock(&watch.lock);
@@ -151,7 +153,7 @@ void progress_watch_end(void)
     if (!was_running)
         return;
     pthread_join(watch.thread, NULL);
-    signal(SIGINT, SIG_DFL);
+    sigaction(SIGINT, &watch.before, NULL);
     if (watch.shown)
         fputs(clear_line, stderr);
     fflush(stderr);

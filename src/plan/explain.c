@@ -153,7 +153,7 @@ static void say_next(qd_search *s, const qd_candidate *b)
 
 /* ---- nothing fits, or nothing can be built ---- */
 
-/* Parameters, gradients and state take so much of all accelerators together, however they are shared out. */
+/* Parameters, gradients and state take so much of all accelerators together, however they are shared out; in fp32 more. */
 static qd_status explain_size(const qd_search *s)
 {
     const double gib = 1073741824.0;
@@ -162,7 +162,7 @@ static qd_status explain_size(const qd_search *s)
            least = ceil((4.0 + s->state_bytes) * (double)qd_model_parameters(&s->model) / memory);
     char advice[200];
     if (least > s->gpus)
-        snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill %.0f", least);
+        snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill at least %.0f", least);
     else if (!is_chosen(s, "train.recompute") && qd_options_enum(s->options, "train.recompute") != QD_RECOMPUTE_FULL)
         snprintf(advice, sizeof advice, "take more of them, or leave train.recompute to the plan");
     else
