@@ -289,6 +289,31 @@ static const attention_case speed_cases[] = {
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0},
 };
 
+/* A score beyond the largest number must show in the result, so that a run that diverges is seen. */
+static void overflow_shows(void **state)
+{
+    (void)state;
+    enum { ROWS = 40, SIZE = 16, AT = 20 };
+    for (int s = 0; s < OPS_CPU_ISAS; s++) {
+        qd_device *device = ops_cpu(ops_cpu_isas[s]);
+        float qkv[3][ROWS * SIZE], o[ROWS * SIZE], lse[ROWS];
+        if (!device)
+            continue;
+        for (int i = 0; i < 3 * ROWS * SIZE; i++)
+            qkv[i / (ROWS * SIZE)][i % (ROWS * SIZE)] = (float)ops_normal();
+        for (int i = 0; i < SIZE; i++)
+            qkv[0][AT * SIZE + i] = qkv[1][AT * SIZE + i] = 1e30f;
+        qd_attention_args a = {.q = qkv[0], .k = qkv[1], .v = qkv[2], .o = o, .lse = lse, .batch = 1, .seq = ROWS, .heads = 1, .kv_heads = 1,
+                               .head_dim = SIZE, .q_stride = SIZE, .k_stride = SIZE, .v_stride = SIZE, .o_stride = SIZE, .scale = 0.25f,
+                               .dtype = QD_F32};
+        ops_assert_ok(qd_device_kernels(device)->attention_forward(qd_device_compute_stream(device), &a));
+        for (int i = 0; i < SIZE; i++)
+            if (!isfinite(o[(AT - 1) * SIZE + i]) || isfinite(o[AT * SIZE + i]))
+                fail_msg("%s: %g before the row that is too large, %g in it", ops_cpu_isas[s], (double)o[(AT - 1) * SIZE + i],
+                         (double)o[AT * SIZE + i]);
+    }
+}
+
 static void refuses_bad_arguments(void **state)
 {
     (void)state;
@@ -329,6 +354,6 @@ static const ops_op ops[] = {
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments)};
-    return ops_main(argc, argv, ops, COUNT_OF(ops), more, 1);
+    const struct CMUnitTest more[] = {cmocka_unit_test(overflow_shows), cmocka_unit_test(refuses_bad_arguments)};
+    return ops_main(argc, argv, ops, COUNT_OF(ops), more, COUNT_OF(more));
 }

@@ -137,7 +137,7 @@ static void expect_row(const job *a, int64_t row, int head)
         __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
 }
 
-/* log2 x for x >= 1, absolute error below 2e-7 up to 2^24; minus infinity for 0. */
+/* log2 x for x >= 1, absolute error below 2e-7 besides the rounding of the result, up to 2^24; minus infinity for 0. */
 QD_INLINE vf log2_above_one(vf x)
 {
     const int half_root = 0x3f3504f3; /* sqrt(1/2): m below lies between it and twice it */
@@ -162,7 +162,9 @@ static void finish_rows(const job *a, const buffers *w, const running *state, in
     }
     for (int r = from; r < from + rows; r++) {
         int64_t at = (o_row + r) * a->o_stride + head * a->head_dim;
-        float factor = state->total[r] == 0 ? 0 : 1 / state->total[r];
+        /* Nothing was seen, or a score was too large for its type: that must not look like a result. */
+        float nothing = state->most[r] == -INFINITY ? 0 : NAN;
+        float factor = state->total[r] == 0 ? nothing : 1 / state->total[r];
         unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, past);
     }
 }
