@@ -87,8 +87,8 @@ static const qd_option own[] = {
      "all|all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|reduce|gather|scatter|send|barrier",
      "collectives: measures this one only", NULL},
     {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "time to spend on each measurement, about", NULL},
-    {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step, machine: steps before the clock starts", NULL},
-    {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, machine: steps that are timed", NULL},
+    {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step, pipeline, machine: steps before the clock starts", NULL},
+    {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, pipeline, machine: steps that are timed", NULL},
     {"in-turn", QD_OPTION_STRING, "", 0, 0, NULL, "step: a further CONFIG, whose steps are taken in turn with these: how they compare on a machine whose speed moves", NULL},
     CLI_OPTION_JSON,
 };

@@ -118,13 +118,13 @@ static void print_choices(const qd_plan_report *r)
     }
 }
 
-/* What the first choice changes in the configuration, as it is written on a command line. */
-static qd_status print_keys(const qd_options *before, const qd_plan_choice *choice)
+/* What the first choice changes in the configuration that was given, as it is written on a command line. */
+static qd_status print_keys(const qd_options *before, const qd_options *planned, const qd_plan_choice *choice)
 {
     char *was = NULL, *is = NULL, section[64] = "";
     qd_options *after = NULL;
     qd_strbuf keys = {0};
-    qd_status status = qd_options_copy(before, &after);
+    qd_status status = qd_options_copy(planned, &after);
     if (status == QD_OK)
         status = qd_plan_apply(choice, after);
     if (status == QD_OK)
@@ -150,7 +150,7 @@ static qd_status print_keys(const qd_options *before, const qd_plan_choice *choi
     return status;
 }
 
-static qd_status print_plan(const qd_options *options, const qd_plan_report *r)
+static qd_status print_plan(const qd_options *given, const qd_options *planned, const qd_plan_report *r)
 {
     char parameters[32];
     qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
@@ -162,7 +162,7 @@ static qd_status print_plan(const qd_options *options, const qd_plan_report *r)
     for (int i = 0; i < r->reason_count; i++)
         cli_say(i == 0 ? "why" : "", 5, "%s", r->reasons[i]);
     cli_say("next", 5, "%s", r->next);
-    QD_TRY(print_keys(options, &r->choices[0]));
+    QD_TRY(print_keys(given, planned, &r->choices[0]));
     if (r->against.asked)
         plan_print_against(r);
     return QD_OK;
@@ -178,6 +178,8 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
                        "plan: --tokens and --days go together: how many GPUs train so many tokens in so many days?");
     QD_TRY(cli_needs(call, "most", "tokens"));
     QD_TRY(cli_apart(call, "tokens", "gpus")); /* which it looks for */
+    if (tokens > 0.0 && strcmp(qd_options_origin(o, "parallel.ranks"), "command line") == 0)
+        return QD_FAIL(QD_USAGE, "plan: --tokens looks for the number of GPUs: leave parallel.ranks out");
     QD_TRY(cli_apart(call, "tokens", "largest"));
     QD_TRY(cli_apart(call, "tokens", "against"));
     QD_TRY(cli_apart(call, "largest", "against"));
@@ -221,22 +223,28 @@ static qd_status run(cli_call *call)
     char number[32];
     QD_TRY(simulate_nearest(call));
     QD_TRY(qd_cluster_load(o, qd_options_string(o, "cluster")));
+    qd_options *given = NULL;
+    qd_status status = QD_OK;
+    QD_TRY(qd_options_copy(o, &given));
     if (gpus > 0) {
         int64_t ranks = qd_options_int(o, "parallel.ranks");
         if (ranks != gpus && strcmp(qd_options_origin(o, "parallel.ranks"), "command line") == 0)
-            return QD_FAIL(QD_USAGE, "plan: --gpus is %lld and parallel.ranks %lld: give one of them", (long long)gpus,
-                           (long long)ranks);
+            QD_TRY_DONE(QD_FAIL(QD_USAGE, "plan: --gpus is %lld and parallel.ranks %lld: give one of them", (long long)gpus,
+                                (long long)ranks));
         snprintf(number, sizeof number, "%lld", (long long)gpus);
-        QD_TRY(qd_options_set(o, "parallel.ranks", number));
+        QD_TRY_DONE(qd_options_set(o, "parallel.ranks", number));
     }
     progress_watch("looking at layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
-    QD_TRY(answer(call, &report));
+    QD_TRY_DONE(answer(call, &report));
     progress_watch_end();
-    qd_status status = qd_options_bool(o, "json") ? print_json(&report) : print_plan(o, &report);
-    if (status == QD_OK && path[0] != '\0') {
-        QD_TRY(qd_plan_apply(&report.choices[0], o));
-        QD_TRY(qd_plan_write(o, path));
+    QD_TRY_DONE(qd_options_bool(o, "json") ? print_json(&report) : print_plan(given, o, &report));
+    if (path[0] != '\0') {
+        QD_TRY_DONE(qd_plan_apply(&report.choices[0], o));
+        QD_TRY_DONE(qd_plan_write(o, path));
     }
+done:
+    progress_watch_end();
+    qd_options_destroy(given);
     return status;
 }
 

@@ -21,7 +21,7 @@ static void print_time(const qd_sim_report *r)
         {"kernels that move bytes", r->memory_seconds},
         {"optimizer", r->optimizer_seconds},
         {"gaps between kernels", r->launch_seconds},
-        {"slowed by collectives beside it", slowed},
+        {"slowed by what runs beside it", slowed},
         {"waiting for other stages", r->bubble_seconds},
         {"between steps, for the slowest rank", r->late_seconds},
     };

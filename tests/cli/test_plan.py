@@ -33,13 +33,13 @@ class Plan(program.ProgramTest):
         self.assertRegex(lines[why + 2], r"^     zero 3 \(dp 64, zero 3, micro-batch 2\): (takes as long|\d+\.\d % slower; it .+)$")
         self.assertRegex(lines[-2], r"^next products and attention take \d\d % of the time: the layout is near what the accelerators "
                                     r"can do$")
-        self.assertEqual(lines[-1], "keys train.micro_batch=1 parallel.zero=1 parallel.bucket_mb=100")
+        self.assertEqual(lines[-1], "keys train.micro_batch=1 parallel.ranks=64 parallel.zero=1 parallel.bucket_mb=100")
 
     def test_keys_are_the_plan(self):
         """Given as they are printed, they simulate to the same step."""
         planned = json.loads(self.ok(self.run_program(*QUICK, "--json")).stdout)["choices"][0]
         keys = self.lines(*QUICK)[-1].split()[1:]
-        step = json.loads(self.ok(self.run_program("simulate", *RUN, "--ranks", "64", *keys, "--json")).stdout)
+        step = json.loads(self.ok(self.run_program("simulate", *RUN, *keys, "--json")).stdout)
         self.assertAlmostEqual(planned["step_seconds"], step["step_seconds"], delta=1e-6)
 
     def test_reasons_are_true(self):
@@ -57,6 +57,8 @@ class Plan(program.ProgramTest):
         cases = [
             (["--gpus", "7"], 2, ["no layout of 7 accelerators", "train.global_batch (128)", "multiple of 7"]),
             (["--gpus", "64", "--tp", "3"], 2, ["tp 3 needs 3 ranks"]),
+            (["--gpus", "64", "--model", "mixtral-8x7b", "--ep", "3"], 2, ["ep 3 does not divide"]),
+            (["--tokens", "1e12", "--days", "30", "--ranks", "64"], 2, ["leave parallel.ranks out"]),
             (["--gpus", "64", "--tp", "8", "--pp", "16"], 2, ["needs 128 ranks"]),
             (["--gpus", "64", "--dp", "7"], 2, ["dp 7 is a layout of 7 ranks"]),
             (["--gpus", "64", "train.micro_batch=3"], 2, ["micro-batches of train.micro_batch (3)"]),
