@@ -8,7 +8,7 @@
 #   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
 #   make test-tsan   unit, dist and equiv tiers with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
-#   make format      clang-format on all sources; make check-style only looks
+#   make check-style layout of the sources and include directions
 #   make clean
 #
 # What runs in which build. Release: every case of every tier. Sanitizers: the tiers above, every test of them, with fewer steps
@@ -20,9 +20,8 @@ PRESET ?= release
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
-SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install clean format check-style
+.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install clean check-style
 
 build: bootstrap
 	@cmake --preset $(PRESET) $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
@@ -38,7 +37,6 @@ demo: build
 # The page of a report is looked at in a real browser; machines of namespaces are joined by ip.
 test: build
 	@tools/bootstrap.sh --if-possible chromium iproute2
-	@python3 tools/check_includes.py
 	@python3 tools/run_tests.py --build $(BUILD) --jobs $(JOBS) $(TEST_ARGS)
 
 test-asan:
@@ -69,9 +67,6 @@ install:
 clean:
 	rm -rf build
 
-format:
-	clang-format -i $(SOURCES)
-
 check-style:
-	clang-format --dry-run --Werror $(SOURCES)
-	python3 tools/check_includes.py
+	@python3 tools/check_layout.py
+	@python3 tools/check_includes.py

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 /* The parts; `bench NAME` runs one. */
-static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step, &bench_simulator, &bench_plans, &bench_machine, &bench_pipeline, NULL};
+static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step,     &bench_simulator,
+                                          &bench_plans,       &bench_machine, &bench_pipeline, NULL};
 
 /* The ranks of a measurement are this program again, under any launcher: by its real name. */
 static char program_path[PATH_MAX];
@@ -78,7 +79,10 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"against", QD_OPTION_STRING, "none", 0, 0, NULL, "collectives: mpi also times the MPI library's own calls, in the same run; simulator: a file of published runs; plans: a file of published layouts", NULL},
+    {"against", QD_OPTION_STRING, "none", 0, 0, NULL,
+     "collectives: mpi also times the MPI library's own calls, in the same run; simulator: a file of published runs; plans: a file of "
+     "published layouts",
+     NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "machine: the file; empty: standard output", NULL},
     {"core", QD_OPTION_BOOL, "false", 0, 0, NULL, "simulator: only the rows marked core", NULL},
     {"smallest", QD_OPTION_INT, "4", 4, 1e12, NULL, "collectives: bytes of the smallest message", NULL},
@@ -89,14 +93,16 @@ static const qd_option own[] = {
     {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "time to spend on each measurement, about", NULL},
     {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step, pipeline, machine: steps before the clock starts", NULL},
     {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, pipeline, machine: steps that are timed", NULL},
-    {"in-turn", QD_OPTION_STRING, "", 0, 0, NULL, "step: a further CONFIG, whose steps are taken in turn with these: how they compare on a machine whose speed moves", NULL},
+    {"in-turn", QD_OPTION_STRING, "", 0, 0, NULL,
+     "step: a further CONFIG, whose steps are taken in turn with these: how they compare on a machine whose speed moves", NULL},
     CLI_OPTION_JSON,
 };
 
 const cli_command cli_bench = {
     .name = "bench",
     .arguments = "collectives|kernels|step|pipeline|machine|simulator|plans [CONFIG] [key=value …] [--json]",
-    .summary = "Measures collectives, kernels or the training step on this machine, or the simulator and the planner against published runs",
+    .summary =
+        "Measures collectives, kernels or the training step on this machine, or the simulator and the planner against published runs",
     .details = "  quadrille bench collectives --against mpi\n"
                "  quadrille bench kernels\n"
                "  quadrille bench step run.yaml\n"

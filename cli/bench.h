@@ -11,7 +11,8 @@ typedef struct bench_part {
     qd_status (*run)(cli_call *call); /* words[0] is the name */
 } bench_part;
 
-extern const bench_part bench_collectives, bench_collectives_rank, bench_kernels, bench_step, bench_simulator, bench_plans, bench_machine, bench_pipeline;
+extern const bench_part bench_collectives, bench_collectives_rank, bench_kernels, bench_step, bench_simulator, bench_plans, bench_machine,
+    bench_pipeline;
 
 /* The program's own file, for starting it again. */
 qd_status bench_program(const char **path);

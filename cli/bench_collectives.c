@@ -38,9 +38,10 @@ static void print_time(double seconds)
 
 static void print_legend(const char *mpi)
 {
-    cli_explain("time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in any other. bus: bytes that each rank must "
-                "move, per second. copies alone: the operation's copies between ranks and nothing else; bare copies: as many bytes within a rank's "
-                "own memory; neither for sums and below 64 KiB");
+    cli_explain(
+        "time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in any other. bus: bytes that each rank must "
+        "move, per second. copies alone: the operation's copies between ranks and nothing else; bare copies: as many bytes within a rank's "
+        "own memory; neither for sums and below 64 KiB");
     if (mpi[0])
         cli_explain("ratio: time of %s over ours; above 1, ours is faster", mpi);
 }

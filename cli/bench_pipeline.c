@@ -56,8 +56,8 @@ static void print_row(const measured *m)
     char theory[16] = "-";
     if (r->theory >= 0.0)
         snprintf(theory, sizeof theory, "%.2f %%", 100.0 * r->theory);
-    printf("%-12s %6d %8d  %8.2f ms %8.2f %% %9s %8.1f %% %8.2f %%   ", r->schedule, r->stages, r->micro_batches, 1e3 * r->seconds, 100.0 * r->bubble,
-           theory, 100.0 * r->uneven, 100.0 * m->single);
+    printf("%-12s %6d %8d  %8.2f ms %8.2f %% %9s %8.1f %% %8.2f %%   ", r->schedule, r->stages, r->micro_batches, 1e3 * r->seconds,
+           100.0 * r->bubble, theory, 100.0 * r->uneven, 100.0 * m->single);
     for (int i = 0; i < r->ranks && i < 16; i++)
         printf("%s%d", i ? " " : "", r->in_flight[i]);
     putchar('\n');
@@ -65,11 +65,12 @@ static void print_row(const measured *m)
 
 static void print_rows(const measured *rows, int count)
 {
-    cli_explain("time: of a step whose actions take what they took here undisturbed. bubble: the share of it that ranks wait; textbook: with "
-                "uniform stages. uneven: how much longer the busiest rank computes than the mean. singly: the bubble with each action's own time. "
-                "in flight: micro-batches whose activations a rank holds");
-    printf("%-12s %6s %8s  %11s %10s %9s %10s %10s   %s\n", "schedule", "stages", "micro-b.", "time", "bubble", "textbook", "uneven", "singly",
-           "in flight, by rank");
+    cli_explain(
+        "time: of a step whose actions take what they took here undisturbed. bubble: the share of it that ranks wait; textbook: with "
+        "uniform stages. uneven: how much longer the busiest rank computes than the mean. singly: the bubble with each action's own time. "
+        "in flight: micro-batches whose activations a rank holds");
+    printf("%-12s %6s %8s  %11s %10s %9s %10s %10s   %s\n", "schedule", "stages", "micro-b.", "time", "bubble", "textbook", "uneven",
+           "singly", "in flight, by rank");
     for (int i = 0; i < count; i++)
         print_row(&rows[i]);
 }

@@ -59,14 +59,16 @@ static void print_table(const qd_sim_scores *s)
         if (r->reason[0])
             printf("  %-50.50s skipped: %s\n", r->id, r->reason);
         else if (r->published > 0)
-            printf("  %-50.50s %12.5g %12.5g %+7.1f %%%s\n", r->id, r->predicted, r->published, 100.0 * r->error, r->held_out ? "  held out" : "");
+            printf("  %-50.50s %12.5g %12.5g %+7.1f %%%s\n", r->id, r->predicted, r->published, 100.0 * r->error,
+                   r->held_out ? "  held out" : "");
         else
             printf("  %-50.50s %12.5g %12s\n", r->id, r->predicted, "-");
     }
     printf("\ncore rows: median error %.1f %%, 90th percentile %.1f %%; held out %.1f %% and %.1f %%, the rest %.1f %% and %.1f %%\n",
-           100.0 * s->median, 100.0 * s->p90, 100.0 * s->median_held_out, 100.0 * s->p90_held_out, 100.0 * s->median_seen, 100.0 * s->p90_seen);
-    printf("memory: median error %.1f %% of %d rows; out of memory or not: right in %.1f %% of %d\n", 100.0 * s->memory_median, s->memory_count,
-           100.0 * s->oom_accuracy, s->oom_count);
+           100.0 * s->median, 100.0 * s->p90, 100.0 * s->median_held_out, 100.0 * s->p90_held_out, 100.0 * s->median_seen,
+           100.0 * s->p90_seen);
+    printf("memory: median error %.1f %% of %d rows; out of memory or not: right in %.1f %% of %d\n", 100.0 * s->memory_median,
+           s->memory_count, 100.0 * s->oom_accuracy, s->oom_count);
     printf("%d rows scored, %d skipped\n", s->scored, s->skipped);
 }
 

@@ -42,10 +42,11 @@ static void print_rows(const qd_bench_table *t, bool shares)
         printf("beside the steps: %.1f GFLOP/s of multiply-adds, which are the ceiling of products; that of other rows is copying\n\n",
                t->beside_flops * 1e-9);
     else
-        cli_explain("time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and "
-                    "after, about as long as the run; the median of these quotients. Other rows: the best run against copying; what stays in the "
-                    "caches exceeds it. quiet: the median over runs beside which nobody else used our cores: multiply-adds and integer additions "
-                    "had 85 %% of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
+        cli_explain(
+            "time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and "
+            "after, about as long as the run; the median of these quotients. Other rows: the best run against copying; what stays in the "
+            "caches exceeds it. quiet: the median over runs beside which nobody else used our cores: multiply-adds and integer additions "
+            "had 85 %% of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else
@@ -139,7 +140,8 @@ static qd_status run_step(cli_call *call)
     qd_status status = read_other(call, &other);
     progress_watch("measuring steps");
     if (status == QD_OK)
-        status = qd_bench_step(call->options, other, (int)qd_options_int(call->options, "warm-up"), (int)qd_options_int(call->options, "repeat"), &r);
+        status = qd_bench_step(call->options, other, (int)qd_options_int(call->options, "warm-up"),
+                               (int)qd_options_int(call->options, "repeat"), &r);
     progress_watch_end();
     qd_options_destroy(other);
     QD_TRY(status);

@@ -97,7 +97,8 @@ static void print_across(const qd_check_report *r)
     if (r->across_node_bytes > 0)
         printf("; %s %s, %.2f times as much (a row's experts lie on %.2f nodes)", r->by_node ? "flat dispatch" : "parallel.dispatch=node",
                r->by_node ? flat : once,
-               r->by_node ? (double)r->across_flat_bytes / (double)r->across_node_bytes : (double)r->across_node_bytes / (double)r->across_flat_bytes,
+               r->by_node ? (double)r->across_flat_bytes / (double)r->across_node_bytes
+                          : (double)r->across_node_bytes / (double)r->across_flat_bytes,
                r->row_nodes);
     putchar('\n');
 }
@@ -137,7 +138,8 @@ static void print_pipeline(const qd_check_report *r)
     char textbook[32] = "";
     if (r->bubble_theory >= 0.0)
         snprintf(textbook, sizeof textbook, " (textbook %.1f %%)", 100.0 * r->bubble_theory);
-    cli_say("pipeline", 9, "%d ranks, schedule %s: bubble %.1f %% with uniform stages%s", r->pipeline, r->schedule, 100.0 * r->bubble, textbook);
+    cli_say("pipeline", 9, "%d ranks, schedule %s: bubble %.1f %% with uniform stages%s", r->pipeline, r->schedule, 100.0 * r->bubble,
+            textbook);
     for (int i = 0; i < r->stage_count; i++) {
         qd_text_bytes(r->stages[i].memory_bytes, amount, sizeof amount);
         printf("  pp %-3d %-24s %10s  %5.1f %% of the FLOPs, %d in flight\n", i, r->stages[i].modules, amount,

@@ -32,8 +32,8 @@ struct cli_call {
     int word_count;
 };
 
-extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_schedule, cli_simulate, cli_plan, cli_verify, cli_bench, cli_report, cli_doctor,
-    cli_version, cli_help;
+extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_schedule, cli_simulate, cli_plan,
+    cli_verify, cli_bench, cli_report, cli_doctor, cli_version, cli_help;
 /* NULL when there is none. */
 const cli_command *cli_find(const char *name);
 const cli_command *const *cli_commands(void); /* ended by NULL */
@@ -47,8 +47,11 @@ const cli_command *const *cli_commands(void); /* ended by NULL */
     {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", NULL}
 #define CLI_OPTION_THREADS \
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL}
-#define CLI_OPTION_CLUSTER \
-    {"cluster", QD_OPTION_STRING, "h100", 0, 0, NULL, "built-in cluster (quadrille help clusters) or a YAML file; its keys can be given as key=value", NULL}
+#define CLI_OPTION_CLUSTER                                                                                                                 \
+    {                                                                                                                                      \
+        "cluster", QD_OPTION_STRING, "h100", 0, 0, NULL,                                                                                   \
+            "built-in cluster (quadrille help clusters) or a YAML file; its keys can be given as key=value", NULL                          \
+    }
 
 /* "--help" of a command, on standard output. */
 qd_status cli_print_help(const cli_command *command);
@@ -80,6 +83,7 @@ int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one
 void cli_put(FILE *file, const char *text);
 /* A line of standard output that begins with a word of its own column: broken at blanks on terminals that are narrower. */
 void cli_say(const char *word, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void cli_explain(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a paragraph; in a file too its lines are no longer than a page is wide */
+/* a paragraph; in a file too its lines are no longer than a page is wide */
+void cli_explain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

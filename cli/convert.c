@@ -38,7 +38,8 @@ static void print_report(const qd_convert_options *o, const qd_convert_report *r
     printf("model    %s, %s parameters", r->model, parameters);
     if (!r->imported)
         printf(", step %lld", (long long)r->step);
-    printf("\nfolder   %s: %s in %d file%s%s\n", o->to, bytes, r->files, r->files == 1 ? "" : "s", r->tokenizer ? ", with tokenizer.json" : "");
+    printf("\nfolder   %s: %s in %d file%s%s\n", o->to, bytes, r->files, r->files == 1 ? "" : "s",
+           r->tokenizer ? ", with tokenizer.json" : "");
     const char *line = r->notes.data;
     for (const char *end; line && (end = strchr(line, '\n')); line = end + 1)
         printf("note     %.*s\n", (int)(end - line), line);
@@ -68,7 +69,8 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"dtype", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16|fp16", "export: type of the tensors", NULL},
-    {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: MiB of a safetensors file at most (a tensor is never cut); 0: one file", NULL},
+    {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: MiB of a safetensors file at most (a tensor is never cut); 0: one file",
+     NULL},
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "import: data.seq of the run; 0: the model's positions, at most 2048", NULL},
     CLI_OPTION_JSON,
 };

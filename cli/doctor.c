@@ -68,7 +68,8 @@ static void give_advice(findings *f)
     if (strcmp(m->huge_pages, "never") == 0)
         advise(f, "transparent huge pages are off; a few per cent faster: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     if (!m->mpi_built)
-        advise(f, "built without MPI: local ranks work, several machines do not. Install an MPI library (Debian: libopenmpi-dev) and build again");
+        advise(f, "built without MPI: local ranks work, several machines do not. Install an MPI library (Debian: libopenmpi-dev) and build "
+                  "again");
     else if (!f->mpirun[0])
         advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun may do as well");
     if (m->gpu_count > 0 && m->gpus[0].free_bytes < m->gpus[0].bytes / 2)

@@ -15,7 +15,8 @@ static void print_usage(void)
         snprintf(word, sizeof word, "  quadrille %s", c->name);
         cli_say(word, 21, "%s", c->summary);
     }
-    puts("\nquadrille help COMMAND says more about one of them, quadrille help models and\nquadrille help clusters list what --model and --cluster take.");
+    puts("\nquadrille help COMMAND says more about one of them, quadrille help models and\nquadrille help clusters list what --model and "
+         "--cluster take.");
 }
 
 static qd_status print_options(const qd_option_table *table, const char *title)
@@ -102,9 +103,11 @@ static qd_status print_cluster(const char *name)
 
 static qd_status print_clusters(void)
 {
-    cli_explain("Clusters for plan and simulate (--cluster): bf16 TFLOP/s and GiB of an accelerator; how many of them a node joins, and the GB/s of "
-                "each in it; the GB/s of each in the network (TPUs: of one link of the torus). A file with the same keys describes any other; "
-                "quadrille bench machine writes one of this machine.");
+    cli_explain(
+        "Clusters for plan and simulate (--cluster): bf16 TFLOP/s and GiB of an accelerator; how many of them a node joins, and the GB/s "
+        "of "
+        "each in it; the GB/s of each in the network (TPUs: of one link of the torus). A file with the same keys describes any other; "
+        "quadrille bench machine writes one of this machine.");
     printf("\n%-13s %-31s %7s %5s %9s %9s\n", "cluster", "accelerator", "TFLOP/s", "GiB", "node", "network");
     for (const char *const *name = qd_cluster_names(); *name; name++)
         QD_TRY(print_cluster(*name));

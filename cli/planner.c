@@ -11,8 +11,18 @@ static void put_choice(qd_json_writer *w, const char *key, const qd_plan_choice 
     const struct {
         const char *key;
         int64_t value;
-    } numbers[] = {{"dp", c->dp}, {"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"etp", c->etp}, {"zero", c->zero}, {"tp_overlap", c->tp_overlap},
-                   {"micro_batch", c->micro_batch}, {"micro_batches", c->micro_batches}, {"memory_bytes", c->memory_bytes}};
+    } numbers[] = {{"dp", c->dp},
+                   {"tp", c->tp},
+                   {"cp", c->cp},
+                   {"pp", c->pp},
+                   {"vpp", c->vpp},
+                   {"ep", c->ep},
+                   {"etp", c->etp},
+                   {"zero", c->zero},
+                   {"tp_overlap", c->tp_overlap},
+                   {"micro_batch", c->micro_batch},
+                   {"micro_batches", c->micro_batches},
+                   {"memory_bytes", c->memory_bytes}};
     qd_json_object_begin(w, key);
     qd_json_put_string(w, "layout", c->layout);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -154,8 +164,9 @@ static qd_status print_plan(const qd_options *given, const qd_options *planned, 
 {
     char parameters[32];
     qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
-    cli_say("", 0, "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model, parameters, r->best.gpus,
-            r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused, r->wall_seconds);
+    cli_say("", 0, "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model, parameters,
+            r->best.gpus, r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused,
+            r->wall_seconds);
     print_choices(r);
     if (r->stopped)
         cli_say("", 0, "the search was ended after its time: give some of the axes to look further");
@@ -266,11 +277,13 @@ const cli_command cli_plan = {
     .name = "plan",
     .arguments = "[CONFIG] --cluster NAME|FILE --gpus N [key=value …] [--write FILE]",
     .summary = "Searches for the fastest layout of a model on a cluster, and explains it",
-    .details = "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 "
-               "train.precision=bf16\n\n"
-               "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. In the table, MFU is the share\n"
-               "of the accelerators' peak that the model's own FLOPs take, vpp parallel.virtual_stages, tp in n pieces parallel.tp_overlap. keys:\n"
-               "what the first choice changes in the configuration; --write keeps all of it as a file.",
+    .details =
+        "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 "
+        "train.precision=bf16\n\n"
+        "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. In the table, MFU is the share\n"
+        "of the accelerators' peak that the model's own FLOPs take, vpp parallel.virtual_stages, tp in n pieces parallel.tp_overlap. "
+        "keys:\n"
+        "what the first choice changes in the configuration; --write keeps all of it as a file.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

@@ -18,8 +18,9 @@ void progress_show(progress_line *line, double share, const char *text);
 void progress_draw(FILE *file, double share, const char *text, double seconds_left);
 void progress_clear(progress_line *line); /* the line disappears */
 
-/* "text, 12 s", twice a second from the first half on, while something goes on that tells nothing before its end. A second call changes the text; SIGINT clears
- * the line before it ends the program. Nothing else may be written to the terminal until the end. */
+/* "text, 12 s", twice a second from the first half on, while something goes on that tells nothing before its end. A
+ * second call changes the text; SIGINT clears the line before it ends the program. Nothing else may be written to the
+ * terminal until the end. */
 void progress_watch(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void progress_watch_end(void);
 

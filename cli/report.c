@@ -18,7 +18,8 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"output", QD_OPTION_STRING, "", 0, 0, NULL, "where the page is written; empty: report.html in the run's folder", "o"},
-    {"simulated", QD_OPTION_STRING, "", 0, 0, NULL, "a trace of the same run from the simulator, to be drawn beside the measured one", NULL},
+    {"simulated", QD_OPTION_STRING, "", 0, 0, NULL, "a trace of the same run from the simulator, to be drawn beside the measured one",
+     NULL},
 };
 
 const cli_command cli_report = {

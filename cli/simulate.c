@@ -198,12 +198,12 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     CLI_OPTION_CLUSTER,
     CLI_OPTION_JSON,
-    {"timeline", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
+    {"timeline", QD_OPTION_STRING, "", 0, 0, NULL,
+     "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
     {"report", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file as one HTML page", NULL},
     {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, a line per stage", NULL},
     {"scaling", QD_OPTION_INT, "0", 0, 65536, NULL, "shows the layout on more and more GPUs, up to this number", NULL},
-    {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL,
-     "--scaling: the global batch stays the same instead of growing with the GPUs", NULL},
+    {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL, "--scaling: the global batch stays the same instead of growing with the GPUs", NULL},
 };
 
 const cli_command cli_simulate = {

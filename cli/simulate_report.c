@@ -95,7 +95,8 @@ static void fill(page *p, const qd_sim_report *r, qd_report *report)
     snprintf(p->label, sizeof p->label, r->stages > 1 ? "stage %d, the fullest" : "every rank", r->fullest_stage);
     snprintf(p->subtitle, sizeof p->subtitle, "%s parameters · a step simulated with the software profile %s", parameters, r->profile);
     p->rank = (qd_report_memory_rank){.label = p->label, .planned = p->planned, .allocated = -1, .resident = -1};
-    p->memory = (qd_report_memory){.kinds = p->kinds, .kind_count = r->memory_count, .ranks = &p->rank, .rank_count = 1, .capacity = r->memory_limit};
+    p->memory = (qd_report_memory){
+        .kinds = p->kinds, .kind_count = r->memory_count, .ranks = &p->rank, .rank_count = 1, .capacity = r->memory_limit};
     *report = (qd_report){.title = r->model, .subtitle = p->subtitle, .figures = p->figures, .figure_count = p->figure_count,
                           .notes = p->notes, .note_count = r->loss_count, .memory = &p->memory};
 }

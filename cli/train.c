@@ -41,7 +41,8 @@ static void warn_of_memory(const view *v, const qd_train_summary *s)
 {
     int64_t each = s->plan.memory_bytes + s->plan.host_bytes + s->plan.snapshot_bytes, there = qd_machine_free_memory();
     char wanted[32], free_now[32];
-    if (strcmp(qd_options_string(v->options, "run.device"), "cpu") != 0 || strcmp(s->backend, "local") != 0 || there <= 0 || each <= there / s->plan.world)
+    if (strcmp(qd_options_string(v->options, "run.device"), "cpu") != 0 || strcmp(s->backend, "local") != 0 || there <= 0 ||
+        each <= there / s->plan.world)
         return;
     qd_text_bytes(each < INT64_MAX / s->plan.world ? each * s->plan.world : INT64_MAX, wanted, sizeof wanted);
     qd_text_bytes(there, free_now, sizeof free_now);

@@ -69,7 +69,10 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     {"against", QD_OPTION_STRING, "", 0, 0, NULL, "assignments that make the other layout, for example \"ranks=1 dp=1\"", NULL},
     {"tolerance", QD_OPTION_FLOAT, "1e-5", 0, 1, NULL, "largest relative difference that counts as equal", NULL},
-    {"eps", QD_OPTION_FLOAT, "1e-3", 0, 1, NULL, "AdamW takes at least this for train.eps in both runs: with the usual one it makes full steps of gradients that are rounding alone; 0: train.eps as it is", NULL},
+    {"eps", QD_OPTION_FLOAT, "1e-3", 0, 1, NULL,
+     "AdamW takes at least this for train.eps in both runs: with the usual one it makes full steps of gradients that are rounding alone; "
+     "0: train.eps as it is",
+     NULL},
     CLI_OPTION_JSON,
 };
 

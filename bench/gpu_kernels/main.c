@@ -273,9 +273,9 @@ static void grouped(qd_device *device, const expert_layer *l, const char *name, 
     whole.ldc = whole.n;
     qd_search_report r;
     check(qd_cuda_search(device, &whole, &r));
-    printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n", l->name,
-           name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds * 1e6, work / seconds * 1e-12, r.seconds * 1e6,
-           work / r.seconds * 1e-12, r.seconds / seconds);
+    printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n",
+           l->name, name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds * 1e6, work / seconds * 1e-12,
+           r.seconds * 1e6, work / r.seconds * 1e-12, r.seconds / seconds);
     fflush(stdout);
     qd_device_free(device, counts, 64 * 4);
     qd_device_free(device, x, a.rows * a.k * 2);
@@ -290,8 +290,10 @@ static void expert_products(qd_device *device, const expert_layer *l)
     grouped(device, l, "down dx", (qd_grouped_args){.n = l->inner, .k = l->hidden});
     grouped(device, l, "up dx", (qd_grouped_args){.n = l->hidden, .k = 2 * l->inner});
     for (int add = 0; add < 2; add++) { /* the first micro-batch's gradients overwrite, those of the others are added */
-        grouped(device, l, add ? "up dW+" : "up dW", (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true, .accumulate = add});
-        grouped(device, l, add ? "down dW+" : "down dW", (qd_grouped_args){.n = l->hidden, .k = l->inner, .by_experts = true, .accumulate = add});
+        grouped(device, l, add ? "up dW+" : "up dW",
+                (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true, .accumulate = add});
+        grouped(device, l, add ? "down dW+" : "down dW",
+                (qd_grouped_args){.n = l->hidden, .k = l->inner, .by_experts = true, .accumulate = add});
     }
 }
 

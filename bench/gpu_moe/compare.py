@@ -68,7 +68,8 @@ def print_shares(row):
     if total <= 0:
         return
     shares = {what: sum(r["seconds"] for r in rows if r["name"] in names) / total for what, names in SHARES.items()}
-    print(f"\n{row['case']}: {parameters(CASES[row['case']]) / 1e9:.2f} billion parameters; " + ", ".join(f"{what} {share:.1%}" for what, share in shares.items()) +
+    print(f"\n{row['case']}: {parameters(CASES[row['case']]) / 1e9:.2f} billion parameters; " +
+          ", ".join(f"{what} {share:.1%}" for what, share in shares.items()) +
           f", the rest {1 - sum(shares.values()):.1%}")
 
 

@@ -102,7 +102,8 @@ def show(o, rounds):
         good = good and exact and abs(error) <= o.within
         as_it_was = statistics.median(row["error_as_it_was"] for row in rows)
         single, single_was = (", ".join(f"{100 * row[what]:+.0f}" for row in rows) for what in ("error", "error_as_it_was"))
-        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {single:18} {100 * as_it_was:+7.1f} %   {single_was:18} {rows[0]['predicted_bytes']}, "
+        print(f"{name:16} {1e3 * predicted:7.1f} ms {1e3 * measured:7.1f} ms {100 * error:+6.1f} %   {single:18} "
+              f"{100 * as_it_was:+7.1f} %   {single_was:18} {rows[0]['predicted_bytes']}, "
               f"{rows[0]['allocated_bytes']} bytes{'' if exact else ': differ'}")
     if o.ops:
         show_ops(rounds[0])

@@ -78,7 +78,8 @@ enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     char device[96];              /* instruction set, product library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
-    double beside_flops;          /* step: the mean of fma_flops as measured right before and after each step and, with one rank, between its ops */
+    /* step: the mean of fma_flops as measured right before and after each step and, with one rank, between its ops */
+    double beside_flops;
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
@@ -105,8 +106,8 @@ typedef struct qd_bench_step_result {
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_bench_step_result;
 
-/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another configuration on the same kind of device, whose steps are taken in
- * turn with these, so that both see the same machine; NULL: none. */
+/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another configuration on the
+ * same kind of device, whose steps are taken in turn with these, so that both see the same machine; NULL: none. */
 qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
 
 /* ---- the machine ---- */
@@ -131,13 +132,16 @@ typedef struct qd_bench_machine {
     double stream, update;         /* bytes per second of kernels between products, and of the optimizer */
     double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
     qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
-    double meeting, meeting_crowd; /* seconds by which products take longer when ranks meet after each: with a core to each rank, with two ranks to a core */
-    double late[3];                /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
+    /* seconds by which products take longer when ranks meet after each: with a core to each rank, with two ranks to
+     * a core */
+    double meeting, meeting_crowd;
+    double late[3]; /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
                                       the last); products of two ranks per core, which take turns */
 } qd_bench_machine;
 
-/* Steps of the configured model with a rank on each core and with one rank on all of them; products around its shapes, also with two ranks on
- * each core; exchanges: all in turn, and medians over the steps. Ranks are threads of this process. */
+/* Steps of the configured model with a rank on each core and with one rank on all of them; products around its shapes,
+ * also with two ranks on each core; exchanges: all in turn, and medians over the steps. Ranks are threads of this
+ * process. */
 enum { QD_BENCH_MACHINE_STEPS = 100 };
 qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 
@@ -148,7 +152,9 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
 typedef struct qd_bench_actions {
     int ranks, steps;
     int *counts;      /* per rank: actions */
-    double **pass;    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being shorter (micro-batches x steps) */
+    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being shorter (micro-batches
+     * x steps) */
+    double **pass;
     double **single;  /* the action for itself: median over steps */
     double **samples; /* per rank: steps x actions */
 } qd_bench_actions;

@@ -91,8 +91,9 @@ void qd_comm_destroy(qd_comm *comm);
  * last communicator of its world is destroyed; a rank that dies leaves nothing. */
 qd_status qd_comm_alloc(qd_comm *comm, int64_t bytes, void **memory);
 void qd_comm_free(qd_comm *comm, void *memory); /* NULL is legal */
-/* Of the memory that local processes share, what this rank has taken: its buffers of qd_comm_alloc() and the staging that it has filled (*staging:
- * those alone). What else its process has mapped of it is the other ranks'. -1, and 0: no such memory (threads, MPI). Not collective. */
+/* Of the memory that local processes share, what this rank has taken: its buffers of qd_comm_alloc() and the staging
+ * that it has filled (*staging: those alone). What else its process has mapped of it is the other ranks'. -1, and 0: no
+ * such memory (threads, MPI). Not collective. */
 int64_t qd_comm_shared_bytes(qd_comm *comm, int64_t *staging);
 
 /* What this rank is doing, for messages of all ranks ("step 12, backward block.3"). Cheap; truncated to 63 bytes. */

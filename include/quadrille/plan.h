@@ -73,7 +73,8 @@ qd_status qd_plan_write(const qd_options *options, const char *path);
 
 /* The fewest accelerators, in powers of two times the cluster's node, that train `tokens` tokens in `days`; *days_taken: what the first
  * choice there needs. QD_USAGE when `most` are not enough. */
-qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken, qd_plan_report *report);
+qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
+                       qd_plan_report *report);
 
 /* The largest preset that some layout fits into parallel.ranks accelerators; *name belongs to the library. */
 qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report);

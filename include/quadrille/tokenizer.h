@@ -81,8 +81,8 @@ void qd_encoder_destroy(qd_encoder *encoder); /* NULL is legal */
 qd_status qd_encoder_encode(qd_encoder *encoder, const char *text, size_t length, const qd_encode_options *options,
                             qd_tokens *tokens);
 
-/* A place at or before `at` (below the length of the text) where the text may be cut: both parts encoded one after the other give the tokens of the whole.
- * 0: there is none. Lets long texts be encoded in parts and by several threads. */
+/* A place at or before `at` (below the length of the text) where the text may be cut: both parts encoded one after the
+ * other give the tokens of the whole. 0: there is none. Lets long texts be encoded in parts and by several threads. */
 size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at);
 
 /* Appends the bytes of the tokens: exactly what was encoded, except for text replaced under QD_BROKEN_REPLACE. QD_USAGE

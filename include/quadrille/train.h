@@ -68,9 +68,10 @@ typedef struct qd_train_observer {
 } qd_train_observer;
 
 /* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step that runs:
- * QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a checkpoint in run.dir: QD_STOPPED, or
- * QD_INTERRUPTED where none could be written; before the first step, while text becomes tokens, at once. A second SIGINT or SIGTERM ends it at once. Returns when no rank is left; the
- * failure is that of the rank that failed first. */
+ * QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a checkpoint in run.dir:
+ * QD_STOPPED, or QD_INTERRUPTED where none could be written; before the first step, while text becomes tokens, at once.
+ * A second SIGINT or SIGTERM ends it at once. Returns when no rank is left; the failure is that of the rank that failed
+ * first. */
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the

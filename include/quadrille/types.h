@@ -18,7 +18,8 @@ const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "
 typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
 
 typedef enum qd_optim_kind { QD_OPTIM_ADAMW, QD_OPTIM_SGD, QD_OPTIM_MUON } qd_optim_kind; /* Muon: AdamW for all but matrices of blocks */
-typedef enum qd_muon_scale { QD_MUON_MATCH_ADAMW, QD_MUON_ORIGINAL } qd_muon_scale; /* 0.2 sqrt(max(rows, cols)); sqrt(max(1, rows / cols)) */
+/* 0.2 sqrt(max(rows, cols)); sqrt(max(1, rows / cols)) */
+typedef enum qd_muon_scale { QD_MUON_MATCH_ADAMW, QD_MUON_ORIGINAL } qd_muon_scale;
 typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
 
 /* An optimizer and its learning rate over the steps of a run. */

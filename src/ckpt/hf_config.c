@@ -148,7 +148,8 @@ static void read_dense_blocks(reader *r, qd_moe *e)
 {
     const qd_json_node *list = member(r, "mlp_only_layers");
     if (size_of(r, "decoder_sparse_step", 1, INT_MAX) != 1 && r->status == QD_OK)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'decoder_sparse_step' is not 1: such models cannot be taken over", qd_json_name(r->document));
+        r->status =
+            QD_FAIL(QD_UNSUPPORTED, "%s: 'decoder_sparse_step' is not 1: such models cannot be taken over", qd_json_name(r->document));
     for (size_t i = 0; r->status == QD_OK && list && i < qd_json_count(list); i++) {
         int64_t layer = -1;
         if (!qd_json_as_int(qd_json_item(list, i), &layer) || layer != (int64_t)i)
@@ -170,7 +171,8 @@ static void read_experts(reader *r, bool qwen3, qd_model *m)
     if (qwen3)
         read_dense_blocks(r, e);
     if (number(r, "router_jitter_noise", 0.0) != 0.0 && r->status == QD_OK)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be taken over", qd_json_name(r->document));
+        r->status =
+            QD_FAIL(QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be taken over", qd_json_name(r->document));
     if (e->experts < 1 && r->status == QD_OK)
         r->status = QD_FAIL(QD_USAGE, "%s: there must be at least one expert", qd_json_name(r->document));
 }
@@ -272,8 +274,9 @@ static qd_status check_llama(const qd_model *m)
     if (e->experts == 0)
         return QD_OK;
     if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
-        return cannot("the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
-                      "router_groups, router_scale, shared_experts)");
+        return cannot(
+            "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
+            "router_groups, router_scale, shared_experts)");
     if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
         return cannot("its Mixtral has normalised weights, experts in every block and no biases");
     return QD_OK;

@@ -66,7 +66,8 @@ static const rule llama_rules[] = {
 typedef struct expert_names {
     const char *router, *before, *gate, *up, *down;
 } expert_names;
-static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", "w1.weight", "w3.weight", "w2.weight"};
+static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", "w1.weight", "w3.weight",
+                                           "w2.weight"};
 static const expert_names qwen3_names = {"mlp.gate.weight", "mlp.experts.", "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
 
 static const family families[] = {

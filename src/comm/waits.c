@@ -196,9 +196,8 @@ qd_status qd_wait_verdict(const qd_transfer *op)
                          world->config.deadline_seconds, mine, world->rank, at,
                          s && s->waits ? ", and all of them wait for each other" : "");
     } else {
-        status = QD_FAIL(QD_TIMEOUT,
-                         "%s did not arrive within %g s in %s; rank %d waits there, and rank %d for rank %d in %s%s", missing, world->config.deadline_seconds,
-                         call_text(&s->note.fingerprint, s->note.name, theirs, sizeof theirs),
+        status = QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s; rank %d waits there, and rank %d for rank %d in %s%s", missing,
+                         world->config.deadline_seconds, call_text(&s->note.fingerprint, s->note.name, theirs, sizeof theirs),
                          h.suspects[s->waiter].rank, world->rank, h.suspects[s->first].rank, mine, at);
     }
     free(h.suspects);

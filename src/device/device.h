@@ -74,7 +74,8 @@ qd_status qd_stream_wait(qd_stream *stream); /* the host waits until all enqueue
 qd_status qd_event_create(qd_device *device, qd_event **event);
 void qd_event_destroy(qd_event *event); /* NULL is legal */
 qd_status qd_event_record(qd_event *event, qd_stream *stream);
-qd_status qd_stream_wait_event(qd_stream *stream, qd_event *event); /* later work of the stream runs after the event; the host does not wait */
+/* later work of the stream runs after the event; the host does not wait */
+qd_status qd_stream_wait_event(qd_stream *stream, qd_event *event);
 qd_status qd_event_wait(qd_event *event);                           /* the host waits */
 qd_status qd_event_done(qd_event *event, bool *done);
 qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds); /* both have happened */
@@ -363,10 +364,11 @@ typedef struct qd_param_range {
     bool decay; /* weight decay applies */
 } qd_param_range;
 
-/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32 parameter; a `param` of
- * bf16 is another buffer, into which the new value is rounded. Addresses are those of element 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
- * Coefficients are double because 1 - beta would lose half of its digits in fp32.
- * rest, if given, takes the place of master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it lacks (qd_f32_rest). */
+/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32
+ * parameter; a `param` of bf16 is another buffer, into which the new value is rounded. Addresses are those of element
+ * 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
+ * Coefficients are double because 1 - beta would lose half of its digits in fp32. rest, if given, takes the place of
+ * master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it lacks (qd_f32_rest). */
 typedef struct qd_adamw_args {
     void *param, *grad;
     float *master, *m, *v;

@@ -138,11 +138,11 @@ typedef struct qd_expert_bias_args {
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 
-/* Copies of rows, one for each node that has experts of the row (spec/nodes.h): experts lie on `nodes` nodes, equally many on each, one after
- * another. Copies are numbered by node, then by row. An assignment whose `kept` is below 0 is not carried out.
- * place (rows, nodes): a copy's number, or -1; from: row * nodes + node of each copy; copies (nodes): how many there are; counts (experts + nodes):
- * `count`, then `copies`; chosen (copies, 2 * per_token): the row's choices, as the node numbers its experts, -1 for those elsewhere, then all its
- * weights. */
+/* Copies of rows, one for each node that has experts of the row (spec/nodes.h): experts lie on `nodes` nodes, equally
+ * many on each, one after another. Copies are numbered by node, then by row. An assignment whose `kept` is below 0 is
+ * not carried out. place (rows, nodes): a copy's number, or -1; from: row * nodes + node of each copy; copies (nodes):
+ * how many there are; counts (experts + nodes): `count`, then `copies`; chosen (copies, 2 * per_token): the row's
+ * choices, as the node numbers its experts, -1 for those elsewhere, then all its weights. */
 typedef struct qd_node_plan_args {
     const int32_t *choice, *kept; /* (rows, per_token) */
     const int32_t *count;         /* (experts) */
@@ -163,9 +163,10 @@ typedef struct qd_node_weights_args {
     int experts, nodes, per_token;
 } qd_node_weights_args;
 
-/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's assignments, in the order of rows, those from number
- * taken[e] on, take[e] of them. place (rows, per_token): -1 for all others; from: the assignment at each place; count (experts) = take. Of `rows`
- * rows the first `relayed` are there. weight (relayed, per_token), or NULL: those that came with the choices. */
+/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's assignments, in the order of
+ * rows, those from number taken[e] on, take[e] of them. place (rows, per_token): -1 for all others; from: the
+ * assignment at each place; count (experts) = take. Of `rows` rows the first `relayed` are there. weight (relayed,
+ * per_token), or NULL: those that came with the choices. */
 typedef struct qd_relay_plan_args {
     const int32_t *chosen;       /* (relayed, 2 * per_token), as node_plan makes them */
     const int32_t *taken, *take; /* (experts) */

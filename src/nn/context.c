@@ -154,7 +154,8 @@ static qd_status rows(const qd_op_call *c, void *x, void *by, bool split)
         int count = qd_context_runs(seq, cp, r, runs);
         for (int64_t b = 0; b < batch; b++, first += qd_context_rows(seq, cp, r)) {
             for (int i = 0; i < count; i++) {
-                void *there = shifted(x, (b * seq + runs[i].position) * cols, dtype), *here = shifted(by, (first + runs[i].row) * cols, dtype);
+                void *there = shifted(x, (b * seq + runs[i].position) * cols, dtype),
+                     *here = shifted(by, (first + runs[i].row) * cols, dtype);
                 QD_TRY(copy(c, split ? there : here, split ? here : there, runs[i].count, cols, cols, cols, false));
             }
         }

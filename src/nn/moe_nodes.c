@@ -1,5 +1,6 @@
-/* Rows that go to the experts of a node once (spec/nodes.h): lists of who goes where, and further rounds inside a node. What a round takes is worked
- * out by the host, from the gathered table of counts, and told to the device; kernels make the lists. */
+/* Rows that go to the experts of a node once (spec/nodes.h): lists of who goes where, and further rounds inside a node.
+ * What a round takes is worked out by the host, from the gathered table of counts, and told to the device; kernels make
+ * the lists. */
 #include "nn/nn_impl.h"
 #include "spec/nodes.h"
 
@@ -31,8 +32,10 @@ qd_status qd_run_node_plan(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
     return c->frame->kernels->node_plan(c->frame->stream, &(qd_node_plan_args){
-        .choice = c->at[0], .weight = c->at[1], .kept = c->at[2], .count = c->at[3], .place = c->at[4], .from = c->at[5], .copies = c->at[6],
-        .chosen = c->at[7], .counts = c->at[8], .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
+        .choice = c->at[0], .weight = c->at[1], .kept = c->at[2], .count = c->at[3], .place = c->at[4], .from = c->at[5],
+        .copies = c->at[6],
+        .chosen = c->at[7], .counts = c->at[8], .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n,
+        .per_token = moe->per_token});
 }
 
 /* Each choice's gradient comes back with the copy that went to its node. */
@@ -63,8 +66,8 @@ qd_status qd_run_node_resend(const qd_op_call *c)
 /* ---- on the relay ---- */
 
 /* A round as the host has worked it out becomes the device's, and so its places. taken, rows (locals, experts of a node): on the device. */
-static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_t *chosen, int32_t *taken, int32_t *rows, int32_t *place, int32_t *from,
-                            int32_t *count, float *weight)
+static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_t *chosen, int32_t *taken, int32_t *rows, int32_t *place,
+                            int32_t *from, int32_t *count, float *weight)
 {
     const qd_exchange *e = c->frame->exchange;
     int experts = qd_nodes_experts(n);
@@ -77,7 +80,8 @@ static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_
 }
 
 /* The first round, into the host's side of taken and rows. */
-static qd_status first_round(const qd_op_call *c, const qd_nodes *n, int32_t *taken, int32_t *rows, int32_t **host_taken, int32_t **host_rows)
+static qd_status first_round(const qd_op_call *c, const qd_nodes *n, int32_t *taken, int32_t *rows, int32_t **host_taken,
+                             int32_t **host_rows)
 {
     int64_t count = (int64_t)n->locals * qd_nodes_experts(n);
     QD_TRY(host_side(c, taken, count, host_taken));
@@ -111,7 +115,8 @@ typedef struct rounds {
 
 static qd_status rounds_of(const qd_op_call *c, int down, int lists, bool backward, rounds *r)
 {
-    *r = (rounds){.call = c, .base = c->at[lists + 1], .lists = c->at[lists], .dtype = call_dtype(c, lists + 1), .param = call_dtype(c, down),
+    *r = (rounds){.call = c, .base = c->at[lists + 1], .lists = c->at[lists], .dtype = call_dtype(c, lists + 1),
+                  .param = call_dtype(c, down),
                   .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
     QD_TRY(nodes_of(c, 2, &r->nodes));
     r->room = qd_relay_room_of(&r->nodes, c->op->first, r->hidden, r->ffn, backward);
@@ -131,7 +136,8 @@ static qd_status next_round(rounds *r, bool *any)
     *any = qd_relay_next(&r->nodes, r->nodes.position / r->nodes.locals, r->host_taken, r->host_rows);
     if (!*any)
         return QD_OK;
-    return plan_round(r->call, &r->nodes, r->call->at[1], r->taken, r->rows, r->lists + room->place, r->lists + room->from, r->lists + room->count, NULL);
+    return plan_round(r->call, &r->nodes, r->call->at[1], r->taken, r->rows, r->lists + room->place, r->lists + room->from,
+                      r->lists + room->count, NULL);
 }
 
 static void *at(const rounds *r, int64_t element)
@@ -152,7 +158,8 @@ static qd_status move(const rounds *r, bool back, void *from, void **to)
     return e->round(e->context, r->call->op, r->number, back, r->host_rows, from, *to);
 }
 
-static qd_status product(const rounds *r, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts, qd_dtype b_dtype)
+static qd_status product(const rounds *r, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts,
+                         qd_dtype b_dtype)
 {
     const qd_op *op = r->call->op;
     return r->call->frame->kernels->grouped(r->call->frame->stream, &(qd_grouped_args){
@@ -202,7 +209,8 @@ static qd_status finish(const rounds *r, void *down_w, void **back)
 {
     *back = at(r, r->room.back);
     QD_TRY(r->call->frame->kernels->activation_forward(r->call->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = at(r, r->room.up), .y = at(r, r->room.active), .rows = expert_rows(r), .cols = r->ffn, .dtype = r->dtype}));
+        .kind = QD_ACT_SWIGLU, .x = at(r, r->room.up), .y = at(r, r->room.active), .rows = expert_rows(r), .cols = r->ffn,
+        .dtype = r->dtype}));
     QD_TRY(product(r, at(r, r->room.active), down_w, at(r, r->room.out), r->hidden, r->ffn, true, false, r->param));
     return move(r, true, at(r, r->room.out), back);
 }

@@ -43,13 +43,14 @@ static qd_status exchange(const rounds *r, int64_t round, bool back, const void 
     return e->round(e->context, r->call->op, round, back, r->dispatch.table, from, to);
 }
 
-static qd_status product(const rounds *r, int64_t round, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b, bool by_experts,
-                         qd_dtype b_dtype)
+static qd_status product(const rounds *r, int64_t round, const void *a, void *b, void *c, int64_t n, int64_t k, bool trans_b,
+                         bool by_experts, qd_dtype b_dtype)
 {
     const qd_op *op = r->call->op;
     return r->call->frame->kernels->grouped(r->call->frame->stream, &(qd_grouped_args){
         .a = a, .b = b, .c = c, .counts = r->table + op->expert, .count_stride = r->dispatch.experts, .begin = round * op->m, .rows = op->m,
-        .n = n, .k = k, .sources = r->dispatch.ep * r->dispatch.etp, .experts = op->experts, .trans_b = trans_b, .by_experts = by_experts, .accumulate = by_experts,
+        .n = n, .k = k, .sources = r->dispatch.ep * r->dispatch.etp, .experts = op->experts, .trans_b = trans_b,
+        .by_experts = by_experts, .accumulate = by_experts,
         .a_dtype = r->dtype, .b_dtype = b_dtype, .c_dtype = r->dtype,
     });
 }

@@ -26,8 +26,8 @@ typedef struct qd_exchange {
     /* Where device memory is not the host's: a copy of the table of counts that an ALL_GATHER, or tell, has last put at this address. The
      * host waits for the copy, not for what was enqueued after it. */
     qd_status (*counts)(void *context, const int32_t *table, const int32_t **host);
-    /* A table that the host works out. compose: the host's side of `count` numbers at this address of the device, to be written: it holds what it held
-     * before. tell: enqueues their copy to the device. Elsewhere the two sides are one. */
+    /* A table that the host works out. compose: the host's side of `count` numbers at this address of the device, to be
+     * written: it holds what it held before. tell: enqueues their copy to the device. Elsewhere the two sides are one. */
     qd_status (*compose)(void *context, int32_t *table, int64_t count, int32_t **host);
     qd_status (*tell)(void *context, int32_t *table);
 } qd_exchange;
@@ -58,9 +58,9 @@ typedef struct qd_frame {
     int op_id;
 } qd_frame;
 
-/* Runs the ops of the given phases (see qd_op_runs) in list order. Gradients of parameters are accumulated, unless the frame
- * says otherwise; all other outputs are overwritten. Asynchronous ops have ended when it returns QD_OK; after a failure those that were started are left to the
- * exchange. */
+/* Runs the ops of the given phases (see qd_op_runs) in list order. Gradients of parameters are accumulated, unless the
+ * frame says otherwise; all other outputs are overwritten. Asynchronous ops have ended when it returns QD_OK; after a
+ * failure those that were started are left to the exchange. */
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 
 /* The products that the program's ops make, addresses left out, for qd_device_tune. Calls `visit` for each, the same one

@@ -150,7 +150,8 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
         QD_TRY(wait_exchanges(frame, class_, phases, i, &awaited));
         if (!qd_op_runs(op, phases))
             continue;
-        qd_op_call call = {.frame = frame, .op = op, .index = i, .accumulate = !(frame->overwrite && op->overwrites), .slots = class_->slots};
+        qd_op_call call = {
+            .frame = frame, .op = op, .index = i, .accumulate = !(frame->overwrite && op->overwrites), .slots = class_->slots};
         for (int j = 0; j < QD_OP_SLOTS; j++) {
             if (op->slot[j] < 0)
                 continue;

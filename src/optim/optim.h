@@ -8,7 +8,8 @@
  * min_lr one step after the last: no step is spent at a rate of 0. */
 double qd_optim_lr(const qd_optim *optim, int64_t step);
 
-/* Equally laid out buffers; master is the fp32 parameter itself where `param` is fp32, and NULL where there is `rest` (see qd_adamw_args). */
+/* Equally laid out buffers; master is the fp32 parameter itself where `param` is fp32, and NULL where there is `rest`
+ * (see qd_adamw_args). */
 typedef struct qd_optim_state {
     void *param, *grad;
     float *master, *moment1, *moment2;

@@ -19,5 +19,6 @@ qd_status qd_dispatch_run(qd_dispatcher *dispatcher, const qd_bound *bound, cons
 
 /* dispatch_nodes.c: an op NODE_DISPATCH, NODE_RETURN or NODE_RESEND; table: in host memory; at: the addresses of its
  * slots. Collective over the op's group. work: NULL, or room for two. */
-qd_status qd_dispatch_nodes(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, const int32_t *table, void *const *at, qd_work **work);
+qd_status qd_dispatch_nodes(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, const int32_t *table, void *const *at,
+                            qd_work **work);
 #endif

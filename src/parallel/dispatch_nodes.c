@@ -4,8 +4,8 @@
 #include "spec/nodes.h"
 
 /* One exchange of `cols` elements per row; counts its bytes. */
-static qd_status exchange(qd_dispatcher *r, qd_comm *group, const qd_nodes *n, bool back, const void *from, void *to, int64_t cols, qd_dtype dtype,
-                          qd_work **work)
+static qd_status exchange(qd_dispatcher *r, qd_comm *group, const qd_nodes *n, bool back, const void *from, void *to, int64_t cols,
+                          qd_dtype dtype, qd_work **work)
 {
     int64_t *send = r->lists, *send_first = send + n->nodes, *receive = send + 2 * n->nodes, *receive_first = send + 3 * n->nodes;
     qd_nodes_lists(n, send, send_first, receive, receive_first);

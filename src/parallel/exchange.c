@@ -15,8 +15,9 @@ typedef struct row_lists {
     qd_segment *segments;
 } row_lists;
 
-/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told by the host. Tables live as long as the activations of their
- * micro-batch, so the backward pass finds the copy that the forward pass has made. */
+/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told by the host. Tables
+ * live as long as the activations of their micro-batch, so the backward pass finds the copy that the forward pass has
+ * made. */
 typedef struct counts_copy {
     struct counts_copy *next;
     const void *table;
@@ -310,7 +311,11 @@ qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger)
         free(rows);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges of %d ops", most);
     }
-    *e = (qd_exchanger){.view = {e, start, finish, run_round, host_counts, compose, tell}, .bound = bound, .work = work, .work_count = most, .dispatcher = {.lists = rows}};
+    *e = (qd_exchanger){.view = {e, start, finish, run_round, host_counts, compose, tell},
+                        .bound = bound,
+                        .work = work,
+                        .work_count = most,
+                        .dispatcher = {.lists = rows}};
     *exchanger = e;
     return QD_OK;
 }

@@ -11,7 +11,8 @@ typedef struct qd_exchanger qd_exchanger;
 /* *exchanger becomes NULL when no op of the program communicates. */
 qd_status qd_exchanger_create(qd_bound *bound, qd_exchanger **exchanger);
 void qd_exchanger_destroy(qd_exchanger *exchanger); /* NULL is legal; nothing may be under way */
-const struct qd_dispatcher *qd_exchanger_dispatcher(const qd_exchanger *exchanger); /* what was sent to experts (dispatch.h); NULL for NULL */
+/* what was sent to experts (dispatch.h); NULL for NULL */
+const struct qd_dispatcher *qd_exchanger_dispatcher(const qd_exchanger *exchanger);
 const qd_exchange *qd_exchanger_view(qd_exchanger *exchanger); /* NULL for NULL */
 /* Who is told when an exchange has ended: `index` of the op in its list, when it ran, and from when on the rank waited for it, all
  * in seconds of qd_clock_now(). For host memory: on other devices an exchange ends later than its calls. NULL: nobody. */

@@ -46,8 +46,9 @@ static qd_status exchange(qd_bound *b, const qd_action *a, bool collect, qd_work
         whole_counts[r] = box.speaks || !collect ? box.count : 0;
         whole_offsets[r] = box.at;
     }
-    qd_status status = collect ? qd_comm_all_to_all_v(group, part, part_counts, part_offsets, whole, whole_counts, whole_offsets, a->dtype, work)
-                               : qd_comm_all_to_all_v(group, whole, whole_counts, whole_offsets, part, part_counts, part_offsets, a->dtype, work);
+    qd_status status =
+        collect ? qd_comm_all_to_all_v(group, part, part_counts, part_offsets, whole, whole_counts, whole_offsets, a->dtype, work)
+                : qd_comm_all_to_all_v(group, whole, whole_counts, whole_offsets, part, part_counts, part_offsets, a->dtype, work);
     free(table);
     return status;
 }

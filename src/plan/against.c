@@ -105,8 +105,8 @@ static void say_losses(qd_plan_against *a, const qd_sim_report *best, const qd_s
         if (most < 0)
             return;
         part *p = &other.list[most];
-        say(a, "%.1f points: %s, %.1f %% of its step against %.1f %%", 100.0 * more / best->step_seconds, p->what, 100.0 * p->seconds / r->step_seconds,
-            100.0 * seconds_of(&first, p->what) / best->step_seconds);
+        say(a, "%.1f points: %s, %.1f %% of its step against %.1f %%", 100.0 * more / best->step_seconds, p->what,
+            100.0 * p->seconds / r->step_seconds, 100.0 * seconds_of(&first, p->what) / best->step_seconds);
         p->seconds = 0.0;
     }
 }
@@ -121,7 +121,8 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
 {
     qd_config config;
     QD_TRY(qd_cluster_config(o, &s->cluster, &config));
-    if (config.world != s->gpus || config.global_batch != s->batch || config.strategy.seq != s->seq || !qd_model_equal(&config.model, &s->model))
+    if (config.world != s->gpus || config.global_batch != s->batch || config.strategy.seq != s->seq ||
+        !qd_model_equal(&config.model, &s->model))
         return QD_FAIL(QD_USAGE, "the layout to compare with is of another model, batch, sequence or number of accelerators");
     qd_mesh mesh;
     QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
@@ -133,8 +134,8 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
         QD_TRY(qd_options_set(o, "train.micro_batch", text));
     }
     if (micro < 1 || s->batch % (micro * dp) != 0)
-        return QD_FAIL(QD_USAGE, "the global batch of %lld does not divide into micro-batches of %lld on %lld data-parallel ranks", (long long)s->batch,
-                       (long long)micro, (long long)dp);
+        return QD_FAIL(QD_USAGE, "the global batch of %lld does not divide into micro-batches of %lld on %lld data-parallel ranks",
+                       (long long)s->batch, (long long)micro, (long long)dp);
     *c = (qd_candidate){.tp = mesh.degree[QD_AXIS_TP], .cp = mesh.degree[QD_AXIS_CP], .pp = mesh.degree[QD_AXIS_PP],
                         .vpp = number(o, "parallel.virtual_stages"), .ep = number(o, "parallel.ep"), .etp = number(o, "parallel.etp"),
                         .zero = (int)qd_options_int(o, "parallel.zero"), .recompute = qd_options_enum(o, "train.recompute"),
@@ -154,7 +155,8 @@ static qd_status try_full(const qd_search *s, qd_options *o, qd_candidate c, qd_
     QD_TRY(qd_options_set(o, "train.recompute", qd_recompute_names[QD_RECOMPUTE_FULL]));
     QD_TRY(qd_search_simulate(s, o, true, &c));
     if (c.fits)
-        say(a, "with recompute full it fits and takes %.4g s, %.1f %% more than the first choice", c.seconds, 100.0 * (c.seconds / s->list[0].seconds - 1.0));
+        say(a, "with recompute full it fits and takes %.4g s, %.1f %% more than the first choice", c.seconds,
+            100.0 * (c.seconds / s->list[0].seconds - 1.0));
     else
         say(a, "nor does it fit with recompute full: %.1f GiB", (double)c.report.memory_bytes / 1073741824.0);
     return QD_OK;

@@ -46,7 +46,8 @@ static void difference(const qd_candidate *best, const qd_candidate *c, char *te
         const char *what;
         double more; /* seconds */
     } parts[] = {
-        {c->recompute > best->recompute ? "computes more activations again" : "has smaller products that fill the accelerator less", products},
+        {c->recompute > best->recompute ? "computes more activations again" : "has smaller products that fill the accelerator less",
+         products},
         {"waits longer for other stages", b->bubble_seconds - a->bubble_seconds},
         {"moves more bytes through memory", b->memory_seconds - a->memory_seconds},
         {"communicates more that nothing hides", exposed_seconds(b) - exposed_seconds(a)},
@@ -142,11 +143,15 @@ static void say_next(qd_search *s, const qd_candidate *b)
     const qd_sim_report *p = &b->report;
     double exposed = exposed_seconds(p), t = p->step_seconds;
     if (p->bubble_seconds > 0.05 * t)
-        snprintf(r->next, sizeof r->next, "stages wait %.0f %% of the time: a larger global batch (more micro-batches) would help", 100.0 * p->bubble_seconds / t);
+        snprintf(r->next, sizeof r->next, "stages wait %.0f %% of the time: a larger global batch (more micro-batches) would help",
+                 100.0 * p->bubble_seconds / t);
     else if (exposed > 0.05 * t)
-        snprintf(r->next, sizeof r->next, "%.0f %% of the time is communication that nothing hides: a larger global batch or faster links would help", 100.0 * exposed / t);
+        snprintf(r->next, sizeof r->next,
+                 "%.0f %% of the time is communication that nothing hides: a larger global batch or faster links would help",
+                 100.0 * exposed / t);
     else if (b->recompute == QD_RECOMPUTE_FULL)
-        snprintf(r->next, sizeof r->next, "activations are computed twice: more accelerators, or more memory on each, would save up to a quarter");
+        snprintf(r->next, sizeof r->next,
+                 "activations are computed twice: more accelerators, or more memory on each, would save up to a quarter");
     else
         say_computing(p, r->next, sizeof r->next);
 }

@@ -15,7 +15,8 @@ static qd_status with_ranks(const qd_options *options, int gpus, qd_options **ou
     return qd_options_set(*out, "parallel.ranks", text);
 }
 
-qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken, qd_plan_report *report)
+qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
+                       qd_plan_report *report)
 {
     qd_cluster cluster;
     QD_TRY(qd_cluster_resolve(options, &cluster));
@@ -114,7 +115,8 @@ qd_status qd_plan_write(const qd_options *options, const char *path)
         }
     }
     free(text);
-    qd_status status = kept.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, kept.data, kept.length);
+    qd_status status =
+        kept.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, kept.data, kept.length);
     qd_strbuf_free(&kept);
     return status;
 }

@@ -10,8 +10,8 @@
 
 const char *const qd_recompute_names[QD_RECOMPUTE_COUNT] = {"none", "selective", "full"};
 
-/* How far behind the best a first look may be: micro-batches and stages of sharding change a layout's time by less, schedules take so much of
- * its bubble away. */
+/* How far behind the best a first look may be: micro-batches and stages of sharding change a layout's time by less,
+ * schedules take so much of its bubble away. */
 static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
 /* What promises to be so much slower than the best so far did is not looked at. */
 static const double PROMISING = 1.4;
@@ -102,7 +102,8 @@ static void continue_report(qd_sim_report *r, const qd_sim_report *longer, doubl
         *parts[i] += times * (more[i] - *parts[i]);
     continue_lines(r->exposed, r->exposed_count, longer->exposed, longer->exposed_count, times);
     continue_lines(r->hidden, r->hidden_count, longer->hidden, longer->hidden_count, times);
-    double rate = grown * was / r->step_seconds, *rates[] = {&r->tokens_per_second, &r->tokens_per_gpu_second, &r->mfu, &r->mfu_causal, &r->hfu};
+    double rate = grown * was / r->step_seconds,
+           *rates[] = {&r->tokens_per_second, &r->tokens_per_gpu_second, &r->mfu, &r->mfu_causal, &r->hfu};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
         *rates[i] *= rate;
     r->flops_per_step *= grown;
@@ -190,7 +191,8 @@ static double dispatch_bound(const qd_search *s, const qd_candidate *c)
  * could not come within a tenth of the best are not built. */
 static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
-    double flops = qd_model_flops_per_token(&s->model, s->seq) - 6.0 * s->model.layers * (double)s->seq * s->model.heads * s->model.head_dim;
+    double flops =
+        qd_model_flops_per_token(&s->model, s->seq) - 6.0 * s->model.layers * (double)s->seq * s->model.heads * s->model.head_dim;
     double micros = (double)s->batch / (double)(c->micro * dp_of(s, c));
     double seconds = flops * (double)s->batch * (double)s->seq * (again ? 4.0 / 3.0 : 1.0) / (s->gpus * s->cluster.accelerator.product);
     bool filled = strncmp(c->schedule, "zb", 2) == 0 || strncmp(c->schedule, "dual", 4) == 0;
@@ -209,7 +211,8 @@ static double input_bytes(const qd_search *s, const qd_candidate *c)
 static double least_bytes(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
-    double experts = m->moe.experts > 0 ? 3.0 * (double)(m->layers - m->moe.first_dense) * m->moe.experts * (double)m->moe.ffn * (double)m->hidden : 0.0;
+    double experts =
+        m->moe.experts > 0 ? 3.0 * (double)(m->layers - m->moe.first_dense) * m->moe.experts * (double)m->moe.ffn * (double)m->hidden : 0.0;
     double dense = ((double)qd_model_parameters(m) - experts) / (c->tp * c->pp), held = experts / (c->ep * c->etp * c->pp);
     double ranks = (double)s->gpus / c->pp, dp = ranks / c->tp, edp = ranks / (c->ep * c->etp), state = s->state_bytes;
     if (c->zero == 3)
@@ -418,8 +421,9 @@ static qd_status note(axes_list *a, const qd_candidate *c)
     return QD_OK;
 }
 
-/* The order of the first look: what could be fast and needs little recompute comes first, small degrees before large ones. A block keeps about
- * 34 bytes per token and unit of width, 17 times its input, and the rows of its experts with room for twice the mean load. */
+/* The order of the first look: what could be fast and needs little recompute comes first, small degrees before large
+ * ones. A block keeps about 34 bytes per token and unit of width, 17 times its input, and the rows of its experts with
+ * room for twice the mean load. */
 static double promise(const qd_search *s, qd_candidate c)
 {
     const qd_model *m = &s->model;
@@ -428,7 +432,10 @@ static double promise(const qd_search *s, qd_candidate c)
     c.zero = dp_of(s, &c) * c.cp > 1;
     double memory = (double)s->cluster.accelerator.memory, least = least_bytes(s, &c), inputs = input_bytes(s, &c);
     double kept = 17.0 + (m->moe.experts > 0 ? 6.0 * m->moe.per_token * (double)(m->hidden + m->moe.ffn) / (double)m->hidden : 0.0);
-    double again = least + (kept - 1.0) * inputs <= memory ? 1.0 : least + (0.6 * kept - 1.0) * inputs <= memory ? 1.03 : least <= memory ? 1.33 : 4.0;
+    double again = least + (kept - 1.0) * inputs <= memory         ? 1.0
+                   : least + (0.6 * kept - 1.0) * inputs <= memory ? 1.03
+                   : least <= memory                               ? 1.33
+                                                                   : 4.0;
     return bound(s, &c, false) * again * (1.0 + 0.02 * log2(c.tp) + 0.02 * log2(c.cp));
 }
 
@@ -470,7 +477,8 @@ static qd_status note_axes(qd_search *s, axes_list *a)
         for (int i = 0; (tp = nth(s, "parallel.tp", i, 1, s->most_tp)) > 0; i++)
             for (int j = 0; (pp = nth(s, "parallel.pp", j, 1, s->model.layers < 64 ? s->model.layers : 64)) > 0; j++)
                 if (tp * cp * pp <= s->gpus)
-                    QD_TRY(note_experts(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .etp = 1, .schedule = "",
+                    QD_TRY(note_experts(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .etp = 1,
+                                                          .schedule = "",
                                                           .pieces = (int)nth(s, "parallel.tp_overlap", 0, tp > 1 ? PIECES : 1, 64)}, a));
     return QD_OK;
 }
@@ -537,7 +545,8 @@ static qd_status refine(qd_search *s)
     static const int pieces[] = {1, 2, 8};
     sort(s->list, s->count);
     for (int i = 0, best = s->count < BEST ? s->count : BEST; i < best; i++) {
-        for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap"); j++) {
+        for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap");
+             j++) {
             qd_candidate c = s->list[i]; /* the list may move */
             c.rough = false;
             c.pieces = pieces[j];
@@ -563,9 +572,11 @@ static qd_status look_closer(qd_search *s)
     int looked = s->count;
     for (int i = 0; i < looked && !is_time_up(s, MOST_SECONDS); i++) {
         const qd_candidate *seen = &s->list[i];
-        if (!seen->looked || seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) > WORTH * s->best)
+        if (!seen->looked ||
+            seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) > WORTH * s->best)
             continue;
-        qd_candidate c = {.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp, .pieces = seen->pieces, .schedule = ""};
+        qd_candidate c = {.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp,
+                          .pieces = seen->pieces, .schedule = ""};
         QD_TRY(try_schedules(s, c));
     }
     return QD_OK;
@@ -624,7 +635,8 @@ void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, 
 
 void qd_search_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice *out)
 {
-    *out = (qd_plan_choice){.dp = dp_of(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .etp = c->etp, .zero = c->zero, .tp_overlap = c->pieces,
+    *out = (qd_plan_choice){.dp = dp_of(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .etp = c->etp,
+                            .zero = c->zero, .tp_overlap = c->pieces,
                             .micro_batch = c->micro, .micro_batches = s->batch / c->micro / dp_of(s, c),
                             .recompute = qd_recompute_names[c->recompute], .schedule = c->schedule, .step_seconds = c->seconds,
                             .memory_bytes = c->report.memory_bytes, .fits = c->fits, .mfu = c->report.mfu};
@@ -651,7 +663,8 @@ static qd_status set_up(qd_search *s)
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
     /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
-    s->state_bytes = config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
+    s->state_bytes =
+        config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
     s->given_dp = config.degrees[QD_AXIS_DP];
     s->given_vpp = (int)qd_options_int(s->options, "parallel.virtual_stages");
     s->by_node = config.by_node;
@@ -687,7 +700,8 @@ qd_status qd_plan(const qd_options *options, qd_plan_report *report)
 
 qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options)
 {
-    qd_candidate c = {.tp = choice->tp, .cp = choice->cp, .pp = choice->pp, .vpp = choice->vpp, .ep = choice->ep, .etp = choice->etp, .zero = choice->zero, .pieces = choice->tp_overlap,
+    qd_candidate c = {.tp = choice->tp, .cp = choice->cp, .pp = choice->pp, .vpp = choice->vpp, .ep = choice->ep, .etp = choice->etp,
+                      .zero = choice->zero, .pieces = choice->tp_overlap,
                       .micro = choice->micro_batch, .schedule = choice->schedule};
     while (strcmp(qd_recompute_names[c.recompute], choice->recompute) != 0)
         c.recompute++;

@@ -52,7 +52,8 @@ static qd_status check_series(const qd_report_series *s)
         return QD_FAIL(QD_USAGE, "the curve '%s' has no chart or no values", s->name ? s->name : "");
     for (int64_t i = 0; i < s->count; i++)
         if (!isfinite(s->x[i]) || (i > 0 && s->x[i] < s->x[i - 1]))
-            return QD_FAIL(QD_USAGE, "the curve '%s' of the chart '%s' goes back at its point %lld", s->name ? s->name : "", s->chart, (long long)i);
+            return QD_FAIL(QD_USAGE, "the curve '%s' of the chart '%s' goes back at its point %lld", s->name ? s->name : "", s->chart,
+                           (long long)i);
     return QD_OK;
 }
 

@@ -229,8 +229,8 @@ static qd_status add_time(run_report *r)
     qd_text_seconds(seconds, text, sizeof text);
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
     qd_text_count(tokens, text, sizeof text);
-    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens", (long long)r->metrics.columns[STEP][r->metrics.count - 1],
-                                              (long long)r->config.steps, text));
+    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens",
+                                          (long long)r->metrics.columns[STEP][r->metrics.count - 1], (long long)r->config.steps, text));
 }
 
 static qd_status add_mfu(run_report *r)
@@ -349,7 +349,8 @@ static int alike(const run_report *r, const qd_program *const *programs, int fir
     return end - first;
 }
 
-static qd_status fill_rank(run_report *r, qd_report_memory_rank *row, const qd_memory_report *account, const int *kinds, int first, int count)
+static qd_status fill_rank(run_report *r, qd_report_memory_rank *row, const qd_memory_report *account, const int *kinds, int first,
+                           int count)
 {
     int64_t *planned = QD_ARENA_NEW(r->arena, int64_t, r->memory.kind_count);
     if (!planned)

@@ -168,8 +168,8 @@ static qd_status find_rows(rank_work *r, totals *t)
     return QD_OK;
 }
 
-/* Exposed: what of it no computation of the same rank hides. Operations beside each other count once, so that both together may be less than
- * the sum of their times. */
+/* Exposed: what of it no computation of the same rank hides. Operations beside each other count once, so that both
+ * together may be less than the sum of their times. */
 static void add_exposed(rank_work *r, totals *t, double weight)
 {
     for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {

@@ -48,10 +48,11 @@ static qd_status place_events(const qd_report_timeline *t, const rank_index *ran
     for (int64_t i = 0; i < t->event_count; i++) {
         const qd_report_event *e = &t->events[i];
         QD_TRY(check_event(t, e));
-        const rank_index *found = t->rank_count > 0 ? bsearch(&(rank_index){.rank = e->rank}, ranks, (size_t)t->rank_count, sizeof *ranks, by_rank)
-                                                    : NULL;
+        const rank_index *found =
+            t->rank_count > 0 ? bsearch(&(rank_index){.rank = e->rank}, ranks, (size_t)t->rank_count, sizeof *ranks, by_rank) : NULL;
         if (!found)
-            return QD_FAIL(QD_USAGE, "%s: '%s' is of rank %d, which is not in the list of ranks", t->name ? t->name : "timeline", e->name, e->rank);
+            return QD_FAIL(QD_USAGE, "%s: '%s' is of rank %d, which is not in the list of ranks", t->name ? t->name : "timeline", e->name,
+                           e->rank);
         s->events[i] = (qd_sorted_event){.event = e, .rank = found->index};
         s->origin = e->begin < s->origin ? e->begin : s->origin;
     }

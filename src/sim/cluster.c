@@ -13,29 +13,39 @@ static const qd_option table[] = {
     {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s by the data sheet: what MFU is held against", NULL},
     {"accelerator.fp8_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense fp8 TFLOP/s; 0: none", NULL},
     {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best product that has been measured", NULL},
-    {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL, "share of it that products keep where the library chooses their kernels, without a search", NULL},
+    {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL,
+     "share of it that products keep where the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
     {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
-    {"accelerator.host_gbs", QD_OPTION_FLOAT, "25", 0.001, 1e6, NULL, "GB/s that copies between its memory and the host's reach, each way; the default is PCIe 4.0 x16", NULL},
-    {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL, "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
-    {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL, "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
+    {"accelerator.host_gbs", QD_OPTION_FLOAT, "25", 0.001, 1e6, NULL,
+     "GB/s that copies between its memory and the host's reach, each way; the default is PCIe 4.0 x16", NULL},
+    {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL,
+     "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
+    {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL,
+     "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
     {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
     {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest kernel", NULL},
     {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
-    {"processor.cores", QD_OPTION_INT, "0", 0, 4096, NULL, "cores of a machine that trains on its processors; the keys of processor are written by quadrille bench machine; 0: none", NULL},
-    {"processor.forward", QD_OPTION_STRING, "", 0, 0, NULL, "products of the forward pass, per core: GFLOP/s, and the rows, columns and terms at which each of them doubles the time", NULL},
+    {"processor.cores", QD_OPTION_INT, "0", 0, 4096, NULL,
+     "cores of a machine that trains on its processors; the keys of processor are written by quadrille bench machine; 0: none", NULL},
+    {"processor.forward", QD_OPTION_STRING, "", 0, 0, NULL,
+     "products of the forward pass, per core: GFLOP/s, and the rows, columns and terms at which each of them doubles the time", NULL},
     {"processor.inputs", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of inputs", NULL},
     {"processor.weights", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of weights", NULL},
     {"processor.attention", QD_OPTION_STRING, "", 0, 0, NULL, "attention per core, forward and backward, in GFLOP/s", NULL},
-    {"processor.parts", QD_OPTION_STRING, "", 0, 0, NULL, "keys of a part of attention (cp) at which it takes twice as long per FLOP, forward and backward", NULL},
+    {"processor.parts", QD_OPTION_STRING, "", 0, 0, NULL,
+     "keys of a part of attention (cp) at which it takes twice as long per FLOP, forward and backward", NULL},
     {"processor.bytes", QD_OPTION_STRING, "", 0, 0, NULL, "GB/s per core of kernels between products, and of the optimizer", NULL},
-    {"processor.together", QD_OPTION_STRING, "", 0, 0, NULL, "what all cores reach on the work of one rank, over the sum of what they reach apart: products, attention, other kernels", NULL},
+    {"processor.together", QD_OPTION_STRING, "", 0, 0, NULL,
+     "what all cores reach on the work of one rank, over the sum of what they reach apart: products, attention, other kernels", NULL},
     {"processor.sum", QD_OPTION_STRING, "", 0, 0, NULL, "a rank's part in an all-reduce: microseconds, and GB/s of what it moves", NULL},
     {"processor.gather", QD_OPTION_STRING, "", 0, 0, NULL, "the same for an all-gather", NULL},
     {"processor.scatter", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a reduce-scatter", NULL},
     {"processor.send", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a message", NULL},
-    {"processor.meeting", QD_OPTION_STRING, "", 0, 0, NULL, "microseconds by which a product takes longer when ranks meet after it: with a core to each rank, and with two ranks to a core", NULL},
-    {"processor.late", QD_OPTION_STRING, "", 0, 0, NULL, "how much longer a step takes than its computing, as a share: one rank, a rank per core, and two ranks per core", NULL},
+    {"processor.meeting", QD_OPTION_STRING, "", 0, 0, NULL,
+     "microseconds by which a product takes longer when ranks meet after it: with a core to each rank, and with two ranks to a core", NULL},
+    {"processor.late", QD_OPTION_STRING, "", 0, 0, NULL,
+     "how much longer a step takes than its computing, as a share: one rank, a rank per core, and two ranks per core", NULL},
     {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
     {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
     {"node.efficiency", QD_OPTION_FLOAT, "0.8", 0.01, 1, NULL, "share of it that collectives reach", NULL},
@@ -49,10 +59,14 @@ static const qd_option table[] = {
     {"network.pod", QD_OPTION_INT, "0", 0, 1e7, NULL, "accelerators in a pod; 0: all", NULL},
     {"network.dims", QD_OPTION_INT_LIST, "", 1, 65536, NULL, "torus: accelerators along each dimension of a slice", NULL},
     {"network.slice_bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "torus: GB/s per accelerator between slices", NULL},
-    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "how the training software works", NULL},
-    {"software.attention", QD_OPTION_ENUM, "profile", 0, 0, "profile|plain|flash1|flash2|tuned", "its attention kernel: as the profile has it, scores in memory, the first or second flash attention, the vendor's newest", NULL},
-    {"software.expert_biases", QD_OPTION_BOOL, "false", 0, 0, NULL, "the model's experts have biases (gpt-oss), which libraries add in passes of their own", NULL},
-    {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given", NULL},
+    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "how the training software works",
+     NULL},
+    {"software.attention", QD_OPTION_ENUM, "profile", 0, 0, "profile|plain|flash1|flash2|tuned",
+     "its attention kernel: as the profile has it, scores in memory, the first or second flash attention, the vendor's newest", NULL},
+    {"software.expert_biases", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "the model's experts have biases (gpt-oss), which libraries add in passes of their own", NULL},
+    {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given",
+     NULL},
     {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation over that of its accelerators", NULL},
 };
 
@@ -64,23 +78,87 @@ qd_option_table qd_cluster_table(void)
 /* Six ways of training, told apart by features. Where the figures come from stands in docs/simulator.md. */
 static const qd_profile profiles[] = {
     /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
-    {.name = "native", .attention = QD_ATTENTION_TUNED, .searched = true, .fused_loss = true, .passes = 1.3, .gap = 1.5e-6, .product_share = 0.93, .overlap = true,
-     .step_overhead = 1e-3, .overhead_bytes = 1.5e9, .kept = 1.0},
+    {.name = "native",
+     .attention = QD_ATTENTION_TUNED,
+     .searched = true,
+     .fused_loss = true,
+     .passes = 1.3,
+     .gap = 1.5e-6,
+     .product_share = 0.93,
+     .overlap = true,
+     .step_overhead = 1e-3,
+     .overhead_bytes = 1.5e9,
+     .kept = 1.0},
     /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
-    {.name = "early", .attention = QD_ATTENTION_PLAIN, .passes = 1.6, .gap = 3e-6, .product_share = 0.90, .overlap = false, .cards = 2,
-     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 10, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.12, .kept = 1.1},
+    {.name = "early",
+     .attention = QD_ATTENTION_PLAIN,
+     .passes = 1.6,
+     .gap = 3e-6,
+     .product_share = 0.90,
+     .overlap = false,
+     .cards = 2,
+     .recompute_whole = true,
+     .scalar_norm = true,
+     .logit_bytes = 10,
+     .step_overhead = 10e-3,
+     .overhead_bytes = 3e9,
+     .fragments = 0.12,
+     .kept = 1.1},
     /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by one. */
-    {.name = "eager", .attention = QD_ATTENTION_FLASH1, .passes = 3.0, .gap = 4e-6, .product_share = 0.88, .overlap = true,
-     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 6, .step_overhead = 10e-3, .overhead_bytes = 1.5e9, .fragments = 0.02, .kept = 1.0},
-    /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused norms, gradients summed after the step. */
-    {.name = "modern", .attention = QD_ATTENTION_FLASH2, .passes = 2.0, .gap = 4e-6, .product_share = 0.86, .overlap = false,
-     .recompute_whole = true, .scalar_norm = true, .logit_bytes = 10, .step_overhead = 10e-3, .overhead_bytes = 2e9, .fragments = 0.05, .kept = 1.5},
+    {.name = "eager",
+     .attention = QD_ATTENTION_FLASH1,
+     .passes = 3.0,
+     .gap = 4e-6,
+     .product_share = 0.88,
+     .overlap = true,
+     .recompute_whole = true,
+     .scalar_norm = true,
+     .logit_bytes = 6,
+     .step_overhead = 10e-3,
+     .overhead_bytes = 1.5e9,
+     .fragments = 0.02,
+     .kept = 1.0},
+    /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused norms, gradients
+     * summed after the step. */
+    {.name = "modern",
+     .attention = QD_ATTENTION_FLASH2,
+     .passes = 2.0,
+     .gap = 4e-6,
+     .product_share = 0.86,
+     .overlap = false,
+     .recompute_whole = true,
+     .scalar_norm = true,
+     .logit_bytes = 10,
+     .step_overhead = 10e-3,
+     .overhead_bytes = 2e9,
+     .fragments = 0.05,
+     .kept = 1.5},
     /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
-    {.name = "fused", .attention = QD_ATTENTION_TUNED, .passes = 1.4, .gap = 2e-6, .product_share = 0.97, .overlap = true,
-     .overlap_tp = true, .recompute_whole = true, .scalar_norm = true, .step_overhead = 10e-3, .overhead_bytes = 3e9, .fragments = 0.03, .kept = 1.0},
+    {.name = "fused",
+     .attention = QD_ATTENTION_TUNED,
+     .passes = 1.4,
+     .gap = 2e-6,
+     .product_share = 0.97,
+     .overlap = true,
+     .overlap_tp = true,
+     .recompute_whole = true,
+     .scalar_norm = true,
+     .step_overhead = 10e-3,
+     .overhead_bytes = 3e9,
+     .fragments = 0.03,
+     .kept = 1.0},
     /* XLA and torch.compile: the compiler fuses; one program per step. */
-    {.name = "compiled", .attention = QD_ATTENTION_FLASH2, .passes = 1.8, .gap = 2e-6, .product_share = 0.88, .overlap = true,
-     .scalar_norm = true, .step_overhead = 5e-3, .overhead_bytes = 0.5e9, .fragments = 0.01, .kept = 1.0},
+    {.name = "compiled",
+     .attention = QD_ATTENTION_FLASH2,
+     .passes = 1.8,
+     .gap = 2e-6,
+     .product_share = 0.88,
+     .overlap = true,
+     .scalar_norm = true,
+     .step_overhead = 5e-3,
+     .overhead_bytes = 0.5e9,
+     .fragments = 0.01,
+     .kept = 1.0},
 };
 
 const qd_profile *qd_profile_find(const char *name)
@@ -115,11 +193,14 @@ static qd_status load_one(qd_options *options, const char *cluster)
     if (stat(cluster, &info) == 0)
         return qd_options_load(options, cluster);
     if (strcmp(cluster, "this-machine") == 0)
-        return QD_FAIL(QD_USAGE, "this machine has not been measured: quadrille bench machine --write this-machine.yaml, and --cluster this-machine.yaml");
+        return QD_FAIL(
+            QD_USAGE,
+            "this machine has not been measured: quadrille bench machine --write this-machine.yaml, and --cluster this-machine.yaml");
     qd_strbuf known = {0};
     for (const qd_cluster_file *f = qd_clusters_files; f->name; f++)
         qd_strbuf_printf(&known, "%s%s", f == qd_clusters_files ? "" : ", ", f->name);
-    qd_status status = QD_FAIL(QD_USAGE, "there is no cluster '%s' and no such file; built in are: %s", cluster, known.data ? known.data : "");
+    qd_status status =
+        QD_FAIL(QD_USAGE, "there is no cluster '%s' and no such file; built in are: %s", cluster, known.data ? known.data : "");
     qd_strbuf_free(&known);
     return status;
 }
@@ -206,7 +287,9 @@ qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
     c->expert_biases = qd_options_bool(o, "software.expert_biases");
     int kernel = qd_options_enum(o, "software.attention");
     if (c->expert_biases && (c->profile->searched || c->processor.cores > 0))
-        return QD_FAIL(QD_USAGE, "software.expert_biases: only libraries add them in passes of their own, %s does not: leave it out, or give another software.profile",
+        return QD_FAIL(QD_USAGE,
+                       "software.expert_biases: only libraries add them in passes of their own, %s does not: leave it out, or give another "
+                       "software.profile",
                        c->processor.cores > 0 ? "what runs on processors" : c->profile->name);
     if (kernel > 0 && c->processor.cores > 0)
         return QD_FAIL(QD_USAGE, "software.attention: on processors attention takes what was measured (processor.attention): leave it out");

@@ -6,7 +6,13 @@
 
 #include <quadrille/sim.h>
 
-typedef enum qd_attention_kernel { QD_ATTENTION_PLAIN, QD_ATTENTION_FLASH1, QD_ATTENTION_FLASH2, QD_ATTENTION_TUNED, QD_ATTENTION_COUNT } qd_attention_kernel;
+typedef enum qd_attention_kernel {
+    QD_ATTENTION_PLAIN,
+    QD_ATTENTION_FLASH1,
+    QD_ATTENTION_FLASH2,
+    QD_ATTENTION_TUNED,
+    QD_ATTENTION_COUNT
+} qd_attention_kernel;
 
 /* Bytes and FLOPs per second, seconds, bytes. */
 typedef struct qd_accelerator {
@@ -31,7 +37,9 @@ typedef struct qd_profile {
     qd_attention_kernel attention;
     double passes;       /* how often memory-bound kernels read and write what the op list counts once */
     double gap;          /* seconds between kernels */
-    bool searched;       /* our own program: the kernel of each product is searched for, not chosen by the library, and gradients are overwritten, not zeroed */
+    /* our own program: the kernel of each product is searched for, not chosen by the library, and gradients are
+     * overwritten, not zeroed */
+    bool searched;
     bool recompute_whole; /* full recompute runs the whole forward pass again, not only what the backward pass reads */
     double product_share; /* of what the best product reaches, kept inside a whole step (other kernels between, power) */
     bool overlap;        /* collectives of the data axes run beside computation */

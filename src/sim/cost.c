@@ -107,7 +107,8 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
     double seconds = qd_cost_product(c, m, n, k, 0.0);
     if (training)
         seconds += qd_cost_product(c, m, k, n, 0.0) + qd_cost_product(c, n, k, m, 0.0);
-    return chunks * (seconds + qd_cost_stream(c, m * n * logit * (c->profile->fused_loss ? FUSED_HEAD_PASSES : HEAD_PASSES) * c->profile->passes));
+    return chunks *
+           (seconds + qd_cost_stream(c, m * n * logit * (c->profile->fused_loss ? FUSED_HEAD_PASSES : HEAD_PASSES) * c->profile->passes));
 }
 
 /* Products over this rank's experts, which share the rows evenly. */
@@ -117,7 +118,8 @@ static double experts(const qd_cluster *c, const qd_module_class *class_, const 
     const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
     double count = fmax(1.0, (double)matrices->rows / (op->kind == QD_OP_EXPERTS_DX ? k : n)), each = rows / count;
-    double seconds = weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
+    double seconds =
+        weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
     return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
 }
 
@@ -135,7 +137,8 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
     bool part = op->kind == QD_OP_ATTENTION_PART || op->kind == QD_OP_ATTENTION_PART_GRAD;
     /* A part's FLOPs say how many keys it meets: 2 m n each forward, 5 backward. */
     if (backward || part || op->kind == QD_OP_ATTENTION)
-        cost.attention = qd_processor_attention(p, op->flops, backward, part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
+        cost.attention = qd_processor_attention(p, op->flops, backward,
+                                                part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
     else if (op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DW)
         cost.product = qd_processor_experts(p, class_, op);
     else if (op->kind == QD_OP_HEAD_LOSS)
@@ -171,7 +174,9 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
         } else {
-            double passes = c->profile->passes * (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
+            double passes =
+                c->profile->passes *
+                (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
             cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
             cost.launch *= passes; /* the passes are kernels */
         }
@@ -273,7 +278,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
     for (int i = 0; i < class_->op_count; i++) {
         if (!qd_op_runs(&class_->ops[i], phases))
             continue;
-        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many bytes as are not read here, and add to them. */
+        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many bytes as are not
+         * read here, and add to them. */
         const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = overwrites ? &run : &class_->ops[i];
         double zeros = qd_cost_stream(c, (double)(op->bytes - run.bytes));
         w->sum.memory += zeros;
@@ -302,7 +308,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
 }
 
 /* Without memory for its notes an action costs nothing: callers have failed before that. */
-static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out, double *by_op, qd_cost *cost)
+static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out,
+                         double *by_op, qd_cost *cost)
 {
     size_t ops = (size_t)qd_program_class(p, a->module)->op_count;
     walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp, .by_op = by_op};
@@ -337,7 +344,8 @@ static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
     bool in_products = c->profile->searched && p->strategy.grad == QD_BF16;
     double count = 0.0;
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
-        bool elsewhere = a->kind == QD_ACTION_SQUARES ? in_products && qd_program_squared(p, i) : p->matrices && qd_muon_takes(p->ledger, i);
+        bool elsewhere =
+            a->kind == QD_ACTION_SQUARES ? in_products && qd_program_squared(p, i) : p->matrices && qd_muon_takes(p->ledger, i);
         if (p->ledger->params[i].tied_to < 0 && !elsewhere)
             count += (double)qd_program_holding(p, QD_BUFFER_PARAM, i).count;
     }
@@ -384,11 +392,18 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_UPDATE:
         cost.optimizer = qd_cost_stream(c, (a->chunk >= 0 ? elements : held(c, p, a)) * qd_update_bytes(&p->strategy));
         break;
-    case QD_ACTION_MOMENTUM: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad))); break;
+    case QD_ACTION_MOMENTUM:
+        cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.grad)));
+        break;
     case QD_ACTION_ORTHOGONALIZE: cost.optimizer = orthogonalize(c, p, a); break;
-    case QD_ACTION_UPDATE_MATRICES: cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.param))); break;
+    case QD_ACTION_UPDATE_MATRICES:
+        cost.optimizer = qd_cost_stream(c, held_of_matrices(p, a) * (12.0 + (double)qd_dtype_size(p->strategy.param)));
+        break;
     case QD_ACTION_PACK:
-    case QD_ACTION_UNPACK: cost.memory = qd_cost_stream(c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0)); break;
+    case QD_ACTION_UNPACK:
+        cost.memory = qd_cost_stream(
+            c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0));
+        break;
     case QD_ACTION_NORM: break;
     default: return cost; /* places in memory, tokens, collectives */
     }

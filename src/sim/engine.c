@@ -212,7 +212,8 @@ static qd_status check_item(const qd_sim_problem *p, int who, int index)
 {
     const qd_sim_item *i = &p->participants[who].items[index];
     bool good = i->seconds >= 0.0 && isfinite(i->seconds) && i->stream >= 0 && i->stream < QD_SIM_STREAMS && i->link >= 0 &&
-                i->link <= QD_SIM_LINKS && i->load >= 0.0f && i->cores >= 0.0f && i->awaits < p->messages && i->sends < p->messages && i->meets < p->meetings;
+                i->link <= QD_SIM_LINKS && i->load >= 0.0f && i->cores >= 0.0f && i->awaits < p->messages && i->sends < p->messages &&
+                i->meets < p->meetings;
     for (int d = 0; d < i->dep_count && good; d++) {
         int32_t dep = p->participants[who].deps[i->dep_first + d];
         good = dep >= 0 && dep < p->participants[who].count;
@@ -273,7 +274,8 @@ static qd_status check_and_number(engine *e)
         for (int k = 0; k < problem->participants[p].count; k++) {
             const qd_sim_item *i = &problem->participants[p].items[k];
             if (i->awaits >= 0 && e->sender[i->awaits] < 0)
-                return QD_FAIL(QD_MISMATCH, "simulation: item %d of participant %d waits for message %d, which nobody sends", k, p, i->awaits);
+                return QD_FAIL(QD_MISMATCH, "simulation: item %d of participant %d waits for message %d, which nobody sends", k, p,
+                               i->awaits);
         }
     return QD_OK;
 }
@@ -303,7 +305,8 @@ static qd_status set_up(engine *e)
     r->times = calloc(n + 1, sizeof *r->times);
     r->busy = calloc(cells + 1, sizeof *r->busy);
     if (!e->owner || !e->missing || !e->edge_first || !e->sender || !e->met || !e->expected || !e->last_met || !e->member || !e->leader ||
-        !e->remaining || !e->rate || !e->updated || !e->active || !e->link_load || !e->load || !e->heap || !e->place || !r->times || !r->busy)
+        !e->remaining || !e->rate || !e->updated || !e->active || !e->link_load || !e->load || !e->heap || !e->place || !r->times ||
+        !r->busy)
         return QD_FAIL(QD_NO_MEMORY, "no memory to simulate %lld items", (long long)e->items);
     memset(e->member, 0xff, (n + 1) * sizeof *e->member);
     memset(e->leader, 0xff, (n + 1) * sizeof *e->leader);

@@ -32,7 +32,8 @@ typedef struct qd_sim_problem {
     const qd_sim_participant *participants;
     int count;
     int messages, meetings; /* numbers run from 0 */
-    double cores;           /* that all participants share: items that would take more of them together run slower by as much; 0: no limit */
+    /* that all participants share: items that would take more of them together run slower by as much; 0: no limit */
+    double cores;
     /* Says in words what an item is, for the message about a standstill; NULL: by number alone. */
     void (*describe)(const void *context, int participant, int item, char *text, size_t size);
     const void *context;

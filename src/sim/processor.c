@@ -16,9 +16,12 @@ static qd_status numbers(const qd_options *o, const char *key, double scale, dou
     for (int i = 0; i < count; i++, text = end) {
         values[i] = scale * strtod(text, &end);
         if (end == text || !(values[i] >= 0.0) || !isfinite(values[i]))
-            return QD_FAIL(QD_USAGE, "%s is '%s': it must be %d numbers that are not negative; quadrille bench machine writes it", key, qd_options_string(o, key), count);
+            return QD_FAIL(QD_USAGE, "%s is '%s': it must be %d numbers that are not negative; quadrille bench machine writes it", key,
+                           qd_options_string(o, key), count);
     }
-    return *(text + strspn(text, " ")) == '\0' ? QD_OK : QD_FAIL(QD_USAGE, "%s is '%s': it must be %d numbers", key, qd_options_string(o, key), count);
+    return *(text + strspn(text, " ")) == '\0'
+               ? QD_OK
+               : QD_FAIL(QD_USAGE, "%s is '%s': it must be %d numbers", key, qd_options_string(o, key), count);
 }
 
 static qd_status product_rate(const qd_options *o, const char *key, qd_product_rate *rate)
@@ -102,7 +105,8 @@ double qd_processor_attention(const qd_processor *p, double flops, bool backward
 
 double qd_processor_head(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
-    double rows = (double)(op->chunk > 0 && op->chunk < op->m ? op->chunk : op->m), chunks = (double)op->m / rows, n = (double)op->n, k = (double)op->k;
+    double rows = (double)(op->chunk > 0 && op->chunk < op->m ? op->chunk : op->m), chunks = (double)op->m / rows, n = (double)op->n,
+           k = (double)op->k;
     double logit = (double)qd_dtype_size(op->slot[6] >= 0 ? class_->slots[op->slot[6]].dtype : QD_F32);
     double seconds = qd_processor_product(p, QD_PRODUCT_FORWARD, rows, n, k) + qd_processor_stream(p, rows * n * logit * LOSS_PASSES);
     if (op->slot[3] >= 0)

@@ -32,8 +32,11 @@ typedef struct qd_processor {
     double stream, update;        /* bytes per second of kernels between products, and of the optimizer */
     double together[3];           /* products, attention, streams: what all cores reach on one rank's work, over the sum of their rates */
     qd_exchange_rate sum, gather, scatter, send;
-    double meeting, meeting_crowd; /* seconds by which a product takes longer when ranks meet after it: with a core to each rank, with several ranks to a core */
-    double late[3];               /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest; products of
+    /* seconds by which a product takes longer when ranks meet after it: with a core to each rank, with several ranks
+     * to a core */
+    double meeting, meeting_crowd;
+    double late
+        [3]; /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest; products of
                                      more ranks than cores, which take turns */
 } qd_processor;
 

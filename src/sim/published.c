@@ -105,11 +105,13 @@ static bool read_software(row *r)
         return false;
     /* PyTorch's own data parallelism sums 25 MiB at a time, nanotron all in one call (reduce_scatter_coalesced), the others about 100. */
     int bucket = has_word(framework, "nanotron") ? 4096 : strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
-    return set(r, "software.profile", "%s", frameworks[i].profile) && set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
+    return set(r, "software.profile", "%s", frameworks[i].profile) &&
+           set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", bucket);
 }
 
-/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging Face's, which is joined by Ethernet (EFA). */
+/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging Face's, which is joined
+ * by Ethernet (EFA). */
 static const struct {
     const char *gpu, *network, *cluster;
 } machines[] = {
@@ -129,10 +131,11 @@ static const struct {
     int chips;
     const char *dims;
 } slices[] = {
-    {"TPU-v6e", 8, "2,4"},   {"TPU-v6e", 16, "4,4"},      {"TPU-v6e", 32, "4,8"},      {"TPU-v6e", 64, "8,8"},      {"TPU-v6e", 128, "8,16"},
-    {"TPU-v5p", 64, "4,4,4"}, {"TPU-v5p", 128, "4,4,8"},  {"TPU-v5p", 256, "4,8,8"},   {"TPU-v5p", 512, "8,8,8"},   {"TPU-v5p", 1024, "8,8,16"},
-    {"TPU-v5p", 2048, "8,16,16"}, {"TPU-v4", 64, "4,4,4"}, {"TPU-v4", 512, "8,8,8"},    {"TPU-v4", 1024, "8,8,16"},  {"TPU7x", 64, "4,4,4"},
-    {"TPU7x", 128, "4,4,8"},  {"TPU7x", 256, "4,8,8"},
+    {"TPU-v6e", 8, "2,4"},     {"TPU-v6e", 16, "4,4"},      {"TPU-v6e", 32, "4,8"},       {"TPU-v6e", 64, "8,8"},
+    {"TPU-v6e", 128, "8,16"},  {"TPU-v5p", 64, "4,4,4"},    {"TPU-v5p", 128, "4,4,8"},    {"TPU-v5p", 256, "4,8,8"},
+    {"TPU-v5p", 512, "8,8,8"}, {"TPU-v5p", 1024, "8,8,16"}, {"TPU-v5p", 2048, "8,16,16"}, {"TPU-v4", 64, "4,4,4"},
+    {"TPU-v4", 512, "8,8,8"},  {"TPU-v4", 1024, "8,8,16"},  {"TPU7x", 64, "4,4,4"},       {"TPU7x", 128, "4,4,8"},
+    {"TPU7x", 256, "4,8,8"},
 };
 
 static bool read_slice(row *r, const char *gpu)
@@ -150,7 +153,8 @@ static bool read_cluster(row *r)
 {
     const char *gpu = text_of(r->cluster, "gpu"), *inter = text_of(r->cluster, "inter_bw"), *topology = text_of(r->cluster, "topology");
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        if (strcmp(machines[i].gpu, gpu) != 0 || (!has_word(inter, machines[i].network) && !has_word(topology, machines[i].network) && !has_word(text_of(r->config, "framework"), machines[i].network)))
+        if (strcmp(machines[i].gpu, gpu) != 0 || (!has_word(inter, machines[i].network) && !has_word(topology, machines[i].network) &&
+                                                  !has_word(text_of(r->config, "framework"), machines[i].network)))
             continue;
         if (qd_cluster_load(r->options, machines[i].cluster) != QD_OK)
             return skip(r, "%s", qd_error_message());
@@ -167,8 +171,9 @@ static bool read_experts(row *r)
     /* The one published model whose experts have biases (models.json). */
     if (has_word(text_of(m, "name"), "gpt-oss") && !set(r, "software.expert_biases", "true"))
         return false;
-    return set(r, "model.experts", "%.0f", number_of(m, "experts", 0)) && set(r, "model.experts_per_token", "%.0f", number_of(m, "topk", 2)) &&
-           set(r, "model.expert_ffn", "%.0f", width) && set(r, "model.shared_experts", "%.0f", round(number_of(m, "shared_expert_ffn", 0) / width)) &&
+    return set(r, "model.experts", "%.0f", number_of(m, "experts", 0)) &&
+           set(r, "model.experts_per_token", "%.0f", number_of(m, "topk", 2)) && set(r, "model.expert_ffn", "%.0f", width) &&
+           set(r, "model.shared_experts", "%.0f", round(number_of(m, "shared_expert_ffn", 0) / width)) &&
            set(r, "model.first_dense", "%.0f", number_of(m, "dense_layers", 0));
 }
 
@@ -189,9 +194,10 @@ static bool read_model(row *r)
         return false;
     return set(r, "model.arch", gated ? "llama" : "gpt2") && set(r, "model.layers", "%.0f", number_of(m, "layers", 0)) &&
            set(r, "model.hidden", "%.0f", number_of(m, "hidden", 0)) && set(r, "model.heads", "%d", heads) &&
-           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) && set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 128)) &&
-           set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) && set(r, "model.vocab", "%lld", (long long)vocab) &&
-           set(r, "model.tied", tied ? "true" : "false") && set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
+           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) &&
+           set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 128)) && set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) &&
+           set(r, "model.vocab", "%lld", (long long)vocab) && set(r, "model.tied", tied ? "true" : "false") &&
+           set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
 }
 
 /* Stages of equal numbers of layers, where these divide; else shared out by cost. */
@@ -215,7 +221,8 @@ static bool read_expert_axes(row *r, double ep)
         return true;
     double tp = number_of(r->config, "tp", 1), ranks = number_of(r->cluster, "n_gpus", 1) / number_of(r->config, "pp", 1);
     double etp = number_of(r->config, "etp", fmod(ranks, ep * tp) == 0.0 ? tp : 1.0);
-    return (ep <= 1 || set(r, "parallel.ep", "%.0f", ep)) && (etp <= 1 || set(r, "parallel.etp", "%.0f", etp)) && set(r, "parallel.expert_rows", "1");
+    return (ep <= 1 || set(r, "parallel.ep", "%.0f", ep)) && (etp <= 1 || set(r, "parallel.etp", "%.0f", etp)) &&
+           set(r, "parallel.expert_rows", "1");
 }
 
 static bool read_layout(row *r)
@@ -225,7 +232,10 @@ static bool read_layout(row *r)
     double shard = number_of(c, "fsdp_group", number_of(c, "zero1_group", 0));
     bool sp = false;
     if (gpus < 1 || batch < 1 || micro < 1)
-        return skip(r, "%s not stated", gpus < 1 ? "the number of accelerators is" : batch < 1 ? "the global batch is" : "the micro-batch is");
+        return skip(r, "%s not stated",
+                    gpus < 1    ? "the number of accelerators is"
+                    : batch < 1 ? "the global batch is"
+                                : "the micro-batch is");
     /* MaxText and PaxML state sequences per accelerator and do not accumulate. */
     if (has_word(text_of(c, "framework"), "MaxText") || has_word(text_of(c, "framework"), "PaxML"))
         micro = batch / (gpus / (number_of(c, "tp", 1) * number_of(c, "cp", 1) * number_of(c, "pp", 1)));
@@ -327,7 +337,8 @@ static double published_rate(const row *r)
         return tokens / seconds;
     const char *convention = text_of(r->node, "flop_convention");
     double full = number_of(r->model, "flops_per_token_noncausal", 0), causal = number_of(r->model, "flops_per_token_causal", 0);
-    bool hardware = has_word(convention, "INCLUDES full") || has_word(convention, "recompute included") || has_word(convention, "recompute counted");
+    bool hardware =
+        has_word(convention, "INCLUDES full") || has_word(convention, "recompute included") || has_word(convention, "recompute counted");
     bool half = has_word(convention, "causal") && !has_word(convention, "non-causal") && !has_word(convention, "noncausal");
     double per_token = half ? causal : hardware ? full * 4.0 / 3.0 : full;
     double tflops = number_of(r->result, "tflops_per_gpu", 0), peak = number_of(r->cluster, "peak_tflops_bf16", 0);
@@ -361,7 +372,8 @@ static void score_row(row *r)
     const qd_json_node *tags = qd_json_member(r->node, "tags");
     bool offloads = has_word(text_of(r->config, "recompute"), "offload");
     for (size_t i = 0; i < qd_json_count(tags); i++)
-        offloads = offloads || strcmp(qd_json_as_string(qd_json_item(tags, i)) ? qd_json_as_string(qd_json_item(tags, i)) : "", "cpu-offload") == 0;
+        offloads = offloads ||
+                   strcmp(qd_json_as_string(qd_json_item(tags, i)) ? qd_json_as_string(qd_json_item(tags, i)) : "", "cpu-offload") == 0;
     s->predicted_oom = !report.fits;
     s->offloads = offloads;
     if (offloads)

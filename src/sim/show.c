@@ -17,8 +17,8 @@ static void put_lines(qd_json_writer *w, const char *key, const qd_sim_line *lin
     qd_json_end(w);
 }
 
-/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside the exchanges of their module, and actions that are
- * not made of ops. What ops wait for is not in it. */
+/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside the exchanges of
+ * their module, and actions that are not made of ops. What ops wait for is not in it. */
 static void put_ops(qd_json_writer *w, const qd_simulation *s)
 {
     const qd_step_stage *stage = &s->step.stages[0];
@@ -154,8 +154,8 @@ static void put_item(qd_json_writer *w, const drawing *d, int index, const qd_si
     int count = qd_cost_exchanges(d->step->cluster, stage->program, d->spans, a, d->exchanges);
     for (int i = 0; i < count; i++) {
         const qd_cost_exchange *x = &d->exchanges[i];
-        qd_exchange_trace_event(w, stage->program, stage->rank, action, x->op, 1, t->begin + stretch * x->begin, t->begin + stretch * x->end,
-                                t->begin + stretch * x->waited);
+        qd_exchange_trace_event(w, stage->program, stage->rank, action, x->op, 1, t->begin + stretch * x->begin,
+                                t->begin + stretch * x->end, t->begin + stretch * x->waited);
     }
 }
 

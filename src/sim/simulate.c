@@ -28,8 +28,10 @@ static void add_line(qd_sim_line *lines, int *count, int capacity, const char *n
 
 static const char *axes_name(unsigned axes)
 {
-    static const char *const names[1 << QD_AXIS_COUNT] = {
-        [QD_AXIS_BIT(QD_AXIS_TP)] = "tp", [QD_AXIS_BIT(QD_AXIS_CP)] = "cp", [QD_AXIS_BIT(QD_AXIS_DP)] = "dp", [QD_AXIS_BIT(QD_AXIS_PP)] = "pp"};
+    static const char *const names[1 << QD_AXIS_COUNT] = {[QD_AXIS_BIT(QD_AXIS_TP)] = "tp",
+                                                          [QD_AXIS_BIT(QD_AXIS_CP)] = "cp",
+                                                          [QD_AXIS_BIT(QD_AXIS_DP)] = "dp",
+                                                          [QD_AXIS_BIT(QD_AXIS_PP)] = "pp"};
     if ((axes & QD_AXES_DATA) && !(axes & ~QD_AXES_DATA))
         return axes & QD_AXIS_BIT(QD_AXIS_DP) ? "dp" : "cp";
     return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
@@ -143,7 +145,8 @@ static double kept_more(const qd_step *step, int stage)
     if (step->cluster->attention != QD_ATTENTION_PLAIN || each <= 0.0)
         return more;
     const qd_model *model = &p->ledger->model;
-    double scores = 5.0 * (double)p->strategy.micro_batch * (double)p->strategy.seq * (double)p->strategy.seq * model->heads / p->ledger->mesh.degree[QD_AXIS_TP];
+    double scores = 5.0 * (double)p->strategy.micro_batch * (double)p->strategy.seq * (double)p->strategy.seq * model->heads /
+                    p->ledger->mesh.degree[QD_AXIS_TP];
     return more + stash / each * scores;
 }
 
@@ -151,7 +154,8 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
 {
     const qd_profile *profile = step->cluster->profile;
     for (int s = 0; s < step->stage_count; s++) {
-        stages[s].memory_bytes = step->stages[s].memory.total + (int64_t)(step->cluster->processor.cores > 0 ? 0.0 : whole_logits(step, s) + kept_more(step, s));
+        stages[s].memory_bytes =
+            step->stages[s].memory.total + (int64_t)(step->cluster->processor.cores > 0 ? 0.0 : whole_logits(step, s) + kept_more(step, s));
         if (stages[s].memory_bytes > stages[r->fullest_stage].memory_bytes)
             r->fullest_stage = s;
     }
@@ -208,11 +212,13 @@ static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_si
     double again = busiest->flops > 0.0 ? busiest->recompute_flops / (busiest->flops + busiest->recompute_flops) : 0.0;
     double ideal = (busiest->flops + busiest->recompute_flops) / peak;
     double slow = r->product_seconds + r->attention_seconds - ideal;
-    put_loss(losses, &count, fmax(0.0, slow), t, "products and attention below the peak of %.0f TFLOP/s (tiles, short sums, power)", peak * 1e-12);
+    put_loss(losses, &count, fmax(0.0, slow), t, "products and attention below the peak of %.0f TFLOP/s (tiles, short sums, power)",
+             peak * 1e-12);
     put_loss(losses, &count, r->memory_seconds, t, "kernels that only move bytes (norms, activation functions, residuals)");
     put_loss(losses, &count, r->optimizer_seconds, t, "the optimizer's pass over its state");
     put_loss(losses, &count, r->launch_seconds, t, "gaps between kernels");
-    put_loss(losses, &count, r->bubble_seconds, t, "waiting for other stages of the pipeline (%lld micro-batches, %d stages)", (long long)r->micro_batches, r->stages);
+    put_loss(losses, &count, r->bubble_seconds, t, "waiting for other stages of the pipeline (%lld micro-batches, %d stages)",
+             (long long)r->micro_batches, r->stages);
     put_loss(losses, &count, r->late_seconds, t, "waiting for the slowest rank, and work of the host between steps");
     if (again > 0.0)
         put_loss(losses, &count, again * (r->product_seconds + r->attention_seconds), t, "computing activations a second time");
@@ -231,7 +237,8 @@ static void fill_layout(const qd_program *p, int gpus, char *text, size_t size)
     int used = 0;
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
         if (mesh->degree[axis] > 1 || (axis == QD_AXIS_DP && gpus == 1))
-            used += snprintf(text + used, size - (size_t)used, "%s%s %d", used ? " × " : "", qd_axis_name((qd_axis)axis), mesh->degree[axis]);
+            used +=
+                snprintf(text + used, size - (size_t)used, "%s%s %d", used ? " × " : "", qd_axis_name((qd_axis)axis), mesh->degree[axis]);
     if (p->strategy.zero > 0)
         snprintf(text + used, size - (size_t)used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
 }
@@ -255,8 +262,9 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
 }
 
-/* What a step on processors takes beside its actions: cores are not equally fast for long, and all ranks wait for the slowest, once a step or in
- * every block; ranks that take turns find their caches cold. Stages of a pipeline with a core each wait for each other in the simulation. */
+/* What a step on processors takes beside its actions: cores are not equally fast for long, and all ranks wait for the
+ * slowest, once a step or in every block; ranks that take turns find their caches cold. Stages of a pipeline with a
+ * core each wait for each other in the simulation. */
 static double late(const qd_step *step)
 {
     const qd_processor *p = &step->cluster->processor;
@@ -306,7 +314,8 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;
     bool measured = step->cluster->processor.cores > 0; /* then the overhead is in the rates, and how late the last rank is too */
-    r->step_seconds = measured ? step->result.seconds * (1.0 + late(step)) : step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
+    r->step_seconds = measured ? step->result.seconds * (1.0 + late(step))
+                               : step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
     r->late_seconds = r->step_seconds - step->result.seconds;
     r->compute_seconds = stages[busiest].busy_seconds;
     r->product_seconds = cost->product;

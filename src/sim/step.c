@@ -60,7 +60,8 @@ static double collective_bytes(const pricer *p, const qd_action *a)
 static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *item)
 {
     const qd_span *span = &p->spans[a->group];
-    item->seconds = qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span) + qd_processor_meeting(&p->cluster->processor);
+    item->seconds =
+        qd_network_seconds(p->cluster, collective_of(a), collective_bytes(p, a), span) + qd_processor_meeting(&p->cluster->processor);
     item->link = qd_span_is_remote(span) ? LINK_NETWORK : LINK_NODE;
     if (a->stream == QD_STREAM_COMM)
         item->load = (float)qd_cost_collective_load(p->cluster);
@@ -357,7 +358,9 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
     if (config->world % cluster->node_size == 0)
         config->nodes = config->world / cluster->node_size;
     else if (config->by_node && config->world > cluster->node_size)
-        return QD_FAIL(QD_USAGE, "parallel.dispatch=node: %d ranks do not fill nodes of %d (node.size): take a multiple, or say in parallel.nodes how many nodes they lie on",
+        return QD_FAIL(QD_USAGE,
+                       "parallel.dispatch=node: %d ranks do not fill nodes of %d (node.size): take a multiple, or say in parallel.nodes "
+                       "how many nodes they lie on",
                        config->world, cluster->node_size);
     return QD_OK;
 }

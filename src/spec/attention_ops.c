@@ -98,12 +98,14 @@ static int gather(const attention *a, int qkv)
 static void ring(const attention *a, int qkv, int o, int lse)
 {
     int n = a->group.size, shift = -1;
-    int kv[2] = {most_rows(a, "kv", a->w->config->activation, 2 * a->kv), most_rows(a, "kv passed on", a->w->config->activation, 2 * a->kv)};
+    int kv[2] = {most_rows(a, "kv", a->w->config->activation, 2 * a->kv),
+                 most_rows(a, "kv passed on", a->w->config->activation, 2 * a->kv)};
     columns(a, qkv, a->q, kv[0], 0, 2 * a->kv);
     for (int t = 0; t < n; t++) {
         int before = shift;
         if (t < n - 1) {
-            shift = exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], 2 * a->kv, a->batch * a->w->config->seq * 2 * a->kv, t, true);
+            shift =
+                exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], 2 * a->kv, a->batch * a->w->config->seq * 2 * a->kv, t, true);
             qd_class_await(a->w, before);
         }
         part(a, qkv, kv[t % 2], o, lse, t, a->flops / n);

@@ -47,7 +47,8 @@ void qd_write_block(qd_class_writer *w)
     int positions = w->config->context > 0 || w->seq < w->config->seq ? input : -1;
     qd_class_attention_state attention = {-1, -1, -1};
     if (m->qk_norm)
-        qd_op_heads(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv, heads, kv_heads);
+        qd_op_heads(QD_CLASS_OP(w, HEAD_NORM, qkv_before, q_norm.value, k_norm.value, qkv, head_rstd), w->rows, q + 2 * kv, heads,
+                    kv_heads);
     if (table >= 0)
         qd_op_heads(QD_CLASS_OP(w, ROPE, qkv, table, positions), w->rows, q + kv, heads, kv_heads);
     if (w->config->context > 0) {
@@ -109,8 +110,8 @@ void qd_write_block(qd_class_writer *w)
     int d_qkv = qd_class_local(w, "d_qkv", q + 2 * kv);
     int d_normed1 = qd_class_local(w, "d_attn_normed", m->hidden);
 
-    /* dy and d_middle are what reached the biases of `down` and `out`, and the second norm's gradient passes over both: it sums them, unless
-     * something comes between the biases and the residual stream. */
+    /* dy and d_middle are what reached the biases of `down` and `out`, and the second norm's gradient passes over both:
+     * it sums them, unless something comes between the biases and the residual stream. */
     int down_sums = -1, out_sums = -1;
     if (traits->sums_in_norm && fuse_residual) {
         down_sums = experts ? -1 : down_b.grad;

@@ -44,7 +44,8 @@ static bool same_shapes(const qd_program *program, int a, int b)
         return false;
     for (int i = 0; i < ledger->param_count; i++) {
         int64_t x[3], y[3];
-        if (local_shape(ledger, &program->storage, i, a, x) && local_shape(ledger, &program->storage, i, b, y) && memcmp(x, y, sizeof x) != 0)
+        if (local_shape(ledger, &program->storage, i, a, x) && local_shape(ledger, &program->storage, i, b, y) &&
+            memcmp(x, y, sizeof x) != 0)
             return false;
     }
     return true;
@@ -65,7 +66,8 @@ static uint64_t shape_hash(const qd_program *program, int rank)
 
 qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs)
 {
-    const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world), **classes = QD_ARENA_NEW(arena, const qd_program *, config->world);
+    const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world),
+                     **classes = QD_ARENA_NEW(arena, const qd_program *, config->world);
     uint64_t *hashes = QD_ARENA_NEW(arena, uint64_t, config->world);
     int count = 0;
     if (!list || !classes || !hashes)
@@ -154,15 +156,17 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
         const qd_op *op = &c->ops[i];
         if (!qd_op_communicates(op) || !qd_op_runs(op, qd_action_phases(a)))
             continue;
-        add_traffic(r, op->kind == QD_OP_CONTEXT_SHIFT     ? "cp: keys and values, send and receive"
-                       : op->kind == QD_OP_CONTEXT_GATHER  ? "cp: keys and values, all-gather"
-                       : op->kind == QD_OP_CONTEXT_SCATTER ? "cp: gradients of keys and values, reduce-scatter"
-                       : op->kind == QD_OP_CONTEXT_SWAP    ? "cp: heads for positions, all-to-all"
-                       : op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN ? "experts, once per node, at an even load"
-                       : op->exchange.uneven               ? "experts at an even load, all-to-all"
-                       : op->kind == QD_OP_ALL_GATHER      ? "activations, all-gather"
-                       : op->kind == QD_OP_REDUCE_SCATTER ? "activations, reduce-scatter"
-                                                          : "activations, all-reduce", op->exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]);
+        add_traffic(r,
+                    op->kind == QD_OP_CONTEXT_SHIFT                                    ? "cp: keys and values, send and receive"
+                    : op->kind == QD_OP_CONTEXT_GATHER                                 ? "cp: keys and values, all-gather"
+                    : op->kind == QD_OP_CONTEXT_SCATTER                                ? "cp: gradients of keys and values, reduce-scatter"
+                    : op->kind == QD_OP_CONTEXT_SWAP                                   ? "cp: heads for positions, all-to-all"
+                    : op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN ? "experts, once per node, at an even load"
+                    : op->exchange.uneven                                              ? "experts at an even load, all-to-all"
+                    : op->kind == QD_OP_ALL_GATHER                                     ? "activations, all-gather"
+                    : op->kind == QD_OP_REDUCE_SCATTER                                 ? "activations, reduce-scatter"
+                                                                                       : "activations, all-reduce",
+                    op->exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]);
     }
 }
 
@@ -355,8 +359,8 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
     size_t used = strlen(r->layout);
     if (qd_expert_ranks(&p->ledger->mesh) > 1)
-        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d%s", p->ledger->mesh.ep, p->ledger->mesh.etp,
-                                 qd_nodes_spanned(&p->ledger->mesh) > 1 ? ", once per node" : "");
+        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d%s", p->ledger->mesh.ep,
+                                 p->ledger->mesh.etp, qd_nodes_spanned(&p->ledger->mesh) > 1 ? ", once per node" : "");
     if (p->strategy.zero > 0)
         snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
@@ -421,8 +425,8 @@ static qd_status describe_schedule(const qd_program *p, FILE *out)
     qd_status status = qd_schedule_replay(s, (const double[]){1.0, 2.0, 1.0, 1.0}, 0.0, arena, &times);
     double theory = qd_schedule_theory(s);
     if (status == QD_OK) {
-        fprintf(out, "%s: %d pipeline rank%s, %d stage%s, %d micro-batch%s\n", qd_schedule_name(s->kind), s->ranks, s->ranks == 1 ? "" : "s", s->stages,
-                s->stages == 1 ? "" : "s", s->micro_batches, s->micro_batches == 1 ? "" : "es");
+        fprintf(out, "%s: %d pipeline rank%s, %d stage%s, %d micro-batch%s\n", qd_schedule_name(s->kind), s->ranks,
+                s->ranks == 1 ? "" : "s", s->stages, s->stages == 1 ? "" : "s", s->micro_batches, s->micro_batches == 1 ? "" : "es");
         fprintf(out, "F is a forward pass and takes 1, B a backward pass and takes 2; its halves I, of\n"
                      "inputs, and W, of weights, take 1 each. The number is the micro-batch%s\n",
                 s->stages > s->ranks ? "; small\nletters are a rank's further stages" : "");

@@ -97,7 +97,8 @@ static qd_status add_event(flat *f, bool waits, int index)
 static qd_status add_place(flat *f, int action, int op, int queue)
 {
     if (queue < 0 || queue >= f->queues)
-        return QD_FAIL(QD_MISMATCH, "rank %d, action %d: communicates in a group or with a rank that does not exist", f->program->rank, action);
+        return QD_FAIL(QD_MISMATCH, "rank %d, action %d: communicates in a group or with a rank that does not exist", f->program->rank,
+                       action);
     if (!grow((void **)&f->places, f->count, &f->capacity, sizeof *f->places))
         return no_memory();
     f->places[f->count] = (place){action, op, queue, f->begin[queue + 1]++};
@@ -236,7 +237,8 @@ static qd_status find_members(checker *c, follower *f, int group)
         char name[48];
         qd_group_name(c->mesh, g, name, sizeof name);
         if (f->flat->begin[group] < f->flat->begin[group + 1] && find_group(c->followers[other].flat->program, g) < 0)
-            return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name, c->followers[other].rank);
+            return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name,
+                           c->followers[other].rank);
     }
     list[count] = -1;
     return QD_OK;
@@ -331,7 +333,8 @@ static int next_held(const qd_program *p, int param, int end)
     return param;
 }
 
-/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it was made for: each counts by its place among a rank's. */
+/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it was made for: each
+ * counts by its place among a rank's. */
 static bool same_run(const qd_program *p, const qd_action *x, const qd_program *q, const qd_action *y)
 {
     if (x->param == y->param && x->params == y->params)
@@ -499,8 +502,9 @@ static qd_status describe_circle(const checker *c, const int *circle, int length
         const place *at = head_of(f);
         char what[200];
         describe(f->flat, at, what, sizeof what);
-        int n = snprintf(text + used, sizeof text - used, "%srank %d waits in action %d (%s) for rank %d", i == length - 1 ? "" : ", which waits: ", f->rank,
-                         at->action, what, c->followers[circle[i > 0 ? i - 1 : length - 1]].rank);
+        int n = snprintf(text + used, sizeof text - used, "%srank %d waits in action %d (%s) for rank %d",
+                         i == length - 1 ? "" : ", which waits: ", f->rank, at->action, what,
+                         c->followers[circle[i > 0 ? i - 1 : length - 1]].rank);
         used += n > 0 ? (size_t)n : 0;
     }
     return QD_FAIL(QD_MISMATCH, "ranks wait for each other: %s", text);
@@ -521,8 +525,8 @@ static qd_status explain(const checker *c)
             if (g->at < g->flat->event_count)
                 continue;
             describe(f->flat, head_of(f), what, sizeof what);
-            status = QD_FAIL(QD_MISMATCH, "rank %d waits in action %d (%s) for rank %d, which has ended its step", f->rank, head_of(f)->action, what,
-                             g->rank);
+            status = QD_FAIL(QD_MISMATCH, "rank %d waits in action %d (%s) for rank %d, which has ended its step", f->rank,
+                             head_of(f)->action, what, g->rank);
         }
     }
     for (int i = 0; i < c->count && status == QD_OK && best != 1; i++) {

@@ -13,7 +13,8 @@ static const qd_option options_table[] = {
     {"model.heads", QD_OPTION_INT, "4", 1, 1e5, NULL, "query heads", NULL},
     {"model.kv_heads", QD_OPTION_INT, "0", 0, 1e5, NULL, "key and value heads; 0: as many as heads", NULL},
     {"model.head_dim", QD_OPTION_INT, "0", 0, 256, NULL, "size of a head; 0: hidden / heads", NULL},
-    {"model.ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden in steps of 32 (llama)", NULL},
+    {"model.ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden in steps of 32 (llama)",
+     NULL},
     {"model.vocab", QD_OPTION_INT, "256", 1, 2147483647, NULL, "vocabulary; raw bytes need 256", NULL},
     {"model.max_seq", QD_OPTION_INT, "0", 0, 1e9, NULL, "rows of the learned position table; 0: data.seq", NULL},
     {"model.norm_eps", QD_OPTION_FLOAT, "1e-5", 1e-12, 1, NULL, "epsilon of the norms", NULL},
@@ -23,8 +24,10 @@ static const qd_option options_table[] = {
     {"model.rope_low_factor", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "llama3 scaling: lower bound of the blend", NULL},
     {"model.rope_high_factor", QD_OPTION_FLOAT, "4", 1e-6, 1e6, NULL, "llama3 scaling: upper bound of the blend", NULL},
     {"model.rope_original_seq", QD_OPTION_INT, "8192", 1, 1e9, NULL, "llama3 scaling: context of the first training", NULL},
-    {"model.activation", QD_OPTION_ENUM, "auto", 0, 0, "auto|gelu_tanh|gelu|swiglu", "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)", NULL},
-    {"model.qk_norm", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "RMS norm of each head's query and key (Qwen3); auto: as the preset", NULL},
+    {"model.activation", QD_OPTION_ENUM, "auto", 0, 0, "auto|gelu_tanh|gelu|swiglu", "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)",
+     NULL},
+    {"model.qk_norm", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "RMS norm of each head's query and key (Qwen3); auto: as the preset",
+     NULL},
     {"model.qkv_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of q, k, v; auto: gpt2 has them", NULL},
     {"model.linear_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of attention output and MLP; auto: gpt2 has them", NULL},
     {"model.tied", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "the head uses the token table; auto: gpt2 does", NULL},
@@ -38,33 +41,45 @@ static const qd_option options_table[] = {
     {"model.router", QD_OPTION_ENUM, "softmax", 0, 0, "softmax|sigmoid", "how the router's numbers become scores of experts", NULL},
     {"model.router_normalised", QD_OPTION_BOOL, "true", 0, 0, NULL, "the weights of the chosen experts add up to model.router_scale", NULL},
     {"model.router_scale", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "factor on the weights of the chosen experts", NULL},
-    {"model.router_groups", QD_OPTION_INT, "1", 1, 65536, NULL, "groups that the experts lie in, for choices limited to some of them (one per node, for example)", NULL},
+    {"model.router_groups", QD_OPTION_INT, "1", 1, 65536, NULL,
+     "groups that the experts lie in, for choices limited to some of them (one per node, for example)", NULL},
     {"model.router_top_groups", QD_OPTION_INT, "1", 1, 65536, NULL, "groups that a token may choose from", NULL},
-    {"model.router_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "a bias per expert that counts in the choice only; auto: with router_bias_rate", NULL},
-    {"model.router_bias_rate", QD_OPTION_FLOAT, "0", 0, 10, NULL, "balance without a loss: after a step the biases of overloaded experts fall by this, those of the others rise", NULL},
+    {"model.router_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false",
+     "a bias per expert that counts in the choice only; auto: with router_bias_rate", NULL},
+    {"model.router_bias_rate", QD_OPTION_FLOAT, "0", 0, 10, NULL,
+     "balance without a loss: after a step the biases of overloaded experts fall by this, those of the others rise", NULL},
     {"model.aux_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the load-balancing loss", NULL},
-    {"model.balance", QD_OPTION_ENUM, "sequence", 0, 0, "sequence|batch", "aux_loss: each sequence is balanced, or all that the ranks compute at the same time", NULL},
+    {"model.balance", QD_OPTION_ENUM, "sequence", 0, 0, "sequence|batch",
+     "aux_loss: each sequence is balanced, or all that the ranks compute at the same time", NULL},
     {"model.z_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the router's z-loss", NULL},
-    {"model.expert_capacity", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "an expert takes at most this times the mean load of a rank's micro-batch, the rest is dropped; 0: nothing is dropped", NULL},
-    {"model.drop", QD_OPTION_ENUM, "last", 0, 0, "last|least", "expert_capacity: the last tokens are dropped, or those with the least weight", NULL},
+    {"model.expert_capacity", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
+     "an expert takes at most this times the mean load of a rank's micro-batch, the rest is dropped; 0: nothing is dropped", NULL},
+    {"model.drop", QD_OPTION_ENUM, "last", 0, 0, "last|least",
+     "expert_capacity: the last tokens are dropped, or those with the least weight", NULL},
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
-    {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL, "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the text and kept in run.dir", "tokenizer"},
+    {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
+     "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the "
+     "text and kept in run.dir",
+     "tokenizer"},
     {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "part of each source that is held out, from its end", NULL},
     {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens see only their own document", NULL},
     {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
     {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
-    {"data.cache", QD_OPTION_STRING, "", 0, 0, NULL, "folder that keeps the tokens of text; empty: run.dir/tokens, or memory without run.dir", NULL},
+    {"data.cache", QD_OPTION_STRING, "", 0, 0, NULL,
+     "folder that keeps the tokens of text; empty: run.dir/tokens, or memory without run.dir", NULL},
     {"data.verify", QD_OPTION_BOOL, "true", 0, 0, NULL, "all checksums and tokens of shards are checked at the start", NULL},
     {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "tokens of a sequence", "seq"},
 
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
     {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
     {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences a rank computes at a time; 0: all of its share", NULL},
-    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon", "optimizer; muon: matrices of blocks by orthogonalized momentum, all else by AdamW", NULL},
+    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon",
+     "optimizer; muon: matrices of blocks by orthogonalized momentum, all else by AdamW", NULL},
     {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "highest learning rate", "lr"},
     {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of a decay", NULL},
-    {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd", "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
+    {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd",
+     "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
     {"train.warmup", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps in which the learning rate rises from 0", NULL},
     {"train.decay_steps", QD_OPTION_INT, "0", 0, 1e12, NULL, "wsd: steps of the decay at the end; 0: a fifth of all", NULL},
     {"train.beta1", QD_OPTION_FLOAT, "0.9", 0, 0.999999, NULL, "AdamW: decay of the first moment", NULL},
@@ -74,62 +89,122 @@ static const qd_option options_table[] = {
     {"train.muon_momentum", QD_OPTION_FLOAT, "0.95", 0, 0.999999, NULL, "Muon: decay of the momentum", NULL},
     {"train.muon_nesterov", QD_OPTION_BOOL, "true", 0, 0, NULL, "Muon: Nesterov's momentum, which looks one gradient ahead", NULL},
     {"train.muon_steps", QD_OPTION_INT, "5", 1, 100, NULL, "Muon: Newton-Schulz steps of the orthogonalization", NULL},
-    {"train.muon_scale", QD_OPTION_ENUM, "match_rms_adamw", 0, 0, "match_rms_adamw|original", "Muon: factor of the learning rate for a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr that suits AdamW; original: sqrt(max(1, rows / columns))", NULL},
-    {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "Muon: peak learning rate of the matrices, which follows the schedule of train.lr; 0: train.lr", NULL},
+    {"train.muon_scale", QD_OPTION_ENUM, "match_rms_adamw", 0, 0, "match_rms_adamw|original",
+     "Muon: factor of the learning rate for a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr that suits AdamW; "
+     "original: sqrt(max(1, rows / columns))",
+     NULL},
+    {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
+     "Muon: peak learning rate of the matrices, which follows the schedule of train.lr; 0: train.lr", NULL},
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
-    {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip", "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)", NULL},
+    {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip",
+     "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)",
+     NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
-    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16", "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
-    {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split", "bf16: how master weights are kept; split: only what the bf16 weight lacks of them, 2 bytes instead of 4, which AdamW and SGD put together in the update", NULL},
-    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16", "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does not", NULL},
-    {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL, "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
-    {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch", "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
-    {"train.swiglu", QD_OPTION_ENUM, "auto", 0, 0, "auto|keep|again", "SwiGLU's results: keep them for the backward pass, or compute them again beside their gradients, which takes less memory and moves more bytes; auto: again in routed experts and on GPUs", NULL},
-    {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full", "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
+    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
+     "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
+    {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split",
+     "bf16: how master weights are kept; split: only what the bf16 weight lacks of them, 2 bytes instead of 4, which AdamW and SGD put "
+     "together in the update",
+     NULL},
+    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16",
+     "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does "
+     "not",
+     NULL},
+    {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
+    {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch",
+     "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
+    {"train.swiglu", QD_OPTION_ENUM, "auto", 0, 0, "auto|keep|again",
+     "SwiGLU's results: keep them for the backward pass, or compute them again beside their gradients, which takes less memory and moves "
+     "more bytes; auto: again in routed experts and on GPUs",
+     NULL},
+    {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full",
+     "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
     {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
-    {"train.offload", QD_OPTION_ENUM, "none", 0, 0, "none|optimizer", "optimizer: the optimizer's state (master weights, moments) lies in host memory and passes through the device in chunks during the update, with the same bits", NULL},
-    {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL, "offload: MiB of state in one of the three chunks that take turns on the device", NULL},
+    {"train.offload", QD_OPTION_ENUM, "none", 0, 0, "none|optimizer",
+     "optimizer: the optimizer's state (master weights, moments) lies in host memory and passes through the device in chunks during the "
+     "update, with the same bits",
+     NULL},
+    {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL,
+     "offload: MiB of state in one of the three chunks that take turns on the device", NULL},
 
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
     {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
-    {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL, "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
-    {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL, "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the exchange of one piece runs beside the product of the next; 1: not at all", NULL},
+    {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
+    {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL,
+     "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the "
+     "exchange of one piece runs beside the product of the next; 1: not at all",
+     NULL},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
-    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v|file", "order of the micro-batches in the pipeline (docs/pipeline.md); file: that of parallel.schedule_file, which needs no mention here", "schedule"},
-    {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL, "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
-    {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL, "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
-    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL, "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule writes them)", NULL},
+    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v|file",
+     "order of the micro-batches in the pipeline (docs/pipeline.md); file: that of parallel.schedule_file, which needs no mention here",
+     "schedule"},
+    {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL,
+     "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
+    {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL,
+     "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
+    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL,
+     "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule "
+     "writes them)",
+     NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
-    {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses", "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or heads are exchanged for positions", NULL},
-    {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
+    {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses",
+     "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or "
+     "heads are exchanged for positions",
+     NULL},
+    {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL,
+     "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
     {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
-    {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL, "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
-    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL, "machines that the ranks lie on, one after another, the same number on each", NULL},
-    {"parallel.dispatch", QD_OPTION_ENUM, "flat", 0, 0, "flat|node", "ep over several nodes: a token's row is sent to each of its experts, or once to each node that has some of them and handed on inside it", NULL},
-    {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL, "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
-    {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL, "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
-    {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL, "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
-    {"parallel.reshard_after_forward", QD_OPTION_STRING, "true", 0, 0, NULL, "zero 3: parameters leave after the forward pass and are gathered again (true), stay (false), or are kept by groups of so many ranks", NULL},
-    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL, "communication runs beside computation: gradients are reduced while the backward pass still runs, parameters gathered ahead of use", NULL},
+    {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL,
+     "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
+    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL, "machines that the ranks lie on, one after another, the same number on each",
+     NULL},
+    {"parallel.dispatch", QD_OPTION_ENUM, "flat", 0, 0, "flat|node",
+     "ep over several nodes: a token's row is sent to each of its experts, or once to each node that has some of them and handed on inside "
+     "it",
+     NULL},
+    {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL,
+     "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
+    {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL,
+     "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
+    {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL,
+     "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
+    {"parallel.reshard_after_forward", QD_OPTION_STRING, "true", 0, 0, NULL,
+     "zero 3: parameters leave after the forward pass and are gathered again (true), stay (false), or are kept by groups of so many ranks",
+     NULL},
+    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "communication runs beside computation: gradients are reduced while the backward pass still runs, parameters gathered ahead of use",
+     NULL},
     {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
-    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL, "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is written", "dir"},
+    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL,
+     "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is written", "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
-    {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL, "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
-    {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL, "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
-    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl", "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
+    {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,
+     "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
+    {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
+     "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
+    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
+     "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
-    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL, "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
-    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
-    {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL, "checkpoints are written from a copy in host memory while training goes on; false: training waits, and no copy is kept", NULL},
+    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
+     "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
+    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL,
+     "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
+    {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "checkpoints are written from a copy in host memory while training goes on; false: training waits, and no copy is kept", NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
-    {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL, "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same", "weights"},
-    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout", "resume"},
+    {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same",
+     "weights"},
+    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout",
+     "resume"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
     {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "steps that are traced, from the first on", NULL},
@@ -173,9 +248,10 @@ static qd_status check_preset_counts(const qd_options *o, const char *preset)
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (!qd_options_is_set(o, sizes[i]) || strcmp(qd_options_origin(o, sizes[i]), command) == 0)
             return QD_OK;
-    return strcmp(command, "command line") != 0 ? QD_OK
-                                                : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and what follows there set all sizes of the model: leave one of them out",
-                                                          preset, qd_options_origin(o, "model.layers"));
+    return strcmp(command, "command line") != 0
+               ? QD_OK
+               : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and what follows there set all sizes of the model: leave one of them out",
+                         preset, qd_options_origin(o, "model.layers"));
 }
 
 /* A preset is changed only by keys the user set; without one, the table's defaults count. */
@@ -311,7 +387,8 @@ static qd_status check_schedule(const qd_options *o)
     const char *kind = qd_options_string(o, "parallel.schedule"), *file = qd_options_string(o, "parallel.schedule_file");
     bool from_file = strcmp(kind, "file") == 0;
     if (file[0] != '\0' && qd_options_is_set(o, "parallel.schedule") && !from_file)
-        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both say which schedule to run: give one of them", kind, file);
+        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both say which schedule to run: give one of them",
+                       kind, file);
     if (file[0] == '\0' && from_file)
         return QD_FAIL(QD_USAGE, "parallel.schedule is file, but parallel.schedule_file names none");
     return QD_OK;
@@ -425,7 +502,9 @@ static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strateg
 {
     int dp = mesh->degree[QD_AXIS_DP];
     if (c->global_batch < dp)
-        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is less than the data-parallel degree (%d), and each of its ranks computes a sequence: take a multiple of %d",
+        return QD_FAIL(QD_USAGE,
+                       "train.global_batch (%lld) is less than the data-parallel degree (%d), and each of its ranks computes a sequence: "
+                       "take a multiple of %d",
                        (long long)c->global_batch, dp, dp);
     if (c->global_batch % dp != 0)
         return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): take %lld or %lld",
@@ -463,11 +542,12 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     mesh.by_node = config->by_node;
     enum { GPU_BLOCKS = 1024 }; /* rows of an expert of a source, in one product over experts */
     if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS, config->model.moe.experts,
-                       config->etp);
+        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS,
+                       config->model.moe.experts, config->etp);
     QD_TRY(share_batch(config, &mesh, strategy));
     QD_TRY(qd_ledger_create(&config->model, &mesh, arena, ledger));
-    return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena, &strategy->schedule);
+    return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena,
+                             &strategy->schedule);
 }
 
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)

@@ -55,7 +55,8 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     int ep = ep_of(mesh), etp = etp_of(mesh), tp = mesh->degree[QD_AXIS_TP], all = qd_mesh_group_size(mesh, QD_AXES_TOKENS);
     if (m->moe.experts == 0) {
         if (ep * etp > 1)
-            return QD_FAIL(QD_USAGE, "parallel.%s is %d, but the model has no experts: leave it out", ep > 1 ? "ep" : "etp", ep > 1 ? ep : etp);
+            return QD_FAIL(QD_USAGE, "parallel.%s is %d, but the model has no experts: leave it out", ep > 1 ? "ep" : "etp",
+                           ep > 1 ? ep : etp);
         return qd_nodes_check(m, mesh);
     }
     if (all % (ep * etp) != 0)
@@ -67,7 +68,8 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     if ((ep * etp) % tp != 0 && tp % (ep * etp) != 0)
         return QD_FAIL(QD_USAGE, "parallel.etp × ep is %d and parallel.tp is %d: one must divide the other", ep * etp, tp);
     if (tp > 1 && !mesh->sp)
-        return QD_FAIL(QD_UNSUPPORTED, "parallel.sp is false: experts under tensor parallelism take the rows that sp gives each rank; leave it true");
+        return QD_FAIL(QD_UNSUPPORTED,
+                       "parallel.sp is false: experts under tensor parallelism take the rows that sp gives each rank; leave it true");
     return qd_nodes_check(m, mesh);
 }
 

@@ -39,7 +39,8 @@ typedef struct qd_dispatch {
 int64_t qd_dispatch_rounds(const qd_dispatch *dispatch); /* the same on all ranks; at least 1 */
 int64_t qd_dispatch_rows(const qd_dispatch *dispatch, int64_t round); /* that this rank's experts get in a round */
 /* In rows, per rank: what this one sends, from which of its rows on; what it gets, to which row of its room. */
-void qd_dispatch_lists(const qd_dispatch *dispatch, int64_t round, int64_t *send, int64_t *send_first, int64_t *receive, int64_t *receive_first);
+void qd_dispatch_lists(const qd_dispatch *dispatch, int64_t round, int64_t *send, int64_t *send_first, int64_t *receive,
+                       int64_t *receive_first);
 
 /* Room of the ops that carry out further rounds, in elements: where each array of `capacity` rows begins, and what they take
  * together. Forward uses in, up, active and out. */

@@ -108,7 +108,8 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         list[count].config.strategy.recompute_layers = -1;
         list[count].config.strategy.offload = s->offload || state == OFFLOADED;
         list[count].config.strategy.split_master = state == SPLIT || (s->split_master && state == AS_IT_IS);
-        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", texts[state], state == OFFLOADED ? whole : "");
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", texts[state],
+                 state == OFFLOADED ? whole : "");
         count++;
     }
     return count;
@@ -138,7 +139,8 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_st
             qd_strbuf_printf(text, " and %.2f GiB of host memory", gib(other.host_total));
     }
     if (!fits)
-        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.master=split nor train.offload makes it fit: spread it over more ranks, "
+        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.master=split nor train.offload makes it fit: "
+                             "spread it over more ranks, "
                              "or take a smaller model or sequence");
     return QD_OK;
 }

@@ -67,7 +67,8 @@ static int64_t planned_over(const qd_program *p, qd_axis axis)
         const qd_module_class *c = phases ? qd_program_class(p, a->module) : NULL;
         for (int k = 0; c && k < c->op_count; k++)
             if (qd_op_runs(&c->ops[k], phases) && c->ops[k].exchange.group.axes == QD_AXIS_BIT(axis))
-                bytes += c->ops[k].exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP]; /* they are as if all ranks did what this one does */
+                /* they are as if all ranks did what this one does */
+                bytes += c->ops[k].exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP];
     }
     return bytes;
 }
@@ -96,7 +97,8 @@ bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
             char amount[32];
             qd_text_bytes(bytes, amount, sizeof amount);
             if (mesh->sp)
-                snprintf(f->text, sizeof f->text, "tp with sp: %d all-gathers and %d reduce-scatters of b·s·h, %d(t-1)bsh = %s, per block and micro-batch",
+                snprintf(f->text, sizeof f->text,
+                         "tp with sp: %d all-gathers and %d reduce-scatters of b·s·h, %d(t-1)bsh = %s, per block and micro-batch",
                          e.gathers, e.scatters, e.gathers + e.scatters, amount);
             else
                 snprintf(f->text, sizeof f->text, "tp: %d all-reduces of b·s·h, %d(t-1)bsh = %s, per block and micro-batch", e.reduces,
@@ -118,7 +120,8 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
         return false;
     /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by several. */
     int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
-    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));
+    qd_context_theory t =
+        qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));
     *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
     for (int i = 0; i < p->action_count; i++) {
         unsigned phases = qd_action_phases(&p->actions[i]);

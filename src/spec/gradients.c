@@ -165,7 +165,8 @@ bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phas
 void qd_gradients_before(qd_builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
-    if (!b->strategy->training || !b->blocks || !(qd_program_class(b->p, module)->grad_phases & qd_pass_phases((qd_pass)b->items[item].pass)))
+    if (!b->strategy->training || !b->blocks ||
+        !(qd_program_class(b->p, module)->grad_phases & qd_pass_phases((qd_pass)b->items[item].pass)))
         return;
     const qd_grad_block *block = &b->grads[b->block_of[module]];
     qd_grad_slot *slot = slot_at(b, module, mb);
@@ -307,9 +308,15 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
             a->params = end - param;
             a->parts = share.parts;
             qd_pending *pending = add_pending(b, block->low);
-            *pending = (qd_pending){.action = alone && !replicas ? -1 : b->p->action_count - 1, .low = block->low, .param = param, .params = end - param,
-                                    .first = storage->shard_offset[param], .count = own, .part = direct ? -1 : part,
-                                    .replicas = replicas, .slot = -1};
+            *pending = (qd_pending){.action = alone && !replicas ? -1 : b->p->action_count - 1,
+                                    .low = block->low,
+                                    .param = param,
+                                    .params = end - param,
+                                    .first = storage->shard_offset[param],
+                                    .count = own,
+                                    .part = direct ? -1 : part,
+                                    .replicas = replicas,
+                                    .slot = -1};
         }
         end = param;
     }
@@ -327,7 +334,8 @@ static void reduce_replicas(qd_builder *b, qd_pending *pending)
         return; /* on all of its group */
     const qd_storage *s = &b->p->storage;
     int family = s->family[pending->param], parts = s->share[family].parts, copies = b->p->groups[b->replica_groups[family]].size;
-    qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_groups[family], pending->count, b->strategy->grad, pending->action);
+    qd_action *a =
+        qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_groups[family], pending->count, b->strategy->grad, pending->action);
     a->buffer = pending->part >= 0 ? pending->part : b->p->persistent[QD_BUFFER_GRAD];
     a->first = pending->first;
     a->bytes = 0; /* groups at other places of the copies have other parts */

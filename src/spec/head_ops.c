@@ -57,13 +57,15 @@ void write_logits_head(qd_class_writer *w)
     int normed = qd_class_local(w, "normed", m->hidden);
     int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, m->vocab);
     qd_class_norm(w, x, -1, n, -1, normed);
-    qd_op_sizes(QD_CLASS_OP(w, HEAD_LOGITS, normed, matrix.value, logits), 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
+    qd_op_sizes(QD_CLASS_OP(w, HEAD_LOGITS, normed, matrix.value, logits), 1, m->vocab, m->hidden,
+                2.0 * (double)m->vocab * (double)m->hidden);
 }
 
 /* The head's matrix is cut by tokens over tp: each rank has the logits of its own tokens, for one chunk of rows at a time.
  * What a row's loss needs of the others is three numbers: the maximum, the sum of exponentials and the target's logit. `x`
  * (which `pending` may still be gathering) and `d_x` (-1: no gradients) have all rows; d_x is left as this rank's partial sum. */
-static void write_parallel_loss(qd_class_writer *w, int x, int pending, int input, qd_class_weight matrix, int logits, int losses, int loss, int d_x)
+static void write_parallel_loss(qd_class_writer *w, int x, int pending, int input, qd_class_weight matrix, int logits, int losses, int loss,
+                                int d_x)
 {
     int top = qd_class_local_f32(w, "row_max", w->rows, 1), sums = qd_class_local_f32(w, "row_sums", w->rows, 2);
     int64_t chunk = w->slots[logits].rows, tokens = matrix.out, hidden = matrix.in;

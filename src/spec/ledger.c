@@ -115,8 +115,10 @@ static void add_experts(builder *b, double residual_std)
             b->ledger->params[b->ledger->param_count - 1].counts = true;
     }
     if (shared > 0) {
-        add_linear(b, (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NORM}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NORM}},
-                   2, m->hidden, false, m->init_std);
+        add_linear(
+            b,
+            (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NORM}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NORM}},
+            2, m->hidden, false, m->init_std);
         add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden, QD_SPLIT_NORM}}, 1, shared, false, residual_std);
     }
     b->fuse++;
@@ -206,7 +208,10 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         return QD_NO_MEMORY;
     for (int i = 0; i < l->module_count; i++) {
         bool first = i == 0, last = i == l->module_count - 1;
-        l->modules[i].kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : qd_model_has_experts(model, i - 1) ? QD_MODULE_MOE : QD_MODULE_BLOCK;
+        l->modules[i].kind = first                                ? QD_MODULE_EMBED
+                             : last                               ? QD_MODULE_HEAD
+                             : qd_model_has_experts(model, i - 1) ? QD_MODULE_MOE
+                                                                  : QD_MODULE_BLOCK;
         l->modules[i].layer = first || last ? -1 : i - 1;
         l->modules[i].name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
         if (!l->modules[i].name)

@@ -28,12 +28,14 @@ static qd_status refuse_world(int world, const int degrees[QD_AXIS_COUNT], int64
     name_degrees(degrees, given, sizeof given);
     snprintf(there, sizeof there, world == 1 ? "there is %d" : "there are %d", world);
     if (!open)
-        return QD_FAIL(QD_USAGE, "%s is a layout of %lld rank%s, but %s: start %lld (parallel.ranks, mpirun -n), or set parallel.dp to -1, which takes the rest", given,
-                       (long long)product, product == 1 ? "" : "s", there, (long long)product);
+        return QD_FAIL(
+            QD_USAGE,
+            "%s is a layout of %lld rank%s, but %s: start %lld (parallel.ranks, mpirun -n), or set parallel.dp to -1, which takes the rest",
+            given, (long long)product, product == 1 ? "" : "s", there, (long long)product);
     if (world > product)
         snprintf(next, sizeof next, " or %lld", (long long)((world / product + 1) * product));
-    return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: start %lld%s (parallel.ranks, mpirun -n)", given, (long long)product, there,
-                   (long long)(world > product ? world / product * product : product), next);
+    return QD_FAIL(QD_USAGE, "%s needs %lld ranks or a multiple of that, but %s: start %lld%s (parallel.ranks, mpirun -n)", given,
+                   (long long)product, there, (long long)(world > product ? world / product * product : product), next);
 }
 
 qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *mesh)

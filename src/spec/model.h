@@ -84,7 +84,8 @@ bool qd_moe_equal(const qd_moe *a, const qd_moe *b);
 int qd_moe_group_best(const qd_moe *moe);
 
 /* Model FLOPs per token of one training step: 6 per weight of a matrix product (the token table counts where it is the
- * head, not as a lookup; of experts those that a token uses), and 12·L·T·d for non-causal attention, the convention of most published figures. */
+ * head, not as a lookup; of experts those that a token uses), and 12·L·T·d for non-causal attention, the convention of
+ * most published figures. */
 double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 
 /* Angles: table (seq, head_dim/2, 2) = cosine, sine. */

@@ -160,13 +160,18 @@ static void find_overwriting(qd_class_writer *w, qd_module_class *c)
 qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out)
 {
-    qd_class_writer w = {.ledger = ledger, .model = &ledger->model, .config = config, .arena = arena, .tensor = qd_group_whole(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)),
+    qd_class_writer w = {.ledger = ledger,
+                         .model = &ledger->model,
+                         .config = config,
+                         .arena = arena,
+                         .tensor = qd_group_whole(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)),
                          .tensor_coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank)};
     w.seq = qd_ledger_rows(ledger, config->rank, config->seq);
     w.rows = config->batch * w.seq;
     qd_ledger_port_rows(ledger, config->rank, w.rows, &w.port_first, &w.port_rows);
     for (int i = 0; i < ledger->module_count && !w.module; i++)
-        if (ledger->modules[i].kind == kind && ledger->modules[i].stage_rank == qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), config->rank))
+        if (ledger->modules[i].kind == kind &&
+            ledger->modules[i].stage_rank == qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), config->rank))
             w.module = &ledger->modules[i];
     memset(out, 0, sizeof *out);
     out->kind = kind;

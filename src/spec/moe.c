@@ -16,9 +16,11 @@ qd_status qd_moe_validate(const qd_model *m)
     if (e->ffn < 1)
         return QD_FAIL(QD_USAGE, "model.expert_ffn is %lld: it must be at least 1", (long long)e->ffn);
     if (e->shared < 0 || e->first_dense < 0 || e->first_dense > m->layers)
-        return QD_FAIL(QD_USAGE, "model.shared_experts must not be negative, model.first_dense must be from 0 to model.layers (%d)", m->layers);
+        return QD_FAIL(QD_USAGE, "model.shared_experts must not be negative, model.first_dense must be from 0 to model.layers (%d)",
+                       m->layers);
     if ((double)m->layers * e->experts * (double)e->ffn * (double)m->hidden > 1e15)
-        return QD_FAIL(QD_USAGE, "model.experts, expert_ffn, hidden and layers make more than 10^15 parameters together: lower one of them");
+        return QD_FAIL(QD_USAGE,
+                       "model.experts, expert_ffn, hidden and layers make more than 10^15 parameters together: lower one of them");
     if (e->groups < 1 || e->experts % e->groups != 0)
         return QD_FAIL(QD_USAGE, "model.router_groups is %d: it must divide model.experts (%d)", e->groups, e->experts);
     if (e->top_groups < 1 || e->top_groups > e->groups || e->top_groups * (e->experts / e->groups) < e->per_token)
@@ -59,8 +61,8 @@ qd_status qd_moe_check(const qd_model *m, const qd_strategy *s)
 {
     bool cpu = strcmp(s->traits->device, "cpu") == 0;
     if (!cpu && (m->moe.experts > GPU_EXPERTS || m->moe.per_token > GPU_CHOICES))
-        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts may be at most %d and model.experts_per_token %d; they are %d and %d", GPU_EXPERTS,
-                       GPU_CHOICES, m->moe.experts, m->moe.per_token);
+        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts may be at most %d and model.experts_per_token %d; they are %d and %d",
+                       GPU_EXPERTS, GPU_CHOICES, m->moe.experts, m->moe.per_token);
     if (m->moe.experts > 0 && m->moe.bias_rate > 0.0 && s->training && s->grad != QD_F32)
         return QD_FAIL(QD_USAGE, "model.router_bias_rate counts tokens beside the gradients, which needs train.grad_dtype fp32");
     return QD_OK;

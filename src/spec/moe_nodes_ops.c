@@ -60,10 +60,10 @@ int qd_write_to_nodes(qd_class_writer *w, qd_class_experts *e, int x)
         .relay = rows_of(w, "relayed rows", e->relayed),
         .relay_chosen = numbers(w, "choices of relayed rows", e->relayed, 2 * k),
     };
-    qd_op_sizes(QD_CLASS_OP(w, NODE_PLAN, e->choice, e->weight, e->place, e->count, n->place, n->from, n->count, n->chosen, n->counts), w->rows,
-                e->nodes, 0, 0.0);
-    qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), (const int[]){n->counts, n->table}, 2, 0, w->slots[n->table].rows,
-                      w->slots[n->table].cols);
+    qd_op_sizes(QD_CLASS_OP(w, NODE_PLAN, e->choice, e->weight, e->place, e->count, n->place, n->from, n->count, n->chosen, n->counts),
+                w->rows, e->nodes, 0, 0.0);
+    qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), (const int[]){n->counts, n->table}, 2, 0,
+                      w->slots[n->table].rows, w->slots[n->table].cols);
     qd_op_sizes(QD_CLASS_OP(w, PERMUTE, x, n->from, n->count, n->copies, n->place), w->rows, w->model->hidden, 0, 0.0);
     return cross(w, e, QD_OP_NODE_DISPATCH, (const int[]){n->copies, n->chosen, n->table, n->relay, n->relay_chosen}, 2 * k);
 }
@@ -80,7 +80,8 @@ void qd_write_relay(qd_class_writer *w, qd_class_experts *e, int pending)
     relaying(e, QD_CLASS_OP(w, RELAY_PLAN, n->relay_chosen, n->table, n->taken, e->table, n->relay_place, n->relay_from, n->relay_count,
                             n->relay_weight));
     qd_class_await(w, pending);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, n->relay, n->relay_from, n->relay_count, e->sorted, n->relay_place), e->relayed, w->model->hidden, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, n->relay, n->relay_from, n->relay_count, e->sorted, n->relay_place), e->relayed, w->model->hidden,
+                0, 0.0);
 }
 
 /* What exceeds room or capacity, in further rounds inside the nodes. The last two slots are lists and room of their own. */
@@ -102,11 +103,13 @@ int qd_write_from_nodes(qd_class_writer *w, qd_class_experts *e, int pending)
     qd_class_nodes *n = &e->by_node;
     n->relay_sum = rows_of(w, "sums of relayed rows", e->relayed);
     n->sums = rows_of(w, "sums by node", w->slots[n->copies].rows);
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->back, n->relay_place, n->relay_weight, -1, n->relay_sum), e->relayed, w->model->hidden, e->etp, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->back, n->relay_place, n->relay_weight, -1, n->relay_sum), e->relayed, w->model->hidden, e->etp,
+                0.0);
     qd_class_await(w, pending);
     if (e->rounds)
         further_rounds(w, e, QD_OP_RELAY_ROUNDS,
-                       (int[]){n->relay, n->relay_chosen, n->table, n->relay_weight, e->up_w.value, e->down_w.value, -1, -1, n->relay_sum}, 9, 6);
+                       (int[]){n->relay, n->relay_chosen, n->table, n->relay_weight, e->up_w.value, e->down_w.value, -1, -1, n->relay_sum},
+                       9, 6);
     return cross(w, e, QD_OP_NODE_RETURN, (const int[]){n->relay_sum, -1, n->table, n->sums, -1}, 0);
 }
 
@@ -125,8 +128,9 @@ static void further_rounds_grad(qd_class_writer *w, const qd_class_experts *e, i
     const qd_class_nodes *n = &e->by_node;
     int copies = rows_of(w, "rows by node again", w->slots[n->copies].rows), relay = rows_of(w, "relayed rows again", e->relayed);
     int lists = numbers(w, "lists of rounds", 2, w->slots[n->taken].rows * w->slots[n->taken].cols);
-    qd_op *resend = qd_class_exchange(w, QD_OP_NODE_RESEND, qd_nodes_group(&w->ledger->mesh),
-                                      (const int[]){x, n->from, n->count, n->table, copies, relay, lists}, 7, 0, e->relayed, w->model->hidden);
+    qd_op *resend =
+        qd_class_exchange(w, QD_OP_NODE_RESEND, qd_nodes_group(&w->ledger->mesh),
+                          (const int[]){x, n->from, n->count, n->table, copies, relay, lists}, 7, 0, e->relayed, w->model->hidden);
     relaying(e, resend);
     resend->exchange.count = 0;
     resend->exchange.uneven = true;
@@ -135,8 +139,8 @@ static void further_rounds_grad(qd_class_writer *w, const qd_class_experts *e, i
                            weights ? e->up_w.grad : -1, weights ? e->down_w.grad : -1, d_weight, dx, -1, -1}, 13, 11);
 }
 
-void qd_write_grad_from_nodes(qd_class_writer *w, const qd_class_experts *e, int x, int relay_dy, int relay_d_weight, int d_back, int pending,
-                             int d_sums, int d_weight)
+void qd_write_grad_from_nodes(qd_class_writer *w, const qd_class_experts *e, int x, int relay_dy, int relay_d_weight, int d_back,
+                              int pending, int d_sums, int d_weight)
 {
     const qd_class_nodes *n = &e->by_node;
     int64_t k = w->model->moe.per_token;

@@ -262,7 +262,8 @@ static int shared_grad(qd_class_writer *w, const qd_class_experts *e, int dy, in
     qd_class_linear_input_grad(w, dy, e->shared_down, -1, d_shared_active);
     if (qd_class_swiglu_again(w, false)) {
         int again = qd_class_local(w, "shared_active_again", e->shared_down.in);
-        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, e->shared_sum, d_shared_active, d_shared_up, again), w->rows, e->shared_down.in, 0, 0.0);
+        qd_op_sizes(QD_CLASS_OP(w, ACTIVATION_GRAD_Y, e->shared_sum, d_shared_active, d_shared_up, again), w->rows, e->shared_down.in, 0,
+                    0.0);
         qd_class_linear_weight_grad(w, dy, again, e->shared_down, none);
     } else {
         qd_class_linear_weight_grad(w, dy, e->shared_active, e->shared_down, none);
@@ -312,8 +313,8 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
         qd_class_await(w, pending);
         pending = apart ? dispatch(w, e, QD_OP_DISPATCH, d_sorted, d_out) : -1;
     } else {
-        qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->back, e->from, e->place, e->count, e->weight, d_sorted, d_weight), w->rows, m->hidden,
-                    e->etp, 0.0);
+        qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->back, e->from, e->place, e->count, e->weight, d_sorted, d_weight), w->rows,
+                    m->hidden, e->etp, 0.0);
         pending = apart ? dispatch(w, e, QD_OP_DISPATCH, d_sorted, d_out) : -1;
         d_router = router_grad(w, e, d_weight, x); /* router and shared experts beside the dispatch */
         d_shared = shared_grad(w, e, dy, x);
@@ -343,8 +344,10 @@ int qd_write_experts_grad(qd_class_writer *w, const qd_class_experts *e, int dy,
         qd_class_await(w, pending);
         w->phase = QD_PHASE_WEIGHT;
         if (w->config->split)
-            further_rounds(w, e, QD_OP_EXPERT_ROUNDS_GRAD,
-                           (int[]){x, e->from, e->count, d_sorted, e->table, e->up_w.value, e->down_w.value, e->up_w.grad, e->down_w.grad, -1, -1}, 10, 11);
+            further_rounds(
+                w, e, QD_OP_EXPERT_ROUNDS_GRAD,
+                (int[]){x, e->from, e->count, d_sorted, e->table, e->up_w.value, e->down_w.value, e->up_w.grad, e->down_w.grad, -1, -1}, 10,
+                11);
         w->phase = QD_PHASE_INPUT;
     }
     qd_op_sizes(QD_CLASS_OP(w, COMBINE, d_back, e->place, -1, add, dx), w->rows, m->hidden, e->etp, 0.0);

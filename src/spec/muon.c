@@ -198,7 +198,8 @@ static qd_status find_matrices(const qd_builder *b, int family, candidate *list,
 static int owner_of(const qd_builder *b, const muon_team *t, int number)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
-    int size = t->matrix_group < 0 ? 1 : b->p->groups[t->matrix_group].size, sharers = t->share_group < 0 ? 1 : b->p->groups[t->share_group].size;
+    int size = t->matrix_group < 0 ? 1 : b->p->groups[t->matrix_group].size,
+        sharers = t->share_group < 0 ? 1 : b->p->groups[t->share_group].size;
     if (size * sharers == t->workers)
         return number % size;
     int etp = mesh->etp, ranks = qd_expert_ranks(mesh); /* the group has the ranks of other experts between */
@@ -464,12 +465,14 @@ static void end_share(qd_builder *b, muon_team *t)
 /* As many results are on their way as fit a bucket, and two at least: the next round is computed meanwhile. */
 static void share(qd_builder *b, muon_team *t, int round, int matrix)
 {
-    int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4, most = b->strategy->bucket_bytes > 2 * bytes ? b->strategy->bucket_bytes : 2 * bytes;
+    int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4,
+            most = b->strategy->bucket_bytes > 2 * bytes ? b->strategy->bucket_bytes : 2 * bytes;
     while (t->share_done < t->share_count && t->sharing_bytes + bytes > most)
         end_share(b, t);
     int buffer = qd_build_alloc(b, QD_BUFFER_MATRIX, -1, -1, bytes);
     qd_action *a = qd_build_collective(b, QD_ACTION_SHARE, -1, t->share_group, bytes / 4, QD_F32, qd_build_last_compute(b));
-    set_run(a, &(muon_round){.first = matrix, .count = 1, .matrix = buffer, .part = t->exchanged ? t->rounds[round].part : t->rounds[round].matrix});
+    set_run(a, &(muon_round){
+                   .first = matrix, .count = 1, .matrix = buffer, .part = t->exchanged ? t->rounds[round].part : t->rounds[round].matrix});
     if (b->strategy->overlap && t->exchanged)
         qd_build_dep(b, t->handing);
     t->shares[t->share_count++] = (muon_share){round, matrix, b->p->action_count - 1, buffer, bytes};

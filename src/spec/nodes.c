@@ -40,11 +40,13 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
     if (m->moe.experts == 0)
         return QD_FAIL(QD_USAGE, "parallel.dispatch is node, but the model has no experts: leave it out");
     if (ranks % size != 0 && size % ranks != 0)
-        return QD_FAIL(QD_USAGE, "parallel.dispatch=node: the %d ranks of etp × ep and the %d ranks of a node (%d ranks, parallel.nodes %d) do not "
-                                 "divide one another, so that experts would lie across nodes differently from group to group", ranks, size,
-                       mesh->world, nodes);
+        return QD_FAIL(QD_USAGE,
+                       "parallel.dispatch=node: the %d ranks of etp × ep and the %d ranks of a node (%d ranks, parallel.nodes %d) do not "
+                       "divide one another, so that experts would lie across nodes differently from group to group",
+                       ranks, size, mesh->world, nodes);
     if (ranks > size && size % (mesh->etp > 1 ? mesh->etp : 1) != 0)
-        return QD_FAIL(QD_USAGE, "parallel.dispatch=node: parallel.etp %d would share an expert across nodes of %d ranks; it must divide them",
+        return QD_FAIL(QD_USAGE,
+                       "parallel.dispatch=node: parallel.etp %d would share an expert across nodes of %d ranks; it must divide them",
                        mesh->etp, size);
     return QD_OK;
 }
@@ -119,7 +121,8 @@ qd_across qd_nodes_across(const qd_program *p)
         const qd_module_class *c = phases ? qd_program_class(p, p->actions[i].module) : NULL;
         for (int k = 0; c && k < c->op_count; k++) {
             const qd_op *op = &c->ops[k];
-            bool to = op->kind == (by_node ? QD_OP_NODE_DISPATCH : QD_OP_DISPATCH), back = op->kind == (by_node ? QD_OP_NODE_RETURN : QD_OP_RETURN);
+            bool to = op->kind == (by_node ? QD_OP_NODE_DISPATCH : QD_OP_DISPATCH),
+                 back = op->kind == (by_node ? QD_OP_NODE_RETURN : QD_OP_RETURN);
             if (!(to || back) || !qd_op_runs(op, phases))
                 continue;
             bool forward = op->phase == QD_PHASE_FORWARD, again = phases == QD_PHASES_AGAIN;

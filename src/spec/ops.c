@@ -6,8 +6,17 @@ static const qd_device_traits traits_table[] = {
     /* 128 MiB of fp32 logits: with half of it, the products of a GPT-2 head are slower, by up to a sixth */
     {.device = "cpu", .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
     /* About a gigabyte of bf16 logits: products of many rows, and few roundings of the head's gradient. */
-    {.device = "cuda", .fused_residual = true, .fused_gelu = true, .fused_bias_grad = true, .sums_in_norm = true, .ranks_as_threads = true, .remade_activation = true, .squares_in_products = true, .narrow_logits = true,
-     .head_rows = 16384, .head_logits = 544 * 1024 * 1024},
+    {.device = "cuda",
+     .fused_residual = true,
+     .fused_gelu = true,
+     .fused_bias_grad = true,
+     .sums_in_norm = true,
+     .ranks_as_threads = true,
+     .remade_activation = true,
+     .squares_in_products = true,
+     .narrow_logits = true,
+     .head_rows = 16384,
+     .head_logits = 544 * 1024 * 1024},
 };
 
 const qd_device_traits *qd_device_traits_find(const char *device)

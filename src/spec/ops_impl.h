@@ -52,7 +52,8 @@ void qd_class_linear_input_grad(qd_class_writer *w, int dy, qd_class_weight matr
 void qd_class_linear_weight_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias);
 /* Backward of y = x·Wᵀ + b: dx in phase I, dW and db in phase W. With `sum` (-1: none) dx goes on through the GELU whose
  * argument that was. */
-bool qd_class_swiglu_again(const qd_class_writer *w, bool by_itself); /* whether SwiGLU's result is computed again; by_itself: if nobody says how */
+/* whether SwiGLU's result is computed again; by_itself: if nobody says how */
+bool qd_class_swiglu_again(const qd_class_writer *w, bool by_itself);
 void qd_class_linear_grad(qd_class_writer *w, int dy, int x, qd_class_weight matrix, qd_class_weight bias, int sum, int dx);
 
 /* Dropout as an op of its own; without dropout the value passes through. Returns the slot of the result. */
@@ -104,8 +105,8 @@ void qd_write_relay(qd_class_writer *w, qd_class_experts *e, int pending);     /
 int qd_write_from_nodes(qd_class_writer *w, qd_class_experts *e, int pending); /* e->back -> sums */
 int qd_write_grad_to_nodes(qd_class_writer *w, const qd_class_experts *e, int dy, int relay_dy);
 /* d_back (rows by expert, back from the experts) and x -> d_sums (gradients by node), d_weight. */
-void qd_write_grad_from_nodes(qd_class_writer *w, const qd_class_experts *e, int x, int relay_dy, int relay_d_weight, int d_back, int pending,
-                             int d_sums, int d_weight);
+void qd_write_grad_from_nodes(qd_class_writer *w, const qd_class_experts *e, int x, int relay_dy, int relay_d_weight, int d_back,
+                              int pending, int d_sums, int d_weight);
 
 /* tensor_ops.c: what tensor parallelism puts between the products. */
 

@@ -76,8 +76,10 @@ static qd_status share_out(qd_ledger *l, int64_t seq, int stages, qd_arena *aren
 {
     int modules = l->module_count;
     if (modules < stages)
-        return QD_FAIL(QD_USAGE, "a pipeline of %d stages needs at least as many modules, but the model has %d (%d blocks, embedding and head): "
-                                 "lower parallel.pp or parallel.virtual_stages", stages, modules, l->model.layers);
+        return QD_FAIL(QD_USAGE,
+                       "a pipeline of %d stages needs at least as many modules, but the model has %d (%d blocks, embedding and head): "
+                       "lower parallel.pp or parallel.virtual_stages",
+                       stages, modules, l->model.layers);
     double *before = QD_ARENA_NEW(arena, double, modules + 1), low = 0.0, high;
     cutting c = {.modules = modules, .stages = stages, .before = before};
     c.best = QD_ARENA_NEW(arena, double, (size_t)(stages + 1) * (size_t)(modules + 1));
@@ -113,7 +115,8 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
         errno = 0;
         long count = strtol(at, &end, 10);
         if (end == at || errno != 0 || count < 0 || count > l->model.layers)
-            return QD_FAIL(QD_USAGE, "parallel.layers is '%s': %d numbers of blocks are wanted, one per stage, such as 2,1,1", text, stages);
+            return QD_FAIL(QD_USAGE, "parallel.layers is '%s': %d numbers of blocks are wanted, one per stage, such as 2,1,1", text,
+                           stages);
         if (count == 0 && stage > 0 && stage < stages - 1)
             return QD_FAIL(QD_USAGE, "parallel.layers is '%s': stage %d would hold nothing", text, stage);
         for (; count > 0 && module <= l->model.layers; count--)
@@ -123,8 +126,10 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
         at = end + (*end == ',' && stage < stages - 1);
     }
     if (stage < stages || *at != '\0' || module != l->model.layers + 1)
-        return QD_FAIL(QD_USAGE, "parallel.layers is '%s': it must have one number for each of the %d stages, and they must add up to the model's %d blocks",
-                       text, stages, l->model.layers);
+        return QD_FAIL(
+            QD_USAGE,
+            "parallel.layers is '%s': it must have one number for each of the %d stages, and they must add up to the model's %d blocks",
+            text, stages, l->model.layers);
     l->modules[0].stage = 0;
     l->modules[l->module_count - 1].stage = stages - 1;
     return QD_OK;
@@ -145,7 +150,8 @@ static qd_status read_file(const char *path, int ranks, int micro_batches, qd_ar
     if (s->ranks != ranks)
         return QD_FAIL(QD_USAGE, "%s: has lines for %d pipeline ranks, but parallel.pp is %d", path, s->ranks, ranks);
     if (s->micro_batches != micro_batches)
-        return QD_FAIL(QD_USAGE, "%s: is for %d micro-batches, but the step has %d (global batch / dp / micro-batch)", path, s->micro_batches, micro_batches);
+        return QD_FAIL(QD_USAGE, "%s: is for %d micro-batches, but the step has %d (global batch / dp / micro-batch)", path,
+                       s->micro_batches, micro_batches);
     for (int rank = 0; rank < ranks; rank++)
         if (s->begin[rank] == s->begin[rank + 1])
             return QD_FAIL(QD_USAGE, "%s: rank %d has no stage", path, rank);

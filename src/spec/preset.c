@@ -144,9 +144,11 @@ qd_status qd_preset_find(const char *name, qd_model *model)
         if (is(qd_json_item(presets, i), "name", name))
             found = qd_json_item(presets, i);
     const char *like = found ? NULL : nearest(presets, name);
-    qd_status status = found  ? read_preset(document, found, name, model)
-                       : like ? QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? 'quadrille help models' lists them", name, like)
-                              : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; 'quadrille help models' lists them", name);
+    qd_status status =
+        found ? read_preset(document, found, name, model)
+        : like
+            ? QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? 'quadrille help models' lists them", name, like)
+            : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; 'quadrille help models' lists them", name);
     qd_json_destroy(document);
     return status;
 }
@@ -173,9 +175,18 @@ static qd_status set_word(qd_options *o, const char *key, const char *value)
  * after the dense ones; windows and sinks are left out. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
-    static const char *const sizes[][2] = {{"layers", "model.layers"}, {"hidden", "model.hidden"}, {"heads", "model.heads"}, {"ffn", "model.ffn"},
-        {"vocab", "model.vocab"}, {"kv_heads", "model.kv_heads"}, {"head_dim", "model.head_dim"}, {"experts", "model.experts"},
-        {"topk", "model.experts_per_token"}, {"moe_ffn", "model.expert_ffn"}, {"shared_experts", "model.shared_experts"}, {"dense_layers", "model.first_dense"}};
+    static const char *const sizes[][2] = {{"layers", "model.layers"},
+                                           {"hidden", "model.hidden"},
+                                           {"heads", "model.heads"},
+                                           {"ffn", "model.ffn"},
+                                           {"vocab", "model.vocab"},
+                                           {"kv_heads", "model.kv_heads"},
+                                           {"head_dim", "model.head_dim"},
+                                           {"experts", "model.experts"},
+                                           {"topk", "model.experts_per_token"},
+                                           {"moe_ffn", "model.expert_ffn"},
+                                           {"shared_experts", "model.shared_experts"},
+                                           {"dense_layers", "model.first_dense"}};
     bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;
     qd_json_as_bool(qd_json_member(p, "tied"), &tied);
     QD_TRY(qd_options_set(o, "model.preset", ""));
@@ -207,7 +218,8 @@ qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size)
         if (!is(p, "name", name) || supported)
             continue;
         const char *reason = qd_json_as_string(qd_json_member(p, "unsupported"));
-        snprintf(differences, size, "%s cannot be trained by this version (%s): the nearest model that can stands for it", name, reason ? reason : "");
+        snprintf(differences, size, "%s cannot be trained by this version (%s): the nearest model that can stands for it", name,
+                 reason ? reason : "");
         status = set_nearest(options, p);
     }
     qd_json_destroy(document);
@@ -259,7 +271,8 @@ qd_status qd_config_preset_text(const char *name, char *text, size_t size)
     if (m.kv_heads != m.heads)
         snprintf(kv, sizeof kv, ", %d of keys and values", m.kv_heads);
     if (m.moe.experts > 0)
-        snprintf(experts, sizeof experts, ", %d of %d experts%s", m.moe.per_token, m.moe.experts, m.moe.shared > 0 ? " and shared ones" : "");
+        snprintf(experts, sizeof experts, ", %d of %d experts%s", m.moe.per_token, m.moe.experts,
+                 m.moe.shared > 0 ? " and shared ones" : "");
     snprintf(text, size, "%6s  %d blocks of %lld, %d heads%s%s", count, m.layers, (long long)m.hidden, m.heads, kv, experts);
     return QD_OK;
 }

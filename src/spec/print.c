@@ -125,8 +125,9 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
         if (a->chunk < 0)
             break;
         qd_text_bytes(a->count * 4 * __builtin_popcount(a->states), amount, sizeof amount);
-        return snprintf(text, size, "%s %s  state[%lld, %lld)  %s  %s", name, a->module >= 0 ? module_name(p, a->module) : p->ledger->params[a->param].name,
-                        (long long)a->first, (long long)(a->first + a->count), amount, streams[a->stream]);
+        return snprintf(text, size, "%s %s  state[%lld, %lld)  %s  %s", name,
+                        a->module >= 0 ? module_name(p, a->module) : p->ledger->params[a->param].name, (long long)a->first,
+                        (long long)(a->first + a->count), amount, streams[a->stream]);
     }
     case QD_ACTION_LOAD: return snprintf(text, size, "%s mb %d", name, a->microbatch);
     default: return snprintf(text, size, "%s%s%s", name, a->module >= 0 ? " " : "", module_name(p, a->module));

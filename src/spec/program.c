@@ -160,7 +160,8 @@ static void backward(builder *b, int item)
     bool halves = b->strategy->split_backward && c->has_weight_phase;
     if (halves)
         qd_flight_of(b, module, mb)->mid = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
-    backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb, halves ? input_flops : input_flops + weight_flops);
+    backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb,
+                    halves ? input_flops : input_flops + weight_flops);
     qd_units_wait(b, item);
     qd_build_wait(b, &qd_flight_of(b, module, mb)->grad_arrives);
     free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
@@ -283,9 +284,10 @@ static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.cp to 1");
     int kv_heads = m->kv_heads > tp ? m->kv_heads / tp : 1; /* on a rank of tp */
     if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (kv_heads % cp != 0 && cp % kv_heads != 0)))
-        return QD_FAIL(QD_USAGE, "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads must be "
-                                 "a multiple of that, and its %d kv heads a multiple or a divisor; ring and gather take any", cp * tp, m->heads,
-                       m->kv_heads);
+        return QD_FAIL(QD_USAGE,
+                       "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads must be "
+                       "a multiple of that, and its %d kv heads a multiple or a divisor; ring and gather take any",
+                       cp * tp, m->heads, m->kv_heads);
     return qd_context_check(s->seq, cp);
 }
 
@@ -294,11 +296,15 @@ static qd_status check_master(const qd_strategy *s)
     if (!s->split_master || !s->training)
         return QD_OK;
     if (s->param == QD_F32)
-        return QD_FAIL(QD_USAGE, "train.master=split keeps what bf16 weights lack, and with train.precision=fp32 they lack nothing: leave it out, or set "
-                                 "train.precision=bf16");
+        return QD_FAIL(
+            QD_USAGE,
+            "train.master=split keeps what bf16 weights lack, and with train.precision=fp32 they lack nothing: leave it out, or set "
+            "train.precision=bf16");
     if (s->offload)
-        return QD_FAIL(QD_UNSUPPORTED, "train.master=split keeps what is split off beside the weights, on the device, and train.offload=optimizer puts it into host "
-                                       "memory: set train.master=fp32 or train.offload=none");
+        return QD_FAIL(
+            QD_UNSUPPORTED,
+            "train.master=split keeps what is split off beside the weights, on the device, and train.offload=optimizer puts it into host "
+            "memory: set train.master=fp32 or train.offload=none");
     if (s->optimizer == QD_OPTIM_MUON)
         return QD_FAIL(QD_UNSUPPORTED, "train.master=split is for train.optimizer adamw and sgd; with muon set train.master=fp32");
     return QD_OK;
@@ -312,7 +318,8 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     QD_TRY(qd_offload_check(s));
     QD_TRY(check_master(s));
     if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
-        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); leave it out", s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
+        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); leave it out",
+                       s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
@@ -339,9 +346,12 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
     if (s->zero < 3 || s->reshard <= QD_RESHARD_ALL)
         return QD_OK;
     if (shard % s->reshard != 0)
-        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard, shard);
+        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard,
+                       shard);
     if (apart && together % ranks != 0)
-        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which lie on %d (parallel.ep × etp)",
+        return QD_FAIL(QD_USAGE,
+                       "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which lie on %d "
+                       "(parallel.ep × etp)",
                        s->reshard, together, ranks);
     if (!s->training)
         return QD_OK;
@@ -373,8 +383,9 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     /* A copy has all experts, some times over: those are the experts' own copies, over which theirs are sharded. */
     int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
     if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
-        return QD_FAIL(QD_USAGE, "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which lie on %d (parallel.ep × etp)", s->shard,
-                       together, ranks);
+        return QD_FAIL(QD_USAGE,
+                       "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which lie on %d (parallel.ep × etp)",
+                       s->shard, together, ranks);
     s->zero = shard.size > 1 ? s->zero : 0;
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
@@ -484,8 +495,8 @@ static qd_status choose_schedule(builder *b, qd_arena *arena)
     }
     if (b->schedule->ranks != mesh->degree[QD_AXIS_PP] || b->schedule->micro_batches != s->micro_batches ||
         b->schedule->training != s->training)
-        return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d", b->schedule->ranks,
-                       b->schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
+        return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d",
+                       b->schedule->ranks, b->schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
     if (s->context > 0 && b->schedule->ranks > 1)
         return QD_FAIL(QD_UNSUPPORTED, "generation runs on one rank of a pipeline: set parallel.pp to 1");
     return QD_OK;
@@ -663,7 +674,8 @@ double qd_update_bytes(const qd_strategy *s)
 {
     int moments = s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum;
     bool reads = s->param == QD_F32 || s->split_master; /* the values as they are, too: else the update overwrites them */
-    return 8.0 * moments + 2.0 * qd_master_bytes(s) + (double)qd_dtype_size(s->grad) + (double)qd_dtype_size(s->param) * (reads ? 2.0 : 1.0);
+    return 8.0 * moments + 2.0 * qd_master_bytes(s) + (double)qd_dtype_size(s->grad) +
+           (double)qd_dtype_size(s->param) * (reads ? 2.0 : 1.0);
 }
 
 double qd_program_flops(const qd_program *program)

@@ -175,11 +175,15 @@ typedef struct qd_action {
     int32_t parts;               /* of those: into how many parts tensors are cut */
                                  /* MOMENTUM .. UPDATE_MATRICES: see spec/muon.h */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
-    int64_t first, count;        /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with a chunk: of the state */
+    /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with a chunk: of the
+     * state */
+    int64_t first, count;
     qd_dtype dtype;              /* of those elements */
     int32_t group;               /* collectives, SEND, RECV: in the program's groups; -1: none */
     int32_t peer;                /* SEND, RECV: how far behind this rank in the group, round and round */
-    int64_t bytes;               /* what all ranks of the world together send, if all do as this one does: of a collective, a SEND, or the ops of a module action */
+    /* what all ranks of the world together send, if all do as this one does: of a collective, a SEND, or the ops of
+     * a module action */
+    int64_t bytes;
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of other streams that must have ended */
 } qd_action;

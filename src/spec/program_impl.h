@@ -89,9 +89,11 @@ typedef struct qd_builder {
     qd_transfers *transfers; /* NULL: no pipeline */
     int *tied_arrives;       /* per slot: RECV of the tied gradient */
     int pipeline_group;
-    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT], replica_groups[QD_FAMILY_COUNT]; /* of each family of parameters; -1: one rank */
+    /* of each family of parameters; -1: one rank */
+    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT], replica_groups[QD_FAMILY_COUNT];
     int data_group, shard_group; /* -1: one rank */
-    int kept_groups[QD_FAMILY_COUNT], kept_parts[QD_FAMILY_COUNT]; /* that keep parameters between the passes, each this many parts; 0: none do */
+    /* that keep parameters between the passes, each this many parts; 0: none do */
+    int kept_groups[QD_FAMILY_COUNT], kept_parts[QD_FAMILY_COUNT];
     bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
     bool *overwritten;    /* per parameter: an op overwrites its gradient; others must be zero before they are added to */
     uint8_t *grad_phases; /* per module and slot of a block: phases whose gradients have been written */
@@ -153,8 +155,8 @@ void qd_transfers_after(qd_builder *b, int turn);
 void qd_transfers_finish(qd_builder *b);
 void qd_transfers_values(qd_builder *b); /* of tied parameters, after the update */
 /* SEND or RECV of elements of a buffer, to or from a rank of the pipeline. */
-qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first, int64_t count,
-                               qd_dtype dtype);
+qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
+                               int64_t count, qd_dtype dtype);
 
 /* units.c: parameters that are gathered. */
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);

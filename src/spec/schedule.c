@@ -116,13 +116,17 @@ static qd_status check_numbers(qd_schedule_kind kind, int ranks, int stages, int
     if (ranks < 1 || micro_batches < 1 || stages < ranks || stages % ranks != 0)
         return QD_FAIL(QD_USAGE, "a pipeline of %d ranks cannot have %d stages: it must be a multiple of the ranks", ranks, stages);
     if (fixed && stages != wanted * ranks)
-        return QD_FAIL(QD_USAGE, "parallel.schedule=%s has %d stage%s per pipeline rank, not %d: leave parallel.virtual_stages out, or take "
-                                 "parallel.schedule=interleaved", names[kind], wanted, wanted > 1 ? "s" : "", stages / ranks);
+        return QD_FAIL(QD_USAGE,
+                       "parallel.schedule=%s has %d stage%s per pipeline rank, not %d: leave parallel.virtual_stages out, or take "
+                       "parallel.schedule=interleaved",
+                       names[kind], wanted, wanted > 1 ? "s" : "", stages / ranks);
     if (kind == QD_SCHEDULE_DUALPIPE_V && ranks > QD_DUALPIPE_RANKS)
         return QD_FAIL(QD_USAGE, "parallel.schedule=dualpipe_v is written for at most %d pipeline ranks", QD_DUALPIPE_RANKS);
     if (kind == QD_SCHEDULE_DUALPIPE_V && micro_batches < 2 * ranks)
-        return QD_FAIL(QD_USAGE, "parallel.schedule=dualpipe_v needs at least twice as many micro-batches as pipeline ranks: %d for %d ranks, but "
-                                 "there are %d; lower train.micro_batch or raise train.global_batch", 2 * ranks, ranks, micro_batches);
+        return QD_FAIL(QD_USAGE,
+                       "parallel.schedule=dualpipe_v needs at least twice as many micro-batches as pipeline ranks: %d for %d ranks, but "
+                       "there are %d; lower train.micro_batch or raise train.global_batch",
+                       2 * ranks, ranks, micro_batches);
     return QD_OK;
 }
 

@@ -73,8 +73,10 @@ static qd_status read_line(reader *r, const char *line)
         qd_turn turn;
         const char *from = at;
         if (!parse_turn(&at, &turn) || (*at && !strchr(" \t,\r\n", *at)))
-            return QD_FAIL(QD_USAGE, "%s, line %d: '%.12s' is no turn; one like 0F3 (stage 0, forward, micro-batch 3; letters F, B, I, W) would be right",
-                           r->name, r->line, from);
+            return QD_FAIL(
+                QD_USAGE,
+                "%s, line %d: '%.12s' is no turn; one like 0F3 (stage 0, forward, micro-batch 3; letters F, B, I, W) would be right",
+                r->name, r->line, from);
         if (!grow((void **)&r->turns, r->count, &r->capacity, sizeof *r->turns))
             return QD_FAIL(QD_NO_MEMORY, "no memory for the schedule %s", r->name);
         r->turns[r->count++] = turn;
@@ -190,7 +192,8 @@ qd_status qd_schedule_draw_text(const qd_schedule *s, FILE *out)
 
 qd_status qd_schedule_draw_svg(const qd_schedule *s, FILE *out)
 {
-    static const char *const colours[2][QD_PASS_COUNT] = {{"#4a90d9", "#5bb37a", "#7cc894", "#e0a93f"}, {"#9cc3ec", "#9ad4ae", "#b5e2c3", "#f0d092"}};
+    static const char *const colours[2][QD_PASS_COUNT] = {{"#4a90d9", "#5bb37a", "#7cc894", "#e0a93f"},
+                                                          {"#9cc3ec", "#9ad4ae", "#b5e2c3", "#f0d092"}};
     enum { CELL = 22, ROW = 26, LEFT = 60, TOP = 8 };
     qd_arena *arena;
     qd_schedule_times times;
@@ -199,8 +202,8 @@ qd_status qd_schedule_draw_svg(const qd_schedule *s, FILE *out)
     if (status == QD_OK) {
         fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" font-size=\"11\">\n",
                 LEFT + (int)times.makespan * CELL + 8, 2 * TOP + s->ranks * ROW);
-        fprintf(out, "<title>%s: %d ranks, %d stages, %d micro-batches, bubble %.1f %%</title>\n", qd_schedule_name(s->kind), s->ranks, s->stages,
-                s->micro_batches, 100.0 * times.bubble);
+        fprintf(out, "<title>%s: %d ranks, %d stages, %d micro-batches, bubble %.1f %%</title>\n", qd_schedule_name(s->kind), s->ranks,
+                s->stages, s->micro_batches, 100.0 * times.bubble);
         fprintf(out, "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n");
     }
     for (int rank = 0; rank < s->ranks && status == QD_OK; rank++) {
@@ -210,8 +213,10 @@ qd_status qd_schedule_draw_svg(const qd_schedule *s, FILE *out)
         for (int i = s->begin[rank]; i < s->begin[rank + 1]; i++) {
             const qd_turn *t = &s->turns[i];
             int x = LEFT + (int)times.start[i] * CELL, width = (int)(times.end[i] - times.start[i]) * CELL;
-            fprintf(out, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"20\" fill=\"%s\" stroke=\"#ffffff\"><title>stage %d, %c, micro-batch %d</title></rect>", x,
-                    y, width, colours[t->stage >= s->ranks][t->pass], t->stage, qd_pass_letter((qd_pass)t->pass), t->microbatch);
+            fprintf(out,
+                    "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"20\" fill=\"%s\" stroke=\"#ffffff\"><title>stage %d, %c, micro-batch "
+                    "%d</title></rect>",
+                    x, y, width, colours[t->stage >= s->ranks][t->pass], t->stage, qd_pass_letter((qd_pass)t->pass), t->microbatch);
             fprintf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%d</text>\n", x + width / 2, y + 14, t->microbatch);
         }
     }

@@ -12,7 +12,8 @@ qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int pa
     return qd_storage_create_shares(ledger, rank, (qd_share[QD_FAMILY_COUNT]){{parts, part}, {parts, part}}, arena, s);
 }
 
-qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena, qd_storage *s)
+qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena,
+                                   qd_storage *s)
 {
     memset(s, 0, sizeof *s);
     memcpy(s->share, shares, sizeof s->share);

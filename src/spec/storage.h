@@ -41,7 +41,8 @@ typedef struct qd_storage {
 /* parts 1: nothing is sharded. */
 qd_status qd_storage_create(const qd_ledger *ledger, int rank, int parts, int part, qd_arena *arena, qd_storage *storage);
 /* With a share of its own for each family; NULL: nothing is sharded. */
-qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena, qd_storage *storage);
+qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_share shares[QD_FAMILY_COUNT], qd_arena *arena,
+                                   qd_storage *storage);
 
 /* A stretch of a local tensor: rows, and the elements they are. */
 typedef struct qd_extent {

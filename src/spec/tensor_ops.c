@@ -144,7 +144,8 @@ qd_status qd_class_settle(qd_class_writer *w)
         for (int k = i + 1; k < op->exchange.until; k++)
             for (int j = 0; j < QD_OP_SLOTS; j++)
                 for (int s = 0; s < QD_OP_SLOTS; s++)
-                    if (op->slot[s] >= 0 && w->ops[k].slot[j] == op->slot[s] && (writes(&w->ops[k], j) || writes(op, s)) && meet(w, op, s, &w->ops[k], j))
+                    if (op->slot[s] >= 0 && w->ops[k].slot[j] == op->slot[s] && (writes(&w->ops[k], j) || writes(op, s)) &&
+                        meet(w, op, s, &w->ops[k], j))
                         return QD_FAIL(QD_SYSTEM, "%s touches '%s' while an exchange that nobody has waited for works on it",
                                        qd_op_name(w->ops[k].kind), w->slots[op->slot[s]].name);
     }

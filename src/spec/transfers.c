@@ -171,8 +171,8 @@ qd_status qd_transfers_create(qd_builder *b, qd_arena *arena)
 
 /* ---- in the program ---- */
 
-qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first, int64_t count,
-                               qd_dtype dtype)
+qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
+                               int64_t count, qd_dtype dtype)
 {
     int ranks = b->schedule->ranks;
     qd_action *a = qd_build_action(b, kind, module, microbatch);
@@ -252,7 +252,8 @@ static void send(qd_builder *b, const message *m, int *buffer, int64_t first, in
     qd_transfers *t = b->transfers;
     const int *begin = b->schedule->begin;
     int after = qd_build_last_compute(b);
-    qd_transfers_action(b, QD_ACTION_SEND, m->kind == MESSAGE_TIED ? b->modules - 1 : m->module, m->microbatch, m->to, *buffer, first, count, dtype);
+    qd_transfers_action(b, QD_ACTION_SEND, m->kind == MESSAGE_TIED ? b->modules - 1 : m->module, m->microbatch, m->to, *buffer, first,
+                        count, dtype);
     qd_build_dep(b, after);
     if (b->no_memory || b->p->buffers[*buffer].persistent)
         return; /* nothing writes to it before the step ends */
@@ -293,6 +294,8 @@ void qd_transfers_values(qd_builder *b)
     qd_holding own = qd_program_holding(b->p, QD_BUFFER_PARAM, sends ? owner : tied);
     if ((!sends && !receives) || own.count == 0)
         return;
-    qd_transfers_action(b, sends ? QD_ACTION_SEND : QD_ACTION_RECV, sends ? 0 : b->modules - 1, -1, sends ? last->stage_rank : first->stage_rank,
-                        b->p->persistent[QD_BUFFER_PARAM], own.offset, own.count, b->strategy->param)->stream = QD_STREAM_COMPUTE;
+    qd_transfers_action(b, sends ? QD_ACTION_SEND : QD_ACTION_RECV, sends ? 0 : b->modules - 1, -1,
+                        sends ? last->stage_rank : first->stage_rank, b->p->persistent[QD_BUFFER_PARAM], own.offset, own.count,
+                        b->strategy->param)
+        ->stream = QD_STREAM_COMPUTE;
 }

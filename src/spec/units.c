@@ -132,7 +132,8 @@ static void gather_run(qd_builder *b, int module, run r)
         return;
     }
     if (s->zero < 3) {
-        part = unit->packed[r.family] = alloc_parts(b, QD_BUFFER_PART, module, r, parts, storage->share[r.family].part, storage->shard_offset[r.param]);
+        part = unit->packed[r.family] =
+            alloc_parts(b, QD_BUFFER_PART, module, r, parts, storage->share[r.family].part, storage->shard_offset[r.param]);
         if (part >= 0) /* a rank may have no row of a small module */
             pack(b, QD_ACTION_PACK, module, r, whole, part, parts);
     } else if (unit->is_kept) {

@@ -111,7 +111,8 @@ static qd_status make_room(qd_bench_actions *actions, int world)
 {
     size_t ranks = (size_t)world;
     if (actions->ranks > 0)
-        return actions->ranks == world ? QD_OK : QD_FAIL(QD_USAGE, "times of %d ranks cannot be added to those of %d", world, actions->ranks);
+        return actions->ranks == world ? QD_OK
+                                       : QD_FAIL(QD_USAGE, "times of %d ranks cannot be added to those of %d", world, actions->ranks);
     actions->counts = calloc(ranks, sizeof *actions->counts);
     actions->single = calloc(ranks, sizeof *actions->single);
     actions->pass = calloc(ranks, sizeof *actions->pass);

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights. Products read x, y and
- * w and write y (from x and w), z and the gradient, so that numbers stay as they are however often they run. */
+/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights.
+ * Products read x, y and w and write y (from x and w), z and the gradient, so that numbers stay as they are however
+ * often they run. */
 enum { X, Y, Z, W, GRADIENT, STATISTICS, MOMENT1, MOMENT2, TOKENS, BUFFERS };
 
 typedef struct context {

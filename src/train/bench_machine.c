@@ -134,11 +134,12 @@ static double gain(const crew *together, const crew *apart, const qd_op_kind *ki
 /* A rank's part in summing the gradients of a step. */
 static double sums(const crew *c, const qd_bench_exchange *sum)
 {
-    return 2.0 * (c->ranks - 1.0) / c->ranks * (double)qd_model_parameters(&c->config.model) * (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
+    return 2.0 * (c->ranks - 1.0) / c->ranks * (double)qd_model_parameters(&c->config.model) *
+           (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
 }
 
-/* How much longer a step takes than its computing, by the medians that the rates are taken from, and its sums: what else is not computing is waiting
- * for the last rank, and the interpreter. */
+/* How much longer a step takes than its computing, by the medians that the rates are taken from, and its sums: what
+ * else is not computing is waiting for the last rank, and the interpreter. */
 static double late(const crew *c, const qd_bench_exchange *sum)
 {
     static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
@@ -152,14 +153,26 @@ static double late(const crew *c, const qd_bench_exchange *sum)
 
 /* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
  * freed by the caller. */
-static qd_status resolve(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, qd_options **own, qd_config *config)
+static qd_status resolve(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, qd_options **own,
+                         qd_config *config)
 {
     static const char *const alone[][2] = {
-        {"parallel.dp", "-1"}, {"parallel.dp_shard", "-1"}, {"parallel.reshard_after_forward", "true"},
-        {"parallel.tp", "1"}, {"parallel.tp_overlap", "1"},
-        {"parallel.cp", "1"}, {"parallel.cp_mode", "ring"},
-        {"parallel.pp", "1"}, {"parallel.layers", ""}, {"parallel.virtual_stages", "0"}, {"parallel.schedule", "1f1b"}, {"parallel.schedule_file", ""},
-        {"parallel.ep", "1"}, {"parallel.etp", "1"}, {"parallel.nodes", "1"}, {"parallel.dispatch", "flat"},
+        {"parallel.dp", "-1"},
+        {"parallel.dp_shard", "-1"},
+        {"parallel.reshard_after_forward", "true"},
+        {"parallel.tp", "1"},
+        {"parallel.tp_overlap", "1"},
+        {"parallel.cp", "1"},
+        {"parallel.cp_mode", "ring"},
+        {"parallel.pp", "1"},
+        {"parallel.layers", ""},
+        {"parallel.virtual_stages", "0"},
+        {"parallel.schedule", "1f1b"},
+        {"parallel.schedule_file", ""},
+        {"parallel.ep", "1"},
+        {"parallel.etp", "1"},
+        {"parallel.nodes", "1"},
+        {"parallel.dispatch", "flat"},
     };
     char text[24];
     QD_TRY(qd_options_copy(options, own));
@@ -214,7 +227,8 @@ static void fill_rates(const crew *apart, const qd_rates *rates, qd_bench_machin
     }
     m->stream = rate_of(apart, NULL, 0);
     /* Gradients are read for the norm; the rest is the optimizer's. */
-    double elements = (double)qd_model_parameters(&apart->config.model), bytes = qd_update_bytes(&program->strategy) + (double)qd_dtype_size(program->strategy.grad);
+    double elements = (double)qd_model_parameters(&apart->config.model),
+           bytes = qd_update_bytes(&program->strategy) + (double)qd_dtype_size(program->strategy.grad);
     m->update = elements * bytes / (median_of(apart, offsetof(step_times, action) + QD_ACTION_UPDATE * sizeof(double)) +
                                     median_of(apart, offsetof(step_times, action) + QD_ACTION_SQUARES * sizeof(double)));
     m->step_seconds = median_of(apart, offsetof(step_times, seconds));
@@ -231,8 +245,8 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
 
 enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: it shares its state out, for want of memory */
 
-/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. The order changes, and the number of runs,
- * so that what comes at even intervals does not always meet the same. */
+/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. The order
+ * changes, and the number of runs, so that what comes at even intervals does not always meet the same. */
 enum { MOST_RUNS = 3 }; /* after a step */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
 {
@@ -255,7 +269,9 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     memset(m, 0, sizeof *m);
     m->cores = cores;
     if (strcmp(qd_options_string(options, "run.device"), "cpu") != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "run.device is %s: the figures are those of processors; measure them with run.device=cpu, and take a built-in cluster for accelerators",
+        return QD_FAIL(QD_UNSUPPORTED,
+                       "run.device is %s: the figures are those of processors; measure them with run.device=cpu, and take a built-in "
+                       "cluster for accelerators",
                        qd_options_string(options, "run.device"));
     if (steps > QD_BENCH_MACHINE_STEPS)
         return QD_FAIL(QD_USAGE, "bench machine: %d steps are more than it takes a median of: at most %d", steps, QD_BENCH_MACHINE_STEPS);

@@ -32,7 +32,9 @@ typedef struct place {
 
 /* What one run gives, of a rank and then as the mean of the ranks. */
 typedef struct sample {
-    double met[2], apart[2]; /* when all products began and ended, with and without meeting after each: the first rank's begin and the last one's end */
+    /* when all products began and ended, with and without meeting after each: the first rank's begin and the last
+     * one's end */
+    double met[2], apart[2];
     double product[QD_RATE_KINDS][QD_RATE_SHAPES], attention[2][QD_RATE_CUTS];
     double exchange[QD_RATE_EXCHANGES][2];
 } sample;
@@ -238,7 +240,8 @@ void qd_rates_product(const qd_rates *r, int kind, qd_bench_product *product)
         for (int i = 0; i < QD_RATE_SHAPES; i++) {
             int64_t shape[3];
             shape_of(r, kind, i, shape);
-            double m = (double)shape[0], n = (double)shape[1], k = (double)shape[2], each = median_of(r, offsetof(sample, product[kind][i])) / (2.0 * m * n * k);
+            double m = (double)shape[0], n = (double)shape[1], k = (double)shape[2],
+                   each = median_of(r, offsetof(sample, product[kind][i])) / (2.0 * m * n * k);
             double terms[4] = {1.0 / each, 1.0 / (m * each), 1.0 / (n * each), 1.0 / (k * each)};
             for (int row = 0; row < 4; row++) {
                 for (int column = 0; column < 4; column++)
@@ -263,7 +266,8 @@ void qd_rates_exchange(const qd_rates *r, int kind, qd_bench_exchange *exchange)
     const double moved[QD_RATE_EXCHANGES] = {2.0 * part, part, part, 1.0}; /* by a rank, per byte of the message */
     double small = median_of(r, offsetof(sample, exchange[kind][0])), large = median_of(r, offsetof(sample, exchange[kind][1]));
     double each = fmax(1e-13, (large - small) / ((double)(counts[1] - counts[0]) * sizeof(float)));
-    *exchange = (qd_bench_exchange){.latency = fmax(0.0, small - each * (double)counts[0] * sizeof(float)), .bandwidth = moved[kind] / each};
+    *exchange =
+        (qd_bench_exchange){.latency = fmax(0.0, small - each * (double)counts[0] * sizeof(float)), .bandwidth = moved[kind] / each};
 }
 
 double qd_rates_part(const qd_rates *r, bool backward)

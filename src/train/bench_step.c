@@ -260,8 +260,8 @@ done:
     return status;
 }
 
-/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a scheduler's share for others does, then hits both alike, and a ratio is
- * of two steps each. Nothing comes between the steps. */
+/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a scheduler's share for
+ * others does, then hits both alike, and a ratio is of two steps each. Nothing comes between the steps. */
 static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r)
 {
     qd_status status = QD_OK;

@@ -251,8 +251,11 @@ static qd_status see_mark(const mark *m, const char *folder, int rank)
     if (stat(m->path, &info) == 0)
         return QD_OK;
     find_host(host);
-    return QD_FAIL(QD_USAGE, "run.dir: %s on host %s, as rank %d sees it, is not the folder of rank 0 on host %s: all ranks write checkpoints there, so put it on a file "
-                             "system that all machines mount, under one path", folder, host, rank, m->host);
+    return QD_FAIL(QD_USAGE,
+                   "run.dir: %s on host %s, as rank %d sees it, is not the folder of rank 0 on host %s: all ranks write checkpoints there, "
+                   "so put it on a file "
+                   "system that all machines mount, under one path",
+                   folder, host, rank, m->host);
 }
 
 qd_status qd_common_folder(qd_comm *comm, const char *folder, bool *agreed)
@@ -305,10 +308,15 @@ qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed
     qd_status status = QD_OK;
     find_host(host);
     if (own[0] != first[0])
-        status = QD_FAIL(QD_USAGE, "data.path: rank %d on host %s reads %lld windows of %lld tokens, rank 0 reads %lld: all ranks must read the same data", qd_comm_rank(comm), host,
-                         (long long)own[0], (long long)seq, (long long)first[0]);
+        status =
+            QD_FAIL(QD_USAGE,
+                    "data.path: rank %d on host %s reads %lld windows of %lld tokens, rank 0 reads %lld: all ranks must read the same data",
+                    qd_comm_rank(comm), host, (long long)own[0], (long long)seq, (long long)first[0]);
     else if (own[1] != first[1])
-        status = QD_FAIL(QD_USAGE, "data.path: rank %d on host %s reads other tokens than rank 0: all ranks must read the same data, with the same tokenizer", qd_comm_rank(comm), host);
+        status = QD_FAIL(
+            QD_USAGE,
+            "data.path: rank %d on host %s reads other tokens than rank 0: all ranks must read the same data, with the same tokenizer",
+            qd_comm_rank(comm), host);
     return qd_agree(comm, status, agreed);
 }
 

@@ -454,7 +454,8 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     double *loss = qd_bound_kind(it->bound, QD_BUFFER_LOSS);
     QD_TRY(it->kernels->grad_norm(it->stream, &(qd_grad_norm_args){
         .sums = qd_bound_kind(it->bound, QD_BUFFER_SUMS), .loss = loss, .count = it->program->ledger->param_count,
-        .planned = (double)it->in->global_batch * (double)it->program->strategy.seq, .clip = it->in->optim->clip, .out = loss + QD_LOSS_NORM}));
+        .planned = (double)it->in->global_batch * (double)it->program->strategy.seq, .clip = it->in->optim->clip,
+        .out = loss + QD_LOSS_NORM}));
     return copy_figures(it);
 }
 

@@ -67,8 +67,8 @@ static bool under_srun(void)
     return !mpirun && getenv("SLURM_STEP_ID") && getenv("SLURM_STEP_NUM_TASKS");
 }
 
-/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an interactive shell, say, in which a run starts its
- * ranks by itself. A batch script has no tasks. */
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an interactive shell,
+ * say, in which a run starts its ranks by itself. A batch script has no tasks. */
 static bool under_mpi(void)
 {
     if (under_srun())
@@ -219,14 +219,23 @@ static qd_status check_world(const place *p, bool mpi)
     if (p->role != ROLE_MPI_RANK || p->size <= 1)
         return QD_OK;
     if (!mpi)
-        return QD_FAIL(QD_USAGE, "run.backend=local, but %s started %d processes, and each would train the whole run: leave run.backend out, or start one process, which starts "
-                                 "its ranks by itself (--ranks %d)", p->starter, p->size, p->size);
+        return QD_FAIL(QD_USAGE,
+                       "run.backend=local, but %s started %d processes, and each would train the whole run: leave run.backend out, or "
+                       "start one process, which starts "
+                       "its ranks by itself (--ranks %d)",
+                       p->starter, p->size, p->size);
     if (!qd_mpi_built())
-        return QD_FAIL(QD_UNSUPPORTED, "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library (Debian: libopenmpi-dev and "
-                                       "openmpi-bin) and build again, or start one process, which starts its ranks by itself (--ranks %d)", p->starter, p->size, p->size);
+        return QD_FAIL(QD_UNSUPPORTED,
+                       "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library "
+                       "(Debian: libopenmpi-dev and "
+                       "openmpi-bin) and build again, or start one process, which starts its ranks by itself (--ranks %d)",
+                       p->starter, p->size, p->size);
     if (!p->told)
-        return QD_FAIL(QD_USAGE, "srun started %d tasks, but not in a way in which MPI finds the others: use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH); srun --mpi=list "
-                                 "shows what this cluster has, and mpirun inside the job does as well", p->size);
+        return QD_FAIL(QD_USAGE,
+                       "srun started %d tasks, but not in a way in which MPI finds the others: use srun --mpi=pmix (Open MPI) or "
+                       "--mpi=pmi2 (MPICH); srun --mpi=list "
+                       "shows what this cluster has, and mpirun inside the job does as well",
+                       p->size);
     return QD_OK;
 }
 
@@ -243,8 +252,11 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
     QD_TRY(qd_comm_all_reduce(world, &elsewhere, &elsewhere, 1, QD_I32, QD_MAX, NULL));
     if (!elsewhere || qd_comm_rank(world) != 0 || !o || !o->on_note)
         return QD_OK;
-    snprintf(text, sizeof text, "parallel.nodes is %d, but not each machine has %d ranks, one after another: what should stay inside a node crosses the network "
-                                "(mpirun --map-by slot and srun -m block deal ranks out in that order)", nodes, per_node);
+    snprintf(
+        text, sizeof text,
+        "parallel.nodes is %d, but not each machine has %d ranks, one after another: what should stay inside a node crosses the network "
+        "(mpirun --map-by slot and srun -m block deal ranks out in that order)",
+        nodes, per_node);
     o->on_note(o->context, text);
     return QD_OK;
 }
@@ -297,8 +309,11 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     QD_TRY(join_world(&comm_config, early, &world));
     int size = qd_comm_size(world);
     if (p->size > 1 && size == 1)
-        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was built with, or in a way that "
-                                      "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)", p->starter, p->size));
+        QD_TRY_DONE(QD_FAIL(QD_USAGE,
+                            "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was "
+                            "built with, or in a way that "
+                            "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
+                            p->starter, p->size));
     atomic_store(&world_joined, 1);
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));

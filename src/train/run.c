@@ -151,7 +151,8 @@ qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config
 /* The run that is replaced leaves nothing that the new one could take for its own. */
 static qd_status clear_folder(const qd_config *c)
 {
-    static const char *const files[] = {"config.yaml", "trace.json", "memory.json", "evaluations.jsonl"}; /* metrics.jsonl starts anew by itself */
+    /* metrics.jsonl starts anew by itself */
+    static const char *const files[] = {"config.yaml", "trace.json", "memory.json", "evaluations.jsonl"};
     file_path path;
     QD_TRY(path_in(c, "metrics.jsonl", path));
     QD_TRY(qd_metrics_check_free(path)); /* once more: text may have been read for hours since */
@@ -219,8 +220,8 @@ static bool wants_checkpoint(const rank_state *s)
     return s->stop != 0 && s->stop != SIGINT && s->run->config.run_dir[0] != '\0';
 }
 
-/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU each; threads share those that
- * there are. */
+/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU
+ * each; threads share those that there are. */
 static qd_status measure_peak(rank_state *s)
 {
     if (qd_comm_rank(s->world) != 0)
@@ -577,8 +578,8 @@ static qd_status note_skipped(rank_state *s, int64_t step, const qd_step_output 
     note(s, text);
     if (s->skipped < MOST)
         return QD_OK;
-    return QD_FAIL(QD_NOT_FINITE, "%d steps in a row were left out, the last, %lld, because of %s; the weights are those of step %lld", MOST,
-                   (long long)step, output->not_finite, (long long)(step - MOST));
+    return QD_FAIL(QD_NOT_FINITE, "%d steps in a row were left out, the last, %lld, because of %s; the weights are those of step %lld",
+                   MOST, (long long)step, output->not_finite, (long long)(step - MOST));
 }
 
 static qd_status run_steps(rank_state *s)
@@ -627,8 +628,9 @@ static qd_status tell_end(rank_state *s)
         return status;
     }
     if (saved)
-        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume", user ? "" : signal_name(s->stop),
-                       user ? "interrupted" : ": stopped", (long long)s->end.steps, (long long)c->steps, c->run_dir);
+        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
+                       user ? "" : signal_name(s->stop), user ? "interrupted" : ": stopped", (long long)s->end.steps, (long long)c->steps,
+                       c->run_dir);
     return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
                    user                        ? ""
                    : c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
@@ -640,7 +642,8 @@ static qd_status tell_unsaved(rank_state *s)
 {
     s->agreed = true;
     if (qd_comm_rank(s->world) == 0)
-        return QD_FAIL(QD_IO, "all %lld steps are done, but there is no checkpoint after the last: %s", (long long)s->end.steps, s->unsaved);
+        return QD_FAIL(QD_IO, "all %lld steps are done, but there is no checkpoint after the last: %s", (long long)s->end.steps,
+                       s->unsaved);
     qd_error_clear();
     return QD_IO;
 }
@@ -656,7 +659,8 @@ static qd_status finish(rank_state *s)
     /* Memory of other ranks that this process has mapped counts for them. */
     int64_t staging, shared = qd_comm_shared_bytes(s->world, &staging), others = shared < 0 ? 0 : footprint.shared - shared;
     int64_t resident = footprint.peak - (others > 0 ? others : 0);
-    QD_TRY(qd_run_memory_write(s->control, (qd_run_memory){qd_trainer_allocated(s->trainer), qd_trainer_allocated_host(s->trainer), staging, resident},
+    QD_TRY(qd_run_memory_write(s->control,
+                               (qd_run_memory){qd_trainer_allocated(s->trainer), qd_trainer_allocated_host(s->trainer), staging, resident},
                                run->config.run_dir[0] != '\0' ? path : NULL, &most));
     s->end.allocated_bytes = most.allocated;
     s->end.host_bytes = most.host;

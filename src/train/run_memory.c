@@ -30,7 +30,8 @@ static qd_status write_file(const int64_t *all, int size, const char *path)
     qd_json_end(&w);
     qd_json_end(&w);
     qd_json_newline(&w);
-    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
+    qd_status status =
+        text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
     qd_strbuf_free(&text);
     return status;
 }
@@ -38,7 +39,8 @@ static qd_status write_file(const int64_t *all, int size, const char *path)
 qd_status qd_run_memory_write(qd_comm *world, qd_run_memory mine, const char *path, qd_run_memory *most)
 {
     int size = qd_comm_size(world);
-    int64_t own[FIGURES] = {[ALLOCATED] = mine.allocated, [HOST] = mine.host, [STAGING] = mine.staging, [RESIDENT] = mine.resident, [PROCESS] = getpid()};
+    int64_t own[FIGURES] = {
+        [ALLOCATED] = mine.allocated, [HOST] = mine.host, [STAGING] = mine.staging, [RESIDENT] = mine.resident, [PROCESS] = getpid()};
     int64_t *all = malloc((size_t)size * sizeof own);
     if (!all)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the figures of %d ranks", size);

@@ -126,7 +126,8 @@ qd_status qd_team_create(const qd_config *config, const qd_batch_source *source,
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->changed, NULL);
     t->members = calloc((size_t)t->size, sizeof *t->members);
-    qd_status status = t->members ? qd_local_world_create(t->size, &comm, &t->world) : QD_FAIL(QD_NO_MEMORY, "no memory for a team of ranks");
+    qd_status status =
+        t->members ? qd_local_world_create(t->size, &comm, &t->world) : QD_FAIL(QD_NO_MEMORY, "no memory for a team of ranks");
     if (status == QD_OK)
         status = start_members(t);
     if (status != QD_OK) {

@@ -8,8 +8,9 @@
 
 typedef struct qd_trace qd_trace;
 
-/* Collective over `world`. Where it lies on several machines, each rank learns how far its clock is ahead of rank 0's, so that the file has one time,
- * to within half of a message's way there and back. Make it just before what is traced: clocks drift. */
+/* Collective over `world`. Where it lies on several machines, each rank learns how far its clock is ahead of rank 0's,
+ * so that the file has one time, to within half of a message's way there and back. Make it just before what is traced:
+ * clocks drift. */
 qd_status qd_trace_create(qd_comm *world, qd_trace **trace);
 void qd_trace_destroy(qd_trace *trace);
 

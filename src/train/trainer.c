@@ -219,13 +219,18 @@ static qd_status take_memory(qd_trainer *t)
 static qd_status check_host(const qd_trainer *t, int ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
-    int64_t copy = t->program->host_bytes > 0 && t->config.save_every > 0 && t->config.async_save ? qd_pieces_bytes(t->program) : 0; /* checkpoints' */
-    double wanted = (double)(t->program->host_bytes + copy) * ranks, there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    /* checkpoints' */
+    int64_t copy = t->program->host_bytes > 0 && t->config.save_every > 0 && t->config.async_save ? qd_pieces_bytes(t->program) : 0;
+    double wanted = (double)(t->program->host_bytes + copy) * ranks,
+           there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (wanted <= there)
         return QD_OK;
-    return QD_FAIL(QD_NO_MEMORY, "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s (and of the copy that checkpoints are written from) in host "
-                                 "memory, which has %.2f GiB: parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device", wanted / gib, ranks,
-                   ranks == 1 ? "" : "s", there / gib);
+    return QD_FAIL(
+        QD_NO_MEMORY,
+        "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s (and of the copy that checkpoints are written "
+        "from) in host "
+        "memory, which has %.2f GiB: parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device",
+        wanted / gib, ranks, ranks == 1 ? "" : "s", there / gib);
 }
 
 static qd_status build(qd_trainer *t)
@@ -374,7 +379,8 @@ qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *o
     qd_stream *stream = qd_device_compute_stream(t->device);
     if (buffer_of(t, kind, &dtype) == QD_BUFFER_MASTER && qd_master_is_split(&t->program->strategy)) {
         int64_t offset = qd_program_holding(t->program, QD_BUFFER_PARAM, param).offset;
-        return read_parts(stream, (const uint16_t *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset, (const int16_t *)base + own.offset, out, own.count);
+        return read_parts(stream, (const uint16_t *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset, (const int16_t *)base + own.offset,
+                          out, own.count);
     }
     if (in_host(t, buffer_of(t, kind, &dtype))) {
         QD_TRY(qd_stream_wait(stream));

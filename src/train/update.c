@@ -114,7 +114,8 @@ qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
         places first = clipped(find_places(p, i), a);
         for (; i < end && count < MOST; i++) {
             places at = clipped(find_places(p, i), a);
-            if (p->ledger->params[i].tied_to >= 0 || p->ledger->params[i].counts || at.count == 0 || (p->matrices && qd_muon_takes(p->ledger, i)))
+            if (p->ledger->params[i].tied_to >= 0 || p->ledger->params[i].counts || at.count == 0 ||
+                (p->matrices && qd_muon_takes(p->ledger, i)))
                 continue;
             if (count == 0)
                 first = at;
@@ -148,7 +149,8 @@ qd_status qd_update_copy(const qd_bound *b, const qd_action *a, qd_stream *strea
     void *chunk;
     QD_TRY(qd_bound_buffer(b, a->chunk, &chunk));
     for (int i = 0; i < count; i++) {
-        void *near = shifted(chunk, sections[i].chunk, QD_F32), *far = shifted(qd_bound_kind(b, sections[i].kind), sections[i].host, QD_F32);
+        void *near = shifted(chunk, sections[i].chunk, QD_F32),
+             *far = shifted(qd_bound_kind(b, sections[i].kind), sections[i].host, QD_F32);
         QD_TRY(qd_copy(stream, in ? near : far, in ? far : near, sections[i].count * 4));
     }
     return QD_OK;
@@ -199,7 +201,8 @@ static qd_status rearrange(const qd_update_context *c, int matrix, float *x, flo
         qd_atom atom = qd_ledger_atom(p->ledger, p->matrices[matrix].param, rank);
         for (int64_t row = 0; row < rows && qd_ledger_counts(p->ledger, p->matrices[matrix].param, rank); row++) {
             int64_t in_block = atom.begin[1] * rows + row * atom.length[1], in_matrix = row * cols + atom.begin[1];
-            pieces[count++] = (qd_piece){.from = x + (into_blocks ? in_matrix : in_block), .to = room + (into_blocks ? in_block : in_matrix),
+            pieces[count++] = (qd_piece){.from = x + (into_blocks ? in_matrix : in_block),
+                                         .to = room + (into_blocks ? in_block : in_matrix),
                                          .bytes = atom.length[1] * 4};
             if (count < TOGETHER)
                 continue;

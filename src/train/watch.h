@@ -17,7 +17,8 @@ void qd_watch_destroy(qd_watch *watch); /* NULL is legal, also below */
 qd_status qd_watch_start(qd_watch *watch);                                        /* a step begins, whose compute timeline has started */
 void qd_watch_action(qd_watch *watch, int action);                                /* what is started from now on belongs to it */
 void qd_watch_stood(qd_watch *watch, int id, double begin);                       /* a piece of the compute stream, id >= first_id */
-qd_status qd_watch_collect(qd_watch *watch);                                      /* reads the communication stream; before the compute stream */
+/* reads the communication stream; before the compute stream */
+qd_status qd_watch_collect(qd_watch *watch);
 void qd_watch_tell(qd_watch *watch, qd_trace *trace, int64_t step);               /* and forgets; after it */
 void qd_watch_stop(qd_watch *watch);                                              /* later steps are not watched */
 #endif

@@ -85,8 +85,9 @@ class Layouts(GpuTest):
     def test_traces_show_communication_beside_computation(self):
         """Gathers and reduce-scatters of ZeRO 3 run while the rank computes."""
         for ranks in (2, 4):
-            self.train(f"trace-{ranks}", "model.preset=gpt2-124M", "data.tokenizer=bytes", "data.seq=512", f"train.global_batch={4 * ranks}", "train.micro_batch=4",
-                       "train.precision=bf16", "train.steps=4", "--device", "cuda", "run.gpu=0", f"parallel.ranks={ranks}", "parallel.zero=3", "--trace")
+            self.train(f"trace-{ranks}", "model.preset=gpt2-124M", "data.tokenizer=bytes", "data.seq=512",
+                       f"train.global_batch={4 * ranks}", "train.micro_batch=4", "train.precision=bf16", "train.steps=4",
+                       "--device", "cuda", "run.gpu=0", f"parallel.ranks={ranks}", "parallel.zero=3", "--trace")
             found = spans(self.path(os.path.join(f"trace-{ranks}", "trace.json")))
             self.assertEqual(len(found), ranks)
             for rank, tracks in sorted(found.items()):

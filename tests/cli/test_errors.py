@@ -62,9 +62,11 @@ class Errors(program.ProgramTest):
     def test_sizes(self):
         self.refuse(self.small("train.global_batch=9", "parallel.ranks=2"), "train.global_batch", "8", "10")
         self.refuse(self.small("train.micro_batch=3"), "train.micro_batch")
-        self.refuse(self.small("parallel.ranks=3", "parallel.dp=2"), "dp 2 is a layout of 2 ranks, but there are 3: start 2 (parallel.ranks, mpirun -n), or set parallel.dp to -1")
+        self.refuse(self.small("parallel.ranks=3", "parallel.dp=2"),
+                    "dp 2 is a layout of 2 ranks, but there are 3: start 2 (parallel.ranks, mpirun -n), or set parallel.dp to -1")
         self.refuse(self.small("--tp", "2"), "tp 2 needs 2 ranks", "there is 1: start 2 (parallel.ranks, mpirun -n)\n")
-        self.refuse(self.small("--tp", "2", "--pp", "2", "--ranks", "6"), "pp 2 × tp 2 needs 4 ranks", "there are 6: start 4 or 8 (parallel.ranks, mpirun -n)\n")
+        self.refuse(self.small("--tp", "2", "--pp", "2", "--ranks", "6"), "pp 2 × tp 2 needs 4 ranks",
+                    "there are 6: start 4 or 8 (parallel.ranks, mpirun -n)\n")
         self.refuse(self.small("--dp", "65536", "--tp", "65536", "--pp", "65536", "--cp", "65536"), "2^31")
         self.refuse(self.small("--ranks", "16"), "train.global_batch (8) is less", "multiple of 16")
         self.refuse(self.small("model.hidden=33"), "model.hidden")

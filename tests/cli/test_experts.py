@@ -49,7 +49,8 @@ class Experts(program.ProgramTest):
         """Rows that cross to each of two nodes once: the losses of flat dispatch, fewer bytes between the nodes, as many as are said."""
         figures = []
         for dispatch in ("flat", "node"):
-            losses = self.train(dispatch, "deepseek-tiny", "parallel.ep=8", "parallel.nodes=2", f"parallel.dispatch={dispatch}", "train.steps=3", "train.warmup=0")
+            losses = self.train(dispatch, "deepseek-tiny", "parallel.ep=8", "parallel.nodes=2",
+                                f"parallel.dispatch={dispatch}", "train.steps=3", "train.warmup=0")
             figures.append((losses, self.metrics(dispatch)))
         (flat_losses, flat), (node_losses, node) = figures
         for one, other in zip(flat_losses, node_losses):

@@ -272,7 +272,8 @@ class Page(RunTest):
 
     def read_off(self, chrome):
         """The head of a chart gives the value under the cursor, of all charts."""
-        x, y = chrome.value("(() => { scrollTo(0, 0); const b = document.querySelector('.chart svg').getBoundingClientRect(); return [b.left + MARGIN.left + 1, b.top + 60]; })()")
+        x, y = chrome.value("(() => { scrollTo(0, 0); const b = document.querySelector('.chart svg').getBoundingClientRect(); "
+                            "return [b.left + MARGIN.left + 1, b.top + 60]; })()")
         chrome.mouse("mouseMoved", x, y)
         texts = chrome.value("[...document.querySelectorAll('.chart .read')].map(e => e.textContent)")
         first = self.metrics("run")[0]
@@ -342,7 +343,8 @@ class Page(RunTest):
                     self.assertAlmostEqual(simulated, measured / 2, delta=1e-8)
             # One above the other on one scale, both from the beginning of their step.
             self.assertEqual(chrome.value("view.heads.filter(h => h.title).map(h => h.title)"), ["measured", "simulated"])
-            edges = chrome.value("""view.models.map(m => { const s = m.timeline.steps[m.chosen]; return [view.x(s.begin - m.origin), view.x(s.end - m.origin)]; })""")
+            edges = chrome.value("view.models.map(m => { const s = m.timeline.steps[m.chosen]; "
+                                 "return [view.x(s.begin - m.origin), view.x(s.end - m.origin)]; })")
             self.assertAlmostEqual(edges[0][0], edges[1][0], delta=1e-6)
             self.assertAlmostEqual((edges[1][1] - edges[1][0]) / (edges[0][1] - edges[0][0]), 0.5, delta=0.05)
             self.assertGreater(chrome.value("document.querySelectorAll('#actions tbody tr').length"), 10)

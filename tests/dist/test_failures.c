@@ -81,8 +81,8 @@ static qd_status find_culprit(qd_comm *world, pid_t *process)
     return QD_OK;
 }
 
-/* The culprit stops in the middle of a large message and goes on when the others have given up and their memory is gone: nobody may touch it
- * then. Memory is mapped, so that a touch is a crash. */
+/* The culprit stops in the middle of a large message and goes on when the others have given up and their memory is
+ * gone: nobody may touch it then. Memory is mapped, so that a touch is a crash. */
 static qd_status go_on(qd_comm *world, bool culprit)
 {
     pid_t process;

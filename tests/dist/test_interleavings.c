@@ -317,7 +317,8 @@ static qd_status end(qd_comm *comm, const operation *o, buffers *b)
             int64_t got = block_count(o, size, r, rank);
             QD_TRY(expect(o, rank, r, size, part * rank, got, b->to + part * r * width));
             for (int64_t i = (part * r + got) * width; i < part * (r + 1) * width; i++)
-                if (b->to[i] != 0xa5) return QD_FAIL(QD_DIFFERENT, "an uneven all-to-all has written behind the block of rank %d on rank %d", r, rank);
+                if (b->to[i] != 0xa5)
+                    return QD_FAIL(QD_DIFFERENT, "an uneven all-to-all has written behind the block of rank %d on rank %d", r, rank);
         }
         return QD_OK;
     default: return expect(o, rank, (rank + size - 1) % size, size, 0, count, b->to);
@@ -418,15 +419,17 @@ done:
     return status;
 }
 
-/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its memory for something else; then rank 1 goes on. It may not
- * take what it now finds for the message: its call fails, or has been given the message before. text: kind and bytes. */
+/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its memory for something
+ * else; then rank 1 goes on. It may not take what it now finds for the message: its call fails, or has been given the
+ * message before. text: kind and bytes. */
 static qd_status body_outdated(qd_comm *world, void *arg)
 {
     int kind = 0, rank = qd_comm_rank(world), size = qd_comm_size(world);
     long long bytes = 0;
     if (sscanf(((qd_ranks_call *)arg)->text, "%d %lld", &kind, &bytes) != 2) return QD_FAIL(QD_USAGE, "bad text");
     static const planned_stop of_0[] = {{COPY, 1, 600}, {NO_CALL, 0, 0}}; /* else it might do all the work */
-    const planned_stop of_1[] = {{COPY, kind == QD_COLL_ALL_TO_ALL ? 2 : 1, UNTIL_CONTINUED}, {NO_CALL, 0, 0}}; /* the first is its own block */
+    /* the first is its own block */
+    const planned_stop of_1[] = {{COPY, kind == QD_COLL_ALL_TO_ALL ? 2 : 1, UNTIL_CONTINUED}, {NO_CALL, 0, 0}};
     operation o = {.kind = (qd_coll_kind)kind, .dtype = QD_F32, .reduce = QD_SUM, .count = bytes / 4, .salt = 5};
     buffers b = {.work = NULL};
     int64_t process = rank == 1 ? getpid() : 0;
@@ -443,7 +446,8 @@ static qd_status body_outdated(qd_comm *world, void *arg)
     case QD_COLL_ALL_TO_ALL: status = qd_comm_all_to_all(world, b.in[1], b.out[1], o.count / size, o.dtype, NULL); break;
     case QD_COLL_SCATTER: status = qd_comm_scatter(world, b.in[1], b.out[1], o.count, o.dtype, 0, NULL); break;
     default:
-        status = rank == 0 ? qd_comm_send(world, b.in[1], o.count, o.dtype, 1, NULL) : qd_comm_recv(world, b.out[1], o.count, o.dtype, 0, NULL);
+        status =
+            rank == 0 ? qd_comm_send(world, b.in[1], o.count, o.dtype, 1, NULL) : qd_comm_recv(world, b.out[1], o.count, o.dtype, 0, NULL);
     }
     bool named = strstr(qd_error_message(), "rank 1") != NULL;
     if (rank == 0) {
@@ -546,7 +550,8 @@ int main(int argc, char **argv)
     if (argc > 2) wanted_seed = strtoull(argv[2], NULL, 10);
     for (int k = 0; argc > 3 && k < QD_COLL_KIND_COUNT; k++)
         if (strcmp(argv[3], qd_coll_kind_name((qd_coll_kind)k)) == 0) wanted_kind = k;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead), cmocka_unit_test(test_outdated), cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
-                                       cmocka_unit_test(test_threads), cmocka_unit_test(test_staged_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead),     cmocka_unit_test(test_outdated),
+                                       cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
+                                       cmocka_unit_test(test_threads),   cmocka_unit_test(test_staged_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its own size, so that one which is rounding alone
- * becomes a full step. The first step is checked element by element against the formula. */
+/* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its own size, so that one
+ * which is rounding alone becomes a full step. The first step is checked element by element against the formula. */
 #include "optim/optim.h"
 #include "support/expert_models.h"
 #include "support/trained.h"

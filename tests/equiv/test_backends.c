@@ -113,7 +113,8 @@ static void backends_give_the_same_bits(void **state)
 static void device_communicators_give_the_same_bits(void **state)
 {
     (void)state;
-#define SMALL "model.layers=4 model.hidden=48 model.heads=4 model.vocab=101 data.seq=20 train.global_batch=8 train.micro_batch=1 run.threads=1 "
+#define SMALL                                                                                                                              \
+    "model.layers=4 model.hidden=48 model.heads=4 model.vocab=101 data.seq=20 train.global_batch=8 train.micro_batch=1 run.threads=1 "
     static const struct {
         int ranks;
         const char *words;
@@ -172,10 +173,11 @@ static qd_status measure(qd_comm *world, void *arg)
     int64_t others = after.shared - before.shared - own, files = after.file - before.file;
     int64_t grown = after.peak - before.resident;
     int64_t rest = grown - planned - workspace - staging - others - files;
-    fprintf(stderr, "rank %d: resident peak over baseline %.1f MiB = planned %.1f (%.1f of it shared) + workspace %.2f + "
-                    "staging %.2f + the other rank's %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
-            qd_comm_rank(world), (double)grown / 1048576, (double)planned / 1048576, (double)reached / 1048576,
-            (double)workspace / 1048576, (double)staging / 1048576, (double)others / 1048576, (double)files / 1048576, (double)rest / 1048576,
+    fprintf(stderr,
+            "rank %d: resident peak over baseline %.1f MiB = planned %.1f (%.1f of it shared) + workspace %.2f + "
+            "staging %.2f + the other rank's %.2f + libraries' files %.2f + rest %.2f (%.1f %% of planned)\n",
+            qd_comm_rank(world), (double)grown / 1048576, (double)planned / 1048576, (double)reached / 1048576, (double)workspace / 1048576,
+            (double)staging / 1048576, (double)others / 1048576, (double)files / 1048576, (double)rest / 1048576,
             100.0 * (double)rest / (double)planned);
     if (qd_trainer_allocated(trainer) != planned)
         status = QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned,
@@ -183,10 +185,11 @@ static qd_status measure(qd_comm *world, void *arg)
     else if (qd_comm_size(world) > 1 && reached == 0)
         status = QD_FAIL(QD_DIFFERENT, "rank %d: none of its buffers is shared", qd_comm_rank(world));
     else if (own - staging < reached || own - staging > reached + (1 << 20))
-        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of shared buffers, and the plan's are %lld", qd_comm_rank(world), (long long)(own - staging),
-                         (long long)reached);
+        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of shared buffers, and the plan's are %lld", qd_comm_rank(world),
+                         (long long)(own - staging), (long long)reached);
     else if ((qd_comm_size(world) > 1 && staging <= 0) || staging > STAGING_MOST)
-        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of staging; some, and at most %d", qd_comm_rank(world), (long long)staging, STAGING_MOST);
+        status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of staging; some, and at most %d", qd_comm_rank(world), (long long)staging,
+                         STAGING_MOST);
     else if (others > most || files > 4 << 20)
         status = QD_FAIL(QD_DIFFERENT, "rank %d: %lld bytes of shared memory beyond its own and %lld of files became resident: "
                          "more than 4 MiB and the %lld of the other rank",
@@ -220,7 +223,8 @@ int main(int argc, char **argv)
 {
     static const qd_ranks_entry bodies[] = {{"train", train}, {"train_on_device", train_on_device}, {"measure", measure}};
     qd_ranks_main(argc, argv, bodies, 3);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(device_communicators_give_the_same_bits),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits),
+                                       cmocka_unit_test(device_communicators_give_the_same_bits),
                                        cmocka_unit_test(resident_memory_is_the_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

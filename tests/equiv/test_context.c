@@ -98,8 +98,8 @@ static void one_degree_gives_one_set_of_bits(void **state)
     static const char *const modes[] = {"ring", "gather", "ulysses"};
     for (int i = 0; i < 3; i++) {
         char words[640];
-        snprintf(words, sizeof words, RUN LLAMA "parallel.ranks=4 parallel.cp=4 train.micro_batch=2 train.grad_sync=per_step parallel.cp_mode=%s ",
-                 modes[i]);
+        snprintf(words, sizeof words,
+                 RUN LLAMA "parallel.ranks=4 parallel.cp=4 train.micro_batch=2 train.grad_sync=per_step parallel.cp_mode=%s ", modes[i]);
         TRAINED_COMPARE(words, variants, 5, 3, .seed = 4, .documents = 3);
         snprintf(words, sizeof words, RUN GPT2 "model.dropout=0.1 parallel.ranks=4 parallel.cp=2 parallel.cp_mode=%s ", modes[i]);
         TRAINED_COMPARE(words, variants, 5, 3, .seed = 5, .ignored = 7);
@@ -202,14 +202,18 @@ static void what_cannot_work_is_refused(void **state)
 {
     (void)state;
     refused(RUN LLAMA "parallel.ranks=4 parallel.cp=4 data.seq=7", "needs at least 8 positions");
-    refused(RUN LLAMA "model.heads=6 model.kv_heads=3 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses", "its 3 kv heads a multiple or a divisor");
+    refused(RUN LLAMA "model.heads=6 model.kv_heads=3 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses",
+            "its 3 kv heads a multiple or a divisor");
     refused(RUN GPT2 "parallel.ranks=3 parallel.cp=3 parallel.cp_mode=ulysses", "ring and gather take any");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(documents_do_not_leak), cmocka_unit_test(one_degree_gives_one_set_of_bits),
-                                       cmocka_unit_test(formulas), cmocka_unit_test(bf16_stays_close), cmocka_unit_test(forward_passes_alone),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(documents_do_not_leak),
+                                       cmocka_unit_test(one_degree_gives_one_set_of_bits),
+                                       cmocka_unit_test(formulas),
+                                       cmocka_unit_test(bf16_stays_close),
+                                       cmocka_unit_test(forward_passes_alone),
                                        cmocka_unit_test(what_cannot_work_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

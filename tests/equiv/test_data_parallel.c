@@ -81,7 +81,8 @@ static void head_in_chunks(void **state)
 {
     (void)state;
     static const char *const layouts[] = {"", "parallel.ranks=2 parallel.tp=2 "};
-    trained whole = trained_run(CHUNKS RUN "train.global_batch=2 train.micro_batch=1 parallel.ranks=2 parallel.cp=2 ", 3, (qd_random_tokens){.seed = 6});
+    trained whole = trained_run(CHUNKS RUN "train.global_batch=2 train.micro_batch=1 parallel.ranks=2 parallel.cp=2 ", 3,
+                                (qd_random_tokens){.seed = 6});
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[512];
         snprintf(words, sizeof words, CHUNKS RUN "train.global_batch=2 train.micro_batch=1 %s", layouts[l]);
@@ -171,7 +172,8 @@ static void mutated_actions_show(void **state)
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
                 continue;
-            bool adds = a->kind == QD_ACTION_BACKWARD ? a->module > 0 : a->kind == QD_ACTION_FORWARD && a->module == p->ledger->module_count - 1;
+            bool adds =
+                a->kind == QD_ACTION_BACKWARD ? a->module > 0 : a->kind == QD_ACTION_FORWARD && a->module == p->ledger->module_count - 1;
             if (how == 2 && !a->overwrite && !adds) /* embedding gradients are always added to; the head's arise in its forward pass */
                 continue;
             if (!sample_has(met++, 0, 3))
@@ -227,12 +229,15 @@ static void gradients_begin_anew(void **state)
 {
     (void)state;
     static const char *const layouts[] = {
-        GPT2 RUN "train.micro_batch=2 ", LLAMA RUN "parallel.ranks=2 parallel.tp=2 parallel.sp=true model.tied=true train.micro_batch=4 ",
-        GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=1 ", LLAMA RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=2 train.grad_sync=per_step ",
+        GPT2 RUN "train.micro_batch=2 ",
+        LLAMA RUN "parallel.ranks=2 parallel.tp=2 parallel.sp=true model.tied=true train.micro_batch=4 ",
+        GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=1 ",
+        LLAMA RUN "parallel.ranks=2 train.micro_batch=2 parallel.zero=2 train.grad_sync=per_step ",
         GPT2 RUN "parallel.ranks=2 train.micro_batch=1 parallel.zero=3 train.grad_sync=per_microbatch ",
         LLAMA RUN "parallel.ranks=2 train.micro_batch=2 train.grad_sync=per_microbatch ",
         GPT2 RUN "parallel.ranks=2 parallel.pp=2 train.micro_batch=2 parallel.schedule=zb_h1 ",
-        LLAMA RUN "train.micro_batch=4 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 model.qk_norm=true model.router_bias_rate=0.001 ",
+        LLAMA RUN "train.micro_batch=4 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 model.qk_norm=true "
+                  "model.router_bias_rate=0.001 ",
         LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.micro_batch=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 ",
         LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.micro_batch=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 "
                   "parallel.expert_rows=1 parallel.split_backward=true train.recompute=full ",
@@ -250,8 +255,8 @@ static void gradients_begin_anew(void **state)
             trained_ok(qd_team_call(team, poison, NULL));
             trained_ok(qd_team_step(team, &out));
             if (out.loss != good.losses[s] || out.grad_norm != good.norms[s])
-                fail_msg("%s: step %d: loss %.17g, norm %.17g against %.17g, %.17g", layouts[l], s + 1, out.loss, out.grad_norm, good.losses[s],
-                         good.norms[s]);
+                fail_msg("%s: step %d: loss %.17g, norm %.17g against %.17g, %.17g", layouts[l], s + 1, out.loss, out.grad_norm,
+                         good.losses[s], good.norms[s]);
         }
         qd_team_destroy(team);
         free(good.weights);
@@ -282,7 +287,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_ranks_same_loss), cmocka_unit_test(same_mesh_same_bits), cmocka_unit_test(bf16_follows_fp32),
-        cmocka_unit_test(gradients_begin_anew), cmocka_unit_test(head_in_chunks), cmocka_unit_test(plan_equals_run),      cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
+        cmocka_unit_test(gradients_begin_anew), cmocka_unit_test(head_in_chunks),      cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(mutated_actions_show), cmocka_unit_test(not_a_number_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,12 +27,16 @@ static const char *const cases[] = {
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 train.recompute=selective " RUN,
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 train.recompute=full " RUN,
     "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=24 train.recompute=full parallel.ranks=2 " RUN,
-    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 parallel.sp=false " RUN,
-    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 parallel.tp_overlap=3 " RUN,
+    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 "
+    "parallel.sp=false " RUN,
+    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.tp=2 "
+    "parallel.tp_overlap=3 " RUN,
     "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=24 parallel.ranks=4 parallel.tp=4 " RUN,
     "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=25 parallel.ranks=2 parallel.cp=2 " RUN,
-    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather " RUN,
-    "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=24 model.qk_norm=true parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses " RUN,
+    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 parallel.ranks=2 parallel.cp=2 "
+    "parallel.cp_mode=gather " RUN,
+    "model.layers=2 model.hidden=48 model.heads=4 model.vocab=101 data.seq=24 model.qk_norm=true parallel.ranks=2 parallel.cp=2 "
+    "parallel.cp_mode=ulysses " RUN,
     MOE RUN,
     MOE "parallel.ranks=2 parallel.ep=2 parallel.expert_rows=1 train.recompute=full " RUN,
     MOE "parallel.ranks=2 " RUN,
@@ -69,7 +73,8 @@ static void train_alike(void **state)
         for (int step = 0; step < sample_count(STEPS, 3); step++)
             for (int what = 0; what < 2; what++)
                 if (!(fabs(own[what][step] - other[what][step]) <= (what ? 1e-4 : 1e-5) * own[what][step]))
-                    fail_msg("%s: step %d: %s %.9g and %.9g", cases[i], step + 1, what ? "norm" : "loss", own[what][step], other[what][step]);
+                    fail_msg("%s: step %d: %s %.9g and %.9g", cases[i], step + 1, what ? "norm" : "loss", own[what][step],
+                             other[what][step]);
     }
 }
 
@@ -143,6 +148,7 @@ static void products_sum_squares(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(train_alike), cmocka_unit_test(lists_differ), cmocka_unit_test(products_sum_squares)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(train_alike), cmocka_unit_test(lists_differ),
+                                       cmocka_unit_test(products_sum_squares)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,8 +79,12 @@ static double loss_of(const float *logits, int64_t vocab, int32_t target)
     return most + log(sum) - logits[target];
 }
 
-#define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 train.lr=3e-3 "
-#define LLAMA "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 train.lr=3e-3 "
+#define GPT2                                                                                                                               \
+    "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 "          \
+    "train.lr=3e-3 "
+#define LLAMA                                                                                                                              \
+    "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 "         \
+    "train.lr=3e-3 "
 
 static void cache_equals_forward(void **state)
 {

@@ -1,8 +1,7 @@
-/* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages, schedules, sequence parallelism,
- * recompute, when gradients are summed, how experts are laid out. Each against one rank within 1e-5, and to the bit against the others with the same
- * degrees of dp, cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample takes more, QUADRILLE_SEED=2 others, QUADRILLE_DEVICE=cuda runs
- * them on a GPU (to rounding).
- * ctest: timeout 900
+/* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages, schedules, sequence
+ * parallelism, recompute, when gradients are summed, how experts are laid out. Each against one rank within 1e-5, and
+ * to the bit against the others with the same degrees of dp, cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample
+ * takes more, QUADRILLE_SEED=2 others, QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding). ctest: timeout 900
  * ctest: processors 2 */
 #include "support/outcome.h"
 #include "support/sample.h"
@@ -25,13 +24,27 @@ static const struct {
     int heads, experts;
     qd_random_tokens random;
 } models[] = {
-    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ", 4, 0, {.seed = 1, .documents = 3}},
-    {"model.arch=gpt2 model.layers=5 model.hidden=32 model.heads=4 model.vocab=67 data.seq=12 model.dropout=0.1 ", 4, 0, {.seed = 2, .ignored = 5}},
-    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 model.experts_per_token=2 "
-     "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 model.aux_loss=0.05 model.router_bias_rate=0.001 ", 4, 8, {.seed = 3}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ",
+     4,
+     0,
+     {.seed = 1, .documents = 3}},
+    {"model.arch=gpt2 model.layers=5 model.hidden=32 model.heads=4 model.vocab=67 data.seq=12 model.dropout=0.1 ",
+     4,
+     0,
+     {.seed = 2, .ignored = 5}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 "
+     "model.experts_per_token=2 "
+     "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 model.aux_loss=0.05 model.router_bias_rate=0.001 ",
+     4,
+     8,
+     {.seed = 3}},
     /* Muon; what it leaves to AdamW has an eps that keeps rounding from being magnified. */
-    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 model.experts_per_token=2 "
-     "model.expert_ffn=24 train.optimizer=muon train.lr=2e-3 train.eps=1e-3 ", 4, 8, {.seed = 4}},
+    {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 "
+     "model.experts_per_token=2 "
+     "model.expert_ffn=24 train.optimizer=muon train.lr=2e-3 train.eps=1e-3 ",
+     4,
+     8,
+     {.seed = 4}},
 };
 enum { MODELS = sizeof models / sizeof *models, KINDS = 256 };
 
@@ -68,31 +81,40 @@ static void draw_layout(int *model, char *words, size_t size, char *kind, size_t
     const char *sync = CHOOSE("train.grad_sync=per_step ", "train.grad_sync=per_microbatch ");
     const char *micro = CHOOSE("train.micro_batch=1 ", "train.micro_batch=2 ");
     const char *schedule = pp == 1   ? ""
-                           : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ", "parallel.schedule=interleaved ",
-                                              "parallel.schedule=zb_v ", dp <= 2 ? "parallel.schedule=dualpipe_v " : "parallel.schedule=1f1b ")
+                           : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ",
+                                              "parallel.schedule=interleaved ", "parallel.schedule=zb_v ",
+                                              dp <= 2 ? "parallel.schedule=dualpipe_v " : "parallel.schedule=1f1b ")
                                      : CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ");
     if (strstr(schedule, "dualpipe")) { /* wants four micro-batches on two ranks */
         micro = "train.micro_batch=1 ";
         schedule = dp > 2 ? "parallel.schedule=zb_v " : schedule;
     }
     /* Ulysses hands out heads: each rank of tp must have one for each of cp. */
-    const char *mode = cp == 1                                      ? ""
-                       : cp * tp <= models[*model].heads ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
-                                                                    : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
+    const char *mode = cp == 1 ? ""
+                       : cp * tp <= models[*model].heads
+                           ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
+                           : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
     /* Half of the layouts with experts send rows once per node, of which the experts lie on two or four. */
     char nodes[64] = "";
     if (ep > 1 && strstr(sync, "microbatch"))
-        snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ", tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
-    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "", micro,
-             nodes[0] ? "by node" : "");
+        snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ",
+                 tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
+    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s%s", *model, dp, cp, tp, ep, etp, mode, sp,
+             dp * cp > 1 ? sync : "", micro, nodes[0] ? "by node" : "");
     int zero = draw(4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
     /* Groups of two keep parameters between the passes, where they have all experts. */
-    const char *kept = zero == 3 && overlap[0] == '\0' && dp * cp % 2 == 0 && 2 * tp % (ep * etp) == 0 ? "parallel.reshard_after_forward=2 " : "";
-    snprintf(words, size, RUN "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
-             "%s%s%s%s%s%s%s%s%s%s%s", models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap, split, pieces, kept);
+    const char *kept =
+        zero == 3 && overlap[0] == '\0' && dp * cp % 2 == 0 && 2 * tp % (ep * etp) == 0 ? "parallel.reshard_after_forward=2 " : "";
+    snprintf(
+        words, size,
+        RUN
+        "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
+        "%s%s%s%s%s%s%s%s%s%s%s",
+        models[*model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap,
+        split, pieces, kept);
 }
 
 static void same_bits(const char *words, const outcome *a, const outcome *b)

@@ -299,7 +299,8 @@ static void expert_parallel(void **state)
 static void sharded_experts(void **state)
 {
     (void)state;
-    static const char *const meshes[] = {"parallel.ranks=4 parallel.ep=2 ", "parallel.ranks=4 parallel.ep=4 ", "parallel.ranks=8 parallel.tp=2 parallel.ep=4 ",
+    static const char *const meshes[] = {"parallel.ranks=4 parallel.ep=2 ", "parallel.ranks=4 parallel.ep=4 ",
+                                         "parallel.ranks=8 parallel.tp=2 parallel.ep=4 ",
                                          "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 ",
                                          "parallel.ranks=8 parallel.pp=2 parallel.ep=2 parallel.schedule=zb_h1 "};
     static const char *const stages[] = {"parallel.zero=1 ", "parallel.zero=2 ", "parallel.zero=3 train.recompute=full ",
@@ -315,7 +316,8 @@ static void sharded_experts(void **state)
                     continue;
                 snprintf(words, sizeof words, RUN DEEPSEEK "train.micro_batch=1 %s%s%s", sync, meshes[m], stages[s]);
                 outcome sharded = outcome_run(words, (qd_random_tokens){.seed = 9});
-                if (memcmp(sharded.losses, plain.losses, sizeof plain.losses) != 0 || memcmp(sharded.norms, plain.norms, sizeof plain.norms) != 0 ||
+                if (memcmp(sharded.losses, plain.losses, sizeof plain.losses) != 0 ||
+                    memcmp(sharded.norms, plain.norms, sizeof plain.norms) != 0 ||
                     memcmp(sharded.weights, plain.weights, (size_t)plain.count * sizeof *plain.weights) != 0)
                     fail_msg("%s: other bits than without ZeRO", words);
                 outcome_free(&sharded);
@@ -336,9 +338,11 @@ static void one_expert_has_all(void **state)
         "parallel.ranks=8 parallel.tp=2 parallel.ep=8 parallel.expert_rows=1.5 train.recompute=full ",
     };
     outcome_prepare = favour;
-    COMPARE(DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ", ((qd_random_tokens){.seed = 8}), layouts);
-    outcome r = outcome_run(RUN DEEPSEEK "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
-                           (qd_random_tokens){.seed = 8});
+    COMPARE(DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ", ((qd_random_tokens){.seed = 8}),
+            layouts);
+    outcome r = outcome_run(RUN DEEPSEEK
+                            "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
+                            (qd_random_tokens){.seed = 8});
     /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows once more for the backward pass:
      * three rounds beyond the first. */
     assert_int_equal(r.rounds, OUTCOME_STEPS * 4 * 2 * 5 * 3);
@@ -361,7 +365,8 @@ static void context_parallel(void **state)
         "parallel.ranks=3 parallel.cp=3 ",
     };
     COMPARE(LLAMA, ((qd_random_tokens){.seed = 6, .documents = 3}), layouts);
-    outcome_compare_all(RUN LLAMA "model.kv_heads=2 ", (qd_random_tokens){.seed = 6, .documents = 3}, &layouts[5], 1); /* fewer kv heads than ranks */
+    /* fewer kv heads than ranks */
+    outcome_compare_all(RUN LLAMA "model.kv_heads=2 ", (qd_random_tokens){.seed = 6, .documents = 3}, &layouts[5], 1);
     COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 7, .ignored = 5}), layouts);
     COMPARE(GPT2, ((qd_random_tokens){.seed = 7, .documents = 2}), layouts);
 }
@@ -392,12 +397,12 @@ static void context_with_other_axes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(context_parallel), cmocka_unit_test(context_with_other_axes),
-                                       cmocka_unit_test(tensor_parallel), cmocka_unit_test(sequence_parallel), cmocka_unit_test(pipeline_parallel),
-                                       cmocka_unit_test(pieces_change_no_bit), cmocka_unit_test(expert_parallel),
-                                       cmocka_unit_test(bytes_follow_the_formula),
-                                       cmocka_unit_test(exchanges_matter),
-                                       cmocka_unit_test(one_expert_has_all), cmocka_unit_test(sharded_experts),
-                                       cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(context_parallel),  cmocka_unit_test(context_with_other_axes),
+        cmocka_unit_test(tensor_parallel),   cmocka_unit_test(sequence_parallel),
+        cmocka_unit_test(pipeline_parallel), cmocka_unit_test(pieces_change_no_bit),
+        cmocka_unit_test(expert_parallel),   cmocka_unit_test(bytes_follow_the_formula),
+        cmocka_unit_test(exchanges_matter),  cmocka_unit_test(one_expert_has_all),
+        cmocka_unit_test(sharded_experts),   cmocka_unit_test_setup_teardown(checkpoints_travel, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

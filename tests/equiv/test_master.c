@@ -32,19 +32,23 @@ static void stages_give_the_same_bits(void **state)
 {
     (void)state;
     TRAINED_COMPARE(LLAMA RUN SPLIT "parallel.ranks=2 train.global_batch=4 ", stages, 6, 3, .seed = 1);
-    TRAINED_COMPARE(GPT2 RUN SPLIT "parallel.ranks=4 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step model.dropout=0.1 ", stages, 4, 2, .seed = 2);
-    TRAINED_COMPARE(GPT2 RUN SPLIT "parallel.ranks=3 train.global_batch=6 train.grad_dtype=fp32 train.optimizer=sgd train.momentum=0.9 ", stages, 4, 2, .seed = 3);
+    TRAINED_COMPARE(GPT2 RUN SPLIT "parallel.ranks=4 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step model.dropout=0.1 ",
+                    stages, 4, 2, .seed = 2);
+    TRAINED_COMPARE(GPT2 RUN SPLIT "parallel.ranks=3 train.global_batch=6 train.grad_dtype=fp32 train.optimizer=sgd train.momentum=0.9 ",
+                    stages, 4, 2, .seed = 3);
     TRAINED_COMPARE(GPT2 RUN SPLIT "parallel.ranks=2 train.global_batch=4 train.optimizer=sgd ", stages, 4, 2, .seed = 4);
     static const char *const replicas[] = {"parallel.zero=1 parallel.dp_shard=2 ", "parallel.zero=3 parallel.dp_shard=2 "};
     TRAINED_COMPARE(LLAMA RUN SPLIT "parallel.ranks=4 train.global_batch=4 train.grad_dtype=fp32 ", replicas, 4, 2, .seed = 5);
 }
 
-/* Beside the other axes. A tied embedding of the last stage is a copy, which has no remainder; biases of experts have a rule of their own. */
+/* Beside the other axes. A tied embedding of the last stage is a copy, which has no remainder; biases of experts have a
+ * rule of their own. */
 static const char *const meshes[] = {
     LLAMA RUN "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step model.tied=true ",
     LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 model.tied=true ",
     LLAMA RUN "parallel.ranks=4 parallel.cp=2 train.global_batch=4 ",
-    LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.global_batch=4 model.experts=4 model.router=sigmoid model.router_bias_rate=0.001 train.grad_dtype=fp32 ",
+    LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.global_batch=4 model.experts=4 model.router=sigmoid model.router_bias_rate=0.001 "
+              "train.grad_dtype=fp32 ",
 };
 
 static void axes_give_the_same_bits(void **state)
@@ -67,7 +71,8 @@ static void weights_are_those_of_whole_masters(void **state)
     for (size_t i = 0; i < COUNT(meshes); i++) {
         char words[512];
         snprintf(words, sizeof words, "%s" SPLIT, meshes[i]);
-        trained whole = trained_run(meshes[i], STEPS, (qd_random_tokens){.seed = 20}), parts = trained_run(words, STEPS, (qd_random_tokens){.seed = 20});
+        trained whole = trained_run(meshes[i], STEPS, (qd_random_tokens){.seed = 20}),
+                parts = trained_run(words, STEPS, (qd_random_tokens){.seed = 20});
         assert_int_equal(whole.count, parts.count);
         for (int s = 0; s < STEPS; s++)
             assert_true(whole.losses[s] == parts.losses[s] && whole.norms[s] == parts.norms[s]);
@@ -141,14 +146,15 @@ static void checkpoints_fit_either(void **state)
                 char words[512];
                 qd_random_tokens random;
                 qd_step_output out;
-                snprintf(words, sizeof words, LLAMA RUN "model.tied=true train.global_batch=4 %s%s", layouts[(i + (size_t)side * k) % COUNT(layouts)],
-                         split[k][side] ? SPLIT : "");
+                snprintf(words, sizeof words, LLAMA RUN "model.tied=true train.global_batch=4 %s%s",
+                         layouts[(i + (size_t)side * k) % COUNT(layouts)], split[k][side] ? SPLIT : "");
                 qd_team *team = start(words, &random);
                 for (int s = 0; s < 3 && side == 0; s++)
                     trained_ok(qd_team_step(team, &out));
                 trained_ok(qd_team_call(team, side == 0 ? trained_save : trained_load, NULL));
                 for (int kind = 0; kind < 3; kind++)
-                    trained_read(team, (qd_tensor_kind[]){QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2}[kind], &values[side][kind], kind ? &more : &count);
+                    trained_read(team, (qd_tensor_kind[]){QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2}[kind], &values[side][kind],
+                                 kind ? &more : &count);
                 trained_ok(qd_team_step(team, &out)); /* it goes on from there */
                 assert_true(isfinite(out.loss));
                 qd_team_destroy(team);
@@ -197,7 +203,8 @@ static void skipped_steps_touch_nothing(void **state)
 static void advice_names_it(void **state)
 {
     (void)state;
-    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.recompute=full train.swiglu=again train.offload_chunk_mb=0.01"), split = config;
+    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.recompute=full train.swiglu=again train.offload_chunk_mb=0.01"),
+              split = config;
     split.strategy.split_master = true;
     qd_arena *arena;
     qd_program *p;

@@ -34,8 +34,8 @@ static void stages_give_the_same_bits(void **state)
 {
     (void)state;
     COMPARE(LLAMA RUN "parallel.ranks=4 train.global_batch=4 ", stages, 20, .seed = 1);
-    COMPARE(GPT2 RUN "parallel.ranks=3 train.global_batch=6 train.muon_scale=original train.muon_lr=0.02 train.muon_nesterov=false ", stages, 20,
-            .seed = 2, .ignored = 5);
+    COMPARE(GPT2 RUN "parallel.ranks=3 train.global_batch=6 train.muon_scale=original train.muon_lr=0.02 train.muon_nesterov=false ",
+            stages, 20, .seed = 2, .ignored = 5);
 }
 
 static void accumulation_gives_the_same_bits(void **state)
@@ -77,8 +77,8 @@ static void matrices_are_given_out_once_and_evenly(void **state)
                                           "parallel.ranks=8 parallel.zero=3 parallel.dp_shard=4 ", "parallel.ranks=64 parallel.zero=2 "};
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[640];
-        snprintf(words, sizeof words, RUN "model.layers=12 model.hidden=64 model.heads=8 model.kv_heads=2 data.seq=8 train.global_batch=320 %s",
-                 layouts[l]);
+        snprintf(words, sizeof words,
+                 RUN "model.layers=12 model.hidden=64 model.heads=8 model.kv_heads=2 data.seq=8 train.global_batch=320 %s", layouts[l]);
         qd_config config = layout_config(words);
         qd_arena *arena;
         qd_program *p;
@@ -134,7 +134,8 @@ static void plan_equals_run(void **state)
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"parallel.ranks=4 ", "parallel.ranks=4 parallel.zero=3 ", "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=2 "};
+    static const char *const layouts[] = {"parallel.ranks=4 ", "parallel.ranks=4 parallel.zero=3 ",
+                                          "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=2 "};
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[640];
         snprintf(words, sizeof words, LLAMA RUN "train.global_batch=4 %s", layouts[l]);
@@ -147,7 +148,8 @@ static void bytes_follow_the_formula(void **state)
         for (int i = 0; i < p->ledger->param_count; i++)
             elements += qd_muon_takes(p->ledger, i) ? p->storage.count[i] : 0;
         for (int i = 0; i < p->action_count; i++)
-            if (p->actions[i].kind == QD_ACTION_COLLECT || p->actions[i].kind == QD_ACTION_HAND_BACK || p->actions[i].kind == QD_ACTION_SHARE)
+            if (p->actions[i].kind == QD_ACTION_COLLECT || p->actions[i].kind == QD_ACTION_HAND_BACK ||
+                p->actions[i].kind == QD_ACTION_SHARE)
                 planned += p->actions[i].bytes;
         /* All sizes of this model divide by the parts. */
         assert_int_equal(planned, n > 1 ? 4 / n * 2 * elements * 4 * (n - 1) / n : elements * 4 * 3);
@@ -164,13 +166,15 @@ static bool is_of_muon(const qd_action *a)
 static void actions_matter(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"parallel.ranks=2 train.global_batch=2 ", "parallel.ranks=2 parallel.zero=3 train.global_batch=2 ",
+    static const char *const layouts[] = {"parallel.ranks=2 train.global_batch=2 ",
+                                          "parallel.ranks=2 parallel.zero=3 train.global_batch=2 ",
                                           "parallel.ranks=1 train.global_batch=1 "};
     int tried = 0;
     size_t met = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[640];
-        snprintf(words, sizeof words, "model.layers=1 model.hidden=24 model.heads=2 model.vocab=31 data.seq=8 " RUN "run.deadline=20 %s", layouts[l]);
+        snprintf(words, sizeof words, "model.layers=1 model.hidden=24 model.heads=2 model.vocab=31 data.seq=8 " RUN "run.deadline=20 %s",
+                 layouts[l]);
         trained_actions_matter(words, 2, is_of_muon, 3, &met, &tried);
     }
     assert_true(met > 30 && tried >= sample_count((int)met, (int)met / 6));
@@ -181,8 +185,8 @@ static void actions_matter(void **state)
 static void tensor_parallel(void **state)
 {
     (void)state;
-    static const char *const variants[] = {"parallel.zero=1", "parallel.zero=2", "parallel.zero=3 parallel.bucket_mb=0.01", "parallel.overlap=false",
-                                           "parallel.zero=1 parallel.overlap=false"};
+    static const char *const variants[] = {"parallel.zero=1", "parallel.zero=2", "parallel.zero=3 parallel.bucket_mb=0.01",
+                                           "parallel.overlap=false", "parallel.zero=1 parallel.overlap=false"};
     static const struct {
         const char *model, *layout;
     } rows[] = {
@@ -197,7 +201,8 @@ static void tensor_parallel(void **state)
         snprintf(base, sizeof base, "%s" RUN "train.global_batch=12 %s", rows[r].model, rows[r].layout);
         snprintf(one, sizeof one, "%s" RUN "train.global_batch=12 parallel.ranks=1", rows[r].model);
         COMPARE(base, variants, 5, .seed = 21);
-        trained alone = trained_run(one, 5, (qd_random_tokens){.seed = 21}), together = trained_run(base, 5, (qd_random_tokens){.seed = 21});
+        trained alone = trained_run(one, 5, (qd_random_tokens){.seed = 21}),
+                together = trained_run(base, 5, (qd_random_tokens){.seed = 21});
         for (int s = 0; s < 5; s++) {
             double difference = alone.losses[s] - together.losses[s], most = (exact ? 1e-5 : 1e-2) * alone.losses[s];
             if (!(difference <= most && -difference <= most))

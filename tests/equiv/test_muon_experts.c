@@ -1,5 +1,5 @@
-/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh whatever the stage, every expert's matrix orthogonalized
- * once, and the bytes that the formula says. ctest: timeout 300 */
+/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh whatever the stage, every
+ * expert's matrix orthogonalized once, and the bytes that the formula says. ctest: timeout 300 */
 #include "spec/experts.h"
 #include "spec/muon.h"
 #include "support/expert_models.h"
@@ -56,8 +56,8 @@ static void against_one_rank(void **state)
             list[count++] = layouts[i];
         }
         /* The balance of the first is over what is computed at the same time: its micro-batches are as large as they can be. */
-        outcome_compare_all(model ? MUON DEEPSEEK "train.micro_batch=1 " : MUON MIXTRAL, (qd_random_tokens){.seed = 6, .documents = model ? 0 : 3}, list,
-                            count);
+        outcome_compare_all(model ? MUON DEEPSEEK "train.micro_batch=1 " : MUON MIXTRAL,
+                            (qd_random_tokens){.seed = 6, .documents = model ? 0 : 3}, list, count);
     }
 }
 
@@ -68,7 +68,8 @@ static void stages_give_the_same_bits(void **state)
         if (!sample_has(i, 1, 2))
             continue;
         char base[1024];
-        snprintf(base, sizeof base, MUON "%s%strain.micro_batch=1 train.grad_sync=%s ", i % 2 ? MIXTRAL : DEEPSEEK, meshes[i], i % 3 ? "per_step" : "per_microbatch");
+        snprintf(base, sizeof base, MUON "%s%strain.micro_batch=1 train.grad_sync=%s ", i % 2 ? MIXTRAL : DEEPSEEK, meshes[i],
+                 i % 3 ? "per_step" : "per_microbatch");
         TRAINED_COMPARE(base, stages, 3, 2, .seed = 9);
     }
 }
@@ -77,12 +78,16 @@ static void stages_give_the_same_bits(void **state)
 static void masters_give_the_same_bits(void **state)
 {
     (void)state;
-    static const char *const variants[] = {"parallel.zero=1 ", "parallel.zero=3 ", "train.offload=optimizer ", "train.offload=optimizer parallel.zero=2 parallel.overlap=false "};
-    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=4 parallel.ep=2 train.precision=bf16 train.grad_dtype=fp32 train.grad_sync=per_step ", variants, 3, 2, .seed = 10);
-    TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.ep=2 parallel.etp=2 train.precision=bf16 train.grad_dtype=fp32 ", variants, 3, 2, .seed = 11);
+    static const char *const variants[] = {"parallel.zero=1 ", "parallel.zero=3 ", "train.offload=optimizer ",
+                                           "train.offload=optimizer parallel.zero=2 parallel.overlap=false "};
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=4 parallel.ep=2 train.precision=bf16 train.grad_dtype=fp32 train.grad_sync=per_step ",
+                    variants, 3, 2, .seed = 10);
+    TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.ep=2 parallel.etp=2 train.precision=bf16 train.grad_dtype=fp32 ", variants, 3,
+                    2, .seed = 11);
 }
 
-/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded), twice, or cut by etp. With any optimizer. */
+/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded), twice, or cut by etp.
+ * With any optimizer. */
 static void replicas_give_the_same_bits(void **state)
 {
     (void)state;
@@ -93,16 +98,20 @@ static void replicas_give_the_same_bits(void **state)
         "parallel.zero=3 parallel.dp_shard=4 parallel.bucket_mb=0.01 ",
         "parallel.zero=1 parallel.dp_shard=4 parallel.overlap=false ",
     };
-    static const char *const all[] = {"parallel.ep=2 parallel.zero=2 parallel.dp_shard=2 ", "parallel.tp=2 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2 ",
+    static const char *const all[] = {"parallel.ep=2 parallel.zero=2 parallel.dp_shard=2 ",
+                                      "parallel.tp=2 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2 ",
                                       "parallel.ep=2 parallel.etp=2 parallel.zero=3 parallel.dp_shard=4 "};
-    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2, .seed = 20);
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2,
+                    .seed = 20);
     TRAINED_COMPARE(RUN MIXTRAL "train.optimizer=adamw parallel.ranks=8 parallel.tp=2 parallel.ep=4 ", variants, 3, 2, .seed = 21);
     TRAINED_COMPARE(MUON MIXTRAL "parallel.ranks=8 parallel.etp=2 ", variants, 3, 2, .seed = 22);
     outcome_compare_all(MUON DEEPSEEK "parallel.ranks=8 ", (qd_random_tokens){.seed = 23}, all, COUNT(all));
-    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 24}, all, COUNT(all));
+    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 24},
+                        all, COUNT(all));
 }
 
-/* Groups that keep parameters between the passes: they have every expert once (nothing is gathered then), twice, or as often as all ranks. */
+/* Groups that keep parameters between the passes: they have every expert once (nothing is gathered then), twice, or as
+ * often as all ranks. */
 static void kept_groups_give_the_same_bits(void **state)
 {
     (void)state;
@@ -111,12 +120,16 @@ static void kept_groups_give_the_same_bits(void **state)
         "parallel.zero=3 parallel.reshard_after_forward=4 parallel.prefetch=1 ",
         "parallel.zero=3 parallel.dp_shard=4 parallel.reshard_after_forward=2 parallel.overlap=false ",
     };
-    static const char *const all[] = {"parallel.ep=2 parallel.zero=3 parallel.reshard_after_forward=4 ", "parallel.tp=2 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2 ",
+    static const char *const all[] = {"parallel.ep=2 parallel.zero=3 parallel.reshard_after_forward=4 ",
+                                      "parallel.tp=2 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2 ",
                                       "parallel.ep=2 parallel.etp=2 parallel.zero=3 parallel.reshard_after_forward=4 ",
                                       "parallel.ep=8 parallel.zero=3 parallel.reshard_after_forward=8 "};
-    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2, .seed = 30);
-    TRAINED_COMPARE(RUN MIXTRAL "train.optimizer=adamw parallel.ranks=8 parallel.tp=2 parallel.ep=4 train.recompute=full ", variants, 3, 2, .seed = 31);
-    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 32}, all, COUNT(all));
+    TRAINED_COMPARE(MUON DEEPSEEK "parallel.ranks=8 parallel.ep=2 train.micro_batch=1 train.grad_sync=per_step ", variants, 3, 2,
+                    .seed = 30);
+    TRAINED_COMPARE(RUN MIXTRAL "train.optimizer=adamw parallel.ranks=8 parallel.tp=2 parallel.ep=4 train.recompute=full ", variants, 3, 2,
+                    .seed = 31);
+    outcome_compare_all(RUN DEEPSEEK "parallel.ranks=8 train.micro_batch=1 train.grad_sync=per_microbatch ", (qd_random_tokens){.seed = 32},
+                        all, COUNT(all));
 }
 
 static double cost_of(const qd_param *x)
@@ -170,7 +183,8 @@ static void matrices_are_given_out_once_and_evenly(void **state)
     }
 }
 
-/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results; sharded or cut in n parts 4 (n - 1) / n there and back. */
+/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results; sharded or cut in n
+ * parts 4 (n - 1) / n there and back. */
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;
@@ -209,7 +223,8 @@ static void bytes_follow_the_formula(void **state)
 static void checkpoints_change_layouts(void **state)
 {
     (void)state;
-    static const char *const parts[] = {"parallel.ranks=4 parallel.ep=2 parallel.zero=1 ", "parallel.ranks=1 ", "parallel.ranks=8 parallel.ep=2 parallel.etp=2 parallel.zero=3 ",
+    static const char *const parts[] = {"parallel.ranks=4 parallel.ep=2 parallel.zero=1 ", "parallel.ranks=1 ",
+                                        "parallel.ranks=8 parallel.ep=2 parallel.etp=2 parallel.zero=3 ",
                                         "parallel.ranks=4 parallel.tp=2 parallel.ep=4 "};
     enum { EACH = 2 };
     double losses[COUNT(parts) * EACH];
@@ -236,8 +251,10 @@ static void actions_matter(void **state)
     size_t met = 0;
     for (size_t l = 0; l < COUNT(layouts); l++) {
         char words[1024];
-        snprintf(words, sizeof words, MUON "model.layers=1 model.hidden=16 model.heads=2 model.vocab=31 data.seq=8 model.experts=4 model.experts_per_token=2 "
-                                           "model.expert_ffn=8 run.deadline=20 %s", layouts[l]);
+        snprintf(words, sizeof words,
+                 MUON "model.layers=1 model.hidden=16 model.heads=2 model.vocab=31 data.seq=8 model.experts=4 model.experts_per_token=2 "
+                      "model.expert_ffn=8 run.deadline=20 %s",
+                 layouts[l]);
         trained_actions_matter(words, 2, is_of_muon, 3, &met, &tried);
     }
     assert_true(met > 20 && tried >= sample_count((int)met, (int)met / 6));

@@ -53,7 +53,9 @@ static void same_bits(void **state)
     static const char *const rooms[] = {"", "parallel.expert_rows=0.3 "};
     for (size_t i = 0; i < COUNT(rooms); i++) {
         char base[1024];
-        snprintf(base, sizeof base, RUN DEEPSEEK NODE "train.grad_sync=per_step train.micro_batch=1 parallel.ranks=4 parallel.nodes=2 parallel.ep=4 %s", rooms[i]);
+        snprintf(base, sizeof base,
+                 RUN DEEPSEEK NODE "train.grad_sync=per_step train.micro_batch=1 parallel.ranks=4 parallel.nodes=2 parallel.ep=4 %s",
+                 rooms[i]);
         TRAINED_COMPARE(base, variants, 3, 2, .seed = 9);
     }
 }
@@ -74,10 +76,11 @@ static void one_expert_has_all(void **state)
         NODE "parallel.ranks=4 parallel.ep=4 parallel.nodes=4 parallel.expert_rows=0.7 train.recompute=full ",
     };
     outcome_prepare = favour_one;
-    outcome_compare_all(RUN DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ", (qd_random_tokens){.seed = 8},
-                        layouts, COUNT(layouts));
-    /* Two nodes of two ranks: the node of expert 5 relays all 4 · 2 · 17 rows, 68 on each rank, to one rank that has room for 34; each relay
-     * for 34: three further rounds, in which rows go there and back, and in the backward pass twice, on two ranks and in two blocks. */
+    outcome_compare_all(RUN DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ",
+                        (qd_random_tokens){.seed = 8}, layouts, COUNT(layouts));
+    /* Two nodes of two ranks: the node of expert 5 relays all 4 · 2 · 17 rows, 68 on each rank, to one rank that has
+     * room for 34; each relay for 34: three further rounds, in which rows go there and back, and in the backward pass
+     * twice, on two ranks and in two blocks. */
     outcome r = outcome_run(RUN DEEPSEEK NODE "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 parallel.ranks=4 "
                             "parallel.ep=4 parallel.nodes=2 parallel.expert_rows=1 ", (qd_random_tokens){.seed = 8});
     assert_int_equal(r.rounds, OUTCOME_STEPS * 3 * (2 + 4) * 2 * 2);
@@ -190,7 +193,8 @@ static void bytes(void **state)
             const int *experts = known ? favoured[f] : NULL;
             if (!sample_has(i, f, 3))
                 continue;
-            snprintf(words, sizeof words, RUN DEEPSEEK "model.router_groups=1 model.router_top_groups=1 data.seq=16 %sparallel.expert_rows=8 ", layouts[i]);
+            snprintf(words, sizeof words,
+                     RUN DEEPSEEK "model.router_groups=1 model.router_top_groups=1 data.seq=16 %sparallel.expert_rows=8 ", layouts[i]);
             crossing flat = cross(words, experts, known ? 3 : 0);
             strcat(words, NODE);
             crossing node = cross(words, experts, known ? 3 : 0);
@@ -211,7 +215,8 @@ static void bytes(void **state)
                        (double)flat.crossed / (double)node.crossed);
             } else {
                 /* Each copy is as many bytes; at least one of a row's choices lies on its node, at most all. */
-                int64_t copy = (4 + recompute) * 32 * 4 + (12 + 8 * recompute) * 3, far = flat.crossed / (mesh->etp * (4 + 2 * recompute) * 32 * 4);
+                int64_t copy = (4 + recompute) * 32 * 4 + (12 + 8 * recompute) * 3,
+                        far = flat.crossed / (mesh->etp * (4 + 2 * recompute) * 32 * 4);
                 assert_int_equal(node.crossed % copy, 0);
                 assert_in_range(node.crossed / copy, (far + 2) / 3, far);
                 qd_across expected = qd_nodes_across(program);
@@ -280,7 +285,8 @@ static void refusals(void **state)
     refuse(MIXTRAL "train.global_batch=8 parallel.ranks=8 parallel.nodes=3 ", "parallel.nodes is 3, which does not divide the 8 ranks");
     refuse("train.global_batch=8 parallel.ranks=8 parallel.nodes=2 " NODE, "the model has no experts");
     refuse(MIXTRAL "train.global_batch=12 parallel.ranks=12 parallel.ep=4 parallel.nodes=2 " NODE, "do not divide one another");
-    refuse(MIXTRAL "train.global_batch=8 parallel.ranks=8 parallel.ep=2 parallel.etp=4 parallel.nodes=4 " NODE, "would share an expert across nodes");
+    refuse(MIXTRAL "train.global_batch=8 parallel.ranks=8 parallel.ep=2 parallel.etp=4 parallel.nodes=4 " NODE,
+           "would share an expert across nodes");
 }
 
 int main(void)

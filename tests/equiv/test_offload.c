@@ -66,12 +66,16 @@ static void axes_give_the_same_bits(void **state)
 {
     (void)state;
     static const char *const plain[] = {OFFLOAD, OFFLOAD "parallel.zero=1", OFFLOAD "parallel.zero=2 parallel.overlap=false"};
-    COMPARE(LLAMA RUN "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step train.precision=bf16 model.tied=true ", plain, 4,
-            .seed = 11);
+    COMPARE(LLAMA RUN "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step "
+                      "train.precision=bf16 model.tied=true ",
+            plain, 4, .seed = 11);
     COMPARE(LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 train.precision=bf16 ", plain, 4, .seed = 12);
-    COMPARE(LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 train.optimizer=muon train.precision=bf16 ", plain, 4, .seed = 13);
-    COMPARE(LLAMA RUN "parallel.ranks=2 parallel.ep=2 train.global_batch=4 model.experts=4 model.router=sigmoid model.router_bias_rate=0.01 "
-                      "train.precision=bf16 train.grad_dtype=fp32 ", plain, 4, .seed = 14);
+    COMPARE(LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 train.optimizer=muon train.precision=bf16 ", plain, 4,
+            .seed = 13);
+    COMPARE(LLAMA RUN
+            "parallel.ranks=2 parallel.ep=2 train.global_batch=4 model.experts=4 model.router=sigmoid model.router_bias_rate=0.01 "
+            "train.precision=bf16 train.grad_dtype=fp32 ",
+            plain, 4, .seed = 14);
 }
 
 /* ---- memory ---- */
@@ -91,7 +95,8 @@ static qd_status look(qd_trainer *trainer, qd_comm *world, void *argument)
     if (mine.device != p->persistent_bytes + p->dynamic_bytes || mine.device != memory.total)
         return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)memory.total, (long long)mine.device);
     if (mine.host != p->host_bytes || mine.host != memory.host_total)
-        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes of host memory, allocated %lld", (long long)memory.host_total, (long long)mine.host);
+        return QD_FAIL(QD_DIFFERENT, "planned %lld bytes of host memory, allocated %lld", (long long)memory.host_total,
+                       (long long)mine.host);
     if (qd_comm_rank(world) == 0)
         *(taken *)argument = mine;
     return QD_OK;
@@ -139,7 +144,8 @@ static void memory_is_as_planned(void **state)
 static void chunks_cover_the_state(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=3 parallel.zero=2 ", "parallel.ranks=2 train.optimizer=muon "};
+    static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=3 parallel.zero=2 ",
+                                          "parallel.ranks=2 train.optimizer=muon "};
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         char words[512];
         snprintf(words, sizeof words, LLAMA RUN OFFLOAD "train.global_batch=6 train.precision=bf16 %s", layouts[l]);
@@ -208,7 +214,8 @@ static void skipped_steps_touch_nothing(void **state)
     qd_random_tokens random = {.seed = 11};
     qd_step_output out;
     int64_t count;
-    qd_team *team = trained_team(LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=2 parallel.zero=1 train.precision=bf16 train.on_nonfinite=skip", &random);
+    qd_team *team = trained_team(
+        LLAMA RUN OFFLOAD "train.global_batch=4 parallel.ranks=2 parallel.zero=1 train.precision=bf16 train.on_nonfinite=skip", &random);
     trained_ok(qd_team_step(team, &out));
     trained_ok(qd_team_read(team, "block.1.mlp_norm.weight", QD_TENSOR_VALUE, good, 48));
     for (int i = 0; i < 48; i++)
@@ -241,7 +248,8 @@ static bool copies(const qd_action *a)
 static void actions_matter(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"parallel.ranks=2 parallel.zero=1 train.precision=bf16 ", "parallel.ranks=1 train.optimizer=muon "};
+    static const char *const layouts[] = {"parallel.ranks=2 parallel.zero=1 train.precision=bf16 ",
+                                          "parallel.ranks=1 train.optimizer=muon "};
     int tried = 0;
     size_t met = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -291,7 +299,8 @@ static void nothing_to_offload_is_refused(void **state)
 static void advice_names_it(void **state)
 {
     (void)state;
-    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.precision=bf16 train.recompute=full train.swiglu=again"), offloaded = config;
+    qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.precision=bf16 train.recompute=full train.swiglu=again"),
+              offloaded = config;
     offloaded.strategy.offload = true;
     qd_arena *arena;
     qd_program *p;

@@ -96,8 +96,11 @@ static void tied_embeddings_give_the_same_bits(void **state)
     (void)state;
     COMPARE(GPT2 RUN "train.global_batch=4 train.micro_batch=1 ", 1, every_schedule, .seed = 5);
     COMPARE(GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 2, sharded, .seed = 6);
-    COMPARE(GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch train.precision=bf16 ", 2, sharded, .seed = 7);
-    COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 model.tied=true train.optimizer=sgd train.momentum=0.9 train.grad_sync=per_step ", 2, sharded, .seed = 8);
+    COMPARE(GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch train.precision=bf16 ", 2, sharded,
+            .seed = 7);
+    COMPARE(LLAMA RUN
+            "train.global_batch=8 train.micro_batch=1 model.tied=true train.optimizer=sgd train.momentum=0.9 train.grad_sync=per_step ",
+            2, sharded, .seed = 8);
 }
 
 /* With tensor parallelism inside the stages: the bits of the same tp without a pipeline. */
@@ -111,7 +114,8 @@ static void tensor_parallel_stages_give_the_same_bits(void **state)
     };
     COMPARE(LLAMA RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ", 4, few, .seed = 9);
     COMPARE(GPT2 RUN "parallel.tp=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", 4, few, .seed = 10);
-    COMPARE(LLAMA RUN "parallel.tp=2 parallel.sp=false train.global_batch=4 train.micro_batch=1 model.tied=true ", 2, every_schedule, .seed = 11);
+    COMPARE(LLAMA RUN "parallel.tp=2 parallel.sp=false train.global_batch=4 train.micro_batch=1 model.tied=true ", 2, every_schedule,
+            .seed = 11);
 }
 
 /* A schedule that was written to a file and read back is the same schedule. */
@@ -141,8 +145,10 @@ static qd_replay_report replayed(const char *more)
     char words[512];
     qd_bench_actions actions = {0};
     qd_replay_report r;
-    snprintf(words, sizeof words, "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
-                                  "parallel.ranks=4 parallel.pp=4 %s", more);
+    snprintf(words, sizeof words,
+             "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
+             "parallel.ranks=4 parallel.pp=4 %s",
+             more);
     qd_options *options = layout_options(words);
     for (int round = 0; round < 2; round++)
         trained_ok(qd_bench_measure_actions(options, 1, 6, &actions));
@@ -194,8 +200,9 @@ static void checkpoints_travel_between_pipelines(void **state)
         "parallel.ranks=4 parallel.pp=2 parallel.schedule=zb_v parallel.zero=3 ",
         "parallel.ranks=6 parallel.pp=3 parallel.schedule=zb_h1 parallel.zero=1 ",
     };
-    static const char *const models[] = {GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ",
-                                         LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step train.precision=bf16 model.tied=true "};
+    static const char *const models[] = {
+        GPT2 RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step ",
+        LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_step train.precision=bf16 model.tied=true "};
     for (size_t m = 0; m < 2; m++) {
         double whole[5], part[5];
         for (size_t from = 0; from < 4; from++) {
@@ -263,7 +270,8 @@ static void plan_equals_run(void **state)
         LLAMA "parallel.ranks=4 parallel.pp=4 train.global_batch=4 train.micro_batch=1 parallel.schedule=zb_h1 train.recompute=full ",
         LLAMA "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=zb_v parallel.zero=3 ",
         GPT2 "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=interleaved parallel.zero=2 ",
-        GPT2 "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=gpipe train.grad_sync=per_microbatch ",
+        GPT2
+        "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=1 parallel.schedule=gpipe train.grad_sync=per_microbatch ",
     };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         qd_config config = layout_config(layouts[i]);
@@ -289,8 +297,8 @@ static void evaluation_runs_through_the_pipeline(void **state)
         double losses[2];
         for (int k = 0; k < 2; k++) {
             char words[512];
-            snprintf(words, sizeof words, LLAMA "train.global_batch=5 train.micro_batch=1 parallel.pp=%d parallel.ranks=%d %s", k ? 3 : 1, k ? 3 : 1,
-                     k ? every_schedule[i] : "");
+            snprintf(words, sizeof words, LLAMA "train.global_batch=5 train.micro_batch=1 parallel.pp=%d parallel.ranks=%d %s", k ? 3 : 1,
+                     k ? 3 : 1, k ? every_schedule[i] : "");
             qd_config config = layout_config(words);
             config.strategy.training = false;
             qd_random_tokens random = {.seed = 1, .vocab = config.model.vocab};
@@ -309,11 +317,16 @@ static void evaluation_runs_through_the_pipeline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(schedules_give_the_same_bits), cmocka_unit_test(zero_stages_give_the_same_bits),
-        cmocka_unit_test(tied_embeddings_give_the_same_bits), cmocka_unit_test(tensor_parallel_stages_give_the_same_bits),
+        cmocka_unit_test(schedules_give_the_same_bits),
+        cmocka_unit_test(zero_stages_give_the_same_bits),
+        cmocka_unit_test(tied_embeddings_give_the_same_bits),
+        cmocka_unit_test(tensor_parallel_stages_give_the_same_bits),
         cmocka_unit_test_setup_teardown(checkpoints_travel_between_pipelines, scratch_setup, scratch_teardown),
-        cmocka_unit_test(what_is_not_finite_is_named), cmocka_unit_test(replayed_bubbles_are_about_right), cmocka_unit_test(stages_that_are_uneven_show),
-        cmocka_unit_test_setup_teardown(files_give_the_same_bits, scratch_setup, scratch_teardown), cmocka_unit_test(plan_equals_run),
+        cmocka_unit_test(what_is_not_finite_is_named),
+        cmocka_unit_test(replayed_bubbles_are_about_right),
+        cmocka_unit_test(stages_that_are_uneven_show),
+        cmocka_unit_test_setup_teardown(files_give_the_same_bits, scratch_setup, scratch_teardown),
+        cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(evaluation_runs_through_the_pipeline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -110,7 +110,8 @@ typedef struct plan {
 static plan make_plan(const char *mode)
 {
     char words[512];
-    snprintf(words, sizeof words, "model.layers=8 model.hidden=256 model.heads=4 model.vocab=101 data.seq=64 train.global_batch=8 %s", mode);
+    snprintf(words, sizeof words, "model.layers=8 model.hidden=256 model.heads=4 model.vocab=101 data.seq=64 train.global_batch=8 %s",
+             mode);
     qd_config config = layout_config(words);
     qd_arena *arena;
     qd_program *p;
@@ -150,7 +151,8 @@ static void memory_and_work(void **state)
     assert_true(half.again * 2 == full.again);
 }
 
-/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each choice. By itself: dense blocks keep it on the CPU, experts do not. */
+/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each choice. By itself:
+ * dense blocks keep it on the CPU, experts do not. */
 static void swiglu_memory(void **state)
 {
     (void)state;
@@ -160,7 +162,8 @@ static void swiglu_memory(void **state)
         char words[3][256];
         plan plans[3];
         for (int i = 0; i < 3; i++) {
-            snprintf(words[i], sizeof words[i], "%s%s", models[experts], (const char *const[]){"", "train.swiglu=keep", "train.swiglu=again"}[i]);
+            snprintf(words[i], sizeof words[i], "%s%s", models[experts],
+                     (const char *const[]){"", "train.swiglu=keep", "train.swiglu=again"}[i]);
             plans[i] = make_plan(words[i]);
         }
         int64_t difference = 8 * 64 * widths[experts] * 8 * 4; /* 8 blocks, 64 x 8 rows, fp32 */

@@ -18,7 +18,9 @@
 
 #include "support/ok.h"
 
-#define MODEL "model.layers=1 model.hidden=4 model.heads=1 model.ffn=6 model.vocab=7 data.seq=8 train.global_batch=6 run.threads=1 train.optimizer=sgd train.momentum=0.9 "
+#define MODEL                                                                                                                              \
+    "model.layers=1 model.hidden=4 model.heads=1 model.ffn=6 model.vocab=7 data.seq=8 train.global_batch=6 run.threads=1 "                 \
+    "train.optimizer=sgd train.momentum=0.9 "
 enum { STEP = 2, MOST_FILES = 16, FLIPS = 1000, EVERY = 61 };
 
 static char root[512], folder[600];

@@ -81,7 +81,8 @@ class Signals(program.ProgramTest):
         call = ["train", "data.path=long.txt", "model.layers=1", "model.hidden=32", "model.heads=2", "model.vocab=60000", "data.seq=32",
                 "train.global_batch=4", "train.steps=100000", "parallel.ranks=2"]
         for number, status, begin in ((signal.SIGTERM, STOPPED, "SIGTERM: stopped"), (signal.SIGINT, 1, "interrupted")):
-            run = subprocess.Popen([program.PROGRAM, *call, f"run.dir={number.name}"], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            run = subprocess.Popen([program.PROGRAM, *call, f"run.dir={number.name}"], cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(self.end, run)
             self.assertTrue(program.wait_until(lambda: os.path.isdir(self.path(number.name)), 30))
             run.send_signal(number)

@@ -143,7 +143,8 @@ typedef struct sentence {
     const int32_t *tokens;
 } sentence;
 
-static qd_status fill_sentence(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets, int32_t *doc_start)
+static qd_status fill_sentence(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
+                               int32_t *doc_start)
 {
     const sentence *s = context;
     (void)first;

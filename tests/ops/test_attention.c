@@ -303,8 +303,21 @@ static void overflow_shows(void **state)
             qkv[i / (ROWS * SIZE)][i % (ROWS * SIZE)] = (float)ops_normal();
         for (int i = 0; i < SIZE; i++)
             qkv[0][AT * SIZE + i] = qkv[1][AT * SIZE + i] = 1e30f;
-        qd_attention_args a = {.q = qkv[0], .k = qkv[1], .v = qkv[2], .o = o, .lse = lse, .batch = 1, .seq = ROWS, .heads = 1, .kv_heads = 1,
-                               .head_dim = SIZE, .q_stride = SIZE, .k_stride = SIZE, .v_stride = SIZE, .o_stride = SIZE, .scale = 0.25f,
+        qd_attention_args a = {.q = qkv[0],
+                               .k = qkv[1],
+                               .v = qkv[2],
+                               .o = o,
+                               .lse = lse,
+                               .batch = 1,
+                               .seq = ROWS,
+                               .heads = 1,
+                               .kv_heads = 1,
+                               .head_dim = SIZE,
+                               .q_stride = SIZE,
+                               .k_stride = SIZE,
+                               .v_stride = SIZE,
+                               .o_stride = SIZE,
+                               .scale = 0.25f,
                                .dtype = QD_F32};
         ops_assert_ok(qd_device_kernels(device)->attention_forward(qd_device_compute_stream(device), &a));
         for (int i = 0; i < SIZE; i++)

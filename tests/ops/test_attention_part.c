@@ -256,11 +256,30 @@ static qd_status run_parts(part_kernel *kernel, qd_stream *stream, const part_ca
     int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     size_t size = qd_dtype_size(c->dtype);
     qd_attention_part_args a = {
-        .q = p[Q], .o = p[O], .lse = p[LSE], .doc_start = p[DOC], .d_o = p[DO], .delta = p[DELTA], .dq = p[DQ],
-        .q_runs = q_runs, .k_runs = k_runs, .q_run_count = runs_of(c, c->rank, q_runs),
-        .batch = c->batch, .q_seq = q_seq(c), .q_stride = q + gap(c), .k_stride = kv, .v_stride = kv, .o_stride = q, .dq_stride = q + gap(c),
-        .dk_stride = kv, .dv_stride = kv, .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim,
-        .scale = (float)(1 / sqrt(c->head_dim)), .dtype = c->dtype,
+        .q = p[Q],
+        .o = p[O],
+        .lse = p[LSE],
+        .doc_start = p[DOC],
+        .d_o = p[DO],
+        .delta = p[DELTA],
+        .dq = p[DQ],
+        .q_runs = q_runs,
+        .k_runs = k_runs,
+        .q_run_count = runs_of(c, c->rank, q_runs),
+        .batch = c->batch,
+        .q_seq = q_seq(c),
+        .q_stride = q + gap(c),
+        .k_stride = kv,
+        .v_stride = kv,
+        .o_stride = q,
+        .dq_stride = q + gap(c),
+        .dk_stride = kv,
+        .dv_stride = kv,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .scale = (float)(1 / sqrt(c->head_dim)),
+        .dtype = c->dtype,
     };
     int parts = c->gathered ? 1 : c->cp;
     for (int i = 0; i < parts; i++) {

@@ -132,7 +132,8 @@ static int rows_tensors(const void *p, ops_tensor *t)
 {
     const rows_case *c = p;
     t[0] = (ops_tensor){.name = "from", .role = OPS_IN, .dtype = c->from, .rows = c->rows, .cols = c->cols, .ld = c->from_stride};
-    t[1] = (ops_tensor){.name = "to", .role = c->add ? OPS_INOUT : OPS_OUT, .dtype = c->to, .rows = c->rows, .cols = c->cols, .ld = c->to_stride};
+    t[1] = (ops_tensor){.name = "to", .role = c->add ? OPS_INOUT : OPS_OUT, .dtype = c->to, .rows = c->rows, .cols = c->cols,
+                        .ld = c->to_stride};
     return 2;
 }
 
@@ -147,8 +148,10 @@ static void rows_reference(const void *p, double *const *v)
 static qd_status rows_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const rows_case *c = p;
-    return k->copy_rows(stream, &(qd_copy_rows_args){.from = t[0], .to = t[1], .rows = c->rows, .cols = c->cols, .from_stride = c->from_stride,
-                                                     .to_stride = c->to_stride, .accumulate = c->add, .from_dtype = c->from, .to_dtype = c->to});
+    return k->copy_rows(stream, &(qd_copy_rows_args){.from = t[0], .to = t[1], .rows = c->rows, .cols = c->cols,
+                                                     .from_stride = c->from_stride,
+                                                     .to_stride = c->to_stride, .accumulate = c->add, .from_dtype = c->from,
+                                                     .to_dtype = c->to});
 }
 
 /* Bit by bit the scalar conversion: ties, subnormals, infinities, and every kind of NaN. */

@@ -16,10 +16,14 @@ typedef struct head_case {
     qd_dtype dtype;
     bool overwrite; /* backward: gradients of gammas */
 } head_case;
-static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false},  {7, 12, 4, 2, 6, QD_F32, false},    {33, 128, 4, 2, 64, QD_F32, false},
-                                       {5, 3, 2, 1, 130, QD_F32, false}, {19, 64, 8, 1, 64, QD_BF16, false}};
+static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false},
+                                       {7, 12, 4, 2, 6, QD_F32, false},
+                                       {33, 128, 4, 2, 64, QD_F32, false},
+                                       {5, 3, 2, 1, 130, QD_F32, false},
+                                       {19, 64, 8, 1, 64, QD_BF16, false}};
 /* Without numerical gradients: more rows than an accelerator has blocks, heads of models. */
-static const head_case head_long_cases[] = {{700, 256, 4, 2, 128, QD_BF16, false}, {601, 6, 3, 1, 36, QD_F32, true}, {40, 9, 2, 1, 33, QD_BF16, true}};
+static const head_case head_long_cases[] = {
+    {700, 256, 4, 2, 128, QD_BF16, false}, {601, 6, 3, 1, 36, QD_F32, true}, {40, 9, 2, 1, 33, QD_BF16, true}};
 enum { HX, HQ, HK, HD, HY, HR, HDX, HDQ, HDK, HEAD_TENSORS };
 
 static int64_t head_stride(const head_case *c)
@@ -30,7 +34,8 @@ static int64_t head_stride(const head_case *c)
 static void head_describe(const void *p, char *text, size_t size)
 {
     const head_case *c = p;
-    snprintf(text, size, "%lld rows, %d+%d heads of %d, %s", (long long)c->rows, c->heads, c->kv_heads, c->head_dim, qd_dtype_name(c->dtype));
+    snprintf(text, size, "%lld rows, %d+%d heads of %d, %s", (long long)c->rows, c->heads, c->kv_heads, c->head_dim,
+             qd_dtype_name(c->dtype));
 }
 
 static int head_tensors(const head_case *c, ops_tensor *t, bool backward)
@@ -42,9 +47,12 @@ static int head_tensors(const head_case *c, ops_tensor *t, bool backward)
     t[HK].name = "k_gamma";
     t[HD] = (ops_tensor){.name = "dy", .role = backward ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = stride};
     t[HY] = (ops_tensor){.name = "y", .role = backward ? OPS_ABSENT : OPS_OUT, .dtype = c->dtype, .rows = c->rows, .cols = stride};
-    t[HR] = (ops_tensor){.name = "rstd", .role = backward ? OPS_IN : OPS_OUT, .dtype = QD_F32, .rows = c->rows, .cols = c->heads + c->kv_heads};
-    t[HDX] = (ops_tensor){.name = "dx", .role = backward ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = stride, .shares = 1 + HD};
-    t[HDQ] = (ops_tensor){.name = "q_grad", .role = !backward ? OPS_ABSENT : c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = QD_F32, .cols = c->head_dim};
+    t[HR] = (ops_tensor){.name = "rstd", .role = backward ? OPS_IN : OPS_OUT, .dtype = QD_F32, .rows = c->rows,
+                         .cols = c->heads + c->kv_heads};
+    t[HDX] = (ops_tensor){.name = "dx", .role = backward ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = stride,
+                          .shares = 1 + HD};
+    t[HDQ] = (ops_tensor){.name = "q_grad", .role = !backward ? OPS_ABSENT : c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = QD_F32,
+                          .cols = c->head_dim};
     t[HDK] = t[HDQ];
     t[HDK].name = "k_grad";
     return HEAD_TENSORS;
@@ -162,34 +170,53 @@ typedef struct grouped_case {
     unsigned way;
 } grouped_case;
 static const grouped_case grouped_cases[] = {
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, true, false, QD_F32, QD_F32, PLAIN},      {1, 3, {5, 0, 9}, 0, 20, 17, 23, false, false, QD_F32, QD_F32, PLAIN},
-    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 16, 32, true, false, QD_F32, QD_F32, PLAIN}, {2, 3, {4, 0, 3, 2, 6, 0}, 3, 8, 16, 32, false, false, QD_F32, QD_F32, PLAIN},
-    {2, 3, {4, 0, 3, 2, 6, 0}, 11, 8, 16, 32, true, false, QD_F32, QD_F32, PLAIN}, {1, 4, {0, 0, 0, 0}, 0, 8, 16, 8, true, false, QD_F32, QD_F32, PLAIN},
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, PLAIN},      {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, PLAIN},
-    {1, 4, {0, 40, 0, 0}, 0, 40, 64, 48, true, false, QD_BF16, QD_BF16, PLAIN}, {2, 2, {30, 1, 0, 20}, 0, 51, 64, 48, false, true, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, true, false, QD_F32, QD_F32, PLAIN},
+    {1, 3, {5, 0, 9}, 0, 20, 17, 23, false, false, QD_F32, QD_F32, PLAIN},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 16, 32, true, false, QD_F32, QD_F32, PLAIN},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 3, 8, 16, 32, false, false, QD_F32, QD_F32, PLAIN},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 11, 8, 16, 32, true, false, QD_F32, QD_F32, PLAIN},
+    {1, 4, {0, 0, 0, 0}, 0, 8, 16, 8, true, false, QD_F32, QD_F32, PLAIN},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, PLAIN},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, PLAIN},
+    {1, 4, {0, 40, 0, 0}, 0, 40, 64, 48, true, false, QD_BF16, QD_BF16, PLAIN},
+    {2, 2, {30, 1, 0, 20}, 0, 51, 64, 48, false, true, QD_BF16, QD_BF16, PLAIN},
     /* several tiles of rows, columns and depth on a GPU, and what is left of them */
-    {1, 3, {130, 0, 70}, 0, 210, 264, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {2, 2, {65, 3, 0, 129}, 5, 180, 520, 72, false, false, QD_BF16, QD_BF16, PLAIN},
-    {2, 2, {65, 3, 0, 129}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, PLAIN}, {1, 3, {130, 0, 70}, 0, 210, 130, 257, false, true, QD_BF16, QD_BF16, PLAIN},
-    {1, 3, {130, 0, 70}, 0, 210, 131, 77, true, false, QD_BF16, QD_BF16, PLAIN}, {1, 2, {70, 66}, 0, 136, 70, 67, false, false, QD_F32, QD_F32, PLAIN},
+    {1, 3, {130, 0, 70}, 0, 210, 264, 136, true, false, QD_BF16, QD_BF16, PLAIN},
+    {2, 2, {65, 3, 0, 129}, 5, 180, 520, 72, false, false, QD_BF16, QD_BF16, PLAIN},
+    {2, 2, {65, 3, 0, 129}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {130, 0, 70}, 0, 210, 130, 257, false, true, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {130, 0, 70}, 0, 210, 131, 77, true, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 2, {70, 66}, 0, 136, 70, 67, false, false, QD_F32, QD_F32, PLAIN},
     {2, 2, {65, 3, 0, 129}, 5, 200, 136, 264, false, true, QD_BF16, QD_F32, PLAIN},
     /* gradients that overwrite: experts without rows become 0, also when there are no rows at all */
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, OVERWRITE},    {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, OVERWRITE},
-    {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE}, {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
-    {1, 4, {130, 0, 70, 0}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, OVERWRITE}, {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, OVERWRITE},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, OVERWRITE},
+    {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {1, 4, {130, 0, 70, 0}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, OVERWRITE},
+    {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE},
     /* with sums of squares: several tiles, an expert without rows that keeps or loses what it has, no rows at all */
-    {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES}, {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 520, false, true, QD_BF16, QD_BF16, SQUARES},
-    {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, SQUARES}, {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
-    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, SQUARES},  {1, 3, {130, 0, 70}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, SQUARES},
+    {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
+    {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 520, false, true, QD_BF16, QD_BF16, SQUARES},
+    {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, SQUARES},
+    {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, SQUARES},
+    {1, 3, {130, 0, 70}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, SQUARES},
     {1, 2, {0, 0}, 0, 0, 16, 24, false, true, QD_BF16, QD_BF16, SQUARES},
     /* the last tiles have half the columns, or half the rows */
-    {1, 3, {130, 0, 190}, 0, 330, 384, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
-    {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN}, {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
-    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and odd numbers of tiles in rows and columns,
-     * all rows of one expert */
-    {1, 6, {130, 1, 260, 0, 129, 5}, 0, 525, 3848, 136, true, false, QD_BF16, QD_BF16, PLAIN}, {1, 6, {130, 1, 260, 0, 129, 5}, 0, 530, 3592, 136, false, false, QD_BF16, QD_BF16, PLAIN},
-    {1, 4, {0, 0, 700, 0}, 0, 700, 520, 328, true, false, QD_BF16, QD_BF16, PLAIN},      {1, 4, {0, 0, 700, 0}, 0, 700, 264, 520, false, true, QD_BF16, QD_BF16, OVERWRITE},
-    {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE}, {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {130, 0, 190}, 0, 330, 384, 136, true, false, QD_BF16, QD_BF16, PLAIN},
+    {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
+    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and odd numbers of tiles
+     * in rows and columns, all rows of one expert */
+    {1, 6, {130, 1, 260, 0, 129, 5}, 0, 525, 3848, 136, true, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 6, {130, 1, 260, 0, 129, 5}, 0, 530, 3592, 136, false, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 4, {0, 0, 700, 0}, 0, 700, 520, 328, true, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 4, {0, 0, 700, 0}, 0, 700, 264, 520, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE},
+    {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
 };
 enum { GA, GB, GC, GN, GS, GROUPED_TENSORS };
@@ -198,7 +225,10 @@ static void grouped_describe(const void *p, char *text, size_t size)
 {
     const grouped_case *c = p;
     snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s%s %s %s", c->sources, c->experts, (long long)c->begin,
-             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "", c->way & OVERWRITE ? " by experts, over b" : c->by_experts ? " by experts" : "",
+             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "",
+             c->way & OVERWRITE ? " by experts, over b"
+             : c->by_experts    ? " by experts"
+                                : "",
              c->way & SQUARES ? ", squares" : "", qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
 }
 
@@ -206,10 +236,12 @@ static int grouped_tensors(const void *p, ops_tensor *t)
 {
     const grouped_case *c = p;
     t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k};
-    t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way & OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype, .rows = c->experts, .cols = c->n * c->k};
+    t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way & OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype,
+                         .rows = c->experts, .cols = c->n * c->k};
     t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : OPS_INOUT, .dtype = c->dtype, .rows = c->rows, .cols = c->n};
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
-    t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts, .cols = c->n,
+    t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts,
+                         .cols = c->n,
                          .tol = c->b_dtype == QD_BF16 ? 1e-3 : 1e-5}; /* of b as it is rounded */
     return GROUPED_TENSORS;
 }
@@ -252,18 +284,22 @@ static void grouped_reference(const void *p, double *const *v)
 static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const grouped_case *c = p;
-    return k->grouped(stream, &(qd_grouped_args){.a = t[GA], .b = t[GB], .c = t[GC], .squares = t[GS], .counts = t[GN], .count_stride = c->experts,
+    return k->grouped(stream, &(qd_grouped_args){.a = t[GA], .b = t[GB], .c = t[GC], .squares = t[GS], .counts = t[GN],
+                                                 .count_stride = c->experts,
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
-                                                 .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts, .accumulate = !(c->way & OVERWRITE),
+                                                 .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts,
+                                                 .accumulate = !(c->way & OVERWRITE),
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 
 int main(int argc, char **argv)
 {
 #define CASES(list) .cases = list, .case_size = sizeof *list, .case_count = COUNT(list)
-#define HEAD_FORWARD .describe = head_describe, .tensors = head_forward_tensors, .reference = head_forward_reference, .run = head_forward_run
-#define HEAD_BACKWARD                                                                                       \
-    .describe = head_describe, .tensors = head_backward_tensors, .derive = head_derive, .reference = head_backward_reference, .run = head_backward_run
+#define HEAD_FORWARD \
+    .describe = head_describe, .tensors = head_forward_tensors, .reference = head_forward_reference, .run = head_forward_run
+#define HEAD_BACKWARD \
+    .describe = head_describe, .tensors = head_backward_tensors, .derive = head_derive, .reference = head_backward_reference, \
+    .run = head_backward_run
     const ops_op ops[] = {
         {.kernel = "head_norm", CASES(head_cases), HEAD_FORWARD},
         {.kernel = "head_norm", CASES(head_long_cases), HEAD_FORWARD},
@@ -271,7 +307,8 @@ int main(int argc, char **argv)
          .gradients = {{HX, HDX}, {HQ, HDQ}, {HK, HDK}}, .gradient_count = 3},
         {.kernel = "head_norm_backward", CASES(head_long_cases), HEAD_BACKWARD},
         {.kernel = "grouped", .cases = grouped_cases, .case_size = sizeof *grouped_cases, .case_count = COUNT(grouped_cases),
-         .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive, .reference = grouped_reference, .run = grouped_run},
+         .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive, .reference = grouped_reference,
+         .run = grouped_run},
     };
     return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
 }

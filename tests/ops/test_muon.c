@@ -315,7 +315,8 @@ int main(int argc, char **argv)
     const ops_op ops[] = {
         {.kernel = "momentum", .cases = momentum_cases, .speed_cases = momentum_speed, .case_size = sizeof *momentum_cases,
          .case_count = COUNT(momentum_cases), .speed_count = COUNT(momentum_speed), .describe = momentum_describe,
-         .tensors = momentum_tensors, .derive = momentum_derive, .reference = momentum_reference, .run = momentum_run, .bytes = momentum_bytes},
+         .tensors = momentum_tensors, .derive = momentum_derive, .reference = momentum_reference, .run = momentum_run,
+         .bytes = momentum_bytes},
         {.kernel = "unit_norm", .cases = matrix_cases, .case_size = sizeof *matrix_cases, .case_count = COUNT(matrix_cases),
          .describe = matrix_describe, .tensors = unit_norm_tensors, .derive = unit_norm_derive, .reference = unit_norm_reference,
          .run = unit_norm_run},

@@ -35,8 +35,8 @@ enum { NC, NK, NW, NN, NP, NF, NB, NA, NL, NODE_TENSORS };
 static void node_describe(const void *p, char *text, size_t size)
 {
     const node_case *c = p;
-    snprintf(text, size, "%lld rows, %d of %d experts on %d nodes, %d with rows, %.0f%% dropped", (long long)c->rows, c->per_token, c->experts,
-             c->nodes, c->far, 100 * c->dropped);
+    snprintf(text, size, "%lld rows, %d of %d experts on %d nodes, %d with rows, %.0f%% dropped", (long long)c->rows, c->per_token,
+             c->experts, c->nodes, c->far, 100 * c->dropped);
 }
 
 static int64_t most_copies(const node_case *c)
@@ -56,7 +56,8 @@ static int node_tensors(const void *p, ops_tensor *t)
     t[NF] = (ops_tensor){.name = "from", .role = OPS_INOUT, .dtype = QD_I32, .cols = c->rows * c->nodes, .scale = 9};
     t[NB] = (ops_tensor){.name = "copies", .role = OPS_OUT, .dtype = QD_I32, .cols = c->nodes};
     t[NA] = (ops_tensor){.name = "counts", .role = OPS_OUT, .dtype = QD_I32, .cols = c->experts + c->nodes};
-    t[NL] = (ops_tensor){.name = "chosen", .role = OPS_INOUT, .dtype = QD_I32, .rows = most_copies(c), .cols = 2 * c->per_token, .scale = 9};
+    t[NL] = (ops_tensor){.name = "chosen", .role = OPS_INOUT, .dtype = QD_I32, .rows = most_copies(c), .cols = 2 * c->per_token,
+                         .scale = 9};
     if (c->rows == 0) /* a row that nobody may touch stands for none */
         t[NP].role = OPS_INOUT;
     return NODE_TENSORS;
@@ -113,8 +114,10 @@ static void node_reference(const void *p, double *const *v)
 static qd_status node_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const node_case *c = p;
-    return k->node_plan(stream, &(qd_node_plan_args){.choice = t[NC], .kept = t[NK], .weight = t[NW], .count = t[NN], .place = t[NP], .from = t[NF],
-                                                     .copies = t[NB], .counts = t[NA], .chosen = t[NL], .rows = c->rows, .experts = c->experts,
+    return k->node_plan(stream, &(qd_node_plan_args){.choice = t[NC], .kept = t[NK], .weight = t[NW], .count = t[NN], .place = t[NP],
+                                                     .from = t[NF],
+                                                     .copies = t[NB], .counts = t[NA], .chosen = t[NL], .rows = c->rows,
+                                                     .experts = c->experts,
                                                      .nodes = c->nodes, .per_token = c->per_token});
 }
 
@@ -154,8 +157,10 @@ static void weights_reference(const void *p, double *const *v)
 static qd_status weights_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const node_case *c = p;
-    return k->node_weights(stream, &(qd_node_weights_args){.choice = t[WC], .kept = t[WK], .place = t[WP], .copies = t[WG], .d_weight = t[WD],
-                                                           .rows = c->rows, .experts = c->experts, .nodes = c->nodes, .per_token = c->per_token});
+    return k->node_weights(stream, &(qd_node_weights_args){.choice = t[WC], .kept = t[WK], .place = t[WP], .copies = t[WG],
+                                                           .d_weight = t[WD],
+                                                           .rows = c->rows, .experts = c->experts, .nodes = c->nodes,
+                                                           .per_token = c->per_token});
 }
 
 /* ---- on the relay ---- */
@@ -168,9 +173,10 @@ typedef struct relay_case {
     bool weights;
 } relay_case;
 static const relay_case relay_cases[] = {
-    {1, 1, 1, 1, 1, 0, 1, true},         {9, 7, 4, 3, 0.6, 0, 1, true},      {40, 40, 8, 2, 0.5, 0.3, 0.4, false}, {16, 0, 4, 2, 0.5, 0, 1, true},
-    {1030, 1025, 32, 8, 0.4, 0, 1, true}, {3000, 2777, 128, 6, 0.3, 0.5, 0.5, false}, {65, 63, 5, 16, 1, 0.1, 0.2, true}, {512, 500, 1, 4, 0.3, 0, 0.5, true},
-    {50, 50, 8, 2, 0, 0, 1, true},       {2048, 2048, 512, 2, 0.9, 0, 1, true},
+    {1, 1, 1, 1, 1, 0, 1, true},           {9, 7, 4, 3, 0.6, 0, 1, true},        {40, 40, 8, 2, 0.5, 0.3, 0.4, false},
+    {16, 0, 4, 2, 0.5, 0, 1, true},        {1030, 1025, 32, 8, 0.4, 0, 1, true}, {3000, 2777, 128, 6, 0.3, 0.5, 0.5, false},
+    {65, 63, 5, 16, 1, 0.1, 0.2, true},    {512, 500, 1, 4, 0.3, 0, 0.5, true},  {50, 50, 8, 2, 0, 0, 1, true},
+    {2048, 2048, 512, 2, 0.9, 0, 1, true},
 };
 static const relay_case relay_speed[] = {{32768, 16384, 16, 8, 0.3, 0, 1, true}, {65536, 32768, 8, 8, 0.2, 0, 1, true}};
 enum { RC, RT, RR, RP, RF, RN, RW, RELAY_TENSORS };
@@ -178,8 +184,8 @@ enum { RC, RT, RR, RP, RF, RN, RW, RELAY_TENSORS };
 static void relay_describe(const void *p, char *text, size_t size)
 {
     const relay_case *c = p;
-    snprintf(text, size, "%lld of %lld rows, %d of %d experts, %.0f%% here, from %.0f%% on", (long long)c->relayed, (long long)c->rows, c->per_token,
-             c->experts, 100 * c->here, 100 * c->first);
+    snprintf(text, size, "%lld of %lld rows, %d of %d experts, %.0f%% here, from %.0f%% on", (long long)c->relayed, (long long)c->rows,
+             c->per_token, c->experts, 100 * c->here, 100 * c->first);
 }
 
 static int relay_tensors(const void *p, ops_tensor *t)
@@ -191,7 +197,8 @@ static int relay_tensors(const void *p, ops_tensor *t)
     t[RP] = (ops_tensor){.name = "place", .role = OPS_OUT, .dtype = QD_I32, .rows = c->rows, .cols = c->per_token};
     t[RF] = (ops_tensor){.name = "from", .role = OPS_INOUT, .dtype = QD_I32, .cols = c->rows * c->per_token, .scale = 9};
     t[RN] = (ops_tensor){.name = "count", .role = OPS_OUT, .dtype = QD_I32, .cols = c->experts};
-    t[RW] = (ops_tensor){.name = "weight", .role = c->weights ? OPS_INOUT : OPS_ABSENT, .dtype = QD_F32, .rows = c->rows, .cols = c->per_token};
+    t[RW] = (ops_tensor){.name = "weight", .role = c->weights ? OPS_INOUT : OPS_ABSENT, .dtype = QD_F32, .rows = c->rows,
+                         .cols = c->per_token};
     return RELAY_TENSORS;
 }
 
@@ -248,7 +255,8 @@ static void relay_reference(const void *p, double *const *v)
 static qd_status relay_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const relay_case *c = p;
-    return k->relay_plan(stream, &(qd_relay_plan_args){.chosen = t[RC], .taken = t[RT], .take = t[RR], .place = t[RP], .from = t[RF], .count = t[RN],
+    return k->relay_plan(stream, &(qd_relay_plan_args){.chosen = t[RC], .taken = t[RT], .take = t[RR], .place = t[RP], .from = t[RF],
+                                                       .count = t[RN],
                                                        .weight = t[RW], .rows = c->rows, .relayed = c->relayed, .experts = c->experts,
                                                        .per_token = c->per_token});
 }
@@ -286,13 +294,16 @@ int main(int argc, char **argv)
 #define CASES(list) .cases = list, .case_size = sizeof *list, .case_count = COUNT(list)
 #define SPEED(list) .speed_cases = list, .speed_count = COUNT(list)
     const ops_op ops[] = {
-        {.kernel = "node_plan", CASES(node_cases), SPEED(node_speed), .describe = node_describe, .tensors = node_tensors, .derive = node_derive,
+        {.kernel = "node_plan", CASES(node_cases), SPEED(node_speed), .describe = node_describe, .tensors = node_tensors,
+         .derive = node_derive,
          .reference = node_reference, .run = node_run},
         {.kernel = "node_weights", CASES(node_cases), .describe = node_describe, .tensors = weights_tensors, .derive = weights_derive,
          .reference = weights_reference, .run = weights_run},
-        {.kernel = "relay_plan", CASES(relay_cases), SPEED(relay_speed), .describe = relay_describe, .tensors = relay_tensors, .derive = relay_derive,
+        {.kernel = "relay_plan", CASES(relay_cases), SPEED(relay_speed), .describe = relay_describe, .tensors = relay_tensors,
+         .derive = relay_derive,
          .reference = relay_reference, .run = relay_run},
-        {.kernel = "relay_keep", CASES(keep_cases), .describe = keep_describe, .tensors = keep_tensors, .reference = keep_reference, .run = keep_run},
+        {.kernel = "relay_keep", CASES(keep_cases), .describe = keep_describe, .tensors = keep_tensors, .reference = keep_reference,
+         .run = keep_run},
     };
     return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
 }

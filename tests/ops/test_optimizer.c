@@ -10,7 +10,8 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32 masters; split: beside what they lack of them. */
+/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32 masters; split: beside what
+ * they lack of them. */
 typedef struct update_case {
     int64_t n;
     int steps;
@@ -78,7 +79,8 @@ static int adamw_tensors(const void *p, ops_tensor *t)
     t[V].name = "v";
     if (c->split)
         t[MASTER].role = OPS_ABSENT;
-    t[REST] = (ops_tensor){.name = "rest", .role = c->split ? OPS_INOUT : OPS_ABSENT, .dtype = QD_BF16, .cols = c->n}; /* 16 bits, whatever they are */
+    /* 16 bits, whatever they are */
+    t[REST] = (ops_tensor){.name = "rest", .role = c->split ? OPS_INOUT : OPS_ABSENT, .dtype = QD_BF16, .cols = c->n};
     t[SCALES] = (ops_tensor){.name = "scales", .role = OPS_IN, .dtype = QD_F64, .cols = c->steps};
     return TENSORS;
 }
@@ -160,9 +162,18 @@ static qd_adamw_args adamw_arguments(bool half, void *const *t, const qd_param_r
 
 static qd_sgd_args sgd_arguments(bool half, bool momentum, void *const *t, const qd_param_range *ranges, int count, int step)
 {
-    return (qd_sgd_args){.param = half ? t[PARAM] : t[MASTER], .grad = t[GRAD], .master = t[MASTER], .rest = t[REST], .m = t[M], .ranges = ranges,
-                         .range_count = count, .lr = rate_of(step), .momentum = momentum ? inertia : 0, .weight_decay = decay,
-                         .grad_scale = (const double *)t[SCALES] + step - 1, .param_dtype = half ? QD_BF16 : QD_F32,
+    return (qd_sgd_args){.param = half ? t[PARAM] : t[MASTER],
+                         .grad = t[GRAD],
+                         .master = t[MASTER],
+                         .rest = t[REST],
+                         .m = t[M],
+                         .ranges = ranges,
+                         .range_count = count,
+                         .lr = rate_of(step),
+                         .momentum = momentum ? inertia : 0,
+                         .weight_decay = decay,
+                         .grad_scale = (const double *)t[SCALES] + step - 1,
+                         .param_dtype = half ? QD_BF16 : QD_F32,
                          .grad_dtype = half ? QD_BF16 : QD_F32};
 }
 
@@ -190,7 +201,8 @@ static qd_status sgd_run(const qd_kernels *k, qd_stream *stream, const void *p, 
     return QD_OK;
 }
 
-/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. In two parts: parameter and rest. */
+/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. In two parts:
+ * parameter and rest. */
 static double traffic(const update_case *c, int states)
 {
     double narrow = c->half ? 2 : 4;
@@ -252,7 +264,8 @@ enum { PARTS_N = 1500, PARTS_STEPS = 5 };
 /* Around ties, at both ends of the range, and what is no number; then random values. */
 static float crafted(int i)
 {
-    static const uint16_t upper[] = {0x3f80, 0x3f81, 0xbf80, 0xbf81, 0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x7f7f, 0xff7f, 0x7f7e, 0x7f80, 0xff80, 0x7fc0, 0x3380};
+    static const uint16_t upper[] = {0x3f80, 0x3f81, 0xbf80, 0xbf81, 0x0000, 0x8000, 0x0001, 0x8001, 0x007f,
+                                     0x0080, 0x7f7f, 0xff7f, 0x7f7e, 0x7f80, 0xff80, 0x7fc0, 0x3380};
     static const uint16_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
     if (i >= COUNT(upper) * COUNT(lower))
         return (float)(ops_normal() * pow(10, 4 * ops_uniform() - 3));
@@ -267,7 +280,8 @@ static void move(qd_device *device, void *to, const void *from, size_t bytes)
 
 static void step_with(qd_device *device, bool adam, void *const *t, int step)
 {
-    const qd_param_range ranges[] = {{.offset = 0, .count = 1003, .decay = true}, {.offset = 1005, .count = 300}, {.offset = 1308, .count = 190, .decay = true}};
+    const qd_param_range ranges[] = {
+        {.offset = 0, .count = 1003, .decay = true}, {.offset = 1005, .count = 300}, {.offset = 1308, .count = 190, .decay = true}};
     const qd_kernels *k = qd_device_kernels(device);
     qd_adamw_args a = adamw_arguments(true, t, ranges, COUNT(ranges), step);
     qd_sgd_args s = sgd_arguments(true, t[M] != NULL, t, ranges, COUNT(ranges), step);
@@ -331,9 +345,10 @@ static void parts_on(qd_device *device, const char *name, bool adam, bool moment
                                      : param[SPLIT][i] == param[LED][i] && rest[i] == qd_f32_rest(whole, param[LED][i]);
             bool near = isnan(other) ? isnan(back) : param[SPLIT][i] == param[FREE][i] && apart <= 2;
             if (!same || !near)
-                fail_msg("%s, %s, step %d, element %d: %04x and %04x are %a; whole masters give %a (%04x), and %a (%04x) in a run of their own", name,
-                         adam ? "adamw" : "sgd", step, i, param[SPLIT][i], (unsigned)(uint16_t)rest[i], (double)back, (double)whole, param[LED][i], (double)other,
-                         param[FREE][i]);
+                fail_msg(
+                    "%s, %s, step %d, element %d: %04x and %04x are %a; whole masters give %a (%04x), and %a (%04x) in a run of their own",
+                    name, adam ? "adamw" : "sgd", step, i, param[SPLIT][i], (unsigned)(uint16_t)rest[i], (double)back, (double)whole,
+                    param[LED][i], (double)other, param[FREE][i]);
         }
     }
     for (int r = 0; r < RUNS; r++)

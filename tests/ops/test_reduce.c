@@ -61,7 +61,8 @@ static void bias_reference(const void *p, double *const *v)
 static qd_status bias_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const reduce_case *c = p;
-    return k->bias_grad(stream, &(qd_bias_grad_args){.dy = t[0], .grad = t[1], .rows = c->rows, .cols = c->cols, .accumulate = !c->overwrite,
+    return k->bias_grad(stream, &(qd_bias_grad_args){.dy = t[0], .grad = t[1], .rows = c->rows, .cols = c->cols,
+                                                     .accumulate = !c->overwrite,
                                                      .dtype = c->dtype, .grad_dtype = c->grad_dtype});
 }
 
@@ -150,8 +151,8 @@ static const double planned = 10;
 static void norm_describe(const void *p, char *text, size_t size)
 {
     const norm_case *c = p;
-    snprintf(text, size, "%lld sums, clip %g, %g tokens%s%s", (long long)c->count, c->clip, c->counted, c->bad >= 0 ? ", a sum is not finite" : "",
-             c->bad_loss ? ", the loss is not finite" : "");
+    snprintf(text, size, "%lld sums, clip %g, %g tokens%s%s", (long long)c->count, c->clip, c->counted,
+             c->bad >= 0 ? ", a sum is not finite" : "", c->bad_loss ? ", the loss is not finite" : "");
 }
 
 static int norm_tensors(const void *p, ops_tensor *t)
@@ -187,7 +188,8 @@ static void norm_reference(const void *p, double *const *v)
 static qd_status norm_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const norm_case *c = p;
-    return k->grad_norm(stream, &(qd_grad_norm_args){.sums = t[0], .loss = t[1], .count = c->count, .planned = planned, .clip = c->clip, .out = t[2]});
+    return k->grad_norm(stream, &(qd_grad_norm_args){.sums = t[0], .loss = t[1], .count = c->count, .planned = planned, .clip = c->clip,
+                                                     .out = t[2]});
 }
 
 /* So many columns that the partial sums of all rows do not fit the workspace of one thread, but that of three. */
@@ -272,9 +274,11 @@ int main(int argc, char **argv)
         {.kernel = "row_squares", .cases = cases, .speed_cases = speed, .case_size = sizeof *cases,
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = squares_tensors,
          .reference = squares_reference, .run = squares_run, .bytes = bytes},
-        {.kernel = "run_sums", .cases = runs_cases, .case_size = sizeof *runs_cases, .case_count = COUNT(runs_cases), .describe = runs_describe,
+        {.kernel = "run_sums", .cases = runs_cases, .case_size = sizeof *runs_cases, .case_count = COUNT(runs_cases),
+         .describe = runs_describe,
          .tensors = runs_tensors, .reference = runs_reference, .run = runs_run},
-        {.kernel = "grad_norm", .cases = norm_cases, .case_size = sizeof *norm_cases, .case_count = COUNT(norm_cases), .describe = norm_describe,
+        {.kernel = "grad_norm", .cases = norm_cases, .case_size = sizeof *norm_cases, .case_count = COUNT(norm_cases),
+         .describe = norm_describe,
          .tensors = norm_tensors, .derive = norm_derive, .reference = norm_reference, .run = norm_run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(several_rounds), cmocka_unit_test(squares_same_bits),

@@ -202,7 +202,8 @@ static void route_backward_reference(const void *p, double *const *v)
 static qd_status route_forward_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const route_case *c = p;
-    return k->route(stream, &(qd_route_args){.logits = t[RL], .bias = t[RB], .choice = t[RC], .weight = t[RW], .load = t[RN], .rows = c->rows,
+    return k->route(stream, &(qd_route_args){.logits = t[RL], .bias = t[RB], .choice = t[RC], .weight = t[RW], .load = t[RN],
+                                             .rows = c->rows,
                                              .first_row = c->first_row, .load_rows = c->load_rows, .loads = route_loads(c),
                                              .rule = c->rule, .bias_dtype = QD_F32});
 }
@@ -241,8 +242,9 @@ enum { PX, PF, PP, PN, PW, PY, PO, PDW, PA, ROWS_TENSORS };
 static void rows_describe(const void *p, char *text, size_t size)
 {
     const rows_case *c = p;
-    snprintf(text, size, "%lldx%lld, %d of %d, %d copies%s%s%s %s", (long long)c->rows, (long long)c->cols, c->per_token, c->experts, c->copies,
-             c->dropped ? ", some dropped" : "", c->back ? ", back" : "", c->unplaced ? ", no places" : "", qd_dtype_name(c->dtype));
+    snprintf(text, size, "%lldx%lld, %d of %d, %d copies%s%s%s %s", (long long)c->rows, (long long)c->cols, c->per_token, c->experts,
+             c->copies, c->dropped ? ", some dropped" : "", c->back ? ", back" : "", c->unplaced ? ", no places" : "",
+             qd_dtype_name(c->dtype));
 }
 
 static int rows_tensors(const rows_case *c, ops_tensor *t, bool combine)
@@ -254,10 +256,12 @@ static int rows_tensors(const rows_case *c, ops_tensor *t, bool combine)
     t[PP] = (ops_tensor){.name = "place", .role = OPS_IN, .dtype = QD_I32, .cols = n};
     t[PN] = (ops_tensor){.name = "count", .role = OPS_IN, .dtype = QD_I32, .cols = c->experts};
     t[PW] = (ops_tensor){.name = "weight", .role = c->weighted ? OPS_IN : OPS_ABSENT, .dtype = QD_F32, .cols = n};
-    t[PY] = (ops_tensor){.name = "y", .role = combine ? OPS_OUT : OPS_INOUT, .dtype = c->dtype, .rows = combine ? c->rows : n, .cols = c->cols};
+    t[PY] = (ops_tensor){.name = "y", .role = combine ? OPS_OUT : OPS_INOUT, .dtype = c->dtype, .rows = combine ? c->rows : n,
+                         .cols = c->cols};
     t[PO] = (ops_tensor){.name = "old", .role = back ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->copies * n, .cols = c->cols};
     t[PDW] = (ops_tensor){.name = "d_weight", .role = back ? OPS_OUT : OPS_ABSENT, .dtype = QD_F32, .cols = n, .tol = 2e-5};
-    t[PA] = (ops_tensor){.name = "add", .role = combine && c->add ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[PA] = (ops_tensor){.name = "add", .role = combine && c->add ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
+                         .cols = c->cols};
     return ROWS_TENSORS;
 }
 
@@ -331,7 +335,8 @@ static void combine_reference(const void *p, double *const *v)
 static qd_status permute_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const rows_case *c = p;
-    return k->permute(stream, &(qd_permute_args){.x = t[PX], .from = t[PF], .place = c->unplaced ? NULL : t[PP], .count = t[PN], .weight = t[PW], .y = t[PY],
+    return k->permute(stream, &(qd_permute_args){.x = t[PX], .from = t[PF], .place = c->unplaced ? NULL : t[PP], .count = t[PN],
+                                                 .weight = t[PW], .y = t[PY],
                                                  .old = t[PO], .d_weight = t[PDW], .rows = c->rows, .cols = c->cols,
                                                  .per_token = c->per_token, .experts = c->experts, .copies = c->copies, .dtype = c->dtype});
 }
@@ -369,7 +374,8 @@ static const plan_case plan_cases[] = {
     {257, 0, 300, 8, false, 0}, {900, 0, 512, 16, false, 1},   {700, 150, 8, 2, false, 1},  {700, 150, 8, 2, true, 1},
     {5000, 700, 16, 3, true, 3}, {2000, 0, 16, 2, false, 100}, {2000, 100, 16, 2, true, 100},
 };
-static const plan_case plan_speed[] = {{16384, 0, 8, 2, false, 0}, {16384, 0, 64, 6, false, 0}, {16384, 0, 256, 8, false, 0}, {16384, 1600, 64, 6, true, 0}};
+static const plan_case plan_speed[] = {
+    {16384, 0, 8, 2, false, 0}, {16384, 0, 64, 6, false, 0}, {16384, 0, 256, 8, false, 0}, {16384, 1600, 64, 6, true, 0}};
 enum { LC, LW, LP, LF, LN, PLAN_TENSORS };
 
 static void plan_describe(const void *p, char *text, size_t size)
@@ -461,7 +467,8 @@ static void places_on(qd_device *device)
     int32_t *choice = give(device, choices, sizeof choices), *wrong_choice = give(device, wrong, sizeof wrong);
     int32_t *place = give(device, zeros, sizeof zeros), *from = give(device, zeros, sizeof zeros), *count = give(device, zeros, 16);
     float *weight = give(device, weights, sizeof weights);
-    qd_route_plan_args a = {.choice = choice, .weight = weight, .place = place, .from = from, .count = count, .rows = 4, .experts = 4, .per_token = 2};
+    qd_route_plan_args a = {.choice = choice, .weight = weight, .place = place, .from = from, .count = count, .rows = 4, .experts = 4,
+                            .per_token = 2};
     ops_assert_ok(k->route_plan(stream, &a));
     assert_holds(device, count, (int32_t[]){3, 1, 4, 0}, 16);
     assert_holds(device, from, (int32_t[]){1, 5, 6, 3, 0, 2, 4, 7}, 32);
@@ -480,7 +487,8 @@ static void places_on(qd_device *device)
     double *scales = give(device, (double[]){NAN, 0.5}, 16);
     ops_assert_ok(k->route_load(stream, &(qd_route_load_args){.choice = choice, .total = total, .assignments = 8, .experts = 4}));
     assert_holds(device, total, (float[]){4, 1, 4, 0}, 16);
-    ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = bias, .experts = 4, .mean = 4, .rate = 0.25,
+    ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = bias, .experts = 4, .mean = 4,
+                                                                .rate = 0.25,
                                                                 .param_dtype = QD_F32}));
     assert_holds(device, bias, (float[]){0.5f, 0.25f, 0, 0.25f}, 16);
     assert_holds(device, total, (float[]){4, 1, 4, 0}, 16);
@@ -491,7 +499,8 @@ static void places_on(qd_device *device)
     assert_holds(device, half, (uint16_t[]){0x3e80, 0x3f00, 0xbe80, 0x3f00}, 8);
     int16_t *rest = give(device, zeros, 8); /* in two parts: 0.25, 0.5, -0.25, 0.5, then less or more by 0.001 */
     for (int step = 0; step < 2; step++)
-        ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.rest = rest, .total = total, .param = half, .experts = 4, .mean = 2, .rate = 0.001,
+        ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.rest = rest, .total = total, .param = half, .experts = 4,
+            .mean = 2, .rate = 0.001,
                                                                     .grad_scale = scales + step, .param_dtype = QD_BF16}));
     const float moved[] = {0.249f, 0.501f, -0.251f, 0.501f};
     uint16_t halves[4];
@@ -593,11 +602,14 @@ int main(int argc, char **argv)
         {.kernel = "route_grad", CASES(route_cases), SPEED(route_speed), .describe = route_describe, .tensors = route_backward_tensors,
          .derive = route_derive, .reference = route_backward_reference, .run = route_backward_run, .loss = route_loss,
          .gradients = {{RL, RDL}}, .gradient_count = 1},
-        {.kernel = "route_plan", CASES(plan_cases), SPEED(plan_speed), .describe = plan_describe, .tensors = plan_tensors, .derive = plan_derive,
+        {.kernel = "route_plan", CASES(plan_cases), SPEED(plan_speed), .describe = plan_describe, .tensors = plan_tensors,
+         .derive = plan_derive,
          .reference = plan_reference, .run = plan_run},
-        {.kernel = "permute", CASES(rows_cases), SPEED(rows_speed), .describe = rows_describe, .tensors = permute_tensors, .derive = rows_derive,
+        {.kernel = "permute", CASES(rows_cases), SPEED(rows_speed), .describe = rows_describe, .tensors = permute_tensors,
+         .derive = rows_derive,
          .reference = permute_reference, .run = permute_run, .bytes = permute_bytes},
-        {.kernel = "combine", CASES(rows_cases), SPEED(rows_speed), .describe = rows_describe, .tensors = combine_tensors, .derive = rows_derive,
+        {.kernel = "combine", CASES(rows_cases), SPEED(rows_speed), .describe = rows_describe, .tensors = combine_tensors,
+         .derive = rows_derive,
          .reference = combine_reference, .run = combine_run, .bytes = combine_bytes},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(places), cmocka_unit_test(ties), cmocka_unit_test(same_choices)};

@@ -78,10 +78,14 @@ static void why_it_loses(void **state)
 static void pieces_and_cut_experts(void **state)
 {
     (void)state;
-    beside("h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=32 train.global_batch=64 parallel.ep=8 parallel.etp=2 parallel.pp=1 parallel.tp=1 parallel.zero=1", "train.micro_batch=1");
+    beside("h100",
+           "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=32 train.global_batch=64 parallel.ep=8 "
+           "parallel.etp=2 parallel.pp=1 parallel.tp=1 parallel.zero=1",
+           "train.micro_batch=1");
     for (int i = 0; i < report.count; i++)
         assert_int_equal(report.choices[i].etp, 2);
-    const qd_plan_against *a = beside("h100", L8 "parallel.ranks=8 train.global_batch=16 parallel.tp=8 parallel.pp=1", "parallel.zero=0 train.micro_batch=2");
+    const qd_plan_against *a =
+        beside("h100", L8 "parallel.ranks=8 train.global_batch=16 parallel.tp=8 parallel.pp=1", "parallel.zero=0 train.micro_batch=2");
     assert_true(report.choices[0].tp_overlap > 1);
     assert_int_equal(a->choice.tp_overlap, 1);
     /* Without tp there is nothing to cut. */
@@ -114,8 +118,8 @@ static void published(void **state)
 static bool is_same(const qd_plan_choice *a, const qd_plan_choice *b)
 {
     return a->dp == b->dp && a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->etp == b->etp &&
-           a->zero == b->zero && a->tp_overlap == b->tp_overlap && a->micro_batch == b->micro_batch && strcmp(a->recompute, b->recompute) == 0 &&
-           strcmp(a->schedule, b->schedule) == 0;
+           a->zero == b->zero && a->tp_overlap == b->tp_overlap && a->micro_batch == b->micro_batch &&
+           strcmp(a->recompute, b->recompute) == 0 && strcmp(a->schedule, b->schedule) == 0;
 }
 
 /* What the first look saw roughly is not listed beside the same layout, and the first ten are exact: seconds times MFU is the same work. */

@@ -34,16 +34,25 @@ static long number(const qd_json_node *c, const char *key, long otherwise)
 /* Experts, latent attention, fp8, Megatron's FSDP, other optimizers and models that are not plain transformers are left out. */
 static bool is_plain(const qd_json_node *c)
 {
-    static const char *const others[] = {"num-experts", "multi-latent-attention", "fp8-format", "use-megatron-fsdp", "optimizer", "context-parallel-size",
-                                         "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank", "decoder-first-pipeline-num-layers",
-                                         "account-for-embedding-in-pipeline-split", "num-layers-per-virtual-pipeline-stage"};
+    static const char *const others[] = {"num-experts",
+                                         "multi-latent-attention",
+                                         "fp8-format",
+                                         "use-megatron-fsdp",
+                                         "optimizer",
+                                         "context-parallel-size",
+                                         "pipeline-model-parallel-layout",
+                                         "num-virtual-stages-per-pipeline-rank",
+                                         "decoder-first-pipeline-num-layers",
+                                         "account-for-embedding-in-pipeline-split",
+                                         "num-layers-per-virtual-pipeline-stage"};
     int64_t gpus;
     const char *id = qd_json_as_string(qd_json_member(c, "id"));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (argument(c, others[i])[0])
             return false;
     /* Cases that defer gradients of the embedding, or normalise queries and keys by layer, hold more than we do. */
-    return qd_json_as_int(qd_json_member(c, "n_gpus"), &gpus) && gpus == 8 && strncmp(id, "golden-gpt-", 11) == 0 && !strstr(id, "defer") && !strstr(id, "qk_layer");
+    return qd_json_as_int(qd_json_member(c, "n_gpus"), &gpus) && gpus == 8 && strncmp(id, "golden-gpt-", 11) == 0 && !strstr(id, "defer") &&
+           !strstr(id, "qk_layer");
 }
 
 /* With a pipeline, Megatron's last stage keeps optimizer state for its copy of a tied table: as we do for one that is not tied. */
@@ -52,17 +61,22 @@ static double state_of(const qd_json_node *c, long pp)
     char words[1024], layers[128] = "";
     for (long i = 0; i < pp; i++)
         snprintf(layers + strlen(layers), sizeof layers - strlen(layers), "%s%ld", i ? "," : "", number(c, "num-layers", 1) / pp);
-    long tp = number(c, "tensor-model-parallel-size", 1), heads = number(c, "num-attention-heads", 8), vocab = number(c, "vocab-size", 50257);
+    long tp = number(c, "tensor-model-parallel-size", 1), heads = number(c, "num-attention-heads", 8),
+         vocab = number(c, "vocab-size", 50257);
     bool rope = strcmp(argument(c, "position-embedding-type"), "rope") == 0, bias = !argument(c, "disable-bias-linear")[0];
     vocab = (vocab + 128 * tp - 1) / (128 * tp) * 128 * tp;
     snprintf(words, sizeof words,
-             "model.arch=%s model.activation=%s model.layers=%ld model.hidden=%ld model.heads=%ld model.kv_heads=%ld model.ffn=%ld model.vocab=%ld model.tied=%s "
-             "model.qkv_bias=%s model.linear_bias=%s data.seq=%ld train.micro_batch=%ld train.global_batch=%ld train.precision=bf16 train.grad_dtype=fp32 "
-             "parallel.ranks=8 parallel.tp=%ld parallel.pp=%ld parallel.zero=%d %s%s", rope ? "llama" : "gpt2", argument(c, "swiglu")[0] ? "swiglu" : "gelu_tanh",
-             number(c, "num-layers", 1), number(c, "hidden-size", 1), heads, number(c, "num-query-groups", heads),
-             number(c, "ffn-hidden-size", 4 * number(c, "hidden-size", 1)), vocab, pp > 1 || argument(c, "untie-embeddings-and-output-weights")[0] ? "false" : "true",
-             bias ? "true" : "false", bias ? "true" : "false", number(c, "seq-length", 1), number(c, "micro-batch-size", 1), number(c, "global-batch-size", 8), tp, pp,
-             argument(c, "use-distributed-optimizer")[0] ? 1 : 0, pp > 1 ? "parallel.layers=" : "", pp > 1 ? layers : "");
+             "model.arch=%s model.activation=%s model.layers=%ld model.hidden=%ld model.heads=%ld model.kv_heads=%ld model.ffn=%ld "
+             "model.vocab=%ld model.tied=%s "
+             "model.qkv_bias=%s model.linear_bias=%s data.seq=%ld train.micro_batch=%ld train.global_batch=%ld train.precision=bf16 "
+             "train.grad_dtype=fp32 "
+             "parallel.ranks=8 parallel.tp=%ld parallel.pp=%ld parallel.zero=%d %s%s",
+             rope ? "llama" : "gpt2", argument(c, "swiglu")[0] ? "swiglu" : "gelu_tanh", number(c, "num-layers", 1),
+             number(c, "hidden-size", 1), heads, number(c, "num-query-groups", heads),
+             number(c, "ffn-hidden-size", 4 * number(c, "hidden-size", 1)), vocab,
+             pp > 1 || argument(c, "untie-embeddings-and-output-weights")[0] ? "false" : "true", bias ? "true" : "false",
+             bias ? "true" : "false", number(c, "seq-length", 1), number(c, "micro-batch-size", 1), number(c, "global-batch-size", 8), tp,
+             pp, argument(c, "use-distributed-optimizer")[0] ? 1 : 0, pp > 1 ? "parallel.layers=" : "", pp > 1 ? layers : "");
     qd_options *o = simulated_options("h100", words);
     qd_cluster cluster;
     qd_config config;
@@ -101,7 +115,8 @@ static void state_after_a_step(void **state)
             continue;
         double ours = state_of(c, number(c, "pipeline-model-parallel-size", 1)) + LIBRARIES;
         errors[count] = fabs(ours / published - 1.0);
-        print_message("%5.1f %%  %8.1f %8.1f MB  %s\n", 100.0 * (ours / published - 1.0), ours * 1e-6, published * 1e-6, qd_json_as_string(qd_json_member(c, "id")));
+        print_message("%5.1f %%  %8.1f %8.1f MB  %s\n", 100.0 * (ours / published - 1.0), ours * 1e-6, published * 1e-6,
+                      qd_json_as_string(qd_json_member(c, "id")));
         count++;
     }
     qd_json_destroy(document);

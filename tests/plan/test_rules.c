@@ -33,7 +33,8 @@ static double exposed(const qd_sim_report *r, const char *axis)
 static void tensor_parallelism_inside_the_node(void **state)
 {
     (void)state;
-    const char *words = L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=16 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
+    const char *words =
+        L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=16 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
     qd_sim_report inside = simulated("h100", words, 8), across = simulated("h100", words, 16);
     faster(inside, across, 1.2);
     assert_true(exposed(&across, "tp") > 2.0 * exposed(&inside, "tp"));
@@ -46,8 +47,9 @@ static void tensor_parallelism_inside_the_node(void **state)
 static void no_fine_splits(void **state)
 {
     (void)state;
-    const char *words = "model.layers=16 model.hidden=1024 model.heads=16 model.vocab=32000 data.seq=1024 train.precision=bf16 parallel.ranks=8 "
-                        "train.global_batch=8 train.micro_batch=1 parallel.tp=%d node.bandwidth_gbs=100000 node.latency_us=0";
+    const char *words =
+        "model.layers=16 model.hidden=1024 model.heads=16 model.vocab=32000 data.seq=1024 train.precision=bf16 parallel.ranks=8 "
+        "train.global_batch=8 train.micro_batch=1 parallel.tp=%d node.bandwidth_gbs=100000 node.latency_us=0";
     qd_sim_report two = simulated("h100", words, 2), eight = simulated("h100", words, 8);
     assert_true(eight.product_seconds > 0.3 * two.product_seconds);                  /* a quarter would be ideal */
     assert_true(eight.memory_seconds + eight.launch_seconds > 0.4 * (two.memory_seconds + two.launch_seconds));
@@ -57,12 +59,14 @@ static void no_fine_splits(void **state)
 static void data_parallelism_for_the_rest(void **state)
 {
     (void)state;
-    const char *words = L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
+    const char *words =
+        L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=%d";
     qd_sim_report plain = simulated("h100", words, 1), split = simulated("h100", words, 4);
     assert_true(plain.fits && split.fits);
     faster(plain, split, 1.05);
     /* A model that does not fit without needs it. */
-    qd_sim_report large = simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=1");
+    qd_sim_report large =
+        simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=1");
     assert_false(large.fits);
     assert_true(simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=8").fits);
 }
@@ -71,8 +75,9 @@ static void data_parallelism_for_the_rest(void **state)
 static void lowest_zero_stage(void **state)
 {
     (void)state;
-    const char *words = L8 "parallel.ranks=64 train.global_batch=256 train.micro_batch=1 train.recompute=full parallel.bucket_mb=100 parallel.zero=%d "
-                           "network.bandwidth_gbs=6";
+    const char *words =
+        L8 "parallel.ranks=64 train.global_batch=256 train.micro_batch=1 train.recompute=full parallel.bucket_mb=100 parallel.zero=%d "
+           "network.bandwidth_gbs=6";
     qd_sim_report one = simulated("h100", words, 1), three = simulated("h100", words, 3);
     assert_true(one.fits && three.fits);
     faster(one, three, 1.1);
@@ -97,7 +102,8 @@ static void activations_are_left(void **state)
 static void accumulation(void **state)
 {
     (void)state;
-    const char *words = L8 "parallel.ranks=64 parallel.zero=1 train.micro_batch=1 parallel.bucket_mb=100 network.bandwidth_gbs=3 train.global_batch=%d";
+    const char *words =
+        L8 "parallel.ranks=64 parallel.zero=1 train.micro_batch=1 parallel.bucket_mb=100 network.bandwidth_gbs=3 train.global_batch=%d";
     qd_sim_report small = simulated("h100", words, 64), large = simulated("h100", words, 512);
     assert_true(large.tokens_per_second > 1.5 * small.tokens_per_second);
     /* With fast links there is little to gain. */
@@ -115,7 +121,8 @@ static void prefetch_hides_gathers(void **state)
     assert_true(exposed(&late, "dp") > 3.0 * exposed(&ahead, "dp"));
     faster(ahead, late, 1.05);
     /* A small batch on a slow network leaves nothing to hide behind. */
-    qd_sim_report slow = simulated("h100", L8 "parallel.ranks=64 parallel.zero=3 train.global_batch=64 train.micro_batch=1 network.bandwidth_gbs=3");
+    qd_sim_report slow =
+        simulated("h100", L8 "parallel.ranks=64 parallel.zero=3 train.global_batch=64 train.micro_batch=1 network.bandwidth_gbs=3");
     assert_true(exposed(&slow, "dp") > 0.5 * slow.step_seconds);
 }
 
@@ -134,9 +141,10 @@ static void torus_and_switch(void **state)
 {
     (void)state;
     const char *words = L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1";
-    qd_sim_report torus = simulated("tpu-v5p", "%s", words), pod = simulated("virgo", L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1 "
-                                                                               "accelerator.peak_tflops=459 accelerator.product_tflops=427 "
-                                                                               "accelerator.bandwidth_gbs=2765 network.bandwidth_gbs=600");
+    qd_sim_report torus = simulated("tpu-v5p", "%s", words),
+                  pod = simulated("virgo", L8 "parallel.ranks=512 parallel.zero=3 train.global_batch=512 train.micro_batch=1 "
+                                              "accelerator.peak_tflops=459 accelerator.product_tflops=427 "
+                                              "accelerator.bandwidth_gbs=2765 network.bandwidth_gbs=600");
     assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
 }
 
@@ -144,21 +152,25 @@ static void torus_and_switch(void **state)
 static void pipelines_across_slow_links(void **state)
 {
     (void)state;
-    const char *words = L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=64 train.micro_batch=1 parallel.tp=%d parallel.pp=%d network.bandwidth_gbs=12";
+    const char *words = L70 "parallel.ranks=16 parallel.zero=1 train.global_batch=64 train.micro_batch=1 parallel.tp=%d parallel.pp=%d "
+                            "network.bandwidth_gbs=12";
     faster(simulated("h100", words, 8, 2), simulated("h100", words, 16, 1), 1.2);
 }
 
-/* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the halves of zero-bubble schedules shrink it. */
+/* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the halves of zero-bubble
+ * schedules shrink it. */
 static void pipelines_need_micro_batches(void **state)
 {
     (void)state;
-    const char *words = "model.layers=32 model.hidden=4096 model.heads=32 model.vocab=1024 data.seq=4096 train.precision=bf16 parallel.ranks=4 parallel.pp=4 "
+    const char *words = "model.layers=32 model.hidden=4096 model.heads=32 model.vocab=1024 data.seq=4096 train.precision=bf16 "
+                        "parallel.ranks=4 parallel.pp=4 "
                         "train.micro_batch=1 train.global_batch=%d parallel.schedule=%s parallel.layers=%s";
     qd_sim_report few = simulated("h100", words, 4, "1f1b", "8,8,8,8"), many = simulated("h100", words, 32, "1f1b", "8,8,8,8");
     double bubble_few = few.bubble_seconds / few.step_seconds, bubble_many = many.bubble_seconds / many.step_seconds;
     assert_true(bubble_few > 0.38 && bubble_few < 0.48);   /* 3/7 */
     assert_true(bubble_many > 0.06 && bubble_many < 0.12); /* 3/35 */
-    qd_sim_report interleaved = simulated("h100", words, 8, "interleaved", "4,4,4,4,4,4,4,4"), plain = simulated("h100", words, 8, "1f1b", "8,8,8,8");
+    qd_sim_report interleaved = simulated("h100", words, 8, "interleaved", "4,4,4,4,4,4,4,4"),
+                  plain = simulated("h100", words, 8, "1f1b", "8,8,8,8");
     qd_sim_report halves = simulated("h100", words, 8, "zb_h1", "8,8,8,8");
     faster(interleaved, plain, 1.05);
     faster(halves, plain, 1.03);
@@ -168,7 +180,8 @@ static void pipelines_need_micro_batches(void **state)
 static void context_parallelism_for_long_sequences(void **state)
 {
     (void)state;
-    const char *words = "model.preset=llama3.1-70b data.seq=131072 train.precision=bf16 parallel.ranks=128 train.recompute=selective parallel.tp=8 parallel.zero=1 train.global_batch=16 "
+    const char *words = "model.preset=llama3.1-70b data.seq=131072 train.precision=bf16 parallel.ranks=128 train.recompute=selective "
+                        "parallel.tp=8 parallel.zero=1 train.global_batch=16 "
                         "train.micro_batch=1 parallel.cp=%d";
     assert_false(simulated("h100", words, 1).fits);
     assert_true(simulated("h100", words, 16).fits);
@@ -181,14 +194,16 @@ static void context_parallelism_for_long_sequences(void **state)
 static void experts_before_tensors(void **state)
 {
     (void)state;
-    const char *words = "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 "
+    const char *words = "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 "
+                        "train.global_batch=128 train.micro_batch=1 "
                         "parallel.bucket_mb=100 parallel.tp=%d parallel.ep=%d";
     qd_sim_report whole = simulated("h100", words, 1, 8), cut = simulated("h100", words, 8, 1);
     faster(whole, cut, 1.1);
     assert_true(exposed(&whole, "ep") < 0.2 * whole.step_seconds);
     /* A node of two, and eight experts lie on four nodes. */
-    qd_sim_report apart = simulated("h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
-                                            "train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=1 parallel.ep=8 node.size=2");
+    qd_sim_report apart = simulated(
+        "h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
+                "train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=1 parallel.ep=8 node.size=2");
     assert_true(exposed(&apart, "ep") > 2.0 * exposed(&whole, "ep"));
 }
 
@@ -196,8 +211,9 @@ static void experts_before_tensors(void **state)
 static void experts_once_per_node(void **state)
 {
     (void)state;
-    const char *words = "model.preset=qwen3-30b-a3b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
-                        "train.micro_batch=1 parallel.ep=%d parallel.dispatch=%s";
+    const char *words =
+        "model.preset=qwen3-30b-a3b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
+        "train.micro_batch=1 parallel.ep=%d parallel.dispatch=%s";
     qd_sim_report flat = simulated("h100", words, 32, "flat"), once = simulated("h100", words, 32, "node");
     faster(once, flat, 1.1);
     assert_true(exposed(&once, "ep") < 0.7 * exposed(&flat, "ep"));
@@ -207,11 +223,19 @@ static void experts_once_per_node(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensor_parallelism_inside_the_node), cmocka_unit_test(no_fine_splits), cmocka_unit_test(data_parallelism_for_the_rest),
-        cmocka_unit_test(lowest_zero_stage), cmocka_unit_test(activations_are_left), cmocka_unit_test(accumulation),
-        cmocka_unit_test(prefetch_hides_gathers), cmocka_unit_test(sequence_parallelism), cmocka_unit_test(torus_and_switch),
-        cmocka_unit_test(pipelines_across_slow_links), cmocka_unit_test(pipelines_need_micro_batches),
-        cmocka_unit_test(context_parallelism_for_long_sequences), cmocka_unit_test(experts_before_tensors),
+        cmocka_unit_test(tensor_parallelism_inside_the_node),
+        cmocka_unit_test(no_fine_splits),
+        cmocka_unit_test(data_parallelism_for_the_rest),
+        cmocka_unit_test(lowest_zero_stage),
+        cmocka_unit_test(activations_are_left),
+        cmocka_unit_test(accumulation),
+        cmocka_unit_test(prefetch_hides_gathers),
+        cmocka_unit_test(sequence_parallelism),
+        cmocka_unit_test(torus_and_switch),
+        cmocka_unit_test(pipelines_across_slow_links),
+        cmocka_unit_test(pipelines_need_micro_batches),
+        cmocka_unit_test(context_parallelism_for_long_sequences),
+        cmocka_unit_test(experts_before_tensors),
         cmocka_unit_test(experts_once_per_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,8 @@ outcome outcome_run(const char *words, qd_random_tokens random)
         trained_ok(qd_team_call(team, trained_count, &after));
         int64_t planned = (after.planned - after.uneven) / config.world + after.rows - before.rows;
         if (after.sent - before.sent != planned || (after.planned - after.uneven) % config.world != 0)
-            fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent), (long long)planned);
+            fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent),
+                     (long long)planned);
         r.rounds = after.rounds;
         r.losses[s] = out.loss;
         r.norms[s] = out.grad_norm;

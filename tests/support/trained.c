@@ -215,7 +215,11 @@ qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *argument)
     const qd_program *p = qd_trainer_program(trainer);
     qd_dispatched dispatched = qd_trainer_dispatched(trainer);
     int64_t planned = p->persistent_bytes + p->dynamic_bytes;
-    trained_counts mine = {.planned = qd_program_comm_bytes(p), .uneven = qd_program_uneven_bytes(p), .rows = dispatched.bytes, .rounds = dispatched.rounds}, sum;
+    trained_counts mine = {.planned = qd_program_comm_bytes(p),
+                           .uneven = qd_program_uneven_bytes(p),
+                           .rows = dispatched.bytes,
+                           .rounds = dispatched.rounds},
+                   sum;
     enum { NUMBERS = sizeof mine / sizeof(int64_t) };
     if (qd_trainer_allocated(trainer) != planned)
         return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));

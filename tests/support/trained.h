@@ -34,7 +34,8 @@ typedef struct trained_first {
 } trained_first;
 trained_first trained_step(const qd_config *config, const qd_batch_source *source);
 
-/* Trains under one layout after another, `each` steps with each, and goes on from checkpoints in the scratch folder. losses: of all steps. */
+/* Trains under one layout after another, `each` steps with each, and goes on from checkpoints in the scratch folder.
+ * losses: of all steps. */
 void trained_onward(const char *base, const char *const *layouts, size_t count, int each, qd_random_tokens random, double *losses);
 
 /* Losses, norms and weights, bit by bit. */

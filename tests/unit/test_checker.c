@@ -14,7 +14,8 @@
 
 #include "support/ok.h"
 
-#define SMALL "model.layers=4 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=97 data.seq=8 train.global_batch=16 train.micro_batch=2 "
+#define SMALL                                                                                                                              \
+    "model.layers=4 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=97 data.seq=8 train.global_batch=16 train.micro_batch=2 "
 
 static const char *const layouts[] = {
     SMALL "parallel.ranks=4 parallel.zero=2",
@@ -196,7 +197,8 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
 static void runs_of_experts(void **state)
 {
     (void)state;
-    static const char *const meshes[] = {"parallel.ranks=8 parallel.ep=2 parallel.zero=2 ", "parallel.ranks=16 parallel.tp=4 parallel.ep=2 parallel.zero=3 ",
+    static const char *const meshes[] = {"parallel.ranks=8 parallel.ep=2 parallel.zero=2 ",
+                                         "parallel.ranks=16 parallel.tp=4 parallel.ep=2 parallel.zero=3 ",
                                          "parallel.ranks=8 parallel.tp=2 parallel.ep=2 parallel.etp=2 parallel.zero=1 "};
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         char words[512];
@@ -281,9 +283,10 @@ static void circles_are_told_as_such(void **state)
 static void thousands_of_ranks_are_checked(void **state)
 {
     (void)state;
-    qd_options *options = layout_options("model.preset=llama3.1-405b data.seq=131072 train.global_batch=128 train.micro_batch=1 train.precision=bf16 "
-                                         "parallel.ranks=16384 parallel.tp=8 parallel.cp=16 parallel.pp=16 parallel.dp=8 "
-                                         "parallel.schedule=interleaved parallel.virtual_stages=8");
+    qd_options *options =
+        layout_options("model.preset=llama3.1-405b data.seq=131072 train.global_batch=128 train.micro_batch=1 train.precision=bf16 "
+                       "parallel.ranks=16384 parallel.tp=8 parallel.cp=16 parallel.pp=16 parallel.dp=8 "
+                       "parallel.schedule=interleaved parallel.virtual_stages=8");
     qd_check_report report;
     ok(qd_check(options, 0, &report));
     assert_int_equal(report.world, 16384);
@@ -303,8 +306,10 @@ static void reports_look_at_all_ranks(void **state)
         /* Rows to experts: ranks with one row more and one less say the same of an even load. */
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4",
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1",
-        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node",
-        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=8 parallel.tp=2 parallel.ep=4 parallel.nodes=4 parallel.dispatch=node",
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4 parallel.nodes=2 "
+              "parallel.dispatch=node",
+        SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=8 parallel.tp=2 parallel.ep=4 parallel.nodes=4 "
+              "parallel.dispatch=node",
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         qd_options *options = layout_options(words[i]);
@@ -334,8 +339,12 @@ static void reports_look_at_all_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sound_programs_pass), cmocka_unit_test(runs_of_experts), cmocka_unit_test(broken_programs_are_refused), cmocka_unit_test(circles_are_told_as_such),
-        cmocka_unit_test(thousands_of_ranks_are_checked), cmocka_unit_test(reports_look_at_all_ranks),
+        cmocka_unit_test(sound_programs_pass),
+        cmocka_unit_test(runs_of_experts),
+        cmocka_unit_test(broken_programs_are_refused),
+        cmocka_unit_test(circles_are_told_as_such),
+        cmocka_unit_test(thousands_of_ranks_are_checked),
+        cmocka_unit_test(reports_look_at_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

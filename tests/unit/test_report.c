@@ -27,7 +27,8 @@ static void test_spans(void **state)
     assert_true(qd_spans_overlap(a, n, b, 0) == 0);
     qd_span left[4], c[] = {{1, 2}, {3, 5.5}};
     assert_int_equal(qd_spans_subtract(a, n, c, 2, left), 3); /* [0, 1), [2, 3) and [5.5, 6) */
-    assert_true(left[0].begin == 0 && left[0].end == 1 && left[1].begin == 2 && left[1].end == 3 && left[2].begin == 5.5 && left[2].end == 6);
+    assert_true(left[0].begin == 0 && left[0].end == 1 && left[1].begin == 2 && left[1].end == 3 && left[2].begin == 5.5 &&
+                left[2].end == 6);
     assert_int_equal(qd_spans_subtract(a, n, c, 0, left), 2);
     assert_int_equal(qd_spans_subtract(c, 2, (qd_span[]){{0, 9}}, 1, left), 0);
 }
@@ -59,9 +60,27 @@ static void test_intern(void **state)
 static const qd_report_rank two[] = {{.rank = 0, .stands_for = 1}, {.rank = 7, .label = "</script>", .stands_for = 3}};
 static const char *const streams[] = {"compute", "communication"};
 static const qd_report_event events[] = {
-    {.rank = 7, .stream = 1, .name = "gather block.0", .kind = "gather", .group = "dp", .step = 1, .microbatch = -1, .bytes = 4000, .begin = 10.5, .end = 11.5},
+    {.rank = 7,
+     .stream = 1,
+     .name = "gather block.0",
+     .kind = "gather",
+     .group = "dp",
+     .step = 1,
+     .microbatch = -1,
+     .bytes = 4000,
+     .begin = 10.5,
+     .end = 11.5},
     {.rank = 0, .stream = 0, .name = "forward block.0", .kind = "forward", .step = 1, .microbatch = 0, .begin = 10, .end = 11},
-    {.rank = 0, .stream = 1, .name = "gather block.0", .kind = "gather", .group = "dp", .step = 1, .microbatch = -1, .bytes = 4000, .begin = 10.5, .end = 11.5},
+    {.rank = 0,
+     .stream = 1,
+     .name = "gather block.0",
+     .kind = "gather",
+     .group = "dp",
+     .step = 1,
+     .microbatch = -1,
+     .bytes = 4000,
+     .begin = 10.5,
+     .end = 11.5},
     {.rank = 7, .stream = 0, .name = "forward block.0", .kind = "forward", .step = 1, .microbatch = 0, .begin = 10, .end = 11},
     {.rank = 0, .stream = 0, .name = "update block.0", .kind = "update", .step = 1, .microbatch = -1, .begin = 11.75, .end = 12},
 };
@@ -87,8 +106,11 @@ static void test_page(void **state)
     expect(html.data, "{\"rank\":0,\"seconds\":2,\"compute\":1.25,\"communication\":1,\"exposed\":0.5,\"idle\":0.25}");
     expect(html.data, "{\"rank\":1,\"seconds\":2,\"compute\":1,\"communication\":1,\"exposed\":0.5,\"idle\":0.5}");
     /* Four ranks of one call each; 4000 bytes are the sum of all four. */
-    expect(html.data, "{\"kind\":\"gather\",\"group\":\"dp\",\"count\":4,\"seconds\":4,\"least\":1,\"most\":1,\"bytes\":4000,\"exposed\":2,\"hidden\":2}");
-    expect(html.data, "{\"name\":\"update block.0\",\"kind\":\"update\",\"group\":null,\"count\":1,\"seconds\":0.25,\"least\":0.25,\"most\":0.25,\"bytes\":0}");
+    expect(html.data, "{\"kind\":\"gather\",\"group\":\"dp\",\"count\":4,\"seconds\":4,\"least\":1,\"most\":1,\"bytes\":4000,\"exposed\":2,"
+                      "\"hidden\":2}");
+    expect(html.data,
+           "{\"name\":\"update "
+           "block.0\",\"kind\":\"update\",\"group\":null,\"count\":1,\"seconds\":0.25,\"least\":0.25,\"most\":0.25,\"bytes\":0}");
     qd_strbuf_free(&html);
 }
 
@@ -99,7 +121,16 @@ static void test_bubble(void **state)
     const qd_report_event waits[] = {
         {.rank = 0, .stream = 1, .name = "recv block.0", .kind = "recv", .group = "pp", .step = 1, .microbatch = 0, .begin = 0, .end = 3},
         {.rank = 0, .stream = 0, .name = "forward block.0", .kind = "forward", .step = 1, .microbatch = 0, .begin = 2, .end = 4},
-        {.rank = 0, .stream = 1, .name = "all_reduce block.0", .kind = "all_reduce", .group = "tp", .step = 1, .microbatch = 0, .begin = 3, .end = 4, .waited = 0.5},
+        {.rank = 0,
+         .stream = 1,
+         .name = "all_reduce block.0",
+         .kind = "all_reduce",
+         .group = "tp",
+         .step = 1,
+         .microbatch = 0,
+         .begin = 3,
+         .end = 4,
+         .waited = 0.5},
     };
     qd_strbuf html = {0};
     qd_report_timeline line = timeline;

@@ -214,8 +214,13 @@ static void large(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(streams_and_dependencies), cmocka_unit_test(links_are_shared), cmocka_unit_test(cores_are_shared), cmocka_unit_test(messages_and_meetings),
-        cmocka_unit_test(standstill_is_explained),  cmocka_unit_test(crossed_meetings),  cmocka_unit_test(bubbles),
+        cmocka_unit_test(streams_and_dependencies),
+        cmocka_unit_test(links_are_shared),
+        cmocka_unit_test(cores_are_shared),
+        cmocka_unit_test(messages_and_meetings),
+        cmocka_unit_test(standstill_is_explained),
+        cmocka_unit_test(crossed_meetings),
+        cmocka_unit_test(bubbles),
         cmocka_unit_test(large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

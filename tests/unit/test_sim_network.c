@@ -143,7 +143,8 @@ static void torus(void **state)
     near(qd_network_seconds(&c, QD_COLL_ALL_GATHER, bytes, &all), bytes * 255 / 256 / (4 * link), 0.001);
     near(qd_network_seconds(&c, QD_COLL_ALL_TO_ALL, bytes, &all), bytes * 2 / link, 0.001);
     qd_span two = span_of(&c, 512, 1, 512, QD_AXIS_DP);
-    near(qd_network_seconds(&c, QD_COLL_ALL_GATHER, bytes, &two), fmax(bytes * 255 / 256 / (4 * link), bytes / 2 / (256 * c.slice_bandwidth)), 0.001);
+    near(qd_network_seconds(&c, QD_COLL_ALL_GATHER, bytes, &two),
+         fmax(bytes * 255 / 256 / (4 * link), bytes / 2 / (256 * c.slice_bandwidth)), 0.001);
 }
 
 /* Products: large ones near the best, small ones limited by tiles and waves, thin ones by memory. */

@@ -28,12 +28,20 @@ static void h200(void **state)
         const char *words;
         double tokens, gib;
     } cases[] = {
-        {"model.arch=gpt2 model.layers=12 model.hidden=768 model.heads=12 model.vocab=50304 data.seq=1024 train.global_batch=64", 631945, 21.5},
-        {"model.arch=gpt2 model.layers=24 model.hidden=1024 model.heads=16 model.vocab=50304 data.seq=1024 train.global_batch=32", 231781, 30.7},
-        {"model.arch=gpt2 model.layers=48 model.hidden=1600 model.heads=25 model.vocab=50304 data.seq=1024 train.global_batch=16", 53966, 62.1},
-        {"model.arch=gpt2 model.layers=24 model.hidden=2048 model.heads=16 model.vocab=50304 data.seq=2048 train.global_batch=16", 69654, 69.6},
-        {"model.layers=16 model.hidden=2048 model.heads=32 model.kv_heads=8 model.ffn=8192 model.vocab=128256 data.seq=2048 train.global_batch=8", 70855, 38.5},
-        {"model.layers=8 model.hidden=4096 model.heads=32 model.kv_heads=8 model.ffn=14336 model.vocab=32768 data.seq=4096 train.global_batch=4", 49211, 46.4},
+        {"model.arch=gpt2 model.layers=12 model.hidden=768 model.heads=12 model.vocab=50304 data.seq=1024 train.global_batch=64", 631945,
+         21.5},
+        {"model.arch=gpt2 model.layers=24 model.hidden=1024 model.heads=16 model.vocab=50304 data.seq=1024 train.global_batch=32", 231781,
+         30.7},
+        {"model.arch=gpt2 model.layers=48 model.hidden=1600 model.heads=25 model.vocab=50304 data.seq=1024 train.global_batch=16", 53966,
+         62.1},
+        {"model.arch=gpt2 model.layers=24 model.hidden=2048 model.heads=16 model.vocab=50304 data.seq=2048 train.global_batch=16", 69654,
+         69.6},
+        {"model.layers=16 model.hidden=2048 model.heads=32 model.kv_heads=8 model.ffn=8192 model.vocab=128256 data.seq=2048 "
+         "train.global_batch=8",
+         70855, 38.5},
+        {"model.layers=8 model.hidden=4096 model.heads=32 model.kv_heads=8 model.ffn=14336 model.vocab=32768 data.seq=4096 "
+         "train.global_batch=4",
+         49211, 46.4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qd_sim_report r = simulated("h200", "train.precision=bf16 %s", cases[i].words);
@@ -49,12 +57,14 @@ static void zero_memory(void **state)
     static const double paper[] = {120.0, 31.4, 16.6, 1.88};
     for (int zero = 0; zero < 4; zero++) {
         qd_sim_report r = simulated("h200",
-                                    "model.layers=36 model.hidden=4096 model.heads=32 model.ffn=10944 model.vocab=32000 data.seq=128 train.global_batch=64 parallel.ranks=64 "
-                                    "train.precision=bf16 parallel.zero=%d", zero);
+                                    "model.layers=36 model.hidden=4096 model.heads=32 model.ffn=10944 model.vocab=32000 data.seq=128 "
+                                    "train.global_batch=64 parallel.ranks=64 "
+                                    "train.precision=bf16 parallel.zero=%d",
+                                    zero);
         double state_bytes = 0.0;
         for (int i = 0; i < r.memory_count; i++)
-            if (strcmp(r.memory[i].name, "parameters") == 0 || strcmp(r.memory[i].name, "gradients") == 0 || strstr(r.memory[i].name, "moment") ||
-                strcmp(r.memory[i].name, "master weights") == 0)
+            if (strcmp(r.memory[i].name, "parameters") == 0 || strcmp(r.memory[i].name, "gradients") == 0 ||
+                strstr(r.memory[i].name, "moment") || strcmp(r.memory[i].name, "master weights") == 0)
                 state_bytes += r.memory[i].value;
         near("state", state_bytes * 1e-9, paper[zero] * (double)r.parameters / 7.5e9, 0.02);
     }
@@ -64,8 +74,9 @@ static void zero_memory(void **state)
 static void times_add_up(void **state)
 {
     (void)state;
-    qd_sim_report r = simulated("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=3 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
-                                       "train.precision=bf16");
+    qd_sim_report r = simulated(
+        "h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=3 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
+                "train.precision=bf16");
     double sum = r.compute_seconds + r.bubble_seconds;
     for (int i = 0; i < r.exposed_count; i++)
         sum += r.exposed[i].value;
@@ -103,9 +114,11 @@ static void planning(void **state)
 {
     (void)state;
     static qd_plan_report plan;
-    const char *words = "model.preset=llama3.1-8b parallel.ranks=64 parallel.pp=1 data.seq=8192 train.global_batch=128 train.precision=bf16";
-    qd_sim_report plain = simulated("h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
-                                           "train.precision=bf16");
+    const char *words =
+        "model.preset=llama3.1-8b parallel.ranks=64 parallel.pp=1 data.seq=8192 train.global_batch=128 train.precision=bf16";
+    qd_sim_report plain = simulated(
+        "h100", "model.preset=llama3.1-8b parallel.ranks=64 parallel.zero=0 data.seq=8192 train.global_batch=128 train.micro_batch=1 "
+                "train.precision=bf16");
     assert_false(plain.fits);
     qd_options *o = simulated_options("h100", words);
     ok(qd_plan(o, &plan));
@@ -127,17 +140,21 @@ static void planning(void **state)
     qd_options_destroy(o);
 }
 
-/* What software does shows: attention with the scores in memory takes longer and more memory; biases of experts are passes of their own; where
- * experts are cut, libraries send a row across nodes once, our program to every rank that has a part. */
+/* What software does shows: attention with the scores in memory takes longer and more memory; biases of experts are
+ * passes of their own; where experts are cut, libraries send a row across nodes once, our program to every rank that
+ * has a part. */
 static void software(void **state)
 {
     (void)state;
-    const char *dense = "model.preset=llama3.1-8b data.seq=4096 train.precision=bf16 parallel.ranks=8 parallel.zero=3 train.global_batch=8 train.micro_batch=1 "
+    const char *dense = "model.preset=llama3.1-8b data.seq=4096 train.precision=bf16 parallel.ranks=8 parallel.zero=3 train.global_batch=8 "
+                        "train.micro_batch=1 "
                         "software.profile=compiled software.attention=%s";
-    qd_sim_report plain = simulated("h100", dense, "plain"), fused = simulated("h100", dense, "profile"), second = simulated("h100", dense, "flash2");
+    qd_sim_report plain = simulated("h100", dense, "plain"), fused = simulated("h100", dense, "profile"),
+                  second = simulated("h100", dense, "flash2");
     assert_true(plain.attention_seconds > 3.0 * fused.attention_seconds && plain.memory_bytes > fused.memory_bytes);
     near("the profile's attention", fused.attention_seconds, second.attention_seconds, 1e-9);
-    const char *experts = "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=32 parallel.tp=4 parallel.zero=1 train.global_batch=32 "
+    const char *experts = "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=32 parallel.tp=4 parallel.zero=1 "
+                          "train.global_batch=32 "
                           "train.micro_batch=1 parallel.ep=8 parallel.etp=4 software.profile=%s software.expert_biases=%s";
     qd_sim_report without = simulated("h100", experts, "fused", "false"), with = simulated("h100", experts, "fused", "true");
     assert_true(with.memory_seconds > 1.5 * without.memory_seconds);
@@ -177,11 +194,14 @@ static void nothing_is_passed_over(void **state)
 static qd_sim_report on_machine(const char *parts, const char *late, const char *words)
 {
     char text[640];
-    int length = snprintf(text, sizeof text, "accelerator:\n  peak_tflops: 0.3\n  product_tflops: 0.2\n  bandwidth_gbs: 20\n  memory_gib: 16\n"
-                          "node:\n  size: 4096\n  bandwidth_gbs: 10\n"
-                          "processor:\n  cores: 2\n  forward: 100 0 0 0\n  inputs: 100 64 0 0\n  weights: 100 0 0 0\n  attention: 50 50\n"
-                          "  parts: %s\n  bytes: 10 20\n  together: 0.8 0.8 0.8\n  sum: 1 10\n  gather: 1 10\n  scatter: 1 10\n  send: 1 10\n"
-                          "  meeting: 1000 0\n  late: %s\n", parts, late);
+    int length =
+        snprintf(text, sizeof text,
+                 "accelerator:\n  peak_tflops: 0.3\n  product_tflops: 0.2\n  bandwidth_gbs: 20\n  memory_gib: 16\n"
+                 "node:\n  size: 4096\n  bandwidth_gbs: 10\n"
+                 "processor:\n  cores: 2\n  forward: 100 0 0 0\n  inputs: 100 64 0 0\n  weights: 100 0 0 0\n  attention: 50 50\n"
+                 "  parts: %s\n  bytes: 10 20\n  together: 0.8 0.8 0.8\n  sum: 1 10\n  gather: 1 10\n  scatter: 1 10\n  send: 1 10\n"
+                 "  meeting: 1000 0\n  late: %s\n",
+                 parts, late);
     char path[] = "/tmp/quadrille-processors-XXXXXX";
     int file = mkstemp(path);
     assert_true(file >= 0 && length < (int)sizeof text && write(file, text, (size_t)length) == length);
@@ -207,7 +227,8 @@ static double computing(const qd_sim_report *r)
 static void processors(void **state)
 {
     (void)state;
-    qd_sim_report one = on_processors("parallel.ranks=1"), two = on_processors("parallel.ranks=2"), four = on_processors("parallel.ranks=4");
+    qd_sim_report one = on_processors("parallel.ranks=1"), two = on_processors("parallel.ranks=2"),
+                  four = on_processors("parallel.ranks=4");
     near("products of two ranks", two.product_seconds, 0.8 * one.product_seconds, 1e-6);
     near("two ranks", two.step_seconds, computing(&two), 0.05);
     near("four ranks", four.step_seconds, 2.0 * computing(&four), 0.05);
@@ -221,18 +242,23 @@ static void processors(void **state)
     assert_true(longer.product_seconds < 0.95 * two.product_seconds);
 }
 
-/* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the slowest core, but stages of a pipeline have different
- * work, and ranks that outnumber the cores take turns. */
+/* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the slowest core, but stages
+ * of a pipeline have different work, and ranks that outnumber the cores take turns. */
 static void processors_are_uneven(void **state)
 {
     (void)state;
-    qd_sim_report whole = on_processors("parallel.ranks=2 parallel.cp=2"), parts = on_machine("64 32", "0 0 0", "parallel.ranks=2 parallel.cp=2");
+    qd_sim_report whole = on_processors("parallel.ranks=2 parallel.cp=2"),
+                  parts = on_machine("64 32", "0 0 0", "parallel.ranks=2 parallel.cp=2");
     near("parts", parts.attention_seconds, whole.attention_seconds * (2.0 + 2.5 * 1.5) / 3.5, 1e-6);
     static const struct {
         const char *words;
         double longer;
-    } cases[] = {{"parallel.ranks=1", 1.1}, {"parallel.ranks=2", 1.2}, {"parallel.ranks=2 parallel.tp=2", 1.2}, {"parallel.ranks=2 parallel.pp=2", 1.0},
-                 {"parallel.ranks=4", 1.4}, {"parallel.ranks=4 parallel.pp=2", 1.4}};
+    } cases[] = {{"parallel.ranks=1", 1.1},
+                 {"parallel.ranks=2", 1.2},
+                 {"parallel.ranks=2 parallel.tp=2", 1.2},
+                 {"parallel.ranks=2 parallel.pp=2", 1.0},
+                 {"parallel.ranks=4", 1.4},
+                 {"parallel.ranks=4 parallel.pp=2", 1.4}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qd_sim_report even = on_processors(cases[i].words), uneven = on_machine("0 0", "0.1 0.2 0.4", cases[i].words);
         near(cases[i].words, uneven.step_seconds, even.step_seconds * cases[i].longer, 1e-6);
@@ -265,8 +291,17 @@ static void processors_need_all_figures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h200), cmocka_unit_test(processors), cmocka_unit_test(processors_are_uneven), cmocka_unit_test(exchanges_slow_computation), cmocka_unit_test(processors_need_all_figures), cmocka_unit_test(zero_memory), cmocka_unit_test(times_add_up),
-        cmocka_unit_test(offload), cmocka_unit_test(planning), cmocka_unit_test(software), cmocka_unit_test(nothing_is_passed_over),
+        cmocka_unit_test(h200),
+        cmocka_unit_test(processors),
+        cmocka_unit_test(processors_are_uneven),
+        cmocka_unit_test(exchanges_slow_computation),
+        cmocka_unit_test(processors_need_all_figures),
+        cmocka_unit_test(zero_memory),
+        cmocka_unit_test(times_add_up),
+        cmocka_unit_test(offload),
+        cmocka_unit_test(planning),
+        cmocka_unit_test(software),
+        cmocka_unit_test(nothing_is_passed_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

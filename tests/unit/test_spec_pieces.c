@@ -98,13 +98,15 @@ static void every_element_once(void **state)
 static void every_element_once_under_tp(void **state)
 {
     (void)state;
-    static const char *const layouts[] = {"parallel.ranks=2 parallel.tp=2 ", "parallel.ranks=4 parallel.tp=4 ",
-                                          "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ", "parallel.ranks=6 parallel.tp=2 parallel.zero=1 ",
-                                          "parallel.ranks=8 parallel.tp=2 parallel.zero=2 parallel.dp_shard=2 "};
+    static const char *const layouts[] = {
+        "parallel.ranks=2 parallel.tp=2 ", "parallel.ranks=4 parallel.tp=4 ", "parallel.ranks=8 parallel.tp=4 parallel.zero=3 ",
+        "parallel.ranks=6 parallel.tp=2 parallel.zero=1 ", "parallel.ranks=8 parallel.tp=2 parallel.zero=2 parallel.dp_shard=2 "};
     for (size_t l = 0; l < 2 * sizeof layouts / sizeof *layouts; l++) {
         char words[256];
-        snprintf(words, sizeof words, "model.arch=%s model.layers=1 model.hidden=16 model.heads=4 model.vocab=31 %sdata.seq=4 "
-                                      "train.global_batch=12 %s", l % 2 ? "gpt2" : "llama", l % 2 ? "" : "model.kv_heads=2 ", layouts[l / 2]);
+        snprintf(words, sizeof words,
+                 "model.arch=%s model.layers=1 model.hidden=16 model.heads=4 model.vocab=31 %sdata.seq=4 "
+                 "train.global_batch=12 %s",
+                 l % 2 ? "gpt2" : "llama", l % 2 ? "" : "model.kv_heads=2 ", layouts[l / 2]);
         qd_config config = layout_config(words);
         cover c = {.least = INT64_MAX};
         qd_arena *arena;
@@ -154,6 +156,7 @@ static void large_tensors_are_cut(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_element_once), cmocka_unit_test(every_element_once_under_tp), cmocka_unit_test(large_tensors_are_cut)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_element_once), cmocka_unit_test(every_element_once_under_tp),
+                                       cmocka_unit_test(large_tensors_are_cut)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

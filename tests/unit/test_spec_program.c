@@ -60,7 +60,8 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule_file=/nowhere.csv", "parallel.schedule_file: /nowhere.csv");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=1f1b parallel.schedule_file=/nowhere.csv",
             "parallel.schedule (1f1b) and parallel.schedule_file (/nowhere.csv) both");
-    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file parallel.schedule_file=/nowhere.csv", "parallel.schedule_file: /nowhere.csv");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file parallel.schedule_file=/nowhere.csv",
+            "parallel.schedule_file: /nowhere.csv");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file", "parallel.schedule_file names none");
     refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
     refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
@@ -75,7 +76,8 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=3", "parallel.dp_shard is 3, which does not divide");
     refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2", "cannot hold all experts");
     refused(SMALL "parallel.ranks=4 parallel.zero=3 parallel.reshard_after_forward=3", "does not divide the 4 ranks");
-    refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2", "cannot hold all experts");
+    refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=3 parallel.reshard_after_forward=2",
+            "cannot hold all experts");
     refused("parallel.reshard_after_forward=maybe", "must be true, false, or a number");
 }
 
@@ -258,7 +260,8 @@ static void stages_take_what_the_paper_says(void **state)
         assert_int_equal(report.theory_bytes, (zero == 3 ? 3 : 2) * report.parameters * 2 * 63);
         int64_t moved = 0;
         for (int i = 0; i < report.traffic_count; i++)
-            moved += strstr(report.traffic[i].name, "parameters") || strstr(report.traffic[i].name, "gradients") ? report.traffic[i].bytes : 0;
+            moved +=
+                strstr(report.traffic[i].name, "parameters") || strstr(report.traffic[i].name, "gradients") ? report.traffic[i].bytes : 0;
         assert_int_equal(moved, report.theory_bytes - report.kept_bytes + report.padding_bytes);
         assert_int_equal(report.padding_bytes, 0);
         /* the head's norm is read by its backward pass at once; its matrix is the token table, gathered again */
@@ -385,11 +388,18 @@ static void plan_refuses_broken_programs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_layouts_are_refused),        cmocka_unit_test(rows_have_names_of_their_own), cmocka_unit_test(presets_have_their_published_size),
-        cmocka_unit_test(memory_plan_is_sound),           cmocka_unit_test(buckets_cover_all_gradients),
-        cmocka_unit_test(bf16_takes_16_bytes_per_parameter), cmocka_unit_test(masters_are_not_split_in_vain), cmocka_unit_test(checker_refuses_broken_programs),
-        cmocka_unit_test(plan_refuses_broken_programs),   cmocka_unit_test(stages_take_what_the_paper_says),
-        cmocka_unit_test(bytes_per_parameter),            cmocka_unit_test(parts_cover_all_rows),
+        cmocka_unit_test(bad_layouts_are_refused),
+        cmocka_unit_test(rows_have_names_of_their_own),
+        cmocka_unit_test(presets_have_their_published_size),
+        cmocka_unit_test(memory_plan_is_sound),
+        cmocka_unit_test(buckets_cover_all_gradients),
+        cmocka_unit_test(bf16_takes_16_bytes_per_parameter),
+        cmocka_unit_test(masters_are_not_split_in_vain),
+        cmocka_unit_test(checker_refuses_broken_programs),
+        cmocka_unit_test(plan_refuses_broken_programs),
+        cmocka_unit_test(stages_take_what_the_paper_says),
+        cmocka_unit_test(bytes_per_parameter),
+        cmocka_unit_test(parts_cover_all_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

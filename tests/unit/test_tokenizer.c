@@ -457,7 +457,8 @@ static void round_trips(void **state)
 static void cuts(void **state)
 {
     (void)state;
-    static const char *const pieces[] = {"\n", "\r\n", " ", "the", "X", "7", "}", "//", "\n\n", "\t", "'s", "\xc2\xa0", "\xe4\xb8\xad", "\xff", "a\nb"};
+    static const char *const pieces[] = {"\n", "\r\n", " ",        "the",          "X",    "7",   "}", "//", "\n\n",
+                                         "\t", "'s",   "\xc2\xa0", "\xe4\xb8\xad", "\xff", "a\nb"};
     static const char *const names[] = {"gpt2", "cl100k_base", "o200k_base", "llama3"};
     qd_philox_key key = qd_rng_key(3, "cuts");
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {

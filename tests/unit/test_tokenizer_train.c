@@ -115,8 +115,10 @@ static void threads_and_chunks(void **state)
         qd_strbuf saved[3] = {{0}};
         for (int i = 0; i < 3; i++) {
             qd_tokenizer_training training = qd_tokenizer_training_default();
-            training.pattern = i == 2 && whole ? "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
-                                                 "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s++" : "llama3";
+            training.pattern = i == 2 && whole
+                                   ? "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
+                                     "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s++"
+                                   : "llama3";
             training.vocab = 400;
             training.whole_files = whole;
             training.threads = i + 1;

@@ -1,8 +1,9 @@
 /* Collectives between devices of one process; see the top of threads_impl.h.
  *
- * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output. Only it touches that slice
- * of any buffer, so the operation works in place and needs no second round. Large reduces are the same with one output. Small ones with more than two ranks are summed by
- * everybody (qd_coll_direct) from copies in page-locked memory, since inputs may be outputs. */
+ * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output. Only it touches that
+ * slice of any buffer, so the operation works in place and needs no second round. Large reduces are the same with one
+ * output. Small ones with more than two ranks are summed by everybody (qd_coll_direct) from copies in page-locked
+ * memory, since inputs may be outputs. */
 #include "comm/device/threads_impl.h"
 
 #include "base/clock.h"

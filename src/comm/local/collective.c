@@ -42,7 +42,8 @@ typedef qd_local_state state;
 /* Between processes: from memory to memory? Ranks with lists of segments go through the ring. */
 static bool reaches_memory(const qd_transfer *op, int64_t bytes)
 {
-    return qd_local_state_of(op)->remote && !op->request.lists && bytes > REACH_LEAST && bytes <= reach_most[op->request.kind][op->comm->size > 2];
+    return qd_local_state_of(op)->remote && !op->request.lists && bytes > REACH_LEAST &&
+           bytes <= reach_most[op->request.kind][op->comm->size > 2];
 }
 
 /* all-to-all: ranks know only their own counts when they begin, so each decides for its own blocks. */
@@ -343,7 +344,8 @@ static qd_status enter(qd_transfer *op, bool *moved)
         s->reaches = s->reaches || way == QD_LOCAL_MEMORY || way == QD_LOCAL_PLACED;
         for (int to = 0; to < comm->size; to++) {
             if (from == to) continue;
-            int64_t elements = qd_local_elements_for(op, from, to), rounds = staged ? (elements + s->part_elements - 1) / s->part_elements : 1;
+            int64_t elements = qd_local_elements_for(op, from, to),
+                    rounds = staged ? (elements + s->part_elements - 1) / s->part_elements : 1;
             if (elements > 0 && rounds > s->rounds) s->rounds = rounds;
             if (to != comm->rank || elements == op->request.out_counts[from]) continue;
             char place[QD_COMM_PLACE_BYTES];

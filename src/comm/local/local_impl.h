@@ -1,6 +1,6 @@
 /* Inside src/comm/local: the shared segment and what its files share.
  *
- *   segment = header | rank lines (size) | slots (slot_count) | heaps (size; mapped where not all memory is reached anyway)
+ *   segment = header | rank lines (size) | slots (slot_count) | heaps (size)
  *   slot    = marks | lanes (size) | channels (size * size, sender-major); one slot per living communicator
  *   lane    = what one rank shows to its group: posts, counters, small data, staging ring
  *   channel = the same for messages of one sender to one receiver
@@ -12,14 +12,15 @@
  * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
  * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
  *
- * Behind the slots each rank has its own part of the file for memory that all reach by address (heap.c). Ranks as threads
- * reach all memory in that way (with no_remote_reads only what lies in the heaps, so that every way can be tried with
- * threads, where the thread sanitizer sees it). Messages whose buffers are reached take one pass: whoever can copies or sums straight from
- * buffer to buffer (onepass.c). For other memory of processes there are process_vm_readv() and process_vm_writev() where
- * the system lets them (middling messages), and the staging ring otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all
- * ranks: each post says whether its rank can reach the memory of all others, and operation s + 1 goes by what all have
- * seen in operation s. Where data flows one way only, one side reads a share of it and the other writes the rest, so
- * that both cores copy. */
+ * Behind the slots each rank has its own part of the file for memory that all reach by address (heap.c). Ranks as
+ * threads reach all memory in that way (with no_remote_reads only what lies in the heaps, so that every way can be
+ * tried with threads, where the thread sanitizer sees it). Messages whose buffers are reached take one pass: whoever
+ * can copies or sums straight from buffer to buffer (onepass.c). For other memory of processes there are
+ * process_vm_readv() and process_vm_writev() where the system lets them (middling messages), and the staging ring
+ * otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all ranks:
+ * each post says whether its rank can reach the memory of all others, and operation s + 1 goes by what all have seen in
+ * operation s. Where data flows one way only, one side reads a share of it and the other writes the rest, so that both
+ * cores copy. */
 #ifndef QD_COMM_LOCAL_LOCAL_IMPL_H
 #define QD_COMM_LOCAL_LOCAL_IMPL_H
 
@@ -252,8 +253,9 @@ static inline void qd_local_leave(_Atomic uint32_t *mark)
     atomic_store_explicit(mark, 0, memory_order_release);
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
-/* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A rank that fails does not wait for ever, so what
- * was read may have been freed or used again and does not count. A load alone, even an acquiring one, could be made before the copy's own. */
+/* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A rank that fails
+ * does not wait for ever, so what was read may have been freed or used again and does not count. A load alone, even an
+ * acquiring one, could be made before the copy's own. */
 static inline bool qd_local_counts(const qd_local_group *group)
 {
     qd_local_read_fence();

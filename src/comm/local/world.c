@@ -145,8 +145,10 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
         plan.total_bytes = plan.heap_at;
     }
     if (!may_write(plan.total_bytes)) {
-        status = QD_FAIL(QD_SYSTEM, "ranks share a sparse file of %lld bytes in memory, and the limit on the size of files is lower: ulimit -f unlimited",
-                         (long long)plan.total_bytes);
+        status =
+            QD_FAIL(QD_SYSTEM,
+                    "ranks share a sparse file of %lld bytes in memory, and the limit on the size of files is lower: ulimit -f unlimited",
+                    (long long)plan.total_bytes);
         goto done;
     }
     if (world->fd < 0 || ftruncate(world->fd, plan.total_bytes) != 0) {

@@ -101,8 +101,9 @@ typedef struct qd_mpi_control_send {
 struct qd_mpi_world {
     MPI_Comm data, control;
     bool finalize; /* we initialised MPI, so we end it */
-    /* A request of a failed operation could not be ended: MPI may still read or write its buffers. Ours are never freed; the caller's are its own to
-     * free, so from then on nothing here lets MPI make progress, and the process leaves without MPI_Finalize. */
+    /* A request of a failed operation could not be ended: MPI may still read or write its buffers. Ours are never
+     * freed; the caller's are its own to free, so from then on nothing here lets MPI make progress, and the process
+     * leaves without MPI_Finalize. */
     bool dirty;
     int rank, size;
     int spin; /* for qd_world, as are `where` and `hosts` */

@@ -498,8 +498,8 @@ static void world_destroy(qd_world *w)
     world_free(world);
 }
 
-/* In a dirty world any call could touch memory that the failed operation's caller has freed: nothing is started, polled or given up any more,
- * and the core ends what is under way with the world's failure. */
+/* In a dirty world any call could touch memory that the failed operation's caller has freed: nothing is started, polled
+ * or given up any more, and the core ends what is under way with the world's failure. */
 static bool is_dirty(const qd_transfer *op)
 {
     const qd_mpi_world *world = op->comm->world->backend_data;
@@ -522,8 +522,8 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
     }
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     QD_TRY(p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved));
-    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has given up has said so before it used that memory
-     * again, so what came after that does not count. */
+    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has given up has said
+     * so before it used that memory again, so what came after that does not count. */
     qd_mpi_world *world = op->comm->world->backend_data;
     if (!*done || op->bytes <= QD_MPI_CARRY_BYTES)
         return QD_OK;

@@ -297,7 +297,8 @@ static qd_status learn(trainer *train)
             merge_in_word(train, pair.words[i], pair.left, pair.right, merged);
         free(pair.words);
         queue_fresh(train, ++round);
-        if (training->progress && round % 256 == 0 && !training->progress(training->progress_context, "merging", vocab->entries, training->vocab))
+        if (training->progress && round % 256 == 0 &&
+            !training->progress(training->progress_context, "merging", vocab->entries, training->vocab))
             return QD_FAIL(QD_INTERRUPTED, "interrupted");
     }
     return train->full ? QD_FAIL(QD_NO_MEMORY, "no memory to learn merges") : QD_OK;

@@ -286,7 +286,8 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
         int64_t done = job->bytes_done;
         pthread_mutex_unlock(&job->mutex);
         if (thread != 0 || !job->training->progress ||
-            job->training->progress(job->training->progress_context, "reading", done < job->files->bytes ? done : job->files->bytes, job->files->bytes))
+            job->training->progress(job->training->progress_context, "reading", done < job->files->bytes ? done : job->files->bytes,
+                                    job->files->bytes))
             continue;
         pthread_mutex_lock(&job->mutex);
         if (job->status == QD_OK) {

@@ -1,4 +1,5 @@
-/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes alone and in a fixed order. */
+/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes
+ * alone and in a fixed order. */
 #include "device/cpu/attention_impl.h"
 #include "device/check_impl.h"
 
@@ -80,7 +81,8 @@ static qd_cpu_attention_item item_at(const work *w, int64_t i)
     return (qd_cpu_attention_item){i % each / w->job.heads, (int)(i % each % w->job.heads), tile_at(w, i / each)};
 }
 
-typedef void tile_kernel(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
+typedef void tile_kernel(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead,
+                         void *workspace);
 static void run_tiles(const work *w, tile_kernel *kernel, int64_t begin, int64_t end, int thread)
 {
     for (int64_t i = begin; i < end; i++) {

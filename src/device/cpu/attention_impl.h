@@ -55,13 +55,15 @@ typedef struct qd_cpu_attention_keys {
 } qd_cpu_attention_keys;
 
 typedef struct qd_cpu_attention {
-    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that its memory can be fetched; NULL: nothing. */
+    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that its memory can be
+     * fetched; NULL: nothing. */
     void (*forward)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
     void (*backward)(const qd_cpu_attention_job *j, const qd_cpu_attention_keys *keys, const qd_cpu_attention_keys *ahead, bool with_dq,
                      void *workspace);
     /* dq of up to QD_ATTENTION_BLOCK rows, where `backward` did not compute it. */
-    void (*backward_dq)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
+    void (*backward_dq)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead,
+                        void *workspace);
     /* delta = rowsum(d_o * o), of all heads, for one row of (batch, seq). */
     void (*backward_delta)(const qd_attention_args *a, int64_t batch, int64_t t);
 } qd_cpu_attention;

@@ -49,4 +49,5 @@ static int64_t add_loop(int64_t steps)
     return all;
 }
 
-const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {.flops_per_step = 2 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS, .fma = fma_loop, .add = add_loop};
+const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {
+    .flops_per_step = 2 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS, .fma = fma_loop, .add = add_loop};

@@ -59,7 +59,8 @@ static qd_status cpu_alloc(qd_device *device, int64_t bytes, void **address)
     (void)device;
     *address = qd_memory_take(bytes);
     return *address ? QD_OK
-                    : QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a buffer of %lld bytes (%.4g GiB)", (long long)bytes, (double)bytes / (1 << 30));
+                    : QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for a buffer of %lld bytes (%.4g GiB)", (long long)bytes,
+                              (double)bytes / (1 << 30));
 }
 
 static void cpu_free(qd_device *device, void *address, int64_t bytes)

@@ -45,7 +45,8 @@ static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert
 
 static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int expert, int experts)
 {
-    return qd_fill_zero(stream, qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), experts * a->n * a->k * (int64_t)qd_dtype_size(a->b_dtype));
+    return qd_fill_zero(stream, qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype),
+                        experts * a->n * a->k * (int64_t)qd_dtype_size(a->b_dtype));
 }
 
 qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)

@@ -26,7 +26,8 @@ static void backward_block(void *context, int64_t begin, int64_t end, float *par
 static qd_status branch_grad(qd_stream *stream, const qd_norm_backward_args *a, const void *dy, void *grad)
 {
     return !grad ? QD_OK : qd_cpu_bias_grad(stream, &(qd_bias_grad_args){
-        .dy = dy, .grad = grad, .rows = a->rows, .cols = a->cols, .accumulate = a->accumulate, .dtype = a->dtype, .grad_dtype = a->grad_dtype});
+        .dy = dy, .grad = grad, .rows = a->rows, .cols = a->cols, .accumulate = a->accumulate, .dtype = a->dtype,
+        .grad_dtype = a->grad_dtype});
 }
 
 qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a)

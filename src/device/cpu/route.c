@@ -98,7 +98,9 @@ static void route_rows(void *context, int64_t begin, int64_t end, int thread)
         float *weight = a->weight + row * r->per_token, sum = 0.0f;
         row_scores(r, a->logits + row * r->experts, w.score);
         for (int e = 0; e < r->experts; e++) {
-            float bias = !a->bias ? 0.0f : a->bias_dtype == QD_F32 ? ((const float *)a->bias)[e] : qd_bf16_to_f32(((const uint16_t *)a->bias)[e]);
+            float bias = !a->bias                  ? 0.0f
+                         : a->bias_dtype == QD_F32 ? ((const float *)a->bias)[e]
+                                                   : qd_bf16_to_f32(((const uint16_t *)a->bias)[e]);
             w.value[e] = w.score[e] + bias;
         }
         memset(w.taken, 0, (size_t)r->experts);

@@ -1,8 +1,10 @@
-/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums from register to register in
- * this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads (3 of 64 bytes, 8 that spread one number), of which a core
- * does little more than one a cycle, so broadcasts within the multiply-adds, which load more often, are slower.
+/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums from register
+ * to register in this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads (3 of 64
+ * bytes, 8 that spread one number), of which a core does little more than one a cycle, so broadcasts within the
+ * multiply-adds, which load more often, are slower.
  *
- * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by gemm_isa.c after `tile`. */
+ * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by gemm_isa.c after
+ * `tile`. */
 #ifndef QD_DEVICE_CPU_TILE_AVX512_IMPL_H
 #define QD_DEVICE_CPU_TILE_AVX512_IMPL_H
 

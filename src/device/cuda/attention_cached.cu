@@ -163,7 +163,8 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
                                                                                                                  partials, sums, half);
         QD_CUDA_LAUNCHED();
         if (stretches > 1) {
-            join_kernel<<<dim3((unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, partials, sums, (int)stretches, half);
+            join_kernel<<<dim3((unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, partials, sums, (int)stretches,
+                                                                                                 half);
             QD_CUDA_LAUNCHED();
         }
     }

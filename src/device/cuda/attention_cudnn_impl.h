@@ -63,8 +63,9 @@ typedef struct qd_cudnn_plan {
     char name[192];
 } qd_cudnn_plan;
 
-/* The graph must outlive its plans. Up to QD_CUDNN_CANDIDATES plans, in the order of cuDNN's heuristics; *count may be 0. If `wanted` is not NULL, only the
- * plan of that name, if it is among them. device: a finalised DEVICEPROP descriptor, or NULL for the handle's device. */
+/* The graph must outlive its plans. Up to QD_CUDNN_CANDIDATES plans, in the order of cuDNN's heuristics; *count may be
+ * 0. If `wanted` is not NULL, only the plan of that name, if it is among them. device: a finalised DEVICEPROP
+ * descriptor, or NULL for the handle's device. */
 qd_status qd_cudnn_plans_create(cudnnHandle_t handle, cudnnBackendDescriptor_t device, const qd_cudnn_graph *graph,
                                 const char *wanted, qd_cudnn_plan plans[QD_CUDNN_CANDIDATES], int *count);
 void qd_cudnn_plan_destroy(qd_cudnn_plan *plan);

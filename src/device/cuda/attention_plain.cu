@@ -433,5 +433,7 @@ extern "C" qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const jo
 /* Tiles of 32 rows for the largest heads, so that four of them fit into shared memory. */
 extern "C" qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const job *a)
 {
-    return a->head_dim <= 64 ? backward<64, 64>(stream, a) : a->head_dim <= 128 ? backward<128, 64>(stream, a) : backward<256, 32>(stream, a);
+    return a->head_dim <= 64    ? backward<64, 64>(stream, a)
+           : a->head_dim <= 128 ? backward<128, 64>(stream, a)
+                                : backward<256, 32>(stream, a);
 }

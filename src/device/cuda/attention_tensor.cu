@@ -378,8 +378,8 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
         stage ^= 1;
     }
     copies_wait<0>();
-    store_rows<D>(a.dq, batch * a.q_seq * a.dq_stride + (int64_t)head * a.head_dim, a.dq_stride, own, a.head_dim, dq, a.scale, a.scale, a.part,
-                  a.part);
+    store_rows<D>(a.dq, batch * a.q_seq * a.dq_stride + (int64_t)head * a.head_dim, a.dq_stride, own, a.head_dim, dq, a.scale, a.scale,
+                  a.part, a.part);
 }
 
 /* ---- backward: dk and dv ---- */
@@ -477,7 +477,8 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
 
 /* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of `other` rows. */
 template <int D, typename K>
-static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count, int heads)
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count,
+                        int heads)
 {
     const int bytes = (own_tiles * ROWS + 4 * other) * row_of<D>::STRIDE * (int)sizeof(bf16);
     dim3 grid((unsigned)tile_count(runs, run_count, ROWS), (unsigned)heads, (unsigned)a->batch);

@@ -103,8 +103,9 @@ enum { CHUNK = 32, BATCH = 8 }; /* sorted rows that a block sums; rows whose loa
 enum { NO_INDEX = 0x7fffffff }; /* sorts after every table row */
 
 /* keys[row] = table row, values[row] = row. With held > 0 the table has rows [first, first + held) of `bound`; others sort behind. */
-static __global__ void __launch_bounds__(THREADS) keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, int64_t first, int64_t held,
-                                                              uint32_t *keys, uint32_t *values, int kind, qd_cuda_fault *fault)
+static __global__ void __launch_bounds__(THREADS)
+    keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, int64_t first, int64_t held, uint32_t *keys, uint32_t *values,
+                int kind, qd_cuda_fault *fault)
 {
     int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows)
@@ -246,7 +247,8 @@ static qd_status scatter_add(qd_stream *stream, const qd_embedding_backward_args
     char *at = (char *)space;
     uint32_t *keys = (uint32_t *)at, *rows = (uint32_t *)(at + list), *sorted_keys = (uint32_t *)(at + 2 * list);
     uint32_t *sorted = (uint32_t *)(at + 3 * list);
-    keys_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, l.stream>>>(indices, a->rows, bound, first, held, keys, rows, kind, l.fault);
+    keys_kernel<<<(unsigned)divide_up(a->rows, THREADS), THREADS, 0, l.stream>>>(indices, a->rows, bound, first, held, keys, rows, kind,
+                                                                                 l.fault);
     QD_CUDA_LAUNCHED();
     QD_CUDA_TRY(cub::DeviceRadixSort::SortPairs(at + 4 * list + parts, sort_bytes, keys, sorted_keys, rows, sorted, (int)a->rows, 0,
                                                 bits, l.stream));

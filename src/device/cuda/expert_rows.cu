@@ -34,10 +34,11 @@ template <typename T, int N> static __device__ __forceinline__ void copy_row(con
     }
 }
 
-/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first copy. Vectors stay as they
- * are stored until they are used: that leaves registers for more warps. */
+/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first
+ * copy. Vectors stay as they are stored until they are used: that leaves registers for more warps. */
 template <typename T, int N, bool WEIGHTED, bool BACK>
-static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies, int64_t cols, int lane)
+static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies,
+                                                 int64_t cols, int lane)
 {
     using V = raw_vector<T, N>;
     float dot = 0.0f;
@@ -111,8 +112,9 @@ template <typename T, int N, bool WEIGHTED, bool BACK> static __global__ void __
         if constexpr (!WEIGHTED && !BACK) {
             copy_row<T, N>(x, y, cols, lane);
         } else {
-            float dot = move_row<T, N, WEIGHTED, BACK>(x, y, WEIGHTED ? a.weight[from] : 1.0f, BACK ? (const T *)a.old + place * cols : NULL,
-                                                       (a.copy_rows > 0 ? a.copy_rows : assignments) * cols, a.copies, cols, lane);
+            float dot =
+                move_row<T, N, WEIGHTED, BACK>(x, y, WEIGHTED ? a.weight[from] : 1.0f, BACK ? (const T *)a.old + place * cols : NULL,
+                                               (a.copy_rows > 0 ? a.copy_rows : assignments) * cols, a.copies, cols, lane);
             if (BACK && lane == 0)
                 a.d_weight[from] = dot;
         }

@@ -221,8 +221,8 @@ __device__ __forceinline__ void add_product(sums<S> &sum, operand x, operand y, 
 }
 
 /* `table` (rows, cols) from (row, column) on, its sides being columns, or rows if along_depth. */
-__device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype, int64_t cols, int64_t row, int64_t column, int sides, int depth,
-                                              bool along_depth, bool vectors)
+__device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype, int64_t cols, int64_t row, int64_t column, int sides,
+                                              int depth, bool along_depth, bool vectors)
 {
     operand o = {table, cols, sides, depth, along_depth, dtype == QD_BF16, vectors};
     o.from = (const char *)table + bytes_at(o, row * cols + column);
@@ -231,7 +231,8 @@ __device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype,
 
 /* Stores the sums of tile t in out (.., n), whose row `row` is the tile's first. add: to what is there, rounded once. */
 template <typename S>
-__device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool is_bf16, int64_t n, int64_t row, const grouped_tile &t, bool add)
+__device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool is_bf16, int64_t n, int64_t row, const grouped_tile &t,
+                                           bool add)
 {
 #pragma unroll
     for (int i = 0; i < sums<S>::SETS; i++)

@@ -164,8 +164,8 @@ struct ring {
 /* ---- fetching ---- */
 
 template <form FORM>
-__device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map, const grouped_tile &t,
-                                           int depth)
+__device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map,
+                                           const grouped_tile &t, int depth)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -303,7 +303,8 @@ __device__ __forceinline__ void put_words(const uint32_t (&words)[16], const tar
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (has_piece(to, part, i))
-            *reinterpret_cast<uint4 *>(piece_at(to, part, i)) = *reinterpret_cast<const uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8));
+            *reinterpret_cast<uint4 *>(piece_at(to, part, i)) =
+                *reinterpret_cast<const uint4 *>(staged(staging, i * 4 + lane / 8, lane % 8));
     __syncwarp();
 }
 
@@ -322,8 +323,9 @@ struct squares {
     int64_t stride;
 };
 
-/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a square of bf16 is exact for magnitudes from
- * 1e-19 to 1e18. Of a run with larger gradients the norm is not finite, and the step is not taken. */
+/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a square of bf16 is
+ * exact for magnitudes from 1e-19 to 1e18. Of a run with larger gradients the norm is not finite, and the step is not
+ * taken. */
 __device__ __forceinline__ void add_squares(double (&sum)[2], const uint32_t (&words)[16])
 {
     float part[2] = {0.0f, 0.0f};
@@ -528,8 +530,8 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
 /* ---- maps ---- */
 
 typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                    const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                    CUtensorMapFloatOOBfill);
+                                    const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 /* From the driver, which is not linked. NULL if it has none. */
 encode_function find_encode()
@@ -574,7 +576,8 @@ template <form FORM, result RESULT, typename T> qd_status launch_form(qd_stream 
         QD_TRY(make_map(&y_map, a->a, 0, a->rows, a->k, 64));
     } else {
         QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
-        QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64) : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
+        QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64)
+                                  : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
     }
     QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, RESULT, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     multiply<FORM, RESULT, T><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);

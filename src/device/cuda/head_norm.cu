@@ -45,7 +45,8 @@ template <typename T, typename P, int N>
 static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_args a, float *parts)
 {
     extern __shared__ __align__(16) float sums[];
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32, normed = a.heads + a.kv_heads, width = 2 * a.head_dim;
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32, normed = a.heads + a.kv_heads,
+              width = 2 * a.head_dim;
     for (int i = threadIdx.x; i < warps * width; i += blockDim.x)
         sums[i] = 0.0f;
     __syncthreads();

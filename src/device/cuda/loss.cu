@@ -288,7 +288,8 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
     for (int64_t i = threadIdx.x; a.grad && i < a.ld; i += blockDim.x) {
         float v[1] = {0.0f};
         if (target >= 0 && i < a.vocab)
-            v[0] = held && i == here ? (float)((exp(shifted) / sum - 1.0) * (double)a.scale) : exp_of<float>(to_float(row[i]), top, 0.0f) * factor;
+            v[0] = held && i == here ? (float)((exp(shifted) / sum - 1.0) * (double)a.scale)
+                                     : exp_of<float>(to_float(row[i]), top, 0.0f) * factor;
         store<1>(row + i, v);
     }
 }

@@ -80,7 +80,8 @@ qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *product, qd_pro
 int qd_product_siblings(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *siblings);
 /* Up to QD_PRODUCT_VARIANTS more: each is one of the candidates, the best of which come first, with one setting (tile,
- * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best combination of what it knows. */
+ * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best
+ * combination of what it knows. */
 int qd_product_variants(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *variants);
 /* Up to QD_PRODUCT_NEIGHBOURS more: the best candidate, which comes first, with one setting changed to each value that the library

@@ -329,7 +329,8 @@ int qd_product_neighbours(qd_cuda *cuda, const qd_product *p, const qd_product_c
         for (int i = 0; i < offered && made < QD_PRODUCT_NEIGHBOURS; i++) {
             qd_product_choice n = best;
             if (cublasLtMatmulAlgoConfigSetAttribute(&n.algorithm, name, &values[i], settings[s].values[0].size) == CUBLAS_STATUS_SUCCESS &&
-                !known(&n, candidates, count) && !known(&n, neighbours, made) && takes(cuda, p, &n, &waves) && waves < SMALLEST * best_waves)
+                !known(&n, candidates, count) && !known(&n, neighbours, made) && takes(cuda, p, &n, &waves) &&
+                waves < SMALLEST * best_waves)
                 neighbours[made++] = n;
         }
     }

@@ -222,7 +222,8 @@ static void describe_way(const qd_product_choice *choice, qd_search_way *way)
     static const struct {
         int flag;
         const char *name;
-    } names[] = {{QD_PRODUCT_BIAS, "bias"}, {QD_PRODUCT_GELU, "gelu"}, {QD_PRODUCT_GELU_GRAD, "dgelu"}, {QD_PRODUCT_BIAS_GRAD, "bias_grad"}};
+    } names[] = {
+        {QD_PRODUCT_BIAS, "bias"}, {QD_PRODUCT_GELU, "gelu"}, {QD_PRODUCT_GELU_GRAD, "dgelu"}, {QD_PRODUCT_BIAS_GRAD, "bias_grad"}};
     *way = (qd_search_way){.chosen = -1};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (choice->fused & names[i].flag)

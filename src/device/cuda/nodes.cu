@@ -1,13 +1,15 @@
-/* Rows that go to the experts of a node once: who goes where. A block per node, or per expert of a node, numbers what is its own; the warps of a
- * block take stretches of rows, count, and number from the counts of the stretches before. Nothing depends on which warp comes first. */
+/* Rows that go to the experts of a node once: who goes where. A block per node, or per expert of a node, numbers what
+ * is its own; the warps of a block take stretches of rows, count, and number from the counts of the stretches before.
+ * Nothing depends on which warp comes first. */
 #include "device/cuda/math_impl.cuh"
 
 #include <limits.h>
 
 enum { THREADS = 1024, WARPS = THREADS / 32, PLAIN = 256 };
 
-/* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count the wanted ones from 0 in the order of i.
- * Returns how many there are, in every thread. All threads of the block call it; room holds WARPS numbers. */
+/* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count the wanted ones
+ * from 0 in the order of i. Returns how many there are, in every thread. All threads of the block call it; room holds
+ * WARPS numbers. */
 template <typename Wanted, typename Put> static __device__ __forceinline__ int number_wanted(int64_t n, int *room, Wanted wanted, Put put)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -93,7 +95,8 @@ static __global__ void __launch_bounds__(PLAIN) node_list_kernel(qd_node_plan_ar
 extern "C" qd_status qd_cuda_node_plan(qd_stream *stream, const qd_node_plan_args *a)
 {
     if (a->nodes < 1 || a->experts % a->nodes != 0 || a->rows < 0 || a->rows * a->nodes > INT_MAX)
-        return QD_FAIL(QD_USAGE, "node_plan: %lld rows and %d experts cannot be shared out over %d nodes", (long long)a->rows, a->experts, a->nodes);
+        return QD_FAIL(QD_USAGE, "node_plan: %lld rows and %d experts cannot be shared out over %d nodes", (long long)a->rows, a->experts,
+                       a->nodes);
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     node_count_kernel<<<(unsigned)a->nodes, THREADS, 0, l.stream>>>(*a);
     QD_CUDA_LAUNCHED();
@@ -165,7 +168,8 @@ extern "C" qd_status qd_cuda_relay_plan(qd_stream *stream, const qd_relay_plan_a
 {
     const int64_t relayed = a->relayed * a->per_token;
     if (a->experts < 1 || a->relayed > a->rows || a->rows * a->per_token > INT_MAX)
-        return QD_FAIL(QD_USAGE, "relay_plan: %lld of %lld rows of %d choices are too many", (long long)a->relayed, (long long)a->rows, a->per_token);
+        return QD_FAIL(QD_USAGE, "relay_plan: %lld of %lld rows of %d choices are too many", (long long)a->relayed, (long long)a->rows,
+                       a->per_token);
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     if (a->rows > 0)
         QD_CUDA_TRY(cudaMemsetAsync(a->place, 0xff, (size_t)(a->rows * a->per_token) * sizeof *a->place, l.stream));

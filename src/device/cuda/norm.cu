@@ -49,8 +49,8 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     a.rstd[row] = s.rstd;
 }
 
-/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to branch by their type for each piece would keep
- * their loads from being under way together. */
+/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to branch by their type
+ * for each piece would keep their loads from being under way together. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool WIDE>
 static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARPS, WIDE ? 1 : PIECES <= 8 && !ADD ? 8 : 4)
     norm_forward_kernel(qd_norm_forward_args a)
@@ -213,8 +213,9 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
 
 enum { SUM_COLS = 32, SUM_LANES = 32 };
 
-/* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if accumulate]; part p is at parts + p * width. A
- * block takes SUM_COLS columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
+/* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if accumulate]; part p is
+ * at parts + p * width. A block takes SUM_COLS columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each,
+ * and then their sums are added in a tree. */
 struct part_sums {
     void *to[QD_CUDA_PARTS_MOST];
     const float *parts;
@@ -458,11 +459,13 @@ template <int PIECES, bool RMS, bool BRANCHES> struct backward_way {
 };
 
 /* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
- * mean(g). A block has blockDim.y groups of blockDim.x threads; each group has ROWS rows at a time, and all groups go round as often. Each
- * thread keeps its columns' sums for dgamma and dbeta, BRANCHES: of add and of dx too; the block's go to parts + block * width at the end, (cols)
- * of each that is wanted, in this order. Shared memory: (groups, cols) floats where there are several groups. RMSNorm: dbeta is NULL. */
+ * mean(g). A block has blockDim.y groups of blockDim.x threads; each group has ROWS rows at a time, and all groups go
+ * round as often. Each thread keeps its columns' sums for dgamma and dbeta, BRANCHES: of add and of dx too; the block's
+ * go to parts + block * width at the end, (cols) of each that is wanted, in this order. Shared memory: (groups, cols)
+ * floats where there are several groups. RMSNorm: dbeta is NULL. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES>
-static __global__ void __launch_bounds__(GROUP_MOST, 1) norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
+static __global__ void __launch_bounds__(GROUP_MOST, 1)
+    norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
 {
     using way = backward_way<PIECES, RMS, BRANCHES>;
     enum { V = vector_size<T>::V, ROWS = way::ROWS, SUMS = RMS ? 1 : 2 };
@@ -525,7 +528,9 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1) norm_backward_kernel(qd_
                 if (ADD && way::ADD_AHEAD)
                     add[r][p] = add_next[r][p];
                 else if (ADD)
-                    add[r][p] = row + r * stride < a.rows && column(p) < cols ? fetch_vector<T>(a.add, (row + r * stride) * a.cols + column(p)) : zero;
+                    add[r][p] = row + r * stride < a.rows && column(p) < cols
+                                    ? fetch_vector<T>(a.add, (row + r * stride) * a.cols + column(p))
+                                    : zero;
             }
         }
         if (way::AHEAD)
@@ -652,12 +657,15 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
     }
 }
 
-template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES> static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a)
+template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES>
+static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a)
 {
     const qd_cuda_launch l = qd_cuda_launch_of(stream);
     auto kernel = norm_backward_kernel<T, PIECES, RMS, ADD, BRANCHES>;
-    const int threads = (int)divide_up(divide_up(a->cols, PIECES * vector_size<T>::V), 32) * 32, groups = threads < BLOCK_THREADS ? BLOCK_THREADS / threads : 1;
-    const size_t shared = groups > 1 ? (size_t)groups * (size_t)a->cols * sizeof(float) : 0; /* at most BLOCK_THREADS * PIECES * V of them */
+    const int threads = (int)divide_up(divide_up(a->cols, PIECES * vector_size<T>::V), 32) * 32,
+              groups = threads < BLOCK_THREADS ? BLOCK_THREADS / threads : 1;
+    /* at most BLOCK_THREADS * PIECES * V of them */
+    const size_t shared = groups > 1 ? (size_t)groups * (size_t)a->cols * sizeof(float) : 0;
     void *to[] = {a->dgamma, a->dbeta, BRANCHES ? a->add_grad : NULL, BRANCHES ? a->dx_grad : NULL}, *parts;
     enum { OUTPUTS = sizeof to / sizeof *to };
     int64_t width = 0;
@@ -665,7 +673,8 @@ template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES> static qd_s
         width += to[i] ? a->cols : 0;
     int resident = 0;
     QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads * groups, shared));
-    const int64_t room = (int64_t)l.multiprocessors * resident, most = divide_up(a->rows, groups * backward_way<PIECES, RMS, BRANCHES>::ROWS);
+    const int64_t room = (int64_t)l.multiprocessors * resident,
+                  most = divide_up(a->rows, groups * backward_way<PIECES, RMS, BRANCHES>::ROWS);
     const int64_t blocks = room < most ? room : most;
     QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
     kernel<<<(unsigned)blocks, dim3(threads, groups), shared, l.stream>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
@@ -742,7 +751,8 @@ extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_back
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         enum { V = vector_size<T>::V };
-        const bool vectors = can_vector(a->cols, a->dy, a->x, a->add, a->dx) && has_vectors(a->gamma, a->param_dtype, V) && !(a->rms && a->dbeta);
+        const bool vectors =
+            can_vector(a->cols, a->dy, a->x, a->add, a->dx) && has_vectors(a->gamma, a->param_dtype, V) && !(a->rms && a->dbeta);
         if (vectors && a->cols <= BLOCK_THREADS * V && !a->rms && a->add && (a->add_grad || a->dx_grad))
             return backward_rows<T, 1, false, true, true>(stream, a);
         QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */

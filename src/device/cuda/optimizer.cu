@@ -9,7 +9,8 @@
 
 #include <math.h>
 
-enum { THREADS = 256, STEP = 4, CHUNK = THREADS * STEP }; /* elements that a block updates: short blocks keep the streams close together in memory */
+/* elements that a block updates: short blocks keep the streams close together in memory */
+enum { THREADS = 256, STEP = 4, CHUNK = THREADS * STEP };
 enum { TABLE = 960 }; /* ranges of one launch: with 16 bytes each, half of what a kernel's arguments may hold */
 
 struct range_table {
@@ -440,8 +441,9 @@ extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares
 
 enum { RUNS = 1200 }; /* of one launch */
 
-/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with what its threads have: in memory that
- * changes from launch to launch, because the first block of one may read what is left to it while the last leaves something to the next. */
+/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with
+ * what its threads have: in memory that changes from launch to launch, because the first block of one may read what is
+ * left to it while the last leaves something to the next. */
 struct run_table {
     int64_t first[RUNS];
     uint32_t count[RUNS];
@@ -452,8 +454,8 @@ struct run_table {
 static_assert(sizeof(run_table) <= 24 << 10, "fits a kernel's arguments");
 
 /* Thread t has the elements t, t + THREADS, ... of all that a sum has, however they are cut. */
-static __global__ void __launch_bounds__(THREADS)
-    run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums, const double *found, double *left, int64_t before)
+static __global__ void __launch_bounds__(THREADS) run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums,
+                                                                  const double *found, double *left, int64_t before)
 {
     __shared__ double room[32];
     const bool last = blockIdx.x + 1 == gridDim.x;

@@ -118,7 +118,8 @@ static __device__ __forceinline__ int take_best(const unsigned (&key)[PER], unsi
 
 /* What remains to be chosen from: experts of the best groups. Returns the marks of all others. */
 template <int PER>
-static __device__ __forceinline__ unsigned limit_groups(const qd_route_rule &r, const float (&value)[PER], const unsigned (&key)[PER], int lane)
+static __device__ __forceinline__ unsigned limit_groups(const qd_route_rule &r, const float (&value)[PER], const unsigned (&key)[PER],
+                                                        int lane)
 {
     int size = r.experts / r.groups, best = min(r.group_best, size);
     unsigned taken = 0, group_key[PER];
@@ -219,7 +220,8 @@ extern "C" qd_status qd_cuda_route(qd_stream *stream, const qd_route_args *a)
 
 /* d becomes the gradient of the scores: through the weights, and the balance. */
 template <int PER>
-static __device__ __forceinline__ void score_gradient(const qd_route_grad_args &a, int64_t row, const float (&score)[PER], int lane, double (&d)[PER])
+static __device__ __forceinline__ void score_gradient(const qd_route_grad_args &a, int64_t row, const float (&score)[PER], int lane,
+                                                      double (&d)[PER])
 {
     const int k = a.rule.per_token, experts = a.rule.experts;
     const int choice = lane < k ? a.choice[row * k + lane] : 0;
@@ -313,7 +315,8 @@ extern "C" qd_status qd_cuda_route_grad(qd_stream *stream, const qd_route_grad_a
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     return with_experts(a->rule.experts, [&](auto per) -> qd_status {
-        route_grad_kernel<decltype(per)::value><<<(unsigned)divide_up(a->rows, WARPS), 32 * WARPS, 0, l.stream>>>(*a, a->grad_dtype == QD_BF16);
+        route_grad_kernel<decltype(per)::value>
+            <<<(unsigned)divide_up(a->rows, WARPS), 32 * WARPS, 0, l.stream>>>(*a, a->grad_dtype == QD_BF16);
         QD_CUDA_LAUNCHED();
         return QD_OK;
     });

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Checks what holds for the layout of every source file: lines of at most 140 columns (160 in Python), files of at most 800 lines,
+no tabs, no spaces at the end of a line, a newline at the end of the file. Statements are laid out by hand; .clang-format is for editors.
+
+Prints one line per offence and exits with 1 when there is any.
+"""
+import os
+import subprocess
+import sys
+
+LINES = 800
+COLUMNS = {".c": 140, ".h": 140, ".cu": 140, ".cuh": 140, ".py": 160, ".sh": 140}
+
+
+def sources(root):
+    """What git knows of; in a folder without git, as a release is, everything but what was built."""
+    listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
+    if listed.returncode == 0:
+        return listed.stdout.splitlines()
+    return [os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names
+            if not os.path.relpath(folder, root).startswith(("build", "runs"))]
+
+
+def offences(columns, text):
+    lines = text.split("\n")
+    if lines[-1] != "":
+        yield len(lines), "no newline at the end of the file"
+    if len(lines) - 1 > LINES:
+        yield LINES + 1, f"the file has {len(lines) - 1} lines, the most are {LINES}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > columns:
+            yield number, f"{len(line)} columns, the most are {columns}"
+        if "\t" in line:
+            yield number, "a tab"
+        if line != line.rstrip():
+            yield number, "spaces at the end"
+
+
+def main():
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    count = found = 0
+    for path in sources(root):
+        full = os.path.join(root, path)
+        columns = COLUMNS.get(os.path.splitext(path)[1])
+        if not columns or not os.path.exists(full):
+            continue
+        count += 1
+        with open(full, encoding="utf-8", newline="") as file:
+            for line, what in offences(columns, file.read()):
+                print(f"{path}:{line}: {what}")
+                found += 1
+    print(f"layout: {count} files, {found} offences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
