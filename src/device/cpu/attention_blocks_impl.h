@@ -262,7 +262,7 @@ QD_INLINE vf exp2_negative(vf x)
     p = p * r + 2.4022651e-1f;
     p = p * r + 6.9314718e-1f;
     p = p * r + 1.0f;
-    vi y = (vi)p + ((vi)t << 23);
+    vi y = (vi)((vu)p + ((vu)t << 23)); /* of large x anything, which is not used */
 #if defined(__AVX512F__)
     return (vf)_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), (__m512i)y);
 #else

@@ -142,7 +142,7 @@ QD_INLINE vf log2_above_one(vf x)
 {
     const int half_root = 0x3f3504f3; /* sqrt(1/2): m below lies between it and twice it */
     vi exponent = ((vi)x - half_root) >> 23;
-    vf m = (vf)((vi)x - (exponent << 23)), z = (m - 1.0f) / (m + 1.0f), y = z * z;
+    vf m = (vf)((vu)x - ((vu)exponent << 23)), z = (m - 1.0f) / (m + 1.0f), y = z * z;
     vf p = vf_set(2.0f / 9 * LOG2_E); /* 2 log2(e) z^n / n, odd n */
     p = p * y + 2.0f / 7 * LOG2_E;
     p = p * y + 2.0f / 5 * LOG2_E;
