@@ -206,12 +206,9 @@ static void advice_names_it(void **state)
     qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.recompute=full train.swiglu=again train.offload_chunk_mb=0.01"),
               split = config;
     split.strategy.split_master = true;
-    qd_arena *arena;
-    qd_program *p;
     qd_strbuf text = {0};
-    trained_ok(qd_arena_create(&arena));
-    trained_ok(qd_config_build(&split, 0, arena, &p));
-    int64_t limit = p->persistent_bytes + p->dynamic_bytes;
+    trained_bytes bytes = trained_needs(&split);
+    int64_t limit = bytes.persistent + bytes.dynamic;
     trained_ok(qd_fit_explain(&config, 0, limit, &text));
     assert_non_null(strstr(text.data, "; train.master=split needs"));
     qd_strbuf_free(&text);
@@ -220,7 +217,6 @@ static void advice_names_it(void **state)
     if (!strstr(text.data, "train.offload=optimizer train.master=fp32 needs"))
         fail_msg("%s", text.data);
     qd_strbuf_free(&text);
-    qd_arena_destroy(arena);
 }
 
 /* An argument picks tests by name, with * for any letters. */

@@ -302,20 +302,16 @@ static void advice_names_it(void **state)
     qd_config config = layout_config(LLAMA RUN "train.global_batch=1 train.precision=bf16 train.recompute=full train.swiglu=again"),
               offloaded = config;
     offloaded.strategy.offload = true;
-    qd_arena *arena;
-    qd_program *p;
     qd_strbuf text = {0};
-    trained_ok(qd_arena_create(&arena));
-    trained_ok(qd_config_build(&offloaded, 0, arena, &p));
-    trained_ok(qd_fit_explain(&config, 0, p->persistent_bytes + p->dynamic_bytes, &text));
+    trained_bytes bytes = trained_needs(&offloaded);
+    trained_ok(qd_fit_explain(&config, 0, bytes.persistent + bytes.dynamic, &text));
     if (!strstr(text.data, " train.offload=optimizer needs"))
         fail_msg("%s", text.data);
     assert_non_null(strstr(text.data, "GiB of host memory"));
     qd_strbuf_free(&text);
-    trained_ok(qd_fit_explain(&offloaded, 0, p->persistent_bytes, &text));
+    trained_ok(qd_fit_explain(&offloaded, 0, bytes.persistent, &text));
     assert_null(strstr(text.data, "train.offload=optimizer needs"));
     qd_strbuf_free(&text);
-    qd_arena_destroy(arena);
 }
 
 /* An argument picks tests by name, with * for any letters. */

@@ -56,6 +56,17 @@ void trained_steps(qd_team *team, int count, double *losses)
     }
 }
 
+trained_bytes trained_needs(const qd_config *config)
+{
+    qd_arena *arena;
+    qd_program *p;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(config, 0, arena, &p));
+    trained_bytes bytes = {p->persistent_bytes, p->dynamic_bytes};
+    qd_arena_destroy(arena);
+    return bytes;
+}
+
 qd_program *trained_program(const char *words, qd_arena **arena)
 {
     qd_config config = layout_config(words);

@@ -20,6 +20,12 @@ void trained_steps(qd_team *team, int count, double *losses); /* losses may be N
 /* Rank 0's program; destroy *arena. */
 qd_program *trained_program(const char *words, qd_arena **arena);
 
+/* Bytes of rank 0: what stays from step to step, and what a step takes on top of it. */
+typedef struct trained_bytes {
+    int64_t persistent, dynamic;
+} trained_bytes;
+trained_bytes trained_needs(const qd_config *config);
+
 /* All parameters of one kind, one after another; free *out. */
 void trained_read(qd_team *team, qd_tensor_kind kind, float **out, int64_t *count);
 
