@@ -325,7 +325,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     qd_team *team = NULL, *other = NULL;
     qd_step_profile *profile = calloc(1, sizeof *profile);
     looks within = {0};
-    qd_ceiling ceiling;
+    qd_ceiling ceiling = {.fma_flops = 1.0, .copy_bytes = 1.0}; /* of an accelerator it is known at the end */
     qd_status status = profile ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a profile");
     if (status != QD_OK)
         return status;
@@ -341,16 +341,18 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
         QD_TRY_DONE(qd_team_create(&other_config, &other_source, &other));
         QD_TRY_DONE(run_steps(other, warm_up));
     }
-    QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     qd_device *device = qd_team_device(team);
+    const bool on_host = qd_device_get_caps(device)->host_memory;
+    if (on_host)
+        QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     QD_TRY_DONE(run_steps(team, warm_up));
     QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL));
     /* On a device that runs behind the host, the events of a profile take time of their own: there the steps that are timed are
      * not those that are profiled. */
-    if (qd_device_get_caps(device)->host_memory)
+    if (on_host)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
     /* Ranks would have to meet for it, and not all of them do in the middle of a step. */
-    if (qd_device_get_caps(device)->host_memory && config.world == 1 && !other) {
+    if (on_host && config.world == 1 && !other) {
         profile->ops.after_op = look_at_machine;
         profile->ops.context = &within;
     }
@@ -363,9 +365,13 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
     result->across_flat_bytes = (after.flat - before.flat) / steps;
-    if (!qd_device_get_caps(device)->host_memory) {
+    if (!on_host) {
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
         QD_TRY_DONE(run_steps(team, steps));
+        /* After the steps: products at the card's limit would warm it up for them. */
+        QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
+        result->table.beside_flops = ceiling.fma_flops;
+        result->ceiling_share = 1.0 / (result->step_seconds * ceiling.fma_flops);
     }
     QD_TRY_DONE(fill_memory(result, team, device));
     const qd_program *program = qd_team_program(team);
@@ -378,7 +384,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share *= qd_program_flops(program) * config.world;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
-    fill_rows(result, mean, profile, steps, !qd_device_get_caps(device)->host_memory && config.strategy.overlap);
+    fill_rows(result, mean, profile, steps, !on_host && config.strategy.overlap);
 done:
     qd_team_destroy(other);
     qd_team_destroy(team);

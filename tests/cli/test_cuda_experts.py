@@ -28,6 +28,7 @@ LAYOUTS = {
     "zero3": ["parallel.ranks=4", "parallel.ep=2", "parallel.zero=3"],
     "in rounds": ["parallel.ranks=4", "parallel.ep=4", "parallel.expert_rows=0.5"],
     "recompute": ["parallel.ranks=2", "parallel.ep=2", "train.recompute=full"],
+    "results of SwiGLU kept": ["parallel.ranks=2", "parallel.ep=2", "train.swiglu=keep"],
 }
 # SGD does not magnify rounding as AdamW does.
 SGD = ["train.optimizer=sgd", "train.lr=0.05", "train.steps=20"]

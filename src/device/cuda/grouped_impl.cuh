@@ -58,7 +58,7 @@ typedef struct grouped_tile {
 
 /* A block's tiles of HEIGHT x WIDTH results, in ascending order. */
 template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
-    enum { BAND = 16 }; /* rows of tiles whose operands should stay in the L2 cache */
+    enum { FEW_COLUMNS = 12, BAND = 40 };
     const qd_grouped_args &g;
     const grouped_segments &table;
     int at, segment, count, columns;
@@ -92,11 +92,12 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
         return true;
     }
 
-    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Neighbours in time share operands: bands of at most BAND
-     * rows of tiles, as equal as can be, and in a band column by column. */
+    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Tiles that are computed at the same time share operands,
+     * which come from memory once if they stay in the L2 cache until all have read them. Where a row has few columns, whole rows are
+     * computed at a time; else bands of at most BAND rows, as equal as can be, column by column. */
     __device__ __forceinline__ void place(grouped_tile &t, int i, int rows, int first, int last) const
     {
-        const int bands = (rows + BAND - 1) / BAND, band = (rows + bands - 1) / bands;
+        const int most = columns <= FEW_COLUMNS ? 1 : BAND, bands = (rows + most - 1) / most, band = (rows + bands - 1) / bands;
         const int before = i / (band * columns) * band, height = rows - before < band ? rows - before : band;
         const int within = i - before * columns;
         t.row = first + (before + within % height) * HEIGHT;
