@@ -18,7 +18,7 @@ static const double PROMISING = 1.4;
 /* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
 enum { PIECES = 4 };
 /* A plan is given within a minute: the first look ends after so many seconds, and the search. */
-static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0, SETTLE_SECONDS = 48.0;
+static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, PAIRS_SECONDS = 35.0, REFINE_SECONDS = 39.0, SETTLE_SECONDS = 48.0;
 
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
@@ -289,16 +289,18 @@ static bool is_time_up(qd_search *s, double seconds)
     return true;
 }
 
-/* More and more sequences per micro-batch, until they do not fit. */
+/* More and more sequences per micro-batch, until they do not fit, or too few micro-batches are left for the schedule. One that the user
+ * has given is tried all the same: then the refusal says why. */
 static qd_status try_micros(qd_search *s, qd_candidate c)
 {
     int dp = dp_of(s, &c);
     int64_t share = s->batch / dp, micro;
+    int64_t least = strcmp(c.schedule, "dualpipe_v") == 0 && !qd_options_is_set(s->options, "parallel.schedule") ? 2 * c.pp : 1;
     for (int i = 0; (micro = nth(s, "train.micro_batch", i, 1, share < 64 ? share : 64)) > 0; i++) {
-        if (share % micro != 0 || (share / micro) % (c.vpp > 1 ? c.pp : 1) != 0)
+        if (share % micro != 0 || (share / micro) % (c.vpp > 1 ? c.pp : 1) != 0 || share / micro < least)
             continue;
         int too_large = s->report->too_large;
-        if (is_time_up(s, MOST_SECONDS))
+        if (is_time_up(s, s->until))
             break;
         c.micro = micro;
         QD_TRY(try_recompute(s, &c));
@@ -516,11 +518,15 @@ static qd_status look_at_all(qd_search *s)
     return status;
 }
 
+static bool has_same_axes(const qd_candidate *a, const qd_candidate *b)
+{
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep && a->etp == b->etp;
+}
+
 static bool is_same_layout(const qd_candidate *a, const qd_candidate *b)
 {
-    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->etp == b->etp &&
-           a->zero == b->zero && a->pieces == b->pieces && a->micro == b->micro && a->recompute == b->recompute &&
-           strcmp(a->schedule, b->schedule) == 0;
+    return has_same_axes(a, b) && a->vpp == b->vpp && a->zero == b->zero && a->pieces == b->pieces && a->micro == b->micro &&
+           a->recompute == b->recompute && strcmp(a->schedule, b->schedule) == 0;
 }
 
 /* The same layout may have been the first look and a try: the exact one stays. */
@@ -565,19 +571,49 @@ static qd_status refine(qd_search *s)
     return QD_OK;
 }
 
-/* Everything but the axes for those whose first look, with most of its bubble gone, would not be far behind; the best first. */
+/* With most of its bubble gone, it would not be far behind. */
+static bool is_worth_more(const qd_search *s, const qd_candidate *seen)
+{
+    return seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) <= WORTH * s->best;
+}
+
+static qd_candidate axes_of(const qd_candidate *seen)
+{
+    return (qd_candidate){.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp,
+                          .pieces = seen->pieces, .schedule = ""};
+}
+
+/* Everything but the axes for those whose first look is worth it; the best first. */
 static qd_status look_closer(qd_search *s)
 {
     sort(s->list, s->count);
     int looked = s->count;
-    for (int i = 0; i < looked && !is_time_up(s, MOST_SECONDS); i++) {
-        const qd_candidate *seen = &s->list[i];
-        if (!seen->looked ||
-            seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) > WORTH * s->best)
+    s->until = MOST_SECONDS;
+    for (int i = 0; i < looked && !is_time_up(s, s->until); i++)
+        if (s->list[i].looked && is_worth_more(s, &s->list[i]))
+            QD_TRY(try_schedules(s, axes_of(&s->list[i])));
+    return QD_OK;
+}
+
+/* dualpipe_v takes about the time of zb_v and less memory. It has a few seconds of its own, after the other schedules: a search that
+ * the clock ends sees as many axes as without it. */
+static qd_status try_pairs(qd_search *s)
+{
+    if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
+        return QD_OK;
+    sort(s->list, s->count);
+    int seen = s->count;
+    s->until = PAIRS_SECONDS;
+    for (int i = 0, k; i < seen; i++) {
+        qd_candidate c = axes_of(&s->list[i]);
+        for (k = 0; k < i && !has_same_axes(&s->list[k], &c); k++)
             continue;
-        qd_candidate c = {.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp,
-                          .pieces = seen->pieces, .schedule = ""};
-        QD_TRY(try_schedules(s, c));
+        if (k < i || c.pp == 1 || 2 * c.pp > s->model.layers || s->batch / dp_of(s, &c) < 2 * c.pp || !is_worth_more(s, &s->list[i]))
+            continue;
+        if (is_time_up(s, s->until))
+            break;
+        c.schedule = "dualpipe_v";
+        QD_TRY(try_zero(s, c));
     }
     return QD_OK;
 }
@@ -608,6 +644,7 @@ static qd_status search_all(qd_search *s)
 {
     QD_TRY(look_at_all(s));
     QD_TRY(look_closer(s));
+    QD_TRY(try_pairs(s));
     QD_TRY(refine(s));
     return settle(s);
 }

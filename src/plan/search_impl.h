@@ -30,6 +30,7 @@ typedef struct qd_search {
     int count, capacity;
     double best; /* seconds */
     double begin; /* clock */
+    double until; /* seconds from then on, for the tries of now */
     int64_t least_memory;
     int uneven_dp; /* the fewest data-parallel ranks among those that the global batch does not divide among; 0: none */
     bool axes_found; /* there are axes that divide the accelerators and the batch */

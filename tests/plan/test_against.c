@@ -142,11 +142,41 @@ static void choices_are_exact_and_distinct(void **state)
     }
 }
 
+static const qd_plan_choice *listed(const char *schedule)
+{
+    for (int i = 0; i < report.count; i++)
+        if (strcmp(report.choices[i].schedule, schedule) == 0)
+            return &report.choices[i];
+    return NULL;
+}
+
+/* zb_v and dualpipe_v leave next to no bubble, dualpipe_v with less in memory: where zb_v must compute activations again and
+ * dualpipe_v need not, it comes first. With fewer than two micro-batches per stage it is passed over, which is no refusal. */
+static void schedules_by_memory(void **state)
+{
+    (void)state;
+    const char *words = "model.preset=llama3.1-8b data.seq=12288 train.precision=bf16 parallel.ranks=8 parallel.pp=8 train.global_batch=";
+    for (int batch = 8; batch <= 16; batch *= 2) {
+        char run[256];
+        snprintf(run, sizeof run, "%s%d", words, batch);
+        qd_options *options = simulated_options("h100", run);
+        ok(qd_plan(options, &report));
+        qd_options_destroy(options);
+        assert_int_equal(report.refused, 0);
+        assert_non_null(listed("zb_v"));
+        if (batch == 8)
+            assert_null(listed("dualpipe_v"));
+    }
+    assert_ptr_equal(listed("dualpipe_v"), &report.choices[0]);
+    assert_string_equal(report.choices[0].recompute, "none");
+    assert_string_not_equal(listed("zb_v")->recompute, "none");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(itself), cmocka_unit_test(why_it_loses), cmocka_unit_test(pieces_and_cut_experts), cmocka_unit_test(published),
-        cmocka_unit_test(choices_are_exact_and_distinct),
+        cmocka_unit_test(choices_are_exact_and_distinct), cmocka_unit_test(schedules_by_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
