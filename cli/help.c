@@ -57,13 +57,19 @@ static qd_status print_models(void)
     const char *const *all, *const *trainable;
     QD_TRY(qd_config_presets(false, &all));
     QD_TRY(qd_config_presets(true, &trainable));
-    puts("Models for model.preset (--model), with their parameters:\n");
+    cli_say("", 0, "Models for model.preset (--model), with their parameters:");
+    putchar('\n');
     for (int i = 0; trainable[i]; i++) {
-        char text[160];
-        QD_TRY(qd_config_preset_text(trainable[i], text, sizeof text));
-        printf("  %-20s %s\n", trainable[i], text);
+        char text[160], count[32], word[64];
+        int64_t parameters;
+        QD_TRY(qd_config_preset_text(trainable[i], &parameters, text, sizeof text));
+        qd_text_count((double)parameters, count, sizeof count);
+        snprintf(word, sizeof word, "  %-20s %6s", trainable[i], count);
+        cli_say(word, 31, "%s", text);
     }
-    puts("\nFor plan and simulate only, through the nearest model that can be trained:\n");
+    putchar('\n');
+    cli_say("", 0, "For plan and simulate only, through the nearest model that can be trained:");
+    putchar('\n');
     for (int i = 0; all[i]; i++) {
         bool known = false;
         for (int k = 0; trainable[k] && !known; k++)

@@ -3,7 +3,6 @@
 #include "spec/config.h"
 
 #include <pthread.h>
-#include <quadrille/text.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,17 +261,17 @@ qd_status qd_config_presets(bool supported_only, const char *const **names)
     return status;
 }
 
-qd_status qd_config_preset_text(const char *name, char *text, size_t size)
+qd_status qd_config_preset_text(const char *name, int64_t *parameters, char *text, size_t size)
 {
     qd_model m;
-    char count[32], kv[40] = "", experts[64] = "";
+    char kv[40] = "", experts[64] = "";
     QD_TRY(qd_preset_find(name, &m));
-    qd_text_count((double)qd_model_parameters(&m), count, sizeof count);
+    *parameters = qd_model_parameters(&m);
     if (m.kv_heads != m.heads)
         snprintf(kv, sizeof kv, ", %d of keys and values", m.kv_heads);
     if (m.moe.experts > 0)
         snprintf(experts, sizeof experts, ", %d of %d experts%s", m.moe.per_token, m.moe.experts,
                  m.moe.shared > 0 ? " and shared ones" : "");
-    snprintf(text, size, "%6s  %d blocks of %lld, %d heads%s%s", count, m.layers, (long long)m.hidden, m.heads, kv, experts);
+    snprintf(text, size, "%d blocks of %lld, %d heads%s%s", m.layers, (long long)m.hidden, m.heads, kv, experts);
     return QD_OK;
 }

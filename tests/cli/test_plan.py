@@ -116,7 +116,8 @@ class Plan(program.ProgramTest):
                     widest = max(text.splitlines(), key=len)
                     self.assertLessEqual(len(widest), max(columns, 64), widest)
         layout = ["--model", "llama-tiny", "--seq", "64", "train.global_batch=8", "train.micro_batch=2", "--ranks", "4", "--tp", "2"]
-        for arguments in (["check", *layout, "--zero", "3"], ["check", *layout, "--pp", "2"], ["schedule", *layout, "--pp", "2"]):
+        for arguments in (["check", *layout, "--zero", "3"], ["check", *layout, "--pp", "2"], ["schedule", *layout, "--pp", "2"],
+                          ["help", "models"]):
             with self.subTest(arguments=arguments):
                 text = self.on_terminal(*arguments, columns=80, TERM="xterm", **UTF8)
                 widest = max(text.splitlines(), key=len)
