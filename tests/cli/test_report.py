@@ -254,6 +254,23 @@ class Page(RunTest):
             self.hand(chrome)
             self.assertEqual(chrome.console, [])
 
+    def test_heads_of_charts_are_whole(self):
+        """A long run has means to read off, more than a narrow window has room for beside the names: nothing is cut off or sticks out."""
+        self.ok(self.run_program(*self.small("run.dir=run", "train.steps=130")))
+        self.report()
+        with browser.Browser(width=1000) as chrome:
+            chrome.open(self.path("run/report.html"))
+            heads = chrome.value("""[...document.querySelectorAll('.chart')].map(chart => {
+                const read = chart.querySelector('.read'), text = document.createRange();
+                text.selectNodeContents(read);
+                const [box, words, shown] = [chart, text, read].map(e => e.getBoundingClientRect());
+                return {text: read.textContent, whole: words.right <= Math.min(box.right, shown.right) + 1 && words.left >= box.left - 1,
+                        bottom: chart.querySelector('svg').getBoundingClientRect().bottom};
+            })""")
+            self.assertIn("mean of", heads[-1]["text"])
+            self.assertEqual([head for head in heads if not head["whole"]], [])
+            self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 1)
+
     def look(self, chrome):
         """Not blank: many colours. Returns the mean brightness."""
         _, _, rows, size = browser.pixels(chrome.picture(scale=0.2))

@@ -10,8 +10,8 @@ class Chart {
     this.unit = list[0].unit ?? "";
     this.read = element("span", { class: "read" });
     this.svg = drawn("svg", { role: "img", "aria-label": name });
-    const head = element("div", { class: "head" }, element("h3", {}, name), this.read);
-    this.box = element("div", { class: `chart ${size}` }, head, this.svg);
+    this.head = element("div", { class: "head" }, element("h3", {}, name), this.read);
+    this.box = element("div", { class: `chart ${size}` }, this.head, this.svg);
     for (const series of list)
       series.mean = meanOf(series);
     this.range();
@@ -58,6 +58,7 @@ class Chart {
       return;
     this.width = width;
     this.height = height;
+    this.head.style.minHeight = "";
     this.svg.replaceChildren();
     this.axes();
     this.list.forEach((series, i) => {
@@ -129,6 +130,7 @@ class Chart {
       return [element("span", {}, element("i", { class: "key", style: `background: var(${COLOURS[i % COLOURS.length][0]})` }),
                       `${named && series.name ? series.name + ", " : ""}${where}: ${valueText(series.y[at], this.unit)}${mean} `)];
     });
+    this.head.style.minHeight = `${this.head.offsetHeight}px`; /* a shorter text does not make the curve jump */
     this.read.replaceChildren(...pieces.flat());
   }
 }
