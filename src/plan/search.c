@@ -17,8 +17,8 @@ static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
 static const double PROMISING = 1.4;
 /* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
 enum { PIECES = 4 };
-/* A plan is given within a minute: the first look ends after so many seconds, and the search. */
-static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, PAIRS_SECONDS = 35.0, REFINE_SECONDS = 39.0, SETTLE_SECONDS = 48.0;
+/* A plan is given within a minute: the first look ends after so many seconds, and the search. dualpipe_v has some more of its own. */
+static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0, SETTLE_SECONDS = 48.0, PAIRS_SECONDS = 3.0;
 
 static int dp_of(const qd_search *s, const qd_candidate *c)
 {
@@ -551,6 +551,9 @@ static qd_status refine(qd_search *s)
     static const int pieces[] = {1, 2, 8};
     sort(s->list, s->count);
     for (int i = 0, best = s->count < BEST ? s->count : BEST; i < best; i++) {
+        if (s->list[i].refined)
+            continue;
+        s->list[i].refined = true;
         for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap");
              j++) {
             qd_candidate c = s->list[i]; /* the list may move */
@@ -595,29 +598,6 @@ static qd_status look_closer(qd_search *s)
     return QD_OK;
 }
 
-/* dualpipe_v takes about the time of zb_v and less memory. It has a few seconds of its own, after the other schedules: a search that
- * the clock ends sees as many axes as without it. */
-static qd_status try_pairs(qd_search *s)
-{
-    if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
-        return QD_OK;
-    sort(s->list, s->count);
-    int seen = s->count;
-    s->until = PAIRS_SECONDS;
-    for (int i = 0, k; i < seen; i++) {
-        qd_candidate c = axes_of(&s->list[i]);
-        for (k = 0; k < i && !has_same_axes(&s->list[k], &c); k++)
-            continue;
-        if (k < i || c.pp == 1 || 2 * c.pp > s->model.layers || s->batch / dp_of(s, &c) < 2 * c.pp || !is_worth_more(s, &s->list[i]))
-            continue;
-        if (is_time_up(s, s->until))
-            break;
-        c.schedule = "dualpipe_v";
-        QD_TRY(try_zero(s, c));
-    }
-    return QD_OK;
-}
-
 /* Sorted, without repeats. Rough times among the first are made exact, until they are; the first of all in any case. */
 static qd_status settle(qd_search *s)
 {
@@ -640,13 +620,38 @@ static qd_status settle(qd_search *s)
     return QD_OK;
 }
 
+/* dualpipe_v takes about the time of zb_v and less memory. It comes when everything else has been tried, the best first: a search that
+ * the clock ends finds what it would find without. */
+static qd_status try_pairs(qd_search *s)
+{
+    if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
+        return QD_OK;
+    int seen = s->count;
+    s->until = fmax(MOST_SECONDS, qd_clock_now() - s->begin + PAIRS_SECONDS);
+    for (int i = 0, k; i < seen; i++) {
+        qd_candidate c = axes_of(&s->list[i]);
+        for (k = 0; k < i && !has_same_axes(&s->list[k], &c); k++)
+            continue;
+        if (k < i || c.pp == 1 || 2 * c.pp > s->model.layers || s->batch / dp_of(s, &c) < 2 * c.pp || !is_worth_more(s, &s->list[i]))
+            continue;
+        if (is_time_up(s, s->until))
+            break;
+        c.schedule = "dualpipe_v";
+        QD_TRY(try_zero(s, c));
+    }
+    if (s->count == seen)
+        return QD_OK;
+    QD_TRY(refine(s));
+    return settle(s);
+}
+
 static qd_status search_all(qd_search *s)
 {
     QD_TRY(look_at_all(s));
     QD_TRY(look_closer(s));
-    QD_TRY(try_pairs(s));
     QD_TRY(refine(s));
-    return settle(s);
+    QD_TRY(settle(s));
+    return try_pairs(s);
 }
 
 void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, size_t size)

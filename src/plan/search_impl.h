@@ -13,6 +13,7 @@ typedef struct qd_candidate {
     const char *schedule;
     bool fits, looked; /* looked: it stands for its axes in the first look */
     bool rough;        /* seconds from one short step and the textbook's bubble */
+    bool refined;      /* what changes little has been tried for it */
     double seconds;
     qd_sim_report report; /* continued from short steps, if the real one has many micro-batches */
 } qd_candidate;
