@@ -281,36 +281,45 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
 /* What a sum over ranks is about. */
 typedef enum look_kind { LOOK_GRADIENT, LOOK_LOSS, LOOK_SUMS } look_kind;
 
-/* Looks at what this rank is about to add to a sum over ranks, element by element in pieces: elements [first, first + count)
- * of the loss, of the gradients, or of the norm's sums per parameter. */
+/* `count` elements of a sum, now in host memory, of which the first is number `first`. */
+static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, int64_t count, qd_dtype dtype, look_kind what)
+{
+    const qd_program *p = it->program;
+    qd_nonfinite_finding *look = it->in->look;
+    for (int64_t i = 0; i < count; i++) {
+        double value = dtype == QD_F64   ? ((const double *)piece)[i]
+                       : dtype == QD_F32 ? ((const float *)piece)[i]
+                                         : qd_bf16_to_f32(((const uint16_t *)piece)[i]);
+        int64_t at = first + i;
+        if (isfinite(value))
+            continue;
+        look->loss = look->loss || what == LOOK_LOSS;
+        if (what == LOOK_SUMS && look->gradient < 0)
+            look->gradient = (int)at;
+        for (int k = 0; what == LOOK_GRADIENT && look->gradient < 0 && k < p->ledger->param_count; k++)
+            if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.count[k])
+                look->gradient = k;
+    }
+}
+
+/* Looks at what this rank is about to add to a sum over ranks, in pieces: elements [first, first + length) of the loss, of the
+ * gradients, or of the norm's sums per parameter. Pieces are large because each is waited for, and the other ranks wait meanwhile. */
 static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, look_kind what)
 {
-    enum { PIECE = 512 };
-    const qd_program *p = it->program;
-    int64_t size = (int64_t)qd_dtype_size(dtype);
-    union {
-        double f64[PIECE];
-        float f32[PIECE];
-        uint16_t bf16[PIECE];
-    } piece;
-    for (int64_t done = 0; done < length; done += PIECE) {
+    enum { PIECE = 1 << 18 };
+    int64_t size = (int64_t)qd_dtype_size(dtype), most = length < PIECE ? length : PIECE;
+    void *piece = malloc((size_t)(most * size) + 1);
+    qd_status status = piece ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to look for numbers that are not finite");
+    for (int64_t done = 0; done < length && status == QD_OK; done += PIECE) {
         int64_t count = length - done < PIECE ? length - done : PIECE;
-        QD_TRY(qd_copy(it->stream, &piece, (const char *)data + done * size, count * size));
-        QD_TRY(qd_stream_wait(it->stream));
-        for (int64_t i = 0; i < count; i++) {
-            double value = dtype == QD_F64 ? piece.f64[i] : dtype == QD_F32 ? piece.f32[i] : qd_bf16_to_f32(piece.bf16[i]);
-            int64_t at = first + done + i;
-            if (isfinite(value))
-                continue;
-            it->in->look->loss = it->in->look->loss || what == LOOK_LOSS;
-            if (what == LOOK_SUMS && it->in->look->gradient < 0)
-                it->in->look->gradient = (int)at;
-            for (int k = 0; what == LOOK_GRADIENT && it->in->look->gradient < 0 && k < p->ledger->param_count; k++)
-                if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.count[k])
-                    it->in->look->gradient = k;
-        }
+        status = qd_copy(it->stream, piece, (const char *)data + done * size, count * size);
+        if (status == QD_OK)
+            status = qd_stream_wait(it->stream);
+        if (status == QD_OK)
+            look_at_piece(it, piece, first + done, count, dtype, what);
     }
-    return QD_OK;
+    free(piece);
+    return status;
 }
 
 static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
