@@ -173,8 +173,8 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
     const qd_batch_source *source = it->in->source;
     int64_t rows = micro_rows(it->program);
     int32_t *host = it->input[turn];
-    QD_TRY(qd_event_wait(it->input_read[turn]));
     it->input_first[turn] = -1;
+    QD_TRY(qd_event_wait(it->input_read[turn]));
     int coord, cp = qd_program_cp(it->program, &coord);
     if (cp == 1)
         return source->fill(source->context, first, s->micro_batch, s->seq, host, host + rows, host + 2 * rows);
@@ -184,16 +184,18 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
     return QD_OK;
 }
 
-/* While a device works behind the host, the host reads what the next step will begin with. */
-static qd_status fill_ahead(qd_interpreter *it)
+/* While a device works behind the host, the host reads what the next step will begin with. What cannot be read is no matter of
+ * the step that ends here, perhaps the last: the next one reads it again, and fails with it. */
+static void fill_ahead(qd_interpreter *it)
 {
     if (qd_device_get_caps(it->bound->device)->host_memory)
-        return QD_OK;
+        return;
     int turn = it->next_input;
     int64_t first = it->in->first_sample + it->in->global_batch + first_sequence(it, 0);
-    QD_TRY(fill_input(it, turn, first));
-    it->input_first[turn] = first;
-    return QD_OK;
+    if (fill_input(it, turn, first) == QD_OK)
+        it->input_first[turn] = first;
+    else
+        qd_error_clear();
 }
 
 static qd_status do_load(qd_interpreter *it, const qd_action *a, int index)
@@ -746,7 +748,10 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
             return fail_step(it, i, status);
     }
     bool training = it->program->strategy.training;
-    QD_TRY(training ? fill_ahead(it) : copy_figures(it));
+    if (training)
+        fill_ahead(it);
+    else
+        QD_TRY(copy_figures(it));
     QD_TRY(take_figures(it));
     if (!training && it->not_finite[0] != '\0')
         return QD_FAIL(QD_NOT_FINITE, "%s: a weight of the model may not be finite", it->not_finite);
