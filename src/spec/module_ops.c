@@ -22,6 +22,14 @@ typedef struct span {
     bool used;
 } span;
 
+/* The last op during which `op` (number `index`) works. An exchange that nobody awaits runs to the end of the list. */
+static int last_at_work(const qd_class_writer *w, const qd_op *op, int index)
+{
+    if (!op->exchange.async)
+        return index;
+    return op->exchange.until < w->op_count ? op->exchange.until : w->op_count - 1;
+}
+
 static void find_spans(const qd_class_writer *w, span *spans)
 {
     for (int i = 0; i < w->op_count; i++) {
@@ -31,7 +39,7 @@ static void find_spans(const qd_class_writer *w, span *spans)
                 continue;
             if (!spans[s].used)
                 spans[s].first = i;
-            int last = w->ops[i].exchange.async && w->ops[i].exchange.until < w->op_count ? w->ops[i].exchange.until : i;
+            int last = last_at_work(w, &w->ops[i], i);
             spans[s].last = last > spans[s].last || !spans[s].used ? last : spans[s].last;
             spans[s].used = true;
         }
