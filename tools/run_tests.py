@@ -15,7 +15,7 @@ TIERS = ["unit", "plan", "ops", "dist", "equiv", "golden", "fault", "cli"]
 
 
 def run_tier(build, tier, jobs, seconds_left, extra):
-    """Returns (passed, failed names, skipped names) of one tier; None when it has no tests."""
+    """Returns (passed, failed names, reasons by name of skipped test) of one tier; None when it has no tests."""
     junit = os.path.join(os.path.abspath(build), f"junit-{tier}.xml")
     if os.path.exists(junit):
         os.remove(junit)
@@ -30,7 +30,7 @@ def run_tier(build, tier, jobs, seconds_left, extra):
         subprocess.run(command, timeout=seconds_left)
     except subprocess.TimeoutExpired:
         print(f"the {tier} tier was stopped: the time given with --minutes is over", flush=True)
-    passed, failed, skipped, seen = 0, [], [], set()
+    passed, failed, skipped, seen = 0, [], {}, set()
     if os.path.exists(junit):
         for case in ElementTree.parse(junit).getroot().iter("testcase"):
             seen.add(case.get("name"))
@@ -38,7 +38,8 @@ def run_tier(build, tier, jobs, seconds_left, extra):
             if status == "run":
                 passed += 1
             elif (note := case.find("skipped")) is not None and "SKIP_RETURN_CODE" in note.get("message", ""):
-                skipped.append(case.get("name"))
+                said = re.search(r"^skipped: (.*)", case.findtext("system-out", ""), re.MULTILINE)
+                skipped[case.get("name")] = said.group(1) if said else "gave no reason"
             else:
                 failed.append(case.get("name"))
     failed += [name + " (not run)" for name in names if name not in seen]
@@ -56,7 +57,7 @@ def main():
     extra = ["-R", options.match] if options.match else []
     deadline = time.monotonic() + options.minutes * 60 if options.minutes > 0 else None
 
-    rows, all_failed, all_skipped = [], [], []
+    rows, all_failed, all_skipped = [], [], {}
     for tier in options.tiers.split(","):
         if tier not in TIERS:
             sys.exit(f"unknown tier '{tier}'; the tiers are {', '.join(TIERS)}")
@@ -68,14 +69,14 @@ def main():
         passed, failed, skipped = result
         rows.append((tier, passed, len(failed), len(skipped), (time.monotonic() - start) / 60))
         all_failed += failed
-        all_skipped += skipped
+        all_skipped.update(skipped)
 
     print(f"\n{'tier':<8}{'passed':>8}{'failed':>8}{'skipped':>9}{'minutes':>9}")
     for tier, passed, failed, skipped, minutes in rows:
         print(f"{tier:<8}{passed:>8}{failed:>8}{skipped:>9}{minutes:>9.2f}")
     print(f"{'all':<8}{sum(r[1] for r in rows):>8}{len(all_failed):>8}{len(all_skipped):>9}{sum(r[4] for r in rows):>9.2f}")
-    for name in all_skipped:
-        print(f"skipped: {name}")
+    for reason in dict.fromkeys(all_skipped.values()):
+        print(f"skipped: {', '.join(name for name, own in all_skipped.items() if own == reason)}: {reason}")
     for name in all_failed:
         print(f"failed: {name}")
     print(f"{sum(r[1] for r in rows)} passed, {len(all_failed)} failed, {len(all_skipped)} skipped")

@@ -10,7 +10,8 @@ import sys
 
 SKIPPED = 77
 _INSIDE = "QUADRILLE_TEST_HOSTS"
-_TOOLS = ("unshare", "nsenter", "ip", "mount", "mpirun")
+_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "mount": "mount", "hostname": "hostname",
+             "mpirun": "openmpi-bin"}
 
 
 def _outer():
@@ -28,7 +29,7 @@ def enter():
     """Goes on in namespaces of its own, in this process's place; ends the test as skipped where there are none."""
     if os.environ.get(_INSIDE):
         return
-    missing = [tool for tool in _TOOLS if not shutil.which(tool)]
+    missing = [f"{tool} (of package {package})" for tool, package in _PACKAGES.items() if not shutil.which(tool)]
     if missing:
         _skip(f"needs {', '.join(missing)}")
     if "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout:
