@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/strbuf.h"
 #include "device/ceiling.h"
 #include "train/common.h"
@@ -493,11 +494,11 @@ static qd_status save(rank_state *s)
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
-/* When everything else is right, on all ranks: what is taken away cannot come back. */
-static qd_status replace_run(const rank_state *s)
+/* When everything else is right, on all ranks: what is taken away cannot come back. Rank 0's; large checkpoints take long to go. */
+static qd_status replace_run(void *state)
 {
-    const qd_run *run = s->run;
-    bool replaces = qd_comm_rank(s->control) == 0 && run->config.run_dir[0] != '\0' && qd_options_bool(run->options, "run.overwrite");
+    const qd_run *run = ((const rank_state *)state)->run;
+    bool replaces = run->config.run_dir[0] != '\0' && qd_options_bool(run->options, "run.overwrite");
     return replaces ? clear_folder(&run->config) : QD_OK;
 }
 
@@ -513,7 +514,7 @@ static qd_status start(rank_state *s)
         QD_TRY(resume(s));
     else if (run->config.weights[0] != '\0')
         QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, s)));
-    QD_TRY(agree(s, replace_run(s)));
+    QD_TRY(agree(s, qd_long_work_run(s->control, replace_run, s)));
     QD_TRY(agree(s, open_saver(s)));
     QD_TRY(agree(s, open_folder(s)));
     if (run->config.trace) {
@@ -582,6 +583,18 @@ static qd_status note_skipped(rank_state *s, int64_t step, const qd_step_output 
                    MOST, (long long)step, output->not_finite, (long long)(step - MOST));
 }
 
+/* A step that is not finite ends the run, on all ranks alike and in order: the checkpoint that is being written is still completed. */
+static qd_status end_saving(rank_state *s, qd_status status)
+{
+    qd_error_record why;
+    if (status != QD_NOT_FINITE || !s->saver)
+        return status;
+    qd_error_keep(&why);
+    (void)poll_save(s, true); /* its failure is told by a note, that of communication by the end */
+    qd_error_put_back(&why);
+    return status;
+}
+
 static qd_status run_steps(rank_state *s)
 {
     const qd_run *run = s->run;
@@ -592,7 +605,7 @@ static qd_status run_steps(rank_state *s)
         double from = qd_clock_now();
         if (s->trace && s->traced++ == run->config.trace_steps)
             qd_trainer_set_trace(s->trainer, NULL);
-        QD_TRY(qd_trainer_step(s->trainer, &output));
+        QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
         double seconds = qd_clock_now() - from;
         qd_dispatched moved;
         QD_TRY(count_dispatched(s, &moved));
@@ -601,7 +614,7 @@ static qd_status run_steps(rank_state *s)
         s->end.steps = step;
         s->end.loss = output.loss;
         s->end.tokens += output.tokens;
-        QD_TRY(note_skipped(s, step, &output));
+        QD_TRY(end_saving(s, note_skipped(s, step, &output)));
         QD_TRY(ask_to_stop(s));
         if (s->saver)
             QD_TRY(poll_save(s, false));

@@ -1,5 +1,7 @@
 #include "train/saver.h"
 
+#include "train/long_work.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,11 +70,11 @@ static qd_status take_snapshot(qd_saver *s)
     return QD_OK;
 }
 
-static qd_status prepare(qd_saver *s)
+/* Rank 0's. To remove what a killed run has left may take long. */
+static qd_status make_folder(void *saver)
 {
-    s->tensor_param = -1;
-    QD_TRY(take_snapshot(s));
-    return qd_comm_rank(s->control) == 0 ? qd_store_prepare(s->root, s->meta.step) : QD_OK;
+    const qd_saver *s = saver;
+    return qd_store_prepare(s->root, s->meta.step);
 }
 
 /* ---- the thread ---- */
@@ -193,7 +195,13 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
     s->meta = (qd_ckpt_meta){.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(s->trainer),
                              .config = s->config ? s->config : "", .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
     s->phase = PHASE_WRITING;
-    qd_status status = config && !s->config ? QD_FAIL(QD_NO_MEMORY, "no memory for a checkpoint") : prepare(s);
+    s->tensor_param = -1;
+    qd_status folder = qd_long_work_run(s->control, make_folder, s);
+    if (qd_comm_rank(s->control) != 0)
+        QD_TRY(folder); /* communication; on rank 0 the next fails too, if it was that */
+    qd_status status = folder != QD_OK           ? folder
+                       : config && !s->config    ? QD_FAIL(QD_NO_MEMORY, "no memory for a checkpoint")
+                                                 : take_snapshot(s);
     int who;
     bool busy;
     end_job(&s->job, status);

@@ -128,6 +128,17 @@ class Faults(program.ProgramTest):
             self.one_line(result, 1, "metrics.jsonl", "No space left")
             self.nothing_left()
 
+    def test_numbers_that_are_not_finite(self):
+        """The checkpoint that is being written when the run ends for it is completed."""
+        for _ in range(3):
+            result = self.run_program(*self.small("train.steps=1000", "train.lr=1000", "train.weight_decay=100", "train.schedule=constant",
+                                                  "parallel.ranks=2", "run.save_every=1", f"run.dir={self.folder}/wild", "--overwrite"))
+            self.one_line(result, 1, "finite", "the weights are those of step")
+            step = int(re.search(r"those of step (\d+)", result.stderr).group(1))
+            folder = self.path("wild/checkpoints")
+            self.assertEqual(os.readlink(os.path.join(folder, "latest")), f"step-{step:012}")
+            self.assertEqual([name for name in os.listdir(folder) if name.endswith(".part")], [])
+
     def test_random_moments(self):
         """Also while the ranks start and end."""
         chance = random.Random(5)
