@@ -495,7 +495,7 @@ static qd_update_context update_context(const qd_interpreter *it)
                                .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
-/* Numbers that are not finite never reach the weights: the kernels see it by the factor, alike on all ranks. */
+/* Gradients that are not finite never reach the weights: the kernels see it by the factor, alike on all ranks. */
 static bool updates(const qd_interpreter *it)
 {
     return !it->in->look;

@@ -1,7 +1,7 @@
 """Ranks that share a GPU and the positions of each sequence, in every mode of context parallelism, against one rank; norms of queries
 and keys against the CPU. Skipped where there is no CUDA device.
 ctest: timeout 900
-ctest: processors 2
+ctest: processors 8
 """
 import os
 import sys

@@ -1,6 +1,6 @@
 """Models with experts on a GPU: against the CPU, and shared out over ranks. Skipped where there is no CUDA device.
 ctest: timeout 900
-ctest: processors 2
+ctest: processors 8
 """
 import os
 import sys

@@ -1,7 +1,7 @@
 """Ranks that share a GPU: tensor, sequence and pipeline parallelism, ZeRO stages, Muon, each against one rank, and what their traces show.
 Skipped where there is no CUDA device.
 ctest: timeout 900
-ctest: processors 2
+ctest: processors 8
 """
 import json
 import os
