@@ -45,8 +45,9 @@ typedef qd_status (*qd_ckpt_fetch)(void *context, const qd_state_piece *piece, f
 qd_status qd_store_prepare(const char *root, int64_t step);
 qd_status qd_store_write(const char *root, int64_t step, int part, const qd_ledger *ledger, const qd_state_pieces *pieces,
                          qd_ckpt_fetch fetch, void *context);
-/* keep: how many stay, 0: all. QD_SYSTEM when the parts do not make up the tensors of the ledger. */
-qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep);
+/* keep: how many stay, 0: all. QD_SYSTEM when the parts do not make up the tensors of the ledger. An old one that cannot be removed
+ * is no failure: *left (free it) is NULL or says which and why, and the next commit tries again. */
+qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, char **left);
 void qd_store_abandon(const char *root, int64_t step);
 
 /* All of it for one process that has everything. */

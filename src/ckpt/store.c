@@ -123,9 +123,34 @@ static qd_status point_latest(const char *root, int64_t step)
     return status;
 }
 
+static void add_message(char **messages, const char *message)
+{
+    if (!messages)
+        return;
+    size_t old = *messages ? strlen(*messages) : 0;
+    char *longer = realloc(*messages, old + strlen(message) + 3);
+    if (!longer)
+        return;
+    sprintf(longer + old, "%s%s", old ? "; " : "", message);
+    *messages = longer;
+}
+
+/* Frees `folder` (NULL: memory is out). With `left`, a failure is added there and is none. */
+static qd_status remove_old(const char *root, char *folder, char **left)
+{
+    qd_status status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
+    free(folder);
+    if (status == QD_OK || !left)
+        return status;
+    add_message(left, qd_error_message());
+    qd_error_clear();
+    return QD_OK;
+}
+
 /* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left (damaged, or overtaken by
- * a resume from before them) and do not count. What lies aside was left by a kill or a replacement. */
-static qd_status prune(const char *root, int keep, long long newest)
+ * a resume from before them) and do not count. What lies aside was left by a kill or a replacement. What cannot be removed is told
+ * in *left (NULL: is a failure). A later one that stays is a failure in any case: a resume would begin with it. */
+static qd_status prune(const char *root, int keep, long long newest, char **left)
 {
     long long *steps, step;
     int count = list_steps(root, &steps);
@@ -133,29 +158,25 @@ static qd_status prune(const char *root, int keep, long long newest)
     for (int i = 0, kept = 0; i < count && status == QD_OK && keep >= 0; i++) {
         if (steps[i] <= newest && kept++ < keep)
             continue;
-        char *folder = qd_ckpt_step_path(root, steps[i], "");
-        status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
-        free(folder);
+        status = remove_old(root, qd_ckpt_step_path(root, steps[i], ""), steps[i] <= newest ? left : NULL);
     }
     free(steps);
     DIR *dir = opendir(root);
     for (struct dirent *entry; dir && status == QD_OK && (entry = readdir(dir)) != NULL;) {
         const char *rest = parse_step(entry->d_name, &step);
-        if (!rest || strcmp(rest, QD_CKPT_ASIDE) != 0)
-            continue;
-        char *folder = qd_ckpt_path(root, entry->d_name);
-        status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
-        free(folder);
+        if (rest && strcmp(rest, QD_CKPT_ASIDE) == 0)
+            status = remove_old(root, qd_ckpt_path(root, entry->d_name), left);
     }
     if (dir)
         closedir(dir);
     return status;
 }
 
-qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep)
+qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, char **left)
 {
     char *aside = qd_ckpt_step_path(root, meta->step, QD_CKPT_ASIDE), *folder = qd_ckpt_step_path(root, meta->step, "");
     qd_status status = aside && folder ? QD_OK : no_memory(root);
+    *left = NULL;
     if (status == QD_OK)
         status = qd_ckpt_manifest_write(aside, ledger, meta, parts);
     if (status == QD_OK)
@@ -167,7 +188,7 @@ qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ck
     if (status == QD_OK)
         status = point_latest(root, meta->step);
     if (status == QD_OK)
-        status = prune(root, keep > 0 ? keep : -1, meta->step);
+        status = prune(root, keep > 0 ? keep : -1, meta->step, left);
     free(aside);
     free(folder);
     return status;
@@ -176,11 +197,13 @@ qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ck
 qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, const qd_state_pieces *pieces, int keep,
                         qd_ckpt_fetch fetch, void *context)
 {
+    char *left = NULL;
     qd_status status = qd_store_prepare(root, meta->step);
     if (status == QD_OK)
         status = qd_store_write(root, meta->step, 0, ledger, pieces, fetch, context);
     if (status == QD_OK)
-        status = qd_store_commit(root, ledger, meta, 1, keep);
+        status = qd_store_commit(root, ledger, meta, 1, keep, &left);
+    free(left); /* the next that is written tries again */
     if (status != QD_OK) {
         char message[1024];
         snprintf(message, sizeof message, "%s", qd_error_message());
@@ -191,18 +214,6 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
 }
 
 /* ---- reading ---- */
-
-static void note_passed_over(char **notes, const char *message)
-{
-    if (!notes)
-        return;
-    size_t old = *notes ? strlen(*notes) : 0;
-    char *longer = realloc(*notes, old + strlen(message) + 3);
-    if (!longer)
-        return;
-    sprintf(longer + old, "%s%s", old ? "; " : "", message);
-    *notes = longer;
-}
 
 static qd_status open_one(const char *root, long long step, bool verify, qd_checkpoint **checkpoint)
 {
@@ -230,7 +241,7 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
         if (status != QD_OK && status != QD_CORRUPT)
             break; /* no damage, but something to mend: going on from an older one would hide it */
         if (status != QD_OK)
-            note_passed_over(passed_over, qd_error_message());
+            add_message(passed_over, qd_error_message());
     }
     free(steps);
     return status;
@@ -251,5 +262,5 @@ qd_status qd_store_clear(const char *root)
     if (status == QD_OK && unlink(link) != 0 && errno != ENOENT && errno != ENOTDIR)
         status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", link, strerror(errno));
     free(link);
-    return status == QD_OK ? prune(root, 0, LLONG_MAX) : status;
+    return status == QD_OK ? prune(root, 0, LLONG_MAX, NULL) : status;
 }

@@ -475,6 +475,8 @@ static qd_status poll_save(rank_state *s, bool wait)
     QD_TRY(qd_saver_poll(s->saver, wait, &report));
     if (report.state == QD_SAVE_DONE)
         s->end.saved = report.step;
+    if (report.state == QD_SAVE_DONE && report.message[0] != '\0')
+        note(s, report.message);
     if (report.state == QD_SAVE_FAILED && report.step == s->run->config.steps) {
         snprintf(s->unsaved, sizeof s->unsaved, "%s", report.message);
     } else if (report.state == QD_SAVE_FAILED) {

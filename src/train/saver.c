@@ -33,6 +33,7 @@ struct qd_saver {
     qd_ckpt_kind tensor_kind;
     qd_ckpt_meta meta; /* of the save that is going on */
     phase phase;
+    char *left;        /* NULL, or what its commit could not remove */
     job job;
 };
 
@@ -83,7 +84,7 @@ static qd_status work(qd_saver *s)
 {
     const qd_ledger *ledger = qd_trainer_program(s->trainer)->ledger;
     if (s->phase == PHASE_COMMITTING)
-        return qd_store_commit(s->root, ledger, &s->meta, qd_comm_size(s->control), s->keep);
+        return qd_store_commit(s->root, ledger, &s->meta, qd_comm_size(s->control), s->keep, &s->left);
     return qd_store_write(s->root, s->meta.step, qd_comm_rank(s->control), ledger, &s->pieces, s->snapshot ? fetch_copied : fetch_live, s);
 }
 
@@ -184,6 +185,8 @@ static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
     }
     s->phase = PHASE_IDLE;
     report->state = QD_SAVE_DONE;
+    if (s->left)
+        snprintf(report->message, sizeof report->message, "an old checkpoint stays until the next is written: %.440s", s->left);
     return QD_OK;
 }
 
@@ -191,6 +194,8 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
 {
     qd_position position = qd_trainer_position(s->trainer);
     free(s->config);
+    free(s->left);
+    s->left = NULL;
     s->config = config ? strdup(config) : NULL;
     s->meta = (qd_ckpt_meta){.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(s->trainer),
                              .config = s->config ? s->config : "", .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
@@ -268,6 +273,7 @@ void qd_saver_destroy(qd_saver *s)
     free(s->snapshot);
     free(s->tensor);
     free(s->config);
+    free(s->left);
     free(s->root);
     qd_arena_destroy(s->arena);
     free(s);
