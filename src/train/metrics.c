@@ -15,6 +15,9 @@ struct qd_metrics {
     int fd;
     char *path;
     qd_strbuf line;
+    off_t whole;  /* bytes of whole lines */
+    int64_t lost; /* lines that the disk had no room for */
+    char remark[512];
 };
 
 /* Bytes of the file that are whole lines of steps up to `step`. Lines are in order of their steps. */
@@ -53,6 +56,12 @@ qd_status qd_metrics_check_free(const char *path)
     return status;
 }
 
+/* To its whole lines. EINVAL: a pipe or a device, which has no length. */
+static bool cut(const qd_metrics *m)
+{
+    return ftruncate(m->fd, m->whole) == 0 || errno == EINVAL;
+}
+
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)
 {
     qd_metrics *m = calloc(1, sizeof *m);
@@ -62,8 +71,8 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     }
     m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     qd_status status = m->fd >= 0 ? lock(m->fd, path) : QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-    /* EINVAL: a pipe or a device, which has no length. */
-    if (status == QD_OK && ftruncate(m->fd, lines_to_keep(path, step)) != 0 && errno != EINVAL)
+    m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
+    if (status == QD_OK && !cut(m))
         status = QD_FAIL(QD_IO, "%s: cannot be cut to its first %lld steps: %s", path, (long long)step, strerror(errno));
     if (status != QD_OK) {
         qd_metrics_destroy(m);
@@ -95,8 +104,24 @@ void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
     }
 }
 
-qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s)
+/* 0, or the error. One write per line, so that a reader and a killed run see whole lines. */
+static int append(qd_metrics *m)
 {
+    for (size_t at = 0; at < m->line.length;) {
+        ssize_t n = write(m->fd, m->line.data + at, m->line.length - at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : ENOSPC;
+        at += (size_t)n;
+    }
+    m->whole += (off_t)m->line.length;
+    return 0;
+}
+
+qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **remark)
+{
+    *remark = NULL;
     qd_strbuf_clear(&m->line);
     qd_json_writer w = qd_json_writer_on(&m->line);
     qd_json_object_begin(&w, NULL);
@@ -105,16 +130,26 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s)
     qd_json_newline(&w);
     if (m->line.failed)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", m->path);
-    /* One write per line, so that a reader and a killed run see whole lines. */
-    for (size_t at = 0; at < m->line.length;) {
-        ssize_t n = write(m->fd, m->line.data + at, m->line.length - at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return QD_FAIL(QD_IO, "%s: cannot be written: %s", m->path, strerror(n < 0 ? errno : ENOSPC));
-        at += (size_t)n;
+    int error = append(m);
+    if (error == 0)
+        return QD_OK;
+    bool whole = cut(m);
+    if (!whole || (error != ENOSPC && error != EDQUOT))
+        return QD_FAIL(QD_IO, "%s: cannot be written: %s", m->path, strerror(error));
+    if (m->lost++ == 0) {
+        snprintf(m->remark, sizeof m->remark, "%.400s: %s: steps are left out until there is room", m->path, strerror(error));
+        *remark = m->remark;
     }
     return QD_OK;
+}
+
+const char *qd_metrics_lost(qd_metrics *m)
+{
+    if (!m || m->lost == 0)
+        return NULL;
+    snprintf(m->remark, sizeof m->remark, "%.400s: %lld step%s left out: the disk had no room", m->path, (long long)m->lost,
+             m->lost == 1 ? " is" : "s are");
+    return m->remark;
 }
 
 void qd_metrics_destroy(qd_metrics *m)

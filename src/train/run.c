@@ -546,8 +546,11 @@ static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *
         .across_bytes = moved->crossed,
         .across_flat_bytes = moved->flat,
     };
+    const char *remark = NULL;
     if (s->metrics)
-        QD_TRY(qd_metrics_write(s->metrics, &line));
+        QD_TRY(qd_metrics_write(s->metrics, &line, &remark));
+    if (remark)
+        note(s, remark);
     if (run->observer && run->observer->on_step)
         run->observer->on_step(run->observer->context, &line);
     return QD_OK;
@@ -680,6 +683,9 @@ static qd_status finish(rank_state *s)
     s->end.allocated_bytes = most.allocated;
     s->end.host_bytes = most.host;
     s->end.resident_bytes = most.resident;
+    const char *lost = qd_metrics_lost(s->metrics);
+    if (lost)
+        note(s, lost);
     if (s->trace) {
         QD_TRY(path_in(&run->config, "trace.json", path));
         QD_TRY(qd_trace_write(s->trace, qd_trainer_program(s->trainer), s->control, path));

@@ -16,6 +16,8 @@ PROGRAM = os.environ["QUADRILLE"]
 SOURCE = os.environ["QUADRILLE_SOURCE"]
 SANITIZED = os.environ.get("QUADRILLE_SANITIZE", "none") != "none"
 MPIRUN = shutil.which("mpirun")
+# A file that anyone can open and that refuses every line of text (EINVAL): it takes a number.
+TAKES_NO_TEXT = "/proc/self/oom_score_adj"
 
 # A model that takes milliseconds per step.
 SMALL = ["model.layers=2", "model.hidden=32", "model.heads=2", "data.seq=32", "train.global_batch=8", "run.threads=1"]

@@ -1,0 +1,101 @@
+/* metrics.jsonl on a disk that fills up: whole lines only, training goes on, and what is left out is counted.
+ * ctest: wrap write */
+#include "support/scratch.h"
+#include "train/metrics.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+static int error;      /* 0: there is room */
+static bool cut_short; /* half of a line still finds room */
+
+ssize_t __real_write(int fd, const void *data, size_t count);
+ssize_t __wrap_write(int fd, const void *data, size_t count);
+
+ssize_t __wrap_write(int fd, const void *data, size_t count)
+{
+    if (error == 0)
+        return __real_write(fd, data, count);
+    if (cut_short) {
+        cut_short = false;
+        return __real_write(fd, data, count / 2);
+    }
+    errno = error;
+    return -1;
+}
+
+/* The steps of the file's lines, "1 2 5 "; a line that is torn fails. */
+static void lines_are(const char *path, const char *expected)
+{
+    size_t length;
+    char found[256] = "", *text = (char *)scratch_read(path, &length);
+    text = realloc(text, length + 1);
+    assert_non_null(text);
+    text[length] = '\0';
+    for (char *line = text, *end; *line; line = end + 1) {
+        long long step;
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        assert_int_equal(end[-1], '}');
+        assert_int_equal(sscanf(line, "{\"step\":%lld", &step), 1);
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%lld ", step);
+    }
+    free(text);
+    assert_string_equal(found, expected);
+}
+
+static void full_disk(void **state)
+{
+    const char *path = scratch_path(state, "metrics.jsonl"), *remark;
+    for (int resumed = 0; resumed < 2; resumed++) { /* the second goes on after step 2 of the first */
+        qd_metrics *m;
+        ok(qd_metrics_create(path, resumed ? 2 : 0, &m));
+        for (int step = resumed ? 3 : 1; step <= 9; step++) {
+            error = step == 4 || step == 7 ? ENOSPC : step == 5 ? EDQUOT : 0;
+            cut_short = step == 4 || step == 5;
+            ok(qd_metrics_write(m, &(qd_train_step){.step = step, .loss = 1.5}, &remark));
+            if (step == 4)
+                assert_non_null(strstr(remark, "metrics.jsonl: No space left on device: "));
+            else
+                assert_null(remark);
+        }
+        assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 3 steps are left out"));
+        qd_metrics_destroy(m);
+        lines_are(path, "1 2 3 6 8 9 ");
+    }
+}
+
+static void other_failures(void **state)
+{
+    const char *path = scratch_path(state, "metrics.jsonl"), *remark;
+    qd_metrics *m;
+    ok(qd_metrics_create(path, 0, &m));
+    ok(qd_metrics_write(m, &(qd_train_step){.step = 1}, &remark));
+    error = EIO;
+    cut_short = true;
+    assert_int_equal(qd_metrics_write(m, &(qd_train_step){.step = 2}, &remark), QD_IO);
+    error = 0;
+    assert_null(remark);
+    assert_null(qd_metrics_lost(m));
+    assert_null(qd_metrics_lost(NULL));
+    qd_metrics_destroy(m);
+    lines_are(path, "1 ");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(full_disk, scratch_setup, scratch_teardown),
+                                       cmocka_unit_test_setup_teardown(other_failures, scratch_setup, scratch_teardown)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
