@@ -7,6 +7,7 @@
 #include <langinfo.h>
 #include <locale.h>
 #include <quadrille/config.h>
+#include <quadrille/log.h>
 #include <quadrille/train.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -261,10 +262,31 @@ static void fill_standard_files(void)
         close(fd);
 }
 
+/* What the library warns of while it goes on, such as a kernel that is slower than it need be: told once, by one rank. */
+static void on_log(void *context, qd_log_level level, const char *subsystem, const char *text)
+{
+    enum { MOST = 32 };
+    static char *told[MOST];
+    static int count;
+    char message[2200];
+    (void)context;
+    (void)level;
+    for (int i = 0; i < count; i++)
+        if (strcmp(told[i], text) == 0)
+            return;
+    if (count == MOST || !(told[count] = strdup(text)))
+        return;
+    count++;
+    snprintf(message, sizeof message, "%s: %s", subsystem, text);
+    cli_on_failure(NULL, message);
+}
+
 int main(int argc, char **argv)
 {
     fill_standard_files();
     setlocale(LC_CTYPE, "");
+    if (qd_train_rank() <= 0)
+        qd_log_set_sink(on_log, NULL, QD_LOG_WARN);
     qd_status status = dispatch(argc, argv);
     /* A write that failed on the way is remembered by the stream, and its reason by nobody. */
     bool lost = ferror(stdout), full = fflush(stdout) != 0;

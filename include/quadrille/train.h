@@ -85,6 +85,8 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 /* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not say. */
 int qd_train_world(void);
+/* Which of the ranks that qd_train(), mpirun or srun has started this process is; -1: none of them, or they do not say. */
+int qd_train_rank(void);
 
 /* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
  * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */

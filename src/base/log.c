@@ -1,4 +1,4 @@
-#include "base/log.h"
+#include <quadrille/log.h>
 
 #include <pthread.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
 #include "data/data_impl.h"
 
-#include "base/log.h"
 #include "base/strbuf.h"
 #include "data/files.h"
 
 #include <math.h>
+#include <quadrille/log.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

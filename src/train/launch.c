@@ -412,6 +412,11 @@ int qd_train_world(void)
     return p.role == ROLE_MPI_RANK ? p.size : 0;
 }
 
+int qd_train_rank(void)
+{
+    return find_place().rank;
+}
+
 bool qd_train_report(qd_status status)
 {
     place p = find_place();

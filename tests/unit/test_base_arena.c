@@ -8,9 +8,9 @@
 
 #include "base/arena.h"
 #include "base/clock.h"
-#include "base/log.h"
 
 #include <pthread.h>
+#include <quadrille/log.h>
 #include <stdio.h>
 #include <string.h>
 

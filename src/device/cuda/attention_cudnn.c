@@ -1,12 +1,12 @@
 /* Attention through cuDNN: one plan per shape and pass, made at its first use. cuDNN proposes a few engines; they are timed
  * on the call's own buffers, which a second run overwrites with the same values, and the fastest stays. Deterministic runs
  * take the first proposal instead, so that two runs choose alike. A shape that no engine takes is remembered as such. */
-#include "base/log.h"
 #include "device/cuda/attention_cudnn_impl.h"
 #include "device/cuda/matmul_impl.h"
 #include "device/cuda/search.h"
 
 #include <math.h>
+#include <quadrille/log.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,7 +220,7 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
             continue;
         double seconds = 0;
         if (timed && time_plan(stream, &e->shape, &plans[i], a, &seconds) != QD_OK) {
-            qd_log(QD_LOG_WARN, "device", "attention: %s does not run: %s", plans[i].name, qd_error_message());
+            qd_log(QD_LOG_INFO, "device", "attention: %s does not run: %s", plans[i].name, qd_error_message());
             continue;
         }
         if (best < 0 || seconds < best_seconds) {

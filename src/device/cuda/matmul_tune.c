@@ -4,10 +4,10 @@
  * so that what a small product reads is not in the cache. The few best are timed again: in turns, so that a card that grows warm
  * slows them alike, and back to back after a while of steady work, because under load the card lowers its clock and then what
  * needs less power wins. The best median stays; a variant must also give the favourite's values. */
-#include "base/log.h"
 #include "device/cuda/matmul_impl.h"
 #include "device/cuda/search.h"
 
+#include <quadrille/log.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

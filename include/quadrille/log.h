@@ -1,7 +1,11 @@
 /* Messages for the person who runs the program: a level, a subsystem, and a sink. The library logs, it never prints:
  * without a sink (the default) nothing is shown. */
-#ifndef QD_BASE_LOG_H
-#define QD_BASE_LOG_H
+#ifndef QUADRILLE_LOG_H
+#define QUADRILLE_LOG_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum qd_log_level { QD_LOG_ERROR, QD_LOG_WARN, QD_LOG_INFO, QD_LOG_DEBUG } qd_log_level;
 
@@ -11,4 +15,7 @@ void qd_log_set_sink(qd_log_sink sink, void *context, qd_log_level most);
 
 void qd_log(qd_log_level level, const char *subsystem, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+#ifdef __cplusplus
+}
+#endif
 #endif
