@@ -59,6 +59,7 @@ static qd_status run(cli_call *call)
     int count;
     qd_status status = qd_plan_rows(path, &rows, &count);
     qd_json_list_begin(&w, NULL);
+    plan_keep_memory();
     if (status == QD_OK)
         status = run_rows(rows, count, json ? &w : NULL);
     qd_json_end(&w);

@@ -21,4 +21,7 @@ int plan_bar_width(int beside);
 
 /* A bar of `width` cells, filled to `share` (0 to 1), with eighths of a cell in UTF-8. `text` needs 4 * width + 1 bytes. */
 void plan_bar(double share, int width, char *text);
+/* Before a search: programs are built and thrown away by the thousand, and memory that goes back to the system each time costs an eighth
+ * of the search. */
+void plan_keep_memory(void);
 #endif

@@ -3,8 +3,17 @@
 #include "progress.h"
 #include "simulate.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
+
+void plan_keep_memory(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+}
 
 static void put_choice(qd_json_writer *w, const char *key, const qd_plan_choice *c)
 {
@@ -245,6 +254,7 @@ static qd_status run(cli_call *call)
         snprintf(number, sizeof number, "%lld", (long long)gpus);
         QD_TRY_DONE(qd_options_set(o, "parallel.ranks", number));
     }
+    plan_keep_memory();
     progress_watch("looking at layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
     QD_TRY_DONE(answer(call, &report));
     progress_watch_end();
