@@ -1,6 +1,7 @@
 """Optimizer state in host memory on a GPU: the same bits as on the device, less of its memory. Skipped where there is no CUDA device.
 ctest: timeout 600
-ctest: processors 2
+ctest: serial
+It looks at how much of the GPU's memory is in use, by whomever.
 """
 import json
 import os
