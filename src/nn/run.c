@@ -193,6 +193,13 @@ static qd_status list_product(qd_stream *stream, const qd_matmul_args *a)
     return l->visit(l->context, a);
 }
 
+static qd_status skip_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
+{
+    (void)stream;
+    (void)a;
+    return QD_OK;
+}
+
 static qd_status skip_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
 {
     (void)stream;
@@ -209,7 +216,8 @@ static qd_status skip_loss_sum(qd_stream *stream, const qd_loss_sum_args *a)
 
 qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context)
 {
-    const qd_kernels kernels = {.matmul = list_product, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
+    const qd_kernels kernels = {
+        .matmul = list_product, .bias_grad = skip_bias_grad, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
     listing l = {visit, context};
     const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l, .loss_scale = 1.0f};
     const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are added to as well */

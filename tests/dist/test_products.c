@@ -1,0 +1,109 @@
+/* Rank 0 looks for algorithms for the products of all ranks' programs: under pp the last stage alone has the head's. */
+#include "base/arena.h"
+#include "nn/nn.h"
+#include "support/layout.h"
+#include "support/ranks.h"
+#include "train/products.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+static const char layout[] = "model.arch=gpt2 model.layers=4 model.hidden=32 model.heads=4 model.vocab=160 data.seq=16 train.global_batch=8 "
+                             "train.micro_batch=1 parallel.ranks=4 parallel.pp=2 parallel.tp=2 ";
+
+enum { RANKS = 4, MOST = 1024 };
+
+typedef struct list {
+    qd_matmul_args items[MOST];
+    int count;
+} list;
+
+static bool same(const qd_matmul_args *x, const qd_matmul_args *y)
+{
+    return x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda && x->ldb == y->ldb && x->ldc == y->ldc &&
+           x->trans_a == y->trans_a && x->trans_b == y->trans_b && x->accumulate == y->accumulate && x->a_dtype == y->a_dtype &&
+           x->b_dtype == y->b_dtype && x->c_dtype == y->c_dtype && x->gelu == y->gelu && !x->bias == !y->bias &&
+           !x->residual == !y->residual && !x->aux == !y->aux && !x->bias_grad == !y->bias_grad;
+}
+
+static int times_in(const qd_matmul_args *items, int count, const qd_matmul_args *product)
+{
+    int times = 0;
+    for (int i = 0; i < count; i++)
+        times += same(&items[i], product);
+    return times;
+}
+
+static qd_status note(void *context, const qd_matmul_args *product)
+{
+    list *l = context;
+    if (l->count == MOST)
+        return QD_FAIL(QD_DIFFERENT, "more than %d products", (int)MOST);
+    l->items[l->count++] = *product;
+    return QD_OK;
+}
+
+/* Every product of every rank once, and some that rank 0's own program does not make. */
+static qd_status check_products(const qd_config *config, qd_arena *arena, const qd_products *products)
+{
+    static list of[RANKS];
+    int others = 0;
+    for (int rank = 0; rank < RANKS; rank++) {
+        qd_program *program;
+        of[rank].count = 0;
+        QD_TRY(qd_config_build(config, rank, arena, &program));
+        QD_TRY(qd_nn_products(program, note, &of[rank]));
+        for (int i = 0; i < of[rank].count; i++) {
+            const qd_matmul_args *p = &of[rank].items[i];
+            int times = times_in(products->items, products->count, p);
+            others += times_in(of[0].items, of[0].count, p) == 0;
+            if (times != 1)
+                return QD_FAIL(QD_DIFFERENT, "a product of rank %d, %lld x %lld x %lld, is there %d times", rank, (long long)p->m, (long long)p->n,
+                               (long long)p->k, times);
+        }
+    }
+    return others > 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "all ranks make the products of rank 0");
+}
+
+static qd_status collect(qd_comm *world, void *arg)
+{
+    (void)arg;
+    qd_config config = layout_config(layout);
+    qd_arena *arena;
+    qd_program *program;
+    qd_products products = {0};
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_config_build(&config, qd_comm_rank(world), arena, &program);
+    if (status == QD_OK)
+        status = qd_products_collect(program, world, &products);
+    if (status == QD_OK && qd_comm_rank(world) == 0)
+        status = check_products(&config, arena, &products);
+    else if (status == QD_OK && products.count != 0)
+        status = QD_FAIL(QD_DIFFERENT, "rank %d has %d products", qd_comm_rank(world), products.count);
+    qd_products_free(&products);
+    qd_arena_destroy(arena);
+    return status;
+}
+
+static const qd_ranks_entry bodies[] = {{"collect", collect}};
+
+static void rank_0_has_the_products_of_all(void **state)
+{
+    (void)state;
+    qd_ranks_result results[RANKS];
+    ok(qd_ranks_run_ok("collect", QD_RANKS_THREADS, RANKS, &(qd_ranks_options){.text = ""}, results));
+    ok(qd_ranks_run_ok("collect", QD_RANKS_PROCESSES, RANKS, &(qd_ranks_options){.text = ""}, results));
+}
+
+int main(int argc, char **argv)
+{
+    qd_ranks_main(argc, argv, bodies, 1);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rank_0_has_the_products_of_all)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
