@@ -14,8 +14,8 @@
 
 #include "support/ok.h"
 
-static const char layout[] = "model.arch=gpt2 model.layers=4 model.hidden=32 model.heads=4 model.vocab=160 data.seq=16 train.global_batch=8 "
-                             "train.micro_batch=1 parallel.ranks=4 parallel.pp=2 parallel.tp=2 ";
+static const char layout[] = "model.arch=gpt2 model.layers=4 model.hidden=32 model.heads=4 model.vocab=160 data.seq=16 "
+                             "train.global_batch=8 train.micro_batch=1 parallel.ranks=4 parallel.pp=2 parallel.tp=2 ";
 
 enum { RANKS = 4, MOST = 1024 };
 
@@ -64,8 +64,8 @@ static qd_status check_products(const qd_config *config, qd_arena *arena, const 
             int times = times_in(products->items, products->count, p);
             others += times_in(of[0].items, of[0].count, p) == 0;
             if (times != 1)
-                return QD_FAIL(QD_DIFFERENT, "a product of rank %d, %lld x %lld x %lld, is there %d times", rank, (long long)p->m, (long long)p->n,
-                               (long long)p->k, times);
+                return QD_FAIL(QD_DIFFERENT, "a product of rank %d, %lld x %lld x %lld, is there %d times", rank, (long long)p->m,
+                               (long long)p->n, (long long)p->k, times);
         }
     }
     return others > 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "all ranks make the products of rank 0");
