@@ -1,8 +1,9 @@
 /* Products and attention of a training step on one GPU, each by itself: what is chosen for each product, what it reaches and
  * what the other choices would have cost; attention forward and backward. A line per product and pass, a sum per case.
- * Then products over experts, with unequal counts, beside one product of the same size in all.
+ * Then products over experts, with unequal counts, beside one product of the same size in all: in turn, a tenth of a second each, so that
+ * both run on a card at its power limit, as in a step. `one` has one expert, and so the same product on both sides.
  *
- *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine; without: all of them
+ *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one; without: all of them
  *
  * Times are medians on random data. The sum of a case is what the same work takes inside a step when nothing else is in
  * the way: compare it with the step's breakdown. */
@@ -41,9 +42,10 @@ typedef struct expert_layer {
 static const expert_layer expert_layers[] = {
     {"mixtral", 8, 2, 16384, 2048, 5632},
     {"fine", 64, 6, 16384, 2048, 1408},
+    {"one", 1, 1, 16384, 2048, 5632},
 };
 
-enum { REPEATS = 9 };
+enum { REPEATS = 9, ROUNDS = 9 };
 
 static char here[1]; /* stands for an address in the calls whose operands the search makes itself */
 
@@ -141,26 +143,57 @@ static int by_value(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* The median of a call's seconds. */
-static double time_call(qd_device *device, qd_status (*call)(qd_stream *stream, const void *args), const void *args)
+typedef struct timed_call {
+    qd_status (*call)(qd_stream *stream, const void *args);
+    const void *args;
+} timed_call;
+
+/* Of `times` calls, one after another, the seconds of one. */
+static double time_calls(qd_device *device, timed_call c, int times)
 {
     qd_stream *stream = qd_device_compute_stream(device);
     qd_event *from, *to;
-    double seconds[REPEATS];
+    double seconds;
     check(qd_event_create(device, &from));
     check(qd_event_create(device, &to));
-    check(call(stream, args)); /* makes the plan */
-    for (int i = 0; i < REPEATS; i++) {
-        check(qd_event_record(from, stream));
-        check(call(stream, args));
-        check(qd_event_record(to, stream));
-        check(qd_event_wait(to));
-        check(qd_event_seconds(from, to, &seconds[i]));
-    }
+    check(qd_event_record(from, stream));
+    for (int i = 0; i < times; i++)
+        check(c.call(stream, c.args));
+    check(qd_event_record(to, stream));
+    check(qd_event_wait(to));
+    check(qd_event_seconds(from, to, &seconds));
     qd_event_destroy(from);
     qd_event_destroy(to);
+    return seconds / times;
+}
+
+/* The median of a call's seconds, each by itself. */
+static double time_call(qd_device *device, timed_call c)
+{
+    double seconds[REPEATS];
+    (void)time_calls(device, c, 1); /* makes the plan */
+    for (int i = 0; i < REPEATS; i++)
+        seconds[i] = time_calls(device, c, 1);
     qsort(seconds, REPEATS, sizeof *seconds, by_value);
     return seconds[REPEATS / 2];
+}
+
+/* Medians of two calls in turn, under steady load. */
+static void time_in_turn(qd_device *device, const timed_call calls[2], double seconds[2])
+{
+    const double round = 0.1, warm_up = 0.5;
+    double all[2][ROUNDS];
+    int times[2];
+    for (int c = 0; c < 2; c++)
+        times[c] = 1 + (int)(round / time_call(device, calls[c]));
+    (void)time_calls(device, calls[0], (int)(times[0] * warm_up / round));
+    for (int r = 0; r < ROUNDS; r++)
+        for (int c = 0; c < 2; c++)
+            all[c][r] = time_calls(device, calls[c], times[c]);
+    for (int c = 0; c < 2; c++) {
+        qsort(all[c], ROUNDS, sizeof *all[c], by_value);
+        seconds[c] = all[c][ROUNDS / 2];
+    }
 }
 
 #define CALL(slot, type)                                                                                    \
@@ -171,6 +204,7 @@ static double time_call(qd_device *device, qd_status (*call)(qd_stream *stream, 
 CALL(attention_forward, qd_attention_args)
 CALL(attention_backward, qd_attention_args)
 CALL(grouped, qd_grouped_args)
+CALL(matmul, qd_matmul_args)
 
 /* Random bf16 values in (-1, 1): a sign, an exponent below that of 1, random digits. */
 static void *random_rows(qd_device *device, int64_t elements, unsigned seed)
@@ -217,8 +251,8 @@ static double attention(qd_device *device, const model *m)
         .head_dim = (int)head_dim, .scale = scale, .dtype = QD_BF16, .d_o = d_o, .dq = d_qkv, .dk = d_qkv + k_at,
         .dv = d_qkv + v_at, .delta = delta,
     };
-    double forward = time_call(device, call_attention_forward, &a);
-    double backward = time_call(device, call_attention_backward, &a);
+    double forward = time_call(device, (timed_call){call_attention_forward, &a});
+    double backward = time_call(device, (timed_call){call_attention_backward, &a});
     /* causal: half of 2 products forward, 5 backward */
     double work = 2.0 * (double)(m->batch * m->heads * head_dim) * (double)m->seq * (double)m->seq;
     printf("%-6s attention forward %8.1f us %5.0f TFLOP/s, backward %8.1f us %5.0f TFLOP/s\n", m->name, forward * 1e6,
@@ -264,18 +298,22 @@ static void grouped(qd_device *device, const expert_layer *l, const char *name, 
     a.a = x;
     a.b = random_rows(device, weights, 2);
     a.c = random_rows(device, a.rows * a.n, 3);
-    double seconds = time_call(device, call_grouped, &a), work = 2.0 * (double)a.rows * (double)a.n * (double)a.k;
-    qd_matmul_args whole = a.by_experts ? (qd_matmul_args){.m = a.n, .n = a.k, .k = a.rows, .trans_a = true, .accumulate = a.accumulate}
-                                        : (qd_matmul_args){.m = a.rows, .n = a.n, .k = a.k, .trans_b = a.trans_b};
+    qd_matmul_args whole = {.a = x, .b = a.b, .c = a.c, .m = a.rows, .n = a.n, .k = a.k, .trans_b = a.trans_b};
+    if (a.by_experts)
+        whole = (qd_matmul_args){.a = a.c, .b = x, .c = a.b, .m = a.n, .n = a.k, .k = a.rows, .trans_a = true};
+    whole.accumulate = a.accumulate;
     whole.a_dtype = whole.b_dtype = whole.c_dtype = QD_BF16;
     whole.lda = whole.trans_a ? whole.m : whole.k;
     whole.ldb = whole.trans_b ? whole.k : whole.n;
     whole.ldc = whole.n;
-    qd_search_report r;
-    check(qd_cuda_search(device, &whole, &r));
+    bool searched;
+    double seconds[2];
+    check(qd_device_tune(device, &whole, 1, &searched));
+    time_in_turn(device, (timed_call[2]){{call_grouped, &a}, {call_matmul, &whole}}, seconds);
+    const double work = 2e-12 * (double)a.rows * (double)a.n * (double)a.k;
     printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n",
-           l->name, name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds * 1e6, work / seconds * 1e-12,
-           r.seconds * 1e6, work / r.seconds * 1e-12, r.seconds / seconds);
+           l->name, name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds[0] * 1e6, work / seconds[0],
+           seconds[1] * 1e6, work / seconds[1], seconds[1] / seconds[0]);
     fflush(stdout);
     qd_device_free(device, counts, 64 * 4);
     qd_device_free(device, x, a.rows * a.k * 2);
