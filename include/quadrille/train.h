@@ -31,7 +31,8 @@ typedef struct qd_train_step {
     int64_t step, steps;
     double loss, grad_norm, lr, tokens;
     double step_seconds, tokens_per_second;
-    double mfu; /* model FLOP/s over the measured multiply-add rate of all cores of the run's machines; 0: unknown */
+    double mfu; /* model FLOP/s over the multiply-add rate of all cores of the run's machines: the measured one, or the
+                 * highest that a step has reached; 0: unknown */
     int64_t memory_peak_bytes; /* what the program's buffers take on rank 0 */
     int64_t dispatch_bytes;    /* sent to experts of other ranks and back, all ranks together */
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */

@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <quadrille/machine.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ typedef struct rank_state {
     int64_t traced; /* steps */
     qd_train_end end;
     qd_dispatched dispatched; /* by all ranks, in the steps so far; where experts are shared out */
-    double peak_flops; /* rank 0: of all machines of the run, measured */
+    double peak_flops; /* rank 0: of all machines of the run, measured, or what a step has reached since; 0: unknown */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* steps in a row that were left out */
@@ -531,6 +532,8 @@ static qd_status report_step(rank_state *s, int64_t step, const qd_step_output *
     const qd_run *run = s->run;
     double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
     double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
+    if (s->peak_flops > 0.0) /* a machine that was busy when it was measured shows later what it can do */
+        s->peak_flops = fmax(s->peak_flops, flops);
     qd_train_step line = {
         .step = step,
         .steps = run->config.steps,
