@@ -309,6 +309,14 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved)
     return forget(options, "parallel.schedule_file", "");
 }
 
+/* Where the batch alone is another: a micro-batch that does not divide it was most likely chosen for the one before, and is chosen anew. */
+static qd_status forget_micro_batch(qd_options *options)
+{
+    int64_t dp = qd_options_int(options, "parallel.dp"), batch = qd_options_int(options, "train.global_batch");
+    bool fits = !divides(dp, batch) || divides(qd_options_int(options, "train.micro_batch"), batch / dp);
+    return given(options, "train.global_batch") && !fits ? forget(options, "train.micro_batch", "0") : QD_OK;
+}
+
 /* A model that is named on the command line, as when the first call is repeated, is that model and not the saved one; that they are
  * the same is seen when the checkpoint is read. */
 static qd_status forget_model(qd_options *options)
@@ -355,6 +363,8 @@ static qd_status load_saved(cli_call *call)
     qd_status status = qd_options_load(saved, path);
     if (status == QD_OK)
         status = forget_layout(call->options, saved);
+    if (status == QD_OK)
+        status = forget_micro_batch(call->options);
     if (status == QD_OK)
         status = forget_schedule(call->options);
     qd_options_destroy(saved);

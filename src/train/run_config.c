@@ -99,7 +99,6 @@ qd_status qd_run_config_text(const qd_options *options, const qd_config *config,
     QD_TRY(qd_options_copy(options, &r.options));
     put_model(&r, &config->model);
     put_int(&r, "train.micro_batch", program->strategy.micro_batch);
-    put_int(&r, "train.decay_steps", config->optimizer.decay_steps);
     put_text(&r, "train.grad_dtype", qd_dtype_name(program->strategy.grad));
     put_int(&r, "parallel.ranks", config->world);
     if (config->pipeline.file && config->pipeline.file[0] != '\0')

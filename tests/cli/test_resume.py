@@ -53,6 +53,17 @@ class Resume(program.ProgramTest):
         self.assertIn("goes on after step 21", result.stdout)
         self.assertEqual(losses(part), losses(self.whole))
 
+    def test_what_was_derived_is_derived_again(self):
+        part = self.path("part")
+        self.train(f"run.dir={part}", "train.steps=10", "train.schedule=wsd", "train.warmup=0", "run.save_every=10")
+        # Not BASE: only what is said here is new. The decay is a fifth of all steps, and the micro-batch was that of another batch.
+        self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=20", "train.global_batch=6"))
+        rates = [json.loads(line)["lr"] for line in lines(part)]
+        self.assertEqual(len(rates), 20)
+        self.assertEqual(len(set(rates[10:16])), 1)
+        self.assertEqual(len(set(rates[16:])), 4)
+        self.assertEqual(max(rates), rates[15])
+
     def test_keys_need_not_be_repeated_and_may_not_change(self):
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "run.keep=0", "train.seed=7", "train.lr=3e-3")
