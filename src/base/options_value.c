@@ -1,7 +1,6 @@
 /* Texts to values and back. */
 #include "base/options_impl.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -56,46 +55,59 @@ static bool parse_real(const char *text, double *value)
     return end != text && *end == '\0' && isfinite(*value);
 }
 
+/* The value of "[sign]digits[.digits][e exponent]" times 10^exponent, exactly; false when it is no integer of 64 bits. A double would not
+ * do: 4.1 * 1e6 is not 4100000. */
+static bool parse_decimal(const char *text, long exponent, int64_t *value)
+{
+    int sign = *text == '-' ? -1 : 1;
+    int64_t total = 0;
+    bool fraction = false, digits = false, fits = true;
+    long zeros = 0; /* that wait for a digit behind them: at the end they may belong behind the point */
+    const char *at = text + (*text == '-' || *text == '+');
+    for (; is_digit(*at) || (*at == '.' && !fraction); at++) {
+        if (*at == '.') {
+            fraction = true;
+            continue;
+        }
+        digits = true;
+        exponent -= fraction;
+        zeros++;
+        if (*at == '0')
+            continue;
+        for (; zeros > 0; zeros--)
+            fits = fits && !__builtin_mul_overflow(total, 10, &total);
+        fits = fits && !__builtin_add_overflow(total, sign * (*at - '0'), &total);
+    }
+    if (digits && (*at == 'e' || *at == 'E')) {
+        const char *power = at + 1;
+        if (!is_digit(power[*power == '+' || *power == '-']))
+            return false;
+        char *end;
+        long written = strtol(power, &end, 10);
+        at = end;
+        exponent += written > 1000 ? 1000 : written < -1000 ? -1000 : written;
+    }
+    if (!digits || *at != '\0')
+        return false;
+    *value = total;
+    if (total == 0)
+        return fits;
+    for (exponent += zeros; exponent > 0 && fits; exponent--)
+        fits = !__builtin_mul_overflow(*value, 10, value);
+    return fits && exponent == 0;
+}
+
 static bool parse_integer(const char *text, size_t length, int64_t *value)
 {
+    static const char suffixes[] = "kMG";
     char number[NUMBER_BYTES];
     if (!copy_number(text, length, number))
         return false;
-    int64_t scale = 1;
-    size_t last = strlen(number) - 1;
-    switch (number[last]) {
-    case 'k':
-    case 'K':
-        scale = 1000;
-        break;
-    case 'M':
-        scale = 1000000;
-        break;
-    case 'G':
-        scale = 1000000000;
-        break;
-    default:
-        break;
-    }
-    if (scale > 1)
-        number[last] = '\0';
-    if (number[strspn(number, "+-0123456789")] == '\0') {
-        char *end;
-        errno = 0;
-        long long parsed = strtoll(number, &end, 10);
-        if (errno != 0 || end == number || *end != '\0')
-            return false;
-        return !__builtin_mul_overflow((int64_t)parsed, scale, value);
-    }
-    /* 1.5M and 1e6 are integers too; 1.5 is not. */
-    double real;
-    if (!parse_real(number, &real))
-        return false;
-    real *= (double)scale;
-    if (real != floor(real) || fabs(real) > 0x1p53)
-        return false;
-    *value = (int64_t)real;
-    return true;
+    char *last = &number[strlen(number) - 1];
+    const char *suffix = strchr(suffixes, *last == 'K' ? 'k' : *last);
+    if (suffix)
+        *last = '\0';
+    return parse_decimal(number, suffix ? 3 * (suffix - suffixes + 1) : 0, value);
 }
 
 static bool in_range(const qd_option *option, double value)

@@ -157,7 +157,9 @@ static void number_forms(void **state)
         const char *text;
         int64_t value;
     } good[] = {{"12", 12},         {"1_000", 1000},  {"4k", 4000}, {"4K", 4000}, {"1.5M", 1500000},
-                {"2G", 2000000000}, {"1e6", 1000000}, {" 7 ", 7},   {"+3", 3},    {"1_000k", 1000000}};
+                {"2G", 2000000000}, {"1e6", 1000000}, {" 7 ", 7},   {"+3", 3},
+                {"4.1M", 4100000},  {"16.4M", 16400000}, {"1.001k", 1001}, {"1.50e1", 15}, {"2.5e-1k", 250}, {"070.0", 70},
+                {"9223372036854775807", INT64_MAX}, {"9.223372036854775807e18", INT64_MAX}, {"1_000k", 1000000}};
     static const char *const bad[] = {"",
                                       "x",
                                       "1.5",
@@ -175,6 +177,12 @@ static void number_forms(void **state)
                                       "9223372036854775807k",
                                       "99999999999999999999",
                                       "1.5e",
+                                      "1e99999999999999999999",
+                                      "1.0015k",
+                                      "1e-3",
+                                      "1.2.3k",
+                                      "1e3.",
+                                      "9.223372036854775808e18",
                                       "1,2"};
     qd_options *options = fresh();
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
@@ -187,6 +195,10 @@ static void number_forms(void **state)
     }
     assert_int_equal(qd_options_set(options, "parallel.dp", "-1"), QD_OK);
     assert_int_equal(qd_options_int(options, "parallel.dp"), -1);
+    assert_int_equal(qd_options_set(options, "print", "-9.223372036854775808e18"), QD_OK);
+    assert_true(qd_options_int(options, "print") == INT64_MIN);
+    assert_int_equal(qd_options_set(options, "print", "0e99"), QD_OK);
+    assert_int_equal(qd_options_int(options, "print"), 0);
     static const char *const bad_floats[] = {"inf", "nan", "0x1p3", "1e999", "",     "1.2.3",
                                              "e5",  ".",   "-",     "3k",    "1e-3x"};
     for (size_t i = 0; i < sizeof bad_floats / sizeof bad_floats[0]; i++)
