@@ -347,6 +347,16 @@ static bool is_truth_word(const char *word)
     return false;
 }
 
+/* Words such as --overwrite or --steps=5: after an option without its value they are rarely meant as that value. */
+static bool is_known_option(const qd_options *options, const char *word)
+{
+    char name[QD_YAML_MOST_KEY];
+    if (strncmp(word, "--", 2) != 0)
+        return false;
+    int length = snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    return length < (int)sizeof name && find_flag(options, name) >= 0;
+}
+
 /* One word after its dashes; *at moves on when the next word is its value. */
 static qd_status parse_flag(qd_options *options, int argc, char *const *argv, int *at, int dashes)
 {
@@ -363,6 +373,9 @@ static qd_status parse_flag(qd_options *options, int argc, char *const *argv, in
         bool more = *at + 1 < argc;
         if (options->table[index]->type == QD_OPTION_BOOL)
             value = more && is_truth_word(argv[*at + 1]) ? argv[++*at] : "true";
+        else if (more && is_known_option(options, argv[*at + 1]))
+            return QD_FAIL(QD_USAGE, "option '--%s' needs a value; if '%.60s' is it, write '--%s=%.60s'", name, argv[*at + 1], name,
+                           argv[*at + 1]);
         else if (more)
             value = argv[++*at];
         else

@@ -47,6 +47,7 @@ class Errors(program.ProgramTest):
         self.refuse(self.small("train.lr=-1"), "train.lr")
         self.refuse(self.small("train.optimizer=adam"), "train.optimizer", "adamw")
         self.refuse(self.small("--steps"), "steps")
+        self.refuse(self.small("--dir", "--overwrite"), "option '--dir' needs a value")
         self.refuse(["train", "a.yaml", "b.yaml"], "a.yaml")
 
     def test_files(self):

@@ -334,6 +334,26 @@ static void command_line(void **state)
         assert_int_equal(qd_options_parse(options, 1, &rows[i].word, words, &count), QD_USAGE);
         assert_string_equal(qd_error_message(), rows[i].message);
     }
+    /* The next word is no value when it is an option itself; behind '=' anything is. */
+    static const struct {
+        char *words[2];
+        const char *message;
+    } swallowed[] = {
+        {{"--tp", "--json"}, "option '--tp' needs a value; if '--json' is it, write '--tp=--json'"},
+        {{"--model.preset", "--train.lr"},
+         "option '--model.preset' needs a value; if '--train.lr' is it, write '--model.preset=--train.lr'"},
+        {{"--model.preset", "--steps=5"},
+         "option '--model.preset' needs a value; if '--steps=5' is it, write '--model.preset=--steps=5'"},
+        {{"--model.preset", "--none"}, NULL},
+        {{"--model.preset=--json", "--sp"}, NULL},
+    };
+    for (size_t i = 0; i < sizeof swallowed / sizeof swallowed[0]; i++) {
+        const char *message = swallowed[i].message;
+        assert_int_equal(qd_options_parse(options, 2, swallowed[i].words, words, &count), message ? QD_USAGE : QD_OK);
+        if (message)
+            assert_string_equal(qd_error_message(), message);
+    }
+    assert_string_equal(qd_options_string(options, "model.preset"), "--json");
     assert_int_equal(qd_options_assign(options, "nothing"), QD_USAGE);
     assert_int_equal(qd_options_assign(options, "=2"), QD_USAGE);
     assert_int_equal(qd_options_set(options, "model.preset", "\xff"), QD_USAGE);
