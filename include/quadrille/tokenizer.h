@@ -39,6 +39,9 @@ int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content)
 /* The bytes of a token, not ended by '\0'; NULL when the id stands for nothing. */
 const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length);
 bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
+/* The token that the file's post-processor puts before a text, number `index` of them from 0; -1: no more. A text that a model is to
+ * go on with begins with these (Llama 3: <|begin_of_text|>). */
+int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
 
 /* What becomes of text that is not UTF-8. */
 typedef enum qd_broken_text {

@@ -331,6 +331,14 @@ static void put_llama(qd_json_writer *w, const qd_model *m, int64_t positions)
     }
 }
 
+static void put_token(qd_json_writer *w, const char *key, int32_t token)
+{
+    if (token >= 0)
+        qd_json_put_int(w, key, token);
+    else
+        qd_json_put_null(w, key);
+}
+
 qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf *out)
 {
     bool gpt2 = m->arch == QD_ARCH_GPT2;
@@ -357,13 +365,8 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     qd_json_put_double(&w, "initializer_range", m->init_std);
     qd_json_put_bool(&w, "tie_word_embeddings", m->tied);
     qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
-    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
-    for (int i = 0; i < 2; i++) {
-        if (o->end_token >= 0)
-            qd_json_put_int(&w, ends[i], o->end_token);
-        else
-            qd_json_put_null(&w, ends[i]);
-    }
+    put_token(&w, "bos_token_id", o->begin_token);
+    put_token(&w, "eos_token_id", o->end_token);
     qd_json_end(&w);
     qd_strbuf_puts(out, "\n");
     return QD_OK;

@@ -47,7 +47,7 @@ typedef struct qd_hf_export {
     qd_dtype dtype;       /* fp32, bf16 or fp16 */
     int64_t shard_bytes;  /* a file ends before it grows beyond this; 0: one file */
     int64_t positions;    /* max_position_embeddings where the model sets no limit */
-    int32_t end_token;    /* of documents; -1: none */
+    int32_t begin_token, end_token; /* of documents; -1: none */
 } qd_hf_export;
 
 /* QD_UNSUPPORTED when transformers has no such model. */

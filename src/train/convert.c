@@ -160,9 +160,22 @@ static qd_status import(const qd_convert_options *o, const char *aside, qd_conve
 
 /* ---- to Hugging Face ---- */
 
-static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, int32_t *end, qd_convert_report *report)
+static void put_token_name(qd_json_writer *json, const char *key, const qd_tokenizer *tokenizer, int32_t token)
 {
-    *end = -1;
+    size_t length = 0;
+    const char *bytes = token >= 0 ? qd_tokenizer_bytes(tokenizer, token, &length) : NULL;
+    char name[64];
+    if (!bytes)
+        return;
+    snprintf(name, sizeof name, "%.*s", (int)length, bytes);
+    qd_json_put_string(json, key, name);
+}
+
+/* Where the tokenizer puts no token before a text, that which ends documents begins them, too. */
+static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, int32_t *begin, int32_t *end,
+                                  qd_convert_report *report)
+{
+    *begin = *end = -1;
     if (c->data.tokenizer[0] == '\0' || strcmp(c->data.tokenizer, "bytes") == 0) {
         qd_strbuf_puts(&report->notes, c->data.tokenizer[0] ? "the model's tokens are bytes: there is no tokenizer.json\n"
                                                             : "the model's tokenizer is not known: there is no tokenizer.json\n");
@@ -173,19 +186,14 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
     file_path path;
     qd_strbuf config = {0};
     if (status == QD_OK) {
-        size_t length = 0;
         *end = text.encoder.document_end;
-        const char *bytes = *end >= 0 ? qd_tokenizer_bytes(text.tokenizer, *end, &length) : NULL;
+        *begin = qd_tokenizer_before(text.tokenizer, 0) >= 0 ? qd_tokenizer_before(text.tokenizer, 0) : *end;
         qd_json_writer json = qd_json_writer_on(&config);
         qd_json_object_begin(&json, NULL);
         qd_json_put_string(&json, "tokenizer_class", "PreTrainedTokenizerFast");
         qd_json_put_int(&json, "model_max_length", positions);
-        if (bytes) {
-            char name[64];
-            snprintf(name, sizeof name, "%.*s", (int)length, bytes);
-            qd_json_put_string(&json, "bos_token", name);
-            qd_json_put_string(&json, "eos_token", name);
-        }
+        put_token_name(&json, "bos_token", text.tokenizer, *begin);
+        put_token_name(&json, "eos_token", text.tokenizer, *end);
         qd_json_end(&json);
         qd_strbuf_puts(&config, "\n");
         status = path_in(aside, QD_HF_TOKENIZER, path);
@@ -209,7 +217,7 @@ static qd_status write_model(const qd_convert_options *o, const char *aside, qd_
     qd_hf_export options = {.dtype = o->dtype, .shard_bytes = o->shard_bytes, .positions = run->config.strategy.seq};
     int64_t positions = m->max_seq > 0 ? m->max_seq : options.positions;
     QD_TRY(qd_config_build(&run->config, 0, arena, &program));
-    QD_TRY(export_tokenizer(&run->config, aside, positions, &options.end_token, report));
+    QD_TRY(export_tokenizer(&run->config, aside, positions, &options.begin_token, &options.end_token, report));
     qd_status status = qd_hf_config_text(m, &options, &text);
     if (status == QD_OK)
         status = put_text(aside, QD_HF_CONFIG, &text);

@@ -61,11 +61,14 @@ static qd_status read_prompt(session *s)
 {
     const qd_generate_options *o = s->options;
     double begin = qd_clock_now();
+    int32_t end = s->text.encoder.document_end, before;
+    for (int i = 0; s->text.tokenizer && (before = qd_tokenizer_before(s->text.tokenizer, i)) >= 0; i++)
+        QD_TRY(remember(&s->history, before));
     QD_TRY(qd_model_text_encode(&s->text, o->prompt, o->prompt_length, &s->history));
     s->report->prompt_tokens = (int64_t)s->history.count;
-    if (s->history.count == 0) {
-        int32_t end = s->text.encoder.document_end;
+    if (s->history.count == 0)
         QD_TRY(end >= 0 ? remember(&s->history, end) : qd_model_text_encode(&s->text, "\n", 1, &s->history));
+    if (o->prompt_length == 0) {
         qd_strbuf start = {0};
         qd_model_text_decode(&s->text, s->history.ids[0], &start);
         snprintf(s->report->start, sizeof s->report->start, "%s", start.data ? start.data : "");

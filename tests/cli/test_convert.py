@@ -54,6 +54,42 @@ class Convert(program.ProgramTest):
             self.ok(self.run_program("generate", f"{arch}-back", "--prompt", "the quick", "--tokens", "4", "--json"))
             self.assertFalse([name for name in os.listdir(self.folder) if name.endswith(".part")])
 
+    def test_texts_begin_as_the_tokenizer_says(self):
+        self.ok(self.run_program(*self.small("model.arch=llama", "model.vocab=300", "train.steps=3", "--save-every", "3", "--dir", "run")))
+        self.ok(self.run_program("convert", "run", "hf"))
+        with open(self.path("hf/tokenizer.json"), encoding="utf-8") as file:
+            tokenizer = json.load(file)
+        last = max(token["id"] for token in tokenizer["added_tokens"])
+        begin = {"id": last, "content": next(t["content"] for t in tokenizer["added_tokens"] if t["id"] == last)}
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": begin["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {begin["content"]: {"id": begin["content"], "ids": [last], "tokens": [begin["content"]]}}}
+        plain = json.loads(self.ok(self.run_program("generate", "run", "--prompt", "the", "--tokens", "1", "--json")).stdout)
+        with open(self.path("hf/tokenizer.json"), "w", encoding="utf-8") as file:
+            json.dump(tokenizer, file)
+        self.ok(self.run_program("convert", "hf", "framed"))
+        framed = json.loads(self.ok(self.run_program("generate", "framed", "--prompt", "the", "--tokens", "1", "--json")).stdout)
+        self.assertEqual(framed["prompt_tokens"], plain["prompt_tokens"] + 1)
+        self.ok(self.run_program("convert", "framed", "again"))
+        with open(self.path("again/config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["bos_token_id"], last)
+        with open(self.path("again/tokenizer_config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["bos_token"], begin["content"])
+
+    def test_masks_are_passed_over(self):
+        sparse_model(self.path("model"), 1, 64, 96)
+        path = self.path("model/model.safetensors")
+        with open(path, "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            header, data = json.loads(file.read(length)), file.read()
+        header["model.layers.0.attn.bias"] = {"dtype": "BOOL", "shape": [8, 8], "data_offsets": [len(data), len(data) + 64]}
+        text = json.dumps(header).encode()
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text + data + bytes(64))
+        self.ok(self.run_program("convert", "model", "new"))
+
     def test_refused(self):
         self.one_line(self.run_program("convert", "nothing", "new"), 2, "nothing")
         self.one_line(self.run_program("convert", "nothing"), 2, "FROM TO")

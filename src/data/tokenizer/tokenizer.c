@@ -137,6 +137,11 @@ int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content)
     return found < 0 ? -1 : (int32_t)tokenizer->added[found].id;
 }
 
+int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index)
+{
+    return index >= 0 && index < (int)tokenizer->before_count ? (int32_t)tokenizer->before[index] : -1;
+}
+
 const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length)
 {
     if (id < 0 || qd_vocab_kind(&tokenizer->vocab, (uint32_t)id) == QD_TOKEN_NONE)
