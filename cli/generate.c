@@ -65,9 +65,9 @@ static qd_status print_json(const view *v, const qd_generate_report *r)
     qd_json_object_begin(&w, NULL);
     qd_json_put_string(&w, "model", o->model);
     qd_json_put_int(&w, "step", r->step);
-    qd_json_put_string(&w, "prompt", o->prompt);
+    qd_json_put_bytes(&w, "prompt", o->prompt, o->prompt_length);
     qd_json_put_string(&w, "start", r->start[0] ? r->start : NULL);
-    qd_json_put_string(&w, "text", v->text.data ? v->text.data : "");
+    qd_json_put_bytes(&w, "text", v->text.data, v->text.length);
     qd_json_put_int(&w, "prompt_tokens", r->prompt_tokens);
     qd_json_put_int(&w, "tokens", r->tokens);
     qd_json_put_string(&w, "end", ends[r->end]);

@@ -37,6 +37,8 @@ void qd_json_list_begin(qd_json_writer *writer, const char *key);
 void qd_json_end(qd_json_writer *writer); /* of the innermost object or list */
 
 void qd_json_put_string(qd_json_writer *writer, const char *key, const char *value); /* NULL: null */
+/* A string that may hold NUL bytes (\u0000); `bytes` may be NULL when there are none. */
+void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length);
 void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
 void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
 void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);

@@ -12,10 +12,10 @@ qd_json_writer qd_json_writer_on(qd_strbuf *out)
     return (qd_json_writer){.out = out};
 }
 
-static void put_quoted(qd_strbuf *out, const char *text)
+static void put_quoted(qd_strbuf *out, const char *text, size_t length)
 {
     static const char letters[] = "btn?fr"; /* of \b to \r; \v has none */
-    size_t length = strlen(text), at = 0;
+    size_t at = 0;
     qd_strbuf_puts(out, "\"");
     while (at < length) {
         size_t end = at + qd_utf8_valid(text + at, length - at);
@@ -48,7 +48,7 @@ static void before_value(qd_json_writer *writer, const char *key)
         qd_strbuf_puts(writer->out, ",");
     writer->started[writer->depth] = true;
     if (key) {
-        put_quoted(writer->out, key);
+        put_quoted(writer->out, key, strlen(key));
         qd_strbuf_puts(writer->out, ":");
     }
 }
@@ -82,11 +82,16 @@ void qd_json_end(qd_json_writer *writer)
 
 void qd_json_put_string(qd_json_writer *writer, const char *key, const char *value)
 {
-    before_value(writer, key);
     if (value)
-        put_quoted(writer->out, value);
+        qd_json_put_bytes(writer, key, value, strlen(value));
     else
-        qd_strbuf_puts(writer->out, "null");
+        qd_json_put_null(writer, key);
+}
+
+void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length)
+{
+    before_value(writer, key);
+    put_quoted(writer->out, bytes, length);
 }
 
 void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value)

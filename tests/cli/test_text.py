@@ -195,6 +195,14 @@ class Text(program.ProgramTest):
         self.assertEqual(self.ok(self.run_program(*arguments, "--prompt-file", "prompt.txt")).stdout,
                          self.ok(self.run_program(*arguments, "--prompt", "In the beginning\n")).stdout)
 
+    def test_json_holds_every_byte(self):
+        self.write("prompt.txt", "In\0the")
+        # So hot that bytes come up evenly: 2,000 of 256 hold a NUL.
+        report = self.json_of("generate", self.bytes_run, "--prompt-file", "prompt.txt", "--tokens", "2000", "--temperature", "1000")
+        self.assertEqual(report["prompt"], "In\0the")
+        self.assertIn("\0", report["text"])
+        self.assertGreater(len(report["text"]), 1000)
+
     def test_generate_errors(self):
         for arguments, part in (([], "MODEL"), (["nowhere"], "nowhere"), ([self.bytes_run, "--top-p", "0"], "top-p"),
                                 ([self.bytes_run, "--tokens", "0"], "tokens"), ([self.bytes_run, "--temperature", "-1"], "temperature"),

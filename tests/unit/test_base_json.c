@@ -94,6 +94,21 @@ static void round_trip(void **state)
     }
 }
 
+static void writes_bytes(void **state)
+{
+    (void)state;
+    static const char bytes[] = "a\0\"\xff\xc3\xa4\n"; /* the NUL at its end counts too */
+    qd_strbuf out = {0};
+    qd_json_writer writer = qd_json_writer_on(&out);
+    qd_json_list_begin(&writer, NULL);
+    qd_json_put_bytes(&writer, NULL, bytes, sizeof bytes);
+    qd_json_put_bytes(&writer, NULL, NULL, 0);
+    qd_json_put_string(&writer, NULL, NULL);
+    qd_json_end(&writer);
+    assert_string_equal(out.data, "[\"a\\u0000\\\"\xef\xbf\xbd\xc3\xa4\\n\\u0000\",\"\",null]");
+    qd_strbuf_free(&out);
+}
+
 static void reads(void **state)
 {
     (void)state;
@@ -207,7 +222,7 @@ static void files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes),  cmocka_unit_test(round_trip),    cmocka_unit_test(reads),
+        cmocka_unit_test(writes),  cmocka_unit_test(round_trip),    cmocka_unit_test(writes_bytes), cmocka_unit_test(reads),
         cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
