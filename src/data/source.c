@@ -45,14 +45,20 @@ static qd_status add_part(qd_token_source *s, const char *path, qd_token_part pa
     return QD_OK;
 }
 
+static const char *encoder_name(const qd_data_options *o)
+{
+    return o->encoder_name ? o->encoder_name : "data.tokenizer";
+}
+
 /* All tokens of a data set must come from one tokenizer. */
 static qd_status agree_on_tokenizer(qd_data *d, uint64_t hash, const char *from)
 {
     if (hash == 0 || hash == d->tokenizer_hash)
         return QD_OK;
     if (d->tokenizer_hash != 0)
-        return QD_FAIL(QD_USAGE, "%s was made with another tokenizer (%016llx) than %s (%016llx)", from,
-                       (unsigned long long)hash, d->tokenizer_from, (unsigned long long)d->tokenizer_hash);
+        return QD_FAIL(QD_USAGE, "%s was made with another tokenizer (%016llx) than %s (%016llx); one for all would be right "
+                                 "('quadrille tokenize --tokenizer')", from, (unsigned long long)hash, d->tokenizer_from,
+                       (unsigned long long)d->tokenizer_hash);
     d->tokenizer_hash = hash;
     d->tokenizer_from = strdup(from);
     return d->tokenizer_from ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to open it", from);
@@ -301,7 +307,7 @@ static qd_status add_text(const qd_data_options *o, const char *path, const qd_f
                        "%s is text, and model.vocab is %lld: set data.tokenizer, or model.vocab=256 to train on bytes",
                        path, (long long)o->vocab);
     QD_TRY(qd_text_encoder_check(encoder));
-    QD_TRY(agree_on_tokenizer(d, encoder->hash, o->encoder ? "data.tokenizer" : path));
+    QD_TRY(agree_on_tokenizer(d, encoder->hash, o->encoder ? encoder_name(o) : path));
     const bool separated = o->documents.separator && o->documents.separator[0] != '\0';
     if (!o->encoder && files->count == 1 && files->items[0].kind == QD_FILE_TEXT && !separated)
         return add_mapped(files->items[0].path, s);
@@ -323,7 +329,7 @@ qd_status qd_token_source_add(const qd_data_options *o, const char *path, qd_dat
     qd_file_list files = {0};
     qd_status status = qd_file_list_add(&files, path);
     if (status == QD_OK && o->encoder)
-        status = agree_on_tokenizer(d, o->encoder->hash, "data.tokenizer");
+        status = agree_on_tokenizer(d, o->encoder->hash, encoder_name(o));
     if (status == QD_OK) {
         s->files += files.count;
         s->skipped += files.skipped;

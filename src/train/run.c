@@ -111,6 +111,8 @@ static qd_status write_files(rank_state *s)
     QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
     QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
     QD_TRY(path_in(c, "tokenizer.json", path));
+    if (c->resume && access(path, F_OK) == 0) /* the checkpoints need it as it is */
+        return QD_OK;
     if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
         return qd_tokenizer_save(s->corpus.tokenizer, path);
     return clear_file(c, "tokenizer.json");

@@ -71,17 +71,14 @@ static qd_status training_key(const qd_config *c, const qd_file_list *files, cha
     return QD_OK;
 }
 
-/* A tokenizer that is there counts if it was trained on the same, or if the run goes on with it. */
-static qd_status is_up_to_date(const qd_config *c, const char *path, const char *key_path, const char *key, bool *good)
+/* A tokenizer that is there counts if it was trained on the same. */
+static qd_status is_up_to_date(const char *path, const char *key_path, const char *key, bool *good)
 {
     struct stat info;
     char *text = NULL;
     size_t length = 0;
     *good = false;
-    if (stat(path, &info) != 0)
-        return QD_OK;
-    *good = c->resume;
-    if (*good || stat(key_path, &info) != 0)
+    if (stat(path, &info) != 0 || stat(key_path, &info) != 0)
         return QD_OK;
     QD_TRY(qd_file_read(key_path, 4096, &text, &length));
     *good = strcmp(text, key) == 0;
@@ -98,7 +95,7 @@ static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files,
     bool good;
     QD_TRY(join(c->run_dir, "tokenizer.key", key_path));
     QD_TRY(training_key(c, files, key));
-    QD_TRY(is_up_to_date(c, path, key_path, key, &good));
+    QD_TRY(is_up_to_date(path, key_path, key, &good));
     if (good)
         return QD_OK;
     unlink(key_path);
@@ -118,6 +115,9 @@ static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, co
         return QD_FAIL(QD_USAGE, "model.vocab is %lld and the data is text: name a tokenizer (data.tokenizer), or a folder "
                                  "(run.dir) in which one that is trained now can be kept", (long long)c->model.vocab);
     QD_TRY(join(c->run_dir, "tokenizer.json", path));
+    if (c->resume) /* one that is trained now would give the tokens that the weights know other meanings */
+        return QD_FAIL(QD_USAGE, "run.resume: there is no %s, and the data is text: name the tokenizer that the run was trained with "
+                                 "(data.tokenizer)", path);
     QD_TRY(qd_folder_make(c->run_dir));
     int lock = open(c->run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock < 0 || flock(lock, LOCK_EX) != 0) {
@@ -141,17 +141,49 @@ static qd_status check_vocabulary(const qd_config *c, const qd_tokenizer *tokeni
                    (long long)c->model.vocab, qd_tokenizer_size(tokenizer));
 }
 
-/* Which tokens the text becomes; nothing to do where there is no text. */
+/* How text becomes tokens, and whose doing that is. */
+typedef struct choice {
+    const qd_text_encoder *encoder; /* NULL: its bytes are the tokens, or there is no text */
+    file_path name;                 /* of the tokenizer's file; "": data.tokenizer */
+} choice;
+
+static qd_status use_tokenizer(const qd_config *c, qd_run_corpus *corpus, choice *chosen)
+{
+    QD_TRY(check_vocabulary(c, corpus->tokenizer));
+    QD_TRY(qd_text_encoder_create(corpus->tokenizer, NULL, &corpus->encoder));
+    chosen->encoder = &corpus->encoder;
+    return QD_OK;
+}
+
+/* A run that goes on does so with the tokenizer that it kept: what data.tokenizer names may have changed since, or be gone. */
+static qd_status find_kept(const qd_config *c, file_path path, bool *found)
+{
+    struct stat info;
+    *found = false;
+    if (!c->resume || c->run_dir[0] == '\0')
+        return QD_OK;
+    QD_TRY(join(c->run_dir, "tokenizer.json", path));
+    *found = stat(path, &info) == 0;
+    return *found || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
+}
+
 static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
-                                qd_run_corpus *corpus, const qd_text_encoder **encoder)
+                                qd_run_corpus *corpus, choice *chosen)
 {
     bool bytes = strcmp(c->data.tokenizer, "bytes") == 0 || (c->data.tokenizer[0] == '\0' && c->model.vocab == 256);
-    *encoder = NULL;
+    bool kept;
+    *chosen = (choice){0};
+    QD_TRY(find_kept(c, chosen->name, &kept));
+    if (kept) {
+        QD_TRY(qd_tokenizer_load(chosen->name, NULL, &corpus->tokenizer));
+        return use_tokenizer(c, corpus, chosen);
+    }
+    chosen->name[0] = '\0';
     if (bytes && c->model.vocab < 256)
         return QD_FAIL(QD_USAGE, "model.vocab is %lld, but the tokens are bytes: it must be at least 256", (long long)c->model.vocab);
     if (bytes) {
         corpus->encoder = qd_text_encoder_bytes();
-        *encoder = c->model.vocab == 256 ? NULL : &corpus->encoder;
+        chosen->encoder = c->model.vocab == 256 ? NULL : &corpus->encoder;
         return QD_OK;
     }
     if (c->data.tokenizer[0] != '\0')
@@ -160,10 +192,7 @@ static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, c
         QD_TRY(own_tokenizer(c, files, progress, &corpus->tokenizer));
     else
         return QD_OK;
-    QD_TRY(check_vocabulary(c, corpus->tokenizer));
-    QD_TRY(qd_text_encoder_create(corpus->tokenizer, NULL, &corpus->encoder));
-    *encoder = &corpus->encoder;
-    return QD_OK;
+    return use_tokenizer(c, corpus, chosen);
 }
 
 static bool encoding_progress(void *context, const qd_tokenize_progress *progress)
@@ -172,7 +201,7 @@ static bool encoding_progress(void *context, const qd_tokenize_progress *progres
     return !p || !p->report || p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
 }
 
-static qd_status open_data(const qd_config *c, const qd_text_encoder *encoder, const qd_run_corpus_progress *progress, qd_data **data)
+static qd_status open_data(const qd_config *c, const choice *chosen, const qd_run_corpus_progress *progress, qd_data **data)
 {
     file_path cache = "";
     if (c->data.cache[0] != '\0')
@@ -184,7 +213,8 @@ static qd_status open_data(const qd_config *c, const qd_text_encoder *encoder, c
     o.seq = c->strategy.seq;
     o.vocab = c->model.vocab;
     o.seed = c->seed;
-    o.encoder = encoder;
+    o.encoder = chosen->encoder;
+    o.encoder_name = chosen->name[0] != '\0' ? chosen->name : NULL;
     o.documents = (qd_document_rule){.separator = c->data.separator, .field = c->data.field};
     o.cache = cache;
     o.validation = c->data.validation;
@@ -201,11 +231,11 @@ qd_status qd_run_corpus_open(const qd_config *c, const qd_run_corpus_progress *p
     if (c->data.path[0] == '\0')
         return QD_FAIL(QD_USAGE, "data.path is not set: name the file to train on, for example data.path=corpus.txt");
     qd_file_list files;
-    const qd_text_encoder *encoder = NULL;
+    choice chosen;
     QD_TRY(qd_data_text_files(c->data.path, &files));
-    qd_status status = choose_encoder(c, &files, progress, corpus, &encoder);
+    qd_status status = choose_encoder(c, &files, progress, corpus, &chosen);
     if (status == QD_OK)
-        status = open_data(c, encoder, progress, &corpus->data);
+        status = open_data(c, &chosen, progress, &corpus->data);
     qd_file_list_free(&files);
     if (status != QD_OK)
         qd_run_corpus_close(corpus);

@@ -1,0 +1,71 @@
+"""The tokenizer belongs to the run: what goes on with a run, or begins with its weights, cannot take another unnoticed.
+"""
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+
+class RunTokenizer(program.ProgramTest):
+    """Two tokenizers of the same size for the same text; each test has a copy of a run that made the first for itself."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.made = tempfile.mkdtemp(prefix="quadrille-test-tokenizer-")
+        cls.addClassCleanup(shutil.rmtree, cls.made, ignore_errors=True)
+        cls.text = os.path.join(program.SOURCE, "README.md")
+        for arguments in (["train", f"data.path={cls.text}", *program.SMALL, "model.vocab=300", "train.steps=2", "run.save_every=1k",
+                           "data.validation=0.1", "run.dir=run"],
+                          ["tokenize", os.path.join(program.SOURCE, "docs", "formats.md"), "--output", "unused", "--train", "300",
+                           "--save", "other.json"],
+                          ["tokenize", cls.text, "--output", "shards", "--tokenizer", "run/tokenizer.json"],
+                          ["tokenize", cls.text, "--output", "other-shards", "--tokenizer", "other.json"]):
+            result = program.subprocess.run([program.PROGRAM, *arguments], cwd=cls.made, capture_output=True, text=True, timeout=100,
+                                            check=False)
+            assert result.returncode == 0, result.stdout + result.stderr
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(self.made, self.folder, symlinks=True, dirs_exist_ok=True)
+        self.kept = self.tokenizer("run")
+
+    def tokenizer(self, folder):
+        with open(self.path(f"{folder}/tokenizer.json"), "rb") as file:
+            return file.read()
+
+    def resume(self, *words):
+        return self.run_program("train", "--dir", "run", "--resume", *words)
+
+    def refused(self, words, *parts):
+        """Nothing of the run changes."""
+        steps = len(self.metrics("run"))
+        self.one_line(self.resume(*words), 2, *parts)
+        self.assertEqual(self.tokenizer("run"), self.kept)
+        self.assertEqual(len(self.metrics("run")), steps)
+
+    def test_shards_leave_the_tokenizer_of_the_run(self):
+        for step, layout in ((3, []), (4, ["--ranks", "2"])):
+            self.ok(self.resume("data.path=shards", f"train.steps={step}", *layout))
+            self.assertEqual(self.tokenizer("run"), self.kept)
+            self.ok(self.run_program("generate", "run", "--tokens", "3", "--json"))
+        self.ok(self.run_program("eval", "run", "--json"))
+
+    def test_shards_of_another_tokenizer_are_refused(self):
+        self.refused(["data.path=other-shards", "train.steps=3"], "other-shards/shard-00000.qds was made with another tokenizer (",
+                     "than run/tokenizer.json (", "quadrille tokenize --tokenizer")
+
+    def test_a_tokenizer_that_is_missing_is_not_trained_anew(self):
+        os.remove(self.path("run/tokenizer.json"))
+        self.one_line(self.resume("train.steps=3"), 2, "run/tokenizer.json", "data.tokenizer")
+        self.assertFalse(os.path.exists(self.path("run/tokenizer.json")))
+        shutil.copy(os.path.join(self.made, "run", "tokenizer.json"), self.path("again.json"))
+        self.ok(self.resume("train.steps=3", "data.tokenizer=again.json"))
+        self.assertEqual(self.tokenizer("run"), self.kept)
+
+
+if __name__ == "__main__":
+    unittest.main()
