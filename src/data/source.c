@@ -89,10 +89,41 @@ static qd_status add_shard(const qd_data_options *o, const char *path, qd_data *
                     });
 }
 
+/* The number in a name that `tokenize` gives; -1: another name. */
+static int shard_number(const char *name)
+{
+    int number = -1, end = 0;
+    if (strlen(name) != strlen("shard-00000.qds") || sscanf(name, "shard-%5d.qds%n", &number, &end) != 1 || name[end] != '\0')
+        return -1;
+    return number;
+}
+
+/* A folder that was copied in part: shards are numbered from 0, so a gap shows. That the last are missing does not. */
+static qd_status check_numbers(const qd_file_list *files)
+{
+    size_t folder = 0; /* length of the path up to the name */
+    int expected = 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        const char *path = files->items[i].path, *slash = strrchr(path, '/');
+        const size_t length = slash ? (size_t)(slash - path) + 1 : 0;
+        const int number = shard_number(path + length);
+        if (i == 0 || length != folder || strncmp(path, files->items[i - 1].path, length) != 0)
+            expected = 0;
+        folder = length;
+        if (number > expected)
+            return QD_FAIL(QD_CORRUPT, "%s is there, and %.*sshard-%05d.qds is not: complete the folder, or give the shards other names",
+                           path, (int)length, path, expected);
+        expected = number + 1;
+    }
+    return QD_OK;
+}
+
 static qd_status add_shard_folder(const qd_data_options *o, const char *folder, qd_data *d, qd_token_source *s)
 {
     qd_file_list files = {0};
     qd_status status = qd_file_list_add(&files, folder);
+    if (status == QD_OK)
+        status = check_numbers(&files);
     for (int64_t i = 0; status == QD_OK && i < files.count; i++)
         status = add_shard(o, files.items[i].path, d, s);
     qd_file_list_free(&files);
@@ -335,7 +366,9 @@ qd_status qd_token_source_add(const qd_data_options *o, const char *path, qd_dat
         s->skipped += files.skipped;
         if (files.items[0].kind != QD_FILE_SHARD)
             status = add_text(o, path, &files, d, s);
-        else
+        else if (strcmp(files.items[0].path, path) != 0) /* a folder, not one of its shards */
+            status = check_numbers(&files);
+        if (files.items[0].kind == QD_FILE_SHARD)
             for (int64_t i = 0; status == QD_OK && i < files.count; i++)
                 status = add_shard(o, files.items[i].path, d, s);
     }

@@ -253,6 +253,15 @@ class Text(program.ProgramTest):
             self.one_line(self.run_program("tokenize", *arguments), 2, part)
             self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_missing_shards(self):
+        shards = self.json_of("tokenize", "corpus.txt", "--output", "shards", "--tokenizer", "bytes", "--shard-tokens", "1000")["shards"]
+        self.assertGreater(shards, 2)
+        train = ["train", "data.path=shards", *program.SMALL, "train.steps=1"]
+        self.ok(self.run_program(*train))
+        os.remove(self.path("shards/shard-00001.qds"))
+        self.one_line(self.run_program(*train), 2, "shard-00002.qds is there", "shard-00001.qds is not")
+        self.ok(self.run_program("train", "data.path=shards/shard-00002.qds", *program.SMALL, "train.steps=1"))
+
     def test_damaged_shards(self):
         """Each way of being wrong is named with the file, by train and eval, and exits with 2."""
         self.json_of("tokenize", "corpus.txt", "--output", "shards", "--tokenizer", "bytes")
