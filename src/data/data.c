@@ -46,10 +46,21 @@ static uint32_t widen(const qd_token_part *part, int64_t first, int64_t count, i
     return largest;
 }
 
+/* A text is the user's, who may save it anew while it is read: where it has become shorter, reading its mapping would end the process. */
+static qd_status check_length(const qd_token_part *part)
+{
+    struct stat now;
+    if (!part->mapping || stat(part->path, &now) != 0 || now.st_ino != part->inode || now.st_size >= (off_t)part->mapped)
+        return QD_OK; /* removed, or another file is in its place: the mapping has what was there */
+    return QD_FAIL(QD_CORRUPT, "%s has become shorter since it was opened (%lld bytes, now %lld): leave a text alone while it is read, "
+                               "or make shards of it (quadrille tokenize)", part->path, (long long)part->mapped, (long long)now.st_size);
+}
+
 qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t first, int64_t count, int32_t *out)
 {
     for (int64_t p = part_of(s, first); count > 0; p++) {
         const qd_token_part *part = &s->parts[p];
+        QD_TRY(check_length(part));
         int64_t at = first - part->first, length = part->count - at;
         length = count < length ? count : length;
         /* Checked here too: the shards need not have been verified, and such a token would read beside the embedding. */

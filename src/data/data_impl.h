@@ -14,8 +14,9 @@ typedef struct qd_token_part {
     int64_t document_count;
     /* what to give back; each may be empty */
     qd_shard shard;
-    const void *mapping;
+    const void *mapping; /* of a text */
     size_t mapped;
+    uint64_t inode; /* of that file */
     void *memory[2];
 } qd_token_part;
 

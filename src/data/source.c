@@ -315,7 +315,9 @@ static qd_status add_mapped(const char *path, qd_token_source *s)
     static const uint64_t one_document[] = {0};
     const void *bytes = NULL;
     size_t size = 0;
+    struct stat file = {0};
     QD_TRY(qd_file_map(path, &bytes, &size));
+    (void)stat(path, &file); /* without a number no file is the same */
     return add_part(s, path,
                     (qd_token_part){
                         .tokens = bytes,
@@ -325,6 +327,7 @@ static qd_status add_mapped(const char *path, qd_token_source *s)
                         .document_count = 1,
                         .mapping = bytes,
                         .mapped = size,
+                        .inode = file.st_ino,
                     });
 }
 

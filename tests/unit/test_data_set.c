@@ -10,6 +10,7 @@
 #include "data/data.h"
 #include "data/kneser_ney.h"
 #include "data/shard.h"
+#include "support/ok.h"
 #include "support/scratch.h"
 
 #include <dirent.h>
@@ -533,6 +534,28 @@ static void trigram_loss(void **state)
     qd_data_close(data);
 }
 
+static void a_text_that_becomes_shorter_is_named(void **state)
+{
+    scratch_text(state, "live.txt", "a text that is saved anew while it is read, and a text that is saved anew while it is read");
+    char path[4096];
+    snprintf(path, sizeof path, "%s", scratch_path(state, "live.txt"));
+    qd_data *data;
+    int32_t tokens[8];
+    ok(qd_data_open_bytes(path, 8, 1, &data));
+    ok(qd_data_read(data, 0, 40, 8, tokens));
+    assert_int_equal(truncate(path, 4), 0);
+    assert_int_equal(qd_data_read(data, 0, 40, 8, tokens), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "live.txt has become shorter"));
+    qd_data_close(data);
+    /* Another file in its place is not the one that is read. */
+    scratch_text(state, "live.txt", "a text that is saved anew while it is read, and a text that is saved anew while it is read");
+    ok(qd_data_open_bytes(path, 8, 1, &data));
+    scratch_text(state, "other.txt", "short");
+    assert_int_equal(rename(scratch_path(state, "other.txt"), path), 0);
+    ok(qd_data_read(data, 0, 40, 8, tokens));
+    qd_data_close(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -545,6 +568,7 @@ int main(void)
         cmocka_unit_test(shards_must_fit),
         cmocka_unit_test(text_becomes_tokens_once),
         cmocka_unit_test(trigram_loss),
+        cmocka_unit_test(a_text_that_becomes_shorter_is_named),
     };
     return cmocka_run_group_tests_name("data sets", tests, scratch_setup, scratch_teardown);
 }
