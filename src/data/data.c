@@ -184,6 +184,11 @@ int64_t qd_data_validation_windows(const qd_data *data)
     return data->validation_windows;
 }
 
+uint64_t qd_data_tokenizer_hash(const qd_data *data)
+{
+    return data->tokenizer_hash;
+}
+
 int qd_data_source_count(const qd_data *data)
 {
     return data->source_count;

@@ -29,6 +29,9 @@ qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_da
 /* The text files behind `path` (file, folder or mixture), without shards: what a tokenizer is trained on. */
 qd_status qd_data_text_files(const char *path, qd_file_list *files);
 
+/* Of the tokenizer that made the tokens, as in qd_text_encoder; 0: unknown. */
+uint64_t qd_data_tokenizer_hash(const qd_data *data);
+
 /* Training samples, without end: after one epoch comes the next. `seq` of fill is the data set's. */
 qd_batch_source qd_data_source(qd_data *data);
 /* The held-out windows in their order, source after source; index qd_data_validation_windows() is the first again. */

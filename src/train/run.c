@@ -71,6 +71,16 @@ static qd_status check_place(const char *folder)
     return QD_OK;
 }
 
+/* A saved data.tokenizer may be gone: the run has kept its own. One that is named now is to be there. */
+static qd_status check_named_now(const qd_options *options, const qd_config *c)
+{
+    const char *named = c->data.tokenizer;
+    bool given = strcmp(qd_options_origin(options, "data.tokenizer"), "command line") == 0;
+    if (!given || named[0] == '\0' || strcmp(named, "bytes") == 0 || access(named, F_OK) == 0)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; leave it out to go on with the run's own", named, strerror(errno));
+}
+
 /* Looks, writes nothing. */
 static qd_status check_folder(const qd_options *options, const qd_config *c)
 {
@@ -89,7 +99,7 @@ static qd_status check_folder(const qd_options *options, const qd_config *c)
                                  "replace it with --overwrite", c->run_dir);
     if (!held && c->resume)
         return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to go on with", c->run_dir);
-    return QD_OK;
+    return c->resume ? check_named_now(options, c) : QD_OK;
 }
 
 /* A file of an earlier run, or none, is no longer there. */
@@ -272,6 +282,7 @@ static qd_status check_continues(const qd_config *now, const qd_config *then)
     } keys[] = {
         {"train.seed", now->seed == then->seed},
         {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
+        {"data.tokenizer", qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
         {"data.validation", now->data.validation == then->data.validation},
         {"data.document_mask", now->data.document_mask == then->data.document_mask},
         {"the model", same_tensors(&now->model, &then->model)},
@@ -443,18 +454,48 @@ done:
     return status;
 }
 
+typedef struct weights {
+    const rank_state *state;
+    file_path folder; /* of the run that they come from */
+} weights;
+
 /* Every rank reads its own part; what is wrong with the folder is the same for all. */
 static qd_status load_weights(void *context)
 {
-    rank_state *s = context;
-    const char *path = s->run->config.weights;
+    weights *w = context;
     qd_checkpoint *checkpoint = NULL;
-    file_path folder;
-    qd_status status = qd_model_checkpoint_open(path, &checkpoint, folder);
+    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder);
     if (status == QD_OK)
-        status = qd_state_load(s->trainer, checkpoint, true);
+        status = qd_state_load(w->state->trainer, checkpoint, true);
     qd_checkpoint_close(checkpoint);
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
+}
+
+/* Weights may be wanted although they know other tokens, but not without a word. */
+static void note_other_tokenizer(const rank_state *s, const char *folder)
+{
+    char path[PATH_MAX + 32], text[PATH_MAX + 512];
+    uint64_t theirs, ours = qd_data_tokenizer_hash(s->corpus.data);
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (qd_comm_rank(s->world) != 0 || access(path, F_OK) != 0)
+        return;
+    if (qd_run_corpus_tokenizer_hash(path, &theirs) != QD_OK)
+        snprintf(text, sizeof text, "run.weights: whether they know the tokens of this run is unknown: %s", qd_error_message());
+    else if (ours != 0 && ours != theirs)
+        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than that of this run (%016llx): "
+                                    "data.tokenizer can name it", path, (unsigned long long)theirs, (unsigned long long)ours);
+    else
+        return;
+    note(s, text);
+}
+
+/* Collective. */
+static qd_status begin_with_weights(rank_state *s)
+{
+    weights w = {.state = s};
+    QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, &w)));
+    note_other_tokenizer(s, w.folder);
+    return QD_OK;
 }
 
 /* ---- checkpoints ---- */
@@ -518,7 +559,7 @@ static qd_status start(rank_state *s)
     if (run->config.resume)
         QD_TRY(resume(s));
     else if (run->config.weights[0] != '\0')
-        QD_TRY(agree(s, qd_long_work_run_all(s->control, load_weights, s)));
+        QD_TRY(begin_with_weights(s));
     QD_TRY(agree(s, qd_long_work_run(s->control, replace_run, s)));
     QD_TRY(agree(s, open_saver(s)));
     QD_TRY(agree(s, open_folder(s)));

@@ -167,16 +167,51 @@ static qd_status find_kept(const qd_config *c, file_path path, bool *found)
     return *found || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
 }
 
+bool qd_run_corpus_is_bytes(const qd_config *c)
+{
+    return strcmp(c->data.tokenizer, "bytes") == 0 || (c->data.tokenizer[0] == '\0' && c->model.vocab == 256);
+}
+
+qd_status qd_run_corpus_tokenizer_hash(const char *tokenizer, uint64_t *hash)
+{
+    qd_tokenizer *loaded = NULL;
+    qd_text_encoder encoder = qd_text_encoder_bytes();
+    *hash = encoder.hash;
+    if (strcmp(tokenizer, "bytes") == 0)
+        return QD_OK;
+    QD_TRY(qd_tokenizer_load(tokenizer, NULL, &loaded));
+    qd_status status = qd_text_encoder_create(loaded, NULL, &encoder);
+    *hash = encoder.hash;
+    qd_text_encoder_destroy(&encoder);
+    qd_tokenizer_destroy(loaded);
+    return status;
+}
+
+/* data.tokenizer must not name another than the run has kept. A file that is gone says nothing. */
+static qd_status check_named(const char *named, const char *kept, uint64_t hash)
+{
+    struct stat info;
+    uint64_t other;
+    if (named[0] == '\0' || (strcmp(named, "bytes") != 0 && stat(named, &info) != 0))
+        return QD_OK;
+    QD_TRY(qd_run_corpus_tokenizer_hash(named, &other));
+    if (other == hash)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.resume: data.tokenizer is %s (%016llx), but the run was trained with %s (%016llx): data.tokenizer=%s "
+                             "goes on with it, another tokenizer needs another run", named, (unsigned long long)other, kept,
+                   (unsigned long long)hash, kept);
+}
+
 static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
                                 qd_run_corpus *corpus, choice *chosen)
 {
-    bool bytes = strcmp(c->data.tokenizer, "bytes") == 0 || (c->data.tokenizer[0] == '\0' && c->model.vocab == 256);
-    bool kept;
+    bool bytes = qd_run_corpus_is_bytes(c), kept;
     *chosen = (choice){0};
     QD_TRY(find_kept(c, chosen->name, &kept));
     if (kept) {
         QD_TRY(qd_tokenizer_load(chosen->name, NULL, &corpus->tokenizer));
-        return use_tokenizer(c, corpus, chosen);
+        QD_TRY(use_tokenizer(c, corpus, chosen));
+        return check_named(c->data.tokenizer, chosen->name, corpus->encoder.hash);
     }
     chosen->name[0] = '\0';
     if (bytes && c->model.vocab < 256)

@@ -21,4 +21,10 @@ typedef struct qd_run_corpus_progress {
  * encodes (kept in the cache); processes that open the same run at the same time wait for it. Not collective. */
 qd_status qd_run_corpus_open(const qd_config *config, const qd_run_corpus_progress *progress, qd_run_corpus *corpus);
 void qd_run_corpus_close(qd_run_corpus *corpus); /* also of a half-built one */
+
+/* Whether text becomes its bytes where the run has kept no tokenizer. */
+bool qd_run_corpus_is_bytes(const qd_config *config);
+
+/* What shards carry for this tokenizer: a file, or "bytes". */
+qd_status qd_run_corpus_tokenizer_hash(const char *tokenizer, uint64_t *hash);
 #endif

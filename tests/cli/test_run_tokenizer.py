@@ -66,6 +66,44 @@ class RunTokenizer(program.ProgramTest):
         self.ok(self.resume("train.steps=3", "data.tokenizer=again.json"))
         self.assertEqual(self.tokenizer("run"), self.kept)
 
+    def test_a_file_that_was_replaced_is_refused_one_that_is_gone_is_not_needed(self):
+        shutil.copy(self.path("run/tokenizer.json"), self.path("named.json"))
+        self.ok(self.resume("train.steps=3", "data.tokenizer=named.json"))
+        shutil.copy(self.path("other.json"), self.path("named.json"))
+        for layout in ([], ["--ranks", "2"]):
+            self.refused(["train.steps=4", *layout], "data.tokenizer is named.json (", "trained with run/tokenizer.json (",
+                         "data.tokenizer=run/tokenizer.json")
+        os.remove(self.path("named.json"))
+        self.ok(self.resume("train.steps=4"))
+        self.assertEqual(self.tokenizer("run"), self.kept)
+        shutil.copy(self.path("other.json"), self.path("named.json"))
+        self.ok(self.resume("train.steps=5", "data.tokenizer=run/tokenizer.json"))
+        # The run is the one that was never stopped and never named a file.
+        shutil.copytree(os.path.join(self.made, "run"), self.path("straight"), symlinks=True)
+        for step in (3, 4, 5):
+            self.ok(self.run_program("train", "--dir", "straight", "--resume", f"train.steps={step}"))
+        self.assertEqual(self.numbers("run"), self.numbers("straight"))
+
+    def test_a_tokenizer_that_is_named_anew_must_be_the_one_of_the_run(self):
+        self.refused(["data.tokenizer=other.json", "train.steps=3"], "other.json (", "run/tokenizer.json (", "another run")
+        self.refused(["data.tokenizer=bytes", "train.steps=3"], "bytes (6279746573323536)", "run/tokenizer.json (")
+        self.refused(["data.tokenizer=nowhere.json", "train.steps=3"], "nowhere.json", "leave it out")
+
+    def test_a_run_on_bytes_stays_on_bytes(self):
+        run = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "run.save_every=1k", "run.dir=bytes"]
+        self.ok(self.run_program(*run, "data.tokenizer=bytes", "train.steps=1"))
+        self.one_line(self.run_program("train", "--dir", "bytes", "--resume", "train.steps=2", "data.tokenizer=other.json"), 2,
+                      "data.tokenizer is not what it was")
+        self.assertFalse(os.path.exists(self.path("bytes/tokenizer.json")))
+
+    def test_weights_that_know_other_tokens_are_told(self):
+        begin = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.weights=run"]
+        for layout in ([], ["--ranks", "2"]):
+            result = self.ok(self.run_program(*begin, "data.tokenizer=other.json", *layout))
+            self.assertEqual(result.stdout.count("another tokenizer, run/tokenizer.json ("), 1, result.stdout)
+            result = self.ok(self.run_program(*begin, "data.tokenizer=run/tokenizer.json", *layout))
+            self.assertNotIn("another tokenizer", result.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -298,6 +298,11 @@ static void tiktoken_files(void **state)
     assert_int_equal(qd_tokenizer_load_text("again", saved.data, saved.length, NULL, &again), QD_OK);
     expect(again, "abcdab", NULL, 2, (int32_t[]){258, 256});
     assert_int_equal(qd_tokenizer_special(again, "<|endoftext|>"), 50256);
+    /* A run compares the hash of what it saved with that of the file it was given: written once more, it must be the same. */
+    qd_strbuf resaved = {0};
+    assert_int_equal(qd_tokenizer_save_text(again, &resaved), QD_OK);
+    assert_string_equal(resaved.data, saved.data);
+    qd_strbuf_free(&resaved);
     qd_tokenizer_destroy(again);
     qd_strbuf_free(&saved);
     qd_tokenizer_destroy(tokenizer);
