@@ -507,9 +507,6 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
 {
     QD_TRY(check_strategy(ledger, strategy));
     QD_TRY(check_context(strategy, ledger));
-    if ((double)strategy->micro_batches * ledger->module_count > 1e7)
-        return QD_FAIL(QD_USAGE, "a step of %d micro-batches of %d modules is too long a program: raise train.micro_batch or lower "
-                                 "train.global_batch", strategy->micro_batches, ledger->module_count);
     qd_program *p = QD_ARENA_NEW(arena, qd_program, 1);
     if (!p)
         return QD_NO_MEMORY;

@@ -63,6 +63,13 @@ class Errors(program.ProgramTest):
     def test_sizes(self):
         self.refuse(self.small("train.global_batch=9", "parallel.ranks=2"), "train.global_batch", "8", "10")
         self.refuse(self.small("train.micro_batch=3"), "train.micro_batch")
+        self.refuse(self.small("train.global_batch=1G"), "train.micro_batch", "train.global_batch, which counts sequences, not tokens")
+        for command in ("train", "check", "schedule"):
+            # The program of 1,000,000,000 micro-batches would not fit; 1 layer of 3 modules has 133,333 at most.
+            more = ["train.micro_batch=1", "model.layers=1"]
+            self.refuse([command, *self.small("train.global_batch=1G", *more)[1:]], "train.global_batch=1000000000",
+                        "1000000000 micro-batches", "at most 133333", "train.micro_batch to 8000,", "sequences, not tokens")
+        self.refuse(self.small("train.global_batch=133334", *more), "train.micro_batch to 2,")
         self.refuse(self.small("parallel.ranks=3", "parallel.dp=2"),
                     "dp 2 is a layout of 2 ranks, but there are 3: start 2 (parallel.ranks, mpirun -n), or set parallel.dp to -1")
         self.refuse(self.small("--tp", "2"), "tp 2 needs 2 ranks", "there is 1: start 2 (parallel.ranks, mpirun -n)\n")
