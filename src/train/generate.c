@@ -144,6 +144,16 @@ void qd_generator_forget(qd_generator *g, int64_t position)
     g->past = 0;
 }
 
+/* No order of likelihood would hold among them, and text would come out all the same. */
+static qd_status check_finite(const qd_generator *g)
+{
+    for (int64_t i = 0; i < g->vocab; i++)
+        if (!isfinite(g->logits[i]))
+            return QD_FAIL(QD_NOT_FINITE, "the logits after %lld tokens are not finite numbers: a weight of the model may not be finite; "
+                                          "try an older checkpoint", (long long)(g->base + g->past));
+    return QD_OK;
+}
+
 qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t count)
 {
     if (count > qd_generator_room(g))
@@ -161,7 +171,8 @@ qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t coun
     }
     qd_stream *stream = qd_device_compute_stream(qd_trainer_device(g->run.trainer));
     QD_TRY(qd_copy(stream, g->logits, qd_bound_kind(g->one.bound, QD_BUFFER_LOGITS), g->vocab * (int64_t)sizeof *g->logits));
-    return qd_stream_wait(stream);
+    QD_TRY(qd_stream_wait(stream));
+    return check_finite(g);
 }
 
 const float *qd_generator_logits(const qd_generator *g)
@@ -169,6 +180,7 @@ const float *qd_generator_logits(const qd_generator *g)
     return g->logits;
 }
 
+/* Logits are finite, so that this is an order. */
 static int likelier_first(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;

@@ -24,7 +24,7 @@ int64_t qd_generator_context(const qd_generator *generator);
 int64_t qd_generator_step(const qd_generator *generator);       /* of the checkpoint */
 const qd_config *qd_generator_config(const qd_generator *generator); /* as qd_model_run_open() found it */
 
-/* Appends tokens to the sequence. */
+/* Appends tokens to the sequence. QD_NOT_FINITE when the logits after the last are not: there is nothing to draw from. */
 qd_status qd_generator_feed(qd_generator *generator, const int32_t *tokens, int64_t count);
 /* Empties the context. The token that is fed next is number `position` of the sequence: what is drawn depends on it. */
 void qd_generator_forget(qd_generator *generator, int64_t position);

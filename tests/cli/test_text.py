@@ -210,6 +210,22 @@ class Text(program.ProgramTest):
                                 ([self.bytes_run, "--prompt", "a", "--prompt-file", "corpus.txt"], "--prompt-file")):
             self.one_line(self.run_program("generate", *arguments), 2, part)
 
+    def test_a_model_that_is_not_finite_says_nothing(self):
+        self.ok(self.run_program("convert", self.bytes_run, "exported"))
+        with open(self.path("exported/model.safetensors"), "r+b") as file:
+            (header,) = struct.unpack("<Q", file.read(8))
+            begin, _ = json.loads(file.read(header))["model.norm.weight"]["data_offsets"]
+            for value in (math.nan, math.inf):
+                file.seek(8 + header + begin)
+                file.write(struct.pack("<f", value))
+                file.flush()
+                self.ok(self.run_program("convert", "exported", f"broken-{value}"))
+                for sampling in (["--temperature", "0"], ["--top-k", "5"], ["--json"]):
+                    result = self.run_program("generate", f"broken-{value}", "--prompt", "And God said", *sampling)
+                    self.one_line(result, 1, "not finite numbers", "a weight of the model", "older checkpoint")
+                    self.assertEqual(result.stdout, "")
+                self.one_line(self.run_program("eval", f"broken-{value}", "corpus.txt"), 1, "the loss is not a finite number")
+
     # ---- tokenize ----
 
     def test_shards_train_like_the_text(self):
