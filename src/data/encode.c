@@ -310,7 +310,8 @@ static qd_status work_on_line(const encode_state *s, piece *p, int thread, int64
 static qd_status work_on_lines(const encode_state *s, piece *p, int thread)
 {
     int64_t number = p->first_line;
-    for (size_t at = 0, inner; at < p->length; number++) {
+    size_t at = p->begins_file ? qd_byte_order_mark(p->text, p->length) : 0;
+    for (size_t inner; at < p->length; number++) {
         size_t whole = line_length(p->text + at, p->length - at, &inner);
         size_t blank = 0;
         while (blank < inner && (p->text[at + blank] == ' ' || p->text[at + blank] == '\t'))

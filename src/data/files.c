@@ -111,6 +111,12 @@ static qd_file_kind text_kind(const char *path)
     return strcasecmp(extension_of(path), "jsonl") == 0 ? QD_FILE_LINES : QD_FILE_TEXT;
 }
 
+size_t qd_byte_order_mark(const void *text, size_t length)
+{
+    static const unsigned char mark[] = {0xef, 0xbb, 0xbf};
+    return length >= sizeof mark && memcmp(text, mark, sizeof mark) == 0 ? sizeof mark : 0;
+}
+
 /* ---- folders ---- */
 
 static qd_status walk(qd_file_list *found, const char *folder, int depth);

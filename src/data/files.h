@@ -33,6 +33,9 @@ void qd_file_list_free(qd_file_list *list);
 qd_status qd_file_map(const char *path, const void **bytes, size_t *size);
 void qd_file_unmap(const void *bytes, size_t size); /* NULL is legal */
 
+/* Bytes of the mark that some editors put before UTF-8 text: 3, or 0 when `text`, the start of a file, has none. */
+size_t qd_byte_order_mark(const void *text, size_t length);
+
 /* path + suffix; NULL when memory is out. */
 char *qd_path_with(const char *path, const char *suffix);
 /* folder/name; NULL when memory is out. */

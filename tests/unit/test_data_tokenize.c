@@ -228,8 +228,9 @@ static void separators_on_the_border(void **state)
 
 static void lines_of_json(void **state)
 {
+    /* Some editors put a mark before the text. */
     const char *inputs[] = {scratch_text(state, "j/a.jsonl",
-                                         "{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
+                                         "\xef\xbb\xbf{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
                                          "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}")};
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "j-out"));
     qd_tokenize_report report;
@@ -245,6 +246,7 @@ static void lines_of_json(void **state)
         {"{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n", "bad.jsonl (line 3): 'text' is missing"},
         {"{\"text\": 5}\n", "bad.jsonl (line 1): 'text' must be a string"},
         {"[1]\n", "bad.jsonl (line 1)"},
+        {"{\"text\": \"a\"}\n\xef\xbb\xbf{\"text\": \"b\"}\n", "bad.jsonl (line 2)"}, /* in the middle it is none */
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         const char *bad[] = {scratch_text(state, "j/bad.jsonl", rows[r].text)};

@@ -228,6 +228,7 @@ static void lines_of_objects(void **state)
     qd_tokenizer_training training = qd_tokenizer_training_for_run(600);
     training.special_count = 0;
     qd_strbuf objects = {0}, plain = {0};
+    qd_strbuf_puts(&objects, "\xef\xbb\xbf"); /* some editors do */
     for (int i = 0; i < 40000; i++) {
         const char *word = i % 3 ? "tea" : "caf\xc3\xa9";
         qd_strbuf_printf(&objects, "%s{\"id\": %d, \"text\": \"the \\\"%s\\\"\\n\", \"other\": [\"zzzz\"]}\n%s", i % 5 ? "" : " ", i,

@@ -156,7 +156,8 @@ static qd_status count_documents(const count_job *job, counter *own, const char 
                                  size_t length)
 {
     qd_status status = QD_OK;
-    for (const uint8_t *at = text, *end = text + length; status == QD_OK && at < end;) {
+    const uint8_t *at = text + (place == 0 ? qd_byte_order_mark(text, length) : 0), *end = text + length;
+    while (status == QD_OK && at < end) {
         const uint8_t *newline = memchr(at, '\n', (size_t)(end - at)), *stop = newline ? newline : end;
         const uint8_t *line = at;
         at = newline ? newline + 1 : end;
