@@ -123,9 +123,15 @@ static qd_status write_files(rank_state *s)
     QD_TRY(path_in(c, "tokenizer.json", path));
     if (c->resume && access(path, F_OK) == 0) /* the checkpoints need it as it is */
         return QD_OK;
-    if (s->corpus.tokenizer) /* a model is of no use without the tokenizer it was trained with */
-        return qd_tokenizer_save(s->corpus.tokenizer, path);
-    return clear_file(c, "tokenizer.json");
+    if (!s->corpus.tokenizer)
+        return clear_file(c, "tokenizer.json");
+    QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is of no use without the tokenizer it was trained with */
+    file_path key, new_key;
+    QD_TRY(path_in(c, "tokenizer.key", key));
+    QD_TRY(path_in(c, QD_RUN_NEW_TOKENIZER_KEY, new_key));
+    if (rename(new_key, key) != 0 && errno != ENOENT)
+        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", key, strerror(errno));
+    return clear_file(c, QD_RUN_NEW_TOKENIZER);
 }
 
 /* Rank 0, once everything else stands: the folder appears with its first files. The metrics come first, for they are locked: of two

@@ -55,7 +55,7 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
 }
 
 /* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text and of the
- * member of its lines that counts. */
+ * member of its lines that counts; and, in the file, a hash of what came of it. */
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
@@ -67,39 +67,57 @@ static qd_status training_key(const qd_config *c, const qd_file_list *files, cha
         hash = XXH3_64bits_withSeed(bytes, size, hash);
         qd_file_unmap(bytes, size);
     }
-    snprintf(key, KEY_BYTES, "%lld %016llx\n", (long long)c->model.vocab, (unsigned long long)hash);
+    snprintf(key, KEY_BYTES, "%lld %016llx", (long long)c->model.vocab, (unsigned long long)hash);
     return QD_OK;
 }
 
-/* A tokenizer that is there counts if it was trained on the same. */
+static qd_status complete_key(char key[KEY_BYTES], const char *tokenizer)
+{
+    const void *bytes;
+    size_t size, length = strlen(key);
+    QD_TRY(qd_file_map(tokenizer, &bytes, &size));
+    snprintf(key + length, KEY_BYTES - length, " %016llx\n", (unsigned long long)XXH3_64bits(bytes, size));
+    qd_file_unmap(bytes, size);
+    return QD_OK;
+}
+
+/* A tokenizer that is there counts if it was trained on the same, and is still what came of that. */
 static qd_status is_up_to_date(const char *path, const char *key_path, const char *key, bool *good)
 {
     struct stat info;
-    char *text = NULL;
+    char *text = NULL, whole[KEY_BYTES];
     size_t length = 0;
     *good = false;
     if (stat(path, &info) != 0 || stat(key_path, &info) != 0)
         return QD_OK;
+    snprintf(whole, sizeof whole, "%s", key);
+    QD_TRY(complete_key(whole, path));
     QD_TRY(qd_file_read(key_path, 4096, &text, &length));
-    *good = strcmp(text, key) == 0;
+    *good = strcmp(text, whole) == 0;
     free(text);
     return QD_OK;
 }
 
-/* Under the lock. The key is written last: without it, the tokenizer is not trusted. */
-static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
-                                  const char *path)
+/* Under the lock. The key is written last: without it, the tokenizer is not trusted. A run that is to be replaced keeps its tokenizer until
+ * it is: that of the new one waits beside it. */
+static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress, file_path path)
 {
-    file_path key_path;
+    file_path key_path, metrics;
     char key[KEY_BYTES];
-    bool good;
-    QD_TRY(join(c->run_dir, "tokenizer.key", key_path));
+    struct stat info;
+    bool good = false;
     QD_TRY(training_key(c, files, key));
-    QD_TRY(is_up_to_date(path, key_path, key, &good));
+    QD_TRY(join(c->run_dir, "metrics.jsonl", metrics));
+    for (int waits = 0; waits < (stat(metrics, &info) == 0 ? 2 : 1) && !good; waits++) {
+        QD_TRY(join(c->run_dir, waits ? QD_RUN_NEW_TOKENIZER : "tokenizer.json", path));
+        QD_TRY(join(c->run_dir, waits ? QD_RUN_NEW_TOKENIZER_KEY : "tokenizer.key", key_path));
+        QD_TRY(is_up_to_date(path, key_path, key, &good));
+    }
     if (good)
         return QD_OK;
     unlink(key_path);
     QD_TRY(train_tokenizer(c, files, progress, path));
+    QD_TRY(complete_key(key, path));
     return qd_file_replace(key_path, key, strlen(key));
 }
 

@@ -17,7 +17,7 @@ typedef struct qd_run_corpus_progress {
     void *context;
 } qd_run_corpus_progress;
 
-/* Loads or trains the tokenizer and opens the data set. Whoever comes first trains (kept as run.dir/tokenizer.json) and
+/* Loads or trains the tokenizer and opens the data set. Whoever comes first trains (kept in run.dir) and
  * encodes (kept in the cache); processes that open the same run at the same time wait for it. Not collective. */
 qd_status qd_run_corpus_open(const qd_config *config, const qd_run_corpus_progress *progress, qd_run_corpus *corpus);
 void qd_run_corpus_close(qd_run_corpus *corpus); /* also of a half-built one */
@@ -27,4 +27,9 @@ bool qd_run_corpus_is_bytes(const qd_config *config);
 
 /* What shards carry for this tokenizer: a file, or "bytes". */
 qd_status qd_run_corpus_tokenizer_hash(const char *tokenizer, uint64_t *hash);
+
+/* In run.dir, while it still holds the run that is replaced: the new one's tokenizer, and what it was trained on. */
+#define QD_RUN_NEW_TOKENIZER "tokenizer.new.json"
+#define QD_RUN_NEW_TOKENIZER_KEY "tokenizer.new.key"
+
 #endif

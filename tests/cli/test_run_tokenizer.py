@@ -54,6 +54,23 @@ class RunTokenizer(program.ProgramTest):
             self.ok(self.run_program("generate", "run", "--tokens", "3", "--json"))
         self.ok(self.run_program("eval", "run", "--json"))
 
+    def test_a_run_that_is_replaced_keeps_its_tokenizer_until_then(self):
+        other = os.path.join(program.SOURCE, "docs", "formats.md")
+        new = ["train", f"data.path={other}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.dir=run", "--overwrite"]
+        self.assertNotEqual(self.run_program(*new, "run.weights=absent").returncode, 0)
+        self.assertEqual(self.tokenizer("run"), self.kept)
+        self.ok(self.run_program("generate", "run", "--tokens", "3", "--json"))
+        self.ok(self.run_program(*new, "--ranks", "2"))
+        self.assertNotEqual(self.tokenizer("run"), self.kept)
+        self.assertEqual([name for name in os.listdir(self.path("run")) if ".new." in name], [])
+        # What stands there now is of another text, or somebody else's: it is not taken for the run's own.
+        own = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.dir=run", "--overwrite"]
+        self.ok(self.run_program(*own))
+        self.assertEqual(self.tokenizer("run"), self.kept)
+        self.ok(self.run_program(*own, "data.tokenizer=other.json"))
+        self.ok(self.run_program(*own))
+        self.assertEqual(self.tokenizer("run"), self.kept)
+
     def test_shards_of_another_tokenizer_are_refused(self):
         self.refused(["data.path=other-shards", "train.steps=3"], "other-shards/shard-00000.qds was made with another tokenizer (",
                      "than run/tokenizer.json (", "quadrille tokenize --tokenizer")
