@@ -6,6 +6,7 @@
 #include "device/ceiling.h"
 #include "train/common.h"
 #include "train/run_corpus.h"
+#include "train/run_data.h"
 #include "train/run_memory.h"
 #include "train/footprint.h"
 #include "train/long_work.h"
@@ -120,6 +121,8 @@ static qd_status write_files(rank_state *s)
     QD_TRY(path_in(c, "config.yaml", path));
     QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
     QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
+    QD_TRY(path_in(c, "data.json", path));
+    QD_TRY(qd_run_data_write(path, s->corpus.data));
     QD_TRY(path_in(c, "tokenizer.json", path));
     if (c->resume && access(path, F_OK) == 0) /* the checkpoints need it as it is */
         return QD_OK;
@@ -460,6 +463,20 @@ done:
     return status;
 }
 
+/* Rank 0's. */
+static qd_status compare_data(const rank_state *s)
+{
+    file_path path;
+    char remark[QD_RUN_DATA_REMARK];
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(path_in(&s->run->config, "data.json", path));
+    QD_TRY(qd_run_data_compare(path, s->corpus.data, remark));
+    if (remark[0] != '\0')
+        note(s, remark);
+    return QD_OK;
+}
+
 typedef struct weights {
     const rank_state *state;
     file_path folder; /* of the run that they come from */
@@ -562,10 +579,12 @@ static qd_status start(rank_state *s)
     qd_batch_source source = qd_data_source(s->corpus.data);
     QD_TRY(qd_trainer_create(&run->config, s->world, &source, &s->trainer));
     QD_TRY(agree(s, measure_peak(s)));
-    if (run->config.resume)
+    if (run->config.resume) {
         QD_TRY(resume(s));
-    else if (run->config.weights[0] != '\0')
+        QD_TRY(agree(s, compare_data(s)));
+    } else if (run->config.weights[0] != '\0') {
         QD_TRY(begin_with_weights(s));
+    }
     QD_TRY(agree(s, qd_long_work_run(s->control, replace_run, s)));
     QD_TRY(agree(s, open_saver(s)));
     QD_TRY(agree(s, open_folder(s)));

@@ -71,6 +71,18 @@ class RunTokenizer(program.ProgramTest):
         self.ok(self.run_program(*own))
         self.assertEqual(self.tokenizer("run"), self.kept)
 
+    def test_a_run_on_shards_knows_their_tokenizer_and_their_number(self):
+        self.ok(self.run_program("train", "data.path=shards", *program.SMALL, "model.vocab=300", "train.steps=2", "run.save_every=1k",
+                                 "run.dir=bare"))
+        go_on = ["train", "--dir", "bare", "--resume", "train.steps=3"]
+        self.one_line(self.run_program(*go_on, "data.path=other-shards"), 2, "tokens of another tokenizer", "bare/data.json")
+        shutil.rmtree(self.path("shards"))
+        with open(self.path("half.txt"), "wb") as half, open(self.text, "rb") as whole:
+            half.write(whole.read()[:4000])
+        self.ok(self.run_program("tokenize", "half.txt", "--output", "shards", "--tokenizer", "run/tokenizer.json"))
+        result = self.ok(self.run_program(*go_on, "--ranks", "2"))
+        self.assertIn("samples, and those held out, are others", result.stdout + result.stderr)
+
     def test_shards_of_another_tokenizer_are_refused(self):
         self.refused(["data.path=other-shards", "train.steps=3"], "other-shards/shard-00000.qds was made with another tokenizer (",
                      "than run/tokenizer.json (", "quadrille tokenize --tokenizer")
