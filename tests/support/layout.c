@@ -44,7 +44,7 @@ qd_config layout_config(const char *words)
     static const char *const no_text = "";
     config.data = (qd_data_config){no_text, no_text, no_text, no_text, no_text, 0.0, false, false};
     config.run_dir = no_text;
-    static char file[4096]; /* the options go */
+    static _Thread_local char file[4096]; /* the options go; ranks that are threads each have their own */
     snprintf(file, sizeof file, "%s", config.pipeline.file);
     config.pipeline.file = file;
     config.device = chosen_device();
