@@ -6,7 +6,7 @@ one run.
       [--ours-only] [--json FILE]
 
 Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then where our time goes: routing, permutation, products over
-experts, everything else, and by op. PyTorch: grouped products, compiled; with rows packed and with rows padded, the faster counts.
+experts with SwiGLU, everything else, and by op. PyTorch: grouped products, compiled; with rows packed and with rows padded, the faster counts.
 """
 import os
 import sys
@@ -20,8 +20,8 @@ from compare import arguments, last_json, print_breakdown, run  # noqa: E402
 SHARES = {
     "routing": ("route", "route.plan", "route.grad", "route.load"),
     "permutation": ("permute", "combine", "combine.grad"),
-    "products over experts": ("experts", "experts.dx", "experts.dw"),
-    "activation of experts": ("experts.activation", "experts.activation.grad"),
+    # one source of rows: SwiGLU goes with the products, and is told with them
+    "products over experts and SwiGLU": ("experts", "experts.dx", "experts.dw", "experts.activation", "experts.activation.grad"),
 }
 
 

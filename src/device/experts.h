@@ -114,10 +114,17 @@ typedef struct qd_combine_args {
  *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
  *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; an expert without rows has 0. With
  *               accumulate all this is added to b. squares (experts, n), if given, are then the sums of squares of b's rows, as they
- *               are stored. */
+ *               are stored.
+ * By rows SwiGLU may go with the product, with the bits that it has by itself:
+ *   active      n = 2 w; also active (rows, w) = silu(gate) * up, gate and up being c's first w columns and the others
+ *   gate_up     c (rows, n) is the gradient of such an active one, and undefined when this is done; gate_up (rows, 2 n), and d_gate_up its
+ *               gradient; active (rows, n), if given, is computed again
+ * Rows of these beyond the end of the list are undefined. */
 typedef struct qd_grouped_args {
     const void *a;
     void *b, *c;
+    void *active, *d_gate_up; /* NULL: without SwiGLU; types are c's */
+    const void *gate_up;
     double *squares; /* NULL: not wanted */
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;

@@ -140,41 +140,59 @@ static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *cl
     return QD_OK;
 }
 
+/* Op `index` with the addresses of its slots. */
+static qd_status bind_call(const qd_frame *frame, const qd_module_class *class_, int index, qd_op_call *call)
+{
+    const qd_op *op = &class_->ops[index];
+    *call = (qd_op_call){
+        .frame = frame, .op = op, .index = index, .accumulate = !(frame->overwrite && op->overwrites), .slots = class_->slots};
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        if (op->slot[j] < 0)
+            continue;
+        const qd_slot *slot = &class_->slots[op->slot[j]];
+        call->at[j] = address(frame, slot);
+        if (!call->at[j])
+            return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s', which no buffer of the action provides", qd_op_name(op->kind),
+                           frame->program->ledger->modules[frame->module].name, slot->name);
+    }
+    return QD_OK;
+}
+
+/* Ops [index, index + ops): one, or two that the device does in one go; they are told as the first. */
+static qd_status run_ops(const qd_frame *frame, const qd_module_class *class_, int index, int ops)
+{
+    const qd_op_kind kind = class_->ops[index].kind;
+    qd_op_call calls[2];
+    int piece = 0;
+    for (int i = 0; i < ops; i++)
+        QD_TRY(bind_call(frame, class_, index + i, &calls[i]));
+    if (frame->profile)
+        QD_TRY(qd_timeline_begin(frame->timeline, frame->op_id + (int)kind, &piece));
+    qd_status status = ops == 2 ? qd_run_experts_swiglu(&calls[0], &calls[1]) : runners[kind](&calls[0]);
+    if (frame->profile) {
+        QD_TRY(qd_timeline_end(frame->timeline, piece));
+        for (int i = 0; i < ops; i++) {
+            frame->profile->flops[kind] += class_->ops[index + i].flops;
+            frame->profile->bytes[kind] += qd_op_as_run(class_, index + i, frame->overwrite).bytes;
+        }
+        frame->profile->calls[kind]++;
+    }
+    if (status != QD_OK)
+        return qd_error_prefix(status, "%s of %s: ", qd_op_name(kind), frame->program->ledger->modules[frame->module].name);
+    if (frame->profile && frame->profile->after_op)
+        QD_TRY(frame->profile->after_op(frame->profile->context, frame->stream));
+    return QD_OK;
+}
+
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
 {
     const qd_module_class *class_ = qd_program_class(frame->program, frame->module);
-    const char *module = frame->program->ledger->modules[frame->module].name;
-    int awaited = 0;
-    for (int i = 0; i < class_->op_count; i++) {
-        const qd_op *op = &class_->ops[i];
-        QD_TRY(wait_exchanges(frame, class_, phases, i, &awaited));
-        if (!qd_op_runs(op, phases))
-            continue;
-        qd_op_call call = {
-            .frame = frame, .op = op, .index = i, .accumulate = !(frame->overwrite && op->overwrites), .slots = class_->slots};
-        for (int j = 0; j < QD_OP_SLOTS; j++) {
-            if (op->slot[j] < 0)
-                continue;
-            const qd_slot *slot = &class_->slots[op->slot[j]];
-            call.at[j] = address(frame, slot);
-            if (!call.at[j])
-                return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s', which no buffer of the action provides",
-                               qd_op_name(op->kind), module, slot->name);
-        }
-        int piece = 0;
-        if (frame->profile)
-            QD_TRY(qd_timeline_begin(frame->timeline, frame->op_id + (int)op->kind, &piece));
-        qd_status status = runners[op->kind](&call);
-        if (frame->profile) {
-            QD_TRY(qd_timeline_end(frame->timeline, piece));
-            frame->profile->flops[op->kind] += op->flops;
-            frame->profile->bytes[op->kind] += qd_op_as_run(class_, i, frame->overwrite).bytes;
-            frame->profile->calls[op->kind]++;
-        }
-        if (status != QD_OK)
-            return qd_error_prefix(status, "%s of %s: ", qd_op_name(op->kind), module);
-        if (frame->profile && frame->profile->after_op)
-            QD_TRY(frame->profile->after_op(frame->profile->context, frame->stream));
+    int awaited = 0, ops = 1;
+    for (int i = 0; i < class_->op_count; i += ops) {
+        ops = qd_op_runs(&class_->ops[i], phases) && qd_experts_fuse(class_, i, phases) ? 2 : 1;
+        QD_TRY(wait_exchanges(frame, class_, phases, i + ops - 1, &awaited));
+        if (qd_op_runs(&class_->ops[i], phases))
+            QD_TRY(run_ops(frame, class_, i, ops));
     }
     return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }

@@ -158,8 +158,9 @@ static qd_status head_backward_run(const qd_kernels *k, qd_stream *stream, const
 
 /* ---- products over experts ---- */
 
-/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. */
-enum { PLAIN, OVERWRITE = 1, SQUARES = 2 };
+/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. By rows. SWIGLU: of the results is wanted too;
+ * GRADIENT: instead of the results that of SwiGLU, and AGAIN what it is the gradient of. */
+enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16 };
 
 typedef struct grouped_case {
     int sources, experts;
@@ -218,8 +219,19 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
+    /* with SwiGLU; rows are as many as the lists have. Many rows and little depth: another kernel on a GPU */
+    {1, 3, {5, 0, 9}, 0, 14, 34, 23, true, false, QD_F32, QD_F32, SWIGLU},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, false, QD_F32, QD_F32, GRADIENT},
+    {2, 2, {65, 3, 0, 129}, 0, 197, 272, 72, true, false, QD_BF16, QD_BF16, SWIGLU},
+    {2, 2, {65, 3, 0, 129}, 0, 197, 136, 72, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN},
+    {1, 1, {2900}, 0, 2900, 264, 72, true, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 2, {2100, 3700}, 0, 5800, 136, 40, false, false, QD_BF16, QD_BF16, PLAIN},
+    {1, 2, {2100, 3700}, 0, 5800, 272, 40, true, false, QD_BF16, QD_BF16, SWIGLU},
+    {1, 1, {2900}, 0, 2900, 656, 136, true, false, QD_BF16, QD_BF16, SWIGLU},
+    {1, 2, {2100, 3700}, 0, 5800, 136, 40, false, false, QD_BF16, QD_BF16, GRADIENT},
+    {1, 1, {2900}, 0, 2900, 328, 136, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN},
 };
-enum { GA, GB, GC, GN, GS, GROUPED_TENSORS };
+enum { GA, GB, GC, GN, GS, GE, GU, GD, GROUPED_TENSORS };
 
 static void grouped_describe(const void *p, char *text, size_t size)
 {
@@ -229,7 +241,11 @@ static void grouped_describe(const void *p, char *text, size_t size)
              c->way & OVERWRITE ? " by experts, over b"
              : c->by_experts    ? " by experts"
                                 : "",
-             c->way & SQUARES ? ", squares" : "", qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
+             c->way & SQUARES    ? ", squares"
+             : c->way & SWIGLU   ? ", SwiGLU"
+             : c->way & GRADIENT ? ", SwiGLU's gradient"
+                                 : "",
+             qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
 }
 
 static int grouped_tensors(const void *p, ops_tensor *t)
@@ -238,12 +254,38 @@ static int grouped_tensors(const void *p, ops_tensor *t)
     t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k};
     t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way & OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype,
                          .rows = c->experts, .cols = c->n * c->k};
-    t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : OPS_INOUT, .dtype = c->dtype, .rows = c->rows, .cols = c->n};
+    t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : c->way & GRADIENT ? OPS_SCRATCH : OPS_INOUT, .dtype = c->dtype,
+                         .rows = c->rows, .cols = c->n};
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
     t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts,
                          .cols = c->n,
                          .tol = c->b_dtype == QD_BF16 ? 1e-3 : 1e-5}; /* of b as it is rounded */
+    const int64_t half = c->way & GRADIENT ? c->n : c->n / 2;
+    const double rounded = c->dtype == QD_BF16 ? 8e-3 : 0; /* of results that are rounded, too */
+    t[GE] = (ops_tensor){.name = "active", .role = c->way & (SWIGLU | AGAIN) ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
+                         .cols = half, .tol = rounded};
+    t[GU] = (ops_tensor){.name = "gate_up", .role = c->way & GRADIENT ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
+                         .cols = 2 * half};
+    t[GD] = (ops_tensor){.name = "d_gate_up", .role = c->way & GRADIENT ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
+                         .cols = 2 * half, .tol = rounded};
     return GROUPED_TENSORS;
+}
+
+/* SwiGLU of the rows' results, or its gradient. */
+static void swiglu_reference(const grouped_case *c, double *const *v)
+{
+    const int64_t half = c->way & GRADIENT ? c->n : c->n / 2;
+    const double *both = c->way & GRADIENT ? v[GU] : v[GC];
+    for (int64_t i = 0; i < c->rows * half; i++) {
+        const int64_t gate = i / half * 2 * half + i % half, up = gate + half;
+        const double s = 1.0 / (1.0 + exp(-both[gate])), value = both[gate] * s;
+        if (c->way & (SWIGLU | AGAIN))
+            v[GE][i] = value * both[up];
+        if (c->way & GRADIENT) {
+            v[GD][gate] = v[GC][i] * both[up] * (s + both[gate] * s * (1.0 - s));
+            v[GD][up] = v[GC][i] * value;
+        }
+    }
 }
 
 static void grouped_derive(const void *p, double *const *v)
@@ -274,6 +316,8 @@ static void grouped_reference(const void *p, double *const *v)
                     v[GC][row * c->n + n] = sum;
             }
         }
+    if (c->way & (SWIGLU | GRADIENT))
+        swiglu_reference(c, v);
     for (int64_t i = 0; (c->way & SQUARES) && i < c->experts * c->n; i++) {
         v[GS][i] = 0;
         for (int64_t k = 0; k < c->k; k++)
@@ -288,7 +332,7 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
                                                  .count_stride = c->experts,
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
                                                  .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts,
-                                                 .accumulate = !(c->way & OVERWRITE),
+                                                 .accumulate = !(c->way & OVERWRITE), .active = t[GE], .gate_up = t[GU], .d_gate_up = t[GD],
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 

@@ -43,6 +43,20 @@ static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert
         .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
+/* Of rows whose product is there. */
+static qd_status swiglu(qd_stream *stream, const qd_grouped_args *a, int64_t row, int64_t rows)
+{
+    const qd_dtype t = a->c_dtype;
+    if (a->gate_up)
+        return qd_cpu_activation_backward(stream, &(qd_activation_args){
+            .kind = QD_ACT_SWIGLU, .x = qd_cpu_at(a->gate_up, row * 2 * a->n, t), .dy = qd_cpu_at(a->c, row * a->n, t),
+            .dx = qd_cpu_at_mut(a->d_gate_up, row * 2 * a->n, t), .y = a->active ? qd_cpu_at_mut(a->active, row * a->n, t) : NULL,
+            .rows = rows, .cols = a->n, .dtype = t});
+    return !a->active ? QD_OK : qd_cpu_activation_forward(stream, &(qd_activation_args){
+        .kind = QD_ACT_SWIGLU, .x = qd_cpu_at(a->c, row * a->n, t), .y = qd_cpu_at_mut(a->active, row * a->n / 2, t), .rows = rows,
+        .cols = a->n / 2, .dtype = t});
+}
+
 static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int expert, int experts)
 {
     return qd_fill_zero(stream, qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype),
@@ -63,10 +77,12 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
             at = last;
             first = first < a->begin ? a->begin : first;
             last = last > end ? end : last;
-            if (first < last)
+            if (first < last) {
                 QD_TRY(product(stream, a, e, first - a->begin, last - first, !overwrite));
-            else if (overwrite)
+                QD_TRY(swiglu(stream, a, first - a->begin, last - first));
+            } else if (overwrite) {
                 QD_TRY(zero_weights(stream, a, e, 1));
+            }
         }
     }
     return !a->squares ? QD_OK : qd_cpu_row_squares(stream, &(qd_row_squares_args){

@@ -1,7 +1,7 @@
 /* Kernels that touch each element once: sums, conversions, activations, dropout, rotary embedding. Storage fp32 or bf16,
  * computed in fp32. Each element is read before it is written by the thread that writes it, so results may take the place
  * of inputs. */
-#include "device/cuda/math_impl.cuh"
+#include "device/cuda/activation_impl.cuh"
 
 extern "C" {
 #include "base/rng.h"
@@ -119,16 +119,6 @@ extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_arg
 #define TWO_B 1.5957691216f
 #define TWO_BK 0.0713548163f
 
-/* 1 / (1 + e^-x), and one minus it. The bound keeps the quotient's divisor finite; the callers multiply by x, which keeps
- * what is not finite visible. */
-static __device__ __forceinline__ float logistic(float x, float &complement)
-{
-    float e = expf(fminf(80.0f, -x));
-    float s = __fdividef(1.0f, 1.0f + e);
-    complement = e * s;
-    return s;
-}
-
 template <int KIND> static __device__ __forceinline__ float activate(float x, float &slope)
 {
     if constexpr (KIND == QD_ACT_GELU) {
@@ -141,9 +131,7 @@ template <int KIND> static __device__ __forceinline__ float activate(float x, fl
         slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
         return x * s;
     } else {
-        float complement, s = logistic(x, complement);
-        slope = s + x * (s * complement);
-        return x * s;
+        return silu(x, slope);
     }
 }
 

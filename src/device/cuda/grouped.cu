@@ -261,7 +261,7 @@ __global__ __launch_bounds__(THREADS) void multiply(qd_grouped_args g, bool x_ve
     if (threadIdx.x < 32)
         plan_segments(g, SIDE, &table);
     __syncthreads();
-    grouped_tiles<BY_EXPERTS, SIDE, SIDE> list(g, table);
+    grouped_tiles<BY_EXPERTS, SIDE, SIDE> list(g, table, blockIdx.x, gridDim.x);
     grouped_tile t;
     while (list.next(t)) {
         sums<S> sum = {};
@@ -335,19 +335,37 @@ static qd_status square_rows(qd_stream *stream, const qd_grouped_args *a)
     return qd_cuda_row_squares(stream, &rows);
 }
 
+static qd_status swiglu_of_rows(qd_stream *stream, const qd_grouped_args *a)
+{
+    qd_activation_args x = {};
+    x.kind = QD_ACT_SWIGLU;
+    x.rows = a->rows;
+    x.cols = a->gate_up ? a->n : a->n / 2;
+    x.x = a->gate_up ? a->gate_up : a->c;
+    x.dy = a->gate_up ? a->c : NULL;
+    x.dx = a->d_gate_up;
+    x.y = a->active;
+    x.dtype = a->c_dtype;
+    return a->gate_up ? qd_cuda_activation_backward(stream, &x) : qd_cuda_activation_forward(stream, &x);
+}
+
 qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     QD_TRY(check(a));
-    const bool results = a->n > 0 && a->k > 0;
-    if (results && a->rows > 0 && qd_cuda_grouped_hopper_takes(&launch, a)) {
+    const bool results = a->n > 0 && a->k > 0, hopper = results && a->rows > 0 && qd_cuda_grouped_hopper_takes(&launch, a);
+    if (hopper && qd_cuda_grouped_turns_suits(&launch, a))
+        return qd_cuda_grouped_turns(stream, a);
+    if (hopper) {
         QD_TRY(qd_cuda_grouped_hopper(stream, a));
-        if (a->b_dtype == QD_BF16)
+        if (a->b_dtype == QD_BF16 && a->by_experts)
             return QD_OK; /* squares are there, too */
     } else if (results && a->rows > 0) {
         QD_TRY(multiply_general(launch, a));
     } else if (results && a->by_experts && !a->accumulate) {
         QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
     }
-    return a->squares ? square_rows(stream, a) : QD_OK;
+    if (a->squares)
+        return square_rows(stream, a);
+    return a->active || a->gate_up ? swiglu_of_rows(stream, a) : QD_OK;
 }

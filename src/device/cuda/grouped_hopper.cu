@@ -10,16 +10,15 @@
  *
  * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster: docs/performance.md, "Models with experts". */
 #include "device/cuda/grouped_impl.cuh"
+#include "device/cuda/hopper_impl.cuh"
 #include "device/cuda/sums_impl.h"
-
-#include <cuda.h>
 
 namespace {
 
-enum { WARPGROUP = 128, CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS), CONSUMER_WARPS = 4 * CONSUMERS };
+enum { CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS), CONSUMER_WARPS = 4 * CONSUMERS };
 enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* of a thread: together what the launch gives, 168 on average */
-enum { ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 4, LINE = 128 /* bytes */ };
-enum { BLOCK = DEPTH * LINE, X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
+enum { ROWS = 128, COLUMNS = 256, STAGES = 4 };
+enum { X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
 enum form { ROWS_TRANSPOSED, ROWS_PLAIN, EXPERTS };
 enum result { STORE, ADD }; /* what becomes of a tile's sums: ADD, to what is there */
 
@@ -33,79 +32,7 @@ enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- barriers ---- */
-
-__device__ __forceinline__ void barrier_init(uint64_t *barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint64_t *barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint64_t *barrier, int phase)
-{
-    uint32_t done = 0;
-    while (!done)
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(phase)
-                     : "memory");
-}
-
-/* ---- copies: one box of a map to shared memory ---- */
-
-__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                     shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                     shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
-
 /* ---- products ---- */
-
-/* Describes an operand to wgmma: pieces permuted in lines of 128 bytes, 8 lines 1024 bytes apart from the next 8. Where lines
- * run along the operand's side, the next 64 of it are BLOCK bytes away. */
-__device__ __forceinline__ uint64_t describe(const void *p)
-{
-    return (uint64_t)(shared_address(p) >> 4 & 0x3fff) | (uint64_t)(BLOCK >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-__device__ __forceinline__ void products_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void products_end_group()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING> __device__ __forceinline__ void products_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-#define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 
 /* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. A lane has, of rows lane / 4 and
  * lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3].
@@ -150,17 +77,6 @@ template <form FORM> __device__ __forceinline__ bool is_narrow(const grouped_til
     return FORM == EXPERTS && t.columns <= COLUMNS / 2;
 }
 
-struct ring {
-    int stage = 0, phase = 0;
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 /* ---- fetching ---- */
 
 template <form FORM>
@@ -192,9 +108,9 @@ __device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CU
 template <form FORM>
 __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, const CUtensorMap *y_map, const qd_grouped_args &g)
 {
-    tiles<FORM> list(g, s.table);
+    tiles<FORM> list(g, s.table, blockIdx.x, gridDim.x);
     grouped_tile t;
-    ring r;
+    ring<STAGES> r;
     while (list.next(t)) {
         const int bytes = STAGE - (is_narrow<FORM>(t) ? Y_BYTES / 2 : 0);
         for (int source = 0; source < (FORM == EXPERTS ? g.sources : 1); source++) {
@@ -228,18 +144,6 @@ __device__ __forceinline__ void release(uint64_t *empty)
         barrier_arrive(empty);
 }
 
-/* 16-byte pieces of a warp's 16 rows of 64 columns; piece p of row r is at the place p ^ r % 8 of its line. */
-__device__ __forceinline__ char *staged(char *staging, int row, int piece)
-{
-    return staging + row * LINE + (piece ^ row % 8) * 16;
-}
-
-__device__ __forceinline__ void store_matrices(void *p, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(p)), "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-
 /* Where a warp's results go: 16 rows, n elements apart, of COLUMNS columns; so many of both count. */
 template <typename T> struct target {
     T *out;
@@ -271,8 +175,8 @@ __device__ __forceinline__ void load_pieces(pieces &old, const target<bf16> &to,
         old.v[i] = has_piece(to, part, i) ? *reinterpret_cast<const uint4 *>(piece_at(to, part, i)) : make_uint4(0, 0, 0, 0);
 }
 
-/* 64 columns as a lane has them of the tensor cores, in pairs: from pieces, or from sums. */
-__device__ __forceinline__ void words_of(uint32_t (&words)[16], const pieces &from, char *staging)
+/* 64 columns as a lane has them of the tensor cores, in pairs. */
+__device__ __forceinline__ void words_of_pieces(uint32_t (&words)[16], const pieces &from, char *staging)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -285,20 +189,13 @@ __device__ __forceinline__ void words_of(uint32_t (&words)[16], const pieces &fr
     __syncwarp();
 }
 
-__device__ __forceinline__ void words_of(uint32_t (&words)[16], const float (&c)[128], int part)
-{
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        words[i] = pack(c[part * 32 + 2 * i], c[part * 32 + 2 * i + 1]);
-}
-
 /* They go through shared memory, so that a row's are stored as whole lines. */
 __device__ __forceinline__ void put_words(const uint32_t (&words)[16], const target<bf16> &to, int part, char *staging)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 8; j += 2)
-        store_matrices(staged(staging, lane % 16, j + lane / 16), words[2 * j], words[2 * j + 1], words[2 * j + 2], words[2 * j + 3]);
+        store_matrices<false>(staged(staging, lane % 16, j + lane / 16), words + 2 * j);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -363,7 +260,7 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
         if (part * 64 >= to.columns)
             break;
         if (RESULT == ADD) {
-            words_of(words, old, staging);
+            words_of_pieces(words, old, staging);
             if (part < 3)
                 load_pieces(old, to, part + 1);
 #pragma unroll
@@ -373,7 +270,7 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
                 words[i] = pack(low + c[part * 32 + 2 * i], high + c[part * 32 + 2 * i + 1]);
             }
         } else {
-            words_of(words, c, part);
+            words_of_sums(words, c, part);
         }
         if (SQUARES && square.at) /* columns and rows beyond the end are zeros */
             add_squares(sum, words);
@@ -406,7 +303,7 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
 /* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
  * they read, or -1 for an expert without rows. */
 template <form FORM, int WIDTH>
-__device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const grouped_tile &t, ring &r)
+__device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const grouped_tile &t, ring<STAGES> &r)
 {
     constexpr bool x_side = FORM == EXPERTS, y_side = FORM != ROWS_TRANSPOSED;
     const uint64_t x = describe(s.stages + (threadIdx.x / WARPGROUP - 1) * BLOCK), y = describe(s.stages + X_BYTES);
@@ -466,9 +363,9 @@ template <form FORM, result RESULT, typename T>
 __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g)
 {
     const int warp = threadIdx.x / 32 - 4, row = warp * 16;
-    tiles<FORM> list(g, s.table);
+    tiles<FORM> list(g, s.table, blockIdx.x, gridDim.x);
     grouped_tile t, next;
-    ring r;
+    ring<STAGES> r;
     for (bool more = list.next(t); more; t = next) {
         float c[128];
         const int last = is_narrow<FORM>(t) ? multiply_steps<FORM, COLUMNS / 2>(c, s, g, t, r)
@@ -527,57 +424,19 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
 #endif
 }
 
-/* ---- maps ---- */
-
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                    const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* From the driver, which is not linked. NULL if it has none. */
-encode_function find_encode()
-{
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    return (encode_function)found;
-}
-
-encode_function encode()
-{
-    static const encode_function found = find_encode();
-    return found;
-}
-
-/* (tables, rows, cols) of bf16, in boxes of 64 columns and so many rows. */
-qd_status make_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows, int64_t cols, int box_rows)
-{
-    const cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)tables};
-    const cuuint64_t strides[] = {(cuuint64_t)cols * 2, (cuuint64_t)(rows * cols) * 2};
-    const cuuint32_t box[] = {64, (cuuint32_t)box_rows, 1}, steps[] = {1, 1, 1};
-    CUresult result = encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, tables ? 3 : 2, (void *)p, sizes, strides, box, steps,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        return QD_FAIL(QD_SYSTEM, "cuda: cuTensorMapEncodeTiled: error %d for %lld tables of (%lld, %lld)", (int)result, (long long)tables,
-                       (long long)rows, (long long)cols);
-    return QD_OK;
-}
+/* ---- launching ---- */
 
 template <form FORM, result RESULT, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map;
     if (FORM == EXPERTS) {
-        QD_TRY(make_map(&x_map, a->c, 0, a->rows, a->n, 64));
-        QD_TRY(make_map(&y_map, a->a, 0, a->rows, a->k, 64));
+        QD_TRY(qd_cuda_tensor_map(&x_map, a->c, 0, a->rows, a->n, 64));
+        QD_TRY(qd_cuda_tensor_map(&y_map, a->a, 0, a->rows, a->k, 64));
     } else {
-        QD_TRY(make_map(&x_map, a->a, 0, a->rows, a->k, 64));
-        QD_TRY(FORM == ROWS_PLAIN ? make_map(&y_map, a->b, a->experts, a->k, a->n, 64)
-                                  : make_map(&y_map, a->b, a->experts, a->n, a->k, 128));
+        QD_TRY(qd_cuda_tensor_map(&x_map, a->a, 0, a->rows, a->k, 64));
+        QD_TRY(FORM == ROWS_PLAIN ? qd_cuda_tensor_map(&y_map, a->b, a->experts, a->k, a->n, 64)
+                                  : qd_cuda_tensor_map(&y_map, a->b, a->experts, a->n, a->k, 128));
     }
     QD_CUDA_TRY(cudaFuncSetAttribute(multiply<FORM, RESULT, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     multiply<FORM, RESULT, T><<<launch.multiprocessors, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, *a);
@@ -591,7 +450,7 @@ bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped
 {
     const bool operands = a->a_dtype == QD_BF16 && a->c_dtype == QD_BF16 && (a->by_experts || a->b_dtype == QD_BF16);
     return launch->has_wgmma && operands && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) && is_aligned(a->b) &&
-           is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && encode();
+           is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && qd_cuda_has_tensor_maps();
 }
 
 static qd_status launch_experts(qd_stream *stream, const qd_grouped_args *a)

@@ -56,15 +56,15 @@ typedef struct grouped_tile {
     int expert, row, column, rows, columns;
 } grouped_tile;
 
-/* A block's tiles of HEIGHT x WIDTH results, in ascending order. */
+/* The tiles of HEIGHT x WIDTH results of one of `sharers` that share them, in ascending order. */
 template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
-    enum { FEW_COLUMNS = 12, BAND = 40 };
+    enum { FEW_COLUMNS = 3072 / WIDTH, BAND = 5120 / HEIGHT };
     const qd_grouped_args &g;
     const grouped_segments &table;
-    int at, segment, count, columns;
+    int at, sharers, segment, count, columns;
 
-    __device__ __forceinline__ grouped_tiles(const qd_grouped_args &args, const grouped_segments &planned)
-        : g(args), table(planned), at(blockIdx.x), segment(0)
+    __device__ __forceinline__ grouped_tiles(const qd_grouped_args &args, const grouped_segments &planned, int sharer, int all_sharers)
+        : g(args), table(planned), at(sharer), sharers(all_sharers), segment(0)
     {
         columns = (int)((all_columns() + WIDTH - 1) / WIDTH);
         count = columns * (BY_EXPERTS ? rows_of_expert() * g.experts : table.tile[g.sources * g.experts]);
@@ -73,9 +73,11 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
     __device__ __forceinline__ int64_t all_columns() const { return BY_EXPERTS ? g.k : g.n; }
     __device__ __forceinline__ int rows_of_expert() const { return (int)((g.n + HEIGHT - 1) / HEIGHT); }
 
+    __device__ __forceinline__ bool has_more() const { return at < count; }
+
     __device__ __forceinline__ bool next(grouped_tile &t)
     {
-        if (at >= count)
+        if (!has_more())
             return false;
         if (BY_EXPERTS) {
             const int here = rows_of_expert() * columns;
@@ -88,7 +90,7 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
             place(t, at - table.tile[segment] * columns, table.tile[segment + 1] - table.tile[segment], table.row[segment],
                   table.row[segment + 1]);
         }
-        at += gridDim.x;
+        at += sharers;
         return true;
     }
 
