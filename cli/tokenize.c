@@ -36,6 +36,7 @@ static qd_status train(const cli_call *call, int threads, progress_line *line, q
     t.path_count = (size_t)call->word_count;
     if (qd_options_string(call->options, "field")[0])
         t.field = qd_options_string(call->options, "field");
+    t.separator = qd_options_string(call->options, "separator");
     t.threads = threads;
     t.progress = on_training;
     t.progress_context = line;

@@ -59,7 +59,8 @@ PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
 class Training(ctypes.Structure):
     _fields_ = [("paths", ctypes.POINTER(ctypes.c_char_p)), ("path_count", ctypes.c_size_t), ("vocab", ctypes.c_int32),
                 ("min_frequency", ctypes.c_int64), ("max_token", ctypes.c_int32), ("pattern", ctypes.c_char_p),
-                ("all_bytes", ctypes.c_bool), ("whole_files", ctypes.c_bool), ("field", ctypes.c_char_p), ("broken", ctypes.c_int),
+                ("all_bytes", ctypes.c_bool), ("whole_files", ctypes.c_bool), ("field", ctypes.c_char_p),
+                ("separator", ctypes.c_char_p), ("broken", ctypes.c_int),
                 ("special", ctypes.POINTER(ctypes.c_char_p)), ("special_count", ctypes.c_size_t),
                 ("threads", ctypes.c_int), ("progress", PROGRESS), ("progress_context", ctypes.c_void_p)]
 

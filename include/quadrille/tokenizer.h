@@ -104,6 +104,7 @@ typedef struct qd_tokenizer_training {
     bool all_bytes;          /* every byte gets a token; else only those that the text holds */
     bool whole_files;        /* text is cut across line ends as in encoding; else line by line as `tokenizers` trains files */
     const char *field;       /* of .jsonl files only this member of each line is text; NULL: they are text like any other */
+    const char *separator;   /* lines of other files that equal it are passed over; NULL or "": none */
     qd_broken_text broken;   /* KEEP or REPLACE */
     const char *const *special;
     size_t special_count;

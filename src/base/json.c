@@ -1,6 +1,7 @@
 #include "base/json.h"
 #include "base/strbuf.h"
 
+#include <ctype.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +30,11 @@ static const qd_json_node *outer(const json_t *value)
     return (const qd_json_node *)value;
 }
 
-qd_status qd_json_load_text(const char *name, const char *text, size_t length, qd_json **out)
+static qd_status load(const char *name, const char *text, size_t length, size_t flags, qd_json **out)
 {
     *out = NULL;
     json_error_t error;
-    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    json_t *root = json_loadb(text, length, flags, &error);
     if (!root && json_error_code(&error) == json_error_out_of_memory)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
     if (!root)
@@ -50,6 +51,68 @@ qd_status qd_json_load_text(const char *name, const char *text, size_t length, q
     document->root = root;
     *out = document;
     return QD_OK;
+}
+
+qd_status qd_json_load_text(const char *name, const char *text, size_t length, qd_json **out)
+{
+    return load(name, text, length, JSON_REJECT_DUPLICATES, out);
+}
+
+/* The code of an escape \uXXXX at `text`; -1: there is none. */
+static int escaped_code(const char *text, size_t length)
+{
+    int code = 0;
+    if (length < 6 || text[0] != '\\' || text[1] != 'u')
+        return -1;
+    for (int i = 2; i < 6; i++) {
+        const char *digits = "0123456789abcdef", *digit = text[i] ? strchr(digits, tolower((unsigned char)text[i])) : NULL;
+        if (!digit)
+            return -1;
+        code = code * 16 + (int)(digit - digits);
+    }
+    return code;
+}
+
+static void replace_half_pairs(char *text, size_t length)
+{
+    for (size_t at = 0; at < length;) {
+        const int code = escaped_code(text + at, length - at);
+        const bool first = code >= 0xd800 && code < 0xdc00, second = code >= 0xdc00 && code < 0xe000;
+        const int next = first ? escaped_code(text + at + 6, length - at - 6) : -1;
+        if (first && next >= 0xdc00 && next < 0xe000) {
+            at += 12;
+            continue;
+        }
+        if (first || second)
+            memcpy(text + at + 2, "fffd", 4);
+        at += code >= 0 ? 6 : text[at] == '\\' ? 2 : 1;
+    }
+}
+
+/* Whether there may be any. */
+static bool has_pairs(const char *text, size_t length)
+{
+    const char *end = text + length;
+    for (const char *at = text; (at = memchr(at, '\\', (size_t)(end - at))); at++)
+        if (end - at > 2 && at[1] == 'u' && (at[2] == 'd' || at[2] == 'D'))
+            return true;
+    return false;
+}
+
+qd_status qd_json_load_collected(const char *name, const char *text, size_t length, qd_json **document)
+{
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
+    if (!has_pairs(text, length))
+        return load(name, text, length, flags, document);
+    char *copy = malloc(length);
+    *document = NULL;
+    if (!copy)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
+    memcpy(copy, text, length);
+    replace_half_pairs(copy, length);
+    qd_status status = load(name, copy, length, flags, document);
+    free(copy);
+    return status;
 }
 
 qd_status qd_json_load(const char *path, qd_json **document)
@@ -193,6 +256,13 @@ qd_status qd_json_get_string(const qd_json *document, const qd_json_node *object
 {
     *value = qd_json_as_string(qd_json_member(object, key));
     return *value ? QD_OK : wrong_member(document, object, key, QD_JSON_STRING);
+}
+
+qd_status qd_json_get_bytes(const qd_json *document, const qd_json_node *object, const char *key, const char **value, size_t *length)
+{
+    QD_TRY(qd_json_get_string(document, object, key, value));
+    *length = json_string_length(inner(qd_json_member(object, key)));
+    return QD_OK;
 }
 
 qd_status qd_json_get_node(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind,

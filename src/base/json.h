@@ -14,6 +14,8 @@ typedef struct qd_json_node qd_json_node; /* a value inside it */
 /* Repeated keys, NUL bytes and more than 256 MiB are refused. */
 qd_status qd_json_load(const char *path, qd_json **document);
 qd_status qd_json_load_text(const char *name, const char *text, size_t length, qd_json **document);
+/* Text that other programs collected: strings may hold NUL, and half of a surrogate pair is read as U+FFFD. */
+qd_status qd_json_load_collected(const char *name, const char *text, size_t length, qd_json **document);
 void qd_json_destroy(qd_json *document); /* NULL is legal */
 
 const qd_json_node *qd_json_root(const qd_json *document);
@@ -57,6 +59,8 @@ qd_status qd_json_get_int(const qd_json *document, const qd_json_node *object, c
 qd_status qd_json_get_double(const qd_json *document, const qd_json_node *object, const char *key, double *value);
 qd_status qd_json_get_bool(const qd_json *document, const qd_json_node *object, const char *key, bool *value);
 qd_status qd_json_get_string(const qd_json *document, const qd_json_node *object, const char *key, const char **value);
+/* With its length: it may hold NUL if the document was collected. */
+qd_status qd_json_get_bytes(const qd_json *document, const qd_json_node *object, const char *key, const char **value, size_t *length);
 /* kind: QD_JSON_LIST or QD_JSON_OBJECT. */
 qd_status qd_json_get_node(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind,
                            const qd_json_node **value);

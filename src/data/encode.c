@@ -259,17 +259,6 @@ static qd_status encode_part(const encode_state *s, piece *p, int thread, const 
     return length == 0 ? QD_OK : e->encode(e->context, thread, text, length, &p->tokens);
 }
 
-/* Length of the line at `text` with and without its end. */
-static size_t line_length(const char *text, size_t length, size_t *inner)
-{
-    const char *line_end = memchr(text, '\n', length);
-    size_t whole = line_end ? (size_t)(line_end - text) + 1 : length;
-    *inner = line_end ? whole - 1 : whole;
-    if (*inner > 0 && text[*inner - 1] == '\r')
-        (*inner)--;
-    return whole;
-}
-
 static qd_status work_on_text(const encode_state *s, piece *p, int thread)
 {
     if (p->begins_file)
@@ -279,7 +268,7 @@ static qd_status work_on_text(const encode_state *s, piece *p, int thread)
     const size_t mark = strlen(s->separator);
     size_t from = 0;
     for (size_t at = 0, inner; at < p->length;) {
-        size_t whole = line_length(p->text + at, p->length - at, &inner);
+        size_t whole = qd_line_length(p->text + at, p->length - at, &inner);
         if (inner == mark && memcmp(p->text + at, s->separator, mark) == 0 && (at > 0 || p->at_line_start)) {
             QD_TRY(encode_part(s, p, thread, p->text + from, at - from));
             QD_TRY(begin_document(p));
@@ -296,13 +285,14 @@ static qd_status work_on_line(const encode_state *s, piece *p, int thread, int64
     char name[PATH_MAX + 32];
     snprintf(name, sizeof name, "%s (line %lld)", p->file->path, (long long)number);
     qd_json *document;
-    QD_TRY(qd_json_load_text(name, text, length, &document));
+    QD_TRY(qd_json_load_collected(name, text, length, &document));
     const char *value;
-    qd_status status = qd_json_get_string(document, qd_json_root(document), s->field, &value);
+    size_t bytes;
+    qd_status status = qd_json_get_bytes(document, qd_json_root(document), s->field, &value, &bytes);
     if (status == QD_OK)
         status = begin_document(p);
     if (status == QD_OK)
-        status = encode_part(s, p, thread, value, strlen(value));
+        status = encode_part(s, p, thread, value, bytes);
     qd_json_destroy(document);
     return status;
 }
@@ -312,7 +302,7 @@ static qd_status work_on_lines(const encode_state *s, piece *p, int thread)
     int64_t number = p->first_line;
     size_t at = p->begins_file ? qd_byte_order_mark(p->text, p->length) : 0;
     for (size_t inner; at < p->length; number++) {
-        size_t whole = line_length(p->text + at, p->length - at, &inner);
+        size_t whole = qd_line_length(p->text + at, p->length - at, &inner);
         size_t blank = 0;
         while (blank < inner && (p->text[at + blank] == ' ' || p->text[at + blank] == '\t'))
             blank++;

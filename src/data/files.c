@@ -117,6 +117,16 @@ size_t qd_byte_order_mark(const void *text, size_t length)
     return length >= sizeof mark && memcmp(text, mark, sizeof mark) == 0 ? sizeof mark : 0;
 }
 
+size_t qd_line_length(const char *text, size_t length, size_t *inner)
+{
+    const char *line_end = memchr(text, '\n', length);
+    size_t whole = line_end ? (size_t)(line_end - text) + 1 : length;
+    *inner = line_end ? whole - 1 : whole;
+    if (*inner > 0 && text[*inner - 1] == '\r')
+        (*inner)--;
+    return whole;
+}
+
 /* ---- folders ---- */
 
 static qd_status walk(qd_file_list *found, const char *folder, int depth);

@@ -35,6 +35,8 @@ void qd_file_unmap(const void *bytes, size_t size); /* NULL is legal */
 
 /* Bytes of the mark that some editors put before UTF-8 text: 3, or 0 when `text`, the start of a file, has none. */
 size_t qd_byte_order_mark(const void *text, size_t length);
+/* Length of the line at `text` with its end, and without it and a carriage return before it. */
+size_t qd_line_length(const char *text, size_t length, size_t *inner);
 
 /* path + suffix; NULL when memory is out. */
 char *qd_path_with(const char *path, const char *suffix);

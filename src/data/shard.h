@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #define QD_SHARD_SUFFIX ".qds"
+#define QD_SHARD_COUNT_NAME "shards.json" /* of a folder: how many shards it has */
 
 /* ---- reading ---- */
 

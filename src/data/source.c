@@ -1,5 +1,6 @@
 /* What a path names becomes parts of a source: shards as they are, text through the encoder, into the cache or into
  * memory. */
+#include "base/json.h"
 #include "data/data_impl.h"
 #include "data/encode.h"
 #include "data/files.h"
@@ -7,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,22 +100,48 @@ static int shard_number(const char *name)
     return number;
 }
 
-/* A folder that was copied in part: shards are numbered from 0, so a gap shows. That the last are missing does not. */
+/* Bytes of a path up to its name. */
+static size_t folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+/* What the folder of `path`, its last shard, says of itself. Folders of earlier versions say nothing. */
+static qd_status check_count(const char *path, int64_t shards)
+{
+    const size_t length = folder_of(path);
+    char name[PATH_MAX];
+    qd_json *document;
+    int64_t expected;
+    if (snprintf(name, sizeof name, "%.*s" QD_SHARD_COUNT_NAME, (int)length, path) >= (int)sizeof name || access(name, F_OK) != 0)
+        return QD_OK;
+    QD_TRY(qd_json_load(name, &document));
+    qd_status status = qd_json_get_int(document, qd_json_root(document), "shards", &expected);
+    qd_json_destroy(document);
+    if (status == QD_OK && expected != shards)
+        status = QD_FAIL(QD_CORRUPT, "%s says %lld shards, and there are %lld: complete the folder, or remove that file", name,
+                         (long long)expected, (long long)shards);
+    return status;
+}
+
+/* A folder that was copied in part: shards are numbered from 0, so a gap shows, and the folder says how many they are. */
 static qd_status check_numbers(const qd_file_list *files)
 {
-    size_t folder = 0; /* length of the path up to the name */
     int expected = 0;
     for (int64_t i = 0; i < files->count; i++) {
-        const char *path = files->items[i].path, *slash = strrchr(path, '/');
-        const size_t length = slash ? (size_t)(slash - path) + 1 : 0;
+        const char *path = files->items[i].path, *next = i + 1 < files->count ? files->items[i + 1].path : NULL;
+        const size_t length = folder_of(path);
         const int number = shard_number(path + length);
-        if (i == 0 || length != folder || strncmp(path, files->items[i - 1].path, length) != 0)
-            expected = 0;
-        folder = length;
         if (number > expected)
             return QD_FAIL(QD_CORRUPT, "%s is there, and %.*sshard-%05d.qds is not: complete the folder, or give the shards other names",
                            path, (int)length, path, expected);
         expected = number + 1;
+        if (next && folder_of(next) == length && strncmp(next, path, length) == 0)
+            continue;
+        if (number >= 0)
+            QD_TRY(check_count(path, expected));
+        expected = 0;
     }
     return QD_OK;
 }

@@ -1,3 +1,5 @@
+#include "base/json_writer.h"
+#include "base/strbuf.h"
 #include "data/encode.h"
 #include "data/shard.h"
 
@@ -33,6 +35,27 @@ static qd_status finish_shard(shard_set *set)
     set->bytes += bytes;
     set->shards++;
     return QD_OK;
+}
+
+/* How many they are: of a folder that was copied in part the last may be missing, and nothing else would show it. */
+static qd_status write_count(const shard_set *set, const qd_tokenize_progress *total)
+{
+    qd_strbuf text = {0};
+    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_object_begin(&w, NULL);
+    qd_json_put_int(&w, "shards", set->shards);
+    qd_json_put_int(&w, "tokens", total->tokens);
+    qd_json_put_int(&w, "documents", total->documents);
+    qd_json_end(&w);
+    qd_json_newline(&w);
+    char *json = NULL, *path = qd_path_join(set->folder, QD_SHARD_COUNT_NAME);
+    qd_status status = path ? qd_strbuf_take(&text, &json) : QD_FAIL(QD_NO_MEMORY, "%s: no memory to write shards", set->folder);
+    if (status == QD_OK)
+        status = qd_file_replace(path, json, strlen(json));
+    qd_strbuf_free(&text);
+    free(json);
+    free(path);
+    return status;
 }
 
 /* The shard that takes the next token. */
@@ -118,6 +141,8 @@ static qd_status encode_into(const qd_encode_job *job, const char *partial, int6
         status = finish_shard(&set);
     if (status == QD_OK && set.shards == 0)
         status = QD_FAIL(QD_USAGE, "%s: the text gives no tokens", job->files->items[0].path);
+    if (status == QD_OK)
+        status = write_count(&set, &report->total);
     qd_shard_writer_abandon(set.writer);
     report->shards = set.shards;
     report->shard_bytes = set.bytes;

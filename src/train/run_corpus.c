@@ -43,6 +43,7 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     t.path_count = (size_t)files->count;
     if (c->data.field[0])
         t.field = c->data.field;
+    t.separator = c->data.separator;
     t.progress = training_progress;
     t.progress_context = (void *)(uintptr_t)progress;
     qd_tokenizer *tokenizer = NULL;
@@ -54,12 +55,14 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     return status;
 }
 
-/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text and of the
- * member of its lines that counts; and, in the file, a hash of what came of it. */
+/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text, of the member of its lines that counts
+ * and of the line that separates documents, if there is one; and, in the file, a hash of what came of it. */
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
     XXH64_hash_t hash = XXH3_64bits_withSeed(c->data.field, strlen(c->data.field), (XXH64_hash_t)c->model.vocab);
+    if (c->data.separator[0])
+        hash = XXH3_64bits_withSeed(c->data.separator, strlen(c->data.separator), hash);
     for (int64_t i = 0; i < files->count; i++) {
         const void *bytes;
         size_t size;

@@ -51,6 +51,45 @@ static void writes(void **state)
     qd_strbuf_free(&out);
 }
 
+/* What others collected: NUL, and halves of surrogate pairs, which stand for nothing. */
+static void reads_collected(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *json, *text;
+        size_t length;
+    } rows[] = {
+        {"\\ud83d\\ude00", "\xf0\x9f\x98\x80", 4},
+        {"\\uD83D\\uDE00", "\xf0\x9f\x98\x80", 4},
+        {"a\\ud83d", "a\xef\xbf\xbd", 4},
+        {"\\ud83dx", "\xef\xbf\xbdx", 4},
+        {"\\uDE00\\ud83d", "\xef\xbf\xbd\xef\xbf\xbd", 6},
+        {"\\ud83d\\ud83d\\ude00", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7},
+        {"\\\\ud83d", "\\ud83d", 6}, /* a backslash, and what follows it */
+        {"\\\\\\ud83d", "\\\xef\xbf\xbd", 4},
+        {"a\\u0000b", "a\0b", 3},
+        {"\\u00e4\\ud7ff\\ue000", "\xc3\xa4\xed\x9f\xbf\xee\x80\x80", 8},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char json[96];
+        qd_json *document;
+        const char *value;
+        size_t length;
+        snprintf(json, sizeof json, "{\"text\": \"%s\"}", rows[i].json);
+        assert_int_equal(qd_json_load_collected("line", json, strlen(json), &document), QD_OK);
+        assert_int_equal(qd_json_get_bytes(document, qd_json_root(document), "text", &value, &length), QD_OK);
+        assert_int_equal(length, rows[i].length);
+        assert_memory_equal(value, rows[i].text, length);
+        assert_int_equal(qd_json_get_bytes(document, qd_json_root(document), "txt", &value, &length), QD_USAGE);
+        qd_json_destroy(document);
+    }
+    static const char *const bad[] = {"{\"text\": \"\\ud83\"}", "{\"text\": \"\\ud83d", "{\"text\": \"\\ud83", "\\ud83d\\"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        qd_json *document;
+        assert_int_equal(qd_json_load_collected("line", bad[i], strlen(bad[i]), &document), QD_USAGE);
+    }
+}
+
 /* Any bytes and any double come back. */
 static void round_trip(void **state)
 {
@@ -224,6 +263,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(writes),  cmocka_unit_test(round_trip),    cmocka_unit_test(writes_bytes), cmocka_unit_test(reads),
         cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files),
+        cmocka_unit_test(reads_collected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -231,13 +231,14 @@ static void lines_of_json(void **state)
     /* Some editors put a mark before the text. */
     const char *inputs[] = {scratch_text(state, "j/a.jsonl",
                                          "\xef\xbb\xbf{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
-                                         "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}")};
+                                         "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}\n"
+                                         "{\"text\": \"\\ud83d\"}")};
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "j-out"));
     qd_tokenize_report report;
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
     const int32_t expected[] = {line_token("one\n") + VOCAB, line_token("two"), END, line_token("\xc3\xa4") + VOCAB,
-                                END};
-    expect(o.output, report.shards, expected, 5);
+                                END, line_token("\xef\xbf\xbd") + VOCAB, END};
+    expect(o.output, report.shards, expected, 7);
 
     static const struct {
         const char *text, *why;

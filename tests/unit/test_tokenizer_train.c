@@ -136,6 +136,31 @@ static void threads_and_chunks(void **state)
     free(text);
 }
 
+/* Lines that separate documents belong to none, so nothing is learnt from them. */
+static void separators_are_passed_over(void **state)
+{
+    (void)state;
+    const char *text = "%%%%\none two one\n%%%%\r\ntwo one two\n%%%%\n%%%%\nnot %%%% alone: %%%%%\n%%%%";
+    const char *bare = "one two one\ntwo one two\nnot %%%% alone: %%%%%\n";
+    for (int whole = 0; whole < 2; whole++) {
+        qd_strbuf saved[3] = {{0}};
+        for (int i = 0; i < 3; i++) {
+            qd_tokenizer_training training = qd_tokenizer_training_default();
+            training.vocab = 300;
+            training.whole_files = whole;
+            training.separator = i == 0 ? "%%%%" : "";
+            const char *content = i == 1 ? bare : text;
+            qd_tokenizer *tokenizer = train(training, write_file("separated", content, strlen(content)));
+            assert_int_equal(qd_tokenizer_save_text(tokenizer, &saved[i]), QD_OK);
+            qd_tokenizer_destroy(tokenizer);
+        }
+        assert_string_equal(saved[0].data, saved[1].data);
+        assert_string_not_equal(saved[0].data, saved[2].data);
+        for (int i = 0; i < 3; i++)
+            qd_strbuf_free(&saved[i]);
+    }
+}
+
 static void trained_round_trip(void **state)
 {
     (void)state;
@@ -276,7 +301,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(learns_by_count_then_id), cmocka_unit_test(bytes_first), cmocka_unit_test(threads_and_chunks),
         cmocka_unit_test(trained_round_trip), cmocka_unit_test(bad_input_is_named),
-        cmocka_unit_test(lines_of_objects),
+        cmocka_unit_test(lines_of_objects),        cmocka_unit_test(separators_are_passed_over),
     };
     return cmocka_run_group_tests_name("tokenizer training", tests, make_folder, remove_folder);
 }

@@ -151,6 +151,22 @@ static qd_status count_lines(const count_job *job, counter *own, const uint8_t *
     return QD_OK;
 }
 
+/* What lies between lines that equal the separator. Parts begin with a line. */
+static qd_status count_separated(const count_job *job, counter *own, bool by_line, const uint8_t *text, size_t length)
+{
+    qd_status (*count)(const count_job *, counter *, const uint8_t *, size_t) = by_line ? count_lines : count_text;
+    const char *separator = job->training->separator;
+    size_t from = 0, inner;
+    for (size_t at = 0, whole; separator && separator[0] && at < length; at += whole) {
+        whole = qd_line_length((const char *)text + at, length - at, &inner);
+        if (inner == strlen(separator) && memcmp(text + at, separator, inner) == 0) {
+            QD_TRY(count(job, own, text + from, at - from));
+            from = at + whole;
+        }
+    }
+    return count(job, own, text + from, length - from);
+}
+
 /* Lines of a .jsonl file, from byte `place` of it on: the texts that would be encoded, without the JSON around them. */
 static qd_status count_documents(const count_job *job, counter *own, const char *path, int64_t place, const uint8_t *text,
                                  size_t length)
@@ -168,11 +184,12 @@ static qd_status count_documents(const count_job *job, counter *own, const char 
         char name[PATH_MAX + 64];
         qd_json *document;
         const char *value;
+        size_t bytes;
         snprintf(name, sizeof name, "%s (the line at byte %lld)", path, (long long)(place + (line - text)));
-        QD_TRY(qd_json_load_text(name, (const char *)line, (size_t)(stop - line), &document));
-        status = qd_json_get_string(document, qd_json_root(document), job->training->field, &value);
+        QD_TRY(qd_json_load_collected(name, (const char *)line, (size_t)(stop - line), &document));
+        status = qd_json_get_bytes(document, qd_json_root(document), job->training->field, &value, &bytes);
         if (status == QD_OK)
-            status = count_text(job, own, (const uint8_t *)value, strlen(value));
+            status = count_text(job, own, (const uint8_t *)value, bytes);
         qd_json_destroy(document);
     }
     return status;
@@ -254,7 +271,7 @@ static qd_status count_chunk(const count_job *job, counter *own, const qd_file *
     if (stop < 0)
         stop = read_end - start;
     status = objects ? count_documents(job, own, file->path, start + first, own->buffer + first, (size_t)(stop - first))
-                     : (by_line ? count_lines : count_text)(job, own, own->buffer + first, (size_t)(stop - first));
+                     : count_separated(job, own, by_line, own->buffer + first, (size_t)(stop - first));
 done:
     close(fd);
     return status;

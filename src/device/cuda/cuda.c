@@ -83,10 +83,11 @@ static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
 
 /* ---- memory ---- */
 
-static qd_status take_memory(qd_cuda *cuda, const char *what, int64_t bytes, void **address)
+/* In the order of `stream`, and for it alone; NULL: at once, for all. */
+static qd_status take_memory(qd_cuda *cuda, const char *what, int64_t bytes, cudaStream_t stream, void **address)
 {
     *address = NULL;
-    cudaError_t error = cudaMalloc(address, (size_t)bytes);
+    cudaError_t error = stream ? cudaMallocAsync(address, (size_t)bytes, stream) : cudaMalloc(address, (size_t)bytes);
     if (error == cudaErrorMemoryAllocation) {
         size_t left = 0, total = 0;
         (void)cudaGetLastError();
@@ -103,7 +104,7 @@ static qd_status cuda_alloc(qd_device *device, int64_t bytes, void **address)
 {
     qd_cuda *cuda = of_device(device);
     QD_TRY(make_current(cuda));
-    QD_TRY(take_memory(cuda, "a buffer", bytes, address));
+    QD_TRY(take_memory(cuda, "a buffer", bytes, NULL, address));
     QD_CUDA_TRY(cudaMemsetAsync(*address, 0, (size_t)bytes, cuda->compute.stream));
     QD_CUDA_TRY(cudaStreamSynchronize(cuda->compute.stream)); /* so that the other stream may use it too */
     return QD_OK;
@@ -144,22 +145,32 @@ static void cuda_host_free(qd_device *device, void *address)
         (void)cudaFreeHost(address);
 }
 
-qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address)
+/* In the stream's order: cudaFree would wait for all kernels of the device, also for those that wait for other ranks, which may in turn
+ * wait for what this one has yet to send. Devices without memory pools have no other way. */
+static qd_status grow_workspace(qd_cuda *cuda, qd_cuda_stream *s, int64_t bytes)
 {
-    qd_cuda *cuda = qd_cuda_of(stream);
-    qd_cuda_stream *s = (qd_cuda_stream *)stream;
-    if (bytes > s->workspace_bytes) {
-        const int64_t step = (int64_t)1 << 20;
-        int64_t rounded = (bytes + step - 1) / step * step;
+    const int64_t step = (int64_t)1 << 20;
+    const int64_t rounded = (bytes + step - 1) / step * step;
+    if (s->workspace && cuda->properties.memoryPoolsSupported) {
+        QD_CUDA_TRY(cudaFreeAsync(s->workspace, s->stream));
+    } else if (s->workspace) {
         QD_CUDA_TRY(cudaStreamSynchronize(s->stream));
         QD_CUDA_TRY(cudaFree(s->workspace));
-        cuda->base.caps.workspace_bytes -= s->workspace_bytes;
-        s->workspace = NULL;
-        s->workspace_bytes = 0;
-        QD_TRY(take_memory(cuda, "a workspace", rounded, &s->workspace));
-        s->workspace_bytes = rounded;
-        cuda->base.caps.workspace_bytes += rounded;
     }
+    cuda->base.caps.workspace_bytes -= s->workspace_bytes;
+    s->workspace = NULL;
+    s->workspace_bytes = 0;
+    QD_TRY(take_memory(cuda, "a workspace", rounded, cuda->properties.memoryPoolsSupported ? s->stream : NULL, &s->workspace));
+    s->workspace_bytes = rounded;
+    cuda->base.caps.workspace_bytes += rounded;
+    return QD_OK;
+}
+
+qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address)
+{
+    qd_cuda_stream *s = (qd_cuda_stream *)stream;
+    if (bytes > s->workspace_bytes)
+        QD_TRY(grow_workspace(qd_cuda_of(stream), s, bytes));
     *address = s->workspace;
     return QD_OK;
 }
@@ -404,7 +415,7 @@ static qd_status open_device(qd_cuda *cuda)
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->in.stream, cudaStreamNonBlocking, least));
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->out.stream, cudaStreamNonBlocking, least));
     void *workspace, *fault;
-    QD_TRY(take_memory(cuda, "a record", sizeof *cuda->fault, &fault));
+    QD_TRY(take_memory(cuda, "a record", sizeof *cuda->fault, NULL, &fault));
     cuda->fault = fault;
     QD_CUDA_TRY(cudaMemsetAsync(cuda->fault, 0, sizeof *cuda->fault, cuda->compute.stream));
     QD_CUDA_TRY(cudaHostAlloc((void **)&cuda->fault_seen, sizeof *cuda->fault_seen, cudaHostAllocPortable));
