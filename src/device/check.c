@@ -8,6 +8,20 @@ qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype)
                    qd_dtype_name(dtype));
 }
 
+qd_status qd_grouped_check(const qd_grouped_args *a)
+{
+    QD_TRY(qd_check_float("grouped", "a", a->a_dtype));
+    QD_TRY(qd_check_float("grouped", "b", a->b_dtype));
+    QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
+    if (a->by_experts && (a->active || a->gate_up))
+        return QD_FAIL(QD_USAGE, "grouped: SwiGLU goes with products by rows, and this one is by experts");
+    if (!a->gate_up != !a->d_gate_up)
+        return QD_FAIL(QD_USAGE, "grouped: gate_up and its gradient go together");
+    if (a->active && !a->gate_up && a->n % 2 != 0)
+        return QD_FAIL(QD_USAGE, "grouped: gate and up side by side in %lld columns; an even number would be right", (long long)a->n);
+    return QD_OK;
+}
+
 qd_status qd_matmul_check(const qd_matmul_args *a)
 {
     QD_TRY(qd_check_float("matmul", "a", a->a_dtype));

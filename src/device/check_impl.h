@@ -7,6 +7,9 @@
 /* QD_UNSUPPORTED unless dtype is one that kernels store activations and parameters in. */
 qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype);
 
+/* Types, and what may go with what. */
+qd_status qd_grouped_check(const qd_grouped_args *a);
+
 /* Types, sizes, strides, and which steps go with which. */
 qd_status qd_matmul_check(const qd_matmul_args *a);
 

@@ -161,10 +161,13 @@ static bool reads(const qd_op *op, int slot)
     return false;
 }
 
-static bool share_memory(const qd_slot *x, const qd_slot *y)
+/* Parameters have memory of their own. */
+static bool may_share_memory(const qd_slot *x, const qd_slot *y)
 {
-    return x->kind == QD_SLOT_LOCAL && y->kind == QD_SLOT_LOCAL && x->region == y->region &&
-           x->offset < y->offset + qd_slot_bytes(y) && y->offset < x->offset + qd_slot_bytes(x);
+    if (x->kind == QD_SLOT_PARAM || y->kind == QD_SLOT_PARAM || x->kind != y->kind)
+        return false;
+    return x->kind != QD_SLOT_LOCAL || (x->region == y->region && x->offset < y->offset + qd_slot_bytes(y) &&
+                                        y->offset < x->offset + qd_slot_bytes(x));
 }
 
 /* Whether an op may write its results while the one before still reads. */
@@ -174,7 +177,7 @@ static bool may_run_together(const qd_module_class *class_, const qd_op *op, con
     for (int i = 0; roles[i] != '\0'; i++)
         for (int j = 0; next_roles[j] != '\0'; j++)
             if (roles[i] == 'r' && next_roles[j] == 'w' && op->slot[i] >= 0 && next->slot[j] >= 0 &&
-                share_memory(&class_->slots[op->slot[i]], &class_->slots[next->slot[j]]))
+                may_share_memory(&class_->slots[op->slot[i]], &class_->slots[next->slot[j]]))
                 return false;
     return true;
 }
@@ -187,8 +190,9 @@ bool qd_experts_fuse(const qd_module_class *class_, int index, unsigned phases)
         class_->slots[op->slot[2]].rows != 1 || !may_run_together(class_, op, next))
         return false;
     if (op->kind == QD_OP_EXPERTS && next->kind == QD_OP_EXPERT_ACTIVATION)
-        return next->slot[0] == op->slot[3];
-    if (op->kind != QD_OP_EXPERTS_DX || next->kind != QD_OP_EXPERT_ACTIVATION_GRAD || next->slot[1] != op->slot[3])
+        return next->slot[0] == op->slot[3] && next->slot[1] == op->slot[2];
+    if (op->kind != QD_OP_EXPERTS_DX || next->kind != QD_OP_EXPERT_ACTIVATION_GRAD || next->slot[1] != op->slot[3] ||
+        next->slot[2] != op->slot[2])
         return false;
     for (int i = 0; i < class_->op_count; i++) /* the product itself is not kept */
         if (i != index + 1 && reads(&class_->ops[i], op->slot[3]))

@@ -1,5 +1,6 @@
 /* The op lists that are written for an accelerator, carried out on the CPU, train like the CPU's own.
  * ctest: timeout 120 */
+#include "nn/nn_impl.h"
 #include "support/sample.h"
 #include "support/trained.h"
 
@@ -146,9 +147,53 @@ static void products_sum_squares(void **state)
     qd_arena_destroy(arena);
 }
 
+static void count_fused(const char *words, unsigned phases, int fused[2])
+{
+    qd_config config = layout_config(words);
+    config.strategy.traits = qd_device_traits_find("cuda");
+    qd_arena *arena;
+    qd_program *p;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build(&config, 0, arena, &p));
+    const qd_module_class *block = qd_program_class(p, 1);
+    fused[0] = fused[1] = 0;
+    for (int i = 0; i < block->op_count; i++)
+        if (qd_op_runs(&block->ops[i], phases) && qd_experts_fuse(block, i, phases))
+            fused[block->ops[i].kind == QD_OP_EXPERTS_DX]++;
+    qd_arena_destroy(arena);
+}
+
+/* SwiGLU and its gradient go with the products before them, unless their results come where the product's operand still is, as in
+ * forward passes whose results are not kept, or rows come from several ranks. */
+static void swiglu_goes_with_products(void **state)
+{
+    (void)state;
+    enum { FORWARD = 1 << QD_PHASE_FORWARD, BACKWARD = 1 << QD_PHASE_INPUT };
+    static const struct {
+        const char *words;
+        unsigned phases;
+        int forward, gradient;
+    } rows[] = {
+        {MOE RUN, FORWARD, 1, 0},
+        {MOE RUN, BACKWARD, 0, 1},
+        {MOE "train.swiglu=again " RUN, FORWARD | BACKWARD, 1, 1},
+        {MOE "train.recompute=full " RUN, QD_PHASES_AGAIN, 1, 0},
+        {MOE "train.recompute=selective " RUN, FORWARD, 0, 0},
+        {MOE "parallel.ranks=2 parallel.ep=2 " RUN, FORWARD | BACKWARD, 0, 0},
+        {cases[0], FORWARD | BACKWARD, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        int fused[2];
+        count_fused(rows[i].words, rows[i].phases, fused);
+        if (fused[0] != rows[i].forward || fused[1] != rows[i].gradient)
+            fail_msg("%s, phases %u: %d and %d products with SwiGLU, not %d and %d", rows[i].words, rows[i].phases, fused[0], fused[1],
+                     rows[i].forward, rows[i].gradient);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(train_alike), cmocka_unit_test(lists_differ),
-                                       cmocka_unit_test(products_sum_squares)};
+                                       cmocka_unit_test(products_sum_squares), cmocka_unit_test(swiglu_goes_with_products)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

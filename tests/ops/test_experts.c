@@ -336,6 +336,143 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 
+/* ---- long lists: on a GPU another kernel, several of whose tiles fall to each block ---- */
+
+typedef struct long_case {
+    int sources, experts;
+    int32_t counts[4]; /* per source and expert */
+    int64_t begin, rows, n, k;
+    bool trans_b;
+    int way;
+} long_case;
+
+static const long_case long_cases[] = {
+    {1, 2, {0, 5800}, 0, 5900, 2056, 72, true, PLAIN}, /* no rows, rows behind the list, and a last tile with columns for half a pair */
+    {2, 1, {3000, 2900}, 5, 5700, 2056, 72, false, PLAIN},
+    {1, 2, {2100, 3700}, 0, 5800, 3088, 72, true, SWIGLU},
+    {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN},
+    {1, 1, {3001}, 0, 3001, 4112, 456, true, SWIGLU},
+    {1, 1, {3001}, 0, 3001, 4104, 456, false, GRADIENT},
+};
+
+static void *device_table(qd_device *device, int64_t elements, bool filled)
+{
+    uint16_t *host = malloc((size_t)elements * 2);
+    void *p;
+    assert_non_null(host);
+    for (int64_t i = 0; i < elements; i++) /* 0.5 to 2 of both signs; or not a number, which nothing may read */
+        host[i] = filled ? (uint16_t)(0x3f00 + (int)(ops_uniform() * 256) + (ops_uniform() < 0.5 ? 0x8000 : 0)) : 0x7fff;
+    ops_assert_ok(qd_device_alloc(device, elements * 2, &p));
+    ops_assert_ok(qd_copy(qd_device_compute_stream(device), p, host, elements * 2));
+    ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
+    free(host);
+    return p;
+}
+
+static void assert_same_bits(qd_device *device, const char *what, int number, const void *x, const void *y, int64_t elements)
+{
+    uint16_t *host[2];
+    for (int i = 0; i < 2; i++) {
+        host[i] = malloc((size_t)elements * 2);
+        assert_non_null(host[i]);
+        ops_assert_ok(qd_copy(qd_device_compute_stream(device), host[i], i ? y : x, elements * 2));
+        ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
+    }
+    for (int64_t i = 0; i < elements; i++)
+        if (host[0][i] != host[1][i])
+            fail_msg("case %d: %s: element %lld is %04x and %04x", number, what, (long long)i, host[0][i], host[1][i]);
+    free(host[0]);
+    free(host[1]);
+}
+
+/* The product of all rows with SwiGLU, against products of 1000 rows each and SwiGLU in a pass of its own. */
+static void long_case_on(qd_device *device, int number)
+{
+    const long_case *c = &long_cases[number];
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    const bool gradient = c->way & GRADIENT;
+    const int64_t half = gradient ? c->n : c->n / 2;
+    int64_t listed = -c->begin;
+    for (int i = 0; i < c->sources * c->experts; i++)
+        listed += c->counts[i];
+    listed = listed < c->rows ? listed : c->rows;
+    void *a = device_table(device, c->rows * c->k, true), *b = device_table(device, c->experts * c->n * c->k, true);
+    void *gate_up = gradient ? device_table(device, c->rows * 2 * half, true) : NULL;
+    void *results[2], *active[2] = {NULL, NULL}, *grads[2] = {NULL, NULL}, *counts;
+    for (int i = 0; i < 2; i++) {
+        results[i] = device_table(device, c->rows * c->n, false);
+        active[i] = c->way & (SWIGLU | AGAIN) ? device_table(device, c->rows * half, false) : NULL;
+        grads[i] = gradient ? device_table(device, c->rows * 2 * half, false) : NULL;
+    }
+    ops_assert_ok(qd_device_alloc(device, sizeof c->counts, &counts));
+    ops_assert_ok(qd_copy(stream, counts, c->counts, sizeof c->counts));
+    qd_grouped_args args = {.a = a, .b = b, .c = results[0], .counts = counts, .count_stride = c->experts, .begin = c->begin,
+                            .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources, .experts = c->experts, .trans_b = c->trans_b,
+                            .active = active[0], .gate_up = gate_up, .d_gate_up = grads[0],
+                            .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_BF16};
+    ops_assert_ok(k->grouped(stream, &args));
+    args.active = args.d_gate_up = NULL;
+    args.gate_up = NULL;
+    for (int64_t row = 0; row < c->rows; row += 1000) {
+        args.a = (const uint16_t *)a + row * c->k;
+        args.c = (uint16_t *)results[1] + row * c->n;
+        args.begin = c->begin + row;
+        args.rows = c->rows - row < 1000 ? c->rows - row : 1000;
+        ops_assert_ok(k->grouped(stream, &args));
+    }
+    qd_activation_args swiglu = {.kind = QD_ACT_SWIGLU, .x = gradient ? gate_up : results[1], .dy = gradient ? results[1] : NULL,
+                                 .dx = grads[1], .y = active[1], .rows = listed, .cols = half, .dtype = QD_BF16};
+    if (c->way != PLAIN)
+        ops_assert_ok(gradient ? k->activation_backward(stream, &swiglu) : k->activation_forward(stream, &swiglu));
+    if (gradient)
+        assert_same_bits(device, "gradients", number, grads[0], grads[1], listed * 2 * half);
+    else
+        assert_same_bits(device, "results", number, results[0], results[1], listed * c->n);
+    if (active[0])
+        assert_same_bits(device, "active", number, active[0], active[1], listed * half);
+    qd_device_free(device, a, c->rows * c->k * 2);
+    qd_device_free(device, b, c->experts * c->n * c->k * 2);
+    qd_device_free(device, counts, sizeof c->counts);
+    if (gate_up)
+        qd_device_free(device, gate_up, c->rows * 2 * half * 2);
+    for (int i = 0; i < 2; i++) {
+        qd_device_free(device, results[i], c->rows * c->n * 2);
+        if (active[i])
+            qd_device_free(device, active[i], c->rows * half * 2);
+        if (grads[i])
+            qd_device_free(device, grads[i], c->rows * 2 * half * 2);
+    }
+}
+
+static void long_lists(void **state)
+{
+    (void)state;
+    qd_device *const devices[] = {ops_device("best", 1), ops_cuda()};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; devices[d] && i < (int)COUNT(long_cases); i++)
+            long_case_on(devices[d], i);
+}
+
+static void refuses(void **state)
+{
+    (void)state;
+    qd_device *device = ops_device("best", 1);
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    int32_t counts[] = {1};
+    float x[8] = {0};
+    qd_grouped_args args = {.a = x, .b = x, .c = x, .counts = counts, .count_stride = 1, .rows = 1, .n = 1, .k = 1, .sources = 1,
+                            .experts = 1, .active = x, .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32};
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "an even number");
+    args.n = 2;
+    args.by_experts = true;
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "by rows");
+    args.by_experts = false;
+    args.gate_up = x;
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "go together");
+}
+
 int main(int argc, char **argv)
 {
 #define CASES(list) .cases = list, .case_size = sizeof *list, .case_count = COUNT(list)
@@ -354,5 +491,6 @@ int main(int argc, char **argv)
          .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive, .reference = grouped_reference,
          .run = grouped_run},
     };
-    return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
+    const struct CMUnitTest more[] = {cmocka_unit_test(long_lists), cmocka_unit_test(refuses)};
+    return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));
 }

@@ -65,6 +65,7 @@ static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int e
 
 qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
 {
+    QD_TRY(qd_grouped_check(a));
     int64_t at = 0, end = a->begin + a->rows;
     bool overwrite = a->by_experts && !a->accumulate;
     if (overwrite && a->sources != 1) { /* the first source that has rows of an expert is not known before all have been looked at */

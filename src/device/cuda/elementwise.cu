@@ -9,6 +9,7 @@ extern "C" {
 
 #include <math.h>
 #include <stdio.h>
+#include <type_traits>
 
 enum { THREADS = 256 };
 
@@ -119,7 +120,18 @@ extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_arg
 #define TWO_B 1.5957691216f
 #define TWO_BK 0.0713548163f
 
-template <int KIND> static __device__ __forceinline__ float activate(float x, float &slope)
+/* 1 / (1 + e^-x), and one minus it. The bound keeps the quotient's divisor finite; the callers multiply by x, which keeps
+ * what is not finite visible. */
+static __device__ __forceinline__ float logistic(float x, float &complement)
+{
+    float e = expf(fminf(80.0f, -x));
+    float s = __fdividef(1.0f, 1.0f + e);
+    complement = e * s;
+    return s;
+}
+
+/* T: what results are stored as. */
+template <int KIND, typename T> static __device__ __forceinline__ float activate(float x, float &slope)
 {
     if constexpr (KIND == QD_ACT_GELU) {
         float p = normcdff(x);
@@ -130,8 +142,12 @@ template <int KIND> static __device__ __forceinline__ float activate(float x, fl
         float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
         slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
         return x * s;
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        return silu_for_bf16(x, slope);
     } else {
-        return silu(x, slope);
+        float complement, s = logistic(x, complement);
+        slope = s + x * (s * complement);
+        return x * s;
     }
 }
 
@@ -156,7 +172,7 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         load<N>((const T *)a.dy + y_at, d);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float value = activate<KIND>(x[i], slope);
+        float value = activate<KIND, T>(x[i], slope);
         again[i] = KIND == QD_ACT_SWIGLU ? value * up[i] : value;
         if constexpr (BACKWARD && KIND == QD_ACT_SWIGLU) {
             x[i] = d[i] * up[i] * slope;

@@ -312,9 +312,7 @@ static qd_status multiply_general(const qd_cuda_launch &launch, const qd_grouped
 
 static qd_status check(const qd_grouped_args *a)
 {
-    QD_TRY(qd_check_float("grouped", "a", a->a_dtype));
-    QD_TRY(qd_check_float("grouped", "b", a->b_dtype));
-    QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
+    QD_TRY(qd_grouped_check(a));
     if ((int64_t)a->sources * a->experts > QD_GROUPED_SEGMENTS)
         return QD_FAIL(QD_UNSUPPORTED, "grouped: %d experts times %d sources; %d in all are the most here", a->experts, a->sources,
                        (int)QD_GROUPED_SEGMENTS);

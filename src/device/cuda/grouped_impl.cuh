@@ -1,12 +1,11 @@
-/* Products over experts: what the kernels of grouped.cu and grouped_hopper.cu share. Both compute tiles of x · yᵀ:
+/* Products over experts: what the kernels of grouped.cu, grouped_hopper.cu and grouped_turns.cu share. They compute tiles of x · yᵀ:
  *
- *   by rows     x = rows of a, y = an expert's b, depth = k: rows of c. A tile begins at an expert's first row in a
- * source, or a whole number
- *               of tiles after it.
+ *   by rows     x = rows of a, y = an expert's b (in grouped_turns.cu the other way round), depth = k: rows of c. A tile begins at an
+ *               expert's first row in a source, or a whole number of tiles after it.
  *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source: the expert's b.
  *
- * How many rows an expert has stands in device memory, and the host does not wait for it: every block reads the counts,
- * and blocks go through the list of tiles that follows from them in strides of the grid. */
+ * How many rows an expert has stands in device memory, and the host does not wait for it: every block reads the counts, and blocks, or
+ * pairs of them, go through the list of tiles that follows from them in strides of the grid. */
 #ifndef QD_DEVICE_CUDA_GROUPED_IMPL_CUH
 #define QD_DEVICE_CUDA_GROUPED_IMPL_CUH
 

@@ -34,6 +34,7 @@ struct shared {
     grouped_segments table;
 };
 enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 1024 */ };
+static_assert(SHARED_BYTES <= 227 * 1024, "more than a block of Hopper has");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -52,12 +53,19 @@ __device__ __forceinline__ void pair_sync()
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* At the barrier that stands in the same place in one of the two. Nothing was written that the other would have to see. */
+/* Earlier toolkits know only an arrival that is a fence for all of memory, too: slower. */
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
+#define ARRIVE "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"
+#else
+#define ARRIVE "mbarrier.arrive.shared::cluster.b64"
+#endif
+
+/* At the barrier that stands in the same place in one of the two. Nothing was written that the other would have to see: what it fetches
+ * next comes where products have read, and those have ended. */
 __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, int rank)
 {
     asm volatile("{\n.reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+                 "mapa.shared::cluster.u32 there, %0, %1;\n" ARRIVE " _, [there];\n}" ::"r"(shared_address(barrier)),
                  "r"(rank)
                  : "memory");
 }
@@ -235,7 +243,7 @@ __device__ __forceinline__ uint4 active_of(const uint4 &gate, const uint4 &up)
     load_piece(up, y);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
-        x[i] = silu(x[i], slope) * y[i];
+        x[i] = silu_for_bf16(x[i], slope) * y[i];
     return make_piece(x);
 }
 
@@ -248,7 +256,7 @@ __device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 
     load_piece(d, z);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        float slope, value = silu(x[i], slope), again = value * y[i];
+        float slope, value = silu_for_bf16(x[i], slope), again = value * y[i];
         x[i] = z[i] * y[i] * slope;
         y[i] = z[i] * value;
         z[i] = again;
@@ -360,11 +368,17 @@ template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multip
 
 #endif
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define IN_PAIRS /* there are none */
+#else
+#define IN_PAIRS __cluster_dims__(PAIR)
+#endif
+
 template <bool TRANSPOSED, swiglu SWIGLU>
-__global__ __launch_bounds__(THREADS, 1) __cluster_dims__(PAIR) void multiply(const __grid_constant__ CUtensorMap x_map,
-                                                                              const __grid_constant__ CUtensorMap y_map,
-                                                                              const __grid_constant__ CUtensorMap gate_up_map,
-                                                                              const __grid_constant__ qd_grouped_args g)
+__global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_constant__ CUtensorMap x_map,
+                                                                const __grid_constant__ CUtensorMap y_map,
+                                                                const __grid_constant__ CUtensorMap gate_up_map,
+                                                                const __grid_constant__ qd_grouped_args g)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ char room[];
@@ -409,7 +423,7 @@ template <bool TRANSPOSED, swiglu SWIGLU> qd_status launch_turns(qd_stream *stre
                       : qd_cuda_tensor_map(&x_map, a->b, a->experts, a->k, a->n, 64));
     QD_TRY(qd_cuda_tensor_map(&y_map, a->a, 0, a->rows, a->k, Y_ROWS / PAIR));
     if (SWIGLU == GRADIENT)
-        QD_TRY(qd_cuda_tensor_map(&gate_up_map, (void *)a->gate_up, 0, a->rows, 2 * a->n, SLOT_ROWS));
+        QD_TRY(qd_cuda_tensor_map(&gate_up_map, a->gate_up, 0, a->rows, 2 * a->n, SLOT_ROWS));
     QD_CUDA_TRY(cudaFuncSetAttribute(multiply<TRANSPOSED, SWIGLU>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     const int blocks = launch.multiprocessors / PAIR * PAIR;
     multiply<TRANSPOSED, SWIGLU><<<blocks, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, gate_up_map, *a);
