@@ -41,11 +41,11 @@ test: build
 
 test-asan:
 	@$(MAKE) --no-print-directory build PRESET=asan
-	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --minutes 7 $(TEST_ARGS)
+	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --minutes 8 $(TEST_ARGS)
 
 test-tsan:
 	@$(MAKE) --no-print-directory build PRESET=tsan
-	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --minutes 6 $(TEST_ARGS)
+	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --minutes 8 $(TEST_ARGS)
 
 # Only the fuzz targets and the library are built. RUNS=0 only tries the seeds and what earlier runs found.
 RUNS ?= 1000000

@@ -253,7 +253,8 @@ static void checkpoints_travel(void **state)
         char words[1024];
         double losses[2 * (sizeof dense_layouts + sizeof expert_layouts) / sizeof *dense_layouts];
         const char *const *layouts = m < 2 ? dense_layouts : expert_layouts;
-        const int count = m < 2 ? sizeof dense_layouts / sizeof *dense_layouts : sizeof expert_layouts / sizeof *expert_layouts;
+        const int all = m < 2 ? sizeof dense_layouts / sizeof *dense_layouts : sizeof expert_layouts / sizeof *expert_layouts;
+        const int count = sample_count(all, 4);
         snprintf(words, sizeof words, "train.global_batch=8 train.lr=1e-3 train.schedule=constant run.threads=1 %s", models[m]);
         trained one = trained_run(words, 2 * count, (qd_random_tokens){.seed = 7});
         trained_onward(words, layouts, (size_t)count, 2, (qd_random_tokens){.seed = 7}, losses);
@@ -308,6 +309,8 @@ static void sharded_experts(void **state)
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++)
         for (int each = 0; each < 2; each++) {
             char words[1024];
+            if (!sample_has(m + (size_t)each, 0, 1))
+                continue;
             const char *sync = each ? "train.grad_sync=per_microbatch " : "train.grad_sync=per_step ";
             snprintf(words, sizeof words, RUN DEEPSEEK "train.micro_batch=1 %s%s", sync, meshes[m]);
             outcome plain = outcome_run(words, (qd_random_tokens){.seed = 9});

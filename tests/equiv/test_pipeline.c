@@ -167,6 +167,8 @@ static void replayed_bubbles_are_about_right(void **state)
     (void)state;
     static const char *const kinds[] = {"1f1b", "gpipe", "zb_h1"};
     double bubbles[3];
+    if (QD_TEST_SANITIZED)
+        skip(); /* times mean nothing there */
     for (int k = 0; k < 3; k++) {
         char words[64];
         snprintf(words, sizeof words, "parallel.schedule=%s", kinds[k]);
@@ -185,6 +187,8 @@ static void replayed_bubbles_are_about_right(void **state)
 static void stages_that_are_uneven_show(void **state)
 {
     (void)state;
+    if (QD_TEST_SANITIZED)
+        skip();
     qd_replay_report r = replayed("parallel.schedule=1f1b parallel.layers=1,5,1,1");
     if (!(r.uneven > 0.8 && r.uneven < 1.8 && r.bubble > r.theory + 0.15))
         fail_msg("uneven %.3f, bubble %.3f, textbook %.3f", r.uneven, r.bubble, r.theory);
