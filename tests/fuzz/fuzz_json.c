@@ -72,25 +72,39 @@ static int depth_of(const qd_json_node *node)
     return deepest + 1;
 }
 
-static qd_json *read_text(const char *text, size_t length)
+typedef qd_status (*reader)(const char *name, const char *text, size_t length, qd_json **document);
+
+static qd_json *read_by(reader load, const char *text, size_t length)
 {
     qd_json *document = NULL;
-    qd_status status = qd_json_load_text("fuzz", text, length, &document);
+    qd_status status = load("fuzz", text, length, &document);
     assert(status == QD_OK || (status == QD_USAGE && strncmp(qd_error_message(), "fuzz", 4) == 0));
     return status == QD_OK ? document : NULL;
+}
+
+static qd_json *read_text(const char *text, size_t length)
+{
+    return read_by(qd_json_load_text, text, length);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     enum { DEEP = 16 };
-    qd_json *first = read_text((const char *)data, size);
-    if (!first)
+    qd_json *first = read_text((const char *)data, size), *collected = read_by(qd_json_load_collected, (const char *)data, size);
+    if (!first) {
+        qd_json_destroy(collected);
         return 0;
+    }
+    assert(collected); /* it reads more, and what is read here as the same text */
     qd_json_kind kind = qd_json_kind_of(qd_json_root(first));
     if ((kind == QD_JSON_LIST || kind == QD_JSON_OBJECT) && depth_of(qd_json_root(first)) <= DEEP) {
         qd_strbuf once = {0}, twice = {0};
         qd_json_writer w = qd_json_writer_on(&once);
         put(&w, NULL, qd_json_root(first));
+        w = qd_json_writer_on(&twice);
+        put(&w, NULL, qd_json_root(collected));
+        assert(once.length == twice.length && memcmp(once.data, twice.data, once.length) == 0);
+        qd_strbuf_free(&twice);
         qd_json *second = read_text(once.data, once.length);
         assert(second);
         w = qd_json_writer_on(&twice);
@@ -101,5 +115,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         qd_strbuf_free(&twice);
     }
     qd_json_destroy(first);
+    qd_json_destroy(collected);
     return 0;
 }
