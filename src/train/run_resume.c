@@ -1,0 +1,264 @@
+/* Resuming a run, and starting one with the weights of another: which checkpoint is loaded, on all ranks alike, and what
+ * is reported of settings and data that differ from those it was written with. */
+#include "train/run_state.h"
+
+#include "train/long_work.h"
+#include "train/model_run.h"
+#include "train/run_data.h"
+#include "train/state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the way. */
+static bool same_tensors(const qd_model *now, const qd_model *then)
+{
+    qd_model other = *then;
+    other.rope = now->rope;
+    other.dropout = now->dropout;
+    other.init_std = now->init_std;
+    if (now->position == QD_POSITION_ROPE)
+        other.max_seq = now->max_seq;
+    return qd_model_equal(now, &other);
+}
+
+/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. */
+static qd_status check_continues(const qd_config *now, const qd_config *then)
+{
+    const struct {
+        const char *key;
+        bool same;
+    } keys[] = {
+        {"train.seed", now->seed == then->seed},
+        {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
+        {"data.tokenizer", qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
+        {"data.validation", now->data.validation == then->data.validation},
+        {"data.document_mask", now->data.document_mask == then->data.document_mask},
+        {"the model", same_tensors(&now->model, &then->model)},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!keys[i].same)
+            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to go on with the "
+                                     "run as it was, or start another", keys[i].key);
+    return QD_OK;
+}
+
+/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as it has seen, in the order
+ * that the new windows have. */
+static void rescale_position(qd_rank_run *s, const qd_config *then)
+{
+    qd_position at = qd_trainer_position(s->trainer);
+    int64_t seq = s->run->config.strategy.seq;
+    if (seq == then->strategy.seq)
+        return;
+    at.next_sample = at.next_sample / seq * then->strategy.seq + (at.next_sample % seq * then->strategy.seq + seq - 1) / seq;
+    qd_trainer_set_position(s->trainer, at);
+}
+
+static void note_changes(const qd_rank_run *s, const qd_config *then)
+{
+    const qd_config *now = &s->run->config;
+    const qd_rope *rope = &now->model.rope, *before = &then->model.rope;
+    char text[160];
+    if (strcmp(then->data.path, now->data.path) != 0)
+        qd_rank_note(s, "data.path is another than before");
+    if (then->strategy.seq != now->strategy.seq) {
+        snprintf(text, sizeof text, "data.seq was %lld and is %lld: samples are other windows from here on", (long long)then->strategy.seq,
+                 (long long)now->strategy.seq);
+        qd_rank_note(s, text);
+    }
+    if (then->global_batch != now->global_batch) {
+        snprintf(text, sizeof text, "train.global_batch was %lld and is %lld", (long long)then->global_batch, (long long)now->global_batch);
+        qd_rank_note(s, text);
+    }
+    if (rope->base != before->base || rope->scaled != before->scaled) {
+        snprintf(text, sizeof text, "the rotary embedding had the base %g%s and has %g%s", before->base, before->scaled ? " (scaled)" : "",
+                 rope->base, rope->scaled ? " (scaled)" : "");
+        qd_rank_note(s, text);
+    }
+}
+
+/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's state is in place. */
+static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoint, bool loaded)
+{
+    const char *text = qd_checkpoint_meta(checkpoint)->config;
+    qd_option_table table = qd_config_table();
+    qd_options *options = NULL;
+    qd_config then;
+    QD_TRY(qd_options_create(&table, 1, &options));
+    qd_status status = qd_options_load_text(options, "the checkpoint's configuration", text, strlen(text));
+    if (status == QD_OK)
+        status = qd_config_resolve(options, 0, &then);
+    if (status == QD_OK)
+        status = check_continues(&s->run->config, &then);
+    if (status == QD_OK && loaded) {
+        rescale_position(s, &then);
+        note_changes(s, &then);
+    }
+    qd_options_destroy(options);
+    return status;
+}
+
+typedef struct opening {
+    const char *root;
+    int64_t below; /* steps from here on are damaged */
+    qd_checkpoint *checkpoint;
+    char *passed_over;
+} opening;
+
+static qd_status open_newest(void *context)
+{
+    opening *o = context;
+    qd_status status = qd_store_open(o->root, o->below, false, &o->checkpoint, &o->passed_over);
+    if (status == QD_USAGE && o->below != INT64_MAX)
+        return QD_FAIL(QD_CORRUPT, "%s: no sound checkpoint is left", o->root);
+    return status;
+}
+
+static void note_passed_over(const qd_rank_run *s, const char *why)
+{
+    char text[1200];
+    snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", why);
+    qd_rank_note(s, text);
+}
+
+/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open it. */
+static qd_status open_agreed(qd_rank_run *s, opening *o, int64_t *step)
+{
+    qd_status status = qd_long_work_run(s->control, open_newest, o);
+    *step = -1;
+    if (status == QD_OK && o->checkpoint) {
+        *step = qd_checkpoint_meta(o->checkpoint)->step;
+        status = check_checkpoint(s, o->checkpoint, false);
+    }
+    if (o->passed_over)
+        note_passed_over(s, o->passed_over);
+    free(o->passed_over);
+    o->passed_over = NULL;
+    QD_TRY(qd_rank_agree(s, status));
+    QD_TRY(qd_comm_broadcast(s->control, step, 1, QD_I64, 0, NULL));
+    return QD_OK;
+}
+
+typedef struct loading {
+    qd_rank_run *state;
+    opening *opening;
+    int64_t step;
+} loading;
+
+static qd_status load_step(void *context)
+{
+    const loading *l = context;
+    opening *o = l->opening;
+    if (!o->checkpoint)
+        QD_TRY(qd_store_open_step(o->root, l->step, &o->checkpoint));
+    return qd_state_load(l->state->trainer, o->checkpoint, false);
+}
+
+/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
+static qd_status load_agreed(qd_rank_run *s, opening *o, int64_t step, bool *damaged)
+{
+    enum { MESSAGE = 1024 };
+    char message[MESSAGE] = "";
+    int size = qd_comm_size(s->control);
+    qd_status status = qd_long_work_run_all(s->control, load_step, &(loading){s, o, step});
+    if (status == QD_OK)
+        status = check_checkpoint(s, o->checkpoint, true);
+    int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
+    if (found)
+        snprintf(message, sizeof message, "%s", qd_error_message());
+    QD_TRY(qd_comm_all_reduce(s->control, &found, &found, 1, QD_I32, QD_MAX, NULL));
+    *damaged = found > 0;
+    if (!*damaged)
+        return qd_rank_agree(s, status);
+    QD_TRY(qd_comm_broadcast(s->control, message, MESSAGE, QD_U8, size - found, NULL));
+    note_passed_over(s, message);
+    return QD_OK;
+}
+
+/* Collective. Goes on from the newest sound checkpoint. */
+qd_status qd_run_resume(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file root;
+    char text[128];
+    opening o = {.root = root, .below = INT64_MAX};
+    int64_t step = -1;
+    qd_status status = QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", root));
+    for (bool damaged = true; damaged;) {
+        QD_TRY_DONE(open_agreed(s, &o, &step));
+        QD_TRY_DONE(load_agreed(s, &o, step, &damaged));
+        qd_checkpoint_close(o.checkpoint);
+        o.checkpoint = NULL;
+        o.below = step;
+    }
+    if (step >= c->steps)
+        QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
+                                     (long long)step)));
+    snprintf(text, sizeof text, "goes on after step %lld", (long long)step);
+    qd_rank_note(s, text);
+done:
+    qd_checkpoint_close(o.checkpoint);
+    return status;
+}
+
+/* Rank 0's. */
+qd_status qd_run_compare_data(const qd_rank_run *s)
+{
+    qd_run_file path;
+    char remark[QD_RUN_DATA_REMARK];
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_run_path(&s->run->config, "data.json", path));
+    QD_TRY(qd_run_data_compare(path, s->corpus.data, remark));
+    if (remark[0] != '\0')
+        qd_rank_note(s, remark);
+    return QD_OK;
+}
+
+typedef struct weights {
+    const qd_rank_run *state;
+    qd_run_file folder; /* of the run that they come from */
+} weights;
+
+/* Every rank reads its own part; what is wrong with the folder is the same for all. */
+static qd_status load_weights(void *context)
+{
+    weights *w = context;
+    qd_checkpoint *checkpoint = NULL;
+    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder);
+    if (status == QD_OK)
+        status = qd_state_load(w->state->trainer, checkpoint, true);
+    qd_checkpoint_close(checkpoint);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
+}
+
+/* Weights may be wanted although they know other tokens, but not without a word. */
+static void note_other_tokenizer(const qd_rank_run *s, const char *folder)
+{
+    char path[PATH_MAX + 32], text[PATH_MAX + 512];
+    uint64_t theirs, ours = qd_data_tokenizer_hash(s->corpus.data);
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (qd_comm_rank(s->world) != 0 || access(path, F_OK) != 0)
+        return;
+    if (qd_run_corpus_tokenizer_hash(path, &theirs) != QD_OK)
+        snprintf(text, sizeof text, "run.weights: whether they know the tokens of this run is unknown: %s", qd_error_message());
+    else if (ours != 0 && ours != theirs)
+        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than that of this run (%016llx): "
+                                    "data.tokenizer can name it", path, (unsigned long long)theirs, (unsigned long long)ours);
+    else
+        return;
+    qd_rank_note(s, text);
+}
+
+/* Collective. */
+qd_status qd_run_load_weights(qd_rank_run *s)
+{
+    weights w = {.state = s};
+    QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load_weights, &w)));
+    note_other_tokenizer(s, w.folder);
+    return QD_OK;
+}
