@@ -24,7 +24,7 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         }));
         QD_TRY(f->kernels->cross_entropy(f->stream, &(qd_cross_entropy_args){
             .logits = logits, .targets = targets + first, .losses = losses + first, .rows = count, .vocab = vocab,
-            .ld = vocab, .scale = f->loss_scale, .grad = training, .dtype = logits_dtype,
+            .ld = vocab, .scale = (float)op->scale, .grad = training, .dtype = logits_dtype,
         }));
         if (!training)
             continue;
@@ -66,7 +66,7 @@ static qd_cross_entropy_part_args part_args(const qd_op_call *c, qd_cross_entrop
 {
     return (qd_cross_entropy_part_args){
         .stage = stage, .logits = c->at[0], .rows = c->op->m, .vocab = c->op->n, .ld = c->op->n,
-        .all = call_model(c)->vocab, .first = c->op->to, .scale = c->frame->loss_scale,
+        .all = call_model(c)->vocab, .first = c->op->to, .scale = (float)c->op->scale,
         .grad = c->frame->program->strategy.training, .dtype = call_dtype(c, 0),
     };
 }

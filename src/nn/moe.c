@@ -49,16 +49,13 @@ qd_status qd_run_route(const qd_op_call *c)
 qd_status qd_run_route_grad(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
-    const qd_program *p = c->frame->program;
-    double tokens = (double)p->strategy.seq;
-    if (m->moe.balance == QD_BALANCE_BATCH)
-        tokens *= (double)p->strategy.micro_batch * p->ledger->mesh.degree[QD_AXIS_DP];
+    const float scale = (float)c->op->scale;
     return c->frame->kernels->route_grad(c->frame->stream, &(qd_route_grad_args){
         .logits = c->at[0], .choice = c->at[1], .weight = c->at[2], .d_weight = c->at[3], .load = c->at[4], .d_logits = c->at[5],
         .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k,
-        .aux = (float)m->moe.aux_loss * c->frame->loss_scale,
-        .load_scale = (float)(m->moe.experts / (m->moe.per_token * tokens)),
-        .z = (float)m->moe.z_loss * c->frame->loss_scale,
+        .aux = (float)m->moe.aux_loss * scale,
+        .load_scale = (float)(m->moe.experts / (m->moe.per_token * c->op->load_tokens)),
+        .z = (float)m->moe.z_loss * scale,
         .rule = route_rule(c), .grad_dtype = call_dtype(c, 5),
     });
 }

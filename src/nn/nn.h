@@ -48,7 +48,6 @@ typedef struct qd_frame {
     double *loss;
     uint64_t seed, step; /* of the dropout masks */
     int64_t first_row;   /* index in the global batch of the micro-batch's first row */
-    float loss_scale;    /* what the gradient of each token's loss is multiplied with: 1 / tokens of the global batch */
     const qd_exchange *exchange; /* NULL: no op of the program communicates */
     bool overwrite;      /* gradients of parameters are not there yet: ops that can, overwrite them (qd_op.overwrites) */
     double *squares[QD_FAMILY_COUNT]; /* sums of squares of the rows of this rank's gradients; NULL: not from this action (qd_op.squares) */

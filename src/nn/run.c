@@ -237,7 +237,7 @@ qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, vo
     const qd_kernels kernels = {
         .matmul = list_product, .bias_grad = skip_bias_grad, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
     listing l = {visit, context};
-    const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l, .loss_scale = 1.0f};
+    const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l};
     const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are added to as well */
     static char here[1]; /* an address for slots that exist; only matmul's arguments are looked at, and not their addresses */
     for (int module = 0; module < program->ledger->module_count; module++) {

@@ -278,14 +278,6 @@ bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank)
     return coord == 0;
 }
 
-bool qd_ledger_counts_in_norm(const qd_ledger *ledger, int param, int rank)
-{
-    qd_group group = qd_norm_group(&ledger->model, &ledger->mesh);
-    int family = ledger->params[param].family;
-    int holders = family == 1 ? qd_expert_ranks(&ledger->mesh) : ledger->mesh.degree[QD_AXIS_TP];
-    return qd_group_coord(&ledger->mesh, group, rank) < holders && qd_ledger_counts(ledger, param, rank);
-}
-
 qd_group qd_ledger_data_group(const qd_ledger *ledger, int family)
 {
     return family == 1 ? qd_expert_data_group(&ledger->mesh) : qd_group_whole(&ledger->mesh, QD_AXES_DATA);

@@ -75,12 +75,9 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank);
 
 int64_t qd_atom_count(const qd_atom *atom, int ndim);
 
-/* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that hold the same: in the
- * gradient norm and in checkpoints. */
+/* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that hold the same, in
+ * checkpoints. */
 bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank);
-
-/* The same for the gradient norm, among the ranks of qd_norm_group (experts.h). */
-bool qd_ledger_counts_in_norm(const qd_ledger *ledger, int param, int rank);
 
 /* The ranks that hold what this one holds of a family of parameters, sharded or not. */
 #define QD_FAMILY_COUNT 2

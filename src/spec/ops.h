@@ -173,6 +173,8 @@ typedef struct qd_op {
     int32_t after;             /* an asynchronous op that must have ended, with all before it; -1: none */
     int64_t chunk;             /* head: rows of logits held at a time */
     int32_t site;              /* dropout: which of the module's dropouts */
+    double scale;              /* loss and router gradients: the factor of each token's gradient, 1 / tokens of the global batch */
+    double load_tokens;        /* router gradients: the tokens whose choices are summed in `load` */
     bool overwrites;           /* it is the first op to write its gradients, all of them, and overwrites them in an action that is
                                   the first to write them (qd_action.overwrite) */
     bool squares;              /* in an action that is the last to write its gradients (qd_action.squares) it also gives the sums of squares

@@ -470,6 +470,39 @@ static void bind_exchanges(builder *b, qd_module_class *class_)
     }
 }
 
+/* The numbers that ops multiply gradients with. Balance is over the tokens of a sequence, or of all that is computed at the same
+ * time (a micro-batch of every rank of dp). */
+static void bind_scales(const builder *b, qd_module_class *class_)
+{
+    const qd_strategy *s = b->strategy;
+    bool batch = b->ledger->model.moe.balance == QD_BALANCE_BATCH;
+    for (int i = 0; i < class_->op_count; i++) {
+        qd_op *op = &class_->ops[i];
+        if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_GRAD || op->kind == QD_OP_ROUTE_GRAD)
+            op->scale = 1.0 / (double)qd_program_tokens(b->p);
+        if (op->kind == QD_OP_ROUTE_GRAD)
+            op->load_tokens = (double)s->seq * (batch ? (double)s->micro_batch * b->ledger->mesh.degree[QD_AXIS_DP] : 1.0);
+    }
+}
+
+/* Who counts which parameter in the norm. */
+static qd_status choose_norm(builder *b, qd_arena *arena)
+{
+    const qd_ledger *l = b->ledger;
+    int tp = l->mesh.degree[QD_AXIS_TP];
+    b->p->norm = QD_ARENA_NEW(arena, qd_norm_rule, l->param_count);
+    if (!b->p->norm)
+        return QD_NO_MEMORY;
+    for (int i = 0; i < l->param_count; i++) {
+        const qd_param *p = &l->params[i];
+        const qd_place *place = &p->value[QD_AXIS_TP];
+        int copies = place->kind != QD_SHARD ? tp : place->repeat > 1 ? place->repeat : 1;
+        if (!p->counts && p->tied_to < 0)
+            b->p->norm[i] = p->family == 1 ? (qd_norm_rule){qd_expert_ranks(&l->mesh), 1} : (qd_norm_rule){tp, copies};
+    }
+    return QD_OK;
+}
+
 /* Moves a finished array from the heap into the arena. */
 static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t size)
 {
@@ -546,11 +579,14 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
             continue;
         QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
         bind_exchanges(&b, class_);
+        bind_scales(&b, class_);
     }
     QD_TRY(write_items(&b, arena));
     QD_TRY(qd_transfers_create(&b, arena));
     QD_TRY(qd_units_create(&b, arena));
     QD_TRY(qd_gradients_create(&b, arena));
+    if (strategy->training)
+        QD_TRY(choose_norm(&b, arena));
     int64_t moment2 = 0;
     QD_TRY(qd_muon_create(&b, arena, &moment2));
     add_persistent(&b, moment2);

@@ -176,7 +176,7 @@ typedef struct qd_action {
                                  /* MOMENTUM .. UPDATE_MATRICES: see spec/muon.h */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
     /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with a chunk: of the
-     * state */
+     * state; NORM: the tokens of the global batch, by which the ops have divided (qd_op.scale) */
     int64_t first, count;
     qd_dtype dtype;              /* of those elements */
     int32_t group;               /* collectives, SEND, RECV: in the program's groups; -1: none */
@@ -195,6 +195,12 @@ typedef struct qd_matrix {
     int sharer; /* in the share_group */
     int64_t part; /* element of a round's parts at which this rank's box of it lies */
 } qd_matrix;
+
+/* Which ranks of the norm's group (qd_norm_group) count a parameter's squares: those whose place in the group is below `holders`
+ * and a multiple of `repeat`. Each element is then counted once. holders 0: no rank does, it is no part of the norm. */
+typedef struct qd_norm_rule {
+    int32_t holders, repeat;
+} qd_norm_rule;
 
 #define QD_GROUP_LIMIT 24
 typedef struct qd_program {
@@ -217,6 +223,7 @@ typedef struct qd_program {
     int matrix_groups[QD_FAMILY_COUNT];   /* of the ranks that have parts of a matrix, -1: one rank has all of it */
     int share_groups[QD_FAMILY_COUNT];    /* of the ranks that have the same parts and share the work, -1: one rank */
     int64_t *moment2;                     /* Muon: where the second moments of a parameter lie; NULL: as all else */
+    qd_norm_rule *norm;                   /* per parameter; NULL: not a training step */
     bool *squared;                        /* parameters of whose gradients ops give the sums of squares; NULL: none */
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;             /* on the device */
@@ -227,6 +234,12 @@ typedef struct qd_program {
 static inline int64_t qd_program_rows(const qd_program *p)
 {
     return p->strategy.micro_batch * qd_ledger_rows(p->ledger, p->rank, p->strategy.seq);
+}
+
+/* Tokens of the global batch. */
+static inline int64_t qd_program_tokens(const qd_program *p)
+{
+    return p->strategy.micro_batch * p->strategy.micro_batches * p->ledger->mesh.degree[QD_AXIS_DP] * p->strategy.seq;
 }
 
 /* Where the program's rank stands in cp, and of how many. */

@@ -241,7 +241,6 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         .seed = it->in->seed,
         .step = (uint64_t)it->in->step,
         .first_row = first_sequence(it, a->microbatch) * p->strategy.seq,
-        .loss_scale = (float)(1.0 / ((double)it->in->global_batch * (double)p->strategy.seq)),
         .overwrite = a->overwrite,
         .documents = it->in->source->documents,
         .exchange = qd_exchanger_view(it->exchanger),
@@ -460,12 +459,11 @@ static qd_status copy_figures(qd_interpreter *it)
 /* Parameters in order: the same sum on every rank. The factor stays on the device, where the updates read it. */
 static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 {
-    (void)a;
     (void)index;
     double *loss = qd_bound_kind(it->bound, QD_BUFFER_LOSS);
     QD_TRY(it->kernels->grad_norm(it->stream, &(qd_grad_norm_args){
         .sums = qd_bound_kind(it->bound, QD_BUFFER_SUMS), .loss = loss, .count = it->program->ledger->param_count,
-        .planned = (double)it->in->global_batch * (double)it->program->strategy.seq, .clip = it->in->optim->clip,
+        .planned = (double)a->count, .clip = it->in->optim->clip,
         .out = loss + QD_LOSS_NORM}));
     return copy_figures(it);
 }

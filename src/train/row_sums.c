@@ -1,5 +1,7 @@
 #include "train/row_sums.h"
 
+#include "spec/experts.h"
+
 #include <stdlib.h>
 
 qd_status qd_row_runs(const qd_program *p, qd_sum_run **runs, int64_t *count)
@@ -15,6 +17,7 @@ qd_status qd_row_runs(const qd_program *p, qd_sum_run **runs, int64_t *count)
         free(cursor);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rows of the gradient norm");
     }
+    int place = qd_group_coord(&p->ledger->mesh, qd_norm_group(&p->ledger->model, &p->ledger->mesh), p->rank);
     int64_t *cursors[QD_FAMILY_COUNT] = {cursor, cursor + s->share[0].parts};
     for (int family = 0; family < QD_FAMILY_COUNT; family++)
         for (int part = 0; part < s->share[family].parts; part++)
@@ -23,7 +26,7 @@ qd_status qd_row_runs(const qd_program *p, qd_sum_run **runs, int64_t *count)
         const qd_param *param = &p->ledger->params[i];
         if (param->tied_to >= 0)
             continue;
-        bool counts = !param->counts && qd_ledger_counts_in_norm(p->ledger, i, p->rank);
+        bool counts = place < p->norm[i].holders && place % p->norm[i].repeat == 0;
         for (int part = 0; part < s->share[param->family].parts; part++) {
             int64_t rows = qd_storage_part(s, i, s->share[param->family].parts, part).rows, *at = &cursors[param->family][part];
             if (counts && rows > 0)
