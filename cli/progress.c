@@ -29,7 +29,7 @@ double progress_seconds(const progress_line *line)
     return now() - line->begin;
 }
 
-void progress_draw(FILE *file, double share, const char *text, double seconds_left)
+void progress_draw_first(FILE *file, double share, const char *const *texts, int count, double seconds_left)
 {
     enum { BAR = 16 };
     char bar[4 * BAR + 1], left[32], rest[48] = "";
@@ -38,16 +38,23 @@ void progress_draw(FILE *file, double share, const char *text, double seconds_le
         qd_text_seconds(seconds_left, left, sizeof left);
         snprintf(rest, sizeof rest, "  %s left", left);
     }
-    int needed = qd_text_columns(text) + qd_text_columns(rest);
+    int chosen = 0;
+    while (chosen < count && columns <= qd_text_columns(texts[chosen]) + qd_text_columns(rest))
+        chosen++;
     plan_bar(share, BAR, bar);
     /* Never wider than the terminal: a wrapped line cannot be rewritten. */
-    if (columns > needed + BAR + 3)
-        fprintf(file, "\r[%s] %s%s\033[K", bar, text, rest);
-    else if (columns > needed)
-        fprintf(file, "\r%s%s\033[K", text, rest);
+    if (chosen == count)
+        fprintf(file, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, texts[count - 1]);
+    else if (chosen == 0 && columns > qd_text_columns(texts[0]) + qd_text_columns(rest) + BAR + 3)
+        fprintf(file, "\r[%s] %s%s\033[K", bar, texts[0], rest);
     else
-        fprintf(file, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, text);
+        fprintf(file, "\r%s%s\033[K", texts[chosen], rest);
     fflush(file);
+}
+
+void progress_draw(FILE *file, double share, const char *text, double seconds_left)
+{
+    progress_draw_first(file, share, &text, 1, seconds_left);
 }
 
 void progress_show(progress_line *line, double share, const char *text)

@@ -91,29 +91,40 @@ static void keep_loss(view *v, double loss)
     v->losses[v->count++] = loss;
 }
 
+/* A line in several lengths: MFU goes first, then the norm, then the speed. */
+enum { STEP_FORMS = 4, STEP_TEXT = 160 };
+typedef struct step_text {
+    char forms[STEP_FORMS][STEP_TEXT];
+} step_text;
+
 /* "step 12/200  loss 3.1234  norm 0.91  41.2 k tokens/s  MFU 31 %" */
-static void format_step(const qd_train_step *s, char *text, size_t size)
+static void format_step(const qd_train_step *s, step_text *text)
 {
-    char rate[32], norm[32], mfu[32] = "";
+    char rate[32], head[96], norm[40], speed[48], mfu[32] = "";
     /* Three digits, zeros at the end too, so that columns stay where they are; not "123." */
-    snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "%#.3g" : "%.3g", s->grad_norm);
+    snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "  norm %#.3g" : "  norm %.3g", s->grad_norm);
     qd_text_count(s->tokens_per_second, rate, sizeof rate);
+    snprintf(speed, sizeof speed, "  %s tokens/s", rate);
     if (s->mfu > 0.0)
         snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * s->mfu);
-    snprintf(text, size, "step %*lld/%lld  loss %.4f  norm %s  %s tokens/s%s", snprintf(NULL, 0, "%lld", (long long)s->steps),
-             (long long)s->step, (long long)s->steps, s->loss, norm, rate, mfu);
+    snprintf(head, sizeof head, "step %*lld/%lld  loss %.4f", snprintf(NULL, 0, "%lld", (long long)s->steps), (long long)s->step,
+             (long long)s->steps, s->loss);
+    const char *const parts[STEP_FORMS][3] = {{norm, speed, mfu}, {norm, speed, ""}, {"", speed, ""}, {"", "", ""}};
+    for (int i = 0; i < STEP_FORMS; i++)
+        snprintf(text->forms[i], STEP_TEXT, "%s%s%s%s", head, parts[i][0], parts[i][1], parts[i][2]);
 }
 
 static void rewrite_line(view *v, const qd_train_step *s)
 {
-    char line[160];
+    step_text text;
     double at = now();
     bool last = s->step == s->steps;
     if (v->line_open && !last && at - v->shown < 0.1)
         return;
-    format_step(s, line, sizeof line);
-    progress_draw(stdout, (double)s->step / (double)s->steps, line,
-                  last ? -1.0 : (at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step));
+    format_step(s, &text);
+    const char *const forms[STEP_FORMS] = {text.forms[0], text.forms[1], text.forms[2], text.forms[3]};
+    progress_draw_first(stdout, (double)s->step / (double)s->steps, forms, STEP_FORMS,
+                        last ? -1.0 : (at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step));
     v->line_open = true;
     v->shown = at;
 }
@@ -127,9 +138,9 @@ static void on_step(void *context, const qd_train_step *s)
     if (v->columns > 0) {
         rewrite_line(v, s);
     } else if (s->step % v->log_every == 0 || s->step == 1 || s->step == s->steps) {
-        char line[160];
-        format_step(s, line, sizeof line);
-        puts(line);
+        step_text text;
+        format_step(s, &text);
+        puts(text.forms[0]);
         fflush(stdout);
     }
 }

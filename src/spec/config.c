@@ -339,12 +339,18 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
     if (c->min_lr > c->lr)
         return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
     if (c->warmup > c->steps)
-        return QD_FAIL(QD_USAGE, "train.warmup (%lld) is longer than train.steps (%lld)", (long long)c->warmup, (long long)c->steps);
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) is longer than train.steps (%lld): set train.warmup=%lld (a tenth of the steps is usual), or "
+                       "train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->steps, (long long)(c->steps / 10), (long long)c->warmup);
     if (c->decay_steps == 0)
         c->decay_steps = c->steps / 5;
     if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
-        return QD_FAIL(QD_USAGE, "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together",
-                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps);
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together: set "
+                       "train.warmup=%lld and train.decay_steps=%lld, or train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps, (long long)(c->steps / 10),
+                       (long long)(c->steps / 5), (long long)(c->warmup + c->decay_steps));
     if (c->kind != QD_OPTIM_SGD && c->momentum != 0.0)
         return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1, Muon train.muon_momentum");
     if (c->muon_lr > 0.0 && c->lr <= 0.0)

@@ -23,9 +23,14 @@ class RoughUse(program.ProgramTest):
         self.assertIn("\nstep 2/3", dumb)
 
     def test_lines_of_progress_fit_the_terminal(self):
-        """The bar goes first, then the time that is left; whatever is left over is cut."""
-        for columns, begins in ((120, r"\[.{16}\] step +1/3 .* left"), (80, r"step +1/3  loss .* tokens/s.* left"), (30, "step +1/3  loss ")):
-            shown = self.on_terminal(*self.small("train.steps=3"), columns=columns, TERM="xterm", LC_ALL="C.UTF-8")
+        """The bar goes first, then MFU, the norm, the speed and the time left; what remains is cut."""
+        for columns, steps, begins in ((120, 3, r"\[.{16}\] step +1/3  loss .* norm .* MFU .* left"),
+                                       (80, 3, r"step +1/3  loss .* tokens/s.* left"),
+                                       (80, 10**9, r"step +\d+/1000000000  loss .* tokens/s  .* left"),
+                                       (50, 3, r"step +1/3  loss [0-9.]+  .* left"), (30, 3, "step +1/3  loss ")):
+            stopped = steps > 3
+            shown = self.on_terminal(*self.small(f"train.steps={steps}"), columns=columns, status=124 if stopped else 0,
+                                     launcher=["timeout", "-s", "INT", "4"] if stopped else [], TERM="xterm", LC_ALL="C.UTF-8")
             lines = [line.split("\033[K")[0] for line in shown.split("\r")[1:]]
             self.assertTrue(any(re.match(begins, line) for line in lines), lines)
             self.assertLess(max(map(len, lines)), columns)

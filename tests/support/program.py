@@ -53,12 +53,12 @@ class ProgramTest(unittest.TestCase):
         """Without a folder or a corpus."""
         return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
-    def on_terminal(self, *arguments, columns=80, status=0, **environment):
+    def on_terminal(self, *arguments, columns=80, status=0, launcher=(), **environment):
         """What the program writes to a terminal."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         everything = {**os.environ, **environment}
-        with subprocess.Popen([PROGRAM, *arguments], cwd=self.folder, stdout=theirs, stderr=theirs, env=everything) as run:
+        with subprocess.Popen([*launcher, PROGRAM, *arguments], cwd=self.folder, stdout=theirs, stderr=theirs, env=everything) as run:
             os.close(theirs)
             output = b""
             try:

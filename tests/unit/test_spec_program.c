@@ -71,7 +71,7 @@ static void bad_layouts_are_refused(void **state)
     refused("model.preset=llama3-8", "did you mean 'llama3-8b'");
     refused("model.preset=deepseek-v3", "multi-head latent attention");
     refused("model.preset=gpt2-124M data.seq=2048", "1024 learned positions");
-    refused("train.warmup=200", "longer than train.steps");
+    refused("train.warmup=200", "longer than train.steps (100): set train.warmup=10");
     refused("run.trace=true", "run.trace needs run.dir");
     refused(SMALL "parallel.ranks=4 parallel.zero=1 parallel.dp_shard=3", "parallel.dp_shard is 3, which does not divide");
     refused(SMALL "model.experts=4 parallel.ranks=8 parallel.ep=4 parallel.zero=1 parallel.dp_shard=2", "cannot hold all experts");
