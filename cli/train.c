@@ -71,8 +71,10 @@ static void on_start(void *context, const qd_train_summary *s)
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
     if (s->plan.world > 1)
         print_ranks(s);
-    if (dir[0])
-        printf("folder   %s\n", dir);
+    if (!dir[0])
+        puts("folder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints, metrics and configuration");
+    else
+        printf("folder   %s%s\n", dir, qd_options_bool(v->options, "run.save") ? "" : ", without checkpoints (run.save=false)");
     putchar('\n');
     fflush(stdout);
     v->begin = now();
@@ -414,9 +416,10 @@ const cli_command cli_train = {
     .summary = "Trains a model, on local ranks or in the world that mpirun or srun made",
     .details = "  quadrille train run.yaml --ranks 4 train.lr=1e-3\n"
                "  mpirun -n 4 quadrille train run.yaml\n\n"
-               "CONFIG is a YAML file with the keys below; what is given on the command line wins. Ctrl-C ends the run after\n"
-               "the step that runs, a second one at once. SIGTERM and SIGUSR1, to this process or any rank, write a checkpoint into\n"
-               "run.dir after the step that runs and end with exit status 75: start again with --resume.",
+               "CONFIG is a YAML file with the keys below; what is given on the command line wins. With --dir, checkpoints\n"
+               "are written every 30 minutes (run.save_minutes, run.save_every), at the end, and when the run is stopped. Ctrl-C stops\n"
+               "it after the step that runs, a second one at once. SIGTERM and SIGUSR1, to this process or any rank, do so with exit\n"
+               "status 75: start again with --resume.",
     CLI_OPTIONS(own),
     .configuration = true,
     .run = run,

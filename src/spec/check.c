@@ -389,7 +389,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
             r->host_lines[r->host_line_count++] = (qd_check_line){qd_buffer_kind_name((qd_buffer_kind)kind), memory->host[kind]};
     r->host_bytes = memory->host_total;
     r->chunk_bytes = memory->chunks;
-    r->snapshot_bytes = config->save_every > 0 && config->async_save ? qd_pieces_bytes(p) : 0;
+    r->snapshot_bytes = qd_config_snapshot(config) ? qd_pieces_bytes(p) : 0;
     r->action_count = p->action_count;
     for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
         if (memory->at_peak[kind] > 0)

@@ -182,7 +182,7 @@ static const qd_option options_table[] = {
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
     {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL,
-     "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is written", "dir"},
+     "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is kept", "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,
@@ -195,10 +195,17 @@ static const qd_option options_table[] = {
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
      "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
-    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL,
-     "steps between checkpoints in run.dir, and one at the end; 0: none but those that SIGTERM and SIGUSR1 ask for", "save-every"},
+    {"run.save", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "writes checkpoints into run.dir: after the last step, on every orderly stop (Ctrl-C, SIGTERM, SIGUSR1, numbers that are not finite) "
+     "and on the intervals below; false: none at all",
+     NULL},
+    {"run.save_minutes", QD_OPTION_FLOAT, "30", 0, 1e6, NULL,
+     "minutes after which the next step ends with a checkpoint, while training waits; 0: none by time", "save-minutes"},
+    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints; 0: none by steps", "save-every"},
     {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "checkpoints are written from a copy in host memory while training goes on; false: training waits, and no copy is kept", NULL},
+     "with run.save_every, checkpoints are written from a copy in host memory while training continues; false: training waits, and no copy "
+     "is kept",
+     NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
     {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
      "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same",
@@ -471,7 +478,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .verify = qd_options_bool(o, "data.verify"),
     };
     c->run_dir = qd_options_string(o, "run.dir");
-    c->save_every = qd_options_int(o, "run.save_every");
+    c->save = qd_options_bool(o, "run.save");
+    c->save_every = c->save ? qd_options_int(o, "run.save_every") : 0;
+    c->save_seconds = c->save ? 60.0 * qd_options_float(o, "run.save_minutes") : 0.0;
     c->async_save = qd_options_bool(o, "run.async_save");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
@@ -501,6 +510,11 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         if (wanted[i] && c->run_dir[0] == '\0')
             return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);
     return QD_OK;
+}
+
+bool qd_config_snapshot(const qd_config *c)
+{
+    return c->save_every > 0 && c->async_save;
 }
 
 /* A program takes 2 to 6 KB for each module of each micro-batch (measured: plain 2.3, ZeRO 3 with recompute 4.7, with ZB-V 6.2 for all

@@ -34,7 +34,9 @@ typedef struct qd_config {
     bool deterministic;
     bool device_comm;    /* no option: ranks as threads exchange as ranks on GPUs do, also where the host reaches the memory */
     int64_t trace_steps; /* how many steps are traced */
-    int64_t save_every;  /* 0: no checkpoints */
+    bool save;           /* checkpoints at the end, on stops and on the intervals below */
+    int64_t save_every;  /* steps between checkpoints; 0: none by steps */
+    double save_seconds; /* between checkpoints; 0: none by time */
     bool async_save;     /* written from a copy while training goes on */
     int keep;
     bool resume;
@@ -48,6 +50,10 @@ typedef struct qd_config {
 
 /* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
+
+/* Whether checkpoints are written from a copy of the state. Those by time alone are rare: training waits for them, and no
+ * memory is set aside. */
+bool qd_config_snapshot(const qd_config *config);
 
 /* moe.c: the model's keys about experts. `always`: without a preset, the table's defaults count. */
 void qd_moe_resolve(const qd_options *options, bool always, qd_model *model);

@@ -27,7 +27,7 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
     if (!single && !exists(path, "checkpoints", inner) && exists(path, "config.json", inner))
         return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' makes a run folder of it", path, path);
     if (!single && !exists(path, "checkpoints", inner))
-        return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with run.save_every)", path);
+        return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with --dir)", path);
     QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : qd_store_open(inner, INT64_MAX, true, checkpoint, NULL));
     snprintf(folder, PATH_MAX, "%s", path);
     file_path above;

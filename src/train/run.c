@@ -81,20 +81,23 @@ void qd_rank_note(const qd_rank_run *s, const char *text)
         o->on_note(o->context, text);
 }
 
-/* Collective: all ranks learn of a signal that has reached any of them, so that they stop after the same step. Where there are
- * several, the highest number counts: SIGINT, SIGUSR1, SIGTERM. */
-static qd_status ask_to_stop(qd_rank_run *s)
+static bool keeps_checkpoints(const qd_rank_run *s)
 {
-    int32_t asked = atomic_load(s->run->stop);
-    QD_TRY(qd_comm_all_reduce(s->control, &asked, &asked, 1, QD_I32, QD_MAX, NULL));
-    s->stop = asked;
-    return QD_OK;
+    return s->run->config.save && s->run->config.run_dir[0] != '\0';
 }
 
-/* SIGTERM and SIGUSR1 come from schedulers: the run is to go on later. */
-static bool wants_checkpoint(const qd_rank_run *s)
+/* Collective, after each step: all ranks learn of a signal that has reached any of them, so that they stop after the same
+ * step. Where there are several, the highest number counts: SIGINT, SIGUSR1, SIGTERM. Whether it is time for a checkpoint
+ * is rank 0's decision: clocks differ. */
+static qd_status ask_ranks(qd_rank_run *s)
 {
-    return s->stop != 0 && s->stop != SIGINT && s->run->config.run_dir[0] != '\0';
+    double seconds = s->run->config.save_seconds;
+    bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds;
+    int32_t asked[2] = {atomic_load(s->run->stop), due};
+    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 2, QD_I32, QD_MAX, NULL));
+    s->stop = asked[0];
+    s->time_to_save = asked[1] != 0;
+    return QD_OK;
 }
 
 /* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU
@@ -123,10 +126,10 @@ static qd_status open_saver(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     qd_run_file root;
-    if (c->run_dir[0] == '\0')
+    if (!keeps_checkpoints(s))
         return QD_OK;
     QD_TRY(qd_run_path(c, "checkpoints", root));
-    return qd_saver_create(s->trainer, s->control, root, c->keep, c->save_every > 0 && c->async_save, &s->saver);
+    return qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver);
 }
 
 /* Collective. How the checkpoint that is being written stands; one that could not be written is told, and training goes on. Without
@@ -137,7 +140,7 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
     char text[640];
     QD_TRY(qd_saver_poll(s->saver, wait, &report));
     if (report.state == QD_SAVE_DONE)
-        s->end.saved = report.step;
+        s->end.saved = s->kept = report.step;
     if (report.state == QD_SAVE_DONE && report.message[0] != '\0')
         qd_rank_note(s, report.message);
     if (report.state == QD_SAVE_FAILED && report.step == s->run->config.steps) {
@@ -154,6 +157,7 @@ static qd_status save(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     QD_TRY(poll_save(s, true));
+    s->saved_at = qd_clock_now();
     QD_TRY(qd_saver_begin(s->saver, s->config_text));
     bool last = s->stop != 0 || qd_trainer_position(s->trainer).step == c->steps;
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
@@ -255,14 +259,19 @@ static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output
                    MOST, (long long)step, output->not_finite, (long long)(step - MOST));
 }
 
-/* A step that is not finite ends the run, on all ranks alike and in order: the checkpoint that is being written is still completed. */
+/* Steps that are not finite end the run, on all ranks alike and in order. The checkpoint that is being written is completed,
+ * and the state, which such steps have not touched, is kept: a run with other settings can resume from it. */
 static qd_status end_saving(qd_rank_run *s, qd_status status)
 {
     qd_error_record why;
     if (status != QD_NOT_FINITE || !s->saver)
         return status;
     qd_error_keep(&why);
-    (void)poll_save(s, true); /* its failure is told by a note, that of communication by the end */
+    qd_status saving = poll_save(s, true); /* its failure is reported by a note, that of communication by the end */
+    if (saving == QD_OK && qd_trainer_position(s->trainer).step > s->kept)
+        saving = save(s);
+    if (saving == QD_OK)
+        (void)poll_save(s, true);
     qd_error_put_back(&why);
     return status;
 }
@@ -272,6 +281,7 @@ static qd_status run_steps(qd_rank_run *s)
     const qd_run *run = s->run;
     double begin = qd_clock_now();
     int64_t every = run->config.save_every;
+    s->saved_at = begin;
     for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && s->stop == 0; step++) {
         qd_step_output output;
         double from = qd_clock_now();
@@ -287,11 +297,11 @@ static qd_status run_steps(qd_rank_run *s)
         s->end.loss = output.loss;
         s->end.tokens += output.tokens;
         QD_TRY(end_saving(s, note_skipped(s, step, &output)));
-        QD_TRY(ask_to_stop(s));
-        if (s->saver)
-            QD_TRY(poll_save(s, false));
-        bool due = every > 0 && (step % every == 0 || step == run->config.steps || s->stop != 0);
-        if (due || wants_checkpoint(s))
+        QD_TRY(ask_ranks(s));
+        if (!s->saver)
+            continue;
+        QD_TRY(poll_save(s, false));
+        if ((every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == run->config.steps)
             QD_TRY(save(s));
     }
     if (s->saver)
@@ -313,13 +323,13 @@ static qd_status tell_end(qd_rank_run *s)
         return status;
     }
     if (saved)
-        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: go on with --dir %s --resume",
+        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: resume with --dir %s --resume",
                        user ? "" : signal_name(s->stop), user ? "interrupted" : ": stopped", (long long)s->end.steps, (long long)c->steps,
                        c->run_dir);
     return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
-                   user                        ? ""
-                   : c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
-                                              : " without a checkpoint");
+                   c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
+                   : !c->save              ? " without a checkpoint: run.save is false"
+                                           : " without a checkpoint");
 }
 
 /* A run whose result was to be kept and is not has failed, on all ranks. */
@@ -371,7 +381,7 @@ static void name_rank(const qd_comm *world, qd_status status)
 
 qd_status qd_run_rank(const qd_run *run, qd_comm *world)
 {
-    qd_rank_run s = {.run = run, .world = world, .end.saved = -1};
+    qd_rank_run s = {.run = run, .world = world, .end.saved = -1, .kept = -1};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
     QD_TRY_DONE(start(&s));

@@ -198,6 +198,7 @@ qd_status qd_run_resume(qd_rank_run *s)
     if (step >= c->steps)
         QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
                                      (long long)step)));
+    s->kept = step;
     snprintf(text, sizeof text, "goes on after step %lld", (long long)step);
     qd_rank_note(s, text);
 done:

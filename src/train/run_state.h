@@ -29,6 +29,9 @@ typedef struct qd_rank_run {
     qd_train_end end;
     qd_dispatched dispatched; /* by all ranks, in the steps so far; where experts are shared out */
     double peak_flops; /* rank 0: of all machines of the run, measured, or what a step has reached since; 0: unknown */
+    int64_t kept;  /* step of the newest checkpoint that holds this state: loaded or written; -1: none */
+    double saved_at; /* when the last checkpoint was begun, or the first step */
+    bool time_to_save; /* run.save_minutes have passed on rank 0, known to all ranks */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* steps in a row that were left out */

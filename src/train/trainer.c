@@ -220,7 +220,7 @@ static qd_status check_host(const qd_trainer *t, int ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
     /* checkpoints' */
-    int64_t copy = t->program->host_bytes > 0 && t->config.save_every > 0 && t->config.async_save ? qd_pieces_bytes(t->program) : 0;
+    int64_t copy = t->program->host_bytes > 0 && qd_config_snapshot(&t->config) ? qd_pieces_bytes(t->program) : 0;
     double wanted = (double)(t->program->host_bytes + copy) * ranks,
            there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (wanted <= there)

@@ -34,7 +34,7 @@ class Experts(program.ProgramTest):
         for layout in (("parallel.ranks=1",), ("parallel.ranks=4", "parallel.ep=2", "parallel.tp=2", "parallel.zero=3")):
             plain = ["parallel.pp=1", "parallel.ep=1", "parallel.zero=0", "parallel.dp=-1", "parallel.schedule=1f1b"]
             changed = [word.split("=")[0] for word in layout]
-            self.ok(self.run_program("train", "--resume", "--dir", "deepseek", "train.steps=18", "run.save_every=0",
+            self.ok(self.run_program("train", "--resume", "--dir", "deepseek", "train.steps=18", "run.save=false",
                                      *(word for word in plain if word.split("=")[0] not in changed), *layout))
             ends.append(self.losses("deepseek")[16:])
         self.assertEqual([len(end) for end in ends], [2, 2])

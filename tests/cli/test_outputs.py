@@ -63,7 +63,8 @@ class Outputs(program.ProgramTest):
         self.assertEqual(float(digits), float(f"{float(digits):.17g}"))
         self.assertIn("step 5/5", result.stdout)
         self.assertIn("resident", result.stdout)
-        self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["config.yaml", "data.json", "memory.json", "metrics.jsonl"])
+        self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["checkpoints", "config.yaml", "data.json", "memory.json",
+                                                                "metrics.jsonl"])
 
     def test_memory_is_what_check_said(self):
         plan = self.json_of("check", *program.SMALL, "parallel.ranks=2", "--json")

@@ -149,6 +149,28 @@ class Resume(program.ProgramTest):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(len(losses(part)), 3)
 
+    def test_a_folder_keeps_checkpoints_by_default(self):
+        """At the end, and by time; without a folder, or with run.save=false, the run says that none is kept."""
+        def steps(folder):
+            return sorted(int(n[5:]) for n in os.listdir(os.path.join(folder, "checkpoints")) if n.startswith("step-"))
+
+        self.assertEqual(steps(self.whole), [30])
+        result = self.train("parallel.ranks=2", "--dir", "timed", "train.steps=5", "run.save_minutes=1e-6", "run.keep=0")
+        self.assertEqual(steps(self.path("timed")), [1, 2, 3, 4, 5])
+        self.assertIn("saved    timed/checkpoints, the newest after step 5", result.stdout)
+        result = self.train("--dir", "none", "train.steps=2", "run.save=false", "run.save_every=1")
+        self.assertFalse(os.path.exists(self.path("none/checkpoints")))
+        self.assertIn("\nfolder   none, without checkpoints (run.save=false)\n", result.stdout)
+        result = self.ok(self.run_program(*self.small("train.steps=1")))
+        self.assertRegex(result.stdout, r"\nfolder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints")
+
+    def test_a_run_that_is_not_finite_keeps_its_last_state(self):
+        result = self.run_program(*self.small("train.steps=9", "train.lr=1e3", "train.clip=0", "train.weight_decay=100", "--dir", "far"))
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("the weights are those of step", result.stderr)
+        kept = os.listdir(self.path("far/checkpoints"))
+        self.assertIn(f"step-{len(self.metrics('far')):012d}", kept)
+
     def test_killed_rank(self):
         part = self.path("part")
         words = ["parallel.ranks=2", f"run.dir={part}", "run.save_every=3", "run.keep=3", "train.steps=30"]
@@ -192,7 +214,7 @@ class Resume(program.ProgramTest):
             ([f"run.dir={self.whole}", "--resume", "--overwrite"], "both set"),
             ([f"run.dir={self.folder}/none", "--resume"], "holds no run"),
             (["run.save_every=3"], "needs run.dir"),
-            ([f"run.dir={self.whole}", "--resume"], "holds no checkpoint"),
+            ([f"run.dir={self.whole}", "--resume"], "has done all of its 30 steps"),
         ]:
             result = self.train("parallel.ranks=2", *words, check=False)
             self.assertEqual(result.returncode, 2, result.stderr)

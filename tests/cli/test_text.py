@@ -134,7 +134,7 @@ class Text(program.ProgramTest):
 
     def test_eval_errors(self):
         self.ok(self.run_program(*self.small("train.steps=1", "run.dir=plain", "run.save_every=1")))
-        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=unsaved")))
+        self.ok(self.run_program(*self.small("train.steps=1", "run.dir=unsaved", "run.save=false")))
         self.write("empty.txt", "")
         self.write("one.txt", "x")
         os.mkdir(self.path("nothing"))

@@ -146,13 +146,17 @@ class Signals(program.ProgramTest):
         self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 80 without a checkpoint\n$")
         self.assertIn("no checkpoint after step", output)
 
-    def test_interrupt_is_no_request_to_go_on(self):
-        run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", "run")
-        os.killpg(run.pid, signal.SIGINT)
-        _, errors = self.finish(run)
-        self.assertEqual(run.returncode, 1)
-        self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 80\n$")
-        self.assertFalse(os.path.exists(self.path("run/checkpoints")))
+    def test_interrupt_keeps_a_checkpoint_unless_told_not_to(self):
+        """Exit status 1, not 75: no scheduler has asked for a restart."""
+        for folder, more, end in (("run", [], "with a checkpoint: resume with --dir run --resume"),
+                                  ("unsaved", ["run.save=false"], "without a checkpoint: run.save is false")):
+            run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", folder, *more)
+            os.killpg(run.pid, signal.SIGINT)
+            _, errors = self.finish(run)
+            self.assertEqual(run.returncode, 1)
+            self.assertRegex(errors, rf"^quadrille: interrupted after step \d+ of 80 {end}\n$")
+        self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+        self.assertFalse(os.path.exists(self.path("unsaved/checkpoints")))
 
     @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
     def test_mpi(self):
