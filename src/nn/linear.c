@@ -1,4 +1,5 @@
-/* Weights are stored (out, in): y = x·Wᵀ + b. Products may be of a window of rows. */
+/* Weights are stored (out, in): y = x·Wᵀ + b. Products may be of a window of rows.
+ * Rows of logits, which a head that is cut over tp computes here, lie further apart than they are long. */
 #include "nn/nn_impl.h"
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
@@ -7,7 +8,7 @@ qd_status qd_run_linear(const qd_op_call *c)
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
         .a = call_row(c, 0, op->first), .b = c->at[1], .bias = c->at[2], .c = call_row(c, 3, op->to),
-        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = call_stride(c, 3),
         .trans_b = true,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
     });
@@ -55,7 +56,7 @@ qd_status qd_run_linear_dx(const qd_op_call *c)
     const qd_op *op = c->op;
     return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
         .a = call_row(c, 0, op->first), .b = c->at[1], .c = call_row(c, 2, op->to),
-        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
+        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, 0), .ldb = op->n, .ldc = op->n,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
     });
 }
@@ -67,7 +68,7 @@ qd_status qd_run_linear_dw(const qd_op_call *c)
     bool fused = c->frame->program->strategy.traits->fused_bias_grad;
     QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
         .a = call_row(c, 0, op->to), .b = call_row(c, 1, op->first), .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
-        .m = op->m, .n = op->n, .k = op->k, .lda = op->m, .ldb = op->n, .ldc = op->n,
+        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, 0), .ldb = op->n, .ldc = op->n,
         .trans_a = true, .accumulate = c->accumulate,
         .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
     }));

@@ -12,6 +12,7 @@ qd_status qd_run_head_loss(const qd_op_call *c)
     const int32_t *targets = input_targets(c, 2);
     const qd_dtype logits_dtype = call_dtype(c, 6);
     void *logits = c->at[6];
+    const int64_t stride = call_stride(c, 6); /* of logits; their columns from vocab on are never read */
     float *losses = c->at[7];
     for (int64_t first = 0; first < rows; first += op->chunk) {
         int64_t count = rows - first < op->chunk ? rows - first : op->chunk;
@@ -19,12 +20,12 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         /* logits (count, vocab) = x (count, hidden) · W (vocab, hidden)ᵀ */
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = x, .b = c->at[1], .c = logits, .m = count, .n = vocab, .k = hidden,
-            .lda = hidden, .ldb = hidden, .ldc = vocab, .trans_b = true,
+            .lda = hidden, .ldb = hidden, .ldc = stride, .trans_b = true,
             .a_dtype = x_dtype, .b_dtype = w_dtype, .c_dtype = logits_dtype,
         }));
         QD_TRY(f->kernels->cross_entropy(f->stream, &(qd_cross_entropy_args){
             .logits = logits, .targets = targets + first, .losses = losses + first, .rows = count, .vocab = vocab,
-            .ld = vocab, .scale = (float)op->scale, .grad = training, .dtype = logits_dtype,
+            .ld = stride, .scale = (float)op->scale, .grad = training, .dtype = logits_dtype,
         }));
         if (!training)
             continue;
@@ -32,13 +33,13 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = logits, .b = c->at[1],
             .c = (char *)c->at[3] + first * hidden * (int64_t)qd_dtype_size(call_dtype(c, 3)),
-            .m = count, .n = hidden, .k = vocab, .lda = vocab, .ldb = hidden, .ldc = hidden,
+            .m = count, .n = hidden, .k = vocab, .lda = stride, .ldb = hidden, .ldc = hidden,
             .a_dtype = logits_dtype, .b_dtype = w_dtype, .c_dtype = call_dtype(c, 3),
         }));
         /* dW (vocab, hidden) [+]= dlogits (count, vocab)ᵀ · x (count, hidden) */
         QD_TRY(f->kernels->matmul(f->stream, &(qd_matmul_args){
             .a = logits, .b = x, .c = c->at[4], .m = vocab, .n = hidden, .k = count,
-            .lda = vocab, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = c->accumulate || first > 0,
+            .lda = stride, .ldb = hidden, .ldc = hidden, .trans_a = true, .accumulate = c->accumulate || first > 0,
             .a_dtype = logits_dtype, .b_dtype = x_dtype, .c_dtype = call_dtype(c, 4),
         }));
     }
@@ -65,7 +66,7 @@ qd_status qd_run_head_logits(const qd_op_call *c)
 static qd_cross_entropy_part_args part_args(const qd_op_call *c, qd_cross_entropy_stage stage)
 {
     return (qd_cross_entropy_part_args){
-        .stage = stage, .logits = c->at[0], .rows = c->op->m, .vocab = c->op->n, .ld = c->op->n,
+        .stage = stage, .logits = c->at[0], .rows = c->op->m, .vocab = c->op->n, .ld = call_stride(c, 0),
         .all = call_model(c)->vocab, .first = c->op->to, .scale = (float)c->op->scale,
         .grad = c->frame->program->strategy.training, .dtype = call_dtype(c, 0),
     };

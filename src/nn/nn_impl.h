@@ -23,6 +23,11 @@ static inline qd_dtype call_dtype(const qd_op_call *c, int i)
     return c->slots[c->op->slot[i]].dtype;
 }
 
+/* Elements from one row of slot i to the next. */
+static inline int64_t call_stride(const qd_op_call *c, int i)
+{
+    return c->slots[c->op->slot[i]].cols;
+}
 
 /* Address of a row of slot i. */
 static inline char *call_row(const qd_op_call *c, int i, int64_t row)

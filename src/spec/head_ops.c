@@ -119,7 +119,8 @@ void qd_write_head(qd_class_writer *w)
     qd_class_norm_state n = qd_class_norm_slots(w, "norm.weight", "norm.bias", "mean", "rstd");
     qd_class_weight matrix = qd_class_weights(w, "weight", 1);
     int normed = qd_class_port(w, "normed", m->hidden), pending = -1;
-    int logits = qd_class_slot(w, "logits", QD_SLOT_LOCAL, traits->narrow_logits ? w->config->activation : QD_F32, chunk, matrix.out);
+    int logits = qd_class_slot(w, "logits", QD_SLOT_LOCAL, traits->narrow_logits ? w->config->activation : QD_F32, chunk,
+                               qd_logits_stride(matrix.out));
     int losses = qd_class_local_f32(w, "losses", w->rows, 1);
     int loss = qd_class_slot(w, "loss", QD_SLOT_LOSS, QD_F64, 2, 1);
     bool training = w->config->training;

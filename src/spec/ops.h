@@ -283,4 +283,12 @@ static inline int64_t qd_positions(int64_t seq, int64_t context)
 /* Rows of logits the head holds at a time: fixed by the vocabulary and the kind of device alone, so that no sum depends
  * on the layout. */
 int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab);
+
+/* The row stride of logits, in elements. A vocabulary, or a rank's part of one, may have any size; rows that all begin at
+ * multiples of 128 bytes are what GEMMs on GPUs need to run at full speed. What lies between the vocabulary and the stride is
+ * room only: the loss does not read it, and zeroes it in gradients. */
+static inline int64_t qd_logits_stride(int64_t tokens)
+{
+    return (tokens + 63) / 64 * 64;
+}
 #endif

@@ -1,13 +1,16 @@
 /* Matrix products: all transposes, strides, types, bias and accumulation, sizes around the tiles' edges. */
+#include "device/cut.h"
 #include "support/ops.h"
 
 #include <stdio.h>
+
+enum { CUT = -1 };
 
 typedef struct matmul_case {
     int64_t m, n, k;
     bool trans_a, trans_b, accumulate, bias;
     qd_dtype a, b, c;
-    int64_t pad; /* added to each row stride */
+    int64_t pad; /* added to each row stride; CUT: strides are multiples of 64, and the two parts of qd_matmul_cut are run */
 } matmul_case;
 
 enum { A, B, BIAS, C };
@@ -17,12 +20,12 @@ static void describe(const void *p, char *text, size_t size)
     const matmul_case *c = p;
     snprintf(text, size, "%lldx%lldx%lld %c%c%s%s %s·%s→%s%s", (long long)c->m, (long long)c->n, (long long)c->k,
              c->trans_a ? 'T' : 'N', c->trans_b ? 'T' : 'N', c->accumulate ? " +=" : "", c->bias ? " bias" : "",
-             qd_dtype_name(c->a), qd_dtype_name(c->b), qd_dtype_name(c->c), c->pad ? " strided" : "");
+             qd_dtype_name(c->a), qd_dtype_name(c->b), qd_dtype_name(c->c), c->pad == CUT ? " cut" : c->pad ? " strided" : "");
 }
 
 static qd_matmul_args arguments(const matmul_case *c)
 {
-    return (qd_matmul_args){
+    qd_matmul_args a = {
         .m = c->m, .n = c->n, .k = c->k,
         .lda = (c->trans_a ? c->m : c->k) + c->pad,
         .ldb = (c->trans_b ? c->k : c->n) + c->pad,
@@ -30,6 +33,12 @@ static qd_matmul_args arguments(const matmul_case *c)
         .trans_a = c->trans_a, .trans_b = c->trans_b, .accumulate = c->accumulate,
         .a_dtype = c->a, .b_dtype = c->b, .c_dtype = c->c,
     };
+    if (c->pad == CUT) {
+        a.lda = (a.lda + 64) / 64 * 64;
+        a.ldb = (a.ldb + 64) / 64 * 64;
+        a.ldc = (a.ldc + 64) / 64 * 64;
+    }
+    return a;
 }
 
 static int tensors(const void *p, ops_tensor *t)
@@ -70,7 +79,12 @@ static qd_status run(const qd_kernels *k, qd_stream *stream, const void *p, void
     a.b = v[B];
     a.bias = v[BIAS];
     a.c = v[C];
-    return k->matmul(stream, &a);
+    if (c->pad != CUT)
+        return k->matmul(stream, &a);
+    qd_matmul_args parts[2];
+    assert_int_equal(qd_matmul_cut(&a, 0, parts), 2);
+    QD_TRY(k->matmul(stream, &parts[0]));
+    return k->matmul(stream, &parts[1]);
 }
 
 static double flops(const void *p)
@@ -110,6 +124,14 @@ static const matmul_case cases[] = {
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},
+    /* a head's logits, their input gradient and their weight gradient, for a vocabulary of odd size */
+    {24, 257, 40, false, true, false, false, H, H, H, CUT},
+    {24, 263, 40, false, true, false, false, H, H, F, CUT},
+    {24, 40, 257, false, false, false, false, H, H, H, CUT},
+    {24, 40, 262, false, false, true, false, H, H, F, CUT},
+    {257, 40, 24, true, false, true, false, H, H, H, CUT},
+    {259, 40, 24, true, false, false, false, H, H, F, CUT},
+    {257, 40, 24, true, true, false, false, H, H, F, CUT},
 };
 #define FORWARD(m, n, k) {m, n, k, false, true, false, true, F, F, F, 0}
 #define INPUT_GRADIENT(m, n, k) {m, k, n, false, false, false, false, F, F, F, 0}
@@ -141,6 +163,37 @@ static void refuses_bad_arguments(void **state)
     ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "negative");
 }
 
+/* What is left whole: nothing odd, more than one odd size, other types, epilogues, rows that do not begin aligned, little work. */
+static void cuts_only_what_gains(void **state)
+{
+    (void)state;
+    static char here[1];
+    qd_matmul_args parts[2], a = {.m = 8192, .n = 50257, .k = 768, .lda = 768, .ldb = 768, .ldc = 50304, .trans_b = true,
+                                  .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_BF16};
+    assert_int_equal(qd_matmul_cut(&a, 4e9, parts), 2);
+    assert_int_equal(parts[0].n, 50256);
+    assert_int_equal(parts[1].n, 1);
+    for (int i = 0; i < 7; i++) {
+        qd_matmul_args b = a;
+        if (i == 0)
+            b.n = 50256;
+        if (i == 1)
+            b.k = 767;
+        if (i == 2)
+            b.a_dtype = QD_F32;
+        if (i == 3)
+            b.bias = here;
+        if (i == 4)
+            b.ldc = 50257;
+        if (i == 5)
+            b.m = 1;
+        if (i == 6)
+            b.n = 7;
+        assert_int_equal(qd_matmul_cut(&b, 4e9, parts), 1);
+        assert_int_equal(parts[0].n, b.n);
+    }
+}
+
 static const ops_op op = {
     .kernel = "matmul",
     .cases = cases, .case_count = sizeof cases / sizeof *cases, .case_size = sizeof *cases,
@@ -150,6 +203,6 @@ static const ops_op op = {
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments)};
-    return ops_main(argc, argv, &op, 1, more, 1);
+    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains)};
+    return ops_main(argc, argv, &op, 1, more, 2);
 }

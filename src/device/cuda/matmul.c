@@ -1,6 +1,7 @@
 /* The product slot: checks a call, finds the choice made for its shape, and runs it with the steps that the choice leaves
  * to separate kernels. Choices and descriptors are kept, so that a step of training looks up and launches, nothing else. */
 #include "device/cuda/matmul_impl.h"
+#include "device/cut.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -331,9 +332,25 @@ static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
     return a->gelu != QD_MATMUL_NO_GELU ? run_gelu(stream, a) : QD_OK;
 }
 
-qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
+static qd_status run_one(qd_stream *stream, const qd_matmul_args *a)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
+    qd_product_key key = qd_product_key_of(a);
+    qd_product *product;
+    QD_TRY(qd_product_find(cuda->products, &key, &product));
+    QD_TRY(qd_product_prepare(cuda, product));
+    return qd_product_run(stream, product, a);
+}
+
+int qd_product_parts(const qd_matmul_args *a, qd_matmul_args parts[2])
+{
+    /* What a launch or two more cost, some 30 us, is what an unaligned GEMM of this size loses. */
+    static const double least = 4e9;
+    return qd_matmul_cut(a, least, parts);
+}
+
+qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
+{
     QD_TRY(qd_matmul_check(a));
     if (a->m == 0)
         return QD_OK;
@@ -341,9 +358,9 @@ qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
         return a->bias_grad ? run_bias_grad(stream, a) : QD_OK;
     if (a->k == 0)
         return run_empty(stream, a);
-    qd_product_key key = qd_product_key_of(a);
-    qd_product *product;
-    QD_TRY(qd_product_find(cuda->products, &key, &product));
-    QD_TRY(qd_product_prepare(cuda, product));
-    return qd_product_run(stream, product, a);
+    qd_matmul_args parts[2];
+    const int count = qd_product_parts(a, parts);
+    for (int i = 0; i < count; i++)
+        QD_TRY(run_one(stream, &parts[i]));
+    return QD_OK;
 }

@@ -63,7 +63,9 @@ enum { QD_PRODUCT_CANDIDATES = 32, QD_PRODUCT_SIBLINGS = 24, QD_PRODUCT_VARIANTS
 
 qd_product_key qd_product_key_of(const qd_matmul_args *a);
 
-/* matmul.c: the place of a key, which is added if it is not there. Earlier places become invalid when one is added. */
+/* matmul.c: the GEMMs that a call is run as, one or two, in order (device/cut.h). */
+int qd_product_parts(const qd_matmul_args *a, qd_matmul_args parts[2]);
+/* The place of a key, which is added if it is not there. Earlier places become invalid when one is added. */
 qd_status qd_product_find(qd_cuda_products *products, const qd_product_key *key, qd_product **found);
 /* Gives a product a choice without timing, if it has none yet, and its descriptors. */
 qd_status qd_product_prepare(qd_cuda *cuda, qd_product *product);

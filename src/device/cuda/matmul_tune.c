@@ -433,6 +433,27 @@ qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_searc
     return search((qd_cuda *)device, call, report);
 }
 
+/* Searches for one GEMM unless its choice is known. */
+static qd_status tune_one(qd_cuda *cuda, const qd_matmul_args *call, bool *searched)
+{
+    qd_product_key key = qd_product_key_of(call);
+    key.alignment = 16;
+    qd_product *known;
+    QD_TRY(qd_product_find(cuda->products, &key, &known));
+    if (known->choice.seconds > 0)
+        return QD_OK;
+    qd_search_report report;
+    qd_status status = search(cuda, call, &report);
+    if (status == QD_NO_MEMORY) {
+        qd_log(QD_LOG_WARN, "device", "GEMM (%lld, %lld, %lld) is not tuned: %s", (long long)key.m, (long long)key.n, (long long)key.k,
+               qd_error_message());
+        qd_error_clear();
+        return QD_OK;
+    }
+    *searched |= status == QD_OK;
+    return status;
+}
+
 qd_status qd_cuda_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched)
 {
     qd_cuda *cuda = (qd_cuda *)device;
@@ -440,24 +461,12 @@ qd_status qd_cuda_tune(qd_device *device, const qd_matmul_args *calls, int count
     if (cuda->deterministic)
         return QD_OK; /* two runs must choose alike: the library's favourites */
     for (int i = 0; i < count; i++) {
+        qd_matmul_args parts[2];
         if (calls[i].m < 1 || calls[i].n < 1 || calls[i].k < 1)
             continue;
-        qd_product_key key = qd_product_key_of(&calls[i]);
-        key.alignment = 16;
-        qd_product *known;
-        QD_TRY(qd_product_find(cuda->products, &key, &known));
-        if (known->choice.seconds > 0)
-            continue;
-        qd_search_report report;
-        qd_status status = search(cuda, &calls[i], &report);
-        if (status == QD_NO_MEMORY) {
-            qd_log(QD_LOG_WARN, "device", "product (%lld, %lld, %lld) is not tuned: %s", (long long)key.m, (long long)key.n,
-                   (long long)key.k, qd_error_message());
-            qd_error_clear();
-            continue;
-        }
-        QD_TRY(status);
-        *searched = true;
+        const int part_count = qd_product_parts(&calls[i], parts);
+        for (int p = 0; p < part_count; p++)
+            QD_TRY(tune_one(cuda, &parts[p], searched));
     }
     return QD_OK;
 }
