@@ -97,6 +97,8 @@ static qd_status run(cli_call *call)
     qd_status status = qd_evaluate(&o, &report);
     progress_clear(&line);
     QD_TRY(status);
+    if (report.warning[0] != '\0')
+        fprintf(stderr, "quadrille: warning: %s\n", report.warning);
     if (qd_options_bool(call->options, "json"))
         return print_json(&o, &report);
     print_report(&o, &report);

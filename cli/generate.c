@@ -35,6 +35,8 @@ static const char *shown_token(const char *text)
 static void on_start(void *context, const qd_generate_report *r)
 {
     view *v = context;
+    if (r->warning[0] != '\0')
+        fprintf(stderr, "quadrille: warning: %s\n", r->warning);
     if (v->json)
         return;
     if (r->start[0])

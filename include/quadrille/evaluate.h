@@ -33,6 +33,7 @@ typedef struct qd_evaluate_report {
     int64_t tokens, bytes;  /* predicted; bytes of these tokens, 0: unknown */
     int64_t windows, seq;
     double seconds;         /* of the passes */
+    char warning[1024];     /* "", or which damaged checkpoints were skipped and which one was used */
     qd_trigram_report baseline; /* scored is 0 without one */
 } qd_evaluate_report;
 

@@ -26,6 +26,7 @@ typedef struct qd_generate_report {
     int64_t tokens;         /* generated */
     int64_t slides;         /* how often the context was full and went on from its last half */
     qd_generate_end end;
+    char warning[1024];     /* "", or which damaged checkpoints were skipped and which one is used */
     double prompt_seconds, seconds; /* to read the prompt, and to generate */
 } qd_generate_report;
 

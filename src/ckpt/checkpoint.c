@@ -40,6 +40,7 @@ typedef struct stored_file {
 struct qd_checkpoint {
     char *folder;
     qd_json *manifest;
+    uint64_t hash; /* of the manifest */
     qd_ckpt_meta meta;
     stored_file *files; /* by name */
     int file_count;
@@ -67,7 +68,8 @@ static qd_status load_manifest(qd_checkpoint *c)
         status = QD_FAIL(QD_CORRUPT, "%s: %s", c->folder, qd_error_message());
     if (status == QD_OK) {
         char expected[QD_CKPT_HASH_TEXT];
-        qd_ckpt_hash_text(XXH3_64bits(text, length), expected);
+        c->hash = XXH3_64bits(text, length);
+        qd_ckpt_hash_text(c->hash, expected);
         if (hash_length != strlen(expected) || memcmp(hash_text, expected, hash_length) != 0)
             status = QD_FAIL(QD_CORRUPT, "%s: does not match its checksum in " QD_CKPT_MANIFEST_HASH, path);
     }
@@ -179,6 +181,8 @@ static qd_status read_manifest(qd_checkpoint *c)
     QD_TRY(qd_json_get_node(c->manifest, root, "tensors", QD_JSON_LIST, &tensors));
     QD_TRY(read_files(c, files));
     c->meta.seed = (uint64_t)seed;
+    const char *run = qd_json_as_string(qd_json_member(root, "run"));
+    c->meta.run = run ? run : "";
     size_t count = qd_json_count(tensors);
     c->tensors = calloc(count + 1, sizeof *c->tensors);
     if (!c->tensors)
@@ -224,6 +228,16 @@ void qd_checkpoint_close(qd_checkpoint *c)
 const qd_ckpt_meta *qd_checkpoint_meta(const qd_checkpoint *c)
 {
     return &c->meta;
+}
+
+uint64_t qd_checkpoint_hash(const qd_checkpoint *c)
+{
+    return c->hash;
+}
+
+const char *qd_checkpoint_folder(const qd_checkpoint *c)
+{
+    return c->folder;
 }
 
 bool qd_checkpoint_has(const qd_checkpoint *c, qd_ckpt_kind kind)

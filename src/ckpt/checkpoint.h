@@ -12,7 +12,8 @@ typedef struct qd_ckpt_meta {
     int64_t step;        /* done */
     int64_t next_sample; /* index in the run of the first sample not yet trained on */
     uint64_t seed;       /* with the two above: the state of all random numbers and of the sampler */
-    const char *config;  /* the run's configuration, YAML */
+    const char *config;  /* the run's configuration, YAML, with everything filled in */
+    const char *run;     /* identity of the run, 16 hexadecimal digits; "": written by a version that had none. Set by commits */
     int tensors;         /* writing: how many there must be, qd_pieces_tensors; 0: the values of all parameters */
 } qd_ckpt_meta;
 
@@ -27,6 +28,9 @@ void qd_checkpoint_close(qd_checkpoint *checkpoint); /* NULL is legal */
 const qd_ckpt_meta *qd_checkpoint_meta(const qd_checkpoint *checkpoint);
 /* Whether it holds optimizer state of this kind. */
 bool qd_checkpoint_has(const qd_checkpoint *checkpoint, qd_ckpt_kind kind);
+/* XXH3 of the manifest: ranks that must read the same checkpoint compare it. */
+uint64_t qd_checkpoint_hash(const qd_checkpoint *checkpoint);
+const char *qd_checkpoint_folder(const qd_checkpoint *checkpoint);
 
 /* Copies a box of a logical tensor. Pieces that share something with it are checked against their checksum before their first
  * use. QD_USAGE when there is no such tensor or its shape is another, QD_CORRUPT with file and tensor when it is damaged. */
@@ -35,7 +39,10 @@ qd_status qd_checkpoint_read(qd_checkpoint *checkpoint, const qd_param *param, q
 /* Checks all bytes of all files. */
 qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 
-/* ---- the checkpoints of a run: <root>/step-000000000100/ … and the link `latest` ---- */
+/* ---- the checkpoints of a run: <root>/step-000000000100/ …, the link `latest`, and run-id, the run's identity ----
+ *
+ * A folder's name, the step of its manifest and the run's identity must agree: one that was renamed, or copied from another
+ * run, counts as damaged. */
 
 /* Hands over the fp32 values of a piece. */
 typedef qd_status (*qd_ckpt_fetch)(void *context, const qd_state_piece *piece, float *out);

@@ -12,6 +12,7 @@
 #define QD_CKPT_MANIFEST_HASH "manifest.xxh3"
 #define QD_CKPT_PART "part-%05d.json" /* what a rank has written; gone when the manifest stands */
 #define QD_CKPT_LATEST "latest"
+#define QD_CKPT_RUN_ID "run-id"
 #define QD_CKPT_ASIDE ".part"
 #define QD_CKPT_HASH_TEXT 17
 

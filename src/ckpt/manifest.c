@@ -157,6 +157,8 @@ static qd_status put_manifest(const merger *m, const qd_ckpt_meta *meta, qd_strb
     qd_json_put_int(&json, "next_sample", meta->next_sample);
     qd_json_put_int(&json, "seed", (int64_t)meta->seed);
     qd_json_put_int(&json, "ranks", m->parts);
+    if (meta->run && meta->run[0] != '\0')
+        qd_json_put_string(&json, "run", meta->run);
     qd_json_put_string(&json, "config", meta->config);
     QD_TRY(put_files(m, &json));
     qd_json_list_begin(&json, "tensors");

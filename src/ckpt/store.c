@@ -1,5 +1,6 @@
 /* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found; old ones go. */
 #define _GNU_SOURCE /* renameat2 */
+#include "base/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 
 #include <dirent.h>
@@ -9,8 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 static qd_status no_memory(const char *root)
 {
@@ -63,6 +67,71 @@ static int list_steps(const char *root, long long **steps)
     if (dir)
         closedir(dir);
     return count;
+}
+
+/* ---- the run's identity ---- */
+
+/* "0123456789abcdef", and its XXH3 after a space: a file that was damaged says nothing, instead of disowning all
+ * checkpoints. */
+static void read_run(const char *root, char id[QD_CKPT_HASH_TEXT])
+{
+    char *path = qd_ckpt_path(root, QD_CKPT_RUN_ID), *text = NULL, hash[QD_CKPT_HASH_TEXT];
+    size_t length = 0;
+    id[0] = '\0';
+    if (path && qd_file_read(path, 4096, &text, &length) == QD_OK && length >= 2 * QD_CKPT_HASH_TEXT - 1) {
+        qd_ckpt_hash_text(XXH3_64bits(text, QD_CKPT_HASH_TEXT - 1), hash);
+        if (memcmp(text + QD_CKPT_HASH_TEXT, hash, QD_CKPT_HASH_TEXT - 1) == 0)
+            snprintf(id, QD_CKPT_HASH_TEXT, "%.*s", QD_CKPT_HASH_TEXT - 1, text);
+    }
+    qd_error_clear();
+    free(text);
+    free(path);
+}
+
+static uint64_t draw_run(void)
+{
+    uint64_t drawn = 0;
+    struct timespec now;
+    if (getrandom(&drawn, sizeof drawn, GRND_NONBLOCK) == (ssize_t)sizeof drawn)
+        return drawn;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t seed[] = {(uint64_t)now.tv_sec, (uint64_t)now.tv_nsec, (uint64_t)getpid()};
+    return XXH3_64bits(seed, sizeof seed);
+}
+
+/* Of the newest checkpoint that has one; "": none. */
+static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
+{
+    long long *steps;
+    int count = list_steps(root, &steps);
+    for (int i = 0; i < count && id[0] == '\0'; i++) {
+        char *folder = qd_ckpt_step_path(root, steps[i], "");
+        qd_checkpoint *checkpoint = NULL;
+        if (folder && qd_checkpoint_open(folder, &checkpoint) == QD_OK && qd_checkpoint_meta(checkpoint)->step == steps[i])
+            snprintf(id, QD_CKPT_HASH_TEXT, "%s", qd_checkpoint_meta(checkpoint)->run);
+        qd_checkpoint_close(checkpoint);
+        free(folder);
+    }
+    qd_error_clear();
+    free(steps);
+}
+
+/* The first commit under `root` gives the run its identity; one whose file was lost gets it back from its checkpoints. */
+static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
+{
+    char text[2 * QD_CKPT_HASH_TEXT + 1], hash[QD_CKPT_HASH_TEXT];
+    read_run(root, id);
+    if (id[0] != '\0')
+        return QD_OK;
+    find_run(root, id);
+    if (id[0] == '\0')
+        qd_ckpt_hash_text(draw_run(), id);
+    qd_ckpt_hash_text(XXH3_64bits(id, strlen(id)), hash);
+    snprintf(text, sizeof text, "%s %s\n", id, hash);
+    char *path = qd_ckpt_path(root, QD_CKPT_RUN_ID);
+    qd_status status = path ? qd_file_replace(path, text, strlen(text)) : no_memory(root);
+    free(path);
+    return status;
 }
 
 /* ---- writing ---- */
@@ -175,10 +244,13 @@ static qd_status prune(const char *root, int keep, long long newest, char **left
 qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, char **left)
 {
     char *aside = qd_ckpt_step_path(root, meta->step, QD_CKPT_ASIDE), *folder = qd_ckpt_step_path(root, meta->step, "");
-    qd_status status = aside && folder ? QD_OK : no_memory(root);
+    char run[QD_CKPT_HASH_TEXT];
+    qd_ckpt_meta own = *meta;
+    qd_status status = aside && folder ? ensure_run(root, run) : no_memory(root);
     *left = NULL;
+    own.run = run;
     if (status == QD_OK)
-        status = qd_ckpt_manifest_write(aside, ledger, meta, parts);
+        status = qd_ckpt_manifest_write(aside, ledger, &own, parts);
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(aside);
     if (status == QD_OK)
@@ -215,6 +287,20 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
 
 /* ---- reading ---- */
 
+/* Checkpoints of earlier versions have no identity, and belong to any run. */
+static qd_status check_belongs(const char *root, const char *folder, int64_t step, const qd_ckpt_meta *meta)
+{
+    char run[QD_CKPT_HASH_TEXT];
+    if (meta->step != step)
+        return QD_FAIL(QD_CORRUPT, "%s: its manifest is of step %lld: the folder was renamed, or copied from another one", folder,
+                       (long long)meta->step);
+    read_run(root, run);
+    if (run[0] == '\0' || meta->run[0] == '\0' || strcmp(run, meta->run) == 0)
+        return QD_OK;
+    return QD_FAIL(QD_CORRUPT, "%s: is a checkpoint of another run (%s; those of this run have %s, see %s/" QD_CKPT_RUN_ID ")", folder,
+                   meta->run, run, root);
+}
+
 static qd_status open_one(const char *root, long long step, bool verify, qd_checkpoint **checkpoint)
 {
     QD_TRY(qd_store_open_step(root, step, checkpoint));
@@ -250,17 +336,29 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
 qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint)
 {
     char *folder = qd_ckpt_step_path(root, step, "");
-    qd_status status = folder ? qd_checkpoint_open(folder, checkpoint) : no_memory(root);
+    qd_checkpoint *opened = NULL;
+    qd_status status = folder ? qd_checkpoint_open(folder, &opened) : no_memory(root);
+    if (status == QD_OK)
+        status = check_belongs(root, folder, step, qd_checkpoint_meta(opened));
     free(folder);
-    return status;
+    if (status != QD_OK) {
+        qd_checkpoint_close(opened);
+        return status;
+    }
+    *checkpoint = opened;
+    return QD_OK;
 }
 
 qd_status qd_store_clear(const char *root)
 {
-    char *link = qd_ckpt_path(root, QD_CKPT_LATEST);
-    qd_status status = link ? QD_OK : no_memory(root);
-    if (status == QD_OK && unlink(link) != 0 && errno != ENOENT && errno != ENOTDIR)
-        status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", link, strerror(errno));
-    free(link);
+    static const char *const names[] = {QD_CKPT_LATEST, QD_CKPT_RUN_ID};
+    qd_status status = QD_OK;
+    for (size_t i = 0; i < sizeof names / sizeof *names && status == QD_OK; i++) {
+        char *path = qd_ckpt_path(root, names[i]);
+        status = path ? QD_OK : no_memory(root);
+        if (status == QD_OK && unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+            status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", path, strerror(errno));
+        free(path);
+    }
     return status == QD_OK ? prune(root, 0, LLONG_MAX, NULL) : status;
 }

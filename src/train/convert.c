@@ -233,6 +233,8 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
     qd_status status = qd_model_run_open(o->from, NULL, &run);
     if (status == QD_OK)
         status = qd_arena_create(&arena);
+    if (status == QD_OK && run.warning[0] != '\0')
+        qd_strbuf_printf(&report->notes, "%s\n", run.warning);
     if (status == QD_OK)
         status = write_model(o, aside, &run, arena, report);
     if (status == QD_OK) {

@@ -181,6 +181,7 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
     report->seconds = qd_clock_now() - begin;
     snprintf(report->data, sizeof report->data, "%s", o->text ? o->text : run.config.data.path);
     report->step = qd_checkpoint_meta(run.checkpoint)->step;
+    snprintf(report->warning, sizeof report->warning, "%s", run.warning);
     report->loss = result.loss;
     report->tokens = result.tokens;
     report->windows = windows.all;

@@ -123,6 +123,11 @@ int64_t qd_generator_room(const qd_generator *g)
     return g->context - g->past;
 }
 
+const char *qd_generator_warning(const qd_generator *g)
+{
+    return g->run.warning;
+}
+
 const qd_config *qd_generator_config(const qd_generator *g)
 {
     return &g->run.config;

@@ -22,6 +22,7 @@ int64_t qd_generator_vocab(const qd_generator *generator);
 int64_t qd_generator_room(const qd_generator *generator); /* tokens that still fit the context */
 int64_t qd_generator_context(const qd_generator *generator);
 int64_t qd_generator_step(const qd_generator *generator);       /* of the checkpoint */
+const char *qd_generator_warning(const qd_generator *generator); /* of the checkpoint, as in qd_model_run */
 const qd_config *qd_generator_config(const qd_generator *generator); /* as qd_model_run_open() found it */
 
 /* Appends tokens to the sequence. QD_NOT_FINITE when the logits after the last are not: there is nothing to draw from. */

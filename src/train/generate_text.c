@@ -137,6 +137,7 @@ qd_status qd_generate(const qd_generate_options *o, qd_generate_report *report)
     QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
     report->step = qd_generator_step(s.generator);
     report->context = qd_generator_context(s.generator);
+    snprintf(report->warning, sizeof report->warning, "%s", qd_generator_warning(s.generator));
     QD_TRY_DONE(read_prompt(&s));
     QD_TRY_DONE(continue_text(&s));
 done:

@@ -16,11 +16,23 @@ static bool exists(const char *folder, const char *name, file_path path)
     return (size_t)snprintf(path, sizeof(file_path), "%s/%s", folder, name) < sizeof(file_path) && stat(path, &info) == 0;
 }
 
+static qd_status open_newest(const char *root, qd_checkpoint **checkpoint, char warning[QD_MODEL_WARNING])
+{
+    char *skipped = NULL;
+    qd_status status = qd_store_open(root, INT64_MAX, true, checkpoint, &skipped);
+    if (status == QD_OK && skipped)
+        snprintf(warning, QD_MODEL_WARNING, "an older checkpoint is used, %.300s, because newer ones are damaged: %.600s",
+                 qd_checkpoint_folder(*checkpoint), skipped);
+    free(skipped);
+    return status;
+}
+
 /* A checkpoint that was copied out of its run is its own run folder. */
-qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder)
+qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING])
 {
     file_path inner;
     struct stat info;
+    warning[0] = '\0';
     if (stat(path, &info) != 0)
         return QD_FAIL(QD_USAGE, "%s: %s; a run folder or a checkpoint would be right", path, strerror(errno));
     bool single = exists(path, "manifest.json", inner);
@@ -28,7 +40,7 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
         return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' makes a run folder of it", path, path);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with --dir)", path);
-    QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : qd_store_open(inner, INT64_MAX, true, checkpoint, NULL));
+    QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : open_newest(inner, checkpoint, warning));
     snprintf(folder, PATH_MAX, "%s", path);
     file_path above;
     if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, folder))
@@ -50,7 +62,7 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
 {
     memset(run, 0, sizeof *run);
     qd_option_table table = qd_config_table();
-    QD_TRY(qd_model_checkpoint_open(path, &run->checkpoint, run->folder));
+    QD_TRY(qd_model_checkpoint_open(path, &run->checkpoint, run->folder, run->warning));
     QD_TRY(qd_options_create(&table, 1, &run->options));
     const char *config = qd_checkpoint_meta(run->checkpoint)->config;
     QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));

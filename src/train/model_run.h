@@ -7,18 +7,22 @@
 
 #include <limits.h>
 
+enum { QD_MODEL_WARNING = 1024 };
+
 typedef struct qd_model_run {
     qd_checkpoint *checkpoint;
     qd_options *options; /* the configuration the model was trained with */
     qd_config config;    /* data.tokenizer: the file that counts, "bytes", or "" where no tokenizer is known */
     char folder[PATH_MAX], tokenizer[PATH_MAX]; /* of the run; what config points to */
+    char warning[QD_MODEL_WARNING]; /* "", or which checkpoints were skipped and which one is used */
     qd_local_world *local;
     qd_comm *world; /* of one rank */
     qd_trainer *trainer;
 } qd_model_run;
 
-/* The checkpoint that a path names: itself, or the newest sound one of a run folder. folder: of the run (PATH_MAX). */
-qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder);
+/* The checkpoint that a path names: itself, or the newest sound one of a run folder. folder: of the run (PATH_MAX). warning:
+ * as in qd_model_run. */
+qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING]);
 
 /* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration; no trainer yet. */
 qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run);

@@ -120,17 +120,22 @@ static qd_status open_newest(void *context)
 static void note_passed_over(const qd_rank_run *s, const char *why)
 {
     char text[1200];
-    snprintf(text, sizeof text, "a damaged checkpoint was passed over: %s", why);
+    snprintf(text, sizeof text, "a checkpoint was skipped: %s", why);
     qd_rank_note(s, text);
 }
 
-/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open it. */
-static qd_status open_agreed(qd_rank_run *s, opening *o, int64_t *step)
+/* What all ranks open: the folder's step, which is its manifest's, and the hash of the manifest. */
+typedef struct checkpoint_name {
+    int64_t step, hash;
+} checkpoint_name;
+
+/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open that one. */
+static qd_status open_agreed(qd_rank_run *s, opening *o, checkpoint_name *name)
 {
     qd_status status = qd_long_work_run(s->control, open_newest, o);
-    *step = -1;
+    *name = (checkpoint_name){-1, 0};
     if (status == QD_OK && o->checkpoint) {
-        *step = qd_checkpoint_meta(o->checkpoint)->step;
+        *name = (checkpoint_name){qd_checkpoint_meta(o->checkpoint)->step, (int64_t)qd_checkpoint_hash(o->checkpoint)};
         status = check_checkpoint(s, o->checkpoint, false);
     }
     if (o->passed_over)
@@ -138,14 +143,14 @@ static qd_status open_agreed(qd_rank_run *s, opening *o, int64_t *step)
     free(o->passed_over);
     o->passed_over = NULL;
     QD_TRY(qd_rank_agree(s, status));
-    QD_TRY(qd_comm_broadcast(s->control, step, 1, QD_I64, 0, NULL));
+    QD_TRY(qd_comm_broadcast(s->control, name, 2, QD_I64, 0, NULL));
     return QD_OK;
 }
 
 typedef struct loading {
     qd_rank_run *state;
     opening *opening;
-    int64_t step;
+    checkpoint_name name;
 } loading;
 
 static qd_status load_step(void *context)
@@ -153,17 +158,20 @@ static qd_status load_step(void *context)
     const loading *l = context;
     opening *o = l->opening;
     if (!o->checkpoint)
-        QD_TRY(qd_store_open_step(o->root, l->step, &o->checkpoint));
+        QD_TRY(qd_store_open_step(o->root, l->name.step, &o->checkpoint));
+    if ((int64_t)qd_checkpoint_hash(o->checkpoint) != l->name.hash)
+        return QD_FAIL(QD_IO, "%s: has another manifest here than on rank 0: all ranks must see the same run.dir",
+                       qd_checkpoint_folder(o->checkpoint));
     return qd_state_load(l->state->trainer, o->checkpoint, false);
 }
 
 /* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
-static qd_status load_agreed(qd_rank_run *s, opening *o, int64_t step, bool *damaged)
+static qd_status load_agreed(qd_rank_run *s, opening *o, checkpoint_name name, bool *damaged)
 {
     enum { MESSAGE = 1024 };
     char message[MESSAGE] = "";
     int size = qd_comm_size(s->control);
-    qd_status status = qd_long_work_run_all(s->control, load_step, &(loading){s, o, step});
+    qd_status status = qd_long_work_run_all(s->control, load_step, &(loading){s, o, name});
     if (status == QD_OK)
         status = check_checkpoint(s, o->checkpoint, true);
     int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
@@ -185,16 +193,17 @@ qd_status qd_run_resume(qd_rank_run *s)
     qd_run_file root;
     char text[128];
     opening o = {.root = root, .below = INT64_MAX};
-    int64_t step = -1;
+    checkpoint_name name;
     qd_status status = QD_OK;
     QD_TRY(qd_run_path(c, "checkpoints", root));
     for (bool damaged = true; damaged;) {
-        QD_TRY_DONE(open_agreed(s, &o, &step));
-        QD_TRY_DONE(load_agreed(s, &o, step, &damaged));
+        QD_TRY_DONE(open_agreed(s, &o, &name));
+        QD_TRY_DONE(load_agreed(s, &o, name, &damaged));
         qd_checkpoint_close(o.checkpoint);
         o.checkpoint = NULL;
-        o.below = step;
+        o.below = name.step;
     }
+    int64_t step = name.step;
     if (step >= c->steps)
         QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
                                      (long long)step)));
@@ -223,6 +232,7 @@ qd_status qd_run_compare_data(const qd_rank_run *s)
 typedef struct weights {
     const qd_rank_run *state;
     qd_run_file folder; /* of the run that they come from */
+    char warning[QD_MODEL_WARNING];
 } weights;
 
 /* Every rank reads its own part; what is wrong with the folder is the same for all. */
@@ -230,7 +240,7 @@ static qd_status load_weights(void *context)
 {
     weights *w = context;
     qd_checkpoint *checkpoint = NULL;
-    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder);
+    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder, w->warning);
     if (status == QD_OK)
         status = qd_state_load(w->state->trainer, checkpoint, true);
     qd_checkpoint_close(checkpoint);
@@ -260,6 +270,8 @@ qd_status qd_run_load_weights(qd_rank_run *s)
 {
     weights w = {.state = s};
     QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load_weights, &w)));
+    if (w.warning[0] != '\0')
+        qd_rank_note(s, w.warning);
     note_other_tokenizer(s, w.folder);
     return QD_OK;
 }

@@ -125,10 +125,10 @@ class Resume(program.ProgramTest):
             if step > 10:
                 result = self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=100", "run.keep=1", f"train.steps={step - 5}",
                              "--resume")
-                self.assertIn("passed over", result.stdout)
+                self.assertIn("a checkpoint was skipped: ", result.stdout)
                 self.assertTrue(os.path.exists(os.path.join(part, "checkpoints", f"step-{step - 5:012d}", "manifest.json")))
                 break
-        for name in os.listdir(os.path.join(part, "checkpoints")):
+        for name in filter(lambda name: name.startswith("step-"), os.listdir(os.path.join(part, "checkpoints"))):
             with open(os.path.join(part, "checkpoints", name, "manifest.json"), "r+b") as f:
                 f.truncate(100)
         result = self.train("parallel.ranks=2", f"run.dir={part}", "--resume", check=False)
@@ -170,6 +170,48 @@ class Resume(program.ProgramTest):
         self.assertIn("the weights are those of step", result.stderr)
         kept = os.listdir(self.path("far/checkpoints"))
         self.assertIn(f"step-{len(self.metrics('far')):012d}", kept)
+
+    def test_a_checkpoint_of_another_run_is_not_used(self):
+        """The folder's name, the step in the manifest and the run's identity must agree, on all ranks."""
+        words = ["parallel.ranks=2", "train.steps=12", "run.save_every=4", "run.keep=0"]
+        for folder, lr in (("a", 1e-3), ("b", 3e-3)):
+            self.train(*words, "--dir", folder, f"train.lr={lr}", "train.schedule=constant")
+        first = losses(self.path("a"))
+        one, other = self.path("a/checkpoints"), self.path("b/checkpoints")
+        for name, why in (("step-000000000012", "its manifest is of step 8"), ("step-000000000008", "is a checkpoint of another run")):
+            for step in (8, 12):
+                shutil.rmtree(f"{one}/step-{step:012d}", ignore_errors=True)
+            shutil.copytree(f"{other}/step-000000000008", f"{one}/{name}")
+            result = self.ok(self.run_program("train", "--dir", "a", "--resume"))
+            self.assertRegex(result.stdout, f"a checkpoint was skipped: .*{name}: {why}")
+            self.assertIn("after step 4\n", result.stdout)
+            self.assertEqual(losses(self.path("a")), first)
+        # What identifies the run may be lost or damaged: then its checkpoints say it.
+        ids = []
+        for text in (None, "0123456789abcdef 0123456789abcdef\n"):
+            with open(f"{one}/run-id", encoding="ascii") as file:
+                ids.append(file.read())
+            os.remove(f"{one}/run-id")
+            if text:
+                self.write("a/checkpoints/run-id", text)
+            shutil.rmtree(f"{one}/step-000000000012")
+            self.assertNotIn("skipped", self.ok(self.run_program("train", "--dir", "a", "--resume")).stdout)
+        with open(f"{one}/run-id", encoding="ascii") as file:
+            self.assertEqual({*ids, file.read()}, {ids[0]})
+
+    def test_evaluation_says_that_it_uses_an_older_checkpoint(self):
+        self.train("--dir", "run", "train.steps=4", "run.save_every=2")
+        commands = (["eval", "run"], ["generate", "run", "--prompt", "the", "--tokens", "2", "--json"])
+        for command in commands:
+            self.assertEqual(self.ok(self.run_program(*command)).stderr, "")
+        with open(self.path("run/checkpoints/step-000000000004/model-00000.safetensors"), "r+b") as f:
+            f.truncate(5000)
+        for command in commands:
+            result = self.ok(self.run_program(*command))
+            self.assertRegex(result.stderr, r"^quadrille: warning: an older checkpoint is used, run/checkpoints/step-0*2, .*step-0*4/.*\n$")
+        self.assertIn("an older checkpoint is used", self.ok(self.run_program("convert", "run", "hf")).stdout)
+        result = self.train("--dir", "next", "train.steps=1", "run.weights=run", "data.tokenizer=run/tokenizer.json")
+        self.assertIn("an older checkpoint is used", result.stdout)
 
     def test_killed_rank(self):
         part = self.path("part")
@@ -243,7 +285,7 @@ class Resume(program.ProgramTest):
             f.seek(5000)
             f.write(bytes([byte[0] ^ 4]))
         result = self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "--resume")
-        self.assertIn("passed over", result.stdout)
+        self.assertIn("a checkpoint was skipped: ", result.stdout)
         self.assertIn("step-000000000030", result.stdout)
         self.assertEqual(losses(part), losses(self.whole))
 

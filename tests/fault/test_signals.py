@@ -44,7 +44,7 @@ class Signals(program.ProgramTest):
         return output, errors
 
     def saved(self, folder):
-        return sorted(int(name[5:]) for name in os.listdir(self.path(f"{folder}/checkpoints")) if name != "latest")
+        return sorted(int(name[5:]) for name in os.listdir(self.path(f"{folder}/checkpoints")) if name.startswith("step-"))
 
     def test_every_target_and_resume(self):
         self.ok(self.run_program(*self.small(*SLOW, f"parallel.ranks={RANKS}", "--dir", "whole")))
