@@ -43,8 +43,13 @@ MODELS = {
     "qwen3-moe-mixed": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**LLAMA, "num_hidden_layers": 3}, head_dim=8, num_experts=4, num_experts_per_tok=2,
                                                             moe_intermediate_size=12, norm_topk_prob=False, mlp_only_layers=[0],
                                                             tie_word_embeddings=True), torch.float32, None, False),
+    # One layer with experts: there the load-balancing losses of both sides are the same function.
+    "qwen3-moe-balanced": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**LLAMA, head_dim=8, num_experts=6, num_experts_per_tok=3,
+                                                               moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[0],
+                                                               router_aux_loss_coef=0.75, output_router_logits=True),
+                           torch.float32, None, False),
 }
-WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed")
+WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced")
 
 
 def byte_tokenizer():
@@ -78,12 +83,14 @@ def their_names(kind, name, gradient):
 
 
 def gradients(model, kind, tokens):
-    """Of the mean loss of each token's successor, in float64, and how far the choices of experts are from others."""
+    """Of the mean loss of each token's successor, in float64, and how far the choices of experts are from others. With
+    output_router_logits in the configuration, of the load-balancing loss too; "loss" is that of the tokens alone."""
     model = model.to(torch.float64)
     model.config._experts_implementation = "eager"  # the grouped products of PyTorch are not for float64
-    output = model(tokens[None], labels=tokens[None], **({"output_router_logits": True} if hasattr(model.config, "num_experts_per_tok") else {}))
-    loss = torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[1:])
-    loss.backward()
+    balanced = getattr(model.config, "output_router_logits", False)
+    output = model(tokens[None, :-1], **({"output_router_logits": True} if hasattr(model.config, "num_experts_per_tok") else {}))
+    loss = torch.nn.functional.cross_entropy(output.logits[0], tokens[1:])
+    (loss + model.config.router_aux_loss_coef * output.aux_loss if balanced else loss).backward()
     margin = 1.0
     for logits in getattr(output, "router_logits", None) or ():
         top = logits.softmax(-1).topk(model.config.num_experts_per_tok + 1).values

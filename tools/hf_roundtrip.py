@@ -27,6 +27,9 @@ MODELS = {
                              "model.rope_scaling=llama3", "model.rope_original_seq=32"],
     "Llama, biases of q, k, v": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.qkv_bias=true"],
     "Llama, biases of output and MLP": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.linear_bias=true"],
+    "Qwen3, biases of q, k, v": ["model.preset=qwen3-tiny", "model.vocab=256", "model.qkv_bias=true"],
+    "Mixtral, no balance": ["model.preset=mixtral-tiny", "model.vocab=256", "model.aux_loss=0"],
+    "Qwen3-MoE, balanced": ["model.preset=qwen3-moe-tiny", "model.vocab=256", "model.aux_loss=0.01", "model.balance=batch"],
 }
 
 

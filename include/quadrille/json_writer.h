@@ -41,6 +41,8 @@ void qd_json_put_string(qd_json_writer *writer, const char *key, const char *val
 void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length);
 void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
 void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
+/* The same with a point or an exponent in it, also of 0 and 1: for readers to whom 0 is an integer and 0.0 is not. */
+void qd_json_put_real(qd_json_writer *writer, const char *key, double value);
 void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);
 void qd_json_put_null(qd_json_writer *writer, const char *key);
 

@@ -111,6 +111,18 @@ void qd_json_put_double(qd_json_writer *writer, const char *key, double value)
     qd_strbuf_puts(writer->out, text);
 }
 
+void qd_json_put_real(qd_json_writer *writer, const char *key, double value)
+{
+    char text[QD_DOUBLE_TEXT + 2] = "null";
+    if (isfinite(value)) {
+        qd_double_17(value, text);
+        if (!strpbrk(text, ".e"))
+            strcat(text, ".0");
+    }
+    before_value(writer, key);
+    qd_strbuf_puts(writer->out, text);
+}
+
 void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value)
 {
     before_value(writer, key);

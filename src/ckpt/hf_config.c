@@ -1,9 +1,10 @@
-/* config.json of GPT-2, Llama, Mixtral and Qwen3 models, both ways. */
+/* Reads config.json of transformers. A key that is missing has the default of the family's configuration class; one that is
+ * ill-typed, that contradicts another, or that asks for arithmetic which our models do not have is refused by name. Sizes have
+ * the limits of the options they become, so that nothing is built from absurd ones. */
 #include "ckpt/huggingface_impl.h"
+#include "spec/config.h"
 
-#include <quadrille/json_writer.h>
-
-#include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,72 +12,141 @@
 typedef struct reader {
     const qd_json *document;
     const qd_json_node *root;
+    qd_strbuf *notes;
     qd_status status;
 } reader;
 
+#define REFUSE(r, code, ...) \
+    do { \
+        if ((r)->status == QD_OK) \
+            (r)->status = QD_FAIL(code, __VA_ARGS__); \
+    } while (0)
+#define FILE_OF(r) qd_json_name((r)->document)
+
+/* NULL also where the member is null, which many keys mean as "not set". */
 static const qd_json_node *member(const reader *r, const char *key)
 {
     const qd_json_node *node = qd_json_member(r->root, key);
     return node && qd_json_kind_of(node) != QD_JSON_NULL ? node : NULL;
 }
 
-static int64_t size_of(reader *r, const char *key, int64_t otherwise, int64_t most)
+/* Whether to read a key that may be left out but not be null. */
+static bool given(reader *r, const char *key)
 {
-    int64_t value = otherwise;
-    if (r->status == QD_OK && (member(r, key) || otherwise < 0))
-        r->status = qd_json_get_int(r->document, r->root, key, &value);
-    if (r->status == QD_OK && (value < 0 || value > most))
-        r->status = QD_FAIL(QD_USAGE, "%s: '%s' is %lld: it must be at most %lld and not negative", qd_json_name(r->document), key,
-                            (long long)value, (long long)most);
-    return value;
+    const qd_json_node *node = qd_json_member(r->root, key);
+    if (node && qd_json_kind_of(node) == QD_JSON_NULL)
+        REFUSE(r, QD_USAGE, "%s: '%s' is null: give it a value, or leave it out for the default", FILE_OF(r), key);
+    return node && r->status == QD_OK;
 }
 
-static double number(reader *r, const char *key, double otherwise)
+static const qd_option *option_of(const char *key)
+{
+    const qd_option_table table = qd_config_table();
+    int i = 0;
+    while (i + 1 < table.count && strcmp(table.options[i].key, key) != 0)
+        i++;
+    return &table.options[i];
+}
+
+/* The value becomes the option `ours` and has its limits. 0 after a failure, so that what is computed from it stays small. */
+static int64_t size_of(reader *r, const char *key, int64_t otherwise, const char *ours)
+{
+    int64_t value = otherwise, most = (int64_t)option_of(ours)->most;
+    if (given(r, key))
+        r->status = qd_json_get_int(r->document, r->root, key, &value);
+    if (value < 0 || value > most)
+        REFUSE(r, QD_USAGE, "%s: '%s' is %lld: it must be at most %lld (%s) and not negative", FILE_OF(r), key, (long long)value,
+               (long long)most, ours);
+    return r->status == QD_OK ? value : 0;
+}
+
+/* A key with a second name. */
+static int64_t size_named(reader *r, const char *key, const char *other, int64_t otherwise, const char *ours)
+{
+    int64_t value = size_of(r, key, otherwise, ours);
+    if (!given(r, other))
+        return value;
+    int64_t second = size_of(r, other, otherwise, ours);
+    if (given(r, key) && value != second)
+        REFUSE(r, QD_USAGE, "%s: '%s' is %lld and '%s' is %lld, which mean the same: keep the one that is right", FILE_OF(r), key,
+               (long long)value, other, (long long)second);
+    return second;
+}
+
+static double number(reader *r, const char *key, double otherwise, const char *ours)
 {
     double value = otherwise;
-    if (r->status == QD_OK && member(r, key))
+    const qd_option *o = option_of(ours);
+    if (given(r, key))
         r->status = qd_json_get_double(r->document, r->root, key, &value);
-    return value;
+    if (!(value >= o->least && value <= o->most))
+        REFUSE(r, QD_USAGE, "%s: '%s' is %g: it must be from %g to %g (%s)", FILE_OF(r), key, value, o->least, o->most, ours);
+    return r->status == QD_OK ? value : otherwise;
+}
+
+/* One that no option takes: it must be 0, or matters to training alone. */
+static double other_number(reader *r, const char *key, double otherwise)
+{
+    double value = otherwise;
+    if (given(r, key))
+        r->status = qd_json_get_double(r->document, r->root, key, &value);
+    return r->status == QD_OK ? value : otherwise;
 }
 
 static bool flag(reader *r, const char *key, bool otherwise)
 {
     bool value = otherwise;
-    if (r->status == QD_OK && member(r, key))
+    if (given(r, key))
         r->status = qd_json_get_bool(r->document, r->root, key, &value);
-    return value;
+    return r->status == QD_OK ? value : otherwise;
 }
 
 static const char *text(reader *r, const char *key, const char *otherwise)
 {
     const char *value = otherwise;
-    if (r->status == QD_OK && member(r, key))
+    if (given(r, key))
         r->status = qd_json_get_string(r->document, r->root, key, &value);
-    return value;
+    return r->status == QD_OK ? value : otherwise;
+}
+
+/* A list or an object; NULL where it is missing, null or empty. */
+static const qd_json_node *collection(reader *r, const char *key, qd_json_kind kind)
+{
+    const qd_json_node *node = member(r, key);
+    if (!node || r->status != QD_OK)
+        return NULL;
+    r->status = qd_json_get_node(r->document, r->root, key, kind, &node);
+    return r->status == QD_OK && qd_json_count(node) > 0 ? node : NULL;
 }
 
 /* A switch that must be as our models are. */
 static void must_be(reader *r, const char *key, bool ours)
 {
-    if (flag(r, key, ours) != ours && r->status == QD_OK)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: '%s' is %s: such models cannot be taken over", qd_json_name(r->document), key,
-                            ours ? "false" : "true");
+    if (flag(r, key, ours) != ours)
+        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' is %s: such models cannot be imported", FILE_OF(r), key, ours ? "false" : "true");
 }
 
-static void read_gpt2(reader *r, qd_strbuf *notes, qd_hf_config *c)
+static void note_attention_dropout(reader *r, const char *key, double otherwise)
+{
+    double value = member(r, key) ? other_number(r, key, otherwise) : otherwise;
+    if (r->status == QD_OK && value != 0.0)
+        qd_strbuf_printf(r->notes, "%s was %g: attention has no dropout here, which matters to further training alone\n", key, value);
+}
+
+static void read_gpt2(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
-    m->layers = (int)size_of(r, "n_layer", 12, INT_MAX);
-    m->hidden = size_of(r, "n_embd", 768, INT_MAX);
-    m->heads = (int)size_of(r, "n_head", 12, INT_MAX);
+    const qd_hf_family *f = c->family;
+    m->layers = (int)size_named(r, "n_layer", "num_hidden_layers", f->layers, "model.layers");
+    m->hidden = size_named(r, "n_embd", "hidden_size", f->hidden, "model.hidden");
+    m->heads = (int)size_named(r, "n_head", "num_attention_heads", f->heads, "model.heads");
     m->kv_heads = m->heads;
-    m->ffn = size_of(r, "n_inner", 4 * m->hidden, INT_MAX);
-    m->max_seq = c->positions = size_of(r, "n_positions", 1024, INT_MAX);
-    m->norm_eps = number(r, "layer_norm_epsilon", 1e-5);
+    m->ffn = member(r, "n_inner") ? size_of(r, "n_inner", 0, "model.ffn") : 4 * m->hidden;
+    m->max_seq = c->positions = size_named(r, "n_positions", "max_position_embeddings", f->positions, "model.max_seq");
+    m->norm_eps = number(r, "layer_norm_epsilon", f->norm_eps, "model.norm_eps");
     m->tied = flag(r, "tie_word_embeddings", true);
-    if (r->status == QD_OK && (m->heads < 1 || m->hidden % m->heads != 0))
-        r->status = QD_FAIL(QD_USAGE, "%s: 'n_embd' (%lld) is not a multiple of 'n_head' (%d)", qd_json_name(r->document),
-                            (long long)m->hidden, m->heads);
+    if (m->heads < 1 || m->hidden % m->heads != 0)
+        REFUSE(r, QD_USAGE, "%s: 'n_embd' (%lld) is not a multiple of 'n_head' (%d)", FILE_OF(r), (long long)m->hidden, m->heads);
     m->head_dim = r->status == QD_OK ? (int)(m->hidden / m->heads) : 0;
     must_be(r, "scale_attn_weights", true);
     must_be(r, "scale_attn_by_inverse_layer_idx", false);
@@ -84,138 +154,219 @@ static void read_gpt2(reader *r, qd_strbuf *notes, qd_hf_config *c)
     const char *activation = text(r, "activation_function", "gelu_new");
     if (strcmp(activation, "gelu") == 0)
         m->activation = QD_ACT_GELU;
-    else if (strcmp(activation, "gelu_new") != 0 && strcmp(activation, "gelu_pytorch_tanh") != 0 && r->status == QD_OK)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'activation_function' is '%s': only gelu_new, gelu_pytorch_tanh and gelu can be "
-                                            "taken over", qd_json_name(r->document), activation);
-    double residual = number(r, "resid_pdrop", 0.1), embedding = number(r, "embd_pdrop", 0.1), attention = number(r, "attn_pdrop", 0.1);
+    else if (strcmp(activation, "gelu_new") != 0 && strcmp(activation, "gelu_pytorch_tanh") != 0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'activation_function' is '%s': only gelu_new, gelu_pytorch_tanh and gelu can be imported",
+               FILE_OF(r), activation);
+    double residual = number(r, "resid_pdrop", 0.1, "model.dropout"), embedding = other_number(r, "embd_pdrop", 0.1);
     m->dropout = residual;
     if (r->status == QD_OK && embedding != residual)
-        qd_strbuf_printf(notes, "model.dropout is resid_pdrop (%g); embd_pdrop was %g\n", residual, embedding);
-    if (r->status == QD_OK && attention != 0.0)
-        qd_strbuf_printf(notes, "attn_pdrop was %g: attention has no dropout here, which matters to further training alone\n", attention);
+        qd_strbuf_printf(r->notes, "model.dropout is resid_pdrop (%g); embd_pdrop was %g\n", residual, embedding);
+    note_attention_dropout(r, "attn_pdrop", 0.1);
+}
+
+/* ---- rotary embeddings ---- */
+
+/* A number that may stand next to rope_scaling or rope_parameters and inside. */
+static double in_either(reader *r, reader *inner, const char *key, double otherwise, const char *ours)
+{
+    double outside = number(r, key, otherwise, ours), inside = number(inner, key, outside, ours);
+    if (given(r, key) && inner->status == QD_OK && inside != outside)
+        REFUSE(inner, QD_USAGE, "%s: '%s' is %g, and %g inside the rotary parameters: keep the one that is right", FILE_OF(r), key,
+               outside, inside);
+    return inside;
+}
+
+static const char *rope_kind(reader *s, const char *where)
+{
+    const char *kind = text(s, "rope_type", NULL), *old = text(s, "type", NULL);
+    if (kind && old && strcmp(kind, old) != 0)
+        REFUSE(s, QD_USAGE, "%s: '%s' has the 'rope_type' '%s' and the 'type' '%s': keep the one that is right", FILE_OF(s), where, kind,
+               old);
+    if (!kind && !old && member(s, "factor"))
+        REFUSE(s, QD_USAGE, "%s: '%s' has a 'factor' and no 'rope_type' that says what it scales", FILE_OF(s), where);
+    return kind ? kind : old ? old : "default";
+}
+
+static double needed(reader *s, const char *where, const char *key, const char *ours)
+{
+    if (!given(s, key))
+        REFUSE(s, QD_USAGE, "%s: '%s' of the kind 'llama3' has no '%s'", FILE_OF(s), where, key);
+    return number(s, key, option_of(ours)->least, ours);
+}
+
+static void read_llama3(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
+{
+    static const char original[] = "original_max_position_embeddings", ours[] = "model.rope_original_seq";
+    rope->scaled = true;
+    rope->factor = needed(s, where, "factor", "model.rope_factor");
+    rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
+    rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");
+    /* transformers takes the model's positions where nothing says how long the first training's were. */
+    int64_t outside = size_of(r, original, positions, ours);
+    rope->original_seq = size_of(s, original, outside, ours);
+    if (given(r, original) && rope->original_seq != outside)
+        REFUSE(s, QD_USAGE, "%s: '%s' is %lld, and %lld inside '%s': keep the one that is right", FILE_OF(r), original,
+               (long long)outside, (long long)rope->original_seq, where);
 }
 
 /* Newer folders keep the base and the scaling in rope_parameters, older ones in rope_theta and rope_scaling. */
-static void read_rope(reader *r, qd_rope *rope)
+static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_rope *rope)
 {
-    const qd_json_node *parameters = member(r, "rope_parameters"), *scaling = parameters ? parameters : member(r, "rope_scaling");
-    rope->base = number(r, "rope_theta", 10000.0);
-    if (!scaling || r->status != QD_OK)
+    const qd_json_node *parameters = collection(r, "rope_parameters", QD_JSON_OBJECT);
+    const qd_json_node *scaling = collection(r, "rope_scaling", QD_JSON_OBJECT);
+    const char *where = parameters ? "rope_parameters" : "rope_scaling", *key;
+    const qd_json_node *value;
+    if (parameters && scaling)
+        REFUSE(r, QD_USAGE, "%s: 'rope_scaling' and 'rope_parameters' are both set: keep the one that is right", FILE_OF(r));
+    if (r->status != QD_OK)
         return;
-    reader s = {r->document, scaling, QD_OK};
-    if (parameters)
-        rope->base = number(&s, "rope_theta", rope->base);
-    const char *kind = text(&s, "rope_type", text(&s, "type", "default"));
-    double part = number(&s, "partial_rotary_factor", 1.0);
-    rope->scaled = strcmp(kind, "llama3") == 0;
-    if (s.status == QD_OK && ((!rope->scaled && strcmp(kind, "default") != 0) || part != 1.0))
-        s.status = QD_FAIL(QD_UNSUPPORTED, "%s: rotary embeddings of the kind '%s'%s cannot be taken over: only 'default' and 'llama3'",
-                           qd_json_name(r->document), kind, part != 1.0 ? " on a part of each head" : "");
-    if (rope->scaled) {
-        rope->factor = number(&s, "factor", rope->factor);
-        rope->low_factor = number(&s, "low_freq_factor", rope->low_factor);
-        rope->high_factor = number(&s, "high_freq_factor", rope->high_factor);
-        rope->original_seq = size_of(&s, "original_max_position_embeddings", rope->original_seq, INT_MAX);
+    reader s = {r->document, parameters ? parameters : scaling, r->notes, QD_OK};
+    if (s.root)
+        for (qd_json_iterator it = qd_json_begin(s.root); qd_json_next(&it, &key, &value);)
+            if (qd_json_kind_of(value) == QD_JSON_OBJECT)
+                REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has parameters of its own for '%s': layers that differ cannot be imported",
+                       FILE_OF(r), where, key);
+    rope->base = in_either(r, &s, "rope_theta", f->rope_theta, "model.rope_base");
+    const char *kind = rope_kind(&s, where);
+    double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(&s, "partial_rotary_factor", outside);
+    if (part != 1.0)
+        REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only heads that are rotated as a whole can be imported",
+               FILE_OF(r), part);
+    if (strcmp(kind, "llama3") == 0)
+        read_llama3(r, &s, where, positions, rope);
+    else if (strcmp(kind, "default") != 0)
+        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default' and 'llama3' can be imported", FILE_OF(r), where, kind);
+    if (r->status == QD_OK)
+        r->status = s.status;
+}
+
+/* ---- Llama and its kin ---- */
+
+/* Windows of attention, of all layers or of some. */
+static void refuse_windows(reader *r, const qd_hf_family *f)
+{
+    const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
+    for (size_t i = 0; types && i < qd_json_count(types); i++) {
+        const char *type = qd_json_as_string(qd_json_item(types, i));
+        if (!type || strcmp(type, "full_attention") != 0)
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' has '%s': only full_attention can be imported", FILE_OF(r), type ? type : "?");
     }
-    r->status = s.status;
+    if (f->qk_norm)
+        must_be(r, "use_sliding_window", false);
+    else if (f->experts && member(r, "sliding_window"))
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'sliding_window' is set: such models cannot be imported", FILE_OF(r));
 }
 
 static void read_llama(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
-    m->layers = (int)size_of(r, "num_hidden_layers", 32, INT_MAX);
-    m->hidden = size_of(r, "hidden_size", 4096, INT_MAX);
-    m->heads = (int)size_of(r, "num_attention_heads", 32, INT_MAX);
-    m->kv_heads = (int)size_of(r, "num_key_value_heads", m->heads, INT_MAX);
-    m->ffn = size_of(r, "intermediate_size", 11008, INT_MAX);
-    c->positions = size_of(r, "max_position_embeddings", 2048, INT_MAX);
-    m->max_seq = c->positions;
-    m->norm_eps = number(r, "rms_norm_eps", 1e-6);
+    const qd_hf_family *f = c->family;
+    m->layers = (int)size_of(r, "num_hidden_layers", f->layers, "model.layers");
+    m->hidden = size_of(r, "hidden_size", f->hidden, "model.hidden");
+    m->heads = (int)size_of(r, "num_attention_heads", f->heads, "model.heads");
+    if (m->heads < 1)
+        REFUSE(r, QD_USAGE, "%s: 'num_attention_heads' must be at least 1", FILE_OF(r));
+    /* null is another value than none: as many as there are heads, of the size that they share out. */
+    bool as_heads = qd_json_member(r->root, "num_key_value_heads") && !member(r, "num_key_value_heads");
+    bool shared = qd_json_member(r->root, "head_dim") && !member(r, "head_dim") && f->head_dim == 0;
+    m->kv_heads = as_heads ? m->heads : (int)size_of(r, "num_key_value_heads", f->kv_heads > 0 ? f->kv_heads : m->heads, "model.kv_heads");
+    int64_t own = m->heads > 0 ? m->hidden / m->heads : 0;
+    m->head_dim = (int)(shared ? own : size_of(r, "head_dim", f->head_dim > 0 ? f->head_dim : own, "model.head_dim"));
+    m->ffn = size_of(r, "intermediate_size", f->ffn, "model.ffn");
+    m->max_seq = c->positions = size_of(r, "max_position_embeddings", f->positions, "model.max_seq");
+    m->norm_eps = number(r, "rms_norm_eps", f->norm_eps, "model.norm_eps");
     m->tied = flag(r, "tie_word_embeddings", false);
-    if (r->status == QD_OK && m->heads < 1)
-        r->status = QD_FAIL(QD_USAGE, "%s: 'num_attention_heads' must be at least 1", qd_json_name(r->document));
-    m->head_dim = (int)size_of(r, "head_dim", m->heads > 0 ? m->hidden / m->heads : 0, INT_MAX);
-    c->attention_bias = flag(r, "attention_bias", false);
-    c->mlp_bias = flag(r, "mlp_bias", false);
+    m->qk_norm = f->qk_norm;
+    c->attention_bias = f->attention_bias && flag(r, "attention_bias", false);
+    c->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     const char *activation = text(r, "hidden_act", "silu");
-    if (r->status == QD_OK && strcmp(activation, "silu") != 0)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be taken over", qd_json_name(r->document), activation);
-    read_rope(r, &m->rope);
+    if (strcmp(activation, "silu") != 0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
+    note_attention_dropout(r, "attention_dropout", 0.0);
+    refuse_windows(r, f);
+    read_rope(r, f, c->positions, &m->rope);
 }
 
 /* Blocks without experts can only be the first ones here. */
 static void read_dense_blocks(reader *r, qd_moe *e)
 {
-    const qd_json_node *list = member(r, "mlp_only_layers");
-    if (size_of(r, "decoder_sparse_step", 1, INT_MAX) != 1 && r->status == QD_OK)
-        r->status =
-            QD_FAIL(QD_UNSUPPORTED, "%s: 'decoder_sparse_step' is not 1: such models cannot be taken over", qd_json_name(r->document));
+    const qd_json_node *list = collection(r, "mlp_only_layers", QD_JSON_LIST);
+    if (size_of(r, "decoder_sparse_step", 1, "model.layers") != 1)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'decoder_sparse_step' is not 1: such models cannot be imported", FILE_OF(r));
     for (size_t i = 0; r->status == QD_OK && list && i < qd_json_count(list); i++) {
         int64_t layer = -1;
         if (!qd_json_as_int(qd_json_item(list, i), &layer) || layer != (int64_t)i)
-            r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'mlp_only_layers' does not list the first layers: such models cannot be taken over",
-                                qd_json_name(r->document));
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'mlp_only_layers' does not list the first layers: such models cannot be imported", FILE_OF(r));
         e->first_dense++;
     }
 }
 
-static void read_experts(reader *r, bool qwen3, qd_model *m)
+/* transformers adds router_aux_loss_coef · E · Σ over experts of F·P, where F and P are the choices and the probabilities per
+ * token, as means over the tokens of all layers, and only with output_router_logits. We add aux_loss · Σ over layers of
+ * E / per_token · Σ F·P of the layer. At an even load the first is per_token and the second the number of layers, and with one
+ * layer the two are the same function, so the coefficient is multiplied with per_token / layers. With several layers they
+ * differ in F, which is pooled there and the layer's own here. */
+static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 {
-    qd_moe *e = &m->moe;
-    e->experts = (int)size_of(r, member(r, "num_experts") ? "num_experts" : "num_local_experts", qwen3 ? 128 : 8, 65536);
-    e->per_token = (int)size_of(r, "num_experts_per_tok", qwen3 ? 8 : 2, 65536);
-    e->ffn = qwen3 ? size_of(r, "moe_intermediate_size", 768, INT_MAX) : m->ffn;
-    e->normalised = qwen3 ? flag(r, "norm_topk_prob", false) : true;
-    e->aux_loss = number(r, "router_aux_loss_coef", 0.001);
+    double theirs = number(r, "router_aux_loss_coef", 0.001, "model.aux_loss");
+    int layers = qd_hf_expert_layers(&c->model);
+    double ours = layers > 0 ? theirs * e->per_token / layers : 0.0;
+    bool applied = flag(r, "output_router_logits", false);
     e->balance = QD_BALANCE_BATCH;
-    if (qwen3)
-        read_dense_blocks(r, e);
-    if (number(r, "router_jitter_noise", 0.0) != 0.0 && r->status == QD_OK)
-        r->status =
-            QD_FAIL(QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be taken over", qd_json_name(r->document));
-    if (e->experts < 1 && r->status == QD_OK)
-        r->status = QD_FAIL(QD_USAGE, "%s: there must be at least one expert", qd_json_name(r->document));
+    e->aux_loss = applied ? ours : 0.0;
+    if (r->status != QD_OK || ours == 0.0)
+        return;
+    if (!applied)
+        qd_strbuf_printf(r->notes, "model.aux_loss is 0: transformers applies router_aux_loss_coef (%g) with output_router_logits only; "
+                                   "model.aux_loss=%.6g would be as strong\n", theirs, ours);
+    else
+        qd_strbuf_printf(r->notes, "model.aux_loss is %.6g: router_aux_loss_coef (%g) x %d experts per token / %d layers with experts%s\n",
+                         ours, theirs, e->per_token, layers,
+                         layers > 1 ? "; each layer is balanced, where transformers balances their sum" : "");
 }
 
-/* The kinds of models that are Llama's blocks with something more. */
-static void read_kin(reader *r, const char *kind, qd_hf_config *c)
+static void read_experts(reader *r, qd_hf_config *c)
 {
-    bool mixtral = strcmp(kind, "mixtral") == 0, moe = mixtral || strcmp(kind, "qwen3_moe") == 0;
-    if (strcmp(kind, "llama") == 0)
-        return;
-    c->model.qk_norm = !mixtral;
-    if (mixtral && member(r, "sliding_window") && r->status == QD_OK)
-        r->status = QD_FAIL(QD_UNSUPPORTED, "%s: 'sliding_window' is set: such models cannot be taken over", qd_json_name(r->document));
-    must_be(r, "use_sliding_window", false);
-    if (moe)
-        read_experts(r, !mixtral, &c->model);
+    qd_moe *e = &c->model.moe;
+    const qd_hf_family *f = c->family;
+    e->experts = (int)size_named(r, "num_local_experts", "num_experts", f->expert_count, "model.experts");
+    e->per_token = (int)size_of(r, "num_experts_per_tok", f->per_token, "model.experts_per_token");
+    e->ffn = f->expert_ffn > 0 ? size_of(r, "moe_intermediate_size", f->expert_ffn, "model.expert_ffn") : c->model.ffn;
+    if (f->qk_norm) {
+        e->normalised = flag(r, "norm_topk_prob", false);
+        read_dense_blocks(r, e);
+    }
+    if (other_number(r, "router_jitter_noise", 0.0) != 0.0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be imported", FILE_OF(r));
+    if (e->experts < 1)
+        REFUSE(r, QD_USAGE, "%s: there must be at least one expert", FILE_OF(r));
+    read_balance(r, c, e);
 }
 
 static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_config *c)
 {
-    reader r = {document, qd_json_root(document), QD_OK};
+    reader r = {document, qd_json_root(document), notes, QD_OK};
     const char *kind;
+    char kinds[128];
     QD_TRY(qd_json_get_string(document, r.root, "model_type", &kind));
-    static const char *const kinds[] = {"gpt2", "llama", "mixtral", "qwen3", "qwen3_moe"};
-    bool gpt2 = strcmp(kind, "gpt2") == 0, known = false;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        known = known || strcmp(kind, kinds[i]) == 0;
-    if (!known)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only gpt2, llama, mixtral, qwen3 and qwen3_moe can be taken over",
-                       qd_json_name(document), kind);
-    c->model = qd_model_default(gpt2 ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
+    c->family = qd_hf_family_by_kind(kind);
+    qd_hf_family_kinds(kinds, sizeof kinds);
+    if (!c->family)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only %s can be imported", qd_json_name(document), kind, kinds);
+    if (member(&r, "quantization_config"))
+        return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized ('quantization_config'): take the original weights",
+                       qd_json_name(document));
+    c->model = qd_model_default(c->family->arch);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);
-    c->model.vocab = size_of(&r, "vocab_size", gpt2 ? 50257 : 32000, INT_MAX);
-    c->model.init_std = number(&r, "initializer_range", c->model.init_std);
-    if (gpt2)
-        read_gpt2(&r, notes, c);
+    c->model.vocab = size_of(&r, "vocab_size", c->family->vocab, "model.vocab");
+    c->model.init_std = number(&r, "initializer_range", c->model.init_std, "model.init_std");
+    if (c->family->arch == QD_ARCH_GPT2)
+        read_gpt2(&r, c);
     else
         read_llama(&r, c);
-    if (!gpt2)
-        read_kin(&r, kind, c);
+    if (c->family->experts)
+        read_experts(&r, c);
     QD_TRY(r.status);
-    if (member(&r, "quantization_config"))
-        return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized: take the original weights", qd_json_name(document));
     qd_status status = qd_model_validate(&c->model);
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
 }
@@ -228,146 +379,4 @@ qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *co
     qd_status status = read_model(document, notes, config);
     qd_json_destroy(document);
     return status;
-}
-
-/* ---- writing ---- */
-
-static qd_status cannot(const char *what)
-{
-    return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: %s", what);
-}
-
-static qd_status check_gpt2(const qd_model *m)
-{
-    if (m->norm != QD_NORM_LAYER || m->position != QD_POSITION_LEARNED)
-        return cannot("its GPT-2 has layer norms and learned positions");
-    if (m->activation == QD_ACT_SWIGLU)
-        return cannot("its GPT-2 has no gated MLP (model.activation)");
-    if (!m->qkv_bias || !m->linear_bias)
-        return cannot("its GPT-2 has all biases (model.qkv_bias, model.linear_bias)");
-    if (m->kv_heads != m->heads || (int64_t)m->heads * m->head_dim != m->hidden)
-        return cannot("in its GPT-2 every head has its own keys and values, and head_dim is hidden / heads");
-    return QD_OK;
-}
-
-static void put_gpt2(qd_json_writer *w, const qd_model *m)
-{
-    qd_json_put_int(w, "n_layer", m->layers);
-    qd_json_put_int(w, "n_embd", m->hidden);
-    qd_json_put_int(w, "n_head", m->heads);
-    qd_json_put_int(w, "n_inner", m->ffn);
-    qd_json_put_int(w, "n_positions", m->max_seq);
-    qd_json_put_double(w, "layer_norm_epsilon", m->norm_eps);
-    qd_json_put_string(w, "activation_function", m->activation == QD_ACT_GELU ? "gelu" : "gelu_new");
-    qd_json_put_double(w, "resid_pdrop", m->dropout);
-    qd_json_put_double(w, "embd_pdrop", m->dropout);
-    qd_json_put_double(w, "attn_pdrop", 0.0);
-}
-
-static qd_status check_llama(const qd_model *m)
-{
-    if (m->norm != QD_NORM_RMS || m->position != QD_POSITION_ROPE)
-        return cannot("its Llama has RMS norms and rotary positions");
-    if (m->activation != QD_ACT_SWIGLU)
-        return cannot("the MLP of its Llama is gated (model.activation)");
-    const qd_moe *e = &m->moe;
-    if (e->experts == 0)
-        return QD_OK;
-    if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
-        return cannot(
-            "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
-            "router_groups, router_scale, shared_experts)");
-    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
-        return cannot("its Mixtral has normalised weights, experts in every block and no biases");
-    return QD_OK;
-}
-
-static const char *kind_of(const qd_model *m)
-{
-    if (m->arch == QD_ARCH_GPT2)
-        return "gpt2";
-    return m->moe.experts > 0 ? (m->qk_norm ? "qwen3_moe" : "mixtral") : m->qk_norm ? "qwen3" : "llama";
-}
-
-static void put_experts(qd_json_writer *w, const qd_model *m)
-{
-    const qd_moe *e = &m->moe;
-    qd_json_put_int(w, m->qk_norm ? "num_experts" : "num_local_experts", e->experts);
-    qd_json_put_int(w, "num_experts_per_tok", e->per_token);
-    qd_json_put_double(w, "router_aux_loss_coef", e->aux_loss);
-    if (!m->qk_norm)
-        return;
-    qd_json_put_int(w, "moe_intermediate_size", e->ffn);
-    qd_json_put_bool(w, "norm_topk_prob", e->normalised);
-    qd_json_put_int(w, "decoder_sparse_step", 1);
-    qd_json_list_begin(w, "mlp_only_layers");
-    for (int layer = 0; layer < e->first_dense; layer++)
-        qd_json_put_int(w, NULL, layer);
-    qd_json_end(w);
-}
-
-static void put_llama(qd_json_writer *w, const qd_model *m, int64_t positions)
-{
-    qd_json_put_int(w, "num_hidden_layers", m->layers);
-    qd_json_put_int(w, "hidden_size", m->hidden);
-    qd_json_put_int(w, "intermediate_size", m->moe.experts > 0 && !m->qk_norm ? m->moe.ffn : m->ffn);
-    qd_json_put_int(w, "num_attention_heads", m->heads);
-    qd_json_put_int(w, "num_key_value_heads", m->kv_heads);
-    qd_json_put_int(w, "head_dim", m->head_dim);
-    qd_json_put_int(w, "max_position_embeddings", m->max_seq > 0 ? m->max_seq : positions);
-    qd_json_put_double(w, "rms_norm_eps", m->norm_eps);
-    qd_json_put_string(w, "hidden_act", "silu");
-    qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->linear_bias);
-    qd_json_put_bool(w, "mlp_bias", m->linear_bias);
-    qd_json_put_double(w, "rope_theta", m->rope.base);
-    if (m->rope.scaled) {
-        qd_json_object_begin(w, "rope_scaling");
-        qd_json_put_string(w, "rope_type", "llama3");
-        qd_json_put_double(w, "factor", m->rope.factor);
-        qd_json_put_double(w, "low_freq_factor", m->rope.low_factor);
-        qd_json_put_double(w, "high_freq_factor", m->rope.high_factor);
-        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
-        qd_json_end(w);
-    }
-}
-
-static void put_token(qd_json_writer *w, const char *key, int32_t token)
-{
-    if (token >= 0)
-        qd_json_put_int(w, key, token);
-    else
-        qd_json_put_null(w, key);
-}
-
-qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf *out)
-{
-    bool gpt2 = m->arch == QD_ARCH_GPT2;
-    QD_TRY(gpt2 ? check_gpt2(m) : check_llama(m));
-    qd_json_writer w = qd_json_writer_on(out);
-    qd_json_object_begin(&w, NULL);
-    qd_json_list_begin(&w, "architectures");
-    static const struct {
-        const char *kind, *class_;
-    } classes[] = {{"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"mixtral", "MixtralForCausalLM"},
-                   {"qwen3", "Qwen3ForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"}};
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
-        if (strcmp(classes[i].kind, kind_of(m)) == 0)
-            qd_json_put_string(&w, NULL, classes[i].class_);
-    qd_json_end(&w);
-    qd_json_put_string(&w, "model_type", kind_of(m));
-    qd_json_put_int(&w, "vocab_size", m->vocab);
-    if (gpt2)
-        put_gpt2(&w, m);
-    else
-        put_llama(&w, m, o->positions);
-    if (m->moe.experts > 0)
-        put_experts(&w, m);
-    qd_json_put_double(&w, "initializer_range", m->init_std);
-    qd_json_put_bool(&w, "tie_word_embeddings", m->tied);
-    qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
-    put_token(&w, "bos_token_id", o->begin_token);
-    put_token(&w, "eos_token_id", o->end_token);
-    qd_json_end(&w);
-    qd_strbuf_puts(out, "\n");
-    return QD_OK;
 }

@@ -80,10 +80,31 @@ const char *qd_hf_prefix(qd_arch arch)
     return families[arch].prefix;
 }
 
+static const expert_names *names_of(const qd_model *m)
+{
+    return m->qk_norm ? &qwen3_names : &mixtral_names;
+}
+
+void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size)
+{
+    const family *f = &families[arch];
+    const rule *r = f->rules;
+    while (strcmp(r->ours, "attn_norm.weight") != 0)
+        r++;
+    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, r->theirs);
+}
+
+void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, size_t size)
+{
+    const family *f = &families[m->arch];
+    const expert_names *names = names_of(m);
+    snprintf(name, size, "%s%s%d.%s%d.%s", f->prefix, f->blocks, layer, names->before, expert, names->gate);
+}
+
 /* What follows the block's own name for a parameter of experts; false: it is none that transformers' models have. */
 static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, char *theirs, size_t size)
 {
-    const expert_names *names = m->qk_norm ? &qwen3_names : &mixtral_names;
+    const expert_names *names = names_of(m);
     if (strcmp(ours, "mlp.router.weight") == 0) {
         snprintf(theirs, size, "%s", names->router);
         return true;

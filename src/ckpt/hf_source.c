@@ -132,16 +132,36 @@ static bool all_zero(const qd_safetensors_entry *entry)
     return true;
 }
 
+/* ---- sizes ---- */
+
+/* Blocks and experts that config.json counts, before anything is built for them. */
+static qd_status check_counts(const qd_hf_source *s)
+{
+    const qd_model *m = &s->config.model;
+    char name[96];
+    for (int layer = 0; layer < m->layers; layer++) {
+        qd_hf_block_tensor(m->arch, layer, name, sizeof name);
+        if (!find_either(s, name))
+            return QD_FAIL(QD_USAGE, "%s: there is no tensor '%s', but config.json says %d layers", s->folder, name, m->layers);
+    }
+    for (int expert = 0; qd_hf_expert_layers(m) > 0 && expert < m->moe.experts; expert++) {
+        qd_hf_expert_tensor(m, m->moe.first_dense, expert, name, sizeof name);
+        if (!find_either(s, name))
+            return QD_FAIL(QD_USAGE, "%s: there is no tensor '%s', but config.json says %d experts", s->folder, name, m->moe.experts);
+    }
+    return QD_OK;
+}
+
 /* ---- biases ---- */
 
 /* Ours: q, k and v, and apart from them output and MLP. Theirs: q, k, v and output, and apart from them the MLP. Where one says
  * yes and the other no, zeros stand in; our own exports come back as they were. */
-static void choose_biases(qd_hf_source *s, qd_strbuf *notes)
+static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
 {
     qd_hf_config *c = &s->config;
     char name[96];
     if (c->model.arch != QD_ARCH_LLAMA)
-        return;
+        return QD_OK;
     bool output = c->attention_bias && c->mlp_bias, qkv = false;
     for (int layer = 0; c->attention_bias && !(output && qkv) && layer < c->model.layers; layer++)
         for (int i = 0; i < 4; i++) {
@@ -154,10 +174,16 @@ static void choose_biases(qd_hf_source *s, qd_strbuf *notes)
     c->model.linear_bias = c->mlp_bias || output;
     /* All zero: new biases, which a model that asks for them has, or those that our export had to add. */
     c->model.qkv_bias = c->attention_bias && (qkv || !c->mlp_bias);
+    if (c->model.linear_bias && c->model.moe.experts > 0)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: 'attention_bias' is true and the biases of attention's output are not 0: blocks with experts "
+                                       "have none here", s->folder);
     if (c->model.linear_bias && !c->mlp_bias)
-        qd_strbuf_puts(notes, "the MLP has biases of 0 now: attention's output has some, and here they go together\n");
+        qd_strbuf_printf(notes, "the MLP has biases of 0 now: attention's output has some, and here they go together%s\n",
+                         c->family->mlp_bias ? "" : "; once they are trained, transformers' model has no place for them and the export "
+                                                    "is refused");
     if (c->model.linear_bias && !c->attention_bias)
         qd_strbuf_puts(notes, "attention's output has biases of 0 now: the MLP has some, and here they go together\n");
+    return QD_OK;
 }
 
 /* ---- opening ---- */
@@ -174,11 +200,14 @@ qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source
     free(path);
     if (status == QD_OK)
         status = open_files(s);
+    if (status == QD_OK)
+        status = check_counts(s);
+    if (status == QD_OK)
+        status = choose_biases(s, notes);
     if (status != QD_OK) {
         qd_hf_close(s);
         return status;
     }
-    choose_biases(s, notes);
     *source = s;
     return QD_OK;
 }

@@ -152,6 +152,36 @@ static qd_status write_index(const exporter *x)
     return status;
 }
 
+/* Biases that the family's config.json has no key for: transformers would pass over them. Zeros do nothing and are left out. */
+static bool is_held(const qd_hf_family *f, const char *name)
+{
+    size_t length = strlen(name);
+    if (f->arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
+        return true;
+    return strstr(name, ".mlp.") ? f->mlp_bias : f->attention_bias;
+}
+
+static qd_status drop_unheld(exporter *x)
+{
+    const qd_hf_family *f = qd_hf_family_of(&x->ledger->model);
+    int kept = 0;
+    for (int t = 0; t < x->tensor_count; t++) {
+        const qd_hf_tensor *tensor = &x->tensors[t];
+        if (!is_held(f, tensor->name)) {
+            QD_TRY(assemble(x, tensor));
+            for (int64_t i = 0; i < count_of(tensor); i++)
+                if (x->theirs[i] != 0.0f)
+                    return QD_FAIL(QD_UNSUPPORTED, "transformers' %s has no tensor '%s', and '%s' is not zero: only a model with "
+                                                   "model.linear_bias=false can be exported", f->kind, tensor->name,
+                                   x->ledger->params[tensor->params[0]].name);
+            continue;
+        }
+        x->tensors[kept++] = *tensor;
+    }
+    x->tensor_count = kept;
+    return QD_OK;
+}
+
 static qd_status write_files(exporter *x)
 {
     int64_t largest = 1;
@@ -161,6 +191,8 @@ static qd_status write_files(exporter *x)
     x->ours = malloc((size_t)largest * sizeof *x->ours);
     if (!x->ours || !x->theirs)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a tensor of %lld values", (long long)largest);
+    QD_TRY(drop_unheld(x));
+    share_out(x);
     for (int file = 0; file < x->file_count; file++)
         QD_TRY(write_file(x, file));
     return x->file_count > 1 ? write_index(x) : QD_OK;
@@ -175,10 +207,8 @@ qd_status qd_hf_write(const char *folder, const qd_ledger *ledger, qd_checkpoint
     qd_status status = qd_hf_tensors(ledger, arena, &x.tensors, &x.tensor_count);
     if (status == QD_OK && !(x.file_of = QD_ARENA_NEW(arena, int, x.tensor_count + 1)))
         status = QD_NO_MEMORY;
-    if (status == QD_OK) {
-        share_out(&x);
+    if (status == QD_OK)
         status = write_files(&x);
-    }
     *bytes = x.bytes;
     *files = x.file_count;
     free(x.ours);

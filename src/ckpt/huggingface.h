@@ -29,7 +29,8 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
 typedef struct qd_hf_source qd_hf_source;
 
 /* Reads config.json and the headers of all files. What the user should know goes into `notes`, a line each. QD_UNSUPPORTED
- * names what their model has and ours has not. */
+ * names what their model has and ours has not. Blocks and experts that config.json counts are there when it returns: what is
+ * built from its sizes is no larger than the files. */
 qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source);
 void qd_hf_close(qd_hf_source *source); /* NULL is legal */
 const qd_model *qd_hf_model(const qd_hf_source *source);
@@ -50,10 +51,10 @@ typedef struct qd_hf_export {
     int32_t begin_token, end_token; /* of documents; -1: none */
 } qd_hf_export;
 
-/* QD_UNSUPPORTED when transformers has no such model. */
-qd_status qd_hf_config_text(const qd_model *model, const qd_hf_export *options, qd_strbuf *text);
+/* QD_UNSUPPORTED when transformers has no such model. Settings of the training that it cannot hold go into `notes`, a line each. */
+qd_status qd_hf_config_text(const qd_model *model, const qd_hf_export *options, qd_strbuf *notes, qd_strbuf *text);
 /* Writes the tensors of a checkpoint into a folder, one at a time, and the index where there are several files. *bytes: of
- * all tensors; *files: how many. */
+ * all tensors; *files: how many. QD_UNSUPPORTED names a tensor that is not zero and that transformers' model does not have. */
 qd_status qd_hf_write(const char *folder, const qd_ledger *ledger, qd_checkpoint *checkpoint, const qd_hf_export *options,
                       int64_t *bytes, int *files);
 #endif

@@ -1,3 +1,4 @@
+/* What the files of the Hugging Face converter share: families, config.json as it was read, names. */
 #ifndef QD_CKPT_HUGGINGFACE_IMPL_H
 #define QD_CKPT_HUGGINGFACE_IMPL_H
 
@@ -7,15 +8,45 @@
 #define QD_HF_FILE "model.safetensors"
 #define QD_HF_INDEX "model.safetensors.index.json"
 
+/* A model_type of transformers: how it maps to our models, and the defaults of its configuration class, which count wherever
+ * config.json leaves a key out. */
+typedef struct qd_hf_family {
+    const char *kind, *class_; /* model_type, and the class with a head */
+    qd_arch arch;
+    bool qk_norm, experts;
+    bool attention_bias, mlp_bias; /* config.json can ask for them; GPT-2 has all biases, without a key */
+    int layers, heads, kv_heads;   /* kv_heads 0: as many as heads */
+    int head_dim;                  /* 0: hidden / heads */
+    int64_t hidden, ffn;           /* ffn 0: 4 x hidden */
+    int64_t vocab, positions;
+    double norm_eps, rope_theta;
+    int expert_count, per_token;
+    int64_t expert_ffn; /* 0: an expert is as wide as ffn */
+} qd_hf_family;
+
+const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: none of ours */
+const qd_hf_family *qd_hf_family_of(const qd_model *model);
+void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
+
 /* What config.json says. */
 typedef struct qd_hf_config {
+    const qd_hf_family *family;
     qd_model model;
     int64_t positions;
-    bool attention_bias, mlp_bias; /* Llama: biases of q, k, v and the output; of the MLP */
+    bool attention_bias, mlp_bias; /* biases of q, k, v and the output; of the MLP */
 } qd_hf_config;
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);
 
+/* Blocks whose routers the load-balancing loss counts. */
+static inline int qd_hf_expert_layers(const qd_model *m)
+{
+    return m->moe.experts > 0 ? m->layers - m->moe.first_dense : 0;
+}
+
 /* Where the names of an architecture's tensors begin; folders of models without a head leave it out. */
 const char *qd_hf_prefix(qd_arch arch);
+/* Their name of a tensor that every block has, and of one that every expert of a block has. */
+void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size);
+void qd_hf_expert_tensor(const qd_model *model, int layer, int expert, char *name, size_t size);
 #endif

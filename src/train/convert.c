@@ -218,7 +218,7 @@ static qd_status write_model(const qd_convert_options *o, const char *aside, qd_
     int64_t positions = m->max_seq > 0 ? m->max_seq : options.positions;
     QD_TRY(qd_config_build(&run->config, 0, arena, &program));
     QD_TRY(export_tokenizer(&run->config, aside, positions, &options.begin_token, &options.end_token, report));
-    qd_status status = qd_hf_config_text(m, &options, &text);
+    qd_status status = qd_hf_config_text(m, &options, &report->notes, &text);
     if (status == QD_OK)
         status = put_text(aside, QD_HF_CONFIG, &text);
     qd_strbuf_free(&text);

@@ -2,9 +2,11 @@
 import json
 import os
 import resource
+import shutil
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
@@ -37,7 +39,30 @@ def sparse_model(folder, layers, hidden, ffn):
     return at
 
 
+def read_tensors(path):
+    """The header of a safetensors file, and the bytes behind it."""
+    with open(path, "rb") as file:
+        length, = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length)), file.read()
+
+
+def add_tensor(path, name, values):
+    header, data = read_tensors(path)
+    header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [len(data), len(data) + 4 * len(values)]}
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data + struct.pack(f"<{len(values)}f", *values))
+
+
 class Convert(program.ProgramTest):
+    def fixture(self, name, to, **changes):
+        """A copy of a folder that transformers wrote, with other members in config.json."""
+        shutil.copytree(os.path.join(program.SOURCE, "tests/golden/huggingface", name), self.path(to))
+        with open(self.path(f"{to}/config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        with open(self.path(f"{to}/config.json"), "w", encoding="utf-8") as file:
+            json.dump({**config, **changes}, file)
+
     def evaluate(self, model):
         return json.loads(self.ok(self.run_program("eval", model, self.corpus, "--json")).stdout)
 
@@ -97,6 +122,68 @@ class Convert(program.ProgramTest):
         self.one_line(self.run_program("convert", "odd", "new"), 2, "model.activation")
         self.one_line(self.run_program("convert", "odd", "odd"), 2, "is there already")
         self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
+
+    def test_what_the_target_cannot_hold_is_refused(self):
+        self.ok(self.run_program(*self.small("model.preset=qwen3-tiny", "model.linear_bias=true", "model.vocab=256", "train.steps=1",
+                                             "--save-every", "1", "--dir", "run")))
+        self.one_line(self.run_program("convert", "run", "new"), 2, "model.linear_bias", "model.layers.0.mlp.gate_proj.bias")
+        self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
+
+    def test_biases_of_zero_are_left_out(self):
+        """An imported Qwen3 with biases in attention has some of 0 in its MLP here. It goes back as it was."""
+        self.fixture("qwen3", "biased", attention_bias=True)
+        header, _ = read_tensors(self.path("biased/model.safetensors"))
+        for layer in range(2):
+            for matrix in "qkvo":
+                name = f"model.layers.{layer}.self_attn.{matrix}_proj"
+                add_tensor(self.path("biased/model.safetensors"), name + ".bias",
+                           [0.01 * i for i in range(header[name + ".weight"]["shape"][0])])
+        self.assertIn("export", self.ok(self.run_program("convert", "biased", "run")).stdout)
+        self.ok(self.run_program("convert", "run", "again"))
+        before, _ = read_tensors(self.path("biased/model.safetensors"))
+        after, _ = read_tensors(self.path("again/model.safetensors"))
+        self.assertEqual({name: entry["shape"] for name, entry in before.items() if name != "__metadata__"},
+                         {name: entry["shape"] for name, entry in after.items() if name != "__metadata__"})
+        with open(self.path("again/config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        self.assertTrue(config["attention_bias"])
+        self.assertNotIn("mlp_bias", config)
+        self.fixture("qwen3-moe", "sparse", attention_bias=True)
+        self.one_line(self.run_program("convert", "sparse", "new"), 2, "attention_bias")
+
+    def test_experts_are_exported_as_transformers_reads_them(self):
+        """Its configuration classes check types: 0 is no float."""
+        for preset in ("mixtral-tiny", "qwen3-moe-tiny"):
+            for more, coefficient in ((["model.aux_loss=0"], 0.0), (["model.aux_loss=0.01", "model.balance=batch"], None)):
+                run = f"{preset}-{len(more)}"
+                self.ok(self.run_program(*self.small(f"model.preset={preset}", "model.vocab=256", *more, "train.steps=1", "--save-every",
+                                                     "1", "--dir", run)))
+                self.ok(self.run_program("convert", run, f"{run}-hf"))
+                with open(self.path(f"{run}-hf/config.json"), encoding="utf-8") as file:
+                    config = json.load(file)
+                for key in ("router_aux_loss_coef", "rms_norm_eps", "initializer_range", "rope_theta"):
+                    self.assertIsInstance(config[key], float, key)
+                self.assertEqual(config["output_router_logits"], coefficient is None)
+                layers = config["num_hidden_layers"] - len(config.get("mlp_only_layers", []))
+                expected = 0.01 * layers / config["num_experts_per_tok"] if coefficient is None else coefficient
+                self.assertAlmostEqual(config["router_aux_loss_coef"], expected, delta=1e-12)
+                self.ok(self.run_program("convert", f"{run}-hf", f"{run}-back"))
+                with open(self.path(f"{run}-back/config.yaml"), encoding="utf-8") as file:
+                    self.assertIn(f"aux_loss: {0.01 if coefficient is None else 0}", file.read())
+
+    def test_absurd_sizes(self):
+        """Refused before anything is built from them, and nothing stays."""
+        for i, (name, changes, part) in enumerate((
+                ("llama-untied-scaled", {"num_hidden_layers": 1000000}, "num_hidden_layers"),
+                ("llama-untied-scaled", {"num_hidden_layers": 100000}, "model.layers.2."),
+                ("llama-untied-scaled", {"rope_scaling": {"rope_type": 1}, "rope_parameters": None}, "rope_type"),
+                ("qwen3-moe", {"num_local_experts": 60000}, "model.layers.0.mlp.experts.6."),
+                ("gpt2-tied", {"n_embd": 1 << 62}, "n_embd"), ("gpt2-tied", {"n_layer": 10 ** 30}, "too big integer"))):
+            self.fixture(name, f"absurd-{i}", **changes)
+            begin = time.monotonic()
+            self.one_line(self.run_program("convert", f"absurd-{i}", "new"), 2, f"absurd-{i}", part)
+            self.assertLess(time.monotonic() - begin, 5.0)
+            self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
     def test_memory(self):
         """Both ways take one tensor, not the model."""

@@ -1,0 +1,173 @@
+/* Writes config.json for transformers. A model that none of its classes computes is refused; settings of the training that
+ * config.json has no place for become notes. */
+#include "ckpt/huggingface_impl.h"
+
+#include <quadrille/json_writer.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static qd_status cannot(const char *what)
+{
+    return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: %s", what);
+}
+
+static qd_status check_gpt2(const qd_model *m)
+{
+    if (m->norm != QD_NORM_LAYER || m->position != QD_POSITION_LEARNED)
+        return cannot("its GPT-2 has layer norms and learned positions");
+    if (m->activation == QD_ACT_SWIGLU)
+        return cannot("its GPT-2 has no gated MLP (model.activation)");
+    if (!m->qkv_bias || !m->linear_bias)
+        return cannot("its GPT-2 has all biases (model.qkv_bias, model.linear_bias)");
+    if (m->qk_norm)
+        return cannot("its GPT-2 has no norms of queries and keys (model.qk_norm)");
+    if (m->kv_heads != m->heads || (int64_t)m->heads * m->head_dim != m->hidden)
+        return cannot("in its GPT-2 every head has its own keys and values, and head_dim is hidden / heads");
+    return QD_OK;
+}
+
+static qd_status check_llama(const qd_model *m)
+{
+    if (m->norm != QD_NORM_RMS || m->position != QD_POSITION_ROPE)
+        return cannot("its Llama has RMS norms and rotary positions");
+    if (m->activation != QD_ACT_SWIGLU)
+        return cannot("the MLP of its Llama is gated (model.activation)");
+    const qd_moe *e = &m->moe;
+    if (e->experts == 0)
+        return QD_OK;
+    if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
+        return cannot(
+            "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
+            "router_groups, router_scale, shared_experts)");
+    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
+        return cannot("its Mixtral has normalised weights, experts in every block and no biases (model.router_normalised, first_dense, "
+                      "qkv_bias)");
+    return QD_OK;
+}
+
+static void put_gpt2(qd_json_writer *w, const qd_model *m)
+{
+    qd_json_put_int(w, "n_layer", m->layers);
+    qd_json_put_int(w, "n_embd", m->hidden);
+    qd_json_put_int(w, "n_head", m->heads);
+    qd_json_put_int(w, "n_inner", m->ffn);
+    qd_json_put_int(w, "n_positions", m->max_seq);
+    qd_json_put_real(w, "layer_norm_epsilon", m->norm_eps);
+    qd_json_put_string(w, "activation_function", m->activation == QD_ACT_GELU ? "gelu" : "gelu_new");
+    qd_json_put_real(w, "resid_pdrop", m->dropout);
+    qd_json_put_real(w, "embd_pdrop", m->dropout);
+    qd_json_put_real(w, "attn_pdrop", 0.0);
+}
+
+/* The inverse of read_balance in hf_config.c, without the digits that rounding added on the way. */
+static double their_balance(const qd_model *m)
+{
+    char text[32];
+    int layers = qd_hf_expert_layers(m);
+    snprintf(text, sizeof text, "%.15g", layers > 0 ? m->moe.aux_loss * layers / m->moe.per_token : 0.0);
+    return strtod(text, NULL);
+}
+
+static void put_experts(qd_json_writer *w, const qd_model *m)
+{
+    const qd_moe *e = &m->moe;
+    qd_json_put_int(w, m->qk_norm ? "num_experts" : "num_local_experts", e->experts);
+    qd_json_put_int(w, "num_experts_per_tok", e->per_token);
+    qd_json_put_real(w, "router_aux_loss_coef", their_balance(m));
+    qd_json_put_bool(w, "output_router_logits", e->aux_loss > 0.0);
+    if (!m->qk_norm)
+        return;
+    qd_json_put_int(w, "moe_intermediate_size", e->ffn);
+    qd_json_put_bool(w, "norm_topk_prob", e->normalised);
+    qd_json_put_int(w, "decoder_sparse_step", 1);
+    qd_json_list_begin(w, "mlp_only_layers");
+    for (int layer = 0; layer < e->first_dense; layer++)
+        qd_json_put_int(w, NULL, layer);
+    qd_json_end(w);
+}
+
+static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *m, int64_t positions)
+{
+    qd_json_put_int(w, "num_hidden_layers", m->layers);
+    qd_json_put_int(w, "hidden_size", m->hidden);
+    qd_json_put_int(w, "intermediate_size", f->experts && f->expert_ffn == 0 ? m->moe.ffn : m->ffn);
+    qd_json_put_int(w, "num_attention_heads", m->heads);
+    qd_json_put_int(w, "num_key_value_heads", m->kv_heads);
+    qd_json_put_int(w, "head_dim", m->head_dim);
+    qd_json_put_int(w, "max_position_embeddings", m->max_seq > 0 ? m->max_seq : positions);
+    qd_json_put_real(w, "rms_norm_eps", m->norm_eps);
+    qd_json_put_string(w, "hidden_act", "silu");
+    if (f->attention_bias)
+        qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->linear_bias);
+    if (f->mlp_bias)
+        qd_json_put_bool(w, "mlp_bias", m->linear_bias);
+    qd_json_put_real(w, "rope_theta", m->rope.base);
+    if (m->rope.scaled) {
+        qd_json_object_begin(w, "rope_scaling");
+        qd_json_put_string(w, "rope_type", "llama3");
+        qd_json_put_real(w, "factor", m->rope.factor);
+        qd_json_put_real(w, "low_freq_factor", m->rope.low_factor);
+        qd_json_put_real(w, "high_freq_factor", m->rope.high_factor);
+        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
+        qd_json_end(w);
+    }
+}
+
+static void put_token(qd_json_writer *w, const char *key, int32_t token)
+{
+    if (token >= 0)
+        qd_json_put_int(w, key, token);
+    else
+        qd_json_put_null(w, key);
+}
+
+/* What further training there would do otherwise than here. */
+static void note_training(const qd_model *m, qd_strbuf *notes)
+{
+    const qd_moe *e = &m->moe;
+    const struct {
+        const char *key;
+        bool lost;
+    } keys[] = {{"model.dropout", m->arch == QD_ARCH_LLAMA && m->dropout > 0.0},
+                {"model.z_loss", e->experts > 0 && e->z_loss > 0.0},
+                {"model.expert_capacity", e->experts > 0 && e->capacity > 0.0}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (keys[i].lost)
+            qd_strbuf_printf(notes, "%s has no place in config.json, which matters to further training alone\n", keys[i].key);
+    if (e->experts == 0 || e->aux_loss == 0.0)
+        return;
+    qd_strbuf_printf(notes, "router_aux_loss_coef is %.6g: model.aux_loss (%.6g) x %d layers with experts / %d experts per token; "
+                            "transformers balances %s\n", their_balance(m), e->aux_loss, qd_hf_expert_layers(m), e->per_token,
+                     e->balance == QD_BALANCE_SEQUENCE ? "batches, not sequences, and the sum of layers, not each"
+                                                       : "the sum of layers, not each");
+}
+
+qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf *notes, qd_strbuf *out)
+{
+    const qd_hf_family *f = qd_hf_family_of(m);
+    bool gpt2 = m->arch == QD_ARCH_GPT2;
+    QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(m));
+    qd_json_writer w = qd_json_writer_on(out);
+    qd_json_object_begin(&w, NULL);
+    qd_json_list_begin(&w, "architectures");
+    qd_json_put_string(&w, NULL, f->class_);
+    qd_json_end(&w);
+    qd_json_put_string(&w, "model_type", f->kind);
+    qd_json_put_int(&w, "vocab_size", m->vocab);
+    if (gpt2)
+        put_gpt2(&w, m);
+    else
+        put_llama(&w, f, m, o->positions);
+    if (f->experts)
+        put_experts(&w, m);
+    qd_json_put_real(&w, "initializer_range", m->init_std);
+    qd_json_put_bool(&w, "tie_word_embeddings", m->tied);
+    qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
+    put_token(&w, "bos_token_id", o->begin_token);
+    put_token(&w, "eos_token_id", o->end_token);
+    qd_json_end(&w);
+    qd_strbuf_puts(out, "\n");
+    note_training(m, notes);
+    return QD_OK;
+}

@@ -1,0 +1,228 @@
+/* config.json of Hugging Face folders: defaults of each family as transformers 5.22 prints them, what is refused by name, and
+ * how the coefficient of the load-balancing loss is converted. */
+#include "ckpt/huggingface_impl.h"
+#include "support/scratch.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+static qd_status read_config(void **state, const char *kind, const char *members, qd_strbuf *notes, qd_hf_config *c)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\"%s%s}", kind, members[0] ? ", " : "", members);
+    return qd_hf_config_read(scratch_text(state, "config.json", text), notes, c);
+}
+
+static qd_model accepted(void **state, const char *kind, const char *members)
+{
+    qd_hf_config c;
+    qd_strbuf notes = {0};
+    ok(read_config(state, kind, members, &notes, &c));
+    qd_strbuf_free(&notes);
+    return c.model;
+}
+
+static void refused(void **state, const char *kind, const char *members, const char *part)
+{
+    qd_hf_config c;
+    qd_strbuf notes = {0};
+    qd_status status = read_config(state, kind, members, &notes, &c);
+    qd_strbuf_free(&notes);
+    if (status == QD_OK)
+        fail_msg("%s was accepted: %s", kind, members);
+    if (!strstr(qd_error_message(), part))
+        fail_msg("'%s' is not in: %s", part, qd_error_message());
+}
+
+/* ---- defaults ---- */
+
+static void test_defaults(void **state)
+{
+    static const struct {
+        const char *kind;
+        int layers, heads, kv_heads, head_dim;
+        int64_t hidden, ffn, vocab, positions;
+        double eps, theta;
+        int experts, per_token;
+        int64_t expert_ffn;
+    } rows[] = {
+        {"gpt2", 12, 12, 12, 64, 768, 3072, 50257, 1024, 1e-5, 1e4, 0, 0, 0},
+        {"llama", 32, 32, 32, 128, 4096, 11008, 32000, 2048, 1e-6, 1e4, 0, 0, 0},
+        {"mixtral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-5, 1e6, 8, 2, 14336},
+        {"qwen3", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
+        {"qwen3_moe", 24, 32, 4, 64, 2048, 6144, 151936, 32768, 1e-6, 1e4, 128, 8, 768},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_model m = accepted(state, rows[i].kind, "");
+        assert_string_equal(m.name, rows[i].kind);
+        assert_int_equal(m.layers, rows[i].layers);
+        assert_int_equal(m.heads, rows[i].heads);
+        assert_int_equal(m.kv_heads, rows[i].kv_heads);
+        assert_int_equal(m.head_dim, rows[i].head_dim);
+        assert_int_equal(m.hidden, rows[i].hidden);
+        assert_int_equal(m.ffn, rows[i].ffn);
+        assert_int_equal(m.vocab, rows[i].vocab);
+        assert_int_equal(m.max_seq, rows[i].positions);
+        assert_true(m.norm_eps == rows[i].eps && m.rope.base == rows[i].theta && m.init_std == 0.02);
+        assert_int_equal(m.tied, i == 0);
+        assert_int_equal(m.moe.experts, rows[i].experts);
+        assert_int_equal(m.moe.per_token, rows[i].per_token);
+        assert_int_equal(m.moe.ffn, rows[i].expert_ffn);
+        assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
+    }
+    assert_true(accepted(state, "mixtral", "").moe.normalised);
+    assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
+}
+
+/* null is a value of these keys, and second names count. */
+static void test_other_spellings(void **state)
+{
+    assert_int_equal(accepted(state, "llama", "\"num_key_value_heads\": null, \"head_dim\": null").kv_heads, 32);
+    assert_int_equal(accepted(state, "mixtral", "\"num_key_value_heads\": null").kv_heads, 32);
+    assert_int_equal(accepted(state, "qwen3_moe", "\"head_dim\": null").head_dim, 64);
+    assert_int_equal(accepted(state, "gpt2", "\"hidden_size\": 96, \"n_inner\": null").ffn, 384);
+    assert_int_equal(accepted(state, "qwen3_moe", "\"num_local_experts\": 16").moe.experts, 16);
+    assert_int_equal(accepted(state, "mixtral", "\"num_experts\": 16, \"num_local_experts\": 16").moe.experts, 16);
+    assert_int_equal(accepted(state, "qwen3", "\"layer_types\": [\"full_attention\"]").layers, 32);
+}
+
+/* ---- rotary embeddings ---- */
+
+#define LLAMA3 "\"rope_type\": \"llama3\", \"factor\": 32.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0"
+
+static void test_rope(void **state)
+{
+    assert_true(accepted(state, "mixtral", "\"rope_theta\": 5e5").rope.base == 5e5);
+    assert_true(accepted(state, "mixtral", "\"rope_scaling\": null, \"rope_parameters\": {}").rope.base == 1e6);
+    assert_true(accepted(state, "llama", "\"rope_scaling\": {\"rope_type\": \"default\", \"rope_theta\": 7e4}").rope.base == 7e4);
+    assert_true(accepted(state, "llama", "\"rope_parameters\": {\"rope_theta\": 7e4}").rope.base == 7e4);
+    assert_true(accepted(state, "llama", "\"rope_theta\": 7e4, \"rope_parameters\": {\"rope_theta\": 7e4}").rope.base == 7e4);
+    assert_true(accepted(state, "llama", "\"rope_theta\": 5e5, \"rope_parameters\": {\"type\": \"default\"}").rope.base == 5e5);
+    qd_model m = accepted(state, "llama", "\"max_position_embeddings\": 512, \"rope_scaling\": {" LLAMA3 "}");
+    assert_true(m.rope.scaled && m.rope.original_seq == 512 && m.rope.factor == 32.0);
+    m = accepted(state, "llama", "\"original_max_position_embeddings\": 128, \"rope_scaling\": {" LLAMA3 "}");
+    assert_int_equal(m.rope.original_seq, 128);
+    m = accepted(state, "llama", "\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": 64}");
+    assert_int_equal(m.rope.original_seq, 64);
+}
+
+static void test_rope_refused(void **state)
+{
+    static const char *const rows[][2] = {
+        {"\"rope_scaling\": {\"rope_type\": 1}", "rope_type"},
+        {"\"rope_parameters\": 5", "rope_parameters"},
+        {"\"rope_parameters\": [1]", "rope_parameters"},
+        {"\"rope_scaling\": \"linear\"", "rope_scaling"},
+        {"\"rope_scaling\": {\"type\": \"default\"}, \"rope_parameters\": {\"rope_theta\": 1e4}", "both set"},
+        {"\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"default\", \"rope_theta\": 1e6}", "rope_theta"},
+        {"\"rope_theta\": null", "rope_theta"},
+        {"\"rope_theta\": \"1e4\"", "rope_theta"},
+        {"\"rope_theta\": 1e300", "rope_theta"},
+        {"\"rope_scaling\": {\"factor\": 2.0}", "rope_type"},
+        {"\"rope_scaling\": {\"type\": \"linear\", \"rope_type\": \"default\"}", "linear"},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}", "yarn"},
+        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0}", "high_freq_factor"},
+        {"\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": \"8k\"}", "original_max_position_embeddings"},
+        {"\"original_max_position_embeddings\": 64, \"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": 32}",
+         "original_max_position_embeddings"},
+        {"\"partial_rotary_factor\": 0.5", "partial_rotary_factor"},
+        {"\"rope_parameters\": {\"rope_theta\": 1e4, \"partial_rotary_factor\": 0.5}", "partial_rotary_factor"},
+        {"\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}}", "full_attention"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        refused(state, i % 2 ? "llama" : "qwen3", rows[i][0], rows[i][1]);
+}
+
+/* ---- ill-typed, contradicting and absurd ---- */
+
+static void test_refused(void **state)
+{
+    static const char *const rows[][3] = {
+        {"llama", "\"num_hidden_layers\": 1000000", "num_hidden_layers"},
+        {"llama", "\"num_hidden_layers\": 2.5", "num_hidden_layers"},
+        {"llama", "\"num_hidden_layers\": null", "num_hidden_layers"},
+        {"llama", "\"num_hidden_layers\": 9223372036854775807", "num_hidden_layers"},
+        {"llama", "\"hidden_size\": -64", "hidden_size"},
+        {"llama", "\"hidden_size\": 4611686018427387904", "hidden_size"},
+        {"llama", "\"intermediate_size\": 4611686018427387904", "intermediate_size"},
+        {"llama", "\"max_position_embeddings\": 4611686018427387904", "max_position_embeddings"},
+        {"llama", "\"num_attention_heads\": 0", "num_attention_heads"},
+        {"llama", "\"head_dim\": 512", "head_dim"},
+        {"llama", "\"rms_norm_eps\": \"1e-5\"", "rms_norm_eps"},
+        {"llama", "\"rms_norm_eps\": 0", "rms_norm_eps"},
+        {"llama", "\"attention_bias\": 1", "attention_bias"},
+        {"llama", "\"layer_types\": [\"full_attention\", \"sliding_attention\"]", "sliding_attention"},
+        {"qwen3", "\"head_dim\": null", "head_dim"},
+        {"qwen3", "\"use_sliding_window\": true", "use_sliding_window"},
+        {"mixtral", "\"sliding_window\": 4096", "sliding_window"},
+        {"mixtral", "\"num_experts\": 4, \"num_local_experts\": 6", "num_local_experts"},
+        {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
+        {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
+        {"qwen3_moe", "\"mlp_only_layers\": 5", "mlp_only_layers"},
+        {"qwen3_moe", "\"mlp_only_layers\": [3]", "mlp_only_layers"},
+        {"qwen3_moe", "\"moe_intermediate_size\": 4611686018427387904", "moe_intermediate_size"},
+        {"gpt2", "\"n_embd\": 4611686018427387904", "n_embd"},
+        {"gpt2", "\"n_embd\": 64, \"hidden_size\": 128", "hidden_size"},
+        {"gpt2", "\"n_embd\": 100", "n_head"},
+        {"gpt2", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+        {"mistral", "", "qwen3_moe"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        refused(state, rows[i][0], rows[i][1], rows[i][2]);
+}
+
+/* ---- the load-balancing loss ---- */
+
+static void test_balance(void **state)
+{
+    qd_hf_config c;
+    qd_strbuf notes = {0}, text = {0};
+    ok(read_config(state, "qwen3_moe", "\"num_hidden_layers\": 10, \"mlp_only_layers\": [0, 1], \"router_aux_loss_coef\": 0.003, "
+                                       "\"output_router_logits\": true", &notes, &c));
+    assert_true(fabs(c.model.moe.aux_loss - 0.003 * 8 / 8) < 1e-18);
+    assert_non_null(strstr(notes.data, "model.aux_loss"));
+    qd_strbuf_clear(&notes);
+    ok(read_config(state, "mixtral", "\"router_aux_loss_coef\": 0.02, \"output_router_logits\": true", &notes, &c));
+    assert_true(fabs(c.model.moe.aux_loss - 0.02 * 2 / 32) < 1e-18);
+    assert_int_equal(c.model.moe.balance, QD_BALANCE_BATCH);
+    /* and back, as the number that it was */
+    ok(qd_hf_config_text(&c.model, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
+    qd_hf_config again;
+    ok(qd_hf_config_read(scratch_text(state, "again.json", text.data), &notes, &again));
+    assert_non_null(strstr(text.data, "0.02"));
+    assert_true(again.model.moe.aux_loss == c.model.moe.aux_loss);
+    qd_strbuf_clear(&text);
+    /* without: a float and not the integer 0, which transformers refuses */
+    qd_strbuf_clear(&notes);
+    ok(read_config(state, "mixtral", "\"router_aux_loss_coef\": 0.02", &notes, &c));
+    assert_true(c.model.moe.aux_loss == 0.0);
+    assert_non_null(strstr(notes.data, "output_router_logits"));
+    ok(qd_hf_config_text(&c.model, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
+    const char *at = strstr(text.data, "\"router_aux_loss_coef\":");
+    assert_non_null(at);
+    at += strcspn(at, "0123456789");
+    assert_memory_equal(at, "0.0", 3);
+    assert_non_null(strstr(text.data, "1000000.0")); /* rope_theta */
+    qd_strbuf_free(&notes);
+    qd_strbuf_free(&text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_defaults, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_other_spellings, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_balance, scratch_setup, scratch_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
