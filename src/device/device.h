@@ -367,7 +367,8 @@ typedef struct qd_param_range {
 /* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32
  * parameter; a `param` of bf16 is another buffer, into which the new value is rounded. Addresses are those of element
  * 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
- * Coefficients are double because 1 - beta would lose half of its digits in fp32. rest, if given, takes the place of
+ * Coefficients are double because 1 - beta would lose half of its digits in fp32; moments decay by it, as x - x*(1 - beta), because a
+ * beta rounded to fp32 (0.99999999 is 1) would decay at another rate. rest, if given, takes the place of
  * master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it lacks (qd_f32_rest). */
 typedef struct qd_adamw_args {
     void *param, *grad;

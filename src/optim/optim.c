@@ -22,21 +22,20 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
 qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_stream *stream, const qd_optim_state *s,
                           const qd_param_range *ranges, int range_count, int64_t step, const double *grad_scale)
 {
-    float lr = (float)qd_optim_lr(o, step);
+    /* Coefficients stay double up to the kernels, which form 1 - beta and products of them before they round. */
+    double lr = qd_optim_lr(o, step);
     if (o->kind == QD_OPTIM_SGD)
         return kernels->sgd(stream, &(qd_sgd_args){
             .param = s->param, .grad = s->grad, .master = s->master, .rest = s->rest, .m = s->moment1,
             .ranges = ranges, .range_count = range_count,
-            .lr = lr, .momentum = (float)o->momentum, .weight_decay = (float)o->weight_decay,
+            .lr = lr, .momentum = o->momentum, .weight_decay = o->weight_decay,
             .grad_scale = grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
         });
     return kernels->adamw(stream, &(qd_adamw_args){
         .param = s->param, .grad = s->grad, .master = s->master, .rest = s->rest, .m = s->moment1, .v = s->moment2,
         .ranges = ranges, .range_count = range_count,
-        .lr = lr, .beta1 = (float)o->beta1, .beta2 = (float)o->beta2, .eps = (float)o->eps,
-        .weight_decay = (float)o->weight_decay,
-        .bias_correction1 = (float)(1.0 - pow(o->beta1, (double)step)),
-        .bias_correction2 = (float)(1.0 - pow(o->beta2, (double)step)),
+        .lr = lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
+        .bias_correction1 = 1.0 - pow(o->beta1, (double)step), .bias_correction2 = 1.0 - pow(o->beta2, (double)step),
         .grad_scale = grad_scale, .param_dtype = s->param_dtype, .grad_dtype = s->grad_dtype,
     });
 }

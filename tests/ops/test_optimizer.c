@@ -2,6 +2,7 @@
 #include "support/ops.h"
 
 #include "base/half.h"
+#include "optim/optim.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -257,6 +258,76 @@ static void exact_rounding_and_not_finite(void **state)
     assert_memory_equal(master, after, sizeof after);
 }
 
+static void move(qd_device *device, void *to, const void *from, size_t bytes)
+{
+    ops_assert_ok(qd_copy(qd_device_compute_stream(device), to, from, (int64_t)bytes));
+    ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
+}
+
+/* ---- coefficients from the configuration: no digit of 1 - beta is lost on the way to the kernels ---- */
+
+static void near(double got, double expected, const char *what, double beta, int64_t step)
+{
+    if (!(fabs(got - expected) <= 2e-6 * fabs(expected)))
+        fail_msg("beta2 %.9g, step %lld: %s is %.9g, expected %.9g", beta, (long long)step, what, got, expected);
+}
+
+static void coefficients_on(qd_device *device, qd_optim_kind kind, double beta2)
+{
+    enum { N = 5, STEPS = 12 };
+    static const float gradients[N] = {0.5f, -3.0f, 1e-3f, 40.0f, -1e-5f};
+    const qd_optim o = {.kind = kind, .lr = 1e-3, .schedule = QD_LR_CONSTANT, .steps = STEPS, .beta1 = 0.9, .beta2 = beta2,
+                        .eps = 1e-8, .weight_decay = 0.1, .momentum = 0.9};
+    const qd_param_range range = {.count = N, .decay = true};
+    const double one = 1;
+    enum { P, G, FIRST, SECOND, SCALE, BUFFERS };
+    float values[N] = {0}, m[N] = {0}, v[N] = {0};
+    double x[N] = {0}, first[N] = {0}, second[N] = {0};
+    const void *from[BUFFERS] = {values, gradients, m, v, &one};
+    void *at[BUFFERS];
+    for (int i = 0; i < BUFFERS; i++) {
+        ops_assert_ok(qd_device_alloc(device, sizeof values, &at[i]));
+        move(device, at[i], from[i], i == SCALE ? sizeof one : sizeof values);
+    }
+    const qd_optim_state state = {.param = at[P], .grad = at[G], .master = at[P], .moment1 = at[FIRST], .moment2 = at[SECOND],
+                                  .param_dtype = QD_F32, .grad_dtype = QD_F32};
+    for (int64_t step = 1; step <= STEPS; step++) {
+        ops_assert_ok(qd_optim_update(&o, qd_device_kernels(device), qd_device_compute_stream(device), &state, &range, 1, step, at[SCALE]));
+        move(device, values, at[P], sizeof values);
+        move(device, m, at[FIRST], sizeof m);
+        move(device, v, at[SECOND], sizeof v);
+        for (int i = 0; i < N; i++) {
+            double g = gradients[i];
+            if (kind == QD_OPTIM_SGD) {
+                first[i] = o.momentum * first[i] + g;
+                x[i] -= o.lr * (first[i] + o.weight_decay * x[i]);
+            } else {
+                first[i] += (1 - o.beta1) * (g - first[i]);
+                second[i] += (1 - beta2) * (g * g - second[i]);
+                double mean = first[i] / (1 - pow(o.beta1, (double)step)), square = second[i] / (1 - pow(beta2, (double)step));
+                x[i] -= o.lr * (mean / (sqrt(square) + o.eps) + o.weight_decay * x[i]);
+                near(v[i], second[i], "the second moment", beta2, step);
+            }
+            near(m[i], first[i], "the first moment", beta2, step);
+            near(values[i], x[i], "the parameter", beta2, step);
+        }
+    }
+    for (int i = 0; i < BUFFERS; i++)
+        qd_device_free(device, at[i], sizeof values);
+}
+
+static void coefficients_stay_double(void **state)
+{
+    (void)state;
+    static const double betas2[] = {0.95, 0.999, 0.99999999};
+    qd_device *devices[] = {ops_device(NULL, 1), ops_cuda()};
+    for (int d = 0; d < COUNT(devices) && devices[d]; d++) {
+        for (int i = 0; i < COUNT(betas2); i++)
+            coefficients_on(devices[d], QD_OPTIM_ADAMW, betas2[i]);
+        coefficients_on(devices[d], QD_OPTIM_SGD, 0.999);
+    }
+}
+
 /* ---- masters in two parts: what the kernels do with whole ones, taken apart ---- */
 
 enum { PARTS_N = 1500, PARTS_STEPS = 5 };
@@ -270,12 +341,6 @@ static float crafted(int i)
     if (i >= COUNT(upper) * COUNT(lower))
         return (float)(ops_normal() * pow(10, 4 * ops_uniform() - 3));
     return qd_f32_from_bits((uint32_t)upper[i / COUNT(lower)] << 16 | lower[i % COUNT(lower)]);
-}
-
-static void move(qd_device *device, void *to, const void *from, size_t bytes)
-{
-    ops_assert_ok(qd_copy(qd_device_compute_stream(device), to, from, (int64_t)bytes));
-    ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
 }
 
 static void step_with(qd_device *device, bool adam, void *const *t, int step)
@@ -444,7 +509,8 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = sgd_tensors,
          .derive = sgd_derive, .reference = sgd_reference, .run = sgd_run, .bytes = sgd_bytes},
     };
-    const struct CMUnitTest more[] = {cmocka_unit_test(exact_rounding_and_not_finite), cmocka_unit_test(equal_addresses_are_two_buffers),
+    const struct CMUnitTest more[] = {cmocka_unit_test(coefficients_stay_double), cmocka_unit_test(exact_rounding_and_not_finite),
+                                      cmocka_unit_test(equal_addresses_are_two_buffers),
                                       cmocka_unit_test(parts_give_what_whole_masters_do),
                                       cmocka_unit_test(bad_arguments)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

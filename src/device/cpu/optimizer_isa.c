@@ -53,7 +53,7 @@ QD_INLINE void store_values(const values *x, int64_t i, vf p, int n, bool split)
 
 QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, bool split)
 {
-    float scale = (float)*a->grad_scale, beta1 = (float)a->beta1, beta2 = (float)a->beta2, eps = (float)a->eps;
+    float scale = (float)*a->grad_scale, eps = (float)a->eps;
     float new1 = (float)(1.0 - a->beta1), new2 = (float)(1.0 - a->beta2);
     float rate = (float)(a->lr / a->bias_correction1);
     float correction = (float)(1.0 / __builtin_sqrt(a->bias_correction2));
@@ -66,11 +66,12 @@ QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, 
         float *ms = a->m + part.offset, *vs = a->v + part.offset;
         QD_FOR_VECTORS(i, n, part.count, {
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
-            vf first = g * new1, second = g * g * new2;
+            vf m = vec_load(ms, i, n, QD_F32), v = vec_load(vs, i, n, QD_F32);
+            vf first = m - m * new1, second = v - v * new2;
             QD_IN_REGISTER(first); /* of two products and their sum, the same one is fused everywhere: bits do not depend on */
             QD_IN_REGISTER(second); /* where a range begins */
-            vf m = vec_load(ms, i, n, QD_F32) * beta1 + first;
-            vf v = vec_load(vs, i, n, QD_F32) * beta2 + second;
+            m = g * new1 + first;
+            v = g * g * new2 + second;
             vf p = load_values(&x, i, n, split);
             p = p - (rate * m / (vec_sqrt(v) * correction + eps) + decay * p);
             vec_store(ms, i, m, n, QD_F32);
