@@ -1,4 +1,5 @@
-"""What make install puts into a folder works there: the program, the libraries, their headers and pkg-config files."""
+"""What make install puts into a folder works there: the program, the libraries (shared and static), their headers and pkg-config
+files."""
 import os
 import shutil
 import subprocess
@@ -34,6 +35,21 @@ class Install(program.ProgramTest):
             self.call(COMPILER, "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", source, *flags, "-o", library)
             said = self.call("./" + library, *words, LD_LIBRARY_PATH=libraries)
             self.assertTrue(said.startswith(expected) and "does not fit" not in said, said)
+        # The same from the archives, with all that they need: in builds with CUDA its run time, too. A library that is found as .so would
+        # hide what is missing.
+        for file in os.listdir(libraries):
+            if ".so" in file:
+                os.remove(os.path.join(libraries, file))
+        for library in ("quadrille-plan", "quadrille"):
+            flags = self.call("pkg-config", "--static", "--cflags", "--libs", library, **found).split()
+            self.call(COMPILER, source, *flags, "-o", library + "-static")
+            said = self.call(f"./{library}-static", *words)
+            self.assertTrue(said.startswith(expected), said)
+        # the trainer takes everything with it, kernels for GPUs among them
+        self.write("train.c", "#include <quadrille/train.h>\nqd_status (*volatile train)() = (qd_status(*)())qd_train;\n"
+                              "int main(void) { return train ? 0 : 1; }\n")
+        self.call(COMPILER, "-std=c11", "train.c", *flags, "-o", "trainer")
+        self.call("./trainer")
         self.assertEqual(self.call(self.path("moved/bin/quadrille"), "version"), self.call(program.PROGRAM, "version"))
         for header in os.listdir(self.path("moved/include/quadrille")):
             self.write("one.c", f"#include <quadrille/{header}>\nint nothing;\n")
