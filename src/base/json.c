@@ -1,8 +1,12 @@
+/* Reading JSON, with jansson behind it. jansson does not tell a failed allocation from bad input, and may even go on without
+ * the bytes that it had no memory for; so its allocations are counted here, and a document during which one failed is
+ * QD_NO_MEMORY whatever jansson made of it. */
 #include "base/json.h"
 #include "base/strbuf.h"
 
 #include <ctype.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,13 +34,40 @@ static const qd_json_node *outer(const json_t *value)
     return (const qd_json_node *)value;
 }
 
+/* ---- memory ---- */
+
+static pthread_once_t counting = PTHREAD_ONCE_INIT;
+static json_malloc_t inner_malloc; /* NULL: malloc(); else what the host program has given jansson */
+static _Thread_local unsigned failed_allocations;
+
+static void *counted_malloc(size_t bytes)
+{
+    void *memory = inner_malloc ? inner_malloc(bytes) : malloc(bytes);
+    failed_allocations += memory == NULL;
+    return memory;
+}
+
+/* What was allocated before is freed as before: the other function stays. */
+static void count_allocations(void)
+{
+    json_free_t inner_free;
+    json_get_alloc_funcs(&inner_malloc, &inner_free);
+    if (inner_malloc == malloc)
+        inner_malloc = NULL;
+    json_set_alloc_funcs(counted_malloc, inner_free);
+}
+
 static qd_status load(const char *name, const char *text, size_t length, size_t flags, qd_json **out)
 {
     *out = NULL;
     json_error_t error;
+    pthread_once(&counting, count_allocations);
+    const unsigned before = failed_allocations;
     json_t *root = json_loadb(text, length, flags, &error);
-    if (!root && json_error_code(&error) == json_error_out_of_memory)
+    if (failed_allocations != before) {
+        json_decref(root);
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", name);
+    }
     if (!root)
         return QD_FAIL(QD_USAGE, "%s:%d:%d: not valid JSON: %s", name, error.line > 0 ? error.line : 1,
                        error.column > 0 ? error.column : 1, error.text);

@@ -1,16 +1,12 @@
 #define _GNU_SOURCE
 #include "base/strbuf.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <locale.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Room for `more` bytes and the end. */
 static bool reserve(qd_strbuf *buffer, size_t more)
@@ -67,8 +63,11 @@ void qd_strbuf_printf(qd_strbuf *buffer, const char *format, ...)
 
 void qd_strbuf_pad(qd_strbuf *buffer, char character, int count)
 {
-    for (int i = 0; i < count; i++)
-        qd_strbuf_append(buffer, &character, 1);
+    if (count <= 0 || !reserve(buffer, (size_t)count))
+        return;
+    memset(buffer->data + buffer->length, character, (size_t)count);
+    buffer->length += (size_t)count;
+    buffer->data[buffer->length] = '\0';
 }
 
 void qd_strbuf_clear(qd_strbuf *buffer)
@@ -152,94 +151,4 @@ size_t qd_utf8_valid(const char *text, size_t length)
         at += more + 1;
     }
     return at;
-}
-
-qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length)
-{
-    qd_status status = QD_OK;
-    char *data = NULL;
-    size_t used = 0, capacity = 4096;
-    *text = NULL;
-    *length = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return QD_FAIL(QD_USAGE, "%s: cannot be read: %s", path, strerror(errno));
-    struct stat info;
-    if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
-        status = QD_FAIL(QD_USAGE, "%s: is a folder; a file is needed", path);
-        goto done;
-    }
-    if (info.st_size > 0 && (uint64_t)info.st_size <= most)
-        capacity = (size_t)info.st_size + 2;
-    for (;;) {
-        char *grown = realloc(data, capacity);
-        if (!grown) {
-            status = QD_FAIL(QD_NO_MEMORY, "%s: no memory for a file of more than %zu bytes", path, used);
-            goto done;
-        }
-        data = grown;
-        ssize_t got = read(fd, data + used, capacity - 1 - used);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            status = QD_FAIL(QD_IO, "%s: cannot be read: %s", path, strerror(errno));
-            goto done;
-        }
-        if (got == 0)
-            break;
-        used += (size_t)got;
-        if (used > most) {
-            status = QD_FAIL(QD_USAGE, "%s: is too large; at most %zu bytes are read", path, most);
-            goto done;
-        }
-        if (used + 1 >= capacity)
-            capacity *= 2;
-    }
-    data[used] = '\0';
-    *text = data;
-    *length = used;
-    data = NULL;
-done:
-    free(data);
-    close(fd);
-    return status;
-}
-
-static qd_status write_all(int fd, const char *path, const char *text, size_t length)
-{
-    while (length > 0) {
-        ssize_t wrote = write(fd, text, length);
-        if (wrote < 0 && errno == EINTR)
-            continue;
-        if (wrote < 0)
-            return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(errno));
-        text += wrote;
-        length -= (size_t)wrote;
-    }
-    if (fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
-        return QD_FAIL(QD_IO, "%s: cannot be written to the disk: %s", path, strerror(errno));
-    return QD_OK;
-}
-
-qd_status qd_file_replace(const char *path, const char *text, size_t length)
-{
-    qd_status status = QD_OK;
-    char *beside = NULL;
-    if (asprintf(&beside, "%s.%ld.tmp", path, (long)getpid()) < 0)
-        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its name", path);
-    int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-        free(beside);
-        return status;
-    }
-    QD_TRY_DONE(write_all(fd, path, text, length));
-    if (rename(beside, path) != 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", path, strerror(errno));
-done:
-    close(fd);
-    if (status != QD_OK)
-        unlink(beside);
-    free(beside);
-    return status;
 }

@@ -1,6 +1,8 @@
-/* Text: the growing buffer of the public header, numbers, UTF-8 and whole files. */
+/* Text: the growing buffer of the public header, numbers and UTF-8; with file.h, whole files. */
 #ifndef QD_BASE_STRBUF_H
 #define QD_BASE_STRBUF_H
+
+#include "base/file.h"
 
 #include <quadrille/strbuf.h>
 
@@ -15,12 +17,5 @@ double qd_double_parse(const char *text, char **end);
 
 /* Bytes of `text` that are whole UTF-8 characters from the start (== length: all of it is valid). */
 size_t qd_utf8_valid(const char *text, size_t length);
-
-/* Reads a whole file of at most `most` bytes. *text is ended by '\0' (not counted) and freed with free(). A missing or
- * unreadable file is QD_USAGE: the user named it. */
-qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length);
-
-/* Writes a file beside its place, flushes it to the disk and renames it: the file is old or new, never half. */
-qd_status qd_file_replace(const char *path, const char *text, size_t length);
 
 #endif

@@ -1,4 +1,4 @@
-/* Reading checkpoints. Writing is in save.c. */
+/* Reading checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c, manifest.c and store.c. */
 #include "base/json.h"
 #include "base/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -18,7 +18,7 @@ typedef struct piece {
     const qd_safetensors_entry *entry; /* NULL: not looked for yet */
     qd_atom box;
     uint64_t hash;
-    bool checked;
+    bool checked; /* its bytes match the checksum */
 } piece;
 
 typedef struct tensor {
@@ -46,7 +46,12 @@ struct qd_checkpoint {
     int file_count;
     tensor *tensors;
     int tensor_count;
+    float *chunk; /* (CHUNK_ELEMENTS) what is read in one go; NULL: not yet */
+    XXH3_state_t *hash;
 };
+
+/* Small enough for a core's caches: the checksum and the copy find what was read still there. */
+enum { CHUNK_ELEMENTS = 1 << 18 };
 
 static qd_status damaged(const qd_checkpoint *c, const char *what, const char *name)
 {
@@ -64,7 +69,10 @@ static qd_status load_manifest(qd_checkpoint *c)
         status = qd_file_read(path, MOST_MANIFEST, &text, &length);
     if (status == QD_OK)
         status = qd_file_read(hash_path, MOST_MANIFEST, &hash_text, &hash_length);
-    if (status == QD_USAGE) /* a file of the folder is missing */
+    int error = errno;
+    if (status == QD_USAGE && (error == EACCES || error == EPERM)) /* to be mended; an older one would hide it */
+        status = QD_FAIL(QD_IO, "%s", qd_error_message());
+    else if (status == QD_USAGE || status == QD_IO) /* a file of the folder is missing, is no file or cannot be read */
         status = QD_FAIL(QD_CORRUPT, "%s: %s", c->folder, qd_error_message());
     if (status == QD_OK) {
         char expected[QD_CKPT_HASH_TEXT];
@@ -220,6 +228,8 @@ void qd_checkpoint_close(qd_checkpoint *c)
         free(c->tensors[i].pieces);
     free(c->files);
     free(c->tensors);
+    free(c->chunk);
+    XXH3_freeState(c->hash);
     qd_json_destroy(c->manifest);
     free(c->folder);
     free(c);
@@ -265,25 +275,30 @@ static qd_status open_file(qd_checkpoint *c, stored_file *f)
     return QD_FAIL(QD_CORRUPT, "%s/%s: its size or header is not what " QD_CKPT_MANIFEST " says", c->folder, f->name);
 }
 
-static qd_status check_piece(qd_checkpoint *c, const tensor *t, piece *p)
+/* The piece's entry in its file, which is opened. */
+static qd_status find_entry(qd_checkpoint *c, const tensor *t, piece *p)
 {
     stored_file *f = &c->files[p->file];
-    if (p->checked)
+    if (p->entry)
         return QD_OK;
     qd_status status = open_file(c, f);
     if (status != QD_OK)
         return qd_error_prefix(status, "'%s' (%s): ", t->name, qd_ckpt_kind_names[t->kind]);
-    p->entry = qd_safetensors_find(f->open, p->key);
-    if (!p->entry || p->entry->dtype != QD_F32 || p->entry->count != qd_atom_count(&p->box, t->ndim))
+    const qd_safetensors_entry *e = qd_safetensors_find(f->open, p->key);
+    if (!e || e->dtype != QD_F32 || e->count != qd_atom_count(&p->box, t->ndim))
         return QD_FAIL(QD_CORRUPT, "%s/%s: '%s' (%s) is missing or not what the manifest says", c->folder, f->name, t->name,
                        qd_ckpt_kind_names[t->kind]);
-    if (XXH3_64bits(p->entry->data, (size_t)p->entry->count * sizeof(float)) != p->hash) {
-        qd_safetensors_release(f->open, p->entry);
-        return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, f->name, t->name,
-                       qd_ckpt_kind_names[t->kind]);
-    }
-    p->checked = true;
+    p->entry = e;
     return QD_OK;
+}
+
+static qd_status make_chunk(qd_checkpoint *c)
+{
+    if (!c->chunk)
+        c->chunk = malloc(CHUNK_ELEMENTS * sizeof *c->chunk);
+    if (!c->hash)
+        c->hash = XXH3_createState();
+    return c->chunk && c->hash ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to read %s", c->folder);
 }
 
 /* What two boxes share; false: nothing. */
@@ -299,13 +314,52 @@ static bool intersect(const qd_atom *a, const qd_atom *b, qd_atom *shared)
     return true;
 }
 
-static void copy_shared(const piece *p, const qd_atom *box, const qd_atom *shared, float *out)
+/* Elements [first, first + count) of a piece, in c->chunk: those of the shared box go to their places in `out`, a box. */
+static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, int64_t count, const qd_atom *shared, const qd_atom *box,
+                       float *out)
 {
-    for (int64_t row = shared->begin[0]; row < shared->begin[0] + shared->length[0]; row++) {
-        int64_t from = (row - p->box.begin[0]) * p->box.length[1] + shared->begin[1] - p->box.begin[1];
-        int64_t to = (row - box->begin[0]) * box->length[1] + shared->begin[1] - box->begin[1];
-        memcpy(out + to, (const char *)p->entry->data + (size_t)from * sizeof(float), (size_t)shared->length[1] * sizeof(float));
+    const int64_t width = p->box.length[1], end = first + count;
+    for (int64_t row = first / width; row * width < end; row++) {
+        const int64_t logical = p->box.begin[0] + row;
+        if (logical < shared->begin[0] || logical >= shared->begin[0] + shared->length[0])
+            continue;
+        int64_t from = row * width + shared->begin[1] - p->box.begin[1], until = from + shared->length[1];
+        from = from > first ? from : first;
+        until = until < end ? until : end;
+        if (from >= until)
+            continue;
+        const int64_t column = p->box.begin[1] + from - row * width;
+        float *to = out + (logical - box->begin[0]) * box->length[1] + column - box->begin[1];
+        memcpy(to, c->chunk + (from - first), (size_t)(until - from) * sizeof *to);
     }
+}
+
+/* Reads a piece once, checks it unless that is done, and copies what it shares with a box; shared NULL: nothing. What was copied
+ * counts only if this succeeds. */
+static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, const qd_atom *shared, const qd_atom *box, float *out)
+{
+    QD_TRY(find_entry(c, t, p));
+    QD_TRY(make_chunk(c));
+    /* Of a piece that is sound, the shared rows are enough. */
+    const int64_t width = p->box.length[1];
+    int64_t first = p->checked && shared ? (shared->begin[0] - p->box.begin[0]) * width : 0;
+    const int64_t end = p->checked && shared ? first + shared->length[0] * width : p->entry->count;
+    XXH3_64bits_reset(c->hash);
+    for (int64_t count; first < end; first += count) {
+        count = end - first < CHUNK_ELEMENTS ? end - first : CHUNK_ELEMENTS;
+        qd_status status = qd_safetensors_read(p->entry, first, count, c->chunk);
+        if (status != QD_OK)
+            return qd_error_prefix(status, "'%s' (%s): ", t->name, qd_ckpt_kind_names[t->kind]);
+        if (!p->checked)
+            XXH3_64bits_update(c->hash, c->chunk, (size_t)count * sizeof *c->chunk);
+        if (shared)
+            copy_chunk(c, p, first, count, shared, box, out);
+    }
+    if (!p->checked && XXH3_64bits_digest(c->hash) != p->hash)
+        return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, c->files[p->file].name, t->name,
+                       qd_ckpt_kind_names[t->kind]);
+    p->checked = true;
+    return QD_OK;
 }
 
 qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
@@ -326,10 +380,8 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
         qd_atom shared;
         if (!intersect(&p->box, box, &shared))
             continue;
-        QD_TRY(check_piece(c, t, p));
-        copy_shared(p, box, &shared, out);
+        QD_TRY(read_piece_data(c, t, p, &shared, box, out));
         copied += shared.length[0] * shared.length[1];
-        qd_safetensors_release(c->files[p->file].open, p->entry);
     }
     if (copied != box->length[0] * box->length[1])
         return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not make up the tensor", c->folder, param->name);
@@ -341,8 +393,8 @@ qd_status qd_checkpoint_verify(qd_checkpoint *c)
     for (int i = 0; i < c->tensor_count; i++)
         for (int p = 0; p < c->tensors[i].piece_count; p++) {
             piece *one = &c->tensors[i].pieces[p];
-            QD_TRY(check_piece(c, &c->tensors[i], one));
-            qd_safetensors_release(c->files[one->file].open, one->entry);
+            if (!one->checked)
+                QD_TRY(read_piece_data(c, &c->tensors[i], one, NULL, NULL, NULL));
         }
     return QD_OK;
 }

@@ -1,4 +1,4 @@
-/* Reading Hugging Face folders. Files are mapped, and what a tensor took is given back once it has been copied. */
+/* Reading Hugging Face folders: which files hold the tensors, whether they fit the model, and their values as fp32. */
 #include "base/half.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/huggingface_impl.h"
@@ -55,13 +55,6 @@ static const qd_safetensors_entry *find(const qd_hf_source *s, const char *name)
     for (int i = 0; i < s->file_count && !entry; i++)
         entry = qd_safetensors_find(s->files[i], name);
     return entry;
-}
-
-static void release(const qd_hf_source *s, const qd_safetensors_entry *entry)
-{
-    for (int i = 0; i < s->file_count; i++)
-        if (qd_safetensors_find(s->files[i], entry->name) == entry)
-            qd_safetensors_release(s->files[i], entry);
 }
 
 /* As it is named, or without the part that folders of models without a head leave out. */
@@ -124,12 +117,29 @@ static inline float element(const void *data, int64_t index, qd_dtype dtype)
     }
 }
 
-static bool all_zero(const qd_safetensors_entry *entry)
+/* Elements [first, first + count) of a tensor, as stored; freed by the caller. */
+static qd_status read_elements(const qd_safetensors_entry *e, int64_t first, int64_t count, void **data)
 {
-    for (int64_t i = 0; i < entry->count; i++)
-        if (element(entry->data, i, entry->dtype) != 0.0f)
-            return false;
-    return true;
+    *data = malloc((size_t)count * qd_dtype_size(e->dtype) + 1);
+    if (!*data)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld elements of '%s'", (long long)count, e->name);
+    qd_status status = qd_safetensors_read(e, first, count, *data);
+    if (status != QD_OK) {
+        free(*data);
+        *data = NULL;
+    }
+    return status;
+}
+
+static qd_status all_zero(const qd_safetensors_entry *e, bool *zero)
+{
+    void *data;
+    QD_TRY(read_elements(e, 0, e->count, &data));
+    *zero = true;
+    for (int64_t i = 0; i < e->count && *zero; i++)
+        *zero = element(data, i, e->dtype) == 0.0f;
+    free(data);
+    return QD_OK;
 }
 
 /* ---- sizes ---- */
@@ -167,7 +177,10 @@ static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
         for (int i = 0; i < 4; i++) {
             snprintf(name, sizeof name, "%slayers.%d.self_attn.%c_proj.bias", qd_hf_prefix(c->model.arch), layer, "qkvo"[i]);
             const qd_safetensors_entry *entry = find_either(s, name);
-            bool used = !entry || !all_zero(entry);
+            bool zero = false;
+            if (entry)
+                QD_TRY(all_zero(entry, &zero));
+            bool used = !zero;
             output = output || (i == 3 && used);
             qkv = qkv || (i < 3 && used);
         }
@@ -289,15 +302,32 @@ static qd_status check_shape(const qd_hf_source *s, const qd_hf_tensor *t, const
                    (long long)t->shape[0], (long long)t->shape[1]);
 }
 
+/* Bit by bit; both have the same type and size. */
+static qd_status same_data(const qd_safetensors_entry *a, const qd_safetensors_entry *b, bool *same)
+{
+    enum { MOST = 1 << 20 };
+    *same = true;
+    for (int64_t first = 0, count; first < a->count && *same; first += count) {
+        void *x = NULL, *y = NULL;
+        count = a->count - first < MOST ? a->count - first : MOST;
+        qd_status status = read_elements(a, first, count, &x);
+        if (status == QD_OK)
+            status = read_elements(b, first, count, &y);
+        *same = status == QD_OK && memcmp(x, y, (size_t)count * qd_dtype_size(a->dtype)) == 0;
+        free(x);
+        free(y);
+        QD_TRY(status);
+    }
+    return QD_OK;
+}
+
 /* A head that is tied may be saved with the table it repeats. */
 static qd_status check_tied(const qd_hf_source *s, const qd_safetensors_entry *head)
 {
     const qd_safetensors_entry *table = s->entries[0];
-    bool same = table && head->dtype == table->dtype && head->count == table->count &&
-                memcmp(head->data, table->data, (size_t)head->count * qd_dtype_size(head->dtype)) == 0;
-    release(s, head);
-    if (table)
-        release(s, table);
+    bool same = table && head->dtype == table->dtype && head->count == table->count;
+    if (same)
+        QD_TRY(same_data(head, table, &same));
     return same ? QD_OK : QD_FAIL(QD_USAGE, "%s: config.json says that the head is tied to the token table, but lm_head.weight is another",
                                   s->folder);
 }
@@ -361,7 +391,7 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
 }
 
 /* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that stay in the cache */
-static void copy_transposed(const qd_safetensors_entry *e, int64_t first, int64_t rows, int64_t cols, float *out)
+static void copy_transposed(const qd_safetensors_entry *e, const void *data, int64_t first, int64_t rows, int64_t cols, float *out)
 {
     enum { TILE = 32 };
     int64_t total = e->shape[1];
@@ -369,7 +399,7 @@ static void copy_transposed(const qd_safetensors_entry *e, int64_t first, int64_
         for (int64_t c0 = 0; c0 < cols; c0 += TILE)
             for (int64_t r = r0; r < rows && r < r0 + TILE; r++)
                 for (int64_t c = c0; c < cols && c < c0 + TILE; c++)
-                    out[r * cols + c] = element(e->data, c * total + first + r, e->dtype);
+                    out[r * cols + c] = element(data, c * total + first + r, e->dtype);
 }
 
 qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
@@ -386,11 +416,13 @@ qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
     }
     for (int i = 0; t->params[i] != piece->param; i++)
         first += s->ledger->params[t->params[i]].shape[0];
+    void *data;
+    QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * cols, piece->count, &data));
     if (t->transposed)
-        copy_transposed(e, first, piece->box.length[0], cols, out);
+        copy_transposed(e, data, first, piece->box.length[0], cols, out);
     else
         for (int64_t i = 0; i < piece->count; i++)
-            out[i] = element(e->data, first * cols + i, e->dtype);
-    release(s, e);
+            out[i] = element(data, i, e->dtype);
+    free(data);
     return QD_OK;
 }

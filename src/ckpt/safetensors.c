@@ -1,6 +1,7 @@
-#define _GNU_SOURCE
+/* Writing and reading safetensors files. Files are read with pread(), not mapped: see base/file.h. */
 #include "ckpt/safetensors.h"
 
+#include "base/file.h"
 #include "base/json.h"
 
 #include <quadrille/json_writer.h>
@@ -9,8 +10,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -151,8 +150,7 @@ static qd_status write_header(qd_safetensors_writer *w)
         offset += t->bytes;
     }
     qd_json_end(&json);
-    while (text.length % 64 != 56) /* data starts at a multiple of 64 bytes */
-        qd_strbuf_append(&text, " ", 1);
+    qd_strbuf_pad(&text, ' ', (int)((120 - text.length % 64) % 64)); /* data starts at a multiple of 64 bytes: 8 more */
     char *header = NULL;
     size_t length = text.length;
     QD_TRY(qd_strbuf_take(&text, &header));
@@ -219,9 +217,12 @@ void qd_safetensors_abandon(qd_safetensors_writer *w)
 
 struct qd_safetensors {
     char *path;
-    const unsigned char *bytes;
-    size_t size;
-    void *mapping; /* of `size` bytes; NULL: the bytes are the caller's */
+    int fd;                      /* -1: of a view */
+    const unsigned char *bytes;  /* of a view or a loaded file: all of it; NULL */
+    char *owned;                 /* of a loaded file: the same */
+    int64_t size, data_at;       /* of the file; where the data begins */
+    unsigned char prefix[8];     /* length of the header */
+    uint64_t header_hash;
     qd_json *header;
     qd_safetensors_entry *entries; /* by name */
     int count;
@@ -239,7 +240,7 @@ static int by_name(const void *a, const void *b)
 
 static int by_place(const void *a, const void *b)
 {
-    const char *x = ((const qd_safetensors_entry *)a)->data, *y = ((const qd_safetensors_entry *)b)->data;
+    const int64_t x = ((const qd_safetensors_entry *)a)->offset, y = ((const qd_safetensors_entry *)b)->offset;
     return x < y ? -1 : x > y;
 }
 
@@ -257,10 +258,10 @@ static qd_status read_shape(const qd_safetensors *f, const qd_json_node *shape, 
     return QD_OK;
 }
 
-static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_json_node *node, size_t data_at,
-                            qd_safetensors_entry *e)
+static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_json_node *node, qd_safetensors_entry *e)
 {
     e->name = name;
+    e->file = f;
     const char *type = qd_json_as_string(qd_json_member(node, "dtype"));
     int t = 0;
     while (type && t < TYPES && strcmp(type_names[t].name, type) != 0)
@@ -274,41 +275,55 @@ static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_
     QD_TRY(read_shape(f, shape, e));
     int64_t begin, end, bytes;
     if (qd_json_count(place) != 2 || !qd_json_as_int(qd_json_item(place, 0), &begin) ||
-        !qd_json_as_int(qd_json_item(place, 1), &end) || begin < 0 || end < begin || (uint64_t)end > f->size - data_at)
+        !qd_json_as_int(qd_json_item(place, 1), &end) || begin < 0 || end < begin || end > f->size - f->data_at)
         return corrupt(f, "'data_offsets' lies outside the file: it is cut short or damaged", name);
     if (__builtin_mul_overflow(e->count, (int64_t)qd_dtype_size(e->dtype), &bytes) || bytes != end - begin)
         return corrupt(f, "'data_offsets' and 'shape' disagree about its size", name);
-    e->data = f->bytes + data_at + begin;
+    e->offset = f->data_at + begin;
+    e->data = f->bytes ? f->bytes + e->offset : NULL;
     return QD_OK;
 }
 
 /* Tensors must fill the data exactly, one behind the other: a damaged header cannot point two names at one place. */
-static qd_status check_places(qd_safetensors *f, size_t data_at)
+static qd_status check_places(qd_safetensors *f)
 {
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_place);
-    const unsigned char *next = f->bytes + data_at;
+    int64_t next = f->data_at;
     for (int i = 0; i < f->count; i++) {
         const qd_safetensors_entry *e = &f->entries[i];
-        if (e->data != next && e->count > 0)
+        if (e->offset != next && e->count > 0)
             return corrupt(f, "its data does not follow the tensor before it", e->name);
-        next += (size_t)e->count * qd_dtype_size(e->dtype);
+        next += e->count * (int64_t)qd_dtype_size(e->dtype);
     }
-    if (next != f->bytes + f->size)
+    if (next != f->size)
         return corrupt(f, "the file is longer than its tensors", NULL);
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_name);
     return QD_OK;
 }
 
-static qd_status parse(qd_safetensors *f)
+/* A file that is not what it should be is damage, whose remedy is another copy. Not so where nothing is known of the file:
+ * permissions, memory and descriptors can be mended, and going on without the file would hide that. */
+static qd_status as_damage(qd_status status, int error)
 {
-    if (f->size < 8)
-        return corrupt(f, "it is shorter than the 8 bytes every safetensors file starts with", NULL);
-    uint64_t length = 0;
-    for (int i = 0; i < 8; i++)
-        length |= (uint64_t)f->bytes[i] << (8 * i);
-    if (length > f->size - 8 || length > ((uint64_t)100 << 20))
-        return corrupt(f, "the header is longer than the file: it is cut short or no safetensors file", NULL);
-    qd_status status = qd_json_load_text(f->path, (const char *)f->bytes + 8, (size_t)length, &f->header);
+    if ((status != QD_USAGE && status != QD_IO) || error == EACCES || error == EPERM)
+        return status == QD_USAGE ? QD_FAIL(QD_IO, "%s", qd_error_message()) : status;
+    return QD_FAIL(QD_CORRUPT, "%s", qd_error_message());
+}
+
+static qd_status read_bytes(const qd_safetensors *f, int64_t offset, void *out, size_t bytes)
+{
+    if (f->bytes) {
+        memcpy(out, f->bytes + offset, bytes);
+        return QD_OK;
+    }
+    qd_status status = qd_file_read_at(f->path, f->fd, offset, out, bytes);
+    return status == QD_OK ? QD_OK : as_damage(status, errno);
+}
+
+static qd_status parse_header(qd_safetensors *f, const char *header, size_t length)
+{
+    f->header_hash = header_hash(f->prefix, header, length);
+    qd_status status = qd_json_load_text(f->path, header, length, &f->header);
     if (status != QD_OK)
         return status == QD_USAGE ? QD_FAIL(QD_CORRUPT, "%s", qd_error_message()) : status;
     const qd_json_node *root = qd_json_root(f->header);
@@ -322,32 +337,30 @@ static qd_status parse(qd_safetensors *f)
     for (qd_json_iterator it = qd_json_begin(root); qd_json_next(&it, &name, &node);) {
         if (strcmp(name, "__metadata__") == 0)
             continue;
-        QD_TRY(read_entry(f, name, node, 8 + (size_t)length, &f->entries[f->count]));
+        QD_TRY(read_entry(f, name, node, &f->entries[f->count]));
         f->count++;
     }
-    return check_places(f, 8 + (size_t)length);
+    return check_places(f);
 }
 
-static qd_status map_file(qd_safetensors *f)
+static qd_status parse(qd_safetensors *f)
 {
-    struct stat info;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        qd_status status = QD_FAIL(errno == ENOENT ? QD_CORRUPT : QD_IO, "%s: cannot be opened: %s", f->path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
-    qd_status status = QD_OK;
-    f->size = (size_t)info.st_size;
-    if (f->size > 0) {
-        void *bytes = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED)
-            status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", f->path, strerror(errno));
-        else
-            f->bytes = f->mapping = bytes;
-    }
-    close(fd);
+    if (f->size < 8)
+        return corrupt(f, "it is shorter than the 8 bytes every safetensors file starts with", NULL);
+    QD_TRY(read_bytes(f, 0, f->prefix, sizeof f->prefix));
+    uint64_t length = 0;
+    for (int i = 0; i < 8; i++)
+        length |= (uint64_t)f->prefix[i] << (8 * i);
+    if (length > (uint64_t)f->size - 8 || length > ((uint64_t)100 << 20))
+        return corrupt(f, "the header is longer than the file: it is cut short or no safetensors file", NULL);
+    f->data_at = 8 + (int64_t)length;
+    if (f->bytes)
+        return parse_header(f, (const char *)f->bytes + 8, (size_t)length);
+    char *header = malloc((size_t)length + 1);
+    qd_status status = header ? read_bytes(f, 8, header, (size_t)length) : QD_FAIL(QD_NO_MEMORY, "no memory for the header of %s", f->path);
+    if (status == QD_OK)
+        status = parse_header(f, header, (size_t)length);
+    free(header);
     return status;
 }
 
@@ -361,9 +374,14 @@ static qd_status new_file(const char *path, const void *bytes, size_t size, qd_s
         free(f);
         return QD_FAIL(QD_NO_MEMORY, "no memory to read %s", path);
     }
+    f->fd = -1;
     f->bytes = bytes;
-    f->size = size;
-    qd_status status = bytes ? QD_OK : map_file(f);
+    f->size = (int64_t)size;
+    qd_status status = QD_OK;
+    if (!bytes && (status = qd_file_open(path, &f->fd, &f->size)) != QD_OK) {
+        f->fd = -1;
+        status = as_damage(status, errno);
+    }
     if (status == QD_OK)
         status = parse(f);
     if (status == QD_OK)
@@ -378,6 +396,22 @@ qd_status qd_safetensors_open(const char *path, qd_safetensors **file)
     return new_file(path, NULL, 0, file);
 }
 
+qd_status qd_safetensors_load(const char *path, qd_safetensors **file)
+{
+    char *bytes = NULL;
+    size_t size = 0;
+    *file = NULL;
+    qd_status status = qd_file_read(path, SIZE_MAX / 4, &bytes, &size);
+    if (status != QD_OK)
+        return as_damage(status, errno);
+    status = new_file(path, bytes, size, file);
+    if (status == QD_OK)
+        (*file)->owned = bytes;
+    else
+        free(bytes);
+    return status;
+}
+
 qd_status qd_safetensors_view(const char *name, const void *bytes, size_t size, qd_safetensors **file)
 {
     return new_file(name, bytes, size, file);
@@ -387,8 +421,9 @@ void qd_safetensors_close(qd_safetensors *f)
 {
     if (!f)
         return;
-    if (f->mapping)
-        munmap(f->mapping, f->size);
+    if (f->fd >= 0)
+        close(f->fd);
+    free(f->owned);
     qd_json_destroy(f->header);
     free(f->entries);
     free(f->path);
@@ -411,25 +446,18 @@ const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *f, const c
     return bsearch(&key, f->entries, (size_t)f->count, sizeof key, by_name);
 }
 
-void qd_safetensors_release(const qd_safetensors *f, const qd_safetensors_entry *entry)
+qd_status qd_safetensors_read(const qd_safetensors_entry *e, int64_t first, int64_t count, void *out)
 {
-    if (!f->mapping)
-        return;
-    /* Whole pages only: those at the ends may hold a neighbour that is in use. Clean pages of a file come back by themselves. */
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)entry->data;
-    uintptr_t end = begin + (uintptr_t)entry->count * qd_dtype_size(entry->dtype);
-    begin = (begin + page - 1) / page * page;
-    end = end / page * page;
-    if (begin < end)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    const int64_t each = (int64_t)qd_dtype_size(e->dtype);
+    if (first < 0 || count < 0 || first > e->count - count)
+        return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %lld elements; [%lld, %lld) is outside", e->file->path, e->name, (long long)e->count,
+                       (long long)first, (long long)(first + count));
+    return read_bytes(e->file, e->offset + first * each, out, (size_t)(count * each));
 }
 
 qd_safetensors_summary qd_safetensors_look(const qd_safetensors *f)
 {
-    uint64_t length = 0;
-    for (int i = 0; i < 8; i++)
-        length |= (uint64_t)f->bytes[i] << (8 * i);
-    return (qd_safetensors_summary){(int64_t)f->size, header_hash(f->bytes, (const char *)f->bytes + 8, (size_t)length)};
+    return (qd_safetensors_summary){f->size, f->header_hash};
 }
 
 const char *qd_safetensors_metadata(const qd_safetensors *f, const char *key)

@@ -37,11 +37,16 @@ typedef struct qd_safetensors_entry {
     int dims;
     int64_t shape[QD_SAFETENSORS_DIMS];
     int64_t count; /* elements */
-    const void *data; /* in the mapped file; may be unaligned */
+    const qd_safetensors *file;
+    int64_t offset;   /* of its first byte in the file */
+    const void *data; /* of a view or a loaded file: in memory, may be unaligned; of an opened file NULL */
 } qd_safetensors_entry;
 
-/* Maps a file and checks all of its header: QD_CORRUPT names the file, the tensor and what is wrong. */
+/* Opens a file and checks all of its header: QD_CORRUPT names the file, the tensor and what is wrong. A file that is missing, is
+ * no file or cannot be read is QD_CORRUPT too, as a damaged one; one that may not be read (permissions) is QD_IO. */
 qd_status qd_safetensors_open(const char *path, qd_safetensors **file);
+/* The same with all of the file read into memory, for small ones: entries have their data. */
+qd_status qd_safetensors_load(const char *path, qd_safetensors **file);
 /* The same with bytes in memory, which must outlive it. name: for messages. */
 qd_status qd_safetensors_view(const char *name, const void *bytes, size_t size, qd_safetensors **file);
 void qd_safetensors_close(qd_safetensors *file);
@@ -49,7 +54,8 @@ qd_safetensors_summary qd_safetensors_look(const qd_safetensors *file); /* of a 
 int qd_safetensors_count(const qd_safetensors *file);
 const qd_safetensors_entry *qd_safetensors_at(const qd_safetensors *file, int index);
 const qd_safetensors_entry *qd_safetensors_find(const qd_safetensors *file, const char *name); /* NULL: none */
-/* Gives back the memory that reading a tensor of an opened file (no view) took; it can be read again. */
-void qd_safetensors_release(const qd_safetensors *file, const qd_safetensors_entry *entry);
+/* Elements [first, first + count) of a tensor, as stored; any thread. Sectors that cannot be read, and a file that has become
+ * shorter, are QD_CORRUPT with file and position. */
+qd_status qd_safetensors_read(const qd_safetensors_entry *entry, int64_t first, int64_t count, void *out);
 const char *qd_safetensors_metadata(const qd_safetensors *file, const char *key); /* a string of __metadata__; NULL: none */
 #endif

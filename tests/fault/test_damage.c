@@ -1,16 +1,21 @@
 /* A checkpoint of two ranks, damaged in every way: each is noticed, file and tensor are named, and the one before is used.
+ * ctest: wrap open read pread
  * ctest: timeout 200 */
+#define _GNU_SOURCE
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
 #include "support/scratch.h"
 #include "train/state.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <setjmp.h>
@@ -29,6 +34,12 @@ static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)argument;
     return qd_state_save(trainer, world, root, "a: 1\n", 2);
+}
+
+static qd_status load_open(qd_trainer *trainer, qd_comm *world, void *checkpoint)
+{
+    (void)world;
+    return qd_state_load(trainer, checkpoint, false);
 }
 
 typedef struct victim {
@@ -185,12 +196,154 @@ static void every_truncation(void **state)
         free(files[f].bytes);
 }
 
+/* ---- a disk that fails ---- */
+
+static _Atomic(const char *) unreadable; /* name of the file whose opening or reading fails; NULL: none */
+static atomic_int fail_open, fail_read_after = -1; /* reads that still succeed; -1: none fails */
+
+int __real_open(const char *path, int flags, ...);
+ssize_t __real_read(int fd, void *data, size_t count);
+ssize_t __real_pread(int fd, void *data, size_t count, off_t offset);
+int __wrap_open(const char *path, int flags, ...);
+ssize_t __wrap_read(int fd, void *data, size_t count);
+ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset);
+
+int __wrap_open(const char *path, int flags, ...)
+{
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    const char *name = atomic_load(&unreadable);
+    if (name && atomic_load(&fail_open) && strstr(path, folder) && strstr(path, name)) {
+        errno = EIO;
+        return -1;
+    }
+    return __real_open(path, flags, mode);
+}
+
+/* Whether the descriptor is of that file and its turn to fail has come. */
+static bool refused(int fd)
+{
+    char link[64], path[512];
+    const char *name = atomic_load(&unreadable);
+    if (!name || atomic_load(&fail_read_after) < 0)
+        return false;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length > 0 ? length : 0] = '\0';
+    if (!strstr(path, folder) || !strstr(path, name) || atomic_fetch_sub(&fail_read_after, 1) > 0)
+        return false;
+    atomic_store(&fail_read_after, 0);
+    errno = EIO;
+    return true;
+}
+
+ssize_t __wrap_read(int fd, void *data, size_t count)
+{
+    return refused(fd) ? -1 : __real_read(fd, data, count);
+}
+
+ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
+{
+    return refused(fd) ? -1 : __real_pread(fd, data, count, offset);
+}
+
+/* An unreadable sector, or a file that the disk does not give at all: damage, with the file's name, and the one before is used. */
+static void sectors_that_cannot_be_read(void **state)
+{
+    (void)state;
+    victim files[MOST_FILES];
+    int count = find_files(files);
+    for (int f = 0; f < count; f++) {
+        const victim *v = &files[f];
+        bool tensor = strstr(v->name, ".safetensors") != NULL;
+        atomic_store(&unreadable, v->name);
+        atomic_store(&fail_open, 1);
+        noticed(v, tensor, "EIO of open", 0);
+        falls_back();
+        atomic_store(&fail_open, 0);
+        for (int n = 0; n < (tensor ? 4 : 1); n++) { /* length of the header, header, tensors */
+            atomic_store(&fail_read_after, n);
+            noticed(v, tensor, "EIO of read", (size_t)n);
+            assert_non_null(strstr(qd_error_message(), "Input/output error"));
+            atomic_store(&fail_read_after, n);
+            falls_back();
+        }
+        atomic_store(&fail_read_after, -1);
+        atomic_store(&unreadable, NULL);
+    }
+    for (int f = 0; f < count; f++)
+        free(files[f].bytes);
+}
+
+/* Something else under the name of a file. Nothing is waited for: the opening of a pipe would be, without end. */
+static void what_is_no_file(void **state)
+{
+    (void)state;
+    victim files[MOST_FILES];
+    int count = find_files(files);
+    char kept[720];
+    for (int f = 0; f < count; f++) {
+        const victim *v = &files[f];
+        bool tensor = strstr(v->name, ".safetensors") != NULL;
+        snprintf(kept, sizeof kept, "%s.kept", v->path);
+        assert_int_equal(rename(v->path, kept), 0);
+        for (int kind = 0; kind < 3; kind++) {
+            assert_int_equal(kind == 0 ? mkdir(v->path, 0755) : kind == 1 ? symlink(v->name, v->path) : mkfifo(v->path, 0644), 0);
+            alarm(20);
+            noticed(v, tensor, "folder, link to itself, pipe:", (size_t)kind);
+            falls_back();
+            alarm(0);
+            assert_int_equal(remove(v->path), 0);
+        }
+        assert_int_equal(rename(kept, v->path), 0);
+    }
+    for (int f = 0; f < count; f++)
+        free(files[f].bytes);
+}
+
+/* A file that is cut off after it was opened: no bus error. */
+static void cut_off_while_it_is_read(void **state)
+{
+    (void)state;
+    victim files[MOST_FILES];
+    int count = find_files(files);
+    for (int f = 0; f < count; f++) {
+        const victim *v = &files[f];
+        qd_checkpoint *checkpoint;
+        if (!strstr(v->name, ".safetensors"))
+            continue;
+        ok(qd_store_open_step(root, STEP, &checkpoint));
+        ok(qd_checkpoint_verify(checkpoint)); /* all files are open */
+        assert_int_equal(truncate(v->path, (off_t)v->header), 0);
+        qd_config config = layout_config(MODEL "parallel.ranks=1");
+        qd_random_tokens random = {.seed = 3, .vocab = config.model.vocab};
+        qd_batch_source source = qd_random_source(&random);
+        qd_team *team;
+        ok(qd_team_create(&config, &source, &team));
+        qd_status status = qd_team_call(team, load_open, checkpoint);
+        if (status != QD_CORRUPT || !strstr(qd_error_message(), v->name))
+            fail_msg("%s: status %d, %s", v->name, status, qd_error_message());
+        qd_team_destroy(team);
+        qd_checkpoint_close(checkpoint);
+        int fd = open(v->path, O_WRONLY | O_TRUNC);
+        assert_int_equal(write(fd, v->bytes, v->size), v->size);
+        close(fd);
+    }
+    for (int f = 0; f < count; f++)
+        free(files[f].bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_header_bit, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(random_payload_bits, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(every_truncation, make, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sectors_that_cannot_be_read, make, scratch_teardown),
+        cmocka_unit_test_setup_teardown(what_is_no_file, make, scratch_teardown),
+        cmocka_unit_test_setup_teardown(cut_off_while_it_is_read, make, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static void compare(const char *model, const char *name, double tolerance)
     qd_safetensors *expected;
     qd_generator *generator;
     snprintf(path, sizeof path, FIXTURES "%s/expected.safetensors", name);
-    ok(qd_safetensors_open(path, &expected));
+    ok(qd_safetensors_load(path, &expected));
     const qd_safetensors_entry *tokens = qd_safetensors_find(expected, "tokens"), *logits = qd_safetensors_find(expected, "logits");
     int64_t count = tokens->count, vocab = logits->shape[1];
     const int32_t *ids = tokens->data;
@@ -123,9 +123,9 @@ static void test_same_tensors(void **state)
         convert(fixture(name), scratch_path(state, run), QD_F32, 0, &report);
         convert(scratch_path(state, run), scratch_path(state, back), QD_F32, 0, &report);
         snprintf(path, sizeof path, "%s/model.safetensors", fixture(name));
-        ok(qd_safetensors_open(path, &theirs));
+        ok(qd_safetensors_load(path, &theirs));
         snprintf(path, sizeof path, "%s/model.safetensors", scratch_path(state, back));
-        ok(qd_safetensors_open(path, &ours));
+        ok(qd_safetensors_load(path, &ours));
         assert_int_equal(qd_safetensors_count(ours), qd_safetensors_count(theirs));
         for (int t = 0; t < qd_safetensors_count(theirs); t++) {
             const qd_safetensors_entry *x = qd_safetensors_at(theirs, t), *y = qd_safetensors_find(ours, x->name);
@@ -170,9 +170,9 @@ static void compare_gradients(const char *name)
     ok(qd_hf_open(fixture(name), &notes, &source));
     qd_strbuf_free(&notes);
     snprintf(path, sizeof path, FIXTURES "%s/expected.safetensors", name);
-    ok(qd_safetensors_open(path, &expected));
+    ok(qd_safetensors_load(path, &expected));
     snprintf(path, sizeof path, FIXTURES "%s/model.safetensors", name);
-    ok(qd_safetensors_open(path, &weights));
+    ok(qd_safetensors_load(path, &weights));
     const qd_safetensors_entry *tokens = qd_safetensors_find(expected, "tokens"), *loss = qd_safetensors_find(expected, "loss");
     qd_config config = layout_config("parallel.ranks=1 train.global_batch=1 train.optimizer=sgd train.clip=0 train.steps=1");
     config.model = *qd_hf_model(source);

@@ -43,7 +43,7 @@ qd_status qd_golden_open(const char *path, qd_golden **golden)
         status = QD_FAIL(QD_NO_MEMORY, "%s: no memory to open it", path);
         goto done;
     }
-    QD_TRY_DONE(qd_safetensors_open(path, &g->file));
+    QD_TRY_DONE(qd_safetensors_load(path, &g->file));
     QD_TRY_DONE(check_alignment(g));
     QD_TRY_DONE(read_config(g));
 done:

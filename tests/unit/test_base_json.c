@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void writes(void **state)
@@ -258,11 +259,76 @@ static void files(void **state)
     assert_int_equal(rmdir(folder), 0); /* nothing else was left */
 }
 
+/* A named pipe is refused at once, where opening it would wait for a writer; an anonymous one is what "<(command)" gives. */
+static void pipes(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/quadrille-files-XXXXXX", path[64], *text;
+    size_t length;
+    int64_t bytes;
+    int fd, ends[2];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/pipe", folder);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20);
+    assert_int_equal(qd_file_read(path, 100, &text, &length), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "is a named pipe; a file is needed"));
+    assert_int_equal(qd_file_open(path, &fd, &bytes), QD_USAGE);
+    alarm(0);
+    assert_int_equal(qd_file_open(folder, &fd, &bytes), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "is a folder; a file is needed"));
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(write(ends[1], "text", 4), 4);
+    assert_int_equal(close(ends[1]), 0);
+    char name[32];
+    snprintf(name, sizeof name, "/dev/fd/%d", ends[0]);
+    assert_int_equal(qd_file_read(name, 100, &text, &length), QD_OK);
+    assert_string_equal(text, "text");
+    free(text);
+    close(ends[0]);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void touch(const char *folder, const char *format, long number, char path[128])
+{
+    char name[64];
+    snprintf(name, sizeof name, format, number);
+    snprintf(path, 128, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fclose(file);
+}
+
+/* What a killed writer left goes with the next write; what a living one has, and what only looks alike, stays. */
+static void leftovers(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/quadrille-files-XXXXXX", path[64], dead[128], kept[4][128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/a.txt", folder);
+    pid_t gone = fork();
+    if (gone == 0)
+        _exit(0);
+    assert_int_equal(waitpid(gone, NULL, 0), gone);
+    touch(folder, "a.txt.%ld.tmp", (long)gone, dead);
+    touch(folder, "a.txt.%ld.tmp", (long)getppid(), kept[0]);
+    touch(folder, "b.txt.%ld.tmp", (long)gone, kept[1]);
+    touch(folder, "a.txt.%ld.tmp.txt", (long)gone, kept[2]);
+    touch(folder, "a.txt.x%ld.tmp", (long)gone, kept[3]);
+    assert_int_equal(qd_file_replace(path, "one", 3), QD_OK);
+    assert_int_not_equal(access(dead, F_OK), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(unlink(kept[i]), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(writes),  cmocka_unit_test(round_trip),    cmocka_unit_test(writes_bytes), cmocka_unit_test(reads),
-        cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files),
+        cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files), cmocka_unit_test(pipes), cmocka_unit_test(leftovers),
         cmocka_unit_test(reads_collected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,213 @@
+/* Opening, reading and replacing files; see file.h for why nothing here maps a file or waits for one. */
+#define _GNU_SOURCE
+#include "base/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define PIPE_FILE_SYSTEM 0x50495045 /* PIPEFS_MAGIC of linux/magic.h: where anonymous pipes live */
+
+/* ---- reading ---- */
+
+/* The status of a file that cannot be opened. */
+static qd_status opening_failed(const char *path, int error)
+{
+    qd_status status = error == ENOMEM                        ? QD_NO_MEMORY
+                       : error == EMFILE || error == ENFILE ? QD_SYSTEM
+                       : error == EIO || error == ESTALE || error == ENXIO || error == ENODEV ? QD_IO
+                                                                                               : QD_USAGE;
+    QD_FAIL(status, "%s: cannot be read: %s", path, strerror(error));
+    errno = error;
+    return status;
+}
+
+static const char *kind_of(mode_t mode)
+{
+    return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "named pipe" : S_ISSOCK(mode) ? "socket" : "device";
+}
+
+/* O_NONBLOCK: the opening of a named pipe would wait for a writer. streams: anonymous pipes and devices are as good as files. */
+static qd_status open_any(const char *path, bool streams, int *fd, struct stat *info)
+{
+    struct statfs system;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*fd < 0)
+        return opening_failed(path, errno);
+    if (fstat(*fd, info) != 0) {
+        int error = errno;
+        close(*fd);
+        return opening_failed(path, error);
+    }
+    bool anonymous = S_ISFIFO(info->st_mode) && fstatfs(*fd, &system) == 0 && system.f_type == PIPE_FILE_SYSTEM;
+    if (S_ISREG(info->st_mode))
+        return QD_OK;
+    if (streams && (anonymous || S_ISCHR(info->st_mode))) {
+        fcntl(*fd, F_SETFL, fcntl(*fd, F_GETFL) & ~O_NONBLOCK);
+        return QD_OK;
+    }
+    close(*fd);
+    QD_FAIL(QD_USAGE, "%s: is a %s; a file is needed", path, kind_of(info->st_mode));
+    errno = S_ISDIR(info->st_mode) ? EISDIR : EINVAL;
+    return QD_USAGE;
+}
+
+qd_status qd_file_open(const char *path, int *fd, int64_t *bytes)
+{
+    struct stat info;
+    QD_TRY(open_any(path, false, fd, &info));
+    *bytes = info.st_size;
+    return QD_OK;
+}
+
+qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, size_t bytes)
+{
+    char *to = out;
+    while (bytes > 0) {
+        ssize_t got = pread(fd, to, bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            int error = errno;
+            QD_FAIL(QD_IO, "%s: byte %lld cannot be read: %s", path, (long long)offset, strerror(error));
+            errno = error;
+            return QD_IO;
+        }
+        if (got == 0) {
+            QD_FAIL(QD_CORRUPT, "%s: ends at byte %lld; it has become shorter since it was opened, or is cut off", path,
+                    (long long)offset);
+            errno = 0;
+            return QD_CORRUPT;
+        }
+        to += got;
+        offset += got;
+        bytes -= (size_t)got;
+    }
+    return QD_OK;
+}
+
+/* To the end, wherever that is: pipes and files of /proc have no length. */
+static qd_status read_to_end(const char *path, int fd, size_t most, size_t capacity, char **data, size_t *used)
+{
+    for (;;) {
+        char *grown = realloc(*data, capacity);
+        if (!grown)
+            return QD_FAIL(QD_NO_MEMORY, "%s: no memory for a file of more than %zu bytes", path, *used);
+        *data = grown;
+        ssize_t got = read(fd, *data + *used, capacity - 1 - *used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return QD_FAIL(QD_IO, "%s: byte %zu cannot be read: %s", path, *used, strerror(errno));
+        if (got == 0)
+            return QD_OK;
+        *used += (size_t)got;
+        if (*used > most)
+            return QD_FAIL(QD_USAGE, "%s: is too large; at most %zu bytes are read", path, most);
+        if (*used + 1 >= capacity)
+            capacity *= 2;
+    }
+}
+
+qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length)
+{
+    struct stat info;
+    char *data = NULL;
+    size_t used = 0, capacity = 4096;
+    int fd;
+    *text = NULL;
+    *length = 0;
+    QD_TRY(open_any(path, true, &fd, &info));
+    if (info.st_size > 0 && (uint64_t)info.st_size <= most)
+        capacity = (size_t)info.st_size + 2;
+    qd_status status = read_to_end(path, fd, most, capacity, &data, &used);
+    int error = status == QD_IO ? errno : 0;
+    close(fd);
+    if (status != QD_OK) {
+        free(data);
+        errno = error;
+        return status;
+    }
+    data[used] = '\0';
+    *text = data;
+    *length = used;
+    return QD_OK;
+}
+
+/* ---- replacing ---- */
+
+static qd_status write_all(int fd, const char *path, const char *text, size_t length)
+{
+    while (length > 0) {
+        ssize_t wrote = write(fd, text, length);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(wrote < 0 ? errno : ENOSPC));
+        text += wrote;
+        length -= (size_t)wrote;
+    }
+    if (fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
+        return QD_FAIL(QD_IO, "%s: cannot be written to the disk: %s", path, strerror(errno));
+    return QD_OK;
+}
+
+/* The process in a name "<base>.<pid>.tmp"; 0: another name. */
+static pid_t writer_of(const char *name, const char *base)
+{
+    size_t length = strlen(base);
+    long pid;
+    int end = 0;
+    if (strncmp(name, base, length) != 0 || sscanf(name + length, ".%9ld.tmp%n", &pid, &end) != 1 || end == 0 ||
+        name[length + (size_t)end] != '\0' || pid <= 0)
+        return 0;
+    return (pid_t)pid;
+}
+
+/* What writers of this file that no longer live left next to it. */
+static void remove_leftovers(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    char *folder = slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    DIR *dir = folder ? opendir(folder) : NULL;
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        pid_t writer = writer_of(entry->d_name, base);
+        if (writer > 0 && kill(writer, 0) != 0 && errno == ESRCH)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir)
+        closedir(dir);
+    free(folder);
+}
+
+qd_status qd_file_replace(const char *path, const char *text, size_t length)
+{
+    qd_status status = QD_OK;
+    char *aside = NULL;
+    remove_leftovers(path);
+    if (asprintf(&aside, "%s.%ld.tmp", path, (long)getpid()) < 0)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its name", path);
+    int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+        free(aside);
+        return status;
+    }
+    QD_TRY_DONE(write_all(fd, path, text, length));
+    if (rename(aside, path) != 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", path, strerror(errno));
+done:
+    close(fd);
+    if (status != QD_OK)
+        unlink(aside);
+    free(aside);
+    return status;
+}
