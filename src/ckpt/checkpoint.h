@@ -47,7 +47,7 @@ qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 /* Hands over the fp32 values of a piece. */
 typedef qd_status (*qd_ckpt_fetch)(void *context, const qd_state_piece *piece, float *out);
 
-/* A checkpoint of `parts` ranks: one process prepares, then each rank writes its part, from any thread, then one process
+/* A checkpoint of `parts` ranks. All values must be finite: QD_NOT_FINITE names the tensor and the element. One process prepares, then each rank writes its part, from any thread, then one process
  * commits. Until then the folder has the name step-….part. After a failure of any of these, one process abandons. */
 qd_status qd_store_prepare(const char *root, int64_t step);
 qd_status qd_store_write(const char *root, int64_t step, int part, const qd_ledger *ledger, const qd_state_pieces *pieces,

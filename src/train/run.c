@@ -132,8 +132,23 @@ static qd_status open_saver(qd_rank_run *s)
     return qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver);
 }
 
-/* Collective. How the checkpoint that is being written stands; one that could not be written is told, and training goes on. Without
- * the one after the last step the run has failed (tell_unsaved). */
+/* The state holds what is not finite: training on would waste the time, and every later save would fail. All ranks end, and the
+ * checkpoints from before stay. */
+static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
+{
+    char before[64] = "no checkpoint from before is known";
+    s->agreed = true;
+    if (s->kept >= 0)
+        snprintf(before, sizeof before, "that of step %lld is sound (--resume)", (long long)s->kept);
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(QD_NOT_FINITE, "no checkpoint is written after step %lld, and the run ends, because its state is not finite: %s; %s",
+                       (long long)report->step, report->message, before);
+    qd_error_clear();
+    return QD_NOT_FINITE;
+}
+
+/* Collective. How the checkpoint that is being written stands. A failure to write one is reported, and training continues; after
+ * the last step it is the run's failure (tell_unsaved), and so is a state that is not finite. */
 static qd_status poll_save(qd_rank_run *s, bool wait)
 {
     qd_save_report report;
@@ -143,6 +158,8 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
         s->end.saved = s->kept = report.step;
     if (report.state == QD_SAVE_DONE && report.message[0] != '\0')
         qd_rank_note(s, report.message);
+    if (report.state == QD_SAVE_FAILED && report.status == QD_NOT_FINITE)
+        return tell_not_finite(s, &report);
     if (report.state == QD_SAVE_FAILED && report.step == s->run->config.steps) {
         snprintf(s->unsaved, sizeof s->unsaved, "%s", report.message);
     } else if (report.state == QD_SAVE_FAILED) {

@@ -1,3 +1,4 @@
+/* The states of a save: copy, write in a thread, agree, commit. See saver.h. */
 #include "train/saver.h"
 
 #include "train/long_work.h"
@@ -153,11 +154,15 @@ static qd_status agree(qd_saver *s, bool busy, bool failed, bool *any_busy, int 
 /* Collective: the failure of rank `who` becomes everyone's, and what was written goes. */
 static qd_status give_up(qd_saver *s, int who, qd_save_report *report)
 {
-    char message[sizeof s->job.message];
+    struct {
+        int32_t status;
+        char message[sizeof s->job.message];
+    } said = {.status = (int32_t)s->job.status};
     report->state = QD_SAVE_FAILED;
-    snprintf(message, sizeof message, "%s", s->job.message);
-    QD_TRY(qd_comm_broadcast(s->control, message, sizeof message, QD_U8, who, NULL));
-    snprintf(report->message, sizeof report->message, "rank %d: %.480s", who, message);
+    snprintf(said.message, sizeof said.message, "%s", s->job.message);
+    QD_TRY(qd_comm_broadcast(s->control, &said, sizeof said, QD_U8, who, NULL));
+    report->status = (qd_status)said.status;
+    snprintf(report->message, sizeof report->message, "rank %d: %.480s", who, said.message);
     if (qd_comm_rank(s->control) == 0)
         qd_store_abandon(s->root, s->meta.step);
     s->phase = PHASE_IDLE;

@@ -11,6 +11,7 @@ typedef enum qd_save_state { QD_SAVE_IDLE, QD_SAVE_GOING_ON, QD_SAVE_DONE, QD_SA
 typedef struct qd_save_report {
     qd_save_state state; /* DONE and FAILED are told once */
     int64_t step;
+    qd_status status; /* FAILED: of the rank that failed. QD_NOT_FINITE: the state itself is bad, and no later save can succeed */
     char message[512]; /* FAILED: why, with the rank; the same on all ranks. DONE: "", or on rank 0 what old one could not be removed */
 } qd_save_report;
 

@@ -15,7 +15,7 @@ qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const c
     if (status == QD_OK)
         status = qd_saver_poll(saver, true, &report);
     qd_saver_destroy(saver);
-    return status != QD_OK || report.state == QD_SAVE_DONE ? status : QD_FAIL(QD_IO, "%s", report.message);
+    return status != QD_OK || report.state == QD_SAVE_DONE ? status : QD_FAIL(report.status, "%s", report.message);
 }
 
 static qd_status load_param(qd_trainer *t, qd_checkpoint *c, int param, qd_ckpt_kind kind, float *values)
