@@ -47,7 +47,7 @@ struct qd_checkpoint {
     tensor *tensors;
     int tensor_count;
     float *chunk; /* (CHUNK_ELEMENTS) what is read in one go; NULL: not yet */
-    XXH3_state_t *hash;
+    XXH3_state_t *hasher; /* of the piece that is read */
 };
 
 /* Small enough for a core's caches: the checksum and the copy find what was read still there. */
@@ -229,7 +229,7 @@ void qd_checkpoint_close(qd_checkpoint *c)
     free(c->files);
     free(c->tensors);
     free(c->chunk);
-    XXH3_freeState(c->hash);
+    XXH3_freeState(c->hasher);
     qd_json_destroy(c->manifest);
     free(c->folder);
     free(c);
@@ -296,9 +296,9 @@ static qd_status make_chunk(qd_checkpoint *c)
 {
     if (!c->chunk)
         c->chunk = malloc(CHUNK_ELEMENTS * sizeof *c->chunk);
-    if (!c->hash)
-        c->hash = XXH3_createState();
-    return c->chunk && c->hash ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to read %s", c->folder);
+    if (!c->hasher)
+        c->hasher = XXH3_createState();
+    return c->chunk && c->hasher ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to read %s", c->folder);
 }
 
 /* What two boxes share; false: nothing. */
@@ -334,8 +334,8 @@ static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, in
     }
 }
 
-/* Reads a piece once, checks it unless that is done, and copies what it shares with a box; shared NULL: nothing. What was copied
- * counts only if this succeeds. */
+/* Reads a piece once, checks it (checksum, all values finite) unless that is done, and copies what it shares
+ * with a box; shared NULL: nothing. What was copied counts only if this succeeds. */
 static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, const qd_atom *shared, const qd_atom *box, float *out)
 {
     QD_TRY(find_entry(c, t, p));
@@ -344,19 +344,26 @@ static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, co
     const int64_t width = p->box.length[1];
     int64_t first = p->checked && shared ? (shared->begin[0] - p->box.begin[0]) * width : 0;
     const int64_t end = p->checked && shared ? first + shared->length[0] * width : p->entry->count;
-    XXH3_64bits_reset(c->hash);
+    int64_t not_finite = -1;
+    XXH3_64bits_reset(c->hasher);
     for (int64_t count; first < end; first += count) {
         count = end - first < CHUNK_ELEMENTS ? end - first : CHUNK_ELEMENTS;
         qd_status status = qd_safetensors_read(p->entry, first, count, c->chunk);
         if (status != QD_OK)
             return qd_error_prefix(status, "'%s' (%s): ", t->name, qd_ckpt_kind_names[t->kind]);
         if (!p->checked)
-            XXH3_64bits_update(c->hash, c->chunk, (size_t)count * sizeof *c->chunk);
+            XXH3_64bits_update(c->hasher, c->chunk, (size_t)count * sizeof *c->chunk);
+        const int64_t bad = p->checked || not_finite >= 0 ? -1 : qd_ckpt_first_not_finite(c->chunk, count);
+        not_finite = bad >= 0 ? first + bad : not_finite;
         if (shared)
             copy_chunk(c, p, first, count, shared, box, out);
     }
-    if (!p->checked && XXH3_64bits_digest(c->hash) != p->hash)
+    if (!p->checked && XXH3_64bits_digest(c->hasher) != p->hash)
         return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, c->files[p->file].name, t->name,
+                       qd_ckpt_kind_names[t->kind]);
+    if (not_finite >= 0) /* as earlier versions could write it, with checksums that match */
+        return QD_FAIL(QD_CORRUPT, "%s/%s: element [%lld, %lld] of '%s' (%s) is not finite", c->folder, c->files[p->file].name,
+                       (long long)(p->box.begin[0] + not_finite / width), (long long)(p->box.begin[1] + not_finite % width), t->name,
                        qd_ckpt_kind_names[t->kind]);
     p->checked = true;
     return QD_OK;

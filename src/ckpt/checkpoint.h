@@ -32,8 +32,9 @@ bool qd_checkpoint_has(const qd_checkpoint *checkpoint, qd_ckpt_kind kind);
 uint64_t qd_checkpoint_hash(const qd_checkpoint *checkpoint);
 const char *qd_checkpoint_folder(const qd_checkpoint *checkpoint);
 
-/* Copies a box of a logical tensor. Pieces that share something with it are checked against their checksum before their first
- * use. QD_USAGE when there is no such tensor or its shape is another, QD_CORRUPT with file and tensor when it is damaged. */
+/* Copies a box of a logical tensor. Pieces that share something with it are checked before their first use: checksum, and
+ * that all values are finite. QD_USAGE when there is no such tensor or its shape is another, QD_CORRUPT with file and
+ * tensor when it is damaged. */
 qd_status qd_checkpoint_read(qd_checkpoint *checkpoint, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box,
                              float *out);
 /* Checks all bytes of all files. */
@@ -47,8 +48,9 @@ qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 /* Hands over the fp32 values of a piece. */
 typedef qd_status (*qd_ckpt_fetch)(void *context, const qd_state_piece *piece, float *out);
 
-/* A checkpoint of `parts` ranks. All values must be finite: QD_NOT_FINITE names the tensor and the element. One process prepares, then each rank writes its part, from any thread, then one process
- * commits. Until then the folder has the name step-….part. After a failure of any of these, one process abandons. */
+/* A checkpoint of `parts` ranks. One process prepares, then each rank writes its part, from any thread, then one process
+ * commits. All values must be finite: QD_NOT_FINITE names the tensor and the element. Until the commit the folder has the
+ * name step-….part. After a failure of any of these, one process abandons. */
 qd_status qd_store_prepare(const char *root, int64_t step);
 qd_status qd_store_write(const char *root, int64_t step, int part, const qd_ledger *ledger, const qd_state_pieces *pieces,
                          qd_ckpt_fetch fetch, void *context);

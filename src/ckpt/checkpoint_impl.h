@@ -23,6 +23,8 @@ char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free i
 char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix);
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT]);
 /* False when it is no hash. */
+/* Index of the first that is infinite or no number; -1: all are finite. */
+int64_t qd_ckpt_first_not_finite(const float *values, int64_t count);
 bool qd_ckpt_hash_parse(const char *text, uint64_t *hash);
 
 void qd_ckpt_put_sizes(qd_json_writer *json, const char *key, const int64_t *sizes, int count);

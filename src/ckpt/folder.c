@@ -1,4 +1,4 @@
-/* Files and folders of checkpoints. */
+/* What writing and reading checkpoints share: paths, folders, checksums as text, the search for what is not finite. */
 #define _GNU_SOURCE /* nftw */
 #include "ckpt/checkpoint_impl.h"
 
@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,25 @@ bool qd_ckpt_hash_parse(const char *text, uint64_t *hash)
         return false;
     *hash = strtoull(text, &end, 16);
     return *end == '\0';
+}
+
+/* In stretches, so that the sound case has no branch per element. */
+int64_t qd_ckpt_first_not_finite(const float *values, int64_t count)
+{
+    enum { STRETCH = 4096 };
+    for (int64_t begin = 0; begin < count; begin += STRETCH) {
+        const int64_t end = begin + STRETCH < count ? begin + STRETCH : count;
+        uint32_t found = 0;
+        for (int64_t i = begin; i < end; i++) {
+            uint32_t bits;
+            memcpy(&bits, &values[i], sizeof bits);
+            found |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+        for (int64_t i = begin; found && i < end; i++)
+            if (!isfinite(values[i]))
+                return i;
+    }
+    return -1;
 }
 
 qd_status qd_ckpt_sync_folder(const char *path)

@@ -6,7 +6,6 @@
 
 #include <quadrille/json_writer.h>
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,29 +49,10 @@ static void key_of(const part_writer *w, const qd_state_piece *piece, char *key,
                       (long long)(piece->box.begin[d] + piece->box.length[d]), d == p->ndim - 1 ? "]" : "");
 }
 
-/* Index of the first that is infinite or no number; -1: all are finite. In stretches, so that the sound case has no branch. */
-static int64_t first_not_finite(const float *values, int64_t count)
-{
-    enum { STRETCH = 4096 };
-    for (int64_t begin = 0; begin < count; begin += STRETCH) {
-        const int64_t end = begin + STRETCH < count ? begin + STRETCH : count;
-        uint32_t found = 0;
-        for (int64_t i = begin; i < end; i++) {
-            uint32_t bits;
-            memcpy(&bits, &values[i], sizeof bits);
-            found |= (bits & 0x7f800000u) == 0x7f800000u;
-        }
-        for (int64_t i = begin; found && i < end; i++)
-            if (!isfinite(values[i]))
-                return i;
-    }
-    return -1;
-}
-
 /* A checkpoint with a number that is not finite would pass every checksum and end the run that resumes from it. */
 static qd_status check_finite(const part_writer *w, const qd_state_piece *piece)
 {
-    const int64_t at = first_not_finite(w->values, piece->count), width = piece->box.length[1];
+    const int64_t at = qd_ckpt_first_not_finite(w->values, piece->count), width = piece->box.length[1];
     if (at < 0)
         return QD_OK;
     return QD_FAIL(QD_NOT_FINITE, "element [%lld, %lld] of '%s' (%s) is %g", (long long)(piece->box.begin[0] + at / width),

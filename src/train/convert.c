@@ -134,6 +134,8 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
     const qd_ckpt_meta meta = {.config = text, .seed = 1};
     if (status == QD_OK)
         status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
+    if (status == QD_NOT_FINITE) /* a file of theirs is not what it should be */
+        status = qd_error_prefix(QD_CORRUPT, "%s: ", o->from);
     free(text);
     return status;
 }

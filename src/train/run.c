@@ -139,7 +139,7 @@ static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
     char before[64] = "no checkpoint from before is known";
     s->agreed = true;
     if (s->kept >= 0)
-        snprintf(before, sizeof before, "that of step %lld is sound (--resume)", (long long)s->kept);
+        snprintf(before, sizeof before, "the last one is that of step %lld (--resume)", (long long)s->kept);
     if (qd_comm_rank(s->world) == 0)
         return QD_FAIL(QD_NOT_FINITE, "no checkpoint is written after step %lld, and the run ends, because its state is not finite: %s; %s",
                        (long long)report->step, report->message, before);

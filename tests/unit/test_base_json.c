@@ -328,8 +328,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(writes),  cmocka_unit_test(round_trip),    cmocka_unit_test(writes_bytes), cmocka_unit_test(reads),
-        cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files), cmocka_unit_test(pipes), cmocka_unit_test(leftovers),
-        cmocka_unit_test(reads_collected),
+        cmocka_unit_test(refuses), cmocka_unit_test(other_locales), cmocka_unit_test(files),        cmocka_unit_test(pipes),
+        cmocka_unit_test(leftovers), cmocka_unit_test(reads_collected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
