@@ -310,6 +310,28 @@ static qd_status check_master(const qd_strategy *s)
     return QD_OK;
 }
 
+/* Under sp every rank of tp works on rows of its own between the layers: one without rows has nothing to work on. */
+static qd_status check_rows(const qd_ledger *ledger, const qd_strategy *s)
+{
+    const qd_mesh *mesh = &ledger->mesh;
+    int tp = mesh->degree[QD_AXIS_TP], cp = mesh->degree[QD_AXIS_CP];
+    int64_t least = s->seq;
+    for (int coord = 0; coord < cp && cp > 1; coord++) {
+        int64_t rows = qd_context_rows(s->seq, cp, coord);
+        least = rows < least ? rows : least;
+    }
+    if (!mesh->sp || s->micro_batch * least >= tp)
+        return QD_OK;
+    int64_t wanted = (tp + s->micro_batch - 1) / s->micro_batch; /* positions of each sequence */
+    const char *without = ledger->model.moe.experts > 0 ? "lower parallel.tp" : "set parallel.sp=false";
+    return QD_FAIL(QD_USAGE,
+                   "parallel.sp gives each of the %d ranks of parallel.tp rows of its own, and a micro-batch has %lld "
+                   "(train.micro_batch=%lld times %lld positions%s): %s, or make data.seq at least %lld",
+                   tp, (long long)(s->micro_batch * least), (long long)s->micro_batch, (long long)least,
+                   cp > 1 ? " of a rank of cp" : "", without,
+                   (long long)(cp > 1 ? (wanted + 1) / 2 * 2 * cp : wanted)); /* a rank of cp has two of 2·cp chunks */
+}
+
 static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
 {
     if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
@@ -324,7 +346,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
         return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
-    return QD_OK;
+    return check_rows(ledger, s);
 }
 
 /* One run of gradients is reduced at a time, so all of a module must be partial over the same data axes. */
