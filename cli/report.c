@@ -26,8 +26,9 @@ const cli_command cli_report = {
     .name = "report",
     .arguments = "RUN [-o FILE] [--simulated FILE]",
     .summary = "Draws a run as one HTML page: curves, memory, timeline",
-    .details = "Reads config.yaml, metrics.jsonl, memory.json and, of a run with --trace, trace.json of the folder. The page needs\n"
-               "nothing but a browser, and can be sent as one file. A run that goes on is shown as far as it has come.",
+    .details = "Reads config.yaml, effective.yaml, metrics.jsonl, memory.json and, of a run with --trace, trace.json of the\n"
+               "folder. The page needs nothing but a browser, and can be sent as one file. A run that has not ended is shown as far\n"
+               "as it has come.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -283,34 +283,70 @@ static bool divides(int64_t part, int64_t whole)
     return part > 0 && whole > 0 && whole % part == 0;
 }
 
-/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved one had do not hold for it, and of
- * the rest what no longer fits. */
-static qd_status forget_layout(qd_options *options, const qd_options *saved)
+static const char *const degrees[] = {"parallel.dp", "parallel.tp", "parallel.pp", "parallel.cp"};
+enum { DEGREES = sizeof degrees / sizeof *degrees };
+
+/* Of tp, pp and cp together; below 0 where one of them is the rest of the world. */
+static int64_t model_degree(const qd_options *options)
 {
-    static const char *const degrees[] = {"parallel.dp", "parallel.tp", "parallel.pp", "parallel.cp"};
-    enum { DEGREES = sizeof degrees / sizeof *degrees };
-    bool other = qd_options_int(options, "parallel.ranks") != qd_options_int(saved, "parallel.ranks");
-    for (int i = 0; i < DEGREES; i++)
-        other = other || given(options, degrees[i]);
-    if (!given(options, "parallel.ranks") || !other)
-        return QD_OK;
-    for (int i = 0; i < DEGREES; i++)
-        QD_TRY(forget(options, degrees[i], i == 0 ? "-1" : "1"));
-    int64_t model = 1, batch = qd_options_int(options, "train.global_batch"), dp = qd_options_int(options, "parallel.dp");
+    int64_t product = 1;
     for (int i = 1; i < DEGREES; i++)
-        model *= qd_options_int(options, degrees[i]);
-    if (dp < 0 && model != 0) /* below 0 where another degree is the rest of the world: nothing is known to fit that */
-        dp = qd_options_int(options, "parallel.ranks") / model;
-    int64_t pp = qd_options_int(options, "parallel.pp");
-    if (!divides(dp, batch) || !divides(qd_options_int(saved, "train.micro_batch"), batch / dp))
+        product *= qd_options_int(options, degrees[i]);
+    return product;
+}
+
+/* The data-parallel degree in a world; 0: not known. */
+static int64_t data_degree(const qd_options *options, int64_t world)
+{
+    int64_t dp = qd_options_int(options, "parallel.dp"), model = model_degree(options);
+    return dp > 0 ? dp : model > 0 ? world / model : 0;
+}
+
+/* Whether the degrees make up the world. Where one is open, they are not to blame. */
+static bool degrees_fit(const qd_options *options, int64_t world)
+{
+    int64_t dp = qd_options_int(options, "parallel.dp"), model = model_degree(options);
+    return model < 0 || (dp > 0 ? dp * model == world : divides(model, world));
+}
+
+/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved one had do not hold for it.
+ * A degree alone changes the data-parallel one first, and the others where that is not enough. Returns whether anything is
+ * another. saved: as the run was laid out last. */
+static qd_status forget_degrees(qd_options *options, const qd_options *saved, int64_t world, bool counted, bool *other)
+{
+    *other = world != qd_options_int(saved, "parallel.ranks");
+    for (int i = 0; i < DEGREES; i++)
+        *other = *other || (given(options, degrees[i]) &&
+                            (counted || qd_options_int(options, degrees[i]) != qd_options_int(saved, degrees[i])));
+    if (!*other)
+        return QD_OK;
+    QD_TRY(forget(options, "parallel.dp", "-1"));
+    if (!counted && world == qd_options_int(saved, "parallel.ranks") && degrees_fit(options, world))
+        return QD_OK;
+    for (int i = 1; i < DEGREES; i++)
+        QD_TRY(forget(options, degrees[i], "1"));
+    return QD_OK;
+}
+
+/* Of the rest of the layout, what no longer fits goes. world: ranks of this start; counted: the command line, mpirun or srun
+ * says how many. */
+static qd_status forget_layout(qd_options *options, const qd_options *saved, int64_t world, bool counted)
+{
+    bool other;
+    QD_TRY(forget_degrees(options, saved, world, counted, &other));
+    if (!other)
+        return QD_OK;
+    int64_t batch = qd_options_int(options, "train.global_batch"), micro = qd_options_int(options, "train.micro_batch");
+    int64_t dp = data_degree(options, world), pp = qd_options_int(options, "parallel.pp");
+    if (micro > 0 && (!divides(dp, batch) || !divides(micro, batch / dp)))
         QD_TRY(forget(options, "train.micro_batch", "0"));
     if (!divides(qd_options_int(saved, "parallel.dp_shard"), dp))
         QD_TRY(forget(options, "parallel.dp_shard", "-1"));
-    if (!divides(qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp"), pp > 0 ? dp * model / pp : 0)) {
+    if (!divides(qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp"), pp > 0 ? world / pp : 0)) {
         QD_TRY(forget(options, "parallel.ep", "1"));
         QD_TRY(forget(options, "parallel.etp", "1"));
     }
-    if (!divides(qd_options_int(saved, "parallel.nodes"), qd_options_int(options, "parallel.ranks")))
+    if (!divides(qd_options_int(saved, "parallel.nodes"), world))
         QD_TRY(forget(options, "parallel.nodes", "1"));
     if (pp == qd_options_int(saved, "parallel.pp"))
         return QD_OK;
@@ -323,10 +359,11 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved)
 }
 
 /* Where the batch alone is another: a micro-batch that does not divide it was most likely chosen for the one before, and is chosen anew. */
-static qd_status forget_micro_batch(qd_options *options)
+static qd_status forget_micro_batch(qd_options *options, int64_t world)
 {
-    int64_t dp = qd_options_int(options, "parallel.dp"), batch = qd_options_int(options, "train.global_batch");
-    bool fits = !divides(dp, batch) || divides(qd_options_int(options, "train.micro_batch"), batch / dp);
+    int64_t dp = data_degree(options, world), batch = qd_options_int(options, "train.global_batch");
+    int64_t micro = qd_options_int(options, "train.micro_batch");
+    bool fits = micro == 0 || !divides(dp, batch) || divides(micro, batch / dp);
     return given(options, "train.global_batch") && !fits ? forget(options, "train.micro_batch", "0") : QD_OK;
 }
 
@@ -364,20 +401,26 @@ static qd_status load_saved(cli_call *call)
     fclose(file);
     QD_TRY(qd_options_load(call->options, path));
     QD_TRY(forget_model(call->options));
-    if (qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0) {
-        /* As many as there are now; how many the run had before is of no account. */
-        char world[16];
-        snprintf(world, sizeof world, "%d", qd_train_world());
-        QD_TRY(forget(call->options, "parallel.ranks", world));
-    }
+    bool launched = qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0;
+    if (launched) /* as many as there are now; how many the run had before does not matter */
+        QD_TRY(qd_options_forget(call->options, "parallel.ranks"));
+    bool counted = launched || given(call->options, "parallel.ranks");
+    int64_t world = launched && !given(call->options, "parallel.ranks") ? qd_train_world()
+                                                                        : qd_options_int(call->options, "parallel.ranks");
     qd_option_table table = qd_config_table();
     qd_options *saved = NULL;
     QD_TRY(qd_options_create(&table, 1, &saved));
+    snprintf(path, sizeof path, "%s/effective.yaml", dir);
+    file = fopen(path, "r");
+    if (file)
+        fclose(file);
+    else /* earlier versions had one file */
+        snprintf(path, sizeof path, "%s/config.yaml", dir);
     qd_status status = qd_options_load(saved, path);
     if (status == QD_OK)
-        status = forget_layout(call->options, saved);
+        status = forget_layout(call->options, saved, world, counted);
     if (status == QD_OK)
-        status = forget_micro_batch(call->options);
+        status = forget_micro_batch(call->options, world);
     if (status == QD_OK)
         status = forget_schedule(call->options);
     qd_options_destroy(saved);

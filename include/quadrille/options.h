@@ -92,7 +92,7 @@ int qd_options_enum(const qd_options *options, const char *key);
 /* Returns the number of items; *values belongs to `options`. */
 int qd_options_int_list(const qd_options *options, const char *key, const int64_t **values);
 
-/* True when the user set it, in the file or on the command line. */
+/* True when the user set it, in a file or on the command line. */
 bool qd_options_is_set(const qd_options *options, const char *key);
 /* Where the value comes from, for messages: "run.yaml:3:9", "command line" or "default". */
 const char *qd_options_origin(const qd_options *options, const char *key);
@@ -103,6 +103,10 @@ const qd_option *qd_options_find(const qd_options *options, const char *key);
 
 /* All configuration keys with their present values, as YAML that qd_options_load reads back to the same values. */
 qd_status qd_options_to_yaml(const qd_options *options, char **text);
+/* One value as it stands there. */
+qd_status qd_options_value_text(const qd_options *options, const char *key, char **text);
+/* A key that is not written by the above: left open, to be decided anew by who reads the text. */
+void qd_options_leave_out(qd_options *options, const char *key);
 /* Writes that to a file: beside it first, then renamed, so that the file is old or new and never half. */
 qd_status qd_options_save(const qd_options *options, const char *path);
 /* For a terminal of `width` columns (0: 100). section: NULL for all, "parallel" for the keys below it, "" for the keys

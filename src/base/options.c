@@ -504,6 +504,8 @@ static void print_level(const qd_options *options, const char *prefix, size_t le
             continue;
         size_t part = strcspn(option->key + length, ".");
         bool leaf = option->key[length + part] == '\0';
+        if (leaf && options->values[i].left_out)
+            continue;
         if (!leaf) { /* a section: written where its first key stands */
             int first = 0;
             while (strncmp(options->table[first]->key, option->key, length + part + 1) != 0)
@@ -528,6 +530,22 @@ qd_status qd_options_to_yaml(const qd_options *options, char **text)
     qd_strbuf out = {0};
     print_level(options, "", 0, 0, &out);
     return qd_strbuf_take(&out, text);
+}
+
+qd_status qd_options_value_text(const qd_options *options, const char *key, char **text)
+{
+    qd_strbuf out = {0};
+    int index = find_key(options, key);
+    assert(index >= 0 && "the key is not in the option table");
+    qd_option_value_print(options->table[index], &options->values[index], &out);
+    return qd_strbuf_take(&out, text);
+}
+
+void qd_options_leave_out(qd_options *options, const char *key)
+{
+    int index = find_key(options, key);
+    assert(index >= 0 && "the key is not in the option table");
+    options->values[index].left_out = true;
 }
 
 qd_status qd_options_save(const qd_options *options, const char *path)

@@ -18,6 +18,7 @@ typedef struct option_value {
     int64_t *items;
     int item_count;
     value_source source;
+    bool left_out; /* of what is written */
     char *origin; /* "file:line:column"; NULL for the other sources */
 } option_value;
 

@@ -171,8 +171,21 @@ static qd_status move_into_place(const char *aside, const char *folder)
     return QD_FAIL(QD_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
 }
 
-/* Replaces the link in one step. Where there are no links, there is none. */
-static qd_status point_latest(const char *root, int64_t step)
+static void add_message(char **messages, const char *message)
+{
+    if (!messages)
+        return;
+    size_t old = *messages ? strlen(*messages) : 0;
+    char *longer = realloc(*messages, old + strlen(message) + 3);
+    if (!longer)
+        return;
+    sprintf(longer + old, "%s%s", old ? "; " : "", message);
+    *messages = longer;
+}
+
+/* Replaces the link in one step. Where there are no links, there is none; a folder of that name, as a copy that follows
+ * links makes one, stays and is reported. */
+static qd_status point_latest(const char *root, int64_t step, char **left)
 {
     char target[64];
     snprintf(target, sizeof target, "step-%012lld", (long long)step);
@@ -184,24 +197,18 @@ static qd_status point_latest(const char *root, int64_t step)
             unlink(link);
         } else if (rename(beside, link) != 0) {
             status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", link, strerror(errno));
+            bool folder = errno == EISDIR;
             unlink(beside);
+            if (folder) {
+                add_message(left, qd_error_message());
+                qd_error_clear();
+                status = QD_OK;
+            }
         }
     }
     free(link);
     free(beside);
     return status;
-}
-
-static void add_message(char **messages, const char *message)
-{
-    if (!messages)
-        return;
-    size_t old = *messages ? strlen(*messages) : 0;
-    char *longer = realloc(*messages, old + strlen(message) + 3);
-    if (!longer)
-        return;
-    sprintf(longer + old, "%s%s", old ? "; " : "", message);
-    *messages = longer;
 }
 
 /* Frees `folder` (NULL: memory is out). With `left`, a failure is added there and is none. */
@@ -258,7 +265,7 @@ qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ck
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(root);
     if (status == QD_OK)
-        status = point_latest(root, meta->step);
+        status = point_latest(root, meta->step, left);
     if (status == QD_OK)
         status = prune(root, keep > 0 ? keep : -1, meta->step, left);
     free(aside);

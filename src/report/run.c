@@ -79,6 +79,10 @@ static qd_status read_config(run_report *r, const char *folder)
         return QD_FAIL(QD_USAGE, "%s: this is not the folder of a run: it has no config.yaml", folder);
     QD_TRY(qd_file_read(path, 1 << 20, &r->config_text, &length));
     QD_TRY(qd_options_create(&keys, 1, &r->options));
+    file_path effective; /* as the run was laid out, also where mpirun decided that; earlier versions had one file */
+    QD_TRY(path_in(folder, "effective.yaml", effective));
+    if (access(effective, R_OK) == 0)
+        memcpy(path, effective, sizeof path);
     QD_TRY(qd_options_load(r->options, path));
     QD_TRY(qd_config_resolve(r->options, 0, &r->config));
     return qd_check(r->options, 0, &r->plan);

@@ -182,7 +182,9 @@ static const qd_option options_table[] = {
     {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
 
     {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL,
-     "folder for config.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is kept", "dir"},
+     "folder for config.yaml, effective.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is "
+     "kept",
+     "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,

@@ -85,7 +85,8 @@ static qd_status import_tokenizer(const qd_convert_options *o, const char *aside
 }
 
 /* The configuration of a run that could train this model on. */
-static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, qd_arena *arena, qd_program **program, char **text)
+static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, qd_arena *arena, qd_program **program, char **asked,
+                             char **text)
 {
     qd_option_table table = qd_config_table();
     qd_options *options = NULL;
@@ -106,6 +107,8 @@ static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, 
         status = qd_config_build(&config, 0, arena, program);
     }
     if (status == QD_OK)
+        status = qd_run_config_text(options, &config, NULL, asked);
+    if (status == QD_OK)
         status = qd_run_config_text(options, &config, *program, text);
     qd_options_destroy(options);
     return status;
@@ -116,15 +119,15 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
 {
     qd_program *program;
     qd_state_pieces pieces;
-    char *text = NULL;
+    char *asked = NULL, *text = NULL;
     file_path path;
-    qd_status status = make_config(o, source, arena, &program, &text);
+    qd_status status = make_config(o, source, arena, &program, &asked, &text);
     if (status == QD_OK)
         status = qd_hf_check(source, program->ledger, arena);
     if (status == QD_OK)
         status = path_in(aside, "config.yaml", path);
     if (status == QD_OK)
-        status = qd_file_replace(path, text, strlen(text));
+        status = qd_file_replace(path, asked, strlen(asked));
     if (status == QD_OK)
         status = import_tokenizer(o, aside, program->ledger->model.vocab, report);
     if (status == QD_OK)
@@ -136,6 +139,7 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
         status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
     if (status == QD_NOT_FINITE) /* a file of theirs is not what it should be */
         status = qd_error_prefix(QD_CORRUPT, "%s: ", o->from);
+    free(asked);
     free(text);
     return status;
 }

@@ -28,7 +28,11 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
  * where they could agree on it, with its status and an empty message. */
 qd_status qd_run_rank(const qd_run *run, qd_comm *world);
 
-/* The configuration as YAML with everything that was left open filled in, so that it describes the same run when it is
- * read back, on its own. free() it. */
+/* The configuration as YAML. The model is that of the run, with all of its sizes: a preset may mean something else one day.
+ * program NULL: the rest as it was asked for, config.yaml of a run folder: what was left open (ranks, degrees, micro-batch)
+ * is decided anew where it is read. Otherwise with everything filled in, effective.yaml and what checkpoints hold: it
+ * describes the same run on its own. free() it. */
 qd_status qd_run_config_text(const qd_options *options, const qd_config *config, const qd_program *program, char **text);
+/* The values behind the text, without those that a layout decides: what two starts of a run are compared by. */
+qd_status qd_run_config_values(const qd_options *options, const qd_config *config, qd_options **values);
 #endif

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -69,6 +70,17 @@ static qd_status clear_file(const qd_config *c, const char *name)
     return unlink(path) == 0 || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
 }
 
+static qd_status write_asked(const qd_rank_run *s)
+{
+    qd_run_file path;
+    char *text = NULL;
+    QD_TRY(qd_run_path(&s->run->config, "config.yaml", path));
+    QD_TRY(qd_run_config_text(s->run->options, &s->run->config, NULL, &text));
+    qd_status status = qd_file_replace(path, text, strlen(text));
+    free(text);
+    return status;
+}
+
 /* What stands beside the metrics. */
 static qd_status write_files(qd_rank_run *s)
 {
@@ -76,8 +88,9 @@ static qd_status write_files(qd_rank_run *s)
     qd_run_file path;
     QD_TRY(clear_file(c, "trace.json"));
     QD_TRY(clear_file(c, "memory.json"));
-    QD_TRY(qd_run_path(c, "config.yaml", path));
     QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
+    QD_TRY(write_asked(s));
+    QD_TRY(qd_run_path(c, "effective.yaml", path));
     QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
     QD_TRY(qd_run_path(c, "data.json", path));
     QD_TRY(qd_run_data_write(path, s->corpus.data));
@@ -115,7 +128,7 @@ qd_status qd_run_folder_open(qd_rank_run *s)
 qd_status qd_run_folder_clear(const qd_config *c)
 {
     /* metrics.jsonl starts anew by itself */
-    static const char *const files[] = {"config.yaml", "trace.json", "memory.json", "evaluations.jsonl"};
+    static const char *const files[] = {"config.yaml", "effective.yaml", "trace.json", "memory.json", "evaluations.jsonl"};
     qd_run_file path;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     QD_TRY(qd_metrics_check_free(path)); /* once more: text may have been read for hours since */

@@ -23,7 +23,7 @@ typedef struct qd_rank_run {
     qd_trainer *trainer;
     qd_saver *saver; /* with a run folder */
     qd_trace *trace;
-    char *config_text; /* rank 0: the configuration as it is saved */
+    char *config_text; /* rank 0: effective.yaml, which checkpoints hold too */
     qd_metrics *metrics; /* rank 0 with a run folder */
     int64_t traced; /* steps */
     qd_train_end end;

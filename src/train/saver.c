@@ -191,7 +191,7 @@ static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
     s->phase = PHASE_IDLE;
     report->state = QD_SAVE_DONE;
     if (s->left)
-        snprintf(report->message, sizeof report->message, "an old checkpoint stays until the next is written: %.440s", s->left);
+        snprintf(report->message, sizeof report->message, "the checkpoint was written, but an old one stays: %.440s", s->left);
     return QD_OK;
 }
 

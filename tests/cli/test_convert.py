@@ -77,6 +77,7 @@ class Convert(program.ProgramTest):
             self.assertEqual((back["direction"], back["tokenizer"]), ("import", out["tokenizer"]))
             self.assertEqual(self.evaluate(arch)["loss"], self.evaluate(f"{arch}-back")["loss"])
             self.ok(self.run_program("generate", f"{arch}-back", "--prompt", "the quick", "--tokens", "4", "--json"))
+            self.ok(self.run_program("check", f"{arch}-back/config.yaml", "--ranks", "4", "--zero", "3"))  # the layout is left open
             self.assertFalse([name for name in os.listdir(self.folder) if name.endswith(".part")])
 
     def test_texts_begin_as_the_tokenizer_says(self):

@@ -63,8 +63,8 @@ class Outputs(program.ProgramTest):
         self.assertEqual(float(digits), float(f"{float(digits):.17g}"))
         self.assertIn("step 5/5", result.stdout)
         self.assertIn("resident", result.stdout)
-        self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["checkpoints", "config.yaml", "data.json", "memory.json",
-                                                                "metrics.jsonl"])
+        self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["checkpoints", "config.yaml", "data.json", "effective.yaml",
+                                                                "memory.json", "metrics.jsonl"])
 
     def test_memory_is_what_check_said(self):
         plan = self.json_of("check", *program.SMALL, "parallel.ranks=2", "--json")
@@ -86,9 +86,10 @@ class Outputs(program.ProgramTest):
                            ("plain", ["model.arch=gpt2", "train.optimizer=sgd", "train.momentum=0.9", "train.schedule=wsd"])):
             arguments = ["train", f"data.path={self.corpus}", "data.seq=32", "train.global_batch=8", "train.steps=4", *more]
             self.ok(self.run_program(*arguments, f"run.dir={name}"))
-            self.ok(self.run_program("train", f"{name}/config.yaml", f"run.dir={name}-again"))
-            self.assertEqual(self.numbers(name), self.numbers(f"{name}-again"))
-        with open(self.path("preset/config.yaml"), encoding="utf-8") as file:
+            for file in ("config", "effective"):
+                self.ok(self.run_program("train", f"{name}/{file}.yaml", f"run.dir={name}-{file}"))
+                self.assertEqual(self.numbers(name), self.numbers(f"{name}-{file}"))
+        with open(self.path("preset/effective.yaml"), encoding="utf-8") as file:
             text = file.read()
         self.assertIn("dp: 2\n", text)
         self.assertNotRegex(text, r"\n  (dp|tp|pp|cp): -1\n")  # degrees are resolved

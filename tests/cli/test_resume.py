@@ -36,9 +36,13 @@ class Resume(program.ProgramTest):
                                 text=True, timeout=100, check=False)
         assert result.returncode == 0, result.stderr
 
-    def train(self, *words, check=True):
-        result = self.run_program(*BASE, *words)
+    def train(self, *words, check=True, launcher=()):
+        result = self.run_program(*BASE, *words, launcher=launcher)
         return self.ok(result) if check else result
+
+    def text(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            return file.read()
 
     def test_goes_on_with_the_same_bits(self):
         part = self.path("part")
@@ -88,7 +92,7 @@ class Resume(program.ProgramTest):
 
         def layout(*words, launcher=()):
             self.ok(self.run_program("train", f"run.dir={part}", "--resume", *words, launcher=launcher))
-            with open(os.path.join(part, "config.yaml"), encoding="utf-8") as file:
+            with open(os.path.join(part, "effective.yaml"), encoding="utf-8") as file:
                 pairs = [line.strip().split(": ") for line in file]
             found = {pair[0]: pair[1].strip('"') for pair in pairs if len(pair) == 2}
             return [found[key] for key in ("ranks", "pp", "dp", "layers", "micro_batch")]
@@ -99,7 +103,31 @@ class Resume(program.ProgramTest):
         self.assertEqual(layout("train.steps=5", "--ranks", "8"), ["8", "1", "8", "", "1"])
         if program.MPIRUN:  # its world counts, not how many ranks the run had
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
-            self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "1"])
+            self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "4"])
+
+    def test_what_was_left_open_stays_open(self):
+        """The saved configuration is what was asked for: another start may lay it out otherwise. Degrees that were asked for, or
+        filled in by an earlier version, make way for one that is given now."""
+        self.train("--ranks", "4", "--dir", "run", "train.steps=1")
+        step = 1
+        for more, layout in ((["--tp", "2"], "dp 2 × tp 2: 4"), (["--pp", "2"], "pp 2 × tp 2: 4"), (["--dp", "4"], "dp 4: 4"),
+                             (["--ranks", "2"], "dp 2: 2"), (["--cp", "2"], "cp 2: 2")):
+            step += 1
+            result = self.ok(self.run_program("train", "--dir", "run", "--resume", f"train.steps={step}", *more))
+            self.assertIn(f"\nlayout   {layout} ranks\n", result.stdout)
+        self.train("--ranks", "4", "--dir", "open", "train.steps=1")
+        self.assertEqual(json.loads(self.ok(self.run_program("check", "open/config.yaml", "--ranks", "8", "--json")).stdout)["ranks"], 8)
+        shutil.copytree(self.path("open"), self.path("old"))  # earlier versions had one file, with everything filled in
+        os.replace(self.path("old/effective.yaml"), self.path("old/config.yaml"))
+        self.assertIn("\n  dp: 4\n", self.text("old/config.yaml"))
+        self.ok(self.run_program("train", "--dir", "old", "--resume", "train.steps=2", "--tp", "2"))
+        if program.MPIRUN:
+            self.train("--dir", "mpi", "train.steps=1", launcher=[program.MPIRUN, "--oversubscribe", "-n", "2"])
+            self.assertNotIn("\n  ranks:", self.text("mpi/config.yaml"))
+            self.ok(self.run_program("train", "mpi/config.yaml", "--dir", "again",
+                                     launcher=[program.MPIRUN, "--oversubscribe", "-n", "4"]))
+            self.ok(self.run_program("report", "mpi", "-o", "mpi.html"))
+            self.assertIn("2 ranks", self.text("mpi.html"))
 
     def test_longer_context(self):
         """Another length, rotary base and batch from a checkpoint on, as in the long-context phase of a model."""
