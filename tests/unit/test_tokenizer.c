@@ -158,6 +158,9 @@ static void refuses_by_name(void **state)
         {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model.type"},
         {"\"type\":\"BPE\"", "\"byte_fallback\":true", "model.byte_fallback"},
         {"\"type\":\"BPE\"", "\"dropout\":0.1", "model.dropout"},
+        {"\"type\":\"BPE\"", "\"dropout\":0.05", "model.dropout"},
+        {"\"type\":\"BPE\"", "\"dropout\":5e-2", "model.dropout"},
+        {"\"type\":\"BPE\"", "\"dropout\":\"0\"", "model.dropout"},
         {"\"type\":\"BPE\"", "\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix"},
         {"\"type\":\"BPE\"", "\"unk_token\":\"?\"", "model.unk_token"},
         {"\"decoder\":{\"type\":\"ByteLevel\"}", "\"decoder\":{\"type\":\"Metaspace\"}", "decoder.type"},
@@ -166,6 +169,7 @@ static void refuses_by_name(void **state)
         {GPT2_PRE, "null", "pre_tokenizer"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\",\"invert\":false}", "pre_tokenizer"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a*\"},\"behavior\":\"Isolated\",\"invert\":false}", "match nothing"},
+        {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z&&[^b]]\"},\"behavior\":\"Isolated\",\"invert\":false}", "'&&'"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\",\"invert\":false}", "behavior"},
         {"\"ids\":[7]", "\"ids\":[9]", "ids"},
         {"\"TemplateProcessing\"", "\"RobertaProcessing\"", "post_processor.type"},
@@ -203,7 +207,7 @@ static void old_and_other_forms(void **state)
     (void)state;
     /* merges as strings, as older versions wrote them; members in another order; a Sequence with a Split. */
     qd_tokenizer *tokenizer = load(
-        "{\"model\":{\"merges\":[\"#version: 0.2\",\"a b\",\"ab c\"]," VOCAB ",\"ignore_merges\":true,\"dropout\":null}," DECODER
+        "{\"model\":{\"merges\":[\"#version: 0.2\",\"a b\",\"ab c\"]," VOCAB ",\"ignore_merges\":true,\"dropout\":0.000e0}," DECODER
         "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[ab]+|c\"},"
         "\"behavior\":\"Removed\",\"invert\":true},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}}");
     expect(tokenizer, "abc ab", NULL, 3, (int32_t[]){4, 2, 4}); /* the space falls between the matches */

@@ -180,6 +180,82 @@ static void reads_utf8(void **status)
     }
 }
 
+typedef struct shown_pieces {
+    const char *text;
+    char shown[128];
+} shown_pieces;
+
+static qd_status show(void *context, size_t offset, size_t length, bool matched)
+{
+    shown_pieces *p = context;
+    size_t used = strlen(p->shown);
+    snprintf(p->shown + used, sizeof p->shown - used, "%s%s%.*s", used ? "|" : "", matched ? "" : "~", (int)length, p->text + offset);
+    return QD_OK;
+}
+
+/* Expressions that PCRE2 would read in another way as they stand, and others that must stay as they are. Pieces as the package
+ * `tokenizers` 0.23 (Oniguruma) cuts them; "~" marks gaps between matches. */
+static void reads_expressions_as_oniguruma(void **status)
+{
+    (void)status;
+    static const struct {
+        const char *regex, *text, *pieces;
+    } cases[] = {
+        {"\\p{Han}+", "\u4e2d\u3001\u6587a", "\u4e2d|~\u3001|\u6587|~a"}, /* by script, not by its extensions */
+        {"\\P{Han}+", "\u4e2d\u3001a", "~\u4e2d|\u3001a"},
+        {"[\\s\\S]", "\u180ea", "\u180e|a"},
+        {"[^\\S\\n]+", "a \u3000\n\tb", "~a| \u3000|~\n|\t|~b"},
+        {"\\S+", "a\u180eb\u3000", "a\u180eb|~\u3000"},
+        {"[]a]+", "]a[", "]a|~["},
+        {"[\\]\\[ ]+", "a][ b", "~a|][ |~b"},
+        {"\\u0041|\\x{42}|\\x43", "ABCD", "A|B|C|~D"},
+        {"(?i)'s|'LL", "'S'll'\u017f", "'S|'ll|'\u017f"},
+        {"x(?:(?i)a|b)", "xaxBXa", "xa|xB|~Xa"},
+        {"\\p{N}{1,3}", "12345", "123|45"},
+        {"a{1,2}?", "aaa", "a|a|a"},
+        {"[^\\r\\n\\p{L}]?+\\p{L}++|\\s++$", " ab \n", " ab| \n"},
+        {"b$|^a", "ab\nab\n", "a|b|~\n|a|b|~\n"},
+        {"[\u4e00-\u9fa5\u3040-\u309f]+", "\u4e2d\u3042a", "\u4e2d\u3042|~a"},
+        {"\\'s|\\ \\-", "'s -", "'s| -"},
+    };
+    qd_regex_state *state;
+    assert_int_equal(qd_regex_state_create(&state), QD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_regex *regex;
+        shown_pieces pieces = {.text = cases[i].text};
+        if (qd_regex_create("here", cases[i].regex, strlen(cases[i].regex), &regex) != QD_OK)
+            fail_msg("%s: %s", cases[i].regex, qd_error_message());
+        assert_int_equal(qd_regex_split(regex, state, (const uint8_t *)cases[i].text, strlen(cases[i].text), show, &pieces), QD_OK);
+        if (strcmp(pieces.shown, cases[i].pieces) != 0)
+            fail_msg("%s: %s instead of %s", cases[i].regex, pieces.shown, cases[i].pieces);
+        qd_regex_destroy(regex);
+    }
+    qd_regex_state_destroy(state);
+}
+
+/* What Oniguruma and PCRE2 read differently, or may. */
+static void refuses_what_engines_read_differently(void **status)
+{
+    (void)status;
+    static const char *const cases[][2] = {
+        {"[a-z&&[^aeiou]]+", "&&"}, {"[a-z[0-9]]+", "a class inside a class"}, {"[[:alpha:]]+", "POSIX"}, {"\\h+", "\\h"},
+        {"[\\h]", "\\h"}, {"\\p{N}{1,3}+", "{1,3}+"}, {"a{2}+", "{2}+"}, {"a{2}?b", "{2}?"}, {"a{,3}b", "'{'"}, {"a{x}", "'{'"},
+        {"a**", "quantifier"}, {"a{2}{3}", "quantifier"}, {"\\R", "\\R"}, {"\\X", "\\X"}, {"a\\Kb", "\\K"}, {"a\\Z", "\\Z"},
+        {"\\w+", "\\w"}, {"\\bx", "\\b"}, {"\\v", "\\v"}, {"\\N", "\\N"}, {"\\O", "\\O"}, {"\\Ga", "\\G"}, {"\\Qa\\E", "\\Q"},
+        {"(a)\\1", "\\1"}, {"\\012", "\\0"}, {"\\xe9", "\\x"}, {"\\cA", "\\c"}, {"\\pL", "\\p"}, {"\\p{Alpha}", "Alpha"},
+        {"\\p{L&}", "\\p{L&"}, {"a(?i)b|c", "(?i)"}, {"(?m)a", "(?m"}, {"(?x)a b", "(?x"}, {"(?~ab)", "(?~"}, {"(?<n>a)", "(?<"},
+        {"(*FAIL)a", "(*"}, {"(?i)ss", "ss"}, {"(?i:fi)", "fi"}, {"(?i:\u00e9)", "\u00e9"}, {"(?i)\\p{Lu}", "\\p"}, {"[a-\\d]", "range"},
+        {"[\\s-z]", "range"}, {"(a|)b", "empty"}, {"(?R)a", "(?R"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_regex *regex;
+        if (qd_regex_create("here", cases[i][0], strlen(cases[i][0]), &regex) != QD_USAGE)
+            fail_msg("%s is accepted", cases[i][0]);
+        if (!strstr(qd_error_message(), "here: ") || !strstr(qd_error_message(), cases[i][1]))
+            fail_msg("%s: '%s' is not in: %s", cases[i][0], cases[i][1], qd_error_message());
+    }
+}
+
 static void refuses_expressions(void **status)
 {
     (void)status;
@@ -197,6 +273,8 @@ int main(void)
         cmocka_unit_test(patterns_equal_their_expressions),
         cmocka_unit_test(known_pieces),
         cmocka_unit_test(reads_utf8),
+        cmocka_unit_test(reads_expressions_as_oniguruma),
+        cmocka_unit_test(refuses_what_engines_read_differently),
         cmocka_unit_test(refuses_expressions),
     };
     return cmocka_run_group_tests_name("tokenizer split", tests, NULL, NULL);

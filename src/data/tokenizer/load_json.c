@@ -240,8 +240,9 @@ static qd_status read_model(loader *load, const char *at)
             return FAIL("model.type '%.*s' is not supported; it must be BPE", (int)text.length, text.data);
     }
     if (!is_null(load, places[DROPOUT].at)) {
-        int64_t zero;
-        if (strncmp(reader->at, "0.0", 3) != 0 && qd_json_reader_integer(reader, "model.dropout", 0, 0, &zero) != QD_OK)
+        /* A number that is 0 has no digit but 0 before its exponent. */
+        const char *number = reader->at, *digits = number + strspn(number, "-0.");
+        if (qd_json_reader_kind(reader) != '0' || strchr("123456789", *digits))
             return FAIL("model.dropout is not supported; it must be null or 0");
     }
     for (int i = PREFIX; i <= SUFFIX; i++)

@@ -1,6 +1,8 @@
+/* Cuts text by regular expressions of the user's own, in PCRE2. */
 #include "data/tokenizer/split.h"
 
 #include "base/strbuf.h"
+#include "data/tokenizer/onig.h"
 #include "data/tokenizer/unicode.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -24,39 +26,14 @@ struct qd_regex_state {
     size_t capacity;
 };
 
-/* PCRE2 counts U+180E as space, Unicode does not any more: \s is spelled out. */
-#define WHITE_SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-
-static void spell_out_space(const char *regex, size_t length, qd_strbuf *out)
-{
-    bool in_class = false;
-    for (size_t i = 0; i < length; i++) {
-        char c = regex[i];
-        if (c == '\\' && i + 1 < length) {
-            char next = regex[++i];
-            if (next == 's')
-                qd_strbuf_puts(out, in_class ? WHITE_SPACE : "[" WHITE_SPACE "]");
-            else if (next == 'S' && !in_class)
-                qd_strbuf_puts(out, "[^" WHITE_SPACE "]");
-            else
-                qd_strbuf_append(out, regex + i - 1, 2);
-            continue;
-        }
-        if (c == '[')
-            in_class = true;
-        else if (c == ']')
-            in_class = false;
-        qd_strbuf_append(out, &c, 1);
-    }
-}
-
 qd_status qd_regex_create(const char *where, const char *regex, size_t length, qd_regex **compiled)
 {
     qd_status status = QD_OK;
     qd_strbuf text = {0};
     char *pattern = NULL;
+    pcre2_compile_context *how = pcre2_compile_context_create(NULL);
     qd_regex *made = calloc(1, sizeof *made);
-    if (!made || !(made->where = strdup(where))) {
+    if (!how || !made || !(made->where = strdup(where))) {
         status = QD_FAIL(QD_NO_MEMORY, "%s: no memory for a regular expression", where);
         goto done;
     }
@@ -64,14 +41,15 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
         status = QD_FAIL(QD_USAGE, "%s: a regular expression of %zu bytes; at most 65536 are taken", where, length);
         goto done;
     }
-    spell_out_space(regex, length, &text);
+    QD_TRY_DONE(qd_onig_translate(where, regex, length, &text));
     size_t written = text.length;
     QD_TRY_DONE(qd_strbuf_take(&text, &pattern));
     int code;
     PCRE2_SIZE offset;
-    /* MULTILINE: "^" and "$" mean lines, as in the engine of `tokenizers`. */
+    /* MULTILINE: "^" and "$" mean lines, which end with \n whatever PCRE2 was built for, as in the engine of `tokenizers`. */
+    pcre2_set_newline(how, PCRE2_NEWLINE_LF);
     made->code = pcre2_compile((PCRE2_SPTR)(pattern ? pattern : ""), written, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
-                               &code, &offset, NULL);
+                               &code, &offset, how);
     if (!made->code) {
         PCRE2_UCHAR message[256] = "";
         pcre2_get_error_message(code, message, sizeof message);
@@ -90,6 +68,7 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
     *compiled = made;
     made = NULL;
 done:
+    pcre2_compile_context_free(how);
     qd_regex_destroy(made);
     qd_strbuf_free(&text);
     free(pattern);
