@@ -226,9 +226,7 @@ static void exchange(walk *w, const qd_op *op, int index)
 {
     const qd_op_exchange *x = &op->exchange;
     qd_coll_kind kind = qd_op_collective(op->kind);
-    double bytes = (double)x->count * (double)qd_dtype_size(x->dtype);
-    if (kind == QD_COLL_ALL_TO_ALL)
-        bytes /= x->group.size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
+    double bytes = qd_network_message(kind, (double)x->count, x->dtype, x->group.size);
     bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows go once, however many share an expert */
     bool experts = cut || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN;
     const qd_span *span = &w->spans[x->index];

@@ -180,6 +180,18 @@ static double torus_seconds(const qd_cluster *c, qd_coll_kind kind, double bytes
     return START / 3.0 + hops * c->network_latency + fmax(inside, across); /* compiled into the program: no launch */
 }
 
+double qd_network_message(qd_coll_kind kind, double elements, qd_dtype dtype, int group_size)
+{
+    double bytes = elements * (double)qd_dtype_size(dtype);
+    if (group_size < 2)
+        return bytes;
+    switch (kind) {
+    case QD_COLL_ALL_TO_ALL: return bytes / (group_size - 1.0); /* of all that leaves its rank */
+    case QD_COLL_RECV: return bytes / group_size;
+    default: return bytes;
+    }
+}
+
 double qd_network_seconds(const qd_cluster *c, qd_coll_kind kind, double bytes, const qd_span *s)
 {
     if (s->size < 2)

@@ -139,7 +139,8 @@ double qd_processor_exchange(const qd_processor *p, qd_coll_kind kind, double by
     case QD_COLL_ALL_REDUCE: return p->sum.latency + 2.0 * part / p->sum.bandwidth;
     case QD_COLL_REDUCE_SCATTER: return p->scatter.latency + part / p->scatter.bandwidth;
     case QD_COLL_REDUCE: return p->scatter.latency + bytes / p->scatter.bandwidth;
-    case QD_COLL_SEND: return p->send.latency + bytes / p->send.bandwidth;
+    case QD_COLL_SEND:
+    case QD_COLL_RECV: return p->send.latency + bytes / p->send.bandwidth;
     default: return p->gather.latency + part / p->gather.bandwidth;
     }
 }

@@ -51,10 +51,9 @@ static qd_cost price(pricer *p, const qd_action *a)
 static double collective_bytes(const pricer *p, const qd_action *a)
 {
     bool squares = a->buffer >= 0 && p->program->buffers[a->buffer].kind == QD_BUFFER_SQUARES;
-    double size = p->spans[a->group].size, elements = squares && p->cluster->profile->scalar_norm ? size : (double)a->count;
-    if (collective_of(a) == QD_COLL_ALL_TO_ALL && size > 1.0)
-        elements /= size - 1.0; /* of all that leaves its rank: what one rank sends, its own part included */
-    return elements * (double)qd_dtype_size(a->dtype);
+    int size = p->spans[a->group].size;
+    double elements = squares && p->cluster->profile->scalar_norm ? size : (double)a->count;
+    return qd_network_message(collective_of(a), elements, a->dtype, size);
 }
 
 static void price_collective(const pricer *p, const qd_action *a, qd_sim_item *item)
