@@ -147,7 +147,16 @@ static void recompute(builder *b, int item)
     qd_units_wait(b, item);
 }
 
-/* Passes B and I. Where the class is written for halves, a whole pass is one half after the other. */
+/* Whether an item's backward pass is two actions: where the schedule puts its halves apart, or parallel.split_backward asks for
+ * it. A whole pass of a class that is written for halves is one action all the same: only then do exchanges over tp run beside
+ * products of the other half. */
+static bool in_halves(const builder *b, int item)
+{
+    return b->strategy->split_backward && qd_program_class(b->p, b->items[item].module)->has_weight_phase &&
+           (b->items[item].pass != QD_PASS_B || b->asked_split);
+}
+
+/* Passes B and I. */
 static void backward(builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
@@ -157,8 +166,8 @@ static void backward(builder *b, int item)
     double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
     if (module > 0)
         qd_flight_of(b, module - 1, mb)->port_grad = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, qd_build_port_bytes(b));
-    bool halves = b->strategy->split_backward && c->has_weight_phase;
-    if (halves)
+    bool halves = in_halves(b, item);
+    if (b->strategy->split_backward && c->has_weight_phase)
         qd_flight_of(b, module, mb)->mid = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
     backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb,
                     halves ? input_flops : input_flops + weight_flops);
@@ -167,14 +176,13 @@ static void backward(builder *b, int item)
     free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
 }
 
-/* Pass W, and the second half of pass B. */
+/* Pass W, and the second half of a pass B in halves. */
 static void backward_weight(builder *b, int item)
 {
     int module = b->items[item].module, mb = b->items[item].microbatch;
-    const qd_module_class *c = qd_program_class(b->p, module);
-    if (!c->has_weight_phase || !b->strategy->split_backward)
+    if (!in_halves(b, item))
         return;
-    backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(c, QD_PHASE_WEIGHT));
+    backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(qd_program_class(b->p, module), QD_PHASE_WEIGHT));
     qd_units_wait(b, item); /* blocks with experts read parameters here too */
     free_after(b, module, mb, QD_PHASE_WEIGHT);
 }
@@ -569,7 +577,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->strategy = *strategy;
     p->rank = rank;
     memset(p->persistent, 0xff, sizeof p->persistent);
-    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count};
+    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count,
+                 .asked_split = strategy->split_backward};
     QD_TRY(choose_schedule(&b, arena));
     p->strategy.split_backward = strategy->split_backward || b.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));

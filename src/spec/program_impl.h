@@ -80,6 +80,7 @@ typedef struct qd_builder {
     qd_program *p;
     const qd_ledger *ledger;
     const qd_strategy *strategy;
+    bool asked_split; /* by parallel.split_backward, not by the schedule */
     int modules, action_capacity, buffer_capacity, dep_capacity, pending_capacity;
     const qd_schedule *schedule;
     int stage_rank;       /* this rank's place in the pipeline */

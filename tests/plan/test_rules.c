@@ -176,6 +176,16 @@ static void pipelines_need_micro_batches(void **state)
     faster(halves, plain, 1.03);
 }
 
+/* Whole backward passes of a schedule that halves some of them hide the exchanges of tp behind products, as 1F1B's do. */
+static void whole_passes_hide_tensor_parallelism(void **state)
+{
+    (void)state;
+    const char *words = L8 "parallel.ranks=16 parallel.pp=2 parallel.tp=8 parallel.zero=1 train.global_batch=64 train.micro_batch=1 "
+                           "parallel.schedule=%s";
+    qd_sim_report plain = simulated("h100", words, "1f1b"), pairs = simulated("h100", words, "dualpipe_v");
+    assert_true(exposed(&pairs, "tp") < 1.05 * exposed(&plain, "tp"));
+}
+
 /* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the node. */
 static void context_parallelism_for_long_sequences(void **state)
 {
@@ -234,6 +244,7 @@ int main(void)
         cmocka_unit_test(torus_and_switch),
         cmocka_unit_test(pipelines_across_slow_links),
         cmocka_unit_test(pipelines_need_micro_batches),
+        cmocka_unit_test(whole_passes_hide_tensor_parallelism),
         cmocka_unit_test(context_parallelism_for_long_sequences),
         cmocka_unit_test(experts_before_tensors),
         cmocka_unit_test(experts_once_per_node),
