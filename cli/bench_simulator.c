@@ -51,18 +51,21 @@ static qd_status print_json(const qd_sim_scores *s)
 
 static void print_table(const qd_sim_scores *s)
 {
-    printf("%-52s %12s %12s %8s\n", "tokens/s per GPU", "predicted", "published", "error");
+    int widest = 50;
+    for (int i = 0; i < s->count; i++)
+        widest = (int)strlen(s->rows[i].id) > widest ? (int)strlen(s->rows[i].id) : widest;
+    printf("%-*s %12s %12s %8s\n", widest + 2, "tokens/s per GPU", "predicted", "published", "error");
     for (int i = 0; i < s->count; i++) {
         const qd_sim_score *r = &s->rows[i];
         if (i == 0 || strcmp(r->source, s->rows[i - 1].source) != 0)
             printf("%s\n", r->source);
         if (r->reason[0])
-            printf("  %-50.50s skipped: %s\n", r->id, r->reason);
+            printf("  %-*s skipped: %s\n", widest, r->id, r->reason);
         else if (r->published > 0)
-            printf("  %-50.50s %12.5g %12.5g %+7.1f %%%s\n", r->id, r->predicted, r->published, 100.0 * r->error,
+            printf("  %-*s %12.5g %12.5g %+7.1f %%%s\n", widest, r->id, r->predicted, r->published, 100.0 * r->error,
                    r->held_out ? "  held out" : "");
         else
-            printf("  %-50.50s %12.5g %12s\n", r->id, r->predicted, "-");
+            printf("  %-*s %12.5g %12s\n", widest, r->id, r->predicted, "-");
     }
     printf("\ncore rows: median error %.1f %%, 90th percentile %.1f %%; held out %.1f %% and %.1f %%, the rest %.1f %% and %.1f %%\n",
            100.0 * s->median, 100.0 * s->p90, 100.0 * s->median_held_out, 100.0 * s->p90_held_out, 100.0 * s->median_seen,

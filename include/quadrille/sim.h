@@ -72,6 +72,7 @@ typedef struct qd_sim_report {
     char loss[QD_SIM_LOSSES][160];     /* the largest losses in words */
     int loss_count;
     int64_t actions;                   /* simulated */
+    int64_t built;                     /* actions of the stages' programs, simulated or not: how much work the report took */
     double wall_seconds;               /* that the simulation took */
 } qd_sim_report;
 
@@ -107,7 +108,8 @@ qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, 
 /* ---- against published runs ---- */
 
 typedef struct qd_sim_score {
-    char id[64], source[64], reason[200]; /* reason: why it was skipped; "" when it was scored */
+    char *id, *source;                    /* as in the file */
+    char reason[200];                     /* why it was skipped; "" when it was scored */
     bool core, held_out;                  /* held out: kept out of the search for constants */
     double predicted, published, error;   /* tokens per second and GPU; relative error of the step time */
     double predicted_memory, published_memory, memory_error; /* bytes; 0: none published */

@@ -189,7 +189,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
 typedef struct walk {
     const qd_cluster *cluster;
     const qd_span *spans;
-    int etp;
+    const qd_mesh *mesh;
     double now, link; /* when computation, and the collectives so far, are done */
     int axis;         /* of the last collective */
     double load;      /* of that one on what computes beside it */
@@ -216,10 +216,23 @@ static void wait_for(walk *w, int which)
 static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
 {
     const qd_cluster *c = w->cluster;
-    if (w->etp < 2 || c->profile->searched)
+    int etp = w->mesh->etp;
+    if (etp < 2 || c->profile->searched)
         return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes, span);
-    qd_span inside = {.size = w->etp, .local = w->etp, .nodes = 1, .extent = {w->etp, 1, 1}};
-    return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / w->etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
+    qd_span inside = {.size = etp, .local = etp, .nodes = 1, .extent = {etp, 1, 1}};
+    return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
+}
+
+/* Which axis an exchange is counted with. Groups over several axes that each have more than one rank are those of experts: rows,
+ * counts and loads of theirs. */
+static int axis_of(const walk *w, const qd_op *op)
+{
+    unsigned axes = qd_mesh_spread(w->mesh, op->exchange.group.axes);
+    bool rows = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN;
+    bool laid_out_apart = op->exchange.group.axes == QD_AXES_TOKENS && w->mesh->ep > 1;
+    if (rows || laid_out_apart || axes == 0 || (axes & (axes - 1)) != 0)
+        return QD_COST_EXPERTS;
+    return __builtin_ctz(axes);
 }
 
 static void exchange(walk *w, const qd_op *op, int index)
@@ -228,13 +241,12 @@ static void exchange(walk *w, const qd_op *op, int index)
     qd_coll_kind kind = qd_op_collective(op->kind);
     double bytes = qd_network_message(kind, (double)x->count, x->dtype, x->group.size);
     bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows go once, however many share an expert */
-    bool experts = cut || op->kind == QD_OP_NODE_DISPATCH || op->kind == QD_OP_NODE_RETURN;
     const qd_span *span = &w->spans[x->index];
     double seconds = cut ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
     /* Accelerators without multiprocessors to share move bytes by engines of their own. */
     bool beside = x->async && w->cluster->processor.cores == 0 &&
                   (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
-    w->axis = experts ? (int)QD_COST_EXPERTS : x->group.axes ? __builtin_ctz(x->group.axes) : (int)QD_AXIS_TP;
+    w->axis = axis_of(w, op);
     /* Transformer Engine's pieces of tp go round in a ring by copy engines ("ring_exchange", use_ce); all others are NCCL's kernels. */
     w->load = w->axis == (int)QD_AXIS_TP && w->cluster->profile->overlap_tp ? 0.0 : qd_cost_collective_load(w->cluster);
     seconds += qd_processor_meeting(&w->cluster->processor);
@@ -310,7 +322,7 @@ static int module_action(const qd_cluster *c, const qd_program *p, const qd_span
                          double *by_op, qd_cost *cost)
 {
     size_t ops = (size_t)qd_program_class(p, a->module)->op_count;
-    walk w = {.cluster = c, .spans = spans, .etp = p->ledger->mesh.etp, .by_op = by_op};
+    walk w = {.cluster = c, .spans = spans, .mesh = &p->ledger->mesh, .by_op = by_op};
     qd_cost_exchange *own = out ? NULL : calloc(ops + 1, sizeof *own);
     w.seen = out ? out : own;
     w.where = calloc(ops + 1, sizeof *w.where);

@@ -35,6 +35,21 @@ static double number_of(const qd_json_node *object, const char *key, double othe
     return otherwise;
 }
 
+/* Counts of a row, and the least that each may be. Products and quotients of them decide on a layout. */
+static const struct {
+    const char *object, *key;
+    double least;
+} counts[] = {
+    {"cluster", "n_gpus", 1},     {"config", "tp", 1},          {"config", "cp", 1},           {"config", "pp", 1},
+    {"config", "vpp", 1},         {"config", "ep", 1},          {"config", "etp", 1},          {"config", "zero", 0},
+    {"config", "fsdp_group", 1},  {"config", "zero1_group", 1}, {"config", "global_batch", 1}, {"config", "micro_batch", 1},
+    {"model", "layers", 1},       {"model", "hidden", 1},       {"model", "heads", 1},         {"model", "kv_heads", 1},
+    {"model", "head_dim", 1},     {"model", "ffn", 0},          {"model", "vocab", 1},         {"model", "seq", 1},
+    {"model", "experts", 0},      {"model", "topk", 0},         {"model", "moe_ffn", 0},       {"model", "shared_expert_ffn", 0},
+    {"model", "dense_layers", 0},
+};
+static const double MOST_COUNT = 1e9;
+
 static bool has_word(const char *text, const char *word)
 {
     return strstr(text, word) != NULL;
@@ -48,6 +63,18 @@ static bool skip(row *r, const char *format, ...)
     vsnprintf(r->score->reason, sizeof r->score->reason, format, args);
     va_end(args);
     return false;
+}
+
+/* What is not stated is null; what is stated is a whole number. */
+static bool check_counts(row *r)
+{
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        double value = number_of(qd_json_member(r->node, counts[i].object), counts[i].key, counts[i].least);
+        if (!(value >= counts[i].least && value <= MOST_COUNT) || value != floor(value))
+            return skip(r, "%s.%s is %g: it must be a whole number, at least %.0f, or null where it is not stated", counts[i].object,
+                        counts[i].key, value, counts[i].least);
+    }
+    return true;
 }
 
 /* Sets a key; a row that needs a key which this version does not have is skipped. */
@@ -364,7 +391,7 @@ static void score_row(row *r)
     s->published = published_rate(r);
     s->published_memory = number_of(r->result, "mem_GB", 0) * 1e9;
     s->outcome = strcmp(text_of(r->node, "kind"), "memory-oom") == 0;
-    if (!(read_software(r) && read_cluster(r) && read_model(r) && read_layout(r) && simulate_row(r, &report)))
+    if (!(check_counts(r) && read_software(r) && read_cluster(r) && read_model(r) && read_layout(r) && simulate_row(r, &report)))
         return;
     s->predicted = report.tokens_per_gpu_second;
     s->predicted_memory = (double)report.memory_bytes;
@@ -471,9 +498,11 @@ static qd_status score_all(const qd_json *document, bool core_only, qd_sim_score
             return QD_FAIL(QD_USAGE, "%s: row %zu needs id, model, cluster, config and result", qd_json_name(document), i);
         r.score->core = core;
         r.score->held_out = is_held_out(text_of(node, "id"));
-        snprintf(r.score->id, sizeof r.score->id, "%s", text_of(node, "id"));
-        snprintf(r.score->source, sizeof r.score->source, "%s", text_of(qd_json_member(node, "source"), "title"));
+        r.score->id = strdup(text_of(node, "id"));
+        r.score->source = strdup(text_of(qd_json_member(node, "source"), "title"));
         s->count++;
+        if (!r.score->id || !r.score->source)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the names of %zu rows", total);
         QD_TRY(qd_options_create(tables, 2, &r.options));
         score_row(&r);
         qd_options_destroy(r.options);
@@ -494,6 +523,10 @@ qd_status qd_simulate_published(const char *path, bool core_only, qd_sim_scores 
 
 void qd_sim_scores_free(qd_sim_scores *scores)
 {
+    for (int i = 0; i < scores->count; i++) {
+        free(scores->rows[i].id);
+        free(scores->rows[i].source);
+    }
     free(scores->rows);
     memset(scores, 0, sizeof *scores);
 }

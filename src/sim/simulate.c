@@ -289,6 +289,8 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     r->micro_batch = p->strategy.micro_batch;
     r->micro_batches = p->strategy.micro_batches;
     r->tokens_per_step = r->global_batch * r->seq;
+    for (int s = 0; s < step->stage_count; s++)
+        r->built += step->stages[s].program->action_count;
     fill_memory(step, stages, r);
     if (!step->result.times)
         return;

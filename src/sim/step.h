@@ -56,6 +56,6 @@ void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spa
 /* Whether an action does more than take or give back a place in memory. */
 bool qd_step_takes_time(const qd_action *action);
 
-/* The axis of a collective, for sums: "dp", "tp", … */
+/* The axes of a collective that have more than one rank, for sums: "dp", "tp", … */
 unsigned qd_step_axes(const qd_program *program, const qd_action *action);
 #endif

@@ -115,6 +115,15 @@ int qd_mesh_group_coord(const qd_mesh *mesh, unsigned mask, int rank)
     return position(mesh, mask, rank);
 }
 
+unsigned qd_mesh_spread(const qd_mesh *mesh, unsigned mask)
+{
+    unsigned axes = 0;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        if (mesh->degree[axis] > 1)
+            axes |= mask & QD_AXIS_BIT(axis);
+    return axes;
+}
+
 int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank)
 {
     return position(mesh, ~mask, rank);

@@ -33,6 +33,7 @@ int qd_mesh_rank(const qd_mesh *mesh, const int coords[QD_AXIS_COUNT]);
 
 /* A group is the set of ranks that differ only along the axes in `mask`. */
 int qd_mesh_group_size(const qd_mesh *mesh, unsigned mask);
+unsigned qd_mesh_spread(const qd_mesh *mesh, unsigned mask); /* of these axes, those with more than one rank */
 int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank); /* the same for all ranks of a group */
 int qd_mesh_group_coord(const qd_mesh *mesh, unsigned mask, int rank);  /* position in the group, tp fastest */
 int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int coord); /* world rank of a position in

@@ -177,6 +177,36 @@ class Simulate(program.ProgramTest):
             self.assertIn(key, r)
         self.assertEqual(self.run_program("bench", "simulator", "--against", self.write("bad.json", "{}")).returncode, 2)
 
+    def test_published_counts(self):
+        """Counts that no run can have are named, not divided by; names are printed whole."""
+        with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
+            row = next(r for r in json.load(file) if r["id"] == "sc21-t1-18b")
+        cases = [("config", "tp", 0), ("config", "tp", 0.5), ("config", "pp", 0), ("config", "vpp", -1), ("config", "cp", 1e300),
+                 ("config", "ep", 0), ("config", "micro_batch", 0.25), ("cluster", "n_gpus", 0), ("model", "layers", 0),
+                 ("model", "kv_heads", 0), ("model", "vocab", -5), ("model", "heads", 0)]
+        rows = []
+        for part, key, value in cases:
+            bad = json.loads(json.dumps(row))
+            bad[part][key] = value
+            bad["id"] = f"{part}-{key}-{value}"
+            rows.append(bad)
+        row["id"] = "a-name-of-a-run-" * 7 + "that-is-longer-than-any-column"
+        row["source"]["title"] = "A title of a paper " * 7 + "that goes on"
+        path = self.write("counts.json", json.dumps([*rows, row]))
+        found = self.answer("bench", "simulator", "--against", path)["rows"]
+        for (part, key, value), answer in zip(cases, found):
+            self.assertIn(f"{part}.{key} is {value:g}: it must be a whole number, at least 1", answer["reason"])
+        self.assertEqual((found[-1]["id"], found[-1]["source"]), (row["id"], row["source"]["title"]))
+        text = self.ok(self.run_program("bench", "simulator", "--against", path)).stdout
+        self.assertIn(row["id"] + " ", text)
+        self.assertIn(row["source"]["title"] + "\n", text)
+
+    def test_axes_by_name(self):
+        """With one rank of tp nothing is sent over tp, also by experts."""
+        r = self.answer("simulate", "--cluster", "h100", "--model", "mixtral-8x7b", "--ranks", "16", "--ep", "8", "--seq", "4096", "--zero",
+                        "1", "train.global_batch=32", "train.micro_batch=1", "train.precision=bf16")
+        self.assertEqual(set(r["exposed_seconds"]) | set(r["hidden_seconds"]), {"dp", "ep"})
+
     def test_accuracy(self):
         """Core rows with short steps (the others take longer to simulate than a test should): what docs/simulator.md says of all."""
         def is_short(row):

@@ -14,7 +14,9 @@
 #include "support/ok.h"
 #include "support/simulated.h"
 
-#define MODEL "model.layers=4 model.hidden=256 model.heads=8 model.kv_heads=4 model.ffn=512 model.vocab=1024 data.seq=256 train.precision=bf16 "
+#define MODEL                                                                                                                  \
+    "model.layers=4 model.hidden=256 model.heads=8 model.kv_heads=4 model.ffn=512 model.vocab=1024 data.seq=256 "               \
+    "train.precision=bf16 "
 #define EXPERTS MODEL "model.experts=8 model.experts_per_token=2 model.expert_ffn=128 "
 
 static bool op_seen[QD_OP_KIND_COUNT], action_seen[QD_ACTION_KIND_COUNT];
@@ -79,8 +81,9 @@ static void compare_inside(const char *words, const qd_step *both, const qd_step
         }
         qd_coll_kind kind = qd_op_collective(op->kind);
         /* An all-to-all uses both kinds of links at a time. */
-        double seconds = kind == QD_COLL_ALL_TO_ALL ? inside_seconds(near, &near->stages[s], a, at) + inside_seconds(far, &far->stages[s], a, at)
-                                                    : inside_seconds(both, &both->stages[s], a, at);
+        double seconds = kind != QD_COLL_ALL_TO_ALL
+                             ? inside_seconds(both, &both->stages[s], a, at)
+                             : inside_seconds(near, &near->stages[s], a, at) + inside_seconds(far, &far->stages[s], a, at);
         compare(words, qd_op_name(op->kind), kind, seconds, x->group.size, both->config->world,
                 counted(kind, x->count, x->dtype, x->group.size, both->config->world, x->bytes));
         op_seen[op->kind] = true;
