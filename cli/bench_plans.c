@@ -24,7 +24,10 @@ static void put_row(qd_json_writer *w, const qd_plan_row *row, const qd_plan_rep
 static void print_row(const qd_plan_row *row, const qd_plan_report *r)
 {
     const qd_plan_choice *first = &r->choices[0];
-    printf("%s (%.0f s%s)\n", row->name, r->wall_seconds, r->stopped ? "; the time was up before all layouts were looked at" : "");
+    printf("%s (%.0f s%s)\n", row->name, r->wall_seconds,
+           r->late      ? "; the clock ended the search"
+           : r->stopped ? "; not all layouts were looked at"
+                        : "");
     if (r->nearest[0] != '\0')
         printf("model    %s\n", r->nearest);
     printf("first    %s: %.4g s, MFU %.1f %%\n", first->layout, first->step_seconds, 100.0 * first->mfu);

@@ -38,6 +38,9 @@ static void put_choice(qd_json_writer *w, const char *key, const qd_plan_choice 
         qd_json_put_int(w, numbers[i].key, numbers[i].value);
     qd_json_put_string(w, "recompute", c->recompute);
     qd_json_put_string(w, "schedule", c->schedule);
+    qd_json_put_string(w, "cp_mode", c->cp_mode);
+    qd_json_put_bool(w, "offload", c->offload);
+    qd_json_put_int(w, "host_bytes", c->host_bytes);
     qd_json_put_double(w, "step_seconds", c->step_seconds);
     qd_json_put_double(w, "mfu", c->mfu);
     qd_json_put_string(w, "loses", c->loses);
@@ -74,6 +77,7 @@ static qd_status print_json(const qd_plan_report *r)
     qd_json_put_int(&w, "refused", r->refused);
     qd_json_put_double(&w, "wall_seconds", r->wall_seconds);
     qd_json_put_bool(&w, "stopped", r->stopped);
+    qd_json_put_bool(&w, "late", r->late);
     qd_json_list_begin(&w, "choices");
     for (int i = 0; i < r->count; i++)
         put_choice(&w, NULL, &r->choices[i]);
@@ -177,8 +181,13 @@ static qd_status print_plan(const qd_options *given, const qd_options *planned, 
             r->best.gpus, r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused,
             r->wall_seconds);
     print_choices(r);
-    if (r->stopped)
-        cli_say("", 0, "the search was ended after its time: give some of the axes to look further");
+    if (r->late)
+        cli_say("", 0, "warning: the clock ended the search after %.0f s, before its budget of work was spent: this answer depends on the "
+                       "machine's speed; give some of the axes",
+                r->wall_seconds);
+    else if (r->stopped)
+        cli_say("", 0,
+                "not all layouts were looked at: the search ends after a fixed amount of work; give some of the axes to look further");
     for (int i = 0; i < r->reason_count; i++)
         cli_say(i == 0 ? "why" : "", 5, "%s", r->reasons[i]);
     cli_say("next", 5, "%s", r->next);
@@ -293,7 +302,8 @@ const cli_command cli_plan = {
         "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. In the table, MFU is the share\n"
         "of the accelerators' peak that the model's own FLOPs take, vpp parallel.virtual_stages, tp in n pieces parallel.tp_overlap. "
         "keys:\n"
-        "what the first choice changes in the configuration; --write keeps all of it as a file.",
+        "what the first choice changes in the configuration; --write keeps all of it as a file. A layout fits if it leaves\n"
+        "accelerator.reserve (4 %) of the memory free; where none does, plan looks for one with train.offload=optimizer.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

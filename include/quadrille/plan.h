@@ -14,6 +14,9 @@ typedef struct qd_plan_choice {
     int tp_overlap; /* pieces of products beside the exchanges of tp; 1: whole */
     int64_t micro_batch, micro_batches;
     const char *recompute, *schedule; /* "none", "1f1b", …; schedule "": no pipeline */
+    const char *cp_mode;              /* "ring", …; "": cp is 1 */
+    bool offload;                     /* optimizer state in host memory, because nothing fits otherwise */
+    int64_t host_bytes;               /* of which it takes so much on each rank */
     double step_seconds, mfu;
     int64_t memory_bytes;
     bool fits;
@@ -44,7 +47,8 @@ typedef struct qd_plan_report {
     double wall_seconds;
     qd_plan_against against;                 /* of qd_plan_beside() */
     char nearest[256];                       /* rows of a file: by which model the program stands in for another; "" */
-    bool stopped;                            /* the time was up before all layouts were looked at */
+    bool stopped;                            /* the search ended before all layouts were looked at: it has a budget of work */
+    bool late;                               /* the clock ended it before that: another machine may find another answer */
 } qd_plan_report;
 
 /* Searches for the fastest layout of the model, sequence and global batch in `options` on parallel.ranks accelerators of the cluster

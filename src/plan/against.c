@@ -78,7 +78,7 @@ static void say(qd_plan_against *a, const char *format, ...)
     va_end(args);
 }
 
-static void say_memory(qd_plan_against *a, const qd_sim_report *r)
+static void say_memory(const qd_search *s, qd_plan_against *a, const qd_sim_report *r)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
     const qd_sim_line *most = &r->memory[0];
@@ -86,8 +86,8 @@ static void say_memory(qd_plan_against *a, const qd_sim_report *r)
         if (r->memory[i].value > most->value)
             most = &r->memory[i];
     if (!r->fits)
-        say(a, "it does not fit: %.1f of %.1f GiB on its fullest stage, of which %.1f are %s", (double)r->memory_bytes / gib,
-            (double)r->memory_limit / gib, most->value / gib, most->name);
+        say(a, "it does not fit: %.1f of %.1f GiB on its fullest stage%s, of which %.1f are %s", (double)r->memory_bytes / gib,
+            (double)s->memory / gib, r->memory_bytes <= s->memory ? ", which leaves too little free" : "", most->value / gib, most->name);
 }
 
 /* The parts of which it has more, largest first. */
@@ -139,7 +139,9 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
     *c = (qd_candidate){.tp = mesh.degree[QD_AXIS_TP], .cp = mesh.degree[QD_AXIS_CP], .pp = mesh.degree[QD_AXIS_PP],
                         .vpp = number(o, "parallel.virtual_stages"), .ep = number(o, "parallel.ep"), .etp = number(o, "parallel.etp"),
                         .zero = (int)qd_options_int(o, "parallel.zero"), .recompute = qd_options_enum(o, "train.recompute"),
-                        .pieces = number(o, "parallel.tp_overlap"), .micro = micro};
+                        .pieces = number(o, "parallel.tp_overlap"), .micro = micro,
+                        .cp_mode = mesh.degree[QD_AXIS_CP] > 1 ? qd_options_enum(o, "parallel.cp_mode") : 0,
+                        .offload = config.strategy.offload};
     c->schedule = c->pp > 1 ? qd_schedule_name((qd_schedule_kind)qd_options_enum(o, "parallel.schedule")) : "";
     /* Stages per rank have a meaning for schedules that are built from them. */
     if (strcmp(c->schedule, "interleaved") != 0)
@@ -148,7 +150,7 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
 }
 
 /* What does not fit may with full recompute. */
-static qd_status try_full(const qd_search *s, qd_options *o, qd_candidate c, qd_plan_against *a)
+static qd_status try_full(qd_search *s, qd_options *o, qd_candidate c, qd_plan_against *a)
 {
     if (c.fits || c.recompute == QD_RECOMPUTE_FULL)
         return QD_OK;
@@ -172,7 +174,7 @@ static qd_status compare(qd_search *s, qd_options *o, qd_plan_against *a)
     qd_search_choice(s, &c, &a->choice);
     a->possible = true;
     a->behind = c.seconds / best->seconds - 1.0;
-    say_memory(a, &c.report);
+    say_memory(s, a, &c.report);
     QD_TRY(try_full(s, o, c, a));
     if (a->behind > NEAR)
         say_losses(a, &best->report, &c.report);

@@ -99,7 +99,15 @@ static void say_rules(qd_search *s, const qd_candidate *b)
     else if (b->pp > 1)
         say(r, "pp %d: a stage sends one activation per micro-batch, less than the sums of tp", b->pp);
     if (b->cp > 1)
-        say(r, "cp %d shares out the activations of long sequences", b->cp);
+        say(r, "cp %d shares out %s%s", b->cp,
+            s->seq >= 16384 ? "the activations of long sequences" : "sequences, of which there are too few for the accelerators",
+            b->cp_mode == QD_CP_GATHER    ? "; every rank gathers all keys and values"
+            : b->cp_mode == QD_CP_ULYSSES ? "; ranks exchange positions for heads"
+                                          : "; keys and values go round in a ring");
+    if (b->offload)
+        say(r, "nothing fits with the optimizer's state on the accelerators: train.offload=optimizer keeps it in host memory, %.1f GiB on "
+               "each rank",
+            (double)b->report.host_bytes / 1073741824.0);
     if (b->zero == 1 && is_chosen(s, "parallel.zero"))
         say(r, "zero 1 shares out the optimizer's state, and moves no more than plain data parallelism");
     if (b->zero == 3 && is_chosen(s, "parallel.zero"))
@@ -158,22 +166,32 @@ static void say_next(qd_search *s, const qd_candidate *b)
 
 /* ---- nothing fits, or nothing can be built ---- */
 
-/* Parameters, gradients and state take so much of all accelerators together, however they are shared out; in fp32 more. */
+/* Parameters, gradients and state take so much of all accelerators together, however they are shared out. Layouts that were refused
+ * might have fitted: the first reason is given too. */
 static qd_status explain_size(const qd_search *s)
 {
     const double gib = 1073741824.0;
     /* Ranks on the processors of one machine share its memory. */
-    double memory = (double)s->cluster.accelerator.memory / (s->cluster.processor.cores > 0 ? s->gpus : 1),
-           least = ceil((4.0 + s->state_bytes) * (double)qd_model_parameters(&s->model) / memory);
-    char advice[200];
-    if (least > s->gpus)
-        snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill at least %.0f", least);
+    int sharers = s->cluster.processor.cores > 0 ? s->gpus : 1;
+    double usable = (double)s->cluster.accelerator.memory / sharers, memory = (double)s->memory / sharers,
+           least = ceil((s->param_bytes + s->grad_bytes + s->state_bytes) * (double)qd_model_parameters(&s->model) / usable);
+    char advice[240], refused[240] = "";
+    if ((double)s->least_memory <= memory)
+        snprintf(advice, sizeof advice, "it would fit if less were kept free: accelerator.reserve=0.01");
+    else if (least > s->gpus)
+        snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill at least %.0f%s", least,
+                 s->offload_tried ? ", and with train.offload=optimizer nothing fits either" : "");
     else if (!is_chosen(s, "train.recompute") && qd_options_enum(s->options, "train.recompute") != QD_RECOMPUTE_FULL)
         snprintf(advice, sizeof advice, "take more of them, or leave train.recompute to the plan");
     else
         snprintf(advice, sizeof advice, "take more of them, shorter sequences, or fewer keys that are fixed");
-    return QD_FAIL(QD_NO_MEMORY, "no layout fits on %d accelerator%s; the smallest takes %.1f of %.1f GiB on each: %s",
-                   s->gpus, s->gpus == 1 ? "" : "s", (double)s->least_memory / gib, memory / gib, advice);
+    if (s->report->stopped)
+        snprintf(refused, sizeof refused, "; not all were looked at: give some of the axes");
+    else if (s->report->refused > 0)
+        snprintf(refused, sizeof refused, "; %d more cannot be built: %s", s->report->refused, s->report->refusal);
+    return QD_FAIL(QD_NO_MEMORY,
+                   "no layout fits on %d accelerator%s; the smallest takes %.1f of %.1f GiB on each, %.1f of which are kept free: %s%s",
+                   s->gpus, s->gpus == 1 ? "" : "s", (double)s->least_memory / gib, memory / gib, (memory - usable) / gib, advice, refused);
 }
 
 /* Nothing that could be built was found among the axes. */
@@ -198,6 +216,8 @@ static qd_status explain_axes(const qd_search *s)
 
 qd_status qd_plan_explain_none(const qd_search *s)
 {
+    if (s->report->late)
+        return QD_FAIL(QD_USAGE, "the clock ended the search before it found a layout that fits: give some of the axes");
     if (s->report->too_large > 0)
         return explain_size(s);
     qd_status status = s->report->refusal[0] ? QD_FAIL(QD_USAGE, "%s", s->report->refusal) : explain_axes(s);

@@ -29,7 +29,7 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
         qd_options *own = NULL;
         qd_status status = with_ranks(options, *gpus, &own);
         if (status == QD_OK)
-            status = qd_plan(own, report);
+            status = qd_plan_on_device(own, report);
         qd_options_destroy(own);
         if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few to hold it, or the batch does not divide */
             if (best_gpus == 0 && *gpus > most / 2)
@@ -70,7 +70,7 @@ qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_
         QD_TRY(qd_options_copy(options, &own));
         qd_status status = qd_options_set(own, "model.preset", *names);
         if (status == QD_OK)
-            status = qd_plan(own, &found);
+            status = qd_plan_on_device(own, &found);
         qd_options_destroy(own);
         if (status == QD_OK) {
             largest = qd_model_parameters(&model);

@@ -1,3 +1,5 @@
+/* The search for the fastest layout: a first look at all axes, a closer one at the best of them, then what changes little. How far it
+ * goes is counted in work, not in seconds, so that every machine gives the same answer. */
 #include "plan/search_impl.h"
 
 #include "base/clock.h"
@@ -8,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const qd_recompute_names[QD_RECOMPUTE_COUNT] = {"none", "selective", "full"};
-
 /* How far behind the best a first look may be: micro-batches and stages of sharding change a layout's time by less,
  * schedules take so much of its bubble away. */
 static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
@@ -17,67 +17,22 @@ static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
 static const double PROMISING = 1.4;
 /* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
 enum { PIECES = 4 };
-/* A plan is given within a minute: the first look ends after so many seconds, and the search. dualpipe_v has some more of its own. */
-static const double LOOK_SECONDS = 19.0, MOST_SECONDS = 32.0, REFINE_SECONDS = 37.0, SETTLE_SECONDS = 48.0, PAIRS_SECONDS = 3.0;
-
-static int dp_of(const qd_search *s, const qd_candidate *c)
-{
-    return s->gpus / (c->tp * c->cp * c->pp);
-}
+/* A plan is given within about a minute on one core: the first look ends after so many actions of programs built and simulated, and
+ * the search. dualpipe_v has some more of its own. */
+static const int64_t LOOK_WORK = 20000000, MOST_WORK = 48000000, REFINE_WORK = 54000000, SETTLE_WORK = 64000000, PAIRS_WORK = 4000000;
+/* On a machine so slow that even that takes longer, the clock ends the search, and the report says so. */
+static const double CLOCK_SECONDS = 600.0;
 
 /* ---- one candidate ---- */
 
-static qd_status set(qd_options *o, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static qd_status set(qd_options *o, const char *key, const char *format, ...)
-{
-    char text[64];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (!qd_options_find(o, key))
-        return QD_FAIL(QD_UNSUPPORTED, "the step program has no %s", key);
-    return qd_options_set(o, key, text);
-}
-
-/* A ring over many ranks costs its hops for every bucket. */
-qd_status qd_search_buckets(qd_options *o, int tp, int pp)
-{
-    if (qd_options_is_set(o, "parallel.bucket_mb"))
-        return QD_OK;
-    return set(o, "parallel.bucket_mb", "%d", qd_options_int(o, "parallel.ranks") / (tp * pp) > 64 ? 400 : 100);
-}
-
-static qd_status apply(const qd_candidate *c, qd_options *o)
-{
-    if (!qd_options_is_set(o, "parallel.dp")) /* else it is the candidate's */
-        QD_TRY(set(o, "parallel.dp", "-1"));
-    QD_TRY(set(o, "parallel.tp", "%d", c->tp));
-    QD_TRY(set(o, "parallel.cp", "%d", c->cp));
-    QD_TRY(set(o, "parallel.pp", "%d", c->pp));
-    QD_TRY(set(o, "parallel.zero", "%d", c->zero));
-    QD_TRY(set(o, "train.micro_batch", "%lld", (long long)c->micro));
-    QD_TRY(set(o, "train.recompute", "%s", qd_recompute_names[c->recompute]));
-    QD_TRY(qd_search_buckets(o, c->tp, c->pp));
-    if (c->ep > 1)
-        QD_TRY(set(o, "parallel.ep", "%d", c->ep));
-    if (c->etp > 1)
-        QD_TRY(set(o, "parallel.etp", "%d", c->etp));
-    if (c->pieces > 1)
-        QD_TRY(set(o, "parallel.tp_overlap", "%d", c->pieces));
-    if (c->schedule[0] != '\0')
-        QD_TRY(set(o, "parallel.schedule", "%s", c->schedule));
-    if (c->vpp > 1)
-        QD_TRY(set(o, "parallel.virtual_stages", "%d", c->vpp));
-    return QD_OK;
-}
-
-static qd_status report_with(const qd_search *s, qd_options *o, int64_t batch, qd_step_extent extent, qd_sim_report *report)
+static qd_status report_with(qd_search *s, qd_options *o, int64_t batch, qd_step_extent extent, qd_sim_report *report)
 {
     qd_config config;
-    QD_TRY(set(o, "train.global_batch", "%lld", (long long)batch));
+    QD_TRY(qd_search_set(o, "train.global_batch", "%lld", (long long)batch));
     QD_TRY(qd_cluster_config(o, &s->cluster, &config));
-    return qd_step_report(&config, &s->cluster, extent, report);
+    QD_TRY(qd_step_report(&config, &s->cluster, extent, report));
+    s->work += report->built + report->actions;
+    return QD_OK;
 }
 
 static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *longer, int longer_count, double times)
@@ -116,9 +71,9 @@ static void continue_report(qd_sim_report *r, const qd_sim_report *longer, doubl
 }
 
 /* A step with many micro-batches repeats itself: two short ones give the time of each further micro-batch, and the most memory. */
-qd_status qd_search_simulate(const qd_search *s, qd_options *o, bool anyway, qd_candidate *c)
+qd_status qd_search_simulate(qd_search *s, qd_options *o, bool anyway, qd_candidate *c)
 {
-    int64_t each = c->micro * dp_of(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
+    int64_t each = c->micro * qd_candidate_dp(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
     bool whole = micros <= more;
     QD_TRY(report_with(s, o, whole ? s->batch : few * each, anyway ? QD_STEP_TIMES : QD_STEP_TIMES_IF_FITS, &c->report));
     c->fits = c->report.fits;
@@ -143,7 +98,7 @@ qd_status qd_search_try(qd_search *s, qd_candidate *c)
 {
     qd_options *o = NULL;
     QD_TRY(qd_options_copy(s->options, &o));
-    qd_status status = apply(c, o);
+    qd_status status = qd_candidate_apply(c, o);
     if (status == QD_OK)
         status = qd_search_simulate(s, o, false, c);
     qd_options_destroy(o);
@@ -193,7 +148,7 @@ static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
     double flops =
         qd_model_flops_per_token(&s->model, s->seq) - 6.0 * s->model.layers * (double)s->seq * s->model.heads * s->model.head_dim;
-    double micros = (double)s->batch / (double)(c->micro * dp_of(s, c));
+    double micros = (double)s->batch / (double)(c->micro * qd_candidate_dp(s, c));
     double seconds = flops * (double)s->batch * (double)s->seq * (again ? 4.0 / 3.0 : 1.0) / (s->gpus * s->cluster.accelerator.product);
     bool filled = strncmp(c->schedule, "zb", 2) == 0 || strncmp(c->schedule, "dual", 4) == 0;
     return (seconds + dispatch_bound(s, c)) * (1.0 + (filled ? 0.2 : 1.0) * (c->pp - 1) / (micros * c->vpp));
@@ -202,7 +157,8 @@ static double bound(const qd_search *s, const qd_candidate *c, bool again)
 /* Inputs of the blocks that are in flight on the first stage. */
 static double input_bytes(const qd_search *s, const qd_candidate *c)
 {
-    double tokens = (double)c->micro * (double)s->seq / (c->tp * c->cp), micros = (double)s->batch / (double)(c->micro * dp_of(s, c));
+    double tokens = (double)c->micro * (double)s->seq / (c->tp * c->cp);
+    double micros = (double)s->batch / (double)(c->micro * qd_candidate_dp(s, c));
     return 2.0 * tokens * (double)s->model.hidden * s->model.layers * fmin(1.0, micros / c->pp);
 }
 
@@ -216,9 +172,10 @@ static double least_bytes(const qd_search *s, const qd_candidate *c)
     double dense = ((double)qd_model_parameters(m) - experts) / (c->tp * c->pp), held = experts / (c->ep * c->etp * c->pp);
     double ranks = (double)s->gpus / c->pp, dp = ranks / c->tp, edp = ranks / (c->ep * c->etp), state = s->state_bytes;
     if (c->zero == 3)
-        return (4.0 + state) * (dense / dp + held / edp);
+        return (s->param_bytes + s->grad_bytes + state) * (dense / dp + held / edp);
     double whole = dense + held, shared = dense / dp + held / edp;
-    return 2.0 * whole + 2.0 * (c->zero > 1 ? shared : whole) + state * (c->zero > 0 ? shared : whole) + input_bytes(s, c);
+    return s->param_bytes * whole + s->grad_bytes * (c->zero > 1 ? shared : whole) +
+           state * (c->zero > 0 ? shared : whole) + input_bytes(s, c);
 }
 
 /* Selective recompute gives back at most this share of the activations: what fails by more needs not be tried with it. */
@@ -281,11 +238,13 @@ static int64_t nth(const qd_search *s, const char *key, int at, int64_t least, i
     return value <= most ? value : 0;
 }
 
-static bool is_time_up(qd_search *s, double seconds)
+static bool is_spent(qd_search *s, int64_t work)
 {
-    if (qd_clock_now() - s->begin <= seconds)
+    bool late = qd_clock_now() - s->begin > CLOCK_SECONDS;
+    if (s->work <= work && !late)
         return false;
     s->report->stopped = true;
+    s->report->late = s->report->late || late;
     return true;
 }
 
@@ -293,14 +252,14 @@ static bool is_time_up(qd_search *s, double seconds)
  * has given is tried all the same: then the refusal says why. */
 static qd_status try_micros(qd_search *s, qd_candidate c)
 {
-    int dp = dp_of(s, &c);
+    int dp = qd_candidate_dp(s, &c);
     int64_t share = s->batch / dp, micro;
     int64_t least = strcmp(c.schedule, "dualpipe_v") == 0 && !qd_options_is_set(s->options, "parallel.schedule") ? 2 * c.pp : 1;
     for (int i = 0; (micro = nth(s, "train.micro_batch", i, 1, share < 64 ? share : 64)) > 0; i++) {
         if (share % micro != 0 || (share / micro) % (c.vpp > 1 ? c.pp : 1) != 0 || share / micro < least)
             continue;
         int too_large = s->report->too_large;
-        if (is_time_up(s, s->until))
+        if (is_spent(s, s->until))
             break;
         c.micro = micro;
         QD_TRY(try_recompute(s, &c));
@@ -314,8 +273,8 @@ static qd_status try_zero(qd_search *s, qd_candidate c)
 {
     bool fixed = qd_options_is_set(s->options, "parallel.zero");
     /* With experts laid out apart, plain data parallelism is tried too. */
-    int from = fixed ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1 && c.ep == 1 ? 1 : 0;
-    int to = fixed ? from : dp_of(s, &c) * c.cp > 1 ? 3 : 0;
+    int from = fixed ? (int)qd_options_int(s->options, "parallel.zero") : qd_candidate_dp(s, &c) * c.cp > 1 && c.ep == 1 ? 1 : 0;
+    int to = fixed ? from : qd_candidate_dp(s, &c) * c.cp > 1 ? 3 : 0;
     for (c.zero = from; c.zero <= to; c.zero++) {
         if (c.zero == 2 && !fixed)
             continue; /* with gradients summed once per step it holds what stage 1 holds; per micro-batch it moves more */
@@ -329,7 +288,7 @@ static qd_status try_zero(qd_search *s, qd_candidate c)
 /* The schedule of the first look: with the shortest bubble among the plain ones. */
 static void choose_schedule(const qd_search *s, qd_candidate *c)
 {
-    int64_t share = s->batch / dp_of(s, c);
+    int64_t share = s->batch / qd_candidate_dp(s, c);
     c->schedule = c->pp > 1 ? "1f1b" : "";
     int most = s->given_vpp > 1 ? s->given_vpp : 8, least = s->given_vpp > 1 ? s->given_vpp : 2;
     for (int vpp = most; vpp >= least && c->pp > 1 && c->vpp == 1; vpp /= 2)
@@ -343,27 +302,38 @@ static void choose_schedule(const qd_search *s, qd_candidate *c)
     }
 }
 
-/* A first look at the axes alone: one micro-batch size, the lowest stage. */
+/* One way of cp, and *best: the place in the list of the fastest so far; -1: none. */
+static qd_status look_one(qd_search *s, qd_candidate c, bool stage_given, int *best)
+{
+    int before = s->count;
+    QD_TRY(try_recompute(s, &c));
+    if (s->count == before && !stage_given && c.pp == 1 && qd_candidate_dp(s, &c) * c.cp > 1) { /* does not fit: everything shared out */
+        c.zero = 3;
+        QD_TRY(try_recompute(s, &c));
+    }
+    if (s->count > before && (*best < 0 || s->list[before].seconds < s->list[*best].seconds))
+        *best = before;
+    return QD_OK;
+}
+
+/* A first look at the axes alone: one micro-batch size, the lowest stage, and every way of exchanging keys over cp. */
 static qd_status look(qd_search *s, qd_candidate c)
 {
     bool stage_given = qd_options_is_set(s->options, "parallel.zero"), micro_given = qd_options_is_set(s->options, "train.micro_batch");
-    int64_t share = s->batch / dp_of(s, &c);
+    int64_t share = s->batch / qd_candidate_dp(s, &c);
     choose_schedule(s, &c);
     c.rough = true;
     c.micro = micro_given ? qd_options_int(s->options, "train.micro_batch") : 1;
-    c.zero = stage_given ? (int)qd_options_int(s->options, "parallel.zero") : dp_of(s, &c) * c.cp > 1;
+    c.zero = stage_given ? (int)qd_options_int(s->options, "parallel.zero") : qd_candidate_dp(s, &c) * c.cp > 1;
     if (share % c.micro != 0)
         return QD_OK;
-    int before = s->count;
-    QD_TRY(try_recompute(s, &c));
-    if (s->count > before)
-        s->list[s->count - 1].looked = true;
-    else if (!stage_given && c.pp == 1 && dp_of(s, &c) * c.cp > 1) { /* does not fit: everything shared out */
-        c.zero = 3;
-        QD_TRY(try_recompute(s, &c));
-        if (s->count > before)
-            s->list[s->count - 1].looked = true;
-    }
+    int best = -1, first = 0, last = c.cp > 1 ? QD_CP_MODES - 1 : 0;
+    if (c.cp > 1 && qd_options_is_set(s->options, "parallel.cp_mode"))
+        first = last = qd_options_enum(s->options, "parallel.cp_mode");
+    for (c.cp_mode = first; c.cp_mode <= last; c.cp_mode++)
+        QD_TRY(look_one(s, c, stage_given, &best));
+    if (best >= 0)
+        s->list[best].looked = true;
     return QD_OK;
 }
 
@@ -431,7 +401,7 @@ static double promise(const qd_search *s, qd_candidate c)
     const qd_model *m = &s->model;
     choose_schedule(s, &c);
     c.micro = 1;
-    c.zero = dp_of(s, &c) * c.cp > 1;
+    c.zero = qd_candidate_dp(s, &c) * c.cp > 1;
     double memory = (double)s->cluster.accelerator.memory, least = least_bytes(s, &c), inputs = input_bytes(s, &c);
     double kept = 17.0 + (m->moe.experts > 0 ? 6.0 * m->moe.per_token * (double)(m->hidden + m->moe.ffn) / (double)m->hidden : 0.0);
     double again = least + (kept - 1.0) * inputs <= memory         ? 1.0
@@ -445,7 +415,7 @@ static double promise(const qd_search *s, qd_candidate c)
 static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
 {
     int64_t ep, etp, room = s->gpus / c.pp;
-    int dp = dp_of(s, &c);
+    int dp = qd_candidate_dp(s, &c);
     if (s->gpus % (c.tp * c.cp * c.pp) != 0 || (s->given_dp > 0 && dp != s->given_dp))
         return QD_OK;
     if (s->batch % dp != 0) {
@@ -471,32 +441,31 @@ static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
     return QD_OK;
 }
 
+/* Long sequences are cut down to 4,096 tokens; where there are too few of them for the accelerators, down to 512. */
+static int64_t most_cp(const qd_search *s)
+{
+    bool few = s->batch < s->most_tp || 2 * s->batch * s->most_tp <= s->gpus;
+    int64_t most = few ? s->seq / 512 : s->seq >= 16384 ? s->seq / 4096 : 1;
+    return most < 32 ? most : 32;
+}
+
 static qd_status note_axes(qd_search *s, axes_list *a)
 {
     int64_t tp, cp, pp;
-    int64_t most_cp = s->seq >= 16384 ? s->seq / 4096 : 1;
-    for (int k = 0; (cp = nth(s, "parallel.cp", k, 1, most_cp < 32 ? most_cp : 32)) > 0; k++)
+    for (int k = 0; (cp = nth(s, "parallel.cp", k, 1, most_cp(s))) > 0; k++)
         for (int i = 0; (tp = nth(s, "parallel.tp", i, 1, s->most_tp)) > 0; i++)
             for (int j = 0; (pp = nth(s, "parallel.pp", j, 1, s->model.layers < 64 ? s->model.layers : 64)) > 0; j++)
                 if (tp * cp * pp <= s->gpus)
                     QD_TRY(note_experts(s, (qd_candidate){.tp = (int)tp, .cp = (int)cp, .pp = (int)pp, .vpp = 1, .ep = 1, .etp = 1,
-                                                          .schedule = "",
+                                                          .schedule = "", .offload = s->offload,
                                                           .pieces = (int)nth(s, "parallel.tp_overlap", 0, tp > 1 ? PIECES : 1, 64)}, a));
     return QD_OK;
-}
-
-static int by_time(const void *a, const void *b)
-{
-    const qd_candidate *x = a, *y = b;
-    if (x->seconds != y->seconds)
-        return x->seconds < y->seconds ? -1 : 1;
-    return x->report.memory_bytes < y->report.memory_bytes ? -1 : x->report.memory_bytes > y->report.memory_bytes;
 }
 
 static void sort(qd_candidate *list, int count)
 {
     if (count > 0) /* an empty list may have no address */
-        qsort(list, (size_t)count, sizeof *list, by_time);
+        qsort(list, (size_t)count, sizeof *list, qd_candidate_order);
 }
 
 static qd_status look_at_all(qd_search *s)
@@ -505,7 +474,7 @@ static qd_status look_at_all(qd_search *s)
     qd_status status = note_axes(s, &a);
     sort(a.list, a.count);
     double promised = 0.0, best = 0.0; /* by the best so far */
-    for (int i = 0; i < a.count && status == QD_OK && !is_time_up(s, LOOK_SECONDS); i++) {
+    for (int i = 0; i < a.count && status == QD_OK && !is_spent(s, LOOK_WORK); i++) {
         if (promised > 0.0 && a.list[i].seconds > PROMISING * promised)
             break;
         status = look(s, a.list[i]);
@@ -518,23 +487,12 @@ static qd_status look_at_all(qd_search *s)
     return status;
 }
 
-static bool has_same_axes(const qd_candidate *a, const qd_candidate *b)
-{
-    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep && a->etp == b->etp;
-}
-
-static bool is_same_layout(const qd_candidate *a, const qd_candidate *b)
-{
-    return has_same_axes(a, b) && a->vpp == b->vpp && a->zero == b->zero && a->pieces == b->pieces && a->micro == b->micro &&
-           a->recompute == b->recompute && strcmp(a->schedule, b->schedule) == 0;
-}
-
 /* The same layout may have been the first look and a try: the exact one stays. */
 static void drop_repeats(qd_search *s)
 {
     int kept = 0;
     for (int i = 0, k; i < s->count; i++) {
-        for (k = 0; k < kept && !is_same_layout(&s->list[k], &s->list[i]); k++)
+        for (k = 0; k < kept && !qd_candidate_same(&s->list[k], &s->list[i]); k++)
             continue;
         if (k == kept)
             s->list[kept++] = s->list[i];
@@ -559,11 +517,11 @@ static qd_status refine(qd_search *s)
             qd_candidate c = s->list[i]; /* the list may move */
             c.rough = false;
             c.pieces = pieces[j];
-            if (!is_time_up(s, REFINE_SECONDS))
+            if (!is_spent(s, REFINE_WORK))
                 QD_TRY(try_recompute(s, &c));
         }
         bool free_ = !qd_options_is_set(s->options, "parallel.ep") && !qd_options_is_set(s->options, "parallel.etp");
-        if (free_ && s->list[i].ep > 1 && s->list[i].etp < s->most_tp && !is_time_up(s, REFINE_SECONDS)) {
+        if (free_ && s->list[i].ep > 1 && s->list[i].etp < s->most_tp && !is_spent(s, REFINE_WORK)) {
             qd_candidate c = s->list[i];
             c.rough = false;
             c.ep /= 2;
@@ -583,7 +541,7 @@ static bool is_worth_more(const qd_search *s, const qd_candidate *seen)
 static qd_candidate axes_of(const qd_candidate *seen)
 {
     return (qd_candidate){.tp = seen->tp, .cp = seen->cp, .pp = seen->pp, .vpp = 1, .ep = seen->ep, .etp = seen->etp,
-                          .pieces = seen->pieces, .schedule = ""};
+                          .pieces = seen->pieces, .cp_mode = seen->cp_mode, .offload = seen->offload, .schedule = ""};
 }
 
 /* Everything but the axes for those whose first look is worth it; the best first. */
@@ -591,8 +549,8 @@ static qd_status look_closer(qd_search *s)
 {
     sort(s->list, s->count);
     int looked = s->count;
-    s->until = MOST_SECONDS;
-    for (int i = 0; i < looked && !is_time_up(s, s->until); i++)
+    s->until = MOST_WORK;
+    for (int i = 0; i < looked && !is_spent(s, s->until); i++)
         if (s->list[i].looked && is_worth_more(s, &s->list[i]))
             QD_TRY(try_schedules(s, axes_of(&s->list[i])));
     return QD_OK;
@@ -608,7 +566,7 @@ static qd_status settle(qd_search *s)
         drop_repeats(s);
         sort(s->list, s->count);
         for (int i = 0; i < s->count && i < FIRST && !changed; i++) {
-            if (!s->list[i].rough || (i > 0 && is_time_up(s, SETTLE_SECONDS)))
+            if (!s->list[i].rough || (i > 0 && is_spent(s, SETTLE_WORK)))
                 continue;
             qd_candidate c = s->list[i];
             c.rough = false;
@@ -627,14 +585,15 @@ static qd_status try_pairs(qd_search *s)
     if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
         return QD_OK;
     int seen = s->count;
-    s->until = fmax(MOST_SECONDS, qd_clock_now() - s->begin + PAIRS_SECONDS);
+    s->until = s->work + PAIRS_WORK;
     for (int i = 0, k; i < seen; i++) {
         qd_candidate c = axes_of(&s->list[i]);
-        for (k = 0; k < i && !has_same_axes(&s->list[k], &c); k++)
+        for (k = 0; k < i && !qd_candidate_same_axes(&s->list[k], &c); k++)
             continue;
-        if (k < i || c.pp == 1 || 2 * c.pp > s->model.layers || s->batch / dp_of(s, &c) < 2 * c.pp || !is_worth_more(s, &s->list[i]))
+        if (k < i || c.pp == 1 || 2 * c.pp > s->model.layers || s->batch / qd_candidate_dp(s, &c) < 2 * c.pp ||
+            !is_worth_more(s, &s->list[i]))
             continue;
-        if (is_time_up(s, s->until))
+        if (is_spent(s, s->until))
             break;
         c.schedule = "dualpipe_v";
         QD_TRY(try_zero(s, c));
@@ -654,37 +613,6 @@ static qd_status search_all(qd_search *s)
     return try_pairs(s);
 }
 
-void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, size_t size)
-{
-    int used = snprintf(text, size, "dp %d", dp_of(s, c));
-    const struct {
-        const char *name;
-        int value;
-    } axes[] = {{"tp", c->tp}, {"cp", c->cp}, {"pp", c->pp}, {"vpp", c->vpp}, {"ep", c->ep}, {"etp", c->etp}};
-    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
-        if (axes[i].value > 1)
-            used += snprintf(text + used, size - (size_t)used, ", %s %d", axes[i].name, axes[i].value);
-    if (c->schedule[0])
-        used += snprintf(text + used, size - (size_t)used, " (%s)", c->schedule);
-    if (c->zero > 0)
-        used += snprintf(text + used, size - (size_t)used, ", zero %d", c->zero);
-    used += snprintf(text + used, size - (size_t)used, ", micro-batch %lld", (long long)c->micro);
-    if (c->recompute)
-        used += snprintf(text + used, size - (size_t)used, ", recompute %s", qd_recompute_names[c->recompute]);
-    if (c->pieces > 1)
-        snprintf(text + used, size - (size_t)used, ", tp in %d pieces", c->pieces);
-}
-
-void qd_search_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice *out)
-{
-    *out = (qd_plan_choice){.dp = dp_of(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .etp = c->etp,
-                            .zero = c->zero, .tp_overlap = c->pieces,
-                            .micro_batch = c->micro, .micro_batches = s->batch / c->micro / dp_of(s, c),
-                            .recompute = qd_recompute_names[c->recompute], .schedule = c->schedule, .step_seconds = c->seconds,
-                            .memory_bytes = c->report.memory_bytes, .fits = c->fits, .mfu = c->report.mfu};
-    qd_candidate_layout(s, c, out->layout, sizeof out->layout);
-}
-
 static qd_status fill_report(qd_search *s)
 {
     qd_plan_report *r = s->report;
@@ -702,11 +630,16 @@ static qd_status set_up(qd_search *s)
 {
     qd_config config;
     QD_TRY(qd_cluster_resolve(s->options, &s->cluster));
+    s->memory = s->cluster.accelerator.memory;
+    s->reserve = (int64_t)(qd_options_float(s->options, "accelerator.reserve") * (double)s->memory);
+    s->cluster.accelerator.memory -= s->reserve;
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
     /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
     s->state_bytes =
         config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
+    s->param_bytes = (double)qd_dtype_size(config.strategy.param);
+    s->grad_bytes = (double)qd_dtype_size(config.strategy.grad);
     s->given_dp = config.degrees[QD_AXIS_DP];
     s->given_vpp = (int)qd_options_int(s->options, "parallel.virtual_stages");
     s->by_node = config.by_node;
@@ -719,33 +652,70 @@ static qd_status set_up(qd_search *s)
     return QD_OK;
 }
 
-qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report)
+/* A whole search; the list is the caller's to free. */
+static qd_status search(qd_search *s)
+{
+    s->report->stopped = false;
+    QD_TRY(set_up(s));
+    return search_all(s);
+}
+
+/* Where nothing fits: what fits with the optimizer's state in host memory, unless the user says where it is to be. */
+static qd_status search_offloaded(qd_search *s, qd_options **options)
+{
+    if (s->count > 0 || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))
+        return QD_OK;
+    qd_search other = {.report = s->report, .begin = s->begin, .offload = true};
+    qd_plan_report before = *s->report;
+    QD_TRY(qd_options_copy(s->options, options));
+    QD_TRY(qd_search_set(*options, "train.offload", "optimizer"));
+    other.options = *options;
+    qd_status status = search(&other);
+    if (status == QD_OK && other.count > 0) {
+        other.reserve = s->reserve;
+        free(s->list);
+        *s = other;
+        return QD_OK;
+    }
+    free(other.list);
+    *s->report = before;
+    s->offload_tried = true;
+    if (status != QD_USAGE && status != QD_UNSUPPORTED)
+        return status;
+    qd_error_clear(); /* this optimizer keeps no state, or keeps it elsewhere */
+    return QD_OK;
+}
+
+static qd_status plan(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_report *report)
 {
     double begin = qd_clock_now();
     memset(report, 0, sizeof *report);
-    qd_search s = {.options = options, .report = report, .begin = begin};
-    QD_TRY(set_up(&s));
-    qd_status status = search_all(&s);
+    qd_search s = {.options = options, .report = report, .begin = begin, .may_offload = may_offload};
+    qd_options *offloaded = NULL;
+    qd_status status = search(&s);
+    if (status == QD_OK)
+        status = search_offloaded(&s, &offloaded);
     if (status == QD_OK)
         status = fill_report(&s);
     if (status == QD_OK && layout)
         status = qd_search_against(&s, layout);
     free(s.list);
+    qd_options_destroy(offloaded);
     report->wall_seconds = qd_clock_now() - begin;
     return status;
+}
+
+qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report)
+{
+    return plan(options, layout, true, report);
+}
+
+qd_status qd_plan_on_device(const qd_options *options, qd_plan_report *report)
+{
+    return plan(options, NULL, false, report);
 }
 
 qd_status qd_plan(const qd_options *options, qd_plan_report *report)
 {
     return qd_plan_beside(options, NULL, report);
-}
-
-qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options)
-{
-    qd_candidate c = {.tp = choice->tp, .cp = choice->cp, .pp = choice->pp, .vpp = choice->vpp, .ep = choice->ep, .etp = choice->etp,
-                      .zero = choice->zero, .pieces = choice->tp_overlap,
-                      .micro = choice->micro_batch, .schedule = choice->schedule};
-    while (strcmp(qd_recompute_names[c.recompute], choice->recompute) != 0)
-        c.recompute++;
-    return apply(&c, options);
 }

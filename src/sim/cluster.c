@@ -16,6 +16,8 @@ static const qd_option table[] = {
     {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL,
      "share of it that products keep where the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
+    {"accelerator.reserve", QD_OPTION_FLOAT, "0.04", 0, 0.9, NULL,
+     "share of the memory that plan keeps free: what the driver withholds, buffers of communicators, what libraries take as they go", NULL},
     {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
     {"accelerator.host_gbs", QD_OPTION_FLOAT, "25", 0.001, 1e6, NULL,
      "GB/s that copies between its memory and the host's reach, each way; the default is PCIe 4.0 x16", NULL},

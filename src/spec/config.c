@@ -108,8 +108,8 @@ static const qd_option options_table[] = {
      "together in the update",
      NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16",
-     "type in which gradients are kept and reduced; auto: as precision; bf16 rounds at every micro-batch and chunk of the head, fp32 does "
-     "not",
+     "type in which gradients are kept and reduced; auto: as precision, but fp32 with model.router_bias_rate, which counts tokens in "
+     "them; bf16 rounds at every micro-batch and chunk of the head, fp32 does not",
      NULL},
     {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL,
      "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
@@ -427,12 +427,13 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     }
     bool bf16 = qd_options_enum(o, "train.precision") == 1;
     int grad = qd_options_enum(o, "train.grad_dtype");
+    bool counts_tokens = c->model.moe.experts > 0 && c->model.moe.bias_rate > 0.0; /* beside gradients: bf16 cannot count that far */
     c->strategy = (qd_strategy){
         .seq = seq,
         .micro_batch = qd_options_int(o, "train.micro_batch"),
         .activation = bf16 ? QD_BF16 : QD_F32,
         .param = bf16 ? QD_BF16 : QD_F32,
-        .grad = grad == 0 ? (bf16 ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
+        .grad = grad == 0 ? (bf16 && !counts_tokens ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
         .optimizer = c->optimizer.kind,
         .momentum = c->optimizer.momentum > 0.0,
         .muon_steps = c->optimizer.muon_steps,

@@ -64,7 +64,8 @@ qd_status qd_moe_check(const qd_model *m, const qd_strategy *s)
         return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts may be at most %d and model.experts_per_token %d; they are %d and %d",
                        GPU_EXPERTS, GPU_CHOICES, m->moe.experts, m->moe.per_token);
     if (m->moe.experts > 0 && m->moe.bias_rate > 0.0 && s->training && s->grad != QD_F32)
-        return QD_FAIL(QD_USAGE, "model.router_bias_rate counts tokens beside the gradients, which needs train.grad_dtype fp32");
+        return QD_FAIL(QD_USAGE, "model.router_bias_rate counts tokens beside the gradients, which train.grad_dtype=bf16 cannot: leave it "
+                                 "at auto, or set fp32");
     return QD_OK;
 }
 

@@ -134,7 +134,8 @@ static void planning(void **state)
     near("planned", qd_simulation_report(s)->step_seconds, plan.choices[0].step_seconds, 0.01);
     qd_simulation_destroy(s);
     qd_options_destroy(o);
-    o = simulated_options("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16");
+    o = simulated_options("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16 "
+                                  "train.offload=none");
     assert_int_equal(qd_plan(o, &plan), QD_NO_MEMORY);
     assert_non_null(strstr(qd_error_message(), "optimizer state alone fill"));
     qd_options_destroy(o);
