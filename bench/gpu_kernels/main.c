@@ -12,6 +12,7 @@
 #include "spec/ops.h"
 
 #include <quadrille/strbuf.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -308,7 +309,7 @@ static void grouped(qd_device *device, const expert_layer *l, const char *name, 
     whole.ldc = whole.n;
     bool searched;
     double seconds[2];
-    check(qd_device_tune(device, &whole, 1, &searched));
+    check(qd_device_tune(device, &(qd_tune_args){.calls = &whole, .count = 1, .seconds = INFINITY}, &searched));
     time_in_turn(device, (timed_call[2]){{call_grouped, &a}, {call_matmul, &whole}}, seconds);
     const double work = 2e-12 * (double)a.rows * (double)a.n * (double)a.k;
     printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n",

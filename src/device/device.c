@@ -182,10 +182,10 @@ void *qd_stream_native(qd_stream *stream)
     return stream->device->ops->native ? stream->device->ops->native(stream) : NULL;
 }
 
-qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched)
+qd_status qd_device_tune(qd_device *device, const qd_tune_args *args, bool *searched)
 {
     *searched = false;
-    return device->ops->tune ? device->ops->tune(device, calls, count, searched) : QD_OK;
+    return device->ops->tune ? device->ops->tune(device, args, searched) : QD_OK;
 }
 
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text)

@@ -116,11 +116,20 @@ typedef struct qd_matmul_args {
     void *bias_grad;
 } qd_matmul_args;
 
-/* Devices whose library offers several algorithms per product choose by timing. `calls`: the products a run will make,
- * addresses ignored. Those without a choice yet are timed (memory is taken for it and given back); *searched says whether
- * there were any. The choices are a text that other ranks, or a later run on the same kind of device, take over; a text
- * of another device or library version is ignored. On devices without a choice the text is empty. */
-qd_status qd_device_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
+/* Devices whose library offers several algorithms per GEMM choose by timing. `calls`: the GEMMs a run will make, addresses
+ * ignored. Those without a choice yet are timed (memory is taken for it and given back); *searched says whether there were
+ * any. The choices are a text that other ranks, or a later run on the same kind of device, take over; a text of another
+ * device or library version is ignored. On devices without a choice the text is empty. */
+typedef struct qd_tune_args {
+    const qd_matmul_args *calls;
+    const int64_t *times; /* how often a step makes each; NULL: once */
+    int count;
+    double seconds; /* all searches together, about; the GEMMs that take most of a step get most of it (device/tune_share.h).
+                     * 0: none, the library's favourites are used; INFINITY: everything is tried */
+    void (*begin)(void *context, int searches); /* called before the first search, if there are any; may be NULL */
+    void *context;
+} qd_tune_args;
+qd_status qd_device_tune(qd_device *device, const qd_tune_args *args, bool *searched);
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_device_tuning_set(qd_device *device, const char *text);
 

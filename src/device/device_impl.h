@@ -26,7 +26,7 @@ typedef struct qd_device_ops {
     qd_status (*event_seconds)(qd_event *from, qd_event *to, double *seconds);
     /* Optional: NULL where there is nothing to choose or to tell. */
     void (*describe_workspace)(const qd_device *device, qd_strbuf *text);
-    qd_status (*tune)(qd_device *device, const qd_matmul_args *calls, int count, bool *searched);
+    qd_status (*tune)(qd_device *device, const qd_tune_args *args, bool *searched);
     qd_status (*tuning_get)(qd_device *device, qd_strbuf *text);
     qd_status (*tuning_set)(qd_device *device, const char *text);
     qd_status (*reach)(qd_device *device, qd_device *other); /* NULL: everything of its kind is in reach */

@@ -191,6 +191,8 @@ static const qd_option options_table[] = {
      "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
      "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
+    {"run.tuning_seconds", QD_OPTION_FLOAT, "4", 0, 3600, NULL,
+     "cuda: how long a start may look for algorithms that run.tuning does not have yet; 0: the library's own choice", NULL},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
      "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
@@ -493,6 +495,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->strategy.traits = qd_device_traits_find(c->device);
     c->gpu = (int)qd_options_int(o, "run.gpu");
     c->tuning = qd_options_string(o, "run.tuning");
+    c->tuning_seconds = qd_options_float(o, "run.tuning_seconds");
     c->deterministic = qd_options_bool(o, "train.deterministic");
     c->backend = qd_options_string(o, "run.backend");
     if (strcmp(c->backend, "nccl") == 0 && strcmp(c->device, "cuda") != 0)

@@ -30,6 +30,7 @@ typedef struct qd_config {
     uint64_t seed;
     qd_data_config data;
     const char *run_dir, *device, *backend, *tuning; /* texts belong to the options */
+    double tuning_seconds;
     int gpu;            /* which accelerator all local ranks use; -1: one each, round and round */
     bool deterministic;
     bool device_comm;    /* no option: ranks as threads exchange as ranks on GPUs do, also where the host reaches the memory */

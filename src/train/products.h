@@ -9,6 +9,7 @@
 
 typedef struct qd_products {
     qd_matmul_args *items; /* addresses say only whether there is one */
+    int64_t *times;        /* how often the modules of the model make each in a micro-batch */
     int count;
 } qd_products;
 

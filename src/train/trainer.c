@@ -202,15 +202,23 @@ static qd_status reach_peers(qd_trainer *t)
     return qd_comm_on_device(t->world, t->device, nccl ? "nccl" : NULL, &t->data);
 }
 
-/* Looks before anything is taken; ranks that share a GPU may still take it from each other in between. */
+/* Before anything is taken, and before algorithms are looked for, which takes seconds. */
+static qd_status check_memory(qd_trainer *t, int64_t *left)
+{
+    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, total = 0;
+    *left = 0;
+    if (qd_device_get_caps(t->device)->host_memory)
+        return QD_OK;
+    QD_TRY(qd_device_memory(t->device, left, &total));
+    return needed > *left ? explain_fit(t, *left) : QD_OK;
+}
+
+/* Looks again: ranks that share a GPU may still take it from each other in between. */
 static qd_status take_memory(qd_trainer *t)
 {
-    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, left = 0, total = 0;
+    int64_t left;
     bool own = !qd_device_get_caps(t->device)->host_memory;
-    if (own)
-        QD_TRY(qd_device_memory(t->device, &left, &total));
-    if (own && needed > left)
-        return explain_fit(t, left);
+    QD_TRY(check_memory(t, &left));
     qd_status status = qd_bind(t->program, t->device, t->world, t->data, NULL, &t->bound);
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
@@ -247,6 +255,8 @@ static qd_status build(qd_trainer *t)
     QD_TRY(check_host(t, where.local_ranks));
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
+    int64_t left;
+    QD_TRY(check_memory(t, &left));
     QD_TRY(qd_tune_products(&t->config, t->program, t->device, t->world));
     QD_TRY(reach_peers(t));
     QD_TRY(take_memory(t));

@@ -5,6 +5,8 @@
 #include "train/long_work.h"
 #include "train/products.h"
 
+#include <quadrille/log.h>
+
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,23 +16,34 @@ typedef struct search {
     const qd_config *config;
     qd_device *device;
     qd_products products; /* of all ranks */
+    char path[PATH_MAX];  /* of the file that keeps choices; "": none */
 } search;
+
+/* Told before the search, which the user waits for. */
+static void tell(void *context, int searches)
+{
+    const search *s = context;
+    qd_log(QD_LOG_INFO, "tuning", "looking for the fastest algorithms of %d GEMMs, about %.3g s%s%s", searches, s->config->tuning_seconds,
+           s->path[0] ? ", once: they are kept in " : " (run.tuning=none: in every run)", s->path);
+}
 
 /* Rank 0. A file that cannot be read or written costs time, not the run. */
 static qd_status search_products(void *context)
 {
-    const search *s = context;
+    search *s = context;
     enum { MOST = 4 << 20 };
-    char path[PATH_MAX] = "", *text = NULL;
+    char *path = s->path, *text = NULL;
     size_t length;
     bool searched = false;
     if (strcmp(s->config->tuning, "none") != 0)
-        qd_cache_file(s->config->tuning, "products", path, sizeof path);
+        qd_cache_file(s->config->tuning, "products", path, sizeof s->path);
     if (path[0] != '\0' && qd_file_read(path, MOST, &text, &length) == QD_OK)
         (void)qd_device_tuning_set(s->device, text);
     free(text);
     qd_error_clear();
-    QD_TRY(qd_device_tune(s->device, s->products.items, s->products.count, &searched));
+    const qd_tune_args tune = {.calls = s->products.items, .times = s->products.times, .count = s->products.count,
+                               .seconds = s->config->tuning_seconds, .begin = tell, .context = s};
+    QD_TRY(qd_device_tune(s->device, &tune, &searched));
     if (!searched || path[0] == '\0')
         return QD_OK;
     qd_strbuf all = {0};
@@ -69,7 +82,7 @@ qd_status qd_tune_products(const qd_config *config, const qd_program *program, q
 {
     if (qd_device_get_caps(device)->host_memory)
         return QD_OK;
-    search s = {.config = config, .device = device};
+    search s = {.config = config, .device = device, .path = ""};
     qd_status status = qd_products_collect(program, world, &s.products);
     if (status == QD_OK)
         status = qd_long_work_run(world, search_products, &s);

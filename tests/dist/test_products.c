@@ -72,6 +72,12 @@ static qd_status check_products(const qd_config *config, qd_arena *arena, const 
                                (long long)p->n, (long long)p->k, times);
         }
     }
+    /* Each of the four blocks makes it once; ranks that do the same work at the same time. */
+    int64_t most = 0;
+    for (int i = 0; i < products->count; i++)
+        most = products->times[i] > most ? products->times[i] : most;
+    if (most != 4)
+        return QD_FAIL(QD_DIFFERENT, "a GEMM of the blocks is made %lld times, 4 expected", (long long)most);
     return others > 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "all ranks make the products of rank 0");
 }
 

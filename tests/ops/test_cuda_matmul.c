@@ -1,6 +1,7 @@
 /* Products on a GPU with everything that runs in the same pass: residual, GELU and its derivative, the bias gradient. Sizes
  * that epilogues take and sizes that they decline, types that go through copies. Tuned products give what untuned ones give,
  * and choices survive as text. */
+#include "base/clock.h"
 #include "base/half.h"
 #include "support/ops.h"
 
@@ -234,10 +235,11 @@ static void tuned_results_and_text(void **state)
         calls[i] = call_of(&cases[i], marks);
     bool searched;
     qd_strbuf text = {0}, again = {0};
-    ops_assert_ok(qd_device_tune(device, calls, COUNT, &searched));
+    const qd_tune_args tune = {.calls = calls, .count = COUNT, .seconds = INFINITY};
+    ops_assert_ok(qd_device_tune(device, &tune, &searched));
     assert_true(searched);
     run_all("tuned");
-    ops_assert_ok(qd_device_tune(device, calls, COUNT, &searched));
+    ops_assert_ok(qd_device_tune(device, &tune, &searched));
     assert_false(searched);
 
     ops_assert_ok(qd_device_tuning_get(device, &text));
@@ -247,7 +249,7 @@ static void tuned_results_and_text(void **state)
     ops_assert_ok(qd_device_tuning_set(second, text.data));
     device = second;
     run_all("from text");
-    ops_assert_ok(qd_device_tune(device, calls, COUNT, &searched));
+    ops_assert_ok(qd_device_tune(device, &tune, &searched));
     assert_false(searched);
     ops_assert_ok(qd_device_tuning_get(device, &again));
     assert_int_equal(again.length, text.length);
@@ -260,6 +262,47 @@ static void tuned_results_and_text(void **state)
     qd_strbuf_free(&text);
     qd_strbuf_free(&again);
     qd_device_destroy(second);
+    device = first;
+}
+
+static void count_searches(void *context, int searches)
+{
+    *(int *)context += searches;
+}
+
+/* A start that may not take long: about as long as it was given, results are right, what takes little of a step is left to the library,
+ * and a second call searches for nothing. The head's GEMMs over an odd vocabulary are tuned in two parts. */
+static void tuned_in_time(void **state)
+{
+    (void)state;
+    enum { M_ROWS = 8192, WIDE = 50257, HIDDEN = 768 };
+    static char here[1];
+    qd_matmul_args calls[4];
+    calls[0] = (qd_matmul_args){.m = M_ROWS, .n = WIDE, .k = HIDDEN, .lda = HIDDEN, .ldb = HIDDEN, .ldc = 50304, .trans_b = true};
+    calls[1] = (qd_matmul_args){.m = M_ROWS, .n = HIDDEN, .k = WIDE, .lda = 50304, .ldb = HIDDEN, .ldc = HIDDEN};
+    calls[2] = (qd_matmul_args){.m = WIDE, .n = HIDDEN, .k = M_ROWS, .lda = 50304, .ldb = HIDDEN, .ldc = HIDDEN, .trans_a = true};
+    calls[3] = call_of(&cases[0], (operand[OPERANDS]){{.there = here}, {.there = here}, {.there = here}, {.there = here}, {.there = here},
+                                                      {.there = here}, {.there = here}});
+    for (int i = 0; i < 3; i++) {
+        calls[i].a = calls[i].b = calls[i].c = here;
+        calls[i].a_dtype = calls[i].b_dtype = calls[i].c_dtype = QD_BF16;
+    }
+    qd_device *first = device, *fresh;
+    ops_assert_ok(qd_device_create("cuda", NULL, &fresh));
+    device = fresh;
+    int searches = 0;
+    bool searched;
+    const qd_tune_args tune = {.calls = calls, .count = 4, .seconds = 1, .begin = count_searches, .context = &searches};
+    const double begin = qd_clock_now();
+    ops_assert_ok(qd_device_tune(device, &tune, &searched));
+    const double took = qd_clock_now() - begin;
+    print_message("searches for %d GEMMs took %.2f s of 1\n", searches, took);
+    assert_true(searched && took < 3);
+    assert_int_equal(searches, 3);
+    ops_assert_ok(qd_device_tune(device, &tune, &searched));
+    assert_false(searched);
+    run_all("tuned in time");
+    qd_device_destroy(fresh);
     device = first;
 }
 
@@ -286,6 +329,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fused_results),
         cmocka_unit_test(tuned_results_and_text),
+        cmocka_unit_test(tuned_in_time),
         cmocka_unit_test(refuses_bad_arguments),
     };
     qd_status status = qd_device_create("cuda", NULL, &device);

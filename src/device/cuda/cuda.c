@@ -304,10 +304,10 @@ static qd_status cuda_event_seconds(qd_event *from, qd_event *to, double *second
 
 /* ---- tuning of products ---- */
 
-static qd_status cuda_tune(qd_device *device, const qd_matmul_args *calls, int count, bool *searched)
+static qd_status cuda_tune(qd_device *device, const qd_tune_args *args, bool *searched)
 {
     QD_TRY(make_current(of_device(device)));
-    return qd_cuda_tune(device, calls, count, searched);
+    return qd_cuda_tune(device, args, searched);
 }
 
 static qd_status cuda_tuning_get(qd_device *device, qd_strbuf *text)

@@ -81,6 +81,9 @@ qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *product, qd_pro
  * sizes it overlooks a whole family of kernels. */
 int qd_product_siblings(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *siblings);
+/* Up to QD_PRODUCT_SIBLINGS more: what other GEMMs of the same types and transposes have come to use with the same epilogue. */
+int qd_product_transfers(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
+                         qd_product_choice *transfers);
 /* Up to QD_PRODUCT_VARIANTS more: each is one of the candidates, the best of which come first, with one setting (tile,
  * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best
  * combination of what it knows. */

@@ -261,6 +261,26 @@ int qd_product_siblings(qd_cuda *cuda, const qd_product *p, const qd_product_cho
     return made;
 }
 
+int qd_product_transfers(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
+                         qd_product_choice *transfers)
+{
+    const qd_product_key *k = &p->key;
+    int made = 0;
+    for (int i = 0; i < cuda->products->capacity && made < QD_PRODUCT_SIBLINGS; i++) {
+        const qd_product *other = &cuda->products->table[i];
+        const qd_product_key *o = &other->key;
+        if (!other->used || other->choice.seconds <= 0 || other->choice.converted || other->choice.fused != p->choice.fused ||
+            o->trans_a != k->trans_a || o->trans_b != k->trans_b || o->a_dtype != k->a_dtype || o->b_dtype != k->b_dtype ||
+            o->c_dtype != k->c_dtype)
+            continue;
+        qd_product_choice t = other->choice;
+        t.seconds = 0;
+        if (!known(&t, candidates, count) && !known(&t, transfers, made) && takes(cuda, p, &t, NULL))
+            transfers[made++] = t;
+    }
+    return made;
+}
+
 int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
                         qd_product_choice *variants)
 {

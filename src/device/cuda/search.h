@@ -11,7 +11,8 @@ typedef struct qd_search_way {
     char fused[24];      /* "bias+gelu", "none"; "converted": through fp32 copies */
     int candidates;      /* algorithms that ran */
     int chosen;          /* place of the best one in the library's order; from 100 on: not its proposal for this
-                          * size; 1xx: for another size, 2xx: a mixture of proposals, 3xx and 4xx: one setting of the best changed */
+                          * size; 1xx: for another size, 2xx: a mixture of proposals, 3xx and 4xx: one
+                          * setting of the best changed, 5xx: the choice of another product */
     int algorithm, tile; /* of the chosen way's best one, as the library numbers them */
     int stages, split;
     double first, best, worst; /* the library's favourite, the fastest (a median under load), the slowest */
