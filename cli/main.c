@@ -243,10 +243,10 @@ static qd_status dispatch(int argc, char *const *argv)
 }
 
 /* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at run time; 75 (EX_TEMPFAIL):
- * it was asked to stop and can be started again. */
+ * nothing is wrong, and the same call is to be made again: it was asked to stop, or another run still has the folder. */
 static int exit_status(qd_status status)
 {
-    if (status == QD_STOPPED)
+    if (status == QD_STOPPED || status == QD_BUSY)
         return EX_TEMPFAIL;
     return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT ? 2 : 1;
 }

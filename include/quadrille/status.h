@@ -26,6 +26,7 @@ extern "C" {
     X(DIFFERENT, "results differ")      /* verify: two layouts disagree */                                  \
     X(INTERRUPTED, "interrupted")                                                                           \
     X(STOPPED, "stopped with a checkpoint to go on from") /* a scheduler asked for it: exit status 75 */    \
+    X(BUSY, "in use by another run")    /* nothing is wrong; the same call succeeds later: exit status 75 */  \
     X(SYSTEM, "a library or system call failed")
 
 typedef enum qd_status {

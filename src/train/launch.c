@@ -298,7 +298,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
 {
     /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
      * on the others, so that they are told. */
-    qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, &run->config, summary)
+    qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, run->stop, &run->config, summary)
                                   : qd_config_resolve(run->options, 0, &run->config);
     qd_comm_config comm_config = qd_comm_config_default();
     if (early == QD_OK)
@@ -320,7 +320,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
     run->observer = observer;
     if (qd_comm_rank(world) == 0 && p->size != size)
-        QD_TRY_DONE(qd_run_prepare(run->options, size, &run->config, summary));
+        QD_TRY_DONE(qd_run_prepare(run->options, size, run->stop, &run->config, summary));
     if (run->config.run_dir[0] != '\0')
         QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
     readying r = {run, observer, summary};
@@ -362,7 +362,7 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
-    QD_TRY(qd_run_prepare(run->options, 0, &run->config, summary));
+    QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
     QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;

@@ -1,22 +1,32 @@
+/* metrics.jsonl: whole lines only, on any disk, and the lock that keeps two runs out of one folder. */
 #include "train/metrics.h"
 
+#include "base/clock.h"
 #include "base/json_writer.h"
 #include "base/strbuf.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <quadrille/log.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+/* A process that only looks holds the lock for microseconds. */
+#define SECONDS_FOR_LOOKERS 0.5
 
 struct qd_metrics {
     int fd;
     char *path;
     qd_strbuf line;
     off_t whole;  /* bytes of whole lines */
-    int64_t lost; /* lines that the disk had no room for */
+    bool torn;    /* bytes of a line that failed follow them */
+    int64_t lost; /* lines that could not be written */
+    int error;    /* of the first of them */
     char remark[512];
 };
 
@@ -38,25 +48,42 @@ static off_t lines_to_keep(const char *path, int64_t step)
     return keep;
 }
 
-/* A file system without locks keeps nobody away. */
-static qd_status lock(int fd, const char *path)
+/* kind: LOCK_EX to write; LOCK_SH to look, so that those who look at the same time, as the ranks of one run, do not see each
+ * other. A file system without locks keeps nobody away. */
+static qd_status lock(int fd, int kind, const char *path, double seconds, const atomic_int *stop)
 {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-        return QD_OK;
-    return QD_FAIL(QD_USAGE, "run.dir: another run is writing %s: wait until it has ended, or name another folder", path);
+    const double begin = qd_clock_now();
+    for (bool logged = false; flock(fd, kind | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
+        const double waited = qd_clock_now() - begin;
+        if (stop && atomic_load(stop) != 0)
+            return QD_FAIL(QD_INTERRUPTED, "interrupted while waiting for the run that writes %s", path);
+        if (waited >= seconds)
+            return QD_FAIL(QD_BUSY, "run.dir: another run is writing %s: try again when it has ended, or name another folder", path);
+        if (!logged && waited > SECONDS_FOR_LOOKERS) {
+            qd_log(QD_LOG_WARN, "run.dir", "another run is still writing %s: waiting up to %.0f s for it to end", path, seconds);
+            logged = true;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+    }
+    return QD_OK;
 }
 
-qd_status qd_metrics_check_free(const char *path)
+qd_status qd_metrics_wait_free(const char *path, double seconds, const atomic_int *stop)
 {
     int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC); /* NFS locks what can be written */
     if (fd < 0)
         return QD_OK; /* who writes it will say what is wrong */
-    qd_status status = lock(fd, path);
+    qd_status status = lock(fd, LOCK_SH, path, seconds, stop);
     close(fd);
     return status;
 }
 
-/* To its whole lines. EINVAL: a pipe or a device, which has no length. */
+qd_status qd_metrics_check_free(const char *path)
+{
+    return qd_metrics_wait_free(path, 0.0, NULL);
+}
+
+/* To its whole lines. EINVAL: a device, which has no length. */
 static bool cut(const qd_metrics *m)
 {
     return ftruncate(m->fd, m->whole) == 0 || errno == EINVAL;
@@ -69,8 +96,15 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         free(m);
         return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
     }
-    m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    qd_status status = m->fd >= 0 ? lock(m->fd, path) : QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+    struct stat info = {0};
+    m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666); /* nothing waits for the reader of a pipe */
+    qd_status status = QD_OK;
+    if (m->fd < 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+    else if (fstat(m->fd, &info) == 0 && S_ISFIFO(info.st_mode))
+        status = QD_FAIL(QD_USAGE, "%s: is a named pipe; a file is needed", path);
+    if (status == QD_OK)
+        status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
     m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
     if (status == QD_OK && !cut(m))
         status = QD_FAIL(QD_IO, "%s: cannot be cut to its first %lld steps: %s", path, (long long)step, strerror(errno));
@@ -107,16 +141,37 @@ void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
 /* 0, or the error. One write per line, so that a reader and a killed run see whole lines. */
 static int append(qd_metrics *m)
 {
+    if (m->torn && !cut(m))
+        return errno;
+    m->torn = false;
     for (size_t at = 0; at < m->line.length;) {
         ssize_t n = write(m->fd, m->line.data + at, m->line.length - at);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0)
-            return n < 0 ? errno : ENOSPC;
+        if (n <= 0) {
+            int error = n < 0 ? errno : ENOSPC;
+            m->torn = at > 0 && !cut(m);
+            return error;
+        }
         at += (size_t)n;
     }
     m->whole += (off_t)m->line.length;
     return 0;
+}
+
+/* Of a disk, and may be over by the next step or the next day. Anything else is a mistake in what the file is. */
+static bool may_pass(int error)
+{
+    static const int passing[] = {ENOSPC, EDQUOT, EIO, EROFS, ESTALE, EFBIG, ENODEV, ENXIO, ETIMEDOUT, EAGAIN};
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
+        if (passing[i] == error)
+            return true;
+    return false;
+}
+
+static bool is_full(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
 }
 
 qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **remark)
@@ -133,11 +188,12 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
     int error = append(m);
     if (error == 0)
         return QD_OK;
-    bool whole = cut(m);
-    if (!whole || (error != ENOSPC && error != EDQUOT))
+    if (!may_pass(error))
         return QD_FAIL(QD_IO, "%s: cannot be written: %s", m->path, strerror(error));
     if (m->lost++ == 0) {
-        snprintf(m->remark, sizeof m->remark, "%.400s: %s: steps are left out until there is room", m->path, strerror(error));
+        m->error = error;
+        snprintf(m->remark, sizeof m->remark, "%.400s: %s: steps are left out until %s", m->path, strerror(error),
+                 is_full(error) ? "there is room" : "it can be written again");
         *remark = m->remark;
     }
     return QD_OK;
@@ -147,8 +203,8 @@ const char *qd_metrics_lost(qd_metrics *m)
 {
     if (!m || m->lost == 0)
         return NULL;
-    snprintf(m->remark, sizeof m->remark, "%.400s: %lld step%s left out: the disk had no room", m->path, (long long)m->lost,
-             m->lost == 1 ? " is" : "s are");
+    snprintf(m->remark, sizeof m->remark, "%.400s: %lld step%s left out: %s", m->path, (long long)m->lost,
+             m->lost == 1 ? " is" : "s are", is_full(m->error) ? "the disk had no room" : strerror(m->error));
     return m->remark;
 }
 

@@ -24,13 +24,14 @@ static const char *signal_name(int number)
     return number == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
 }
 
-qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary)
+qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
+                         qd_train_summary *summary)
 {
     *summary = (qd_train_summary){0};
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
     summary->steps = config->steps;
-    return qd_run_folder_check(options, config);
+    return qd_run_folder_check(options, config, stop);
 }
 
 typedef struct watcher {

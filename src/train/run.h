@@ -16,8 +16,10 @@ typedef struct qd_run {
 } qd_run;
 
 /* What can be wrong with a run before it starts: configuration, layout, run folder. Needs no ranks and writes nothing.
- * world: as in qd_config_resolve(). Fills `config` and what the summary knows of the plan. */
-qd_status qd_run_prepare(const qd_options *options, int world, qd_config *config, qd_train_summary *summary);
+ * world: as in qd_config_resolve(). stop: as in qd_run, ends a wait for the folder. Fills `config` and what the summary knows of
+ * the plan. */
+qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
+                         qd_train_summary *summary);
 
 /* Once, by the first process, before the ranks run: trains the tokenizer and encodes the text where the configuration asks for
  * it. Fills in the samples of the summary. stop, as in qd_run, ends it on the way: QD_INTERRUPTED after SIGINT, QD_STOPPED after

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MOST_WAIT 10.0 /* seconds for another run to leave the folder */
+
 qd_status qd_run_path(const qd_config *c, const char *name, qd_run_file path)
 {
     int n = snprintf(path, sizeof(qd_run_file), "%s/%s", c->run_dir, name);
@@ -42,7 +44,7 @@ static qd_status check_named_now(const qd_options *options, const qd_config *c)
     return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; leave it out to go on with the run's own", named, strerror(errno));
 }
 
-qd_status qd_run_folder_check(const qd_options *options, const qd_config *c)
+qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, const atomic_int *stop)
 {
     qd_run_file path;
     struct stat info;
@@ -51,7 +53,6 @@ qd_status qd_run_folder_check(const qd_options *options, const qd_config *c)
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     QD_TRY(check_place(c->run_dir));
     bool held = stat(path, &info) == 0;
-    QD_TRY(qd_metrics_check_free(path));
     if (c->resume && qd_options_bool(options, "run.overwrite"))
         return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: go on with the run in %s, or replace it", c->run_dir);
     if (held && !c->resume && !qd_options_bool(options, "run.overwrite"))
@@ -59,6 +60,9 @@ qd_status qd_run_folder_check(const qd_options *options, const qd_config *c)
                                  "replace it with --overwrite", c->run_dir);
     if (!held && c->resume)
         return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to go on with", c->run_dir);
+    /* Longer than the dying of a killed run takes, and not so long that other ranks give up. */
+    double wait = c->deadline / 2 < MOST_WAIT ? c->deadline / 2 : MOST_WAIT;
+    QD_TRY(qd_metrics_wait_free(path, wait, stop));
     return c->resume ? check_named_now(options, c) : QD_OK;
 }
 

@@ -47,8 +47,9 @@ void qd_rank_note(const qd_rank_run *s, const char *text);
 
 /* The path of a file of run.dir. */
 qd_status qd_run_path(const qd_config *config, const char *name, qd_run_file path);
-/* Whether the run can have its folder. Looks, writes nothing. */
-qd_status qd_run_folder_check(const qd_options *options, const qd_config *config);
+/* Whether the run can have its folder. Looks, writes nothing. Waits some seconds for a run that is just ending; QD_BUSY when it
+ * does not. stop: see qd_metrics_wait_free(). */
+qd_status qd_run_folder_check(const qd_options *options, const qd_config *config, const atomic_int *stop);
 /* Rank 0, once everything else is in place: the folder appears with its first files. */
 qd_status qd_run_folder_open(qd_rank_run *s);
 /* The run that is replaced leaves nothing that the new one could take for its own. */

@@ -1,5 +1,5 @@
-/* metrics.jsonl on a disk that fills up: whole lines only, training goes on, and what is left out is counted.
- * ctest: wrap write */
+/* metrics.jsonl on a disk that fills up or fails: whole lines only, training continues, and what is left out is counted.
+ * ctest: wrap write ftruncate */
 #include "support/scratch.h"
 #include "train/metrics.h"
 
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <setjmp.h>
@@ -31,6 +32,17 @@ ssize_t __wrap_write(int fd, const void *data, size_t count)
         cut_short = false;
         return __real_write(fd, data, count / 2);
     }
+    errno = error;
+    return -1;
+}
+
+int __real_ftruncate(int fd, off_t length);
+int __wrap_ftruncate(int fd, off_t length);
+
+int __wrap_ftruncate(int fd, off_t length)
+{
+    if (error != EROFS && error != EIO)
+        return __real_ftruncate(fd, length);
     errno = error;
     return -1;
 }
@@ -76,13 +88,47 @@ static void full_disk(void **state)
     }
 }
 
+/* A disk that fails, and a file system that was made read-only because of it, refuse everything, the mending of a torn line too:
+ * that is made up for before the next line. */
+static void failing_disk(void **state)
+{
+    const char *path = scratch_path(state, "metrics.jsonl"), *remark;
+    static const int errors[] = {0, EIO, EIO, EROFS, 0, 0, ESTALE, 0};
+    qd_metrics *m;
+    ok(qd_metrics_create(path, 0, &m));
+    for (int step = 1; step <= 8; step++) {
+        error = errors[step - 1];
+        cut_short = step == 2;
+        ok(qd_metrics_write(m, &(qd_train_step){.step = step, .loss = 1.5}, &remark));
+        if (step == 2)
+            assert_non_null(strstr(remark, "metrics.jsonl: Input/output error: steps are left out until it can be written again"));
+        else
+            assert_null(remark);
+    }
+    assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 4 steps are left out: Input/output error"));
+    qd_metrics_destroy(m);
+    lines_are(path, "1 5 6 8 ");
+}
+
+static void pipe_in_its_place(void **state)
+{
+    const char *path = scratch_path(state, "metrics.jsonl");
+    qd_metrics *m = NULL;
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20);
+    qd_status status = qd_metrics_create(path, 0, &m);
+    alarm(0);
+    assert_true(status == QD_USAGE || status == QD_IO);
+    assert_non_null(strstr(qd_error_message(), path));
+}
+
 static void other_failures(void **state)
 {
     const char *path = scratch_path(state, "metrics.jsonl"), *remark;
     qd_metrics *m;
     ok(qd_metrics_create(path, 0, &m));
     ok(qd_metrics_write(m, &(qd_train_step){.step = 1}, &remark));
-    error = EIO;
+    error = EINVAL;
     cut_short = true;
     assert_int_equal(qd_metrics_write(m, &(qd_train_step){.step = 2}, &remark), QD_IO);
     error = 0;
@@ -96,6 +142,8 @@ static void other_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(full_disk, scratch_setup, scratch_teardown),
+                                       cmocka_unit_test_setup_teardown(failing_disk, scratch_setup, scratch_teardown),
+                                       cmocka_unit_test_setup_teardown(pipe_in_its_place, scratch_setup, scratch_teardown),
                                        cmocka_unit_test_setup_teardown(other_failures, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
