@@ -5,6 +5,7 @@
 #include <quadrille/generate.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct view {
@@ -108,6 +109,10 @@ static qd_status read_prompt_file(const char *path, qd_strbuf *text)
 {
     char part[1 << 16];
     size_t got;
+    struct stat info;
+    /* Opening a named pipe waits for a writer. Those of a shell, "<(command)", have one. */
+    if (strncmp(path, "/dev/", 5) != 0 && stat(path, &info) == 0 && S_ISFIFO(info.st_mode))
+        return QD_FAIL(QD_USAGE, "--prompt-file: %s: is a named pipe; a file is needed, or - for standard input", path);
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     if (!file)
         return QD_FAIL(QD_USAGE, "--prompt-file: %s: %s", path, strerror(errno));

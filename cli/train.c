@@ -6,9 +6,11 @@
 #include <quadrille/config.h>
 #include <quadrille/machine.h>
 #include <quadrille/train.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct view {
     const qd_options *options;
@@ -395,10 +397,8 @@ static qd_status load_saved(cli_call *call)
     if (!qd_options_bool(call->options, "run.resume") || dir[0] == '\0' || qd_train_is_rank() || call->config)
         return QD_OK;
     snprintf(path, sizeof path, "%s/config.yaml", dir);
-    FILE *file = fopen(path, "r");
-    if (!file)
+    if (access(path, R_OK) != 0)
         return QD_OK; /* qd_train() says what is missing */
-    fclose(file);
     QD_TRY(qd_options_load(call->options, path));
     QD_TRY(forget_model(call->options));
     bool launched = qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0;
@@ -444,6 +444,7 @@ static qd_status run(cli_call *call)
                                     .on_end = on_end_json,
                                     .on_failure = cli_on_failure};
     qd_status status = qd_train(call->options, call->argv, qd_options_bool(call->options, "json") ? &json : &text);
+    signal(SIGPIPE, SIG_IGN); /* the run has ended in order; what is still to be written must not change how */
     close_line(&v);
     free(v.losses);
     return status;

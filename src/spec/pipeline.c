@@ -1,8 +1,11 @@
 #include "spec/pipeline.h"
 
+#include "base/file.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool qd_ledger_tied_apart(const qd_ledger *l, int param)
 {
@@ -139,9 +142,16 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
 
 static qd_status read_file(const char *path, int ranks, int micro_batches, qd_arena *arena, qd_schedule **schedule)
 {
-    FILE *in = fopen(path, "r");
-    if (!in)
-        return QD_FAIL(QD_USAGE, "parallel.schedule_file: %s: %s", path, strerror(errno));
+    int fd;
+    int64_t bytes;
+    qd_status opened = qd_file_open(path, &fd, &bytes);
+    if (opened != QD_OK)
+        return qd_error_prefix(opened, "parallel.schedule_file: ");
+    FILE *in = fdopen(fd, "r");
+    if (!in) {
+        close(fd);
+        return QD_FAIL(QD_NO_MEMORY, "parallel.schedule_file: %s: no memory to read it", path);
+    }
     qd_status status = qd_schedule_read_csv(in, path, arena, schedule);
     fclose(in);
     if (status != QD_OK)

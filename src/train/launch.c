@@ -120,10 +120,13 @@ static void on_stop_signal(int number)
         atomic_store(&stop_asked, asked);
 }
 
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, QD_SIGNAL_INTERRUPT};
-enum { STOP_SIGNALS = 4 };
+/* SIGHUP: the terminal was closed. SIGPIPE: nobody reads standard output any more (`| head`). Both would end the process where
+ * it stands. */
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
+enum { STOP_SIGNALS = 6 };
 
-/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and ends it. Local ranks may get
+/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and ends it; the others may come
+ * again and again (SIGPIPE at every line). Local ranks may get
  * one from the launcher and one from whoever signals all processes of a job; the launcher ends them by other means. What was
  * ignored stays ignored. */
 static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
@@ -132,7 +135,7 @@ static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
     sigemptyset(&own);
     for (int i = 0; i < STOP_SIGNALS; i++) {
         int number = stop_signals[i];
-        bool once = !local_rank && number != SIGUSR1;
+        bool once = !local_rank && (number == SIGINT || number == SIGTERM);
         struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART | (once ? SA_RESETHAND : 0)};
         sigemptyset(&action.sa_mask);
         sigaction(number, NULL, &before[i]);

@@ -77,12 +77,15 @@ static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, pos
 {
     sigset_t mask = c->mask_before, defaults;
     int world = qd_local_world_fd(c->world), error;
-    static const int late[] = {SIGINT, SIGTERM, SIGUSR1, QD_SIGNAL_INTERRUPT};
+    struct sigaction present;
+    static const int late[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGCHLD);
     for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
         sigaddset(&mask, late[i]);
-        sigaddset(&defaults, late[i]);
+        sigaction(late[i], NULL, &present);
+        if (present.sa_handler != SIG_IGN || late[i] == QD_SIGNAL_INTERRUPT) /* nohup holds for the ranks, too */
+            sigaddset(&defaults, late[i]);
     }
     if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->report[1], c->report[1])) != 0 ||
@@ -128,8 +131,9 @@ static qd_status watch_signals(crew *c)
     sigemptyset(&c->watched);
     sigaddset(&c->watched, SIGCHLD);
     /* What the user's shell made ignored (a job in the background) stays ignored. */
-    for (int i = 0; i < 3; i++) {
-        int number = (int[]){SIGINT, SIGTERM, SIGUSR1}[i];
+    static const int asking[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++) {
+        int number = asking[i];
         sigaction(number, NULL, &present);
         if (present.sa_handler != SIG_IGN)
             sigaddset(&c->watched, number);
@@ -219,12 +223,15 @@ static void reap(crew *c)
 }
 
 /* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does a second SIGTERM; schedulers
- * send SIGTERM after SIGUSR1 while the checkpoint is being written. */
+ * send SIGTERM after SIGUSR1 while the checkpoint is being written. SIGHUP and SIGPIPE are nobody's wish to stop: a SIGINT or
+ * SIGTERM after them is the first. */
 static void take_stop(crew *c, int number)
 {
     if (c->stop_signal == 0) {
         c->stop_signal = number;
         send_all(c, number == SIGINT ? QD_SIGNAL_INTERRUPT : number);
+    } else if (c->stop_signal == SIGHUP || c->stop_signal == SIGPIPE) {
+        c->stop_signal = number;
     } else if (number == SIGINT || (number == SIGTERM && c->stop_signal == SIGTERM)) {
         enter(c, PHASE_KILLING);
     } else if (number == SIGTERM) {

@@ -21,7 +21,10 @@
 /* Of those that ask a run to end and to go on later. */
 static const char *signal_name(int number)
 {
-    return number == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+    return number == SIGUSR1   ? "SIGUSR1"
+           : number == SIGHUP  ? "SIGHUP"
+           : number == SIGPIPE ? "SIGPIPE (nobody reads standard output)"
+                               : "SIGTERM";
 }
 
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,

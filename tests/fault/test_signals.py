@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: a checkpoint within one step, exit status 75, and the run goes on with the same bits.
+"""SIGTERM, SIGUSR1, SIGHUP and SIGPIPE: a checkpoint within one step, exit status 75, and the run goes on with the same bits.
 ctest: timeout 240
 ctest: processors 2
 """
@@ -25,7 +25,7 @@ class Signals(program.ProgramTest):
         run = subprocess.Popen([*launcher, program.PROGRAM, *self.small(*SLOW, *more)], cwd=self.folder, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)
         self.addCleanup(self.end, run)
-        if launcher:  # mpirun gives ranks a terminal, where one line is rewritten
+        if launcher and launcher != ["nohup"]:  # mpirun gives ranks a terminal, where one line is rewritten
             program.wait_until(lambda: os.path.exists(self.path("run/metrics.jsonl")) and len(self.metrics("run")) >= after, 60)
         else:
             for line in run.stdout:
@@ -73,6 +73,30 @@ class Signals(program.ProgramTest):
                 if i % 3 == 0:
                     self.ok(self.run_program("train", "--dir", folder, "--resume"))
                     self.assertEqual(self.numbers(folder), whole)
+
+    def test_closed_terminal(self):
+        """SIGHUP goes to all processes of the terminal. What nohup started does not see it."""
+        for more in ([f"parallel.ranks={RANKS}"], ["parallel.ranks=1"], [f"parallel.ranks={RANKS}", "--ranks-as", "threads"]):
+            run, _ = self.start(*more, "--dir", "run", "--overwrite")
+            os.killpg(run.pid, signal.SIGHUP)
+            _, errors = self.finish(run)
+            self.assertEqual(run.returncode, STOPPED, errors)
+            self.assertRegex(errors, r"^quadrille: SIGHUP: stopped after step \d+ of 80 with a checkpoint: .*--resume\n$")
+            self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+        run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", "deaf", launcher=["nohup"])
+        os.killpg(run.pid, signal.SIGHUP)
+        self.finish(run)
+        self.assertEqual(run.returncode, 0)
+
+    def test_nobody_reads_the_output(self):
+        """`quadrille train ... | head`"""
+        for more in ([f"parallel.ranks={RANKS}"], ["parallel.ranks=1"], [f"parallel.ranks={RANKS}", "--ranks-as", "threads"]):
+            run, _ = self.start(*more, "--dir", "run", "--overwrite")
+            run.stdout.close()
+            errors = run.stderr.read()
+            self.assertEqual(run.wait(60), STOPPED, errors)
+            self.assertRegex(errors, r"^quadrille: SIGPIPE \(nobody reads standard output\): stopped after step \d+ of 80 with a checkpoint")
+            self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
 
     def test_while_text_becomes_tokens(self):
         """Nothing is waited for: no tokenizer of the whole text, no step. Half-written tokens go, and the same call starts anew."""
