@@ -68,7 +68,8 @@ struct qd_transfer {
     qd_fingerprint fingerprint;
     int64_t bytes;       /* the backend adds what it copied from other ranks' memory; the core adds it to the stats */
     double busy_seconds; /* the backend adds time spent in copy and sum loops of large messages */
-    double moved_at;     /* core: time of the last progress, for the deadline */
+    double moved_at;     /* core: time of the last progress, for the deadline; later by the time in which this process was stopped */
+    double checked_at;   /* core: time of the last look at the deadline */
     double noted_at;     /* core: time of the last write to its note */
     int note;            /* core: where it says that it waits (qd_wait_board), or -1 */
     bool started;        /* core */

@@ -84,9 +84,11 @@ static qd_status op_check_idle(qd_transfer *op, bool holds)
     QD_TRY(qd_world_check(op->comm->world));
     double now = qd_clock_now(), deadline = op->comm->world->config.deadline_seconds;
     if (op->moved_at == 0) {
-        op->moved_at = now;
+        op->moved_at = op->checked_at = now;
         return QD_OK;
     }
+    /* A job that was suspended and continued: the others had as little time as this rank. */
+    op->moved_at += qd_clock_lost(&op->checked_at, now);
     double waited = now - op->moved_at;
     if (waited > deadline) return qd_wait_verdict(op);
     if (waited > NOTE_SECONDS || waited > deadline / 4)
@@ -259,7 +261,7 @@ static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *reque
     op->request = *request;
     op->bytes = 0;
     op->busy_seconds = 0;
-    op->moved_at = op->noted_at = 0;
+    op->moved_at = op->checked_at = op->noted_at = 0;
     op->note = -1;
     op->started = false;
     op->timeline = comm->timeline;

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
@@ -97,6 +98,39 @@ class Signals(program.ProgramTest):
             self.assertEqual(run.wait(60), STOPPED, errors)
             self.assertRegex(errors, r"^quadrille: SIGPIPE \(nobody reads standard output\): stopped after step \d+ of 80 with a checkpoint")
             self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
+
+    def suspend(self, run):
+        os.killpg(run.pid, signal.SIGSTOP)
+        time.sleep(1.6)
+        os.killpg(run.pid, signal.SIGCONT)
+
+    def test_a_job_that_is_suspended_and_continued(self):
+        """For longer than the deadline (Ctrl-Z, Slurm): nobody is late, because nobody ran."""
+        run, _ = self.start(f"parallel.ranks={RANKS}", "run.deadline=1", "train.steps=120", "--dir", "run")
+        for _ in range(3):
+            self.suspend(run)
+            time.sleep(0.3)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 0, errors)
+
+    def test_one_rank_that_is_suspended_is_late(self):
+        run, ranks = self.start(f"parallel.ranks={RANKS}", "run.deadline=1", "train.steps=100M")
+        os.kill(ranks[1], signal.SIGSTOP)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 1, errors)
+        self.assertIn("rank 1", errors)
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_mpi_that_is_suspended_and_continued(self):
+        run, _ = self.start("--dir", "run", "run.deadline=1", "train.steps=120", launcher=[program.MPIRUN, "--oversubscribe", "-n", "2"])
+        processes = [run.pid, *[pid for pid in program.processes(self.folder) if pid != run.pid]]
+        for _ in range(2):
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in processes:
+                    os.kill(pid, number)
+                time.sleep(1.6 if number == signal.SIGSTOP else 0.3)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 0, errors)
 
     def test_while_text_becomes_tokens(self):
         """Nothing is waited for: no tokenizer of the whole text, no step. Half-written tokens go, and the same call starts anew."""

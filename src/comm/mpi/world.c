@@ -455,7 +455,7 @@ static bool meet_at_end(qd_mpi_world *world)
         }
         double now = qd_clock_now(), turn_seconds = now - before;
         left -= turn_seconds < TURN_MOST_SECONDS ? turn_seconds : TURN_MOST_SECONDS;
-        before = now;
+        end += qd_clock_lost(&before, now); /* a job that was suspended here; before = now */
         if (left < 0.0 || now > end)
             return false;
         if (turn < YIELDS)

@@ -83,12 +83,13 @@ static void lane_abort(qd_nccl_lane *lane)
 /* Lets NCCL finish what it has, within the deadline. */
 static void lane_end(const qd_comm *comm, qd_nccl_lane *lane)
 {
-    double until = qd_clock_now() + comm->world->config.deadline_seconds;
+    double seen = qd_clock_now(), until = seen + comm->world->config.deadline_seconds;
     if (lane->comm && lane->made && atomic_load(&comm->world->failed) == QD_OK) {
         ncclResult_t state = ncclCommFinalize(lane->comm);
         while ((state == ncclSuccess || state == ncclInProgress) && qd_clock_now() < until) {
             if (ncclCommGetAsyncError(lane->comm, &state) != ncclSuccess || state != ncclInProgress) break;
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            until += qd_clock_lost(&seen, qd_clock_now());
         }
         if (state == ncclSuccess && ncclCommDestroy(lane->comm) == ncclSuccess) lane->comm = NULL;
     }
@@ -100,10 +101,11 @@ static void lane_end(const qd_comm *comm, qd_nccl_lane *lane)
 
 /* ---- the watching thread ---- */
 
-/* False when the lane's oldest operation has not ended within the deadline. */
-static bool lane_moves(const qd_comm *comm, qd_nccl_lane *lane)
+/* False when the lane's oldest operation has not ended within the deadline. lost: seconds in which this process was stopped. */
+static bool lane_moves(const qd_comm *comm, qd_nccl_lane *lane, double lost)
 {
     pthread_mutex_lock(&lane->lock);
+    lane->watched_since += lost;
     if (lane->watched && cudaEventQuery(lane->watch) != cudaErrorNotReady) lane->watched = false;
     bool late = lane->watched && qd_clock_now() - lane->watched_since > comm->world->config.deadline_seconds;
     pthread_mutex_unlock(&lane->lock);
@@ -121,6 +123,7 @@ static void *watch_main(void *context)
     qd_nccl_group *group = context;
     qd_comm *comm = group->comm;
     int lanes = 1 + 2 * comm->size;
+    double seen = qd_clock_now();
     qd_device_make_current(comm->device);
     pthread_mutex_lock(&group->watch_lock);
     while (!group->stop) {
@@ -131,7 +134,8 @@ static void *watch_main(void *context)
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&group->watch_change, &group->watch_lock, &until);
         bool moves = true;
-        for (int i = 0; i < lanes && moves; i++) moves = lane_moves(comm, lane_at(group, i));
+        double lost = qd_clock_lost(&seen, qd_clock_now());
+        for (int i = 0; i < lanes && moves; i++) moves = lane_moves(comm, lane_at(group, i), lost);
         if (!moves)
             qd_world_fail(comm->world, QD_FAIL(QD_TIMEOUT, "an operation of group %s has not ended on the GPU of rank %d within "
                                                            "%g s: a peer's GPU or link does not answer",
@@ -156,11 +160,12 @@ static qd_status make(qd_comm *comm, qd_nccl_group *group)
     if (state != (int32_t)ncclSuccess) return qd_nccl_fail("ncclGetUniqueId on the group's first rank", comm, (ncclResult_t)state);
     QD_TRY(qd_comm_broadcast(comm->host, &id, sizeof id, QD_U8, 0, NULL));
     QD_TRY(qd_nccl_lane_begin(comm, &group->collectives, comm->size, comm->rank, &id));
-    double until = qd_clock_now() + comm->world->config.deadline_seconds;
+    double seen = qd_clock_now(), until = seen + comm->world->config.deadline_seconds;
     bool ready = false;
     while (!ready) {
         QD_TRY(qd_nccl_lane_poll(comm, &group->collectives, &ready));
         QD_TRY(qd_world_check(comm->world));
+        until += qd_clock_lost(&seen, qd_clock_now());
         if (!ready && qd_clock_now() > until)
             return QD_FAIL(QD_TIMEOUT, "NCCL did not connect the %d ranks of group %s within %g s (NCCL_DEBUG=INFO tells more)",
                            comm->size, comm->name, comm->world->config.deadline_seconds);
