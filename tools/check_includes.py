@@ -8,20 +8,21 @@ import re
 import sys
 
 # What each folder of src/ may include besides itself and the public headers.
-RUN_TIME = {"base", "spec", "device", "comm", "nn", "parallel", "optim", "data", "ckpt"}
+RUN_TIME = {"base", "model", "spec", "device", "comm", "nn", "parallel", "optim", "data", "ckpt"}
 ALLOWED = {
     "base": set(),
-    "spec": {"base"},
-    "report": {"base", "spec"},
-    "sim": {"base", "spec"},
-    "plan": {"base", "spec", "sim"},
+    "model": {"base"},
+    "spec": {"base", "model"},
+    "report": {"base", "model", "spec"},
+    "sim": {"base", "model", "spec"},
+    "plan": {"base", "model", "spec", "sim"},
     "device": {"base"},
     "comm": {"base", "device"},
-    "nn": {"base", "device", "spec"},
-    "parallel": {"base", "device", "spec", "nn", "comm"},
+    "nn": {"base", "model", "device", "spec"},
+    "parallel": {"base", "model", "device", "spec", "nn", "comm"},
     "optim": {"base", "device"},
-    "data": {"base", "spec"},
-    "ckpt": {"base", "spec", "comm", "device"},
+    "data": {"base", "model", "spec"},
+    "ckpt": {"base", "model", "spec", "comm", "device"},
     "train": RUN_TIME,
 }
 

@@ -149,67 +149,23 @@ qd_status qd_run_experts_dx(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-static bool reads(const qd_op *op, int slot)
+/* gate and up (rows, n) = x (rows, k) · W (n, k)ᵀ, y (rows, n / 2) = SwiGLU of them */
+qd_status qd_run_experts_swiglu(const qd_op_call *c)
 {
-    const char *roles = qd_op_roles(op->kind);
-    for (int i = 0; roles[i] != '\0'; i++)
-        if (op->slot[i] == slot && roles[i] != 'w')
-            return true;
-    return false;
+    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    a.trans_b = true;
+    a.active = c->at[4];
+    return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* Parameters have memory of their own. */
-static bool may_share_memory(const qd_slot *x, const qd_slot *y)
+/* d (rows, n) = dy (rows, k) · W (k, n), and from it the gradients of gate and up (rows, 2 n) */
+qd_status qd_run_experts_dx_swiglu(const qd_op_call *c)
 {
-    if (x->kind == QD_SLOT_PARAM || y->kind == QD_SLOT_PARAM || x->kind != y->kind)
-        return false;
-    return x->kind != QD_SLOT_LOCAL || (x->region == y->region && x->offset < y->offset + qd_slot_bytes(y) &&
-                                        y->offset < x->offset + qd_slot_bytes(x));
-}
-
-/* Whether an op may write its results while the one before still reads. */
-static bool may_run_together(const qd_module_class *class_, const qd_op *op, const qd_op *next)
-{
-    const char *roles = qd_op_roles(op->kind), *next_roles = qd_op_roles(next->kind);
-    for (int i = 0; roles[i] != '\0'; i++)
-        for (int j = 0; next_roles[j] != '\0'; j++)
-            if (roles[i] == 'r' && next_roles[j] == 'w' && op->slot[i] >= 0 && next->slot[j] >= 0 &&
-                may_share_memory(&class_->slots[op->slot[i]], &class_->slots[next->slot[j]]))
-                return false;
-    return true;
-}
-
-/* With one source all rows are in one list, whose length the device knows; with several only as many as there are need the pass. */
-bool qd_experts_fuse(const qd_module_class *class_, int index, unsigned phases)
-{
-    const qd_op *op = &class_->ops[index], *next = op + 1;
-    if ((op->kind != QD_OP_EXPERTS && op->kind != QD_OP_EXPERTS_DX) || index + 1 >= class_->op_count || !qd_op_runs(next, phases) ||
-        class_->slots[op->slot[2]].rows != 1 || !may_run_together(class_, op, next))
-        return false;
-    if (op->kind == QD_OP_EXPERTS && next->kind == QD_OP_EXPERT_ACTIVATION)
-        return next->slot[0] == op->slot[3] && next->slot[1] == op->slot[2];
-    if (op->kind != QD_OP_EXPERTS_DX || next->kind != QD_OP_EXPERT_ACTIVATION_GRAD || next->slot[1] != op->slot[3] ||
-        next->slot[2] != op->slot[2])
-        return false;
-    for (int i = 0; i < class_->op_count; i++) /* the product itself is not kept */
-        if (i != index + 1 && reads(&class_->ops[i], op->slot[3]))
-            return false;
-    return true;
-}
-
-/* y or dx as above, and SwiGLU or its gradient of them */
-qd_status qd_run_experts_swiglu(const qd_op_call *product, const qd_op_call *swiglu)
-{
-    qd_grouped_args a = grouped(product, 0, 1, 2, 3);
-    a.trans_b = product->op->kind == QD_OP_EXPERTS;
-    if (a.trans_b) {
-        a.active = swiglu->at[2];
-    } else {
-        a.gate_up = swiglu->at[0];
-        a.d_gate_up = swiglu->at[3];
-        a.active = swiglu->at[4];
-    }
-    return product->frame->kernels->grouped(product->frame->stream, &a);
+    qd_grouped_args a = grouped(c, 0, 1, 2, 4);
+    a.gate_up = c->at[3];
+    a.d_gate_up = c->at[5];
+    a.active = c->at[6];
+    return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
 /* dW (n, k) [+]= dy (rows, n)ᵀ · x (rows, k) */

@@ -107,10 +107,8 @@ qd_status qd_run_combine_grad(const qd_op_call *c);
 qd_status qd_run_experts(const qd_op_call *c);
 qd_status qd_run_experts_dx(const qd_op_call *c);
 qd_status qd_run_experts_dw(const qd_op_call *c);
-/* Whether a product over experts and the op behind it, SwiGLU or its gradient, are one call of the device in these phases; and that
- * call. */
-bool qd_experts_fuse(const qd_module_class *class_, int index, unsigned phases);
-qd_status qd_run_experts_swiglu(const qd_op_call *product, const qd_op_call *swiglu);
+qd_status qd_run_experts_swiglu(const qd_op_call *c);
+qd_status qd_run_experts_dx_swiglu(const qd_op_call *c);
 qd_status qd_run_expert_activation(const qd_op_call *c);
 qd_status qd_run_expert_rounds(const qd_op_call *c);
 qd_status qd_run_expert_rounds_grad(const qd_op_call *c);

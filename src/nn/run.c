@@ -45,6 +45,8 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_EXPERTS] = qd_run_experts,
     [QD_OP_EXPERTS_DX] = qd_run_experts_dx,
     [QD_OP_EXPERTS_DW] = qd_run_experts_dw,
+    [QD_OP_EXPERTS_SWIGLU] = qd_run_experts_swiglu,
+    [QD_OP_EXPERTS_DX_SWIGLU] = qd_run_experts_dx_swiglu,
     [QD_OP_EXPERT_ACTIVATION] = qd_run_expert_activation,
     [QD_OP_EXPERT_ACTIVATION_GRAD] = qd_run_expert_activation_grad,
     [QD_OP_LOSS_MAX] = qd_run_loss_max,
@@ -158,23 +160,19 @@ static qd_status bind_call(const qd_frame *frame, const qd_module_class *class_,
     return QD_OK;
 }
 
-/* Ops [index, index + ops): one, or two that the device does in one go; they are told as the first. */
-static qd_status run_ops(const qd_frame *frame, const qd_module_class *class_, int index, int ops)
+static qd_status run_op(const qd_frame *frame, const qd_module_class *class_, int index)
 {
     const qd_op_kind kind = class_->ops[index].kind;
-    qd_op_call calls[2];
+    qd_op_call call;
     int piece = 0;
-    for (int i = 0; i < ops; i++)
-        QD_TRY(bind_call(frame, class_, index + i, &calls[i]));
+    QD_TRY(bind_call(frame, class_, index, &call));
     if (frame->profile)
         QD_TRY(qd_timeline_begin(frame->timeline, frame->op_id + (int)kind, &piece));
-    qd_status status = ops == 2 ? qd_run_experts_swiglu(&calls[0], &calls[1]) : runners[kind](&calls[0]);
+    qd_status status = runners[kind](&call);
     if (frame->profile) {
         QD_TRY(qd_timeline_end(frame->timeline, piece));
-        for (int i = 0; i < ops; i++) {
-            frame->profile->flops[kind] += class_->ops[index + i].flops;
-            frame->profile->bytes[kind] += qd_op_as_run(class_, index + i, frame->overwrite).bytes;
-        }
+        frame->profile->flops[kind] += class_->ops[index].flops;
+        frame->profile->bytes[kind] += qd_op_as_run(class_, index, frame->overwrite).bytes;
         frame->profile->calls[kind]++;
     }
     if (status != QD_OK)
@@ -187,12 +185,11 @@ static qd_status run_ops(const qd_frame *frame, const qd_module_class *class_, i
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
 {
     const qd_module_class *class_ = qd_program_class(frame->program, frame->module);
-    int awaited = 0, ops = 1;
-    for (int i = 0; i < class_->op_count; i += ops) {
-        ops = qd_op_runs(&class_->ops[i], phases) && qd_experts_fuse(class_, i, phases) ? 2 : 1;
-        QD_TRY(wait_exchanges(frame, class_, phases, i + ops - 1, &awaited));
+    int awaited = 0;
+    for (int i = 0; i < class_->op_count; i++) {
+        QD_TRY(wait_exchanges(frame, class_, phases, i, &awaited));
         if (qd_op_runs(&class_->ops[i], phases))
-            QD_TRY(run_ops(frame, class_, i, ops));
+            QD_TRY(run_op(frame, class_, i));
     }
     return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }

@@ -114,10 +114,10 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
 /* Products over this rank's experts, which share the rows evenly. */
 static double experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
 {
-    bool weights = op->kind == QD_OP_EXPERTS_DW;
+    bool weights = op->kind == QD_OP_EXPERTS_DW, inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
     const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
-    double count = fmax(1.0, (double)matrices->rows / (op->kind == QD_OP_EXPERTS_DX ? k : n)), each = rows / count;
+    double count = fmax(1.0, (double)matrices->rows / (inputs ? k : n)), each = rows / count;
     double seconds =
         weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
     return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
@@ -139,7 +139,7 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
     if (backward || part || op->kind == QD_OP_ATTENTION)
         cost.attention = qd_processor_attention(p, op->flops, backward,
                                                 part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
-    else if (op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DW)
+    else if (qd_op_is_grouped(op->kind))
         cost.product = qd_processor_experts(p, class_, op);
     else if (op->kind == QD_OP_HEAD_LOSS)
         cost.product = qd_processor_head(p, class_, op);
@@ -168,6 +168,8 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
     case QD_OP_EXPERTS:
     case QD_OP_EXPERTS_DX:
+    case QD_OP_EXPERTS_SWIGLU:
+    case QD_OP_EXPERTS_DX_SWIGLU:
     case QD_OP_EXPERTS_DW: cost.product = experts(c, class_, op); break;
     case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[3] >= 0); break;
     default:

@@ -114,15 +114,31 @@ double qd_processor_head(const qd_processor *p, const qd_module_class *class_, c
     return chunks * seconds;
 }
 
+/* Bytes of the slots from place `first` to place `last` of an op. */
+static double swiglu_bytes(const qd_module_class *class_, const qd_op *op, int first, int last)
+{
+    double bytes = 0.0;
+    for (int j = first; j <= last; j++)
+        bytes += op->slot[j] >= 0 ? (double)qd_slot_bytes(&class_->slots[op->slot[j]]) : 0.0;
+    return bytes;
+}
+
 double qd_processor_experts(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
     bool weights = op->kind == QD_OP_EXPERTS_DW;
     const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
-    double count = fmax(1.0, (double)matrices->rows / (op->kind == QD_OP_EXPERTS_DX ? k : n)), each = rows / count;
+    bool inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
+    double count = fmax(1.0, (double)matrices->rows / (inputs ? k : n)), each = rows / count;
     if (weights)
         return count * qd_processor_product(p, QD_PRODUCT_WEIGHTS, n, k, each);
-    return count * qd_processor_product(p, op->kind == QD_OP_EXPERTS ? QD_PRODUCT_FORWARD : QD_PRODUCT_INPUTS, each, n, k);
+    double seconds = count * qd_processor_product(p, inputs ? QD_PRODUCT_INPUTS : QD_PRODUCT_FORWARD, each, n, k);
+    /* SwiGLU is a pass over rows that are still in the cache, at best: counted as a pass over memory. */
+    if (op->kind == QD_OP_EXPERTS_SWIGLU)
+        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, 3, 4));
+    if (op->kind == QD_OP_EXPERTS_DX_SWIGLU)
+        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, 3, 6));
+    return seconds;
 }
 
 qd_product_kind qd_processor_kind(qd_op_kind kind)

@@ -131,6 +131,17 @@ static double whole_logits(const qd_step *step, int stage)
            (double)p->ledger->model.vocab / mesh->degree[QD_AXIS_TP];
 }
 
+/* The lists of a layer of this stage that keeps its activations; NULL: none does. */
+static const qd_module_class *layer_kept(const qd_program *p)
+{
+    for (int i = 0; i < p->ledger->module_count; i++) {
+        const qd_module_class *class_ = qd_program_class(p, i);
+        if (p->ledger->modules[i].layer >= 0 && class_->ops && class_->recompute == QD_RECOMPUTE_NONE)
+            return class_;
+    }
+    return NULL;
+}
+
 /* Activations that the software keeps and our op lists do not: its copies, and without flash attention the scores, 5 bytes each with
  * softmax, mask and dropout (Korthikanti et al.), in every block that is in flight. */
 static double kept_more(const qd_step *step, int stage)
@@ -138,9 +149,9 @@ static double kept_more(const qd_step *step, int stage)
     const qd_profile *profile = step->cluster->profile;
     const qd_program *p = step->stages[stage].program;
     const qd_memory_report *m = &step->stages[stage].memory;
-    const qd_module_class *block = &p->classes[QD_MODULE_BLOCK][QD_RECOMPUTE_NONE];
+    const qd_module_class *block = layer_kept(p);
     double stash = (double)(m->at_peak[QD_BUFFER_STASH_I] + m->at_peak[QD_BUFFER_STASH_W]);
-    double each = block->ops ? (double)(block->region[QD_REGION_STASH_I] + block->region[QD_REGION_STASH_W]) : 0.0;
+    double each = block ? (double)(block->region[QD_REGION_STASH_I] + block->region[QD_REGION_STASH_W]) : 0.0;
     double more = (profile->kept - 1.0) * stash;
     if (step->cluster->attention != QD_ATTENTION_PLAIN || each <= 0.0)
         return more;

@@ -22,8 +22,8 @@ typedef struct pricer {
     const qd_cluster *cluster;
     const qd_program *program;
     qd_span spans[QD_GROUP_LIMIT];
-    qd_cost module[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT][2];
-    bool known[QD_ACTION_KIND_COUNT][QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT][2];
+    qd_cost module[QD_ACTION_KIND_COUNT][QD_DECLARATIONS_MOST][QD_RECOMPUTE_COUNT][2];
+    bool known[QD_ACTION_KIND_COUNT][QD_DECLARATIONS_MOST][QD_RECOMPUTE_COUNT][2];
 } pricer;
 
 static qd_cost price(pricer *p, const qd_action *a)
@@ -38,9 +38,9 @@ static qd_cost price(pricer *p, const qd_action *a)
         return cost;
     }
     const qd_ledger *l = p->program->ledger;
-    int kind = l->modules[a->module].kind, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
-    qd_cost *cost = &p->module[a->kind][kind][recompute][a->overwrite];
-    bool *known = &p->known[a->kind][kind][recompute][a->overwrite];
+    int decl = l->modules[a->module].decl, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
+    qd_cost *cost = &p->module[a->kind][decl][recompute][a->overwrite];
+    bool *known = &p->known[a->kind][decl][recompute][a->overwrite];
     if (!*known)
         *cost = qd_cost_action(p->cluster, p->program, p->spans, a);
     *known = true;

@@ -1,194 +1,70 @@
+/* The placement ledger, from the declarations of a model's modules. */
 #include "spec/ledger.h"
 
 #include "spec/context.h"
 #include "spec/experts.h"
 #include "spec/tensor.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
-/* Collects parameters while the modules are written down; counts first, then fills. */
-typedef struct builder {
-    qd_ledger *ledger;
-    qd_arena *arena;
-    int module, fuse;
-    int expert; /* whose parameters are being added, -1: none' */
-    bool failed;
-} builder;
-
-static void add_param(builder *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std, qd_split split)
+/* A declared parameter as one of a module's: named, placed on the mesh. */
+static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, const qd_decl_param *d)
 {
-    qd_ledger *l = b->ledger;
-    qd_module *module = &l->modules[b->module];
-    int index = l->param_count++;
-    module->param_count++;
-    if (!l->params)
-        return; /* counting pass */
-    qd_param *p = &l->params[index];
-    p->name = qd_arena_printf(b->arena, "%s.%s", module->name, suffix);
-    b->failed = b->failed || !p->name;
-    p->ndim = cols > 0 ? 2 : 1;
-    p->shape[0] = rows;
-    p->shape[1] = cols > 0 ? cols : 1;
-    p->init = init;
-    p->init_std = std;
+    qd_param *p = &l->params[l->param_count++];
+    p->name = qd_arena_printf(arena, "%s.%s", l->modules[module].name, d->suffix);
+    if (!p->name)
+        return QD_NO_MEMORY;
+    p->ndim = d->cols > 0 ? 2 : 1;
+    p->shape[0] = d->rows;
+    p->shape[1] = d->cols > 0 ? d->cols : 1;
+    p->init = d->init;
+    p->init_std = d->init_std;
     p->decay = p->ndim > 1;
-    p->module = b->module;
-    p->fuse = b->fuse;
-    p->tied_to = -1;
-    p->expert = b->expert;
+    p->module = module;
+    p->fuse = fuse + d->fuse;
+    p->tied_to = d->tied ? 0 : -1;
+    p->counts = d->counts;
+    p->expert = d->expert;
+    p->expert_dim = d->expert_dim;
+    p->family = d->expert >= 0 && qd_experts_apart(&l->model, &l->mesh);
     /* Each rank of dp and cp sees other tokens, so gradients are partial sums. */
     p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
     p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
-    qd_tensor_place(&l->model, &l->mesh, split, p);
+    qd_tensor_place(&l->model, &l->mesh, d->split, p);
+    return QD_OK;
 }
 
-static void add_norm(builder *b, const char *weight, const char *bias)
+/* Modules with their declarations: embedding, layers, head. */
+static qd_status add_modules(qd_ledger *l, qd_arena *arena)
 {
-    const qd_model *m = &b->ledger->model;
-    b->fuse++;
-    add_param(b, weight, m->hidden, 0, QD_INIT_ONE, 0.0, QD_SPLIT_NORM);
-    if (m->norm == QD_NORM_LAYER) {
-        b->fuse++;
-        add_param(b, bias, m->hidden, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NORM);
+    const qd_family *family = qd_family_of(&l->model);
+    l->module_count = l->model.layers + 2;
+    l->decl_count = family->variants + 2;
+    l->modules = QD_ARENA_NEW(arena, qd_module, l->module_count);
+    l->decls = QD_ARENA_NEW(arena, qd_layer, l->decl_count);
+    l->ports = QD_ARENA_NEW(arena, qd_port, l->module_count - 1);
+    if (!l->modules || !l->decls || !l->ports)
+        return QD_NO_MEMORY;
+    for (int i = 0; i < l->module_count; i++) {
+        qd_module *module = &l->modules[i];
+        bool first = i == 0, last = i == l->module_count - 1;
+        module->layer = first || last ? -1 : i - 1;
+        module->name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
+        if (!module->name)
+            return QD_NO_MEMORY;
+        module->kind = first                                    ? QD_MODULE_EMBED
+                       : last                                   ? QD_MODULE_HEAD
+                       : qd_model_has_experts(&l->model, i - 1) ? QD_MODULE_MOE
+                                                                : QD_MODULE_BLOCK;
+        module->decl = first ? 0 : last ? l->decl_count - 1 : 1 + family->variant(&l->model, i - 1);
+        qd_layer *decl = &l->decls[module->decl];
+        if (!decl->model)
+            QD_TRY(qd_family_declare(family, &l->model, module->decl, arena, decl));
+        module->param_begin = l->param_count;
+        module->param_count = decl->param_count;
+        l->param_count += decl->param_count;
     }
-}
-
-/* One product's matrix, made of `parts` logical matrices with a common input, and their biases. */
-typedef struct linear_part {
-    const char *weight, *bias;
-    int64_t out;
-    qd_split split; /* of the matrix; a bias goes with the rows */
-} linear_part;
-
-static void add_linear(builder *b, const linear_part *parts, int count, int64_t in, bool bias, double std)
-{
-    b->fuse++;
-    for (int i = 0; i < count; i++)
-        add_param(b, parts[i].weight, parts[i].out, in, QD_INIT_NORMAL, std, parts[i].split);
-    if (!bias)
-        return;
-    b->fuse++;
-    for (int i = 0; i < count; i++)
-        add_param(b, parts[i].bias, parts[i].out, 0, QD_INIT_ZERO, 0.0, parts[i].split == QD_SPLIT_COLS ? QD_SPLIT_NONE : parts[i].split);
-}
-
-static void add_embed(builder *b)
-{
-    const qd_model *m = &b->ledger->model;
-    b->fuse++;
-    add_param(b, "tokens.weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_ROWS);
-    if (m->position == QD_POSITION_LEARNED) {
-        b->fuse++;
-        add_param(b, "positions.weight", m->max_seq, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_NONE);
-    }
-}
-
-/* One expert's matrix; all of one product lie one after another, so that grouped products run over them. */
-static void add_expert(builder *b, int expert, const char *matrix, int64_t out, int64_t in, double std)
-{
-    char suffix[64];
-    snprintf(suffix, sizeof suffix, "mlp.experts.%d.%s.weight", expert, matrix);
-    b->expert = expert;
-    add_param(b, suffix, out, in, QD_INIT_NORMAL, std, QD_SPLIT_NONE);
-    b->expert = -1;
-    if (!b->ledger->params)
-        return;
-    qd_param *p = &b->ledger->params[b->ledger->param_count - 1];
-    p->expert_dim = matrix[0] == 'd'; /* the inner width: rows of gate and up, columns of down */
-    p->family = qd_experts_apart(&b->ledger->model, &b->ledger->mesh);
-}
-
-/* The router, the shared experts, then all experts: gate and up of each, down of each. Router and shared experts see the rows of
- * the port alone, as norms do. */
-static void add_experts(builder *b, double residual_std)
-{
-    const qd_model *m = &b->ledger->model;
-    const qd_moe *e = &m->moe;
-    int64_t shared = e->shared * e->ffn;
-    add_linear(b, (linear_part[]){{"mlp.router.weight", NULL, e->experts, QD_SPLIT_NORM}}, 1, m->hidden, false, m->init_std);
-    if (e->bias) {
-        b->fuse++;
-        add_param(b, "mlp.router.bias", e->experts, 0, QD_INIT_ZERO, 0.0, QD_SPLIT_NORM);
-        if (b->ledger->params)
-            b->ledger->params[b->ledger->param_count - 1].counts = true;
-    }
-    if (shared > 0) {
-        add_linear(
-            b,
-            (linear_part[]){{"mlp.shared.gate.weight", NULL, shared, QD_SPLIT_NORM}, {"mlp.shared.up.weight", NULL, shared, QD_SPLIT_NORM}},
-            2, m->hidden, false, m->init_std);
-        add_linear(b, (linear_part[]){{"mlp.shared.down.weight", NULL, m->hidden, QD_SPLIT_NORM}}, 1, shared, false, residual_std);
-    }
-    b->fuse++;
-    for (int i = 0; i < e->experts; i++) {
-        add_expert(b, i, "gate", e->ffn, m->hidden, m->init_std);
-        add_expert(b, i, "up", e->ffn, m->hidden, m->init_std);
-    }
-    b->fuse++;
-    for (int i = 0; i < e->experts; i++)
-        add_expert(b, i, "down", m->hidden, e->ffn, residual_std);
-}
-
-static void add_block(builder *b, bool experts)
-{
-    const qd_model *m = &b->ledger->model;
-    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    /* Projections that write into the residual stream start smaller, so that its variance does not grow with depth. */
-    double residual_std = m->init_std / sqrt(2.0 * m->layers);
-    add_norm(b, "attn_norm.weight", "attn_norm.bias");
-    add_linear(b,
-               (linear_part[]){{"attn.q.weight", "attn.q.bias", q, QD_SPLIT_ROWS},
-                               {"attn.k.weight", "attn.k.bias", kv, QD_SPLIT_KV},
-                               {"attn.v.weight", "attn.v.bias", kv, QD_SPLIT_KV}},
-               3, m->hidden, m->qkv_bias, m->init_std);
-    if (m->qk_norm) {
-        b->fuse++;
-        add_param(b, "attn.q_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0, QD_SPLIT_HEADS);
-        b->fuse++;
-        add_param(b, "attn.k_norm.weight", m->head_dim, 0, QD_INIT_ONE, 0.0, QD_SPLIT_HEADS);
-    }
-    add_linear(b, (linear_part[]){{"attn.out.weight", "attn.out.bias", m->hidden, QD_SPLIT_COLS}}, 1, q, m->linear_bias, residual_std);
-    add_norm(b, "mlp_norm.weight", "mlp_norm.bias");
-    if (experts) {
-        add_experts(b, residual_std);
-        return;
-    }
-    if (m->activation == QD_ACT_SWIGLU)
-        add_linear(b,
-                   (linear_part[]){{"mlp.gate.weight", "mlp.gate.bias", m->ffn, QD_SPLIT_ROWS},
-                                   {"mlp.up.weight", "mlp.up.bias", m->ffn, QD_SPLIT_ROWS}},
-                   2, m->hidden, m->linear_bias, m->init_std);
-    else
-        add_linear(b, (linear_part[]){{"mlp.up.weight", "mlp.up.bias", m->ffn, QD_SPLIT_ROWS}}, 1, m->hidden, m->linear_bias, m->init_std);
-    add_linear(b, (linear_part[]){{"mlp.down.weight", "mlp.down.bias", m->hidden, QD_SPLIT_COLS}}, 1, m->ffn, m->linear_bias, residual_std);
-}
-
-static void add_head(builder *b)
-{
-    const qd_model *m = &b->ledger->model;
-    add_norm(b, "norm.weight", "norm.bias");
-    b->fuse++;
-    add_param(b, "weight", m->vocab, m->hidden, QD_INIT_NORMAL, m->init_std, QD_SPLIT_ROWS);
-    if (m->tied && b->ledger->params)
-        b->ledger->params[b->ledger->param_count - 1].tied_to = 0;
-}
-
-static void add_all(builder *b)
-{
-    qd_ledger *l = b->ledger;
-    l->param_count = 0;
-    for (b->module = 0; b->module < l->module_count; b->module++) {
-        l->modules[b->module].param_begin = l->param_count;
-        l->modules[b->module].param_count = 0;
-        switch (l->modules[b->module].kind) {
-        case QD_MODULE_EMBED: add_embed(b); break;
-        case QD_MODULE_BLOCK: add_block(b, false); break;
-        case QD_MODULE_MOE: add_block(b, true); break;
-        case QD_MODULE_HEAD: add_head(b); break;
-        }
-    }
+    return QD_OK;
 }
 
 qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger)
@@ -201,22 +77,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         return QD_NO_MEMORY;
     l->model = *model;
     l->mesh = *mesh;
-    l->module_count = model->layers + 2;
-    l->modules = QD_ARENA_NEW(arena, qd_module, l->module_count);
-    l->ports = QD_ARENA_NEW(arena, qd_port, l->module_count - 1);
-    if (!l->modules || !l->ports)
-        return QD_NO_MEMORY;
-    for (int i = 0; i < l->module_count; i++) {
-        bool first = i == 0, last = i == l->module_count - 1;
-        l->modules[i].kind = first                                ? QD_MODULE_EMBED
-                             : last                               ? QD_MODULE_HEAD
-                             : qd_model_has_experts(model, i - 1) ? QD_MODULE_MOE
-                                                                  : QD_MODULE_BLOCK;
-        l->modules[i].layer = first || last ? -1 : i - 1;
-        l->modules[i].name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
-        if (!l->modules[i].name)
-            return QD_NO_MEMORY;
-    }
+    QD_TRY(add_modules(l, arena));
     /* Activations are cut over the ranks that hold different tokens. */
     for (int i = 0; i < l->module_count - 1; i++) {
         l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0, 0};
@@ -224,14 +85,16 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         if (mesh->sp)
             l->ports[i].place[QD_AXIS_TP] = (qd_place){QD_SHARD, 0, 0};
     }
-    builder b = {.ledger = l, .arena = arena, .expert = -1};
-    add_all(&b);
     l->params = QD_ARENA_NEW(arena, qd_param, l->param_count);
     if (!l->params)
         return QD_NO_MEMORY;
-    add_all(&b);
-    if (b.failed)
-        return QD_NO_MEMORY;
+    l->param_count = 0;
+    for (int i = 0, fuse = 0; i < l->module_count; i++) {
+        const qd_layer *decl = &l->decls[l->modules[i].decl];
+        for (int k = 0; k < decl->param_count; k++)
+            QD_TRY(add_param(l, arena, i, fuse, &decl->params[k]));
+        fuse += decl->fuse + 1;
+    }
     *ledger = l;
     return QD_OK;
 }

@@ -4,9 +4,8 @@
 #ifndef QD_SPEC_LEDGER_H
 #define QD_SPEC_LEDGER_H
 
-#include "base/arena.h"
+#include "model/family.h"
 #include "spec/mesh.h"
-#include "spec/model.h"
 
 typedef enum qd_place_kind { QD_REPLICATE, QD_SHARD, QD_PARTIAL } qd_place_kind;
 typedef struct qd_place {
@@ -15,8 +14,6 @@ typedef struct qd_place {
     int16_t repeat; /* QD_SHARD: so many neighbours along the axis hold the same part; QD_PARTIAL: the sum is over so many
                        neighbours. 0: one; all of the axis */
 } qd_place;
-
-typedef enum qd_init { QD_INIT_ZERO, QD_INIT_ONE, QD_INIT_NORMAL } qd_init;
 
 #define QD_PARAM_DIMS 2
 typedef struct qd_param {
@@ -31,8 +28,8 @@ typedef struct qd_param {
     uint8_t family;    /* 0: held, reduced and sharded along the data axes; 1: along the experts' own (edp) */
     bool decay;  /* weight decay applies: matrices and tables, not norms and biases */
     int module;  /* index in the ledger's modules */
-    int fuse;    /* parameters of one module with the same number lie one after another without a gap, so that one
-                    product can read them as one matrix (q, k, v; gate, up) */
+    int fuse;    /* parameters of one module with the same number are adjacent in memory, so that one
+                    GEMM can read them as one matrix (q, k, v; gate, up) */
     int tied_to; /* -1, or the parameter whose values this one uses; it then has a gradient of its own, no values */
     qd_place value[QD_AXIS_COUNT];
     qd_place gradient[QD_AXIS_COUNT]; /* as the backward pass leaves it, before any reduction */
@@ -44,6 +41,7 @@ typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD, 
 typedef struct qd_module {
     const char *name; /* "embed", "block.3", "head" */
     qd_module_kind kind;
+    int decl;  /* its declaration in the ledger's: modules with the same one share their lists of ops */
     int layer; /* of a block, else -1 */
     int param_begin, param_count;
     int stage, stage_rank; /* of the pipeline, and the coordinate along pp of the ranks that hold it */
@@ -57,8 +55,9 @@ typedef struct qd_port {
 typedef struct qd_ledger {
     qd_model model;
     qd_mesh mesh;
-    int module_count, param_count;
+    int module_count, param_count, decl_count;
     qd_module *modules; /* embed, blocks, head */
+    qd_layer *decls;    /* what the modules declare; not declared where no module has it (model NULL) */
     qd_param *params;   /* in module order */
     qd_port *ports;     /* module_count - 1 */
 } qd_ledger;

@@ -1,56 +1,10 @@
-/* What a model with experts must be, and how its options are read. */
+/* What the kernels ask of a model with experts, and how its options are read. */
 #include "spec/config.h"
 #include "spec/program_impl.h"
 
 #include <string.h>
 
 enum { GPU_EXPERTS = 512, GPU_CHOICES = 32 }; /* what the kernels of device/cuda take */
-
-qd_status qd_moe_validate(const qd_model *m)
-{
-    const qd_moe *e = &m->moe;
-    if (m->activation != QD_ACT_SWIGLU || m->linear_bias)
-        return QD_FAIL(QD_USAGE, "model.experts: experts are gated MLPs without biases (model.activation swiglu, model.linear_bias false)");
-    if (e->per_token < 1 || e->per_token > e->experts)
-        return QD_FAIL(QD_USAGE, "model.experts_per_token is %d: it must be from 1 to model.experts (%d)", e->per_token, e->experts);
-    if (e->ffn < 1)
-        return QD_FAIL(QD_USAGE, "model.expert_ffn is %lld: it must be at least 1", (long long)e->ffn);
-    if (e->shared < 0 || e->first_dense < 0 || e->first_dense > m->layers)
-        return QD_FAIL(QD_USAGE, "model.shared_experts must not be negative, model.first_dense must be from 0 to model.layers (%d)",
-                       m->layers);
-    if ((double)m->layers * e->experts * (double)e->ffn * (double)m->hidden > 1e15)
-        return QD_FAIL(QD_USAGE,
-                       "model.experts, expert_ffn, hidden and layers make more than 10^15 parameters together: lower one of them");
-    if (e->groups < 1 || e->experts % e->groups != 0)
-        return QD_FAIL(QD_USAGE, "model.router_groups is %d: it must divide model.experts (%d)", e->groups, e->experts);
-    if (e->top_groups < 1 || e->top_groups > e->groups || e->top_groups * (e->experts / e->groups) < e->per_token)
-        return QD_FAIL(QD_USAGE, "model.router_top_groups is %d: it must be from 1 to model.router_groups (%d), and the groups must hold "
-                                 "%d experts together", e->top_groups, e->groups, e->per_token);
-    if (!(e->scale > 0.0))
-        return QD_FAIL(QD_USAGE, "model.router_scale is %g: it must be above 0", e->scale);
-    if (e->bias_rate > 0.0 && !e->bias)
-        return QD_FAIL(QD_USAGE, "model.router_bias_rate moves the biases of experts: it needs model.router_bias");
-    return QD_OK;
-}
-
-bool qd_moe_equal(const qd_moe *a, const qd_moe *b)
-{
-    if (a->experts == 0 || b->experts == 0)
-        return a->experts == b->experts;
-    return a->experts == b->experts && a->per_token == b->per_token && a->ffn == b->ffn && a->shared == b->shared &&
-           a->first_dense == b->first_dense && a->router == b->router && a->normalised == b->normalised && a->scale == b->scale &&
-           a->groups == b->groups && a->top_groups == b->top_groups && a->aux_loss == b->aux_loss && a->balance == b->balance &&
-           a->z_loss == b->z_loss && a->bias == b->bias && a->bias_rate == b->bias_rate && a->capacity == b->capacity &&
-           a->drop == b->drop;
-}
-
-/* DeepSeek-V3 adds the best scores that a token would choose from a group if it chose evenly; with softmax (DeepSeek-V2) the
- * best score alone counts. */
-int qd_moe_group_best(const qd_moe *e)
-{
-    int best = e->router == QD_ROUTER_SIGMOID ? e->per_token / e->top_groups : 1;
-    return best < 1 ? 1 : best;
-}
 
 static bool takes(const qd_options *o, const char *key, bool always)
 {

@@ -56,8 +56,8 @@ typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_sw
     X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                                            \
     X(LINEAR_DX_GELU, "linear.dx.gelu", "rrrw") /* dy, weight, sum, dx: dx = dy·W times gelu' at sum */                       \
     X(LINEAR_DW, "linear.dw", "rrgg")         /* dy, x, weight grad, bias grad */                                             \
-    X(ROPE, "rope", "arr")                    /* qkv in place, table, input (for positions) */                                \
-    X(ROPE_INVERSE, "rope.grad", "arr")       /* dqkv in place, table, input (for positions) */                               \
+    X(ROPE, "rope", "rrrw")                   /* qkv, table, input (for positions), y: in place, y is qkv */                  \
+    X(ROPE_INVERSE, "rope.grad", "rrrw")      /* dqkv, table, input (for positions), dx: in place */                          \
     X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                                        \
     X(ATTENTION_CACHED, "attention.cached", "raw") /* qkv, cache, o */                                                        \
     X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */                                  \
@@ -69,7 +69,7 @@ typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_sw
     X(HEAD_LOSS, "head.loss", "rrrwgaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */                   \
     X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */                                         \
     X(HEAD_NORM, "head.norm", "rrrww")        /* qkv before, q gamma, k gamma, qkv, rstd */                                   \
-    X(HEAD_NORM_GRAD, "head.norm.grad", "arrrrgg") /* dqkv in place, qkv before, gammas, rstd, gammas' grads */               \
+    X(HEAD_NORM_GRAD, "head.norm.grad", "rrrrrggw") /* dqkv, qkv before, gammas, rstd, gammas' grads, dx: in place */         \
     X(ROUTE, "route", "rrwww")                /* logits, bias, choice, weight, load */                                        \
     X(ROUTE_PLAN, "route.plan", "rrwww")      /* choice, weight, place, from, rows per expert */                              \
     X(ROUTE_GRAD, "route.grad", "rrrrrw")     /* logits, choice, weight, d_weight, load, d_logits */                          \
@@ -80,6 +80,9 @@ typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_sw
     X(EXPERTS, "experts", "rrrw")             /* x, weights, rows per expert, y */                                            \
     X(EXPERTS_DX, "experts.dx", "rrrw")       /* dy, weights, rows per expert, dx */                                          \
     X(EXPERTS_DW, "experts.dw", "rrrg")       /* dy, x, rows per expert, weight grads */                                      \
+    X(EXPERTS_SWIGLU, "experts.swiglu", "rrrww") /* x, weights, rows per expert, gate and up, y = SwiGLU of them */          \
+    /* dy, weights, rows per expert, gate and up; their product's gradient (only a buffer), their gradients, y again */       \
+    X(EXPERTS_DX_SWIGLU, "experts.dx.swiglu", "rrrrwww")                                                                      \
     X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                                             \
     X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */                   \
     X(DISPATCH, "dispatch", "rrw")            /* rows by expert, rows per rank and expert, rows of this rank's experts */     \
@@ -139,6 +142,8 @@ typedef enum qd_op_kind {
 
 const char *qd_op_name(qd_op_kind kind);
 const char *qd_op_roles(qd_op_kind kind);
+bool qd_op_has_gradient(qd_op_kind kind);  /* a rule of the pass `gradient`: ops that forward lists may hold */
+bool qd_op_has_placement(qd_op_kind kind); /* a rule of the pass `place` */
 
 /* What an op that communicates adds. Of all ranks of its group, each has the same op at the same place of its list. An
  * asynchronous one runs beside the ops after it, up to the first op that names it or a later one in `after`; its slots must
@@ -200,6 +205,17 @@ typedef enum qd_slot_kind {
     QD_SLOT_LOCAL
 } qd_slot_kind;
 
+/* How the rows and columns of a value are placed on tp. The rows of a port are those that a rank has between modules: all R of
+ * its micro-batch, or under sp a slice of them. */
+typedef enum qd_layout {
+    QD_LAYOUT_NONE,    /* a parameter, an input, a result of its own shape */
+    QD_LAYOUT_PORT,    /* the rows of a port, whole columns */
+    QD_LAYOUT_ALL,     /* all rows, whole columns */
+    QD_LAYOUT_COLUMNS, /* all rows, this rank's columns: its heads, its share of the inner width */
+    QD_LAYOUT_PARTIAL, /* all rows, whole columns, a partial sum over tp */
+    QD_LAYOUT_ROUTED,  /* rows of experts */
+} qd_layout;
+
 /* Where a local value lives, derived from its first write and last read. */
 typedef enum qd_region {
     QD_REGION_NONE,    /* not local */
@@ -216,13 +232,13 @@ typedef struct qd_slot {
     qd_dtype dtype;
     int64_t rows, cols;
     int param, param_count; /* relative to the module's first */
+    qd_layout layout;
     qd_region region;
     int64_t offset; /* bytes within the region */
 } qd_slot;
 
 /* A class of modules with the same lists: all blocks share one. */
 typedef struct qd_module_class {
-    qd_module_kind kind;
     int slot_count, op_count;
     qd_slot *slots;
     qd_op *ops;                        /* phase F first, then I and W as they interleave in a whole backward pass */
@@ -250,8 +266,8 @@ typedef struct qd_class_config {
     const qd_device_traits *traits;
 } qd_class_config;
 
-/* Writes the lists of a module from the ledger (local shapes). Lives in `arena`. */
-qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
+/* Derives the lists of the modules with declaration `decl` of the ledger, for the rank of `config`. Lives in `arena`. */
+qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out);
 
 /* Phases that an action runs are bits 1 << qd_phase, or this: the ops of phase F that the backward pass needs once more. */
@@ -259,6 +275,11 @@ qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, c
 static inline bool qd_op_runs(const qd_op *op, unsigned phases)
 {
     return phases == QD_PHASES_AGAIN ? op->phase == QD_PHASE_FORWARD && op->again : (phases & 1u << op->phase) != 0;
+}
+static inline bool qd_op_is_grouped(qd_op_kind kind) /* a grouped GEMM */
+{
+    return kind == QD_OP_EXPERTS || kind == QD_OP_EXPERTS_DX || kind == QD_OP_EXPERTS_DW || kind == QD_OP_EXPERTS_SWIGLU ||
+           kind == QD_OP_EXPERTS_DX_SWIGLU;
 }
 static inline bool qd_op_communicates(const qd_op *op)
 {

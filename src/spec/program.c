@@ -600,15 +600,15 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .traits = strategy->traits,
     };
     for (int module = 0; module < ledger->module_count; module++) {
-        qd_module_kind kind = ledger->modules[module].kind;
+        int decl = ledger->modules[module].decl;
         if (ledger->modules[module].stage_rank != b.stage_rank)
             continue;
         QD_TRY(check_gradient_axes(ledger, &ledger->modules[module]));
         classes.recompute = qd_strategy_recompute(strategy, ledger, module);
-        qd_module_class *class_ = &p->classes[kind][classes.recompute];
+        qd_module_class *class_ = &p->classes[decl][classes.recompute];
         if (class_->ops)
             continue;
-        QD_TRY(qd_module_class_create(ledger, kind, &classes, arena, class_));
+        QD_TRY(qd_module_class_create(ledger, decl, &classes, arena, class_));
         bind_exchanges(&b, class_);
         bind_scales(&b, class_);
     }

@@ -208,7 +208,7 @@ typedef struct qd_program {
     qd_strategy strategy;
     int rank; /* a rank that runs it: all with the same local shapes and actions share it */
     qd_storage storage;
-    qd_module_class classes[QD_MODULE_KIND_COUNT][QD_RECOMPUTE_COUNT]; /* those that some module has */
+    qd_module_class classes[QD_DECLARATIONS_MOST][QD_RECOMPUTE_COUNT]; /* by declaration; those that some module has */
     qd_buffer *buffers;
     int buffer_count;
     qd_action *actions;
@@ -275,7 +275,7 @@ static inline qd_recompute qd_strategy_recompute(const qd_strategy *s, const qd_
 
 static inline const qd_module_class *qd_program_class(const qd_program *program, int module)
 {
-    return &program->classes[program->ledger->modules[module].kind][qd_strategy_recompute(&program->strategy, program->ledger, module)];
+    return &program->classes[program->ledger->modules[module].decl][qd_strategy_recompute(&program->strategy, program->ledger, module)];
 }
 
 /* What this rank answers for of a parameter in a persistent kind of buffer: a box of the logical tensor, whose elements lie

@@ -10,15 +10,6 @@
 
 #define QD_TENSOR_MOST 1024 /* ranks of tp */
 
-typedef enum qd_split {
-    QD_SPLIT_NONE, /* every rank of tp has all of it, and the whole gradient */
-    QD_SPLIT_NORM, /* every rank has all of it; under sp the gradient is a sum over the rows of the rank alone */
-    QD_SPLIT_HEADS, /* every rank has all of it, and the gradient of its own heads: norms of queries and keys */
-    QD_SPLIT_ROWS,
-    QD_SPLIT_COLS,
-    QD_SPLIT_KV,   /* by rows, whole kv heads; with more ranks than kv heads, neighbours hold the same */
-} qd_split;
-
 /* QD_USAGE, with the reason, when the model cannot be cut so. */
 qd_status qd_tensor_check(const qd_model *model, const qd_mesh *mesh);
 /* Fills in how a parameter is placed on tp. */

@@ -123,7 +123,7 @@ static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
     (void)world;
     const left_out *l = argument;
     qd_program *p = qd_trainer_program_mutable(trainer);
-    qd_op *op = &p->classes[p->ledger->modules[l->module].kind][qd_strategy_recompute(&p->strategy, p->ledger, l->module)].ops[l->op];
+    qd_op *op = &p->classes[p->ledger->modules[l->module].decl][qd_strategy_recompute(&p->strategy, p->ledger, l->module)].ops[l->op];
     op->phase = QD_PHASE_COUNT; /* which no action runs */
     op->again = false;
     return QD_OK;

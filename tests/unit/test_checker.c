@@ -143,7 +143,7 @@ static bool break_op(const built *b, qd_program *p, dice *d)
         unsigned phases = qd_action_phases(a);
         if (phases == 0)
             continue;
-        qd_module_class *c = &p->classes[p->ledger->modules[a->module].kind][qd_strategy_recompute(&p->strategy, p->ledger, a->module)];
+        qd_module_class *c = &p->classes[p->ledger->modules[a->module].decl][qd_strategy_recompute(&p->strategy, p->ledger, a->module)];
         qd_op *ops = QD_ARENA_NEW(b->arena, qd_op, c->op_count);
         memcpy(ops, c->ops, (size_t)c->op_count * sizeof *ops);
         c->ops = ops;

@@ -1,8 +1,9 @@
-/* Cuts products at the border of tensor parallelism into pieces of rows, so that the exchange of one piece runs beside the
- * product of the next (parallel.tp_overlap). A pass over a finished list: a gather and the product that reads it become
- * gathers of pieces, each awaited by its part of the product; a product and the sum that follows it become parts, each followed
- * by its sum. Every row is computed and summed as before, so no bit changes. */
-#include "spec/ops_impl.h"
+/* Cuts products at the border of tensor parallelism into pieces of rows, so that the exchange of
+ * one piece runs beside the product of the next (parallel.tp_overlap). A pass over a finished
+ * list: a gather and the product that reads it become gathers of pieces, each awaited by its
+ * part of the product; a product and the sum that follows it become parts, each followed by its
+ * sum. Every row is computed and summed as before, so no bit changes. */
+#include "spec/passes/passes.h"
 
 #include <string.h>
 
@@ -64,7 +65,8 @@ static qd_op *emit(rewriting *r, const qd_op *op)
     return &r->ops[r->count++];
 }
 
-/* Rows of a piece: under sp each rank has a stretch of it, else it is one stretch. Returns how many there are. */
+/* Rows of a piece: under sp each rank has a stretch of it, else it is one stretch. Returns how
+ * many there are. */
 static int stretches(const rewriting *r)
 {
     return r->w->ledger->mesh.sp ? r->w->tensor.size : 1;
@@ -124,12 +126,12 @@ static int moved(const rewriting *r, int after)
     return after < 0 ? -1 : r->place[after];
 }
 
-qd_status qd_class_cut(qd_class_writer *w, int pieces)
+qd_status qd_pass_overlap(qd_class_writer *w, int pieces)
 {
     rewriting r = {.w = w, .capacity = w->op_count + 1, .pieces = pieces};
     if (pieces <= 1 || w->tensor.size == 1 || !w->config->overlap)
         return QD_OK;
-    int *reader = QD_ARENA_NEW(w->arena, int, w->op_count), *pieces_at = QD_ARENA_NEW(w->arena, int, (size_t)w->op_count * (size_t)pieces);
+    int *reader = QD_ARENA_NEW(w->arena, int, w->op_count), *pieces_at = QD_ARENA_NEW(w->arena, int, (size_t)w->op_count *(size_t)pieces);
     r.place = QD_ARENA_NEW(w->arena, int, w->op_count);
     r.ops = QD_ARENA_NEW(w->arena, qd_op, r.capacity);
     if (!reader || !pieces_at || !r.place || !r.ops)

@@ -1,10 +1,6 @@
-/* Writes the op list of a module and gives its local values their places. The lists themselves are in block_ops.c and
- * head_ops.c. */
-#include "spec/ops_impl.h"
-
-#include <string.h>
-
-/* ---- where local values live ---- */
+/* Last pass: where local values live, and which op is the first to write each gradient of a
+ * parameter. Both are derived from the finished list. */
+#include "spec/passes/passes.h"
 
 static int64_t align64(int64_t bytes)
 {
@@ -22,7 +18,8 @@ typedef struct span {
     bool used;
 } span;
 
-/* The last op during which `op` (number `index`) works. An exchange that nobody awaits runs to the end of the list. */
+/* The last op during which `op` (number `index`) works. An exchange that nobody awaits runs to
+ * the end of the list. */
 static int last_at_work(const qd_class_writer *w, const qd_op *op, int index)
 {
     if (!op->exchange.async)
@@ -55,19 +52,19 @@ static qd_region region_of(qd_phase first, qd_phase last)
     return QD_REGION_MID;
 }
 
-/* Lowest offset at which `bytes` do not overlap a scratch value that is alive at the same time. */
-static int64_t scratch_offset(const qd_class_writer *w, const span *spans, int slot)
+/* Lowest offset at which a scratch value does not overlap those placed before it that are alive
+ * at the same time. In split mode I and W run apart; comparing spans of the whole list is the
+ * careful side there. */
+static int64_t scratch_offset(const qd_class_writer *w, const span *spans, const int *placed, int count, int slot)
 {
     int64_t offset = 0, bytes = align64(qd_slot_bytes(&w->slots[slot]));
     for (bool moved = true; moved;) {
         moved = false;
-        for (int s = 0; s < slot; s++) {
-            const qd_slot *other = &w->slots[s];
-            if (other->kind != QD_SLOT_LOCAL || other->region != QD_REGION_SCRATCH || !spans[s].used)
-                continue;
+        for (int i = 0; i < count; i++) {
+            const qd_slot *other = &w->slots[placed[i]];
+            const span *a = &spans[placed[i]], *b = &spans[slot];
             int64_t end = other->offset + align64(qd_slot_bytes(other));
-            bool alive_together = spans[s].first <= spans[slot].last && spans[slot].first <= spans[s].last;
-            if (alive_together && offset < end && other->offset < offset + bytes) {
+            if (a->first <= b->last && b->first <= a->last && offset < end && other->offset < offset + bytes) {
                 offset = end;
                 moved = true;
             }
@@ -76,14 +73,52 @@ static int64_t scratch_offset(const qd_class_writer *w, const span *spans, int s
     return offset;
 }
 
-/* In split mode I and W run apart, so op order within the whole list does not say who is alive with whom: a scratch value
- * of phase I must not share memory with one of phase W only if both could be alive, which they never are (each phase runs
- * to its end before the other starts). Values of different phases may overlap; scratch_offset compares op spans, which
- * for interleaved I and W ops is the careful side. */
+/* Orders in which scratch values are placed: none is best for all lists. */
+typedef enum scratch_order { BY_FIRST_USE, BY_LAST_USE, BY_SIZE, BY_SIZE_AND_TIME, SCRATCH_ORDERS } scratch_order;
+
+static double scratch_key(const qd_class_writer *w, const span *spans, int slot, scratch_order by)
+{
+    double bytes = (double)qd_slot_bytes(&w->slots[slot]), time = spans[slot].last - spans[slot].first + 1;
+    return by == BY_FIRST_USE ? -spans[slot].first : by == BY_LAST_USE ? spans[slot].last : by == BY_SIZE ? bytes : bytes * time;
+}
+
+/* Places the values in descending order of their keys; returns the bytes that takes. */
+static int64_t try_scratch(qd_class_writer *w, const span *spans, int *list, int count, scratch_order by)
+{
+    int64_t bytes = 0;
+    for (int i = 1; i < count; i++)
+        for (int k = i; k > 0 && scratch_key(w, spans, list[k], by) > scratch_key(w, spans, list[k - 1], by); k--) {
+            int swapped = list[k];
+            list[k] = list[k - 1];
+            list[k - 1] = swapped;
+        }
+    for (int i = 0; i < count; i++) {
+        qd_slot *slot = &w->slots[list[i]];
+        slot->offset = scratch_offset(w, spans, list, i, list[i]);
+        int64_t end = slot->offset + align64(qd_slot_bytes(slot));
+        bytes = end > bytes ? end : bytes;
+    }
+    return bytes;
+}
+
+/* Scratch values share memory over time: the order that takes least counts. */
+static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, int count)
+{
+    int64_t least = 0;
+    scratch_order best = 0;
+    for (scratch_order by = 0; by < SCRATCH_ORDERS; by++) {
+        int64_t bytes = try_scratch(w, spans, list, count, by);
+        best = by == 0 || bytes < least ? by : best;
+        least = by == 0 || bytes < least ? bytes : least;
+    }
+    return try_scratch(w, spans, list, count, best);
+}
+
 static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
 {
     span *spans = QD_ARENA_NEW(w->arena, span, w->slot_count);
-    if (!spans)
+    int *scratch = QD_ARENA_NEW(w->arena, int, w->slot_count), scratch_count = 0;
+    if (!spans || !scratch)
         return QD_NO_MEMORY;
     find_spans(w, spans);
     for (int s = 0; s < w->slot_count; s++) {
@@ -96,26 +131,29 @@ static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
                 if (w->ops[i].slot[j] == s && life_phase(w, &w->ops[i]) > last)
                     last = life_phase(w, &w->ops[i]);
         switch (slot->kind) {
-        case QD_SLOT_IN: c->in_until = last; break;
-        case QD_SLOT_GRAD_OUT: c->grad_out_until = last; break;
+        case QD_SLOT_IN:
+            c->in_until = last;
+            break;
+        case QD_SLOT_GRAD_OUT:
+            c->grad_out_until = last;
+            break;
         case QD_SLOT_INPUT:
             c->uses_input = true;
             break;
         case QD_SLOT_LOCAL:
             slot->region = region_of(first, last);
             if (slot->region == QD_REGION_SCRATCH) {
-                slot->offset = scratch_offset(w, spans, s);
-                int64_t end = slot->offset + align64(qd_slot_bytes(slot));
-                if (end > c->region[QD_REGION_SCRATCH])
-                    c->region[QD_REGION_SCRATCH] = end;
+                scratch[scratch_count++] = s;
             } else {
                 slot->offset = c->region[slot->region];
                 c->region[slot->region] += align64(qd_slot_bytes(slot));
             }
             break;
-        default: break;
+        default:
+            break;
         }
     }
+    c->region[QD_REGION_SCRATCH] = place_scratch(w, spans, scratch, scratch_count);
     for (int i = 0; i < w->op_count; i++)
         c->has_weight_phase = c->has_weight_phase || w->ops[i].phase == QD_PHASE_WEIGHT;
     return QD_OK;
@@ -142,8 +180,9 @@ static bool share_grads(const qd_class_writer *w, const qd_op *a, const qd_op *b
     return false;
 }
 
-/* An op may overwrite its gradients if its kind can, and if it is the first of the list to write any of them. Of phases that run
- * apart, which come first is the schedule's affair: there all that write a gradient must be of one phase. */
+/* An op may overwrite its gradients if its kind can, and if it is the first of the list to write
+ * any of them. Of phases that run apart, which come first is the schedule's affair: there all
+ * that write a gradient must be of one phase. */
 static void find_overwriting(qd_class_writer *w, qd_module_class *c)
 {
     for (int i = 0; i < w->op_count; i++) {
@@ -165,44 +204,9 @@ static void find_overwriting(qd_class_writer *w, qd_module_class *c)
     }
 }
 
-qd_status qd_module_class_create(const qd_ledger *ledger, qd_module_kind kind, const qd_class_config *config,
-                                 qd_arena *arena, qd_module_class *out)
+qd_status qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out)
 {
-    qd_class_writer w = {.ledger = ledger,
-                         .model = &ledger->model,
-                         .config = config,
-                         .arena = arena,
-                         .tensor = qd_group_whole(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP)),
-                         .tensor_coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank)};
-    w.seq = qd_ledger_rows(ledger, config->rank, config->seq);
-    w.rows = config->batch * w.seq;
-    qd_ledger_port_rows(ledger, config->rank, w.rows, &w.port_first, &w.port_rows);
-    for (int i = 0; i < ledger->module_count && !w.module; i++)
-        if (ledger->modules[i].kind == kind &&
-            ledger->modules[i].stage_rank == qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), config->rank))
-            w.module = &ledger->modules[i];
-    memset(out, 0, sizeof *out);
-    out->kind = kind;
-    switch (kind) {
-    case QD_MODULE_EMBED: qd_write_embed(&w); break;
-    case QD_MODULE_BLOCK:
-    case QD_MODULE_MOE: qd_write_block(&w); break;
-    case QD_MODULE_HEAD: qd_write_head(&w); break;
-    }
-    if (w.no_memory)
-        return QD_NO_MEMORY;
-    if (w.wrong)
-        return QD_FAIL(QD_SYSTEM, "an op of a module has another number of slots than its kind");
-    if ((kind == QD_MODULE_BLOCK || kind == QD_MODULE_MOE) && config->training)
-        out->recompute = config->recompute;
-    QD_TRY(qd_recompute_apply(&w, out->recompute));
-    QD_TRY(qd_class_cut(&w, config->tensor_pieces));
-    QD_TRY(qd_class_settle(&w));
-    QD_TRY(place_locals(&w, out));
-    find_overwriting(&w, out);
-    out->slot_count = w.slot_count;
-    out->op_count = w.op_count;
-    out->slots = w.slots;
-    out->ops = w.ops;
+    QD_TRY(place_locals(w, out));
+    find_overwriting(w, out);
     return QD_OK;
 }

@@ -1,25 +1,16 @@
-/* Which ops of a block are run again for its backward pass, derived from the lists alone. An op that is run a second time
- * on the same inputs gives the same bits, so no choice made here changes a result. */
-#include "spec/ops_impl.h"
+/* Which ops of a block are run again for its backward pass, derived from the lists alone. An op
+ * that is run a second time on the same inputs gives the same bits, so no choice made here
+ * changes a result. */
+#include "spec/passes/passes.h"
 
 #include <string.h>
-
-static bool writes(const qd_op *op, int j)
-{
-    return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'r';
-}
-
-static bool reads(const qd_op *op, int j)
-{
-    return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'w';
-}
 
 /* The first op of the backward pass that reads a slot, -1: none. */
 static int first_backward_read(const qd_class_writer *w, int slot)
 {
     for (int i = 0; i < w->op_count; i++)
         for (int j = 0; j < QD_OP_SLOTS && w->ops[i].phase != QD_PHASE_FORWARD; j++)
-            if (w->ops[i].slot[j] == slot && reads(&w->ops[i], j))
+            if (w->ops[i].slot[j] == slot && qd_op_reads(&w->ops[i], j))
                 return i;
     return -1;
 }
@@ -30,11 +21,12 @@ static int writer_count(const qd_class_writer *w, int slot, int first)
     int count = 0;
     for (int i = first; i < w->op_count; i++)
         for (int j = 0; j < QD_OP_SLOTS; j++)
-            count += w->ops[i].slot[j] == slot && writes(&w->ops[i], j);
+            count += w->ops[i].slot[j] == slot && qd_op_writes(&w->ops[i], j);
     return count;
 }
 
-/* Whether running op `index` again frees more bytes than keeping its inputs takes. Its results must be its alone. */
+/* Whether running op `index` again frees more bytes than keeping its inputs takes. Its results
+ * must be its alone. */
 static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
@@ -46,8 +38,8 @@ static bool pays(const qd_class_writer *w, int index)
             continue;
         const qd_slot *slot = &w->slots[op->slot[j]];
         bool kept = first_backward_read(w, op->slot[j]) >= 0;
-        if (writes(op, j)) {
-            if (slot->kind != QD_SLOT_LOCAL || reads(op, j) || writer_count(w, op->slot[j], 0) > 1)
+        if (qd_op_writes(op, j)) {
+            if (slot->kind != QD_SLOT_LOCAL || qd_op_reads(op, j) || writer_count(w, op->slot[j], 0) > 1)
                 return false;
             saved += kept ? qd_slot_bytes(slot) : 0;
         } else if (slot->kind == QD_SLOT_LOCAL) {
@@ -59,8 +51,9 @@ static bool pays(const qd_class_writer *w, int index)
     return saved > cost;
 }
 
-/* A second run of op `index` right before the first reader of its results. Its results get slots of their own, which the
- * backward pass reads instead: those of phase F then end with phase F, and lifetimes are derived as for any other. */
+/* A second run of op `index` right before the first reader of its results. Its results get slots
+ * of their own, which the backward pass reads instead: those of phase F then end with phase F,
+ * and lifetimes are derived as for any other. */
 static qd_status run_again(qd_class_writer *w, int index)
 {
     qd_op copy = w->ops[index];
@@ -68,10 +61,10 @@ static qd_status run_again(qd_class_writer *w, int index)
     copy.again = true;
     int at = w->op_count;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
-        if (!writes(&copy, j))
+        if (!qd_op_writes(&copy, j))
             continue;
         int slot = copy.slot[j], reader = first_backward_read(w, slot);
-        if (!qd_class_reserve(w))
+        if (!qd_class_reserve_slot(w) || !qd_class_reserve_op(w))
             return QD_NO_MEMORY;
         at = reader >= 0 && reader < at ? reader : at;
         w->slots[w->slot_count] = w->slots[slot];
@@ -88,7 +81,8 @@ static qd_status run_again(qd_class_writer *w, int index)
     return QD_OK;
 }
 
-/* Backwards through phase F: an op is run again if the backward pass, or an op that is run again, reads its results. */
+/* Backwards through phase F: an op is run again if the backward pass, or an op that is run
+ * again, reads its results. */
 static qd_status mark_needed(qd_class_writer *w)
 {
     bool *needed = QD_ARENA_NEW(w->arena, bool, w->slot_count);
@@ -101,18 +95,18 @@ static qd_status mark_needed(qd_class_writer *w)
         if (op->phase != QD_PHASE_FORWARD)
             continue;
         for (int j = 0; j < QD_OP_SLOTS; j++)
-            op->again = op->again || (writes(op, j) && needed[op->slot[j]]);
+            op->again = op->again || (qd_op_writes(op, j) && needed[op->slot[j]]);
         for (int j = 0; j < QD_OP_SLOTS && op->again; j++) {
-            if (writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)
+            if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)
                 return QD_FAIL(QD_SYSTEM, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind), w->slots[op->slot[j]].name);
-            if (reads(op, j))
+            if (qd_op_reads(op, j))
                 needed[op->slot[j]] = true;
         }
     }
     return QD_OK;
 }
 
-qd_status qd_recompute_apply(qd_class_writer *w, qd_recompute mode)
+qd_status qd_pass_recompute(qd_class_writer *w, qd_recompute mode)
 {
     if (mode == QD_RECOMPUTE_FULL)
         return mark_needed(w);

@@ -1,4 +1,4 @@
-#include "spec/model.h"
+#include "model/model.h"
 
 #include <math.h>
 #include <string.h>
@@ -125,8 +125,8 @@ void qd_rope_table(const qd_model *m, int64_t seq, float *table)
             if (wavelength > low) {
                 frequency /= m->rope.factor;
             } else if (wavelength >= high) {
-                double blend = ((double)m->rope.original_seq / wavelength - m->rope.low_factor) /
-                               (m->rope.high_factor - m->rope.low_factor);
+                double blend =
+                    ((double)m->rope.original_seq / wavelength - m->rope.low_factor) / (m->rope.high_factor - m->rope.low_factor);
                 frequency = (1.0 - blend) * frequency / m->rope.factor + blend * frequency;
             }
         }
@@ -147,9 +147,8 @@ static bool rope_equal(const qd_rope *a, const qd_rope *b)
 bool qd_model_equal(const qd_model *a, const qd_model *b)
 {
     return a->arch == b->arch && a->layers == b->layers && a->heads == b->heads && a->kv_heads == b->kv_heads &&
-           a->head_dim == b->head_dim && a->hidden == b->hidden && a->ffn == b->ffn && a->vocab == b->vocab &&
-           a->max_seq == b->max_seq && a->norm == b->norm && a->norm_eps == b->norm_eps && a->position == b->position &&
-           rope_equal(&a->rope, &b->rope) && a->activation == b->activation && a->qk_norm == b->qk_norm && a->qkv_bias == b->qkv_bias &&
-           a->linear_bias == b->linear_bias && a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std &&
-           qd_moe_equal(&a->moe, &b->moe);
+           a->head_dim == b->head_dim && a->hidden == b->hidden && a->ffn == b->ffn && a->vocab == b->vocab && a->max_seq == b->max_seq &&
+           a->norm == b->norm && a->norm_eps == b->norm_eps && a->position == b->position && rope_equal(&a->rope, &b->rope) &&
+           a->activation == b->activation && a->qk_norm == b->qk_norm && a->qkv_bias == b->qkv_bias && a->linear_bias == b->linear_bias &&
+           a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std && qd_moe_equal(&a->moe, &b->moe);
 }

@@ -1,0 +1,225 @@
+/* The vocabulary of declarations: collects parameters and ops of one module. */
+#include "model/declare.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Room for one more element of a growing array; NULL when memory is out. */
+static void *grown(qd_layer *b, void *array, int count, int *capacity, size_t size)
+{
+    if (count < *capacity)
+        return array;
+    int wanted = *capacity ? 2 * *capacity : 32;
+    void *larger = qd_arena_array(b->arena, (size_t)wanted, size);
+    if (!larger) {
+        b->no_memory = true;
+        return NULL;
+    }
+    if (count > 0)
+        memcpy(larger, array, (size_t)count * size);
+    *capacity = wanted;
+    return larger;
+}
+
+qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols)
+{
+    void *ops = grown(b, b->ops, b->op_count, &b->op_capacity, sizeof *b->ops);
+    void *values = grown(b, b->values, b->value_count, &b->value_capacity, sizeof *b->values);
+    if (!ops || !values)
+        return -1;
+    b->ops = ops;
+    b->values = values;
+    op.out = out ? b->value_count : -1;
+    if (out)
+        b->values[b->value_count++] = (qd_decl_value){.name = out, .cols = cols};
+    b->ops[b->op_count++] = op;
+    return op.out;
+}
+
+static qd_decl_param *add_param(qd_layer *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std, qd_split split)
+{
+    static _Thread_local qd_decl_param lost; /* written to when memory is out; the declaration then fails as a whole */
+    void *params = grown(b, b->params, b->param_count, &b->param_capacity, sizeof *b->params);
+    if (!params || !suffix) {
+        b->no_memory = true;
+        return &lost;
+    }
+    b->params = params;
+    b->params[b->param_count] = (qd_decl_param){
+        .suffix = suffix, .rows = rows, .cols = cols, .init = init, .init_std = std, .split = split, .fuse = b->fuse, .expert = -1};
+    return &b->params[b->param_count++];
+}
+
+qd_weight qd_declare_vector(qd_layer *b, const char *suffix, int64_t size, qd_init init, qd_split split)
+{
+    b->fuse++;
+    add_param(b, suffix, size, 0, init, 0.0, split);
+    return (qd_weight){b->param_count - 1, 1};
+}
+
+static qd_weight add_table(qd_layer *b, const char *suffix, int64_t rows, qd_split split)
+{
+    b->fuse++;
+    add_param(b, suffix, rows, b->model->hidden, QD_INIT_NORMAL, b->model->init_std, split);
+    return (qd_weight){b->param_count - 1, 1};
+}
+
+qd_val qd_input(qd_layer *b)
+{
+    return qd_declare_op(b, (qd_decl_op){QD_DECL_INPUT, .x = -1, .y = -1}, "in", b->model->hidden);
+}
+
+void qd_output(qd_layer *b, qd_val x)
+{
+    qd_declare_op(b, (qd_decl_op){QD_DECL_OUTPUT, .x = x, .y = -1}, NULL, 0);
+}
+
+qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out)
+{
+    const qd_model *m = b->model;
+    qd_decl_op op = {QD_DECL_NORM, .x = x, .y = -1};
+    op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden, QD_INIT_ONE, QD_SPLIT_NORM);
+    if (m->norm == QD_NORM_LAYER)
+        op.weight2 = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.bias", name), m->hidden, QD_INIT_ZERO, QD_SPLIT_NORM);
+    return qd_declare_op(b, op, out, m->hidden);
+}
+
+qd_val qd_linear(qd_layer *b, qd_val x, const qd_linear_part *parts, int count, bool bias, double init_std, const char *out)
+{
+    qd_decl_op op = {QD_DECL_LINEAR, .x = x, .y = -1};
+    int64_t in = x >= 0 ? b->values[x].cols : 0, cols = 0;
+    b->fuse++;
+    op.weight = (qd_weight){b->param_count, count};
+    for (int i = 0; i < count; i++) {
+        add_param(b, qd_arena_printf(b->arena, "%s.weight", parts[i].name), parts[i].out, in, QD_INIT_NORMAL, init_std, parts[i].split);
+        cols += parts[i].out;
+    }
+    b->fuse++;
+    op.weight2 = (qd_weight){b->param_count, bias ? count : 0};
+    for (int i = 0; i < count && bias; i++)
+        add_param(b, qd_arena_printf(b->arena, "%s.bias", parts[i].name), parts[i].out, 0, QD_INIT_ZERO, 0.0,
+                  parts[i].split == QD_SPLIT_COLS ? QD_SPLIT_NONE : parts[i].split);
+    return qd_declare_op(b, op, out, cols);
+}
+
+double qd_residual_std(const qd_model *m)
+{
+    return m->init_std / sqrt(2.0 * m->layers);
+}
+
+qd_val qd_attention_gqa(qd_layer *b, qd_val x)
+{
+    const qd_model *m = b->model;
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    const qd_linear_part qkv[] = {{"attn.q", q, QD_SPLIT_ROWS}, {"attn.k", kv, QD_SPLIT_KV}, {"attn.v", kv, QD_SPLIT_KV}};
+    x = qd_linear(b, x, qkv, 3, m->qkv_bias, m->init_std, m->qk_norm ? "qkv_before_norm" : "qkv");
+    if (m->qk_norm) {
+        qd_decl_op op = {QD_DECL_HEAD_NORM, .x = x, .y = -1};
+        op.weight = qd_declare_vector(b, "attn.q_norm.weight", m->head_dim, QD_INIT_ONE, QD_SPLIT_HEADS);
+        op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", m->head_dim, QD_INIT_ONE, QD_SPLIT_HEADS);
+        x = qd_declare_op(b, op, "qkv", q + 2 * kv);
+    }
+    if (m->position == QD_POSITION_ROPE)
+        x = qd_declare_op(b, (qd_decl_op){QD_DECL_ROPE, .x = x, .y = -1}, "qkv_turned", q + 2 * kv);
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1}, "attended", q);
+    return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->linear_bias, qd_residual_std(m), "attn_branch");
+}
+
+/* A gated or plain MLP of inner width `ffn` whose parameters start with `name`; `split` of the
+ * inner width. */
+static qd_val mlp(qd_layer *b, qd_val x, const char *name, int64_t ffn, qd_split in_split, qd_split out_split, const char *const out[3])
+{
+    const qd_model *m = b->model;
+    bool gated = m->activation == QD_ACT_SWIGLU, bias = in_split == QD_SPLIT_ROWS && m->linear_bias;
+    const qd_linear_part up[] = {{qd_arena_printf(b->arena, "%s.gate", name), ffn, in_split},
+                                 {qd_arena_printf(b->arena, "%s.up", name), ffn, in_split}};
+    x = gated ? qd_linear(b, x, up, 2, bias, m->init_std, out[0]) : qd_linear(b, x, &up[1], 1, bias, m->init_std, out[0]);
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ACTIVATION, .x = x, .y = -1}, out[1], ffn);
+    const qd_linear_part down = {qd_arena_printf(b->arena, "%s.down", name), m->hidden, out_split};
+    return qd_linear(b, x, &down, 1, bias, qd_residual_std(m), out[2]);
+}
+
+qd_val qd_mlp(qd_layer *b, qd_val x)
+{
+    static const char *const names[] = {"up", "active", "mlp_branch"};
+    return mlp(b, x, "mlp", b->model->ffn, QD_SPLIT_ROWS, QD_SPLIT_COLS, names);
+}
+
+/* Matrices of all experts for one grouped GEMM: those of expert 0, of expert 1, … `dim`: what
+ * etp cuts. */
+static qd_val grouped_linear(qd_layer *b, qd_val x, qd_val route, const char *const *names, int count, int64_t out, int64_t in, int dim,
+                             double std, const char *name)
+{
+    int experts = b->model->moe.experts;
+    qd_decl_op op = {QD_DECL_GROUPED_LINEAR, .x = x, .y = route};
+    b->fuse++;
+    op.weight = (qd_weight){b->param_count, experts * count};
+    for (int i = 0; i < experts; i++)
+        for (int k = 0; k < count; k++) {
+            qd_decl_param *p = add_param(b, qd_arena_printf(b->arena, "mlp.experts.%d.%s.weight", i, names[k]), out, in, QD_INIT_NORMAL,
+                                         std, QD_SPLIT_NONE);
+            p->expert = i;
+            p->expert_dim = (int8_t)dim;
+        }
+    return qd_declare_op(b, op, name, count * out);
+}
+
+qd_val qd_mlp_experts(qd_layer *b, qd_val x)
+{
+    static const char *const gate_up[] = {"gate", "up"}, *const down[] = {"down"};
+    static const char *const shared_names[] = {"shared_up", "shared_active", "shared_out"};
+    const qd_model *m = b->model;
+    const qd_moe *e = &m->moe;
+    /* Router and shared experts see the rows of the residual stream that a rank has, as norms
+     * do. */
+    qd_val logits = qd_linear(b, x, &(qd_linear_part){"mlp.router", e->experts, QD_SPLIT_NORM}, 1, false, m->init_std, "router_logits");
+    if (logits >= 0)
+        b->values[logits].fp32 = true;
+    qd_decl_op route = {QD_DECL_ROUTE, .x = logits, .y = -1};
+    if (e->bias) {
+        route.weight = qd_declare_vector(b, "mlp.router.bias", e->experts, QD_INIT_ZERO, QD_SPLIT_NORM);
+        if (!b->no_memory)
+            b->params[b->param_count - 1].counts = true;
+    }
+    qd_val r = qd_declare_op(b, route, "choice", e->per_token), shared = -1;
+    qd_val rows = qd_declare_op(b, (qd_decl_op){QD_DECL_SEND, .x = x, .y = r}, "rows by expert", m->hidden);
+    if (e->shared > 0) /* while rows are on their way */
+        shared = mlp(b, x, "mlp.shared", e->shared * e->ffn, QD_SPLIT_NORM, QD_SPLIT_NORM, shared_names);
+    rows = grouped_linear(b, rows, r, gate_up, 2, e->ffn, m->hidden, 0, m->init_std, "expert_up");
+    rows = qd_declare_op(b, (qd_decl_op){QD_DECL_GROUPED_ACTIVATION, .x = rows, .y = r}, "expert_active", e->ffn);
+    rows = grouped_linear(b, rows, r, down, 1, m->hidden, e->ffn, 1, qd_residual_std(m), "expert_out");
+    qd_val sum = qd_declare_op(b, (qd_decl_op){QD_DECL_COLLECT, .x = rows, .y = r}, "expert_sum", m->hidden);
+    return shared < 0 ? sum : qd_declare_op(b, (qd_decl_op){QD_DECL_ADD, .x = shared, .y = sum}, "mlp_branch", m->hidden);
+}
+
+static qd_val dropout(qd_layer *b, qd_val x, const char *out)
+{
+    qd_decl_op op = {QD_DECL_DROPOUT, .x = x, .y = -1, .site = b->site++};
+    return b->model->dropout > 0.0 ? qd_declare_op(b, op, out, b->model->hidden) : x;
+}
+
+qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, const char *out)
+{
+    b->site += b->site == 0; /* site 0 is the embedding's */
+    branch = dropout(b, branch, dropped);
+    return qd_declare_op(b, (qd_decl_op){QD_DECL_ADD, .x = x, .y = branch}, out, b->model->hidden);
+}
+
+qd_val qd_embedding(qd_layer *b)
+{
+    const qd_model *m = b->model;
+    qd_decl_op op = {QD_DECL_EMBED, .x = -1, .y = -1};
+    op.weight = add_table(b, "tokens.weight", m->vocab, QD_SPLIT_ROWS);
+    if (m->position == QD_POSITION_LEARNED)
+        op.weight2 = add_table(b, "positions.weight", m->max_seq, QD_SPLIT_NONE);
+    return dropout(b, qd_declare_op(b, op, "embedded", m->hidden), "embedded_dropped");
+}
+
+void qd_head_loss(qd_layer *b, qd_val x)
+{
+    qd_decl_op op = {QD_DECL_LOSS, .x = x, .y = -1};
+    op.weight = add_table(b, "weight", b->model->vocab, QD_SPLIT_ROWS);
+    if (!b->no_memory)
+        b->params[b->param_count - 1].tied = b->model->tied;
+    qd_declare_op(b, op, NULL, 0);
+}

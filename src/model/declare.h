@@ -1,0 +1,138 @@
+/* The vocabulary in which model families are declared: parameters with their placement rules,
+ * and the forward pass, both for whole (unsharded) tensors.
+ *
+ * A family (family.h) is one file of functions that each declare one module: the embedding, a
+ * layer, the head. Calling such a function fills a qd_layer with parameters and with a list of
+ * ops in SSA form: every value is written once. What runs on a rank is derived from that list by
+ * the passes of `spec`: gradients, local shapes and exchanges, fusions, order, aliasing. A
+ * declaration knows nothing of ranks, memory or the backward pass. */
+#ifndef QD_MODEL_DECLARE_H
+#define QD_MODEL_DECLARE_H
+
+#include "base/arena.h"
+#include "model/model.h"
+
+typedef enum qd_init { QD_INIT_ZERO, QD_INIT_ONE, QD_INIT_NORMAL } qd_init;
+
+/* The placement rule of a parameter on tp. */
+typedef enum qd_split {
+    QD_SPLIT_NONE,  /* every rank has all of it, and the whole gradient */
+    QD_SPLIT_NORM,  /* every rank has all of it; under sp the gradient is a sum over the rows of the rank alone */
+    QD_SPLIT_HEADS, /* every rank has all of it, and the gradient of its own heads: norms of queries and keys */
+    QD_SPLIT_ROWS,  /* cut by outputs */
+    QD_SPLIT_COLS,  /* cut by inputs */
+    QD_SPLIT_KV,    /* by outputs, whole kv heads; with more ranks than kv heads, neighbours hold the same */
+} qd_split;
+
+typedef struct qd_decl_param {
+    const char *suffix; /* of the logical name, behind the module's: "attn.q.weight" */
+    int64_t rows, cols; /* cols 0: a vector */
+    qd_init init;
+    double init_std;
+    qd_split split;
+    int fuse;          /* parameters with the same number are adjacent in memory and read as one matrix (q, k, v) */
+    int expert;        /* that it belongs to, -1: none */
+    int8_t expert_dim; /* of an expert: the dimension that etp cuts */
+    bool counts;       /* its gradient is a count of tokens per expert (biases of routers) */
+    bool tied;         /* uses the values of the token table */
+} qd_decl_param;
+
+/* Consecutive parameters of the layer that one op reads as one matrix or vector; count 0: none. */
+typedef struct qd_weight {
+    int param, count;
+} qd_weight;
+
+/* Declared ops. Shapes: T tokens, d the width of the residual stream; A assignments of tokens to
+ * experts. */
+#define QD_DECL_TABLE(X)                                                                                                                   \
+    X(INPUT)              /* out (T, d): what the module before passes on */                                                               \
+    X(OUTPUT)             /* x (T, d): what this module passes on */                                                                       \
+    X(EMBED)              /* out (T, d) = rows of weight, plus rows of weight2 by position */                                              \
+    X(NORM)               /* out (T, d) = norm of x by weight, weight2 its bias */                                                         \
+    X(LINEAR)             /* out (T, n) = x · weightᵀ + weight2 */                                                                      \
+    X(HEAD_NORM)          /* out = x with the heads of q and k normed by weight and weight2 */                                             \
+    X(ROPE)               /* out = x with the heads of q and k turned by position */                                                       \
+    X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv) */                                           \
+    X(ACTIVATION)         /* out = the model's activation of x; gated: half as wide */                                                     \
+    X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
+    X(ADD)                /* out = x + y */                                                                                                \
+    X(ROUTE)              /* out: experts and weights chosen for each token by logits x; bias weight */                                    \
+    X(SEND)               /* out (A, d): copies of the rows of x, ordered by the expert that routing y chose */                            \
+    X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert */                                                  \
+    X(GROUPED_ACTIVATION) /* out = the activation of x, by expert */                                                                       \
+    X(COLLECT)            /* out (T, d) = for each token the weighted sum of the rows x of its experts */                                  \
+    X(LOSS)               /* the loss of the step from x (T, d) and weight (vocab, d); in generation, logits */
+
+typedef enum qd_decl_kind {
+#define QD_DECL_ENUM(kind) QD_DECL_##kind,
+    QD_DECL_TABLE(QD_DECL_ENUM)
+#undef QD_DECL_ENUM
+        QD_DECL_KIND_COUNT
+} qd_decl_kind;
+
+typedef int qd_val; /* a value of the layer; -1: none */
+
+typedef struct qd_decl_op {
+    qd_decl_kind kind;
+    qd_val x, y, out;
+    qd_weight weight, weight2;
+    int site; /* dropout: which of the module's dropouts */
+} qd_decl_op;
+
+typedef struct qd_decl_value {
+    const char *name;
+    int64_t cols; /* whole width */
+    bool fp32;    /* whatever the activations' type (logits of routers) */
+} qd_decl_value;
+
+/* One declared module. Everything lives in the arena. */
+typedef struct qd_layer {
+    const qd_model *model;
+    qd_arena *arena;
+    qd_decl_param *params;
+    qd_decl_value *values;
+    qd_decl_op *ops;
+    int param_count, value_count, op_count;
+    int param_capacity, value_capacity, op_capacity;
+    int fuse, site;
+    bool no_memory;
+} qd_layer;
+
+qd_val qd_input(qd_layer *b);
+void qd_output(qd_layer *b, qd_val x);
+
+/* The model's norm (LayerNorm with a bias, or RMS norm) with parameters "<name>.weight" and
+ * "<name>.bias". */
+qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out);
+
+/* A linear layer of one or more matrices with a common input, computed as one GEMM. */
+typedef struct qd_linear_part {
+    const char *name; /* parameters "<name>.weight" and "<name>.bias" */
+    int64_t out;
+    qd_split split; /* of the matrix; a bias is cut with the outputs */
+} qd_linear_part;
+qd_val qd_linear(qd_layer *b, qd_val x, const qd_linear_part *parts, int count, bool bias, double init_std, const char *out);
+
+/* Standard deviation of projections that write into the residual stream: smaller, so that its
+ * variance does not grow with depth. */
+double qd_residual_std(const qd_model *m);
+
+/* Grouped-query attention with all its parameters; optional per-head norms and rotary positions,
+ * as the model says. */
+qd_val qd_attention_gqa(qd_layer *b, qd_val x);
+/* The dense MLP: up, activation, down; with a gated activation, gate and up are one GEMM. */
+qd_val qd_mlp(qd_layer *b, qd_val x);
+/* Router, routed experts (gated MLPs) and shared experts. */
+qd_val qd_mlp_experts(qd_layer *b, qd_val x);
+/* x + branch, with the model's dropout on the branch. */
+qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, const char *out);
+
+/* Token table (and position table), with dropout. */
+qd_val qd_embedding(qd_layer *b);
+/* The head's matrix, tied or not, with the loss. */
+void qd_head_loss(qd_layer *b, qd_val x);
+
+/* The loss op, and any other of the table, for vocabulary that is not above. */
+qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols);
+qd_weight qd_declare_vector(qd_layer *b, const char *suffix, int64_t size, qd_init init, qd_split split);
+#endif

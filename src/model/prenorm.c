@@ -1,0 +1,36 @@
+/* The pre-norm decoder: GPT-2, Llama, Yi and Qwen3; with experts Mixtral, Qwen3-MoE and models
+ * of DeepSeek V3's shape.
+ *
+ * They differ in fields, not in structure: norm kind, learned or rotary positions, biases, norms
+ * of queries and keys, plain or gated MLP, and whether a layer's MLP is dense or made of
+ * experts. */
+#include "model/family.h"
+
+enum { DENSE, EXPERTS, VARIANTS };
+
+static void embed(qd_layer *b)
+{
+    qd_output(b, qd_embedding(b));
+}
+
+static int variant(const qd_model *m, int layer)
+{
+    return qd_model_has_experts(m, layer) ? EXPERTS : DENSE;
+}
+
+static void block(qd_layer *b, int which)
+{
+    qd_val x = qd_input(b);
+    qd_val attention = qd_attention_gqa(b, qd_norm(b, x, "attn_norm", "attn_normed"));
+    x = qd_residual(b, x, attention, "attn_dropped", "residual");
+    qd_val normed = qd_norm(b, x, "mlp_norm", "mlp_normed");
+    qd_val mlp = which == EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
+    qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
+}
+
+static void head(qd_layer *b)
+{
+    qd_head_loss(b, qd_norm(b, qd_input(b), "norm", "normed"));
+}
+
+const qd_family qd_family_prenorm = {"prenorm", embed, VARIANTS, variant, block, head};

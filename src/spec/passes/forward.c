@@ -1,0 +1,174 @@
+/* Pass 1: declared ops become ops over whole values. What only this system needs is added here:
+ * statistics that the backward pass reads (means, log-sum-exps), tables, the steps of routing.
+ * Shapes are those of a whole tensor, rows left open: the pass that places values fills them in. */
+#include "spec/passes/passes.h"
+
+typedef struct lowering {
+    qd_class_writer *w;
+    int *slot;                              /* per declared value */
+    int choice, weight, place, from, count; /* of the routing */
+} lowering;
+
+static void embed(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    QD_CLASS_OP(w, EMBED, qd_class_input(w), qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), l->slot[d->out]);
+}
+
+static void norm(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    int mean = w->model->norm == QD_NORM_LAYER ? qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " mean"), 0, 1) : -1;
+    int rstd = qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " rstd"), 0, 1);
+    QD_CLASS_OP(w, NORM, l->slot[d->x], -1, qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), -1, l->slot[d->out], mean, rstd);
+}
+
+static void linear(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, LINEAR, l->slot[d->x], qd_class_weight(l->w, d->weight), qd_class_weight(l->w, d->weight2), l->slot[d->out]);
+}
+
+static void head_norm(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    int rstd = qd_class_f32(w, "head_rstd", 0, w->heads + w->kv_heads);
+    QD_CLASS_OP(w, HEAD_NORM, l->slot[d->x], qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), l->slot[d->out], rstd);
+}
+
+/* Positions are counted from 0 in each sequence, unless the rank has only some of them. */
+static void rope(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    const qd_class_config *c = w->config;
+    int positions = c->context > 0 || w->seq < c->seq ? qd_class_input(w) : -1;
+    if (w->rope < 0)
+        w->rope = qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(c->seq, c->context), w->model->head_dim);
+    QD_CLASS_OP(w, ROPE, l->slot[d->x], w->rope, positions, l->slot[d->out]);
+}
+
+static void attention(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    if (w->config->context > 0) {
+        int64_t kv = (int64_t)w->kv_heads * w->model->head_dim;
+        int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
+        QD_CLASS_OP(w, ATTENTION_CACHED, l->slot[d->x], cache, l->slot[d->out]);
+        return;
+    }
+    QD_CLASS_OP(w, ATTENTION, l->slot[d->x], qd_class_input(w), l->slot[d->out], qd_class_f32(w, "lse", 0, 0));
+}
+
+static void activation(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, ACTIVATION, l->slot[d->x], l->slot[d->out]);
+}
+
+static void dropout(lowering *l, const qd_decl_op *d)
+{
+    if (l->w->config->training)
+        QD_CLASS_OP(l->w, DROPOUT, l->slot[d->x], l->slot[d->out])->site = d->site;
+    else
+        l->slot[d->out] = l->slot[d->x];
+}
+
+static void add(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, ADD, l->slot[d->x], l->slot[d->y], l->slot[d->out]);
+}
+
+static void route(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    const qd_moe *e = &w->model->moe;
+    int load = qd_class_f32(w, "expert_load", 0, e->experts);
+    l->choice = qd_class_i32(w, "choice", 0, e->per_token);
+    l->weight = qd_class_f32(w, "expert_weight", 0, e->per_token);
+    l->place = qd_class_i32(w, "place", 0, e->per_token);
+    l->from = qd_class_i32(w, "from", 1, 0);
+    l->count = qd_class_i32(w, "expert_rows", 1, e->experts);
+    QD_CLASS_OP(w, ROUTE, l->slot[d->x], qd_class_weight(w, d->weight), l->choice, l->weight, load);
+    QD_CLASS_OP(w, ROUTE_PLAN, l->choice, l->weight, l->place, l->from, l->count);
+}
+
+static void send(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, PERMUTE, l->slot[d->x], l->from, l->count, l->slot[d->out], l->place);
+}
+
+static void grouped_linear(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, EXPERTS, l->slot[d->x], qd_class_weight(l->w, d->weight), l->count, l->slot[d->out]);
+}
+
+static void grouped_activation(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, EXPERT_ACTIVATION, l->slot[d->x], l->count, l->slot[d->out]);
+}
+
+static void collect(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, COMBINE, l->slot[d->x], l->place, l->weight, -1, l->slot[d->out]);
+}
+
+/* The loss computes its gradients with it, chunk by chunk of rows, so that logits are never all
+ * there. In generation: the logits of the last row. */
+static void loss(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    int matrix = qd_class_weight(w, d->weight);
+    if (w->config->context > 0) {
+        int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, w->model->vocab);
+        QD_CLASS_OP(w, HEAD_LOGITS, l->slot[d->x], matrix, logits);
+        return;
+    }
+    bool training = w->config->training;
+    int d_x = training ? qd_class_local(w, qd_class_name(w, "d_", l->slot[d->x], ""), 0, w->model->hidden) : -1;
+    w->loss = qd_class_slot(w, "loss", QD_SLOT_LOSS, QD_F64, 2, 1);
+    QD_CLASS_OP(w, HEAD_LOSS, l->slot[d->x], matrix, qd_class_input(w), d_x, training ? qd_class_gradient(matrix) : -1, w->loss, -1, -1);
+}
+
+static void input(lowering *l, const qd_decl_op *d)
+{
+    l->w->slots[l->slot[d->out]].kind = QD_SLOT_IN;
+}
+
+static void output(lowering *l, const qd_decl_op *d)
+{
+    l->w->slots[l->slot[d->x]].kind = QD_SLOT_OUT;
+}
+
+void qd_pass_forward(qd_class_writer *w)
+{
+    static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) = {
+        [QD_DECL_INPUT] = input,
+        [QD_DECL_OUTPUT] = output,
+        [QD_DECL_EMBED] = embed,
+        [QD_DECL_NORM] = norm,
+        [QD_DECL_LINEAR] = linear,
+        [QD_DECL_HEAD_NORM] = head_norm,
+        [QD_DECL_ROPE] = rope,
+        [QD_DECL_ATTENTION] = attention,
+        [QD_DECL_ACTIVATION] = activation,
+        [QD_DECL_DROPOUT] = dropout,
+        [QD_DECL_ADD] = add,
+        [QD_DECL_ROUTE] = route,
+        [QD_DECL_SEND] = send,
+        [QD_DECL_GROUPED_LINEAR] = grouped_linear,
+        [QD_DECL_GROUPED_ACTIVATION] = grouped_activation,
+        [QD_DECL_COLLECT] = collect,
+        [QD_DECL_LOSS] = loss,
+    };
+    const qd_layer *decl = w->decl;
+    lowering l = {.w = w, .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
+    if (!l.slot) {
+        w->no_memory = true;
+        return;
+    }
+    w->phase = QD_PHASE_FORWARD;
+    for (int i = 0; i < decl->value_count; i++) {
+        const qd_decl_value *v = &decl->values[i];
+        l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : w->config->activation, 0, v->cols);
+    }
+    for (int i = 0; i < decl->op_count && !w->no_memory; i++)
+        rules[decl->ops[i].kind](&l, &decl->ops[i]);
+}

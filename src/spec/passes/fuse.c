@@ -1,0 +1,247 @@
+/* Pass 4: ops that the device does in one pass over memory become one op, by rewrite rules that
+ * its traits enable.
+ *
+ * Rules look at def-use chains only: a value between two ops that anything else touches (an
+ * exchange, dropout) keeps them apart. So the list that is left is what runs, and what the
+ * simulator prices. */
+#include "spec/experts.h"
+#include "spec/passes/passes.h"
+
+enum { GONE = QD_OP_KIND_COUNT }; /* an op that another has taken in */
+
+/* Ops from `first` on that touch a slot; the last of them in *last. */
+static int touched(const qd_class_writer *w, int slot, int first, int *last)
+{
+    int count = 0;
+    for (int i = first; i < w->op_count; i++)
+        if ((int)w->ops[i].kind != GONE && qd_op_touches(&w->ops[i], slot, false)) {
+            *last = i;
+            count++;
+        }
+    return count;
+}
+
+/* The one op that reads what op `index` writes to `slot`, -1: none or several. A value that
+ * leaves the module is not its alone. */
+static int only_reader(const qd_class_writer *w, int index, int slot)
+{
+    int reader = -1;
+    if (slot < 0 || w->slots[slot].kind != QD_SLOT_LOCAL || touched(w, slot, index + 1, &reader) != 1)
+        return -1;
+    return qd_op_touches(&w->ops[reader], slot, true) ? -1 : reader;
+}
+
+static void remove_op(qd_class_writer *w, int index)
+{
+    w->ops[index].kind = (qd_op_kind)GONE;
+}
+
+/* Op `index` becomes another kind with other slots; phase, sizes and FLOPs stay. */
+static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, const int *slots, int count)
+{
+    qd_op *op = &w->ops[index];
+    op->kind = kind;
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        op->slot[i] = (int16_t)(i < count ? slots[i] : -1);
+    qd_class_count_bytes(w, op);
+}
+
+/* x·Wᵀ + b, then + a: one GEMM. */
+static void add_in_linear(qd_class_writer *w, int i)
+{
+    const qd_op *op = &w->ops[i];
+    int by = op->kind == QD_OP_LINEAR ? only_reader(w, i, op->slot[3]) : -1;
+    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[3])
+        return;
+    rewrite(w, i, QD_OP_LINEAR_ADD, (const int[]){op->slot[0], op->slot[1], op->slot[2], w->ops[by].slot[0], w->ops[by].slot[2]}, 5);
+    remove_op(w, by);
+}
+
+/* The sum over experts takes along what is added to it. With shared experts that is their
+ * result; where a GEMM adds, theirs takes the residual along, and the last sum is all of it. */
+static void add_in_combine(qd_class_writer *w, int i)
+{
+    qd_op *op = &w->ops[i];
+    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[4]) : -1;
+    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[4])
+        return;
+    int add = w->ops[by].slot[0], sum = w->ops[by].slot[2];
+    if (op->slot[3] < 0) {
+        op->slot[3] = (int16_t)add;
+    } else {
+        int shared = qd_class_definition(w, op->slot[3], i);
+        if (!w->config->traits->fused_residual || shared < 0 || w->ops[shared].kind != QD_OP_LINEAR ||
+            only_reader(w, shared, op->slot[3]) != i)
+            return;
+        const qd_op *down = &w->ops[shared];
+        rewrite(w, shared, QD_OP_LINEAR_ADD, (const int[]){down->slot[0], down->slot[1], down->slot[2], add, down->slot[3]}, 5);
+    }
+    op->slot[4] = (int16_t)sum;
+    remove_op(w, by);
+    qd_class_count_bytes(w, op);
+    add_in_combine(w, i); /* what is added to that */
+}
+
+/* sum = x + branch, y = norm(sum): one pass. */
+static void add_in_norm(qd_class_writer *w, int i)
+{
+    const qd_op *op = &w->ops[i];
+    if (op->kind != QD_OP_ADD || op->phase != QD_PHASE_FORWARD)
+        return;
+    int by = qd_class_reader(w, op->slot[2], i + 1);
+    if (by < 0 || w->ops[by].kind != QD_OP_NORM || w->ops[by].slot[0] != op->slot[2] || w->ops[by].slot[1] >= 0)
+        return;
+    qd_op *norm = &w->ops[by];
+    rewrite(w, by, QD_OP_NORM,
+            (const int[]){op->slot[0], op->slot[1], norm->slot[2], norm->slot[3], op->slot[2], norm->slot[5], norm->slot[6], norm->slot[7]},
+            8);
+    remove_op(w, i);
+}
+
+/* GELU of a GEMM's result, and its derivative. Computing GELU again (selective recompute) needs
+ * it as an op of its own. */
+static void gelu_in_linear(qd_class_writer *w, int i)
+{
+    const qd_op *op = &w->ops[i];
+    bool forward = op->kind == QD_OP_LINEAR;
+    if (!w->config->traits->fused_gelu || w->model->activation != QD_ACT_GELU_TANH || w->config->recompute == QD_RECOMPUTE_SELECTIVE ||
+        (!forward && op->kind != QD_OP_LINEAR_DX))
+        return;
+    int by = forward ? qd_class_reader(w, op->slot[3], i + 1) : only_reader(w, i, op->slot[2]);
+    if (by < 0)
+        return;
+    const qd_op *act = &w->ops[by];
+    if (forward && act->kind == QD_OP_ACTIVATION) {
+        rewrite(w, i, QD_OP_LINEAR_GELU, (const int[]){op->slot[0], op->slot[1], op->slot[2], op->slot[3], act->slot[1]}, 5);
+        remove_op(w, by);
+    } else if (!forward && act->kind == QD_OP_ACTIVATION_GRAD) {
+        rewrite(w, i, QD_OP_LINEAR_DX_GELU, (const int[]){op->slot[0], op->slot[1], act->slot[0], act->slot[2]}, 4);
+        remove_op(w, by);
+    }
+}
+
+/* Whether SwiGLU's result is computed again in the backward pass. `by_default`: where
+ * train.swiglu is auto. */
+static bool remakes(const qd_class_writer *w, bool by_default)
+{
+    return w->config->swiglu == QD_SWIGLU_AGAIN || (w->config->swiglu == QD_SWIGLU_AUTO && by_default);
+}
+
+/* The pass over gate and up that gives their gradients gives their product once more: it need
+ * not be kept. The weight gradient that reads it comes behind that pass. */
+static void remake_swiglu(qd_class_writer *w, int i)
+{
+    qd_op *grad = &w->ops[i];
+    bool routed = grad->kind == QD_OP_EXPERT_ACTIVATION_GRAD;
+    if (!routed && (grad->kind != QD_OP_ACTIVATION_GRAD || w->model->activation != QD_ACT_SWIGLU))
+        return;
+    if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
+        return;
+    int x = grad->slot[0], active = -1, made = -1;
+    for (int k = 0; k < i && made < 0; k++) {
+        const qd_op *op = &w->ops[k];
+        if ((op->kind == QD_OP_ACTIVATION || op->kind == QD_OP_EXPERT_ACTIVATION) && op->slot[0] == x) {
+            made = k;
+            active = op->slot[routed ? 2 : 1];
+        }
+    }
+    if (made < 0)
+        return;
+    int again = qd_class_local(w, qd_class_name(w, "", active, "_again"), w->slots[active].rows, w->slots[active].cols);
+    if (w->no_memory)
+        return;
+    w->slots[again].layout = w->slots[active].layout;
+    if (routed) {
+        grad->slot[4] = (int16_t)again;
+        qd_class_count_bytes(w, grad);
+    } else {
+        rewrite(w, i, QD_OP_ACTIVATION_GRAD_Y, (const int[]){x, grad->slot[1], grad->slot[2], again}, 4);
+    }
+    for (int k = made + 1; k < w->op_count; k++) {
+        qd_op *op = &w->ops[k];
+        if (op->phase != QD_PHASE_WEIGHT || (int)op->kind == GONE || op->slot[1] != active)
+            continue;
+        op->slot[1] = (int16_t)again;
+        if (k > i)
+            continue;
+        qd_op late = *op;
+        for (; k < i; k++)
+            w->ops[k] = w->ops[k + 1];
+        w->ops[i] = late;
+        return;
+    }
+}
+
+/* The gradient of a norm reads and writes what reached the biases on either side of it, and sums
+ * it on the way. */
+static void bias_sums_in_norm(qd_class_writer *w, int i)
+{
+    qd_op *op = &w->ops[i];
+    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_LINEAR_DW || op->slot[3] < 0 ||
+        w->tensor.size > 1)
+        return;
+    for (int k = 0; k < w->op_count; k++) {
+        qd_op *norm = &w->ops[k];
+        if (norm->kind != QD_OP_NORM_GRAD)
+            continue;
+        int j = norm->slot[3] == op->slot[0] ? 9 : norm->slot[6] == op->slot[0] ? 10 : -1;
+        if (j < 0 || norm->slot[j] >= 0)
+            continue;
+        norm->slot[j] = op->slot[3];
+        op->slot[3] = -1;
+        qd_class_count_bytes(w, norm);
+        qd_class_count_bytes(w, op);
+        return;
+    }
+}
+
+/* A grouped GEMM and the SwiGLU behind it, or its gradient, where all rows come from one rank:
+ * the device then knows their number. Computing SwiGLU again (selective recompute) needs it as
+ * an op of its own. */
+static void swiglu_in_grouped(qd_class_writer *w, int i)
+{
+    const qd_op *op = &w->ops[i];
+    bool forward = op->kind == QD_OP_EXPERTS;
+    if ((!forward && op->kind != QD_OP_EXPERTS_DX) || w->slots[op->slot[2]].rows != 1 ||
+        (w->config->recompute == QD_RECOMPUTE_SELECTIVE && !remakes(w, true)))
+        return;
+    int by = forward ? qd_class_reader(w, op->slot[3], i + 1) : only_reader(w, i, op->slot[3]);
+    if (by < 0)
+        return;
+    const qd_op *act = &w->ops[by];
+    if (forward && act->kind == QD_OP_EXPERT_ACTIVATION)
+        rewrite(w, i, QD_OP_EXPERTS_SWIGLU, (const int[]){op->slot[0], op->slot[1], op->slot[2], op->slot[3], act->slot[2]}, 5);
+    else if (!forward && act->kind == QD_OP_EXPERT_ACTIVATION_GRAD)
+        rewrite(w, i, QD_OP_EXPERTS_DX_SWIGLU,
+                (const int[]){op->slot[0], op->slot[1], op->slot[2], act->slot[0], op->slot[3], act->slot[3], act->slot[4]}, 7);
+    else
+        return;
+    remove_op(w, by);
+}
+
+/* Grouped GEMMs that are the last to write the gradients of their matrices sum their squares for
+ * the norm: nothing is added to them, by extra rounds or other ranks. */
+static void squares_in_grouped(qd_class_writer *w, int i)
+{
+    qd_op *op = &w->ops[i];
+    if (op->kind != QD_OP_EXPERTS_DW || !w->config->traits->squares_in_products || w->slots[op->slot[2]].rows != 1)
+        return;
+    int param = w->module->param_begin + w->slots[op->slot[3]].param;
+    op->squares = qd_expert_ranks(&w->ledger->mesh) == 1 && qd_ledger_data_group(w->ledger, w->ledger->params[param].family).size == 1 &&
+                  qd_ledger_tensor_group(w->ledger, param).size == 1;
+}
+
+void qd_pass_fuse(qd_class_writer *w)
+{
+    static void (*const rules[])(qd_class_writer *, int) = {
+        add_in_combine, add_in_linear, add_in_norm, gelu_in_linear, remake_swiglu, bias_sums_in_norm, swiglu_in_grouped, squares_in_grouped,
+    };
+    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
+        for (int i = 0; i < w->op_count && !w->no_memory; i++)
+            rules[r](w, i);
+    int kept = 0;
+    for (int i = 0; i < w->op_count; i++)
+        if ((int)w->ops[i].kind != GONE)
+            w->ops[kept++] = w->ops[i];
+    w->op_count = kept;
+}

@@ -1,0 +1,303 @@
+/* Pass 2: the backward pass, derived from the forward list.
+ *
+ * One table gives for each op the ops of its gradient. The forward list is in SSA form, so the
+ * gradient of a value is the sum over the ops that read it. These contributions are added in the
+ * order of the forward pass, two by two; where one of them comes from an op that can take a sum
+ * along (the gradient of a norm, of a permutation), that op is written last and takes the sum of
+ * the others. Gradients of inputs are phase I, gradients of weights phase W; an op that yields
+ * both at once counts as I. */
+#include "spec/passes/passes.h"
+
+typedef struct contribution {
+    int value, grad; /* slots */
+    int reader;      /* op of the forward pass */
+} contribution;
+
+typedef struct gradients {
+    qd_class_writer *w;
+    contribution *list;
+    int count;
+    int *absorber; /* per slot: op whose gradient takes the sum of the others, -1: none */
+    int *readers;  /* per slot: ops that may contribute to its gradient */
+    int *done;     /* per slot: its gradient, -1: not summed so far */
+    int in_grad;   /* the slot GRAD_IN, -1: the module has none */
+} gradients;
+
+static int grad_of(gradients *g, int value);
+
+static void give(gradients *g, int value, int grad, int reader)
+{
+    g->list[g->count++] = (contribution){value, grad, reader};
+}
+
+/* A slot for a gradient with the shape of a value. */
+static int new_slot(gradients *g, int value)
+{
+    qd_class_writer *w = g->w;
+    return qd_class_local(w, qd_class_name(w, "d_", value, ""), 0, w->slots[value].cols);
+}
+
+/* Where an op writes what it contributes to the gradient of a value. */
+static int part_of(gradients *g, int value, bool last)
+{
+    if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->readers[value] == 1))
+        return g->in_grad;
+    return new_slot(g, value);
+}
+
+/* ---- rules: op `i` of the forward list, gradient dy of its result ---- */
+
+static const qd_op *forward(const gradients *g, int i)
+{
+    return &g->w->ops[i];
+}
+
+static void linear(gradients *g, int i)
+{
+    qd_class_writer *w = g->w;
+    int x = forward(g, i)->slot[0], weight = forward(g, i)->slot[1], bias = forward(g, i)->slot[2];
+    int dy = grad_of(g, forward(g, i)->slot[3]);
+    if (dy < 0)
+        return;
+    int dx = part_of(g, x, false);
+    QD_CLASS_OP(w, LINEAR_DX, dy, weight, dx);
+    w->phase = QD_PHASE_WEIGHT;
+    QD_CLASS_OP(w, LINEAR_DW, dy, x, qd_class_gradient(weight), qd_class_gradient(bias));
+    w->phase = QD_PHASE_INPUT;
+    give(g, x, dx, i);
+}
+
+/* Takes along what else reaches x. */
+static int norm_taking(gradients *g, int i, int sum)
+{
+    const qd_op *op = forward(g, i);
+    int x = op->slot[0], gamma = op->slot[2], beta = op->slot[3], mean = op->slot[6], rstd = op->slot[7];
+    int dy = grad_of(g, op->slot[5]), dx = part_of(g, x, true);
+    QD_CLASS_OP(g->w, NORM_GRAD, dy, x, gamma, sum, mean, rstd, dx, qd_class_gradient(gamma), qd_class_gradient(beta), -1, -1);
+    return dx;
+}
+
+static int permute_taking(gradients *g, int i, int sum)
+{
+    const qd_op *op = forward(g, i);
+    int place = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, op->slot[0], true);
+    QD_CLASS_OP(g->w, COMBINE, dy, place, -1, sum, dx);
+    return dx;
+}
+
+static void absorbing(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[0];
+    if (g->absorber[x] < 0)
+        g->absorber[x] = i;
+    else
+        give(g, x, forward(g, i)->kind == QD_OP_NORM ? norm_taking(g, i, -1) : permute_taking(g, i, -1), i);
+}
+
+static void head_norm(gradients *g, int i)
+{
+    const qd_op *op = forward(g, i);
+    int x = op->slot[0], q = op->slot[1], k = op->slot[2], rstd = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, HEAD_NORM_GRAD, dy, x, q, k, rstd, qd_class_gradient(q), qd_class_gradient(k), dx);
+    give(g, x, dx, i);
+}
+
+static void rope(gradients *g, int i)
+{
+    const qd_op *op = forward(g, i);
+    int x = op->slot[0], table = op->slot[1], positions = op->slot[2], dy = grad_of(g, op->slot[3]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ROPE_INVERSE, dy, table, positions, dx);
+    give(g, x, dx, i);
+}
+
+static void attention(gradients *g, int i)
+{
+    const qd_op *op = forward(g, i);
+    int x = op->slot[0], input = op->slot[1], o = op->slot[2], lse = op->slot[3], dy = grad_of(g, o), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ATTENTION_GRAD, x, input, o, lse, dy, dx, qd_class_f32(g->w, "delta", 0, 0));
+    give(g, x, dx, i);
+}
+
+static void activation(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[0], dy = grad_of(g, forward(g, i)->slot[1]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ACTIVATION_GRAD, x, dy, dx);
+    give(g, x, dx, i);
+}
+
+/* The same mask once more. */
+static void dropout(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[0], site = forward(g, i)->site, dy = grad_of(g, forward(g, i)->slot[1]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, DROPOUT, dy, dx)->site = site;
+    give(g, x, dx, i);
+}
+
+static void add(gradients *g, int i)
+{
+    int a = forward(g, i)->slot[0], b = forward(g, i)->slot[1], dy = grad_of(g, forward(g, i)->slot[2]);
+    give(g, a, dy, i);
+    give(g, b, dy, i);
+}
+
+static void embed(gradients *g, int i)
+{
+    const qd_op *op = forward(g, i);
+    int input = op->slot[0], tokens = op->slot[1], positions = op->slot[2], dy = grad_of(g, op->slot[3]);
+    g->w->phase = QD_PHASE_WEIGHT;
+    QD_CLASS_OP(g->w, EMBED_GRAD, input, dy, qd_class_gradient(tokens), qd_class_gradient(positions));
+    g->w->phase = QD_PHASE_INPUT;
+}
+
+/* It has computed its gradients with the loss. */
+static void loss(gradients *g, int i)
+{
+    give(g, forward(g, i)->slot[0], forward(g, i)->slot[3], i);
+}
+
+static void route(gradients *g, int i)
+{
+    qd_class_writer *w = g->w;
+    const qd_op *op = forward(g, i);
+    int logits = op->slot[0], bias = op->slot[1], choice = op->slot[2], weight = op->slot[3], load = op->slot[4];
+    int d_weight = grad_of(g, weight);
+    int d_logits = qd_class_local(w, "d_router_logits", 0, w->model->moe.experts); /* as narrow as what it is multiplied with */
+    QD_CLASS_OP(w, ROUTE_GRAD, logits, choice, weight, d_weight, load, d_logits);
+    if (w->model->moe.bias && w->model->moe.bias_rate > 0.0) {
+        w->phase = QD_PHASE_WEIGHT;
+        QD_CLASS_OP(w, ROUTE_LOAD, choice, qd_class_gradient(bias));
+        w->phase = QD_PHASE_INPUT;
+    }
+    give(g, logits, d_logits, i);
+}
+
+static void experts(gradients *g, int i)
+{
+    qd_class_writer *w = g->w;
+    int x = forward(g, i)->slot[0], weight = forward(g, i)->slot[1], count = forward(g, i)->slot[2];
+    int dy = grad_of(g, forward(g, i)->slot[3]), dx = part_of(g, x, false);
+    QD_CLASS_OP(w, EXPERTS_DX, dy, weight, count, dx);
+    w->phase = QD_PHASE_WEIGHT;
+    QD_CLASS_OP(w, EXPERTS_DW, dy, x, count, qd_class_gradient(weight));
+    w->phase = QD_PHASE_INPUT;
+    give(g, x, dx, i);
+}
+
+static void expert_activation(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[0], count = forward(g, i)->slot[1], dy = grad_of(g, forward(g, i)->slot[2]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, EXPERT_ACTIVATION_GRAD, x, dy, count, dx, -1);
+    give(g, x, dx, i);
+}
+
+static void combine(gradients *g, int i)
+{
+    qd_class_writer *w = g->w;
+    const qd_op *op = forward(g, i), *plan = forward(g, qd_class_definition(w, op->slot[1], i));
+    int rows = op->slot[0], place = op->slot[1], weight = op->slot[2], from = plan->slot[3], count = plan->slot[4];
+    int dy = grad_of(g, op->slot[4]), d_rows = part_of(g, rows, false);
+    int d_weight = qd_class_f32(w, "d_expert_weight", 0, w->model->moe.per_token);
+    QD_CLASS_OP(w, COMBINE_GRAD, dy, rows, from, place, count, weight, d_rows, d_weight);
+    give(g, rows, d_rows, i);
+    give(g, weight, d_weight, i);
+}
+
+/* Choices are numbers, not functions of the weights. */
+static void none(gradients *g, int i)
+{
+    (void)g;
+    (void)i;
+}
+
+/* Ops that a forward list may hold; the others are written by later passes. */
+static void (*const rules[QD_OP_KIND_COUNT])(gradients *g, int i) = {
+    [QD_OP_EMBED] = embed,           [QD_OP_NORM] = absorbing,  [QD_OP_LINEAR] = linear,
+    [QD_OP_HEAD_NORM] = head_norm,   [QD_OP_ROPE] = rope,       [QD_OP_ATTENTION] = attention,
+    [QD_OP_ACTIVATION] = activation, [QD_OP_DROPOUT] = dropout, [QD_OP_ADD] = add,
+    [QD_OP_HEAD_LOSS] = loss,        [QD_OP_ROUTE] = route,     [QD_OP_ROUTE_PLAN] = none,
+    [QD_OP_PERMUTE] = absorbing,     [QD_OP_EXPERTS] = experts, [QD_OP_EXPERT_ACTIVATION] = expert_activation,
+    [QD_OP_COMBINE] = combine,
+};
+
+bool qd_op_has_gradient(qd_op_kind kind)
+{
+    return rules[kind] != NULL;
+}
+
+/* ---- */
+
+/* Whether contribution i is added after contribution k (-1: the beginning). */
+static bool comes_after(const gradients *g, int i, int k)
+{
+    return k < 0 || g->list[i].reader > g->list[k].reader || (g->list[i].reader == g->list[k].reader && i > k);
+}
+
+/* The gradient of a value, once all ops that read it have contributed; -1: nothing depends on
+ * it. */
+static int grad_of(gradients *g, int value)
+{
+    qd_class_writer *w = g->w;
+    int sum = -1, last = -1, left = 0;
+    if (g->done[value] >= 0)
+        return g->done[value];
+    for (int i = 0; i < g->count; i++)
+        left += g->list[i].value == value;
+    bool absorbs = g->absorber[value] >= 0;
+    for (; left > 0; left--) { /* in the order of the forward pass */
+        int next = -1;
+        for (int i = 0; i < g->count; i++)
+            if (g->list[i].value == value && comes_after(g, i, last) && (next < 0 || comes_after(g, next, i)))
+                next = i;
+        last = next;
+        if (sum < 0) {
+            sum = g->list[next].grad;
+            continue;
+        }
+        int both = left == 1 && !absorbs ? part_of(g, value, true) : new_slot(g, value);
+        QD_CLASS_OP(w, ADD, sum, g->list[next].grad, both);
+        sum = both;
+    }
+    if (absorbs)
+        sum = (forward(g, g->absorber[value])->kind == QD_OP_NORM ? norm_taking : permute_taking)(g, g->absorber[value], sum);
+    if (sum >= 0 && w->slots[value].kind == QD_SLOT_IN && sum != g->in_grad)
+        w->wrong = "no op writes the gradient of the module's input";
+    return g->done[value] = sum;
+}
+
+void qd_pass_gradient(qd_class_writer *w)
+{
+    int forward_count = w->op_count, in = -1, out = -1;
+    gradients g = {.w = w, .in_grad = -1};
+    size_t slots = (size_t)w->slot_count;
+    g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)forward_count * 2 + 2);
+    g.absorber = QD_ARENA_NEW(w->arena, int, slots);
+    g.readers = QD_ARENA_NEW(w->arena, int, slots);
+    g.done = QD_ARENA_NEW(w->arena, int, slots);
+    if (!g.list || !g.absorber || !g.readers || !g.done || w->no_memory) {
+        w->no_memory = true;
+        return;
+    }
+    for (int s = 0; s < w->slot_count; s++) {
+        g.absorber[s] = g.done[s] = -1;
+        in = w->slots[s].kind == QD_SLOT_IN ? s : in;
+        out = w->slots[s].kind == QD_SLOT_OUT ? s : out;
+    }
+    for (int i = 0; i < forward_count; i++) {
+        if (!rules[w->ops[i].kind]) {
+            w->wrong = "an op of the forward list has no gradient rule";
+            return;
+        }
+        for (int j = 0; j < QD_OP_SLOTS; j++)
+            if (qd_op_reads(&w->ops[i], j))
+                g.readers[w->ops[i].slot[j]]++;
+    }
+    w->phase = QD_PHASE_INPUT;
+    if (out >= 0)
+        give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden), forward_count);
+    if (in >= 0)
+        g.in_grad = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, 0, w->model->hidden);
+    for (int i = forward_count - 1; i >= 0 && !w->no_memory && !w->wrong; i--)
+        rules[w->ops[i].kind](&g, i);
+    if (in >= 0 && !w->no_memory && !w->wrong)
+        grad_of(&g, in);
+}

@@ -1,0 +1,137 @@
+/* Pass 5: the order of ops around exchanges, and which op waits for which exchange.
+ *
+ * The passes before leave ops in the order of their definitions, an exchange next to the op that
+ * needs it. Here - rows that are gathered again for a weight gradient start their way before the
+ * input gradient of the same weight, - weight gradients of experts run behind their input
+ * gradients, while those return, - ops that do not depend on rows on their way to experts run
+ * before the op that needs these, - and the first op that touches what an asynchronous exchange
+ * writes waits for it. */
+#include "spec/passes/passes.h"
+
+static void move(qd_class_writer *w, int from, int to)
+{
+    qd_op op = w->ops[from];
+    for (int i = from; i > to; i--)
+        w->ops[i] = w->ops[i - 1];
+    for (int i = from; i < to; i++)
+        w->ops[i] = w->ops[i + 1];
+    w->ops[to] = op;
+}
+
+static void start_gathers(qd_class_writer *w)
+{
+    for (int i = 1; i + 1 < w->op_count; i++) {
+        const qd_op *gather = &w->ops[i], *dw = gather + 1;
+        if (gather->kind != QD_OP_ALL_GATHER || gather->phase != QD_PHASE_WEIGHT || dw->kind != QD_OP_LINEAR_DW)
+            continue;
+        for (int k = i - 1; k >= 0; k--)
+            if ((w->ops[k].kind == QD_OP_LINEAR_DX || w->ops[k].kind == QD_OP_LINEAR_DX_GELU) && w->ops[k].slot[0] == dw->slot[0] &&
+                w->ops[k].slot[1] == dw->slot[2] - 1) { /* the weight whose gradient that is */
+                move(w, i, k);
+                break;
+            }
+    }
+}
+
+static void delay_expert_weights(qd_class_writer *w)
+{
+    int last = -1;
+    for (int i = 0; i < w->op_count; i++) {
+        const qd_op *op = &w->ops[i];
+        if (op->phase == QD_PHASE_INPUT &&
+            (op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU || op->kind == QD_OP_RETURN))
+            last = i;
+    }
+    if (last < 0)
+        return;
+    for (int i = 0, left = last; i < left;) {
+        if (w->ops[i].kind == QD_OP_EXPERTS_DW) {
+            move(w, i, last);
+            left--;
+        } else {
+            i++;
+        }
+    }
+    while (last + 1 < w->op_count && w->ops[last + 1].kind == QD_OP_EXPERTS_DW)
+        last++;
+    for (int i = last + 1; i < w->op_count; i++) /* before the extra rounds, which add to them */
+        if (w->ops[i].kind == QD_OP_EXPERTS_DW)
+            move(w, i, ++last);
+}
+
+/* Whether two ops must stay in their order. */
+static bool conflict(const qd_op *a, const qd_op *b)
+{
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        for (int j = 0; j < QD_OP_SLOTS; j++)
+            if (a->slot[i] >= 0 && a->slot[i] == b->slot[j] && (qd_op_writes(a, i) || qd_op_writes(b, j)))
+                return true;
+    return false;
+}
+
+static bool carries_rows(const qd_op *op)
+{
+    return op->exchange.uneven && op->exchange.count > 0;
+}
+
+/* Whether what an exchange of rows before op `index` writes is still on its way there. */
+static bool on_its_way(const qd_class_writer *w, int exchange, int index)
+{
+    for (int i = exchange + 1; i < index; i++)
+        if (conflict(&w->ops[exchange], &w->ops[i]))
+            return false;
+    return carries_rows(&w->ops[exchange]);
+}
+
+/* Op `index` is the first that needs rows of experts: brings forward later ops of the layer's
+ * MLP that need none, in their order. */
+static void fill(qd_class_writer *w, int index)
+{
+    for (int k = index + 1; k < w->op_count && w->ops[k].kind != QD_OP_NORM_GRAD; k++) {
+        const qd_op *op = &w->ops[k];
+        bool free = !qd_op_communicates(op) && (op->phase == QD_PHASE_FORWARD) == (w->ops[index].phase == QD_PHASE_FORWARD);
+        for (int i = index; i < k && free; i++)
+            free = !conflict(&w->ops[i], op);
+        for (int i = 0; i < index && free; i++)
+            free = !on_its_way(w, i, index) || !conflict(&w->ops[i], op);
+        if (free)
+            move(w, k, index++);
+    }
+}
+
+/* Where all experts are on this rank nothing is on its way, and the order is the same. */
+static void fill_waits(qd_class_writer *w)
+{
+    for (int i = 0; i < w->op_count; i++) {
+        const qd_op *op = &w->ops[i];
+        int k = i + 1;
+        while (k < w->op_count && !conflict(op, &w->ops[k]))
+            k++;
+        if (k < w->op_count && (carries_rows(op) || (op->kind == QD_OP_COMBINE_GRAD && qd_op_is_grouped(w->ops[k].kind))))
+            fill(w, k);
+    }
+}
+
+static void await(qd_class_writer *w)
+{
+    for (int i = 0; i < w->op_count; i++) {
+        qd_op *op = &w->ops[i];
+        if (!op->exchange.async)
+            continue;
+        int by = i + 1;
+        while (by < w->op_count && !conflict(op, &w->ops[by]))
+            by++;
+        if (by == w->op_count)
+            op->exchange.async = false; /* what comes next is behind the module */
+        else if (i > w->ops[by].after)
+            w->ops[by].after = i;
+    }
+}
+
+void qd_pass_order(qd_class_writer *w)
+{
+    start_gathers(w);
+    delay_expert_weights(w);
+    fill_waits(w);
+    await(w);
+}

@@ -1,0 +1,250 @@
+/* Pass 3: local shapes, and the exchanges of tensor and sequence parallelism.
+ *
+ * The placements of parameters decide; every op has one rule. A GEMM whose weight is cut by
+ * outputs needs all rows and gives this rank's columns; one whose weight is cut by inputs needs
+ * this rank's columns and gives partial sums. Gradients follow by duality: what was whole
+ * becomes a partial sum, what was a partial sum is needed whole. A value that is needed in
+ * another layout than it has is gathered before its reader; a partial sum is summed behind its
+ * writer (under sp scattered to the rows of the port). Rows that the forward pass gathered are
+ * not kept: the backward pass gathers them again. Context and expert parallelism have rules that
+ * write several ops (place_attention.c, place_experts.c). */
+#include "spec/passes/passes.h"
+
+#include <string.h>
+
+int qd_place_want(qd_placing *p, int slot, qd_layout need)
+{
+    qd_class_writer *w = p->w;
+    if (slot < 0 || w->no_memory || w->wrong)
+        return slot;
+    slot = slot < p->slots ? p->now[slot] : slot;
+    qd_layout have = w->slots[slot].layout;
+    bool sp = w->ledger->mesh.sp,
+         whole = (have == QD_LAYOUT_PORT || have == QD_LAYOUT_ALL) && (need == QD_LAYOUT_PORT || need == QD_LAYOUT_ALL);
+    if (have == need || have == QD_LAYOUT_NONE || w->tensor.size == 1 || (whole && !sp))
+        return slot;
+    if (have != QD_LAYOUT_PORT || need != QD_LAYOUT_ALL) {
+        w->wrong = qd_arena_printf(w->arena, "%s needs '%s' in a layout that it cannot be brought to", qd_op_name(p->old.ops[p->at].kind),
+                                   w->slots[slot].name);
+        return slot;
+    }
+    int *gathered = slot < p->slots ? &p->gathered[w->phase != QD_PHASE_FORWARD][slot] : NULL;
+    if (gathered && *gathered >= 0)
+        return *gathered;
+    int all = qd_class_local(w, qd_class_name(w, "", slot, " of all ranks"), w->rows, w->slots[slot].cols);
+    w->slots[all].layout = QD_LAYOUT_ALL;
+    qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, (const int[]){slot, all}, 2, 0, w->rows, w->slots[slot].cols)->exchange.async =
+        w->config->overlap;
+    if (gathered)
+        *gathered = all;
+    return all;
+}
+
+void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
+{
+    qd_class_writer *w = p->w;
+    if (slot < 0 || w->no_memory)
+        return;
+    qd_slot *s = &w->slots[slot];
+    s->layout = layout;
+    s->rows = layout == QD_LAYOUT_PORT ? w->port_rows : w->rows;
+    s->cols = cols > 0 ? cols : s->cols;
+}
+
+void qd_place_sum(qd_placing *p, int slot)
+{
+    qd_class_writer *w = p->w;
+    if (slot < 0 || w->tensor.size == 1 || w->no_memory || w->wrong)
+        return;
+    int64_t cols = w->slots[slot].cols;
+    int own = slot;
+    if (w->ledger->mesh.sp) { /* what leaves the module is what is left of it */
+        own = qd_class_local(w, qd_class_name(w, "", slot, " of the port"), w->port_rows, cols);
+        if (w->no_memory)
+            return;
+        w->slots[own].kind = w->slots[slot].kind;
+        w->slots[slot].kind = QD_SLOT_LOCAL;
+    }
+    w->slots[own].layout = QD_LAYOUT_PORT;
+    p->now[slot] = own;
+    qd_op *op = own == slot ? qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, (const int[]){slot}, 1, 0, w->rows, cols)
+                            : qd_class_exchange(w, QD_OP_REDUCE_SCATTER, w->tensor, (const int[]){slot, own}, 2, 0, w->rows, cols);
+    op->exchange.async = w->config->overlap;
+}
+
+/* How the parameters of a weight are cut over tp: by dimension 0 (outputs), 1 (inputs), or not
+ * (-1). */
+static int cut_of(const qd_class_writer *w, int weight)
+{
+    const qd_place *place = &w->ledger->params[w->module->param_begin + w->slots[weight].param].value[QD_AXIS_TP];
+    return w->tensor.size > 1 && place->kind == QD_SHARD ? place->dim : -1;
+}
+
+static qd_op *keep(qd_placing *p, const qd_op *op)
+{
+    qd_op *kept = qd_class_keep(p->w, op);
+    qd_class_measure(p->w, kept);
+    return kept;
+}
+
+/* Row by row, over the rows of a port. */
+static void rowwise(qd_placing *p, const qd_op *op)
+{
+    qd_op placed = *op;
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        qd_slot_kind kind = op->slot[j] >= 0 ? p->w->slots[op->slot[j]].kind : QD_SLOT_PARAM;
+        if (kind == QD_SLOT_PARAM || kind == QD_SLOT_GRAD)
+            continue;
+        if (qd_op_reads(op, j))
+            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], QD_LAYOUT_PORT);
+        else
+            qd_place_give(p, op->slot[j], QD_LAYOUT_PORT, 0);
+    }
+    keep(p, &placed);
+}
+
+/* Layouts of x and y of y = x·Wᵀ + b, by how W is cut: not, by outputs, by inputs. */
+static const qd_layout linear_x[] = {QD_LAYOUT_PORT, QD_LAYOUT_ALL, QD_LAYOUT_COLUMNS};
+static const qd_layout linear_y[] = {QD_LAYOUT_PORT, QD_LAYOUT_COLUMNS, QD_LAYOUT_PARTIAL};
+
+/* The layout of a gradient, as it is needed for a result and given for an operand of that
+ * layout. */
+static qd_layout dual(qd_layout layout)
+{
+    return layout == QD_LAYOUT_PARTIAL ? QD_LAYOUT_ALL : layout == QD_LAYOUT_ALL ? QD_LAYOUT_PARTIAL : layout;
+}
+
+static void linear(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    qd_op placed = *op;
+    int cut = cut_of(w, op->slot[1]);
+    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], linear_x[cut + 1]);
+    if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL && w->tensor_coord > 0)
+        placed.slot[2] = -1; /* one rank adds the bias; all have its gradient */
+    qd_place_give(p, op->slot[3], linear_y[cut + 1], w->slots[op->slot[1]].rows);
+    keep(p, &placed);
+    if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL)
+        qd_place_sum(p, op->slot[3]);
+}
+
+static void linear_dx(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    qd_op placed = *op;
+    int cut = cut_of(w, op->slot[1]);
+    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], dual(linear_y[cut + 1]));
+    qd_place_give(p, op->slot[2], dual(linear_x[cut + 1]), w->slots[op->slot[1]].cols);
+    keep(p, &placed);
+    if (dual(linear_x[cut + 1]) == QD_LAYOUT_PARTIAL)
+        qd_place_sum(p, op->slot[2]);
+}
+
+static void linear_dw(qd_placing *p, const qd_op *op)
+{
+    qd_op placed = *op;
+    int cut = cut_of(p->w, op->slot[2]);
+    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], dual(linear_y[cut + 1]));
+    placed.slot[1] = (int16_t)qd_place_want(p, op->slot[1], linear_x[cut + 1]);
+    keep(p, &placed);
+}
+
+/* In whatever layout its operands have; results like the first operand, SwiGLU's half as wide. */
+static void alike(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    qd_op placed = *op;
+    int first = p->now[op->slot[0]];
+    qd_layout layout = w->slots[first].layout;
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        if (op->slot[j] < 0 || (w->slots[op->slot[j]].kind != QD_SLOT_LOCAL && w->slots[op->slot[j]].layout == QD_LAYOUT_NONE))
+            continue;
+        bool statistics = op->kind == QD_OP_HEAD_NORM && j == 4; /* one number per head */
+        bool halved = op->kind == QD_OP_ACTIVATION && w->model->activation == QD_ACT_SWIGLU;
+        if (qd_op_reads(op, j))
+            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout);
+        else
+            qd_place_give(p, op->slot[j], layout, statistics ? 0 : w->slots[first].cols / (halved ? 2 : 1));
+    }
+    keep(p, &placed);
+}
+
+static void cached(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    qd_place_give(p, op->slot[2], QD_LAYOUT_COLUMNS, (int64_t)w->heads * w->model->head_dim);
+    qd_op *placed = keep(p, op);
+    qd_op_sizes(placed, w->rows, (int64_t)w->heads * w->model->head_dim, w->config->context, 0.0);
+    placed->heads = w->heads;
+    placed->kv_heads = w->kv_heads;
+}
+
+static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
+    [QD_OP_EMBED] = qd_place_embed,
+    [QD_OP_EMBED_GRAD] = qd_place_embed,
+    [QD_OP_NORM] = rowwise,
+    [QD_OP_NORM_GRAD] = rowwise,
+    [QD_OP_LINEAR] = linear,
+    [QD_OP_LINEAR_DX] = linear_dx,
+    [QD_OP_LINEAR_DW] = linear_dw,
+    [QD_OP_HEAD_NORM] = alike,
+    [QD_OP_HEAD_NORM_GRAD] = alike,
+    [QD_OP_ROPE] = alike,
+    [QD_OP_ROPE_INVERSE] = alike,
+    [QD_OP_ATTENTION] = qd_place_attention,
+    [QD_OP_ATTENTION_GRAD] = qd_place_attention_grad,
+    [QD_OP_ATTENTION_CACHED] = cached,
+    [QD_OP_ACTIVATION] = alike,
+    [QD_OP_ACTIVATION_GRAD] = alike,
+    [QD_OP_ADD] = rowwise,
+    [QD_OP_DROPOUT] = rowwise,
+    [QD_OP_HEAD_LOSS] = qd_place_loss,
+    [QD_OP_HEAD_LOGITS] = qd_place_loss,
+    [QD_OP_ROUTE] = qd_place_route,
+    [QD_OP_ROUTE_PLAN] = qd_place_route,
+    [QD_OP_ROUTE_GRAD] = qd_place_route,
+    [QD_OP_ROUTE_LOAD] = qd_place_route,
+    [QD_OP_PERMUTE] = qd_place_send,
+    [QD_OP_EXPERTS] = qd_place_grouped,
+    [QD_OP_EXPERTS_DX] = qd_place_grouped,
+    [QD_OP_EXPERTS_DW] = qd_place_grouped,
+    [QD_OP_EXPERT_ACTIVATION] = qd_place_grouped,
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = qd_place_grouped,
+    [QD_OP_COMBINE] = qd_place_collect,
+    [QD_OP_COMBINE_GRAD] = qd_place_collect_grad,
+};
+
+bool qd_op_has_placement(qd_op_kind kind)
+{
+    return rules[kind] != NULL;
+}
+
+void qd_pass_place(qd_class_writer *w)
+{
+    qd_placing p = {.w = w, .slots = w->slot_count};
+    int *table = QD_ARENA_NEW(w->arena, int, (size_t)w->slot_count * 5);
+    if (!table) {
+        w->no_memory = true;
+        return;
+    }
+    p.now = table;
+    p.gathered[0] = table + w->slot_count;
+    p.gathered[1] = table + 2 * w->slot_count;
+    p.attended[0] = table + 3 * w->slot_count;
+    p.attended[1] = table + 4 * w->slot_count;
+    memset(p.gathered[0], 0xff, (size_t)w->slot_count * 2 * sizeof *table);
+    for (int s = 0; s < w->slot_count; s++) {
+        p.now[s] = s;
+        if (w->slots[s].kind == QD_SLOT_IN || w->slots[s].kind == QD_SLOT_GRAD_OUT)
+            qd_place_give(&p, s, QD_LAYOUT_PORT, 0);
+    }
+    p.old = qd_class_restart(w);
+    for (p.at = 0; p.at < p.old.count && !w->no_memory && !w->wrong; p.at++) {
+        const qd_op *op = &p.old.ops[p.at];
+        w->phase = op->phase;
+        if (rules[op->kind])
+            rules[op->kind](&p, op);
+        else
+            w->wrong = "an op has no placement rule";
+    }
+}

@@ -1,0 +1,75 @@
+/* Until when asynchronous exchanges run. Independent of the pass that orders them: a list that
+ * touches the slots of an exchange before an op has waited for it is refused. */
+#include "spec/passes/passes.h"
+#include "spec/tensor.h"
+
+/* The rows of the slot at place j of an op that it touches, as up to `tensor.size` ranges;
+ * returns how many. */
+static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*range)[2])
+{
+    const qd_slot *slot = &w->slots[op->slot[j]];
+    const qd_op_exchange *e = &op->exchange;
+    range[0][0] = 0;
+    range[0][1] = slot->rows;
+    switch (op->kind) {
+    case QD_OP_LINEAR:
+    case QD_OP_LINEAR_GELU:
+    case QD_OP_LINEAR_DX:
+    case QD_OP_LINEAR_DX_GELU:
+    case QD_OP_ALL_REDUCE:
+        if (j != 0 && !qd_op_writes(op, j))
+            return 1;
+        range[0][0] = j == 0 ? op->first : op->to;
+        range[0][1] = range[0][0] + op->m;
+        return 1;
+    case QD_OP_ALL_GATHER:
+    case QD_OP_REDUCE_SCATTER:
+        break;
+    default:
+        return 1;
+    }
+    bool own = j == (op->kind == QD_OP_REDUCE_SCATTER);
+    for (int r = 0; r < e->group.size; r++) {
+        int64_t first, rows, piece, count;
+        qd_slice(op->m, e->group.size, own ? w->tensor_coord : r, &first, &rows);
+        qd_slice(rows, e->pieces, e->piece, &piece, &count);
+        range[r][0] = (own ? 0 : first) + piece;
+        range[r][1] = range[r][0] + count;
+        if (own)
+            return 1;
+    }
+    return e->group.size;
+}
+
+/* Whether two ops touch the same rows of a slot. */
+static bool meet(const qd_class_writer *w, const qd_op *a, int i, const qd_op *b, int j)
+{
+    int64_t x[QD_TENSOR_MOST][2], y[QD_TENSOR_MOST][2];
+    int n = ranges(w, a, i, x), m = ranges(w, b, j, y);
+    for (int k = 0; k < n; k++)
+        for (int l = 0; l < m; l++)
+            if (x[k][0] < y[l][1] && y[l][0] < x[k][1])
+                return true;
+    return false;
+}
+
+qd_status qd_pass_settle(qd_class_writer *w)
+{
+    for (int i = 0; i < w->op_count; i++) {
+        qd_op *op = &w->ops[i];
+        if (!op->exchange.async)
+            continue;
+        op->exchange.until = w->op_count;
+        for (int k = i + 1; k < w->op_count && op->exchange.until == w->op_count; k++)
+            if (w->ops[k].after >= i)
+                op->exchange.until = k;
+        for (int k = i + 1; k < op->exchange.until; k++)
+            for (int j = 0; j < QD_OP_SLOTS; j++)
+                for (int s = 0; s < QD_OP_SLOTS; s++)
+                    if (op->slot[s] >= 0 && w->ops[k].slot[j] == op->slot[s] && (qd_op_writes(&w->ops[k], j) || qd_op_writes(op, s)) &&
+                        meet(w, op, s, &w->ops[k], j))
+                        return QD_FAIL(QD_SYSTEM, "%s touches '%s' while an exchange that nobody has waited for works on it",
+                                       qd_op_name(w->ops[k].kind), w->slots[op->slot[s]].name);
+    }
+    return QD_OK;
+}
