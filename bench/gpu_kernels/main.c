@@ -3,11 +3,15 @@
  * Then products over experts, with unequal counts, beside one product of the same size in all: in turn, a tenth of a second each, so that
  * both run on a card at its power limit, as in a step. `one` has one expert, and so the same product on both sides.
  *
- *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one; without: all of them
+ *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd; without: all but the last
+ *
+ * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of 50,304, and in the two parts that it is run
+ * as.
  *
  * Times are medians on random data. The sum of a case is what the same work takes inside a step when nothing else is in
  * the way: compare it with the step's breakdown. */
 #include "device/cuda/search.h"
+#include "device/cut.h"
 #include "device/device.h"
 #include "spec/ops.h"
 
@@ -67,9 +71,11 @@ static double product(qd_device *device, const model *m, const char *name, qd_ma
 {
     qd_search_report r;
     call.a_dtype = call.b_dtype = call.c_dtype = QD_BF16;
-    call.ldc = call.n;
-    call.lda = call.trans_a ? call.m : call.k;
-    call.ldb = call.trans_b ? call.k : call.n;
+    if (!call.ldc) { /* rows without gaps */
+        call.ldc = call.n;
+        call.lda = call.trans_a ? call.m : call.k;
+        call.ldb = call.trans_b ? call.k : call.n;
+    }
     check(qd_cuda_search(device, &call, &r));
     const qd_search_way *w = &r.ways[r.chosen];
     double work = 2.0 * (double)call.m * (double)call.n * (double)call.k;
@@ -121,6 +127,30 @@ static double head_products(qd_device *device, const model *m)
     seconds += product(device, m, "head dW", (qd_matmul_args){
         .m = m->vocab, .n = m->hidden, .k = chunk, .trans_a = true, .accumulate = true});
     return seconds * (double)rows / (double)chunk;
+}
+
+static void odd_head(qd_device *device)
+{
+    const model m = {"odd", 12, 64, 1024, 768, 12, 12, 3072, 50257, false};
+    const int64_t chunk = qd_head_chunk_rows(qd_device_traits_find("cuda"), m.vocab), stride = qd_logits_stride(m.vocab), h = m.hidden;
+    const struct {
+        const char *name;
+        qd_matmul_args call;
+    } gemms[] = {
+        {"head", {.m = chunk, .n = m.vocab, .k = h, .lda = h, .ldb = h, .ldc = stride, .trans_b = true}},
+        {"head dx", {.m = chunk, .n = h, .k = m.vocab, .lda = stride, .ldb = h, .ldc = h}},
+        {"head dW", {.m = m.vocab, .n = h, .k = chunk, .lda = stride, .ldb = h, .ldc = h, .trans_a = true, .accumulate = true}},
+    };
+    for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++) {
+        qd_matmul_args whole = gemms[i].call, parts[2];
+        double seconds = 0;
+        whole.a_dtype = whole.b_dtype = whole.c_dtype = QD_BF16;
+        const double one = product(device, &m, gemms[i].name, whole);
+        const int count = qd_matmul_cut(&whole, 0, parts);
+        for (int p = 0; p < count; p++)
+            seconds += product(device, &m, count == 2 ? "  part" : "  whole", parts[p]);
+        printf("odd    %-9s whole %.1f us, in %d parts %.1f us\n", gemms[i].name, one * 1e6, count, seconds * 1e6);
+    }
 }
 
 static double all_products(qd_device *device, const model *m)
@@ -370,6 +400,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof expert_layers / sizeof *expert_layers; i++)
         if (is_wanted(expert_layers[i].name, argc, argv))
             expert_products(device, &expert_layers[i]);
+    if (argc > 1 && is_wanted("odd", argc, argv))
+        odd_head(device);
     print_engines(device);
     printf("case    products ms  attention ms  together ms   tokens/s of these alone\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)

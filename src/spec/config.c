@@ -192,7 +192,7 @@ static const qd_option options_table[] = {
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
      "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
     {"run.tuning_seconds", QD_OPTION_FLOAT, "4", 0, 3600, NULL,
-     "cuda: how long a start may look for algorithms that run.tuning does not have yet; 0: the library's own choice", NULL},
+     "cuda: how long a start may look for algorithms that run.tuning does not have yet; 0: the library's own choice; 3600: no limit", NULL},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
      "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},

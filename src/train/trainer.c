@@ -9,6 +9,7 @@
 #include "train/initial.h"
 #include "train/tuning.h"
 
+#include <quadrille/machine.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@ struct qd_trainer {
     qd_device *device;
     qd_bound *bound;
     qd_interpreter *interpreter;
+    qd_initial_ahead *ahead; /* initial values that wait for memory; NULL: none */
     qd_trace *trace;
     qd_step_profile *profile;
     double *cpu_seconds;
@@ -241,6 +243,14 @@ static qd_status check_host(const qd_trainer *t, int ranks)
         wanted / gib, ranks, ranks == 1 ? "" : "s", there / gib);
 }
 
+/* A GPU's context, libraries and the search for algorithms take seconds in which the host's cores have nothing to do, and drawing some
+ * billion values takes as long: a part of the free memory is for values that are ahead of the GPU's. */
+static void draw_ahead(qd_trainer *t, int threads, int ranks)
+{
+    if (strcmp(t->config.device, "cpu") != 0)
+        t->ahead = qd_initial_begin(t->program, t->config.seed, threads > 1 ? threads - 1 : 1, qd_machine_free_memory() / 4 / ranks);
+}
+
 static qd_status build(qd_trainer *t)
 {
     qd_device_config device = qd_device_config_default();
@@ -253,6 +263,7 @@ static qd_status build(qd_trainer *t)
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
     QD_TRY(check_host(t, where.local_ranks));
+    draw_ahead(t, device.threads, where.local_ranks);
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     int64_t left;
@@ -262,7 +273,10 @@ static qd_status build(qd_trainer *t)
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));
-    return qd_initial_values(t->program, t->config.seed, device.threads, store_initial, t);
+    QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
+    qd_initial_end(t->ahead);
+    t->ahead = NULL;
+    return QD_OK;
 }
 
 qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer)
@@ -286,6 +300,7 @@ void qd_trainer_destroy(qd_trainer *t)
 {
     if (!t)
         return;
+    qd_initial_end(t->ahead);
     qd_interpreter_destroy(t->interpreter);
     qd_bound_destroy(t->bound);
     qd_comm_destroy(t->data);

@@ -8,6 +8,7 @@
 #include <quadrille/log.h>
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,11 +20,20 @@ typedef struct search {
     char path[PATH_MAX];  /* of the file that keeps choices; "": none */
 } search;
 
+/* The most that can be asked for stands for everything. */
+static bool no_limit(const qd_config *config)
+{
+    return config->tuning_seconds >= 3600;
+}
+
 /* Told before the search, which the user waits for. */
 static void tell(void *context, int searches)
 {
     const search *s = context;
-    qd_log(QD_LOG_INFO, "tuning", "looking for the fastest algorithms of %d GEMMs, about %.3g s%s%s", searches, s->config->tuning_seconds,
+    char limit[32] = "however long it takes";
+    if (!no_limit(s->config))
+        snprintf(limit, sizeof limit, "about %.3g s", s->config->tuning_seconds);
+    qd_log(QD_LOG_INFO, "tuning", "looking for the fastest algorithms of %d GEMMs, %s%s%s", searches, limit,
            s->path[0] ? ", once: they are kept in " : " (run.tuning=none: in every run)", s->path);
 }
 
@@ -42,7 +52,7 @@ static qd_status search_products(void *context)
     free(text);
     qd_error_clear();
     const qd_tune_args tune = {.calls = s->products.items, .times = s->products.times, .count = s->products.count,
-                               .seconds = s->config->tuning_seconds, .begin = tell, .context = s};
+                               .seconds = no_limit(s->config) ? INFINITY : s->config->tuning_seconds, .begin = tell, .context = s};
     QD_TRY(qd_device_tune(s->device, &tune, &searched));
     if (!searched || path[0] == '\0')
         return QD_OK;
