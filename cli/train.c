@@ -4,7 +4,6 @@
 #include "progress.h"
 
 #include <quadrille/config.h>
-#include <quadrille/machine.h>
 #include <quadrille/train.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -38,19 +37,6 @@ static void close_line(view *v)
     fflush(stdout);
 }
 
-/* The system promises memory that it does not have, and ends a process when it is asked for: better to know before. */
-static void warn_of_memory(const view *v, const qd_train_summary *s)
-{
-    int64_t each = s->plan.memory_bytes + s->plan.host_bytes + s->plan.snapshot_bytes, there = qd_machine_free_memory();
-    char wanted[32], free_now[32];
-    if (strcmp(qd_options_string(v->options, "run.device"), "cpu") != 0 || strcmp(s->backend, "local") != 0 || there <= 0 ||
-        each <= there / s->plan.world)
-        return;
-    qd_text_bytes(each < INT64_MAX / s->plan.world ? each * s->plan.world : INT64_MAX, wanted, sizeof wanted);
-    qd_text_bytes(there, free_now, sizeof free_now);
-    cli_say("note", 9, "the ranks take up to %s of memory together, and %s are free on this machine", wanted, free_now);
-}
-
 static void print_ranks(const qd_train_summary *s)
 {
     printf("ranks    %s", s->ranks_as);
@@ -69,7 +55,8 @@ static void on_start(void *context, const qd_train_summary *s)
     plan_print_head(&s->plan);
     plan_print_memory(&s->plan);
     plan_print_host(&s->plan);
-    warn_of_memory(v, s);
+    if (s->warning[0])
+        cli_say("note", 9, "%s", s->warning);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
     if (s->plan.world > 1)
         print_ranks(s);

@@ -48,6 +48,7 @@ qd_comm_config qd_comm_config_default(void);
  * name in the file system, so nothing is left behind. Not collective, except that attach and open return only when
  * the world exists; destroy the world after all its communicators. */
 typedef struct qd_local_world qd_local_world;
+#define QD_LOCAL_MAX_RANKS 64
 qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **world);
 int qd_local_world_fd(const qd_local_world *world);
 qd_status qd_local_comm_attach(qd_local_world *world, int rank, qd_comm **comm); /* ranks as threads */

@@ -24,6 +24,7 @@ typedef struct qd_train_summary {
     char hosts[256];
     int64_t steps;
     int64_t samples; /* sequences in the data: one epoch */
+    char warning[192]; /* "", or that the ranks need more memory than is free */
 } qd_train_summary;
 
 /* A line of metrics.jsonl. */

@@ -66,6 +66,8 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
 /* Opens the newest sound checkpoint of a step below `below` (INT64_MAX: any) and, with `verify`, checks all of it. A damaged
  * one is passed over, and *passed_over (may be NULL; free it) says why. QD_USAGE when there is none. */
 qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpoint **checkpoint, char **passed_over);
+/* Whether there is any checkpoint, sound or not. */
+bool qd_store_holds(const char *root);
 /* The checkpoint of one step. */
 qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint);
 /* Removes all checkpoints; a root that is not there is fine. */

@@ -294,6 +294,14 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
 
 /* ---- reading ---- */
 
+bool qd_store_holds(const char *root)
+{
+    long long *steps;
+    int count = list_steps(root, &steps);
+    free(steps);
+    return count != 0;
+}
+
 /* Checkpoints of earlier versions have no identity, and belong to any run. */
 static qd_status check_belongs(const char *root, const char *folder, int64_t step, const qd_ckpt_meta *meta)
 {

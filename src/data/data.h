@@ -32,6 +32,10 @@ qd_status qd_data_text_files(const char *path, qd_file_list *files);
 /* Of the tokenizer that made the tokens, as in qd_text_encoder; 0: unknown. */
 uint64_t qd_data_tokenizer_hash(const qd_data *data);
 
+/* A hash of a source's content: of shards, whose headers hold the hashes of their chunks, of all of it; of text in memory or
+ * mapped, of all bytes up to 1 GiB, beyond that of 4096 blocks of 64 KiB (*sampled). */
+qd_status qd_data_fingerprint(const qd_data *data, int source, uint64_t *hash, bool *sampled);
+
 /* Training samples, without end: after one epoch comes the next. `seq` of fill is the data set's. */
 qd_batch_source qd_data_source(qd_data *data);
 /* The held-out windows in their order, source after source; index qd_data_validation_windows() is the first again. */

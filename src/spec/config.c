@@ -199,6 +199,9 @@ static const qd_option options_table[] = {
     {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
     {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
      "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
+    {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "cpu: a run whose ranks need more memory than their machine has free is refused before it starts; false: it starts all the same",
+     NULL},
     {"run.save", QD_OPTION_BOOL, "true", 0, 0, NULL,
      "writes checkpoints into run.dir: after the last step, on every orderly stop (Ctrl-C, SIGTERM, SIGUSR1, numbers that are not finite) "
      "and on the intervals below; false: none at all",
@@ -483,6 +486,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .verify = qd_options_bool(o, "data.verify"),
     };
     c->run_dir = qd_options_string(o, "run.dir");
+    c->memory_check = qd_options_bool(o, "run.memory_check");
     c->save = qd_options_bool(o, "run.save");
     c->save_every = c->save ? qd_options_int(o, "run.save_every") : 0;
     c->save_seconds = c->save ? 60.0 * qd_options_float(o, "run.save_minutes") : 0.0;

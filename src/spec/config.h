@@ -35,6 +35,7 @@ typedef struct qd_config {
     bool deterministic;
     bool device_comm;    /* no option: ranks as threads exchange as ranks on GPUs do, also where the host reaches the memory */
     int64_t trace_steps; /* how many steps are traced */
+    bool memory_check;   /* ranks that exceed the memory of their machine are refused */
     bool save;           /* checkpoints at the end, on stops and on the intervals below */
     int64_t save_every;  /* steps between checkpoints; 0: none by steps */
     double save_seconds; /* between checkpoints; 0: none by time */

@@ -41,6 +41,8 @@ static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
         qd_strbuf_puts(text, ")");
 }
 
+enum { MOST_CHANGES = 24 };
+
 typedef struct change {
     char text[96];
     qd_config config;
@@ -85,8 +87,8 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.offload=optimizer%s", whole);
         count++;
     }
-    int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, 1};
-    for (int i = 0; i < 3; i++) {
+    int64_t smaller[] = {s->micro_batch / 2, s->micro_batch / 4, s->micro_batch / 8, s->micro_batch / 32, s->micro_batch / 256, 1};
+    for (int i = 0; i < (int)(sizeof smaller / sizeof *smaller); i++) {
         int64_t size = smaller[i];
         bool divides = size > 0 && size < s->micro_batch && (s->micro_batch * s->micro_batches) % size == 0;
         if (!divides || (i > 0 && size == smaller[i - 1]))
@@ -115,32 +117,42 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
     return count;
 }
 
-qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, qd_strbuf *text)
+/* What counts against the limit. */
+static int64_t counted(const qd_memory_report *memory, bool host)
+{
+    return memory->total + (host ? memory->host_total : 0);
+}
+
+qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, bool host, qd_strbuf *text)
 {
     qd_memory_report memory;
     qd_strategy strategy;
     QD_TRY(planned_bytes(config, rank, &memory, &strategy));
-    qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(memory.total));
+    qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(counted(&memory, host)));
     put_kinds(&memory, text);
     qd_strbuf_printf(text, ", %.2f GiB are there", gib(limit));
-    change changes[16];
+    change changes[MOST_CHANGES];
     int count = list_changes(config, &strategy, changes), fits = 0;
     for (int i = 0; i < count && fits < 2; i++) {
         qd_memory_report other;
         qd_strategy unused;
+        /* Host memory is no way out of host memory, and terabytes of state make a program of too many chunks. */
+        if (changes[i].config.strategy.offload && !config->strategy.offload && (host || memory.total >> 40 >= 4))
+            continue;
         if (planned_bytes(&changes[i].config, rank, &other, &unused) != QD_OK) {
             qd_error_clear();
             continue;
         }
-        if (other.total > limit)
+        if (counted(&other, host) > limit)
             continue;
-        qd_strbuf_printf(text, "%s%s needs %.2f GiB", fits++ ? ", or " : "; ", changes[i].text, gib(other.total));
-        if (other.host_total > 0)
+        qd_strbuf_printf(text, "%s%s needs %.2f GiB", fits++ ? ", or " : "; ", changes[i].text, gib(counted(&other, host)));
+        if (other.host_total > 0 && !host)
             qd_strbuf_printf(text, " and %.2f GiB of host memory", gib(other.host_total));
     }
     if (!fits)
-        qd_strbuf_puts(text, "; neither recomputing nor a smaller train.micro_batch nor train.master=split nor train.offload makes it fit: "
-                             "spread it over more ranks, "
-                             "or take a smaller model or sequence");
+        qd_strbuf_printf(text,
+                         "; neither recomputing nor a smaller train.micro_batch nor train.master=split%s makes it fit: spread it over "
+                         "more %s, or take a smaller model or sequence",
+                         host ? "" : " nor train.offload", host ? "machines" : "ranks");
     return QD_OK;
 }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "train/common.h"
 #include "train/long_work.h"
+#include "train/run_machine.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -297,6 +298,16 @@ static qd_status join_world(const qd_comm_config *config, qd_status early, qd_co
     return status == QD_OK ? QD_OK : early;
 }
 
+/* Each rank for its machine; the run folder is rank 0's. A rank that has not been told the size of the world before has no plan. */
+static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
+{
+    if (qd_comm_rank(world) == 0)
+        QD_TRY(qd_run_resume_check(&run->config));
+    if (summary->plan.world == 0)
+        return QD_OK;
+    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->warning);
+}
+
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
     /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
@@ -326,6 +337,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
         QD_TRY_DONE(qd_run_prepare(run->options, size, run->stop, &run->config, summary));
     if (run->config.run_dir[0] != '\0')
         QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
+    QD_TRY_DONE(qd_agree_alone(world, check_start(run, world, summary), &agreed));
     readying r = {run, observer, summary};
     QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
     tell_start(world, summary, observer);
@@ -365,7 +377,12 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
+    if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
+                       (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
     QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
+    QD_TRY(qd_run_resume_check(&run->config));
+    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->warning));
     QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;

@@ -83,11 +83,68 @@ static void look_at_memory(qd_machine *m)
         snprintf(m->huge_pages, sizeof m->huge_pages, "%.*s", (int)(close - open - 1), open + 1);
 }
 
-int64_t qd_machine_free_memory(void)
+/* A number in a file of a control group; -1: none ("max"), or no such file. */
+static int64_t group_number(const char *folder, const char *name)
 {
-    qd_machine m = {0};
-    look_at_memory(&m);
-    return m.memory_limit_bytes > 0 && m.memory_limit_bytes < m.memory_available_bytes ? m.memory_limit_bytes : m.memory_available_bytes;
+    char path[1024], text[64], *end;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, name) >= sizeof path)
+        return -1;
+    read_line(path, text, sizeof text);
+    long long value = strtoll(text, &end, 10);
+    return end == text || value >= INT64_C(1) << 60 ? -1 : (int64_t)value;
+}
+
+/* What a group still allows, caches that can be dropped counted as free; INT64_MAX: no limit. */
+static int64_t group_room(const char *folder, bool first_version)
+{
+    char path[1024], line[128];
+    int64_t limit = group_number(folder, first_version ? "memory.limit_in_bytes" : "memory.max");
+    int64_t used = group_number(folder, first_version ? "memory.usage_in_bytes" : "memory.current"), cached = 0;
+    if (limit < 0 || used < 0)
+        return INT64_MAX;
+    snprintf(path, sizeof path, "%.1000s/memory.stat", folder);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        long long value;
+        if (sscanf(line, first_version ? "total_inactive_file %lld" : "inactive_file %lld", &value) == 1)
+            cached = value;
+    }
+    if (file)
+        fclose(file);
+    return limit - used + cached > 0 ? limit - used + cached : 0;
+}
+
+/* What the group of this process and those around it allow: "0::/a/b", or "4:memory:/a/b" of the first version. */
+static int64_t groups_room(void)
+{
+    int64_t room = INT64_MAX;
+    char line[768];
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    while (file && fgets(line, sizeof line, file)) {
+        char folder[1024], *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        bool second = strncmp(line, "0::", 3) == 0, first = path && !second && strncmp(controllers, ":memory:", 8) == 0;
+        if (!path || (!first && !second))
+            continue;
+        path[strcspn(path, "\n")] = '\0';
+        int root = snprintf(folder, sizeof folder, "/sys/fs/cgroup%s", first ? "/memory" : "");
+        snprintf(folder + root, sizeof folder - (size_t)root, "%s", path + 1);
+        for (char *end = folder + strlen(folder); end; end = strrchr(folder + root, '/')) {
+            *end = '\0';
+            int64_t here = group_room(folder, first);
+            room = here < room ? here : room;
+        }
+    }
+    if (file)
+        fclose(file);
+    return room;
+}
+
+int64_t qd_machine_free_memory(int64_t *swap)
+{
+    int64_t room = groups_room(), there = meminfo("MemAvailable");
+    if (swap)
+        *swap = room < there ? 0 : meminfo("SwapFree");
+    return room < there ? room : there;
 }
 
 /* The best of several products: what the library can do, not what the machine was busy with. */

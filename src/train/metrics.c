@@ -199,6 +199,12 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
     return QD_OK;
 }
 
+void qd_metrics_sync(qd_metrics *m)
+{
+    if (m)
+        (void)fdatasync(m->fd); /* what fails here shows in the next line that is written */
+}
+
 const char *qd_metrics_lost(qd_metrics *m)
 {
     if (!m || m->lost == 0)

@@ -21,6 +21,9 @@ typedef struct qd_run {
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
                          qd_train_summary *summary);
 
+/* Whether run.dir has a checkpoint that this run can resume from; not asked to resume, it has nothing to find. Reads a manifest. */
+qd_status qd_run_resume_check(const qd_config *config);
+
 /* Once, by the first process, before the ranks run: trains the tokenizer and encodes the text where the configuration asks for
  * it. Fills in the samples of the summary. stop, as in qd_run, ends it on the way: QD_INTERRUPTED after SIGINT, QD_STOPPED after
  * the others. */

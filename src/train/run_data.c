@@ -11,6 +11,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
+static const char *method(bool sampled)
+{
+    return sampled ? "4096 blocks of 64 KiB" : "all";
+}
+
 qd_status qd_run_data_write(const char *path, const qd_data *data)
 {
     qd_strbuf text = {0};
@@ -27,6 +32,16 @@ qd_status qd_run_data_write(const char *path, const qd_data *data)
         qd_json_put_int(&w, "files", source.files);
         qd_json_put_int(&w, "documents", source.documents);
         qd_json_put_int(&w, "tokens", source.tokens);
+        bool sampled;
+        uint64_t content;
+        qd_status hashed = qd_data_fingerprint(data, i, &content, &sampled);
+        if (hashed != QD_OK) {
+            qd_strbuf_free(&text);
+            return hashed;
+        }
+        snprintf(hash, sizeof hash, "%016" PRIx64, content);
+        qd_json_put_string(&w, "xxh3", hash);
+        qd_json_put_string(&w, "xxh3_of", method(sampled));
         qd_json_end(&w);
     }
     qd_json_end(&w);
@@ -50,6 +65,20 @@ static qd_status compare_tokenizer(const qd_json *file, const qd_data *data)
                    qd_json_name(file));
 }
 
+/* Whether the content is what it was; true where that is not known: files of earlier versions have no hash. */
+static qd_status same_content(const qd_json_node *then, const qd_data *data, int source, bool *same)
+{
+    const char *hash = qd_json_as_string(qd_json_member(then, "xxh3")), *of = qd_json_as_string(qd_json_member(then, "xxh3_of"));
+    bool sampled;
+    uint64_t now;
+    *same = true;
+    if (!hash || !of)
+        return QD_OK;
+    QD_TRY(qd_data_fingerprint(data, source, &now, &sampled));
+    *same = strcmp(of, method(sampled)) != 0 || strtoull(hash, NULL, 16) == now;
+    return QD_OK;
+}
+
 /* Of a source that still has its path. */
 static qd_status compare_source(const qd_json *file, const qd_json_node *then, const qd_data *data, char remark[QD_RUN_DATA_REMARK])
 {
@@ -57,11 +86,21 @@ static qd_status compare_source(const qd_json *file, const qd_json_node *then, c
     int64_t tokens;
     QD_TRY(qd_json_get_string(file, then, "path", &path));
     QD_TRY(qd_json_get_int(file, then, "tokens", &tokens));
-    for (int i = 0; i < qd_data_source_count(data); i++) {
+    for (int i = 0; i < qd_data_source_count(data) && remark[0] == '\0'; i++) {
         qd_data_source_info now = qd_data_source_describe(data, i);
-        if (strcmp(now.path, path) == 0 && now.tokens != tokens && remark[0] == '\0')
+        bool same = true;
+        if (strcmp(now.path, path) != 0)
+            continue;
+        if (now.tokens == tokens)
+            QD_TRY(same_content(then, data, i, &same));
+        if (now.tokens != tokens)
             snprintf(remark, QD_RUN_DATA_REMARK, "%s had %lld tokens and has %lld: samples, and those held out, are others from here on",
                      path, (long long)tokens, (long long)now.tokens);
+        else if (!same)
+            snprintf(remark, QD_RUN_DATA_REMARK,
+                     "%s has %lld tokens as before, but its content has changed since the run was last started: samples, and those held "
+                     "out, are others from here on",
+                     path, (long long)tokens);
     }
     return QD_OK;
 }

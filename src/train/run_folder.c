@@ -52,14 +52,16 @@ qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, con
         return QD_OK;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     QD_TRY(check_place(c->run_dir));
-    bool held = stat(path, &info) == 0;
+    qd_run_file checkpoints;
+    QD_TRY(qd_run_path(c, "checkpoints", checkpoints));
+    bool held = stat(path, &info) == 0 || qd_store_holds(checkpoints);
     if (c->resume && qd_options_bool(options, "run.overwrite"))
-        return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: go on with the run in %s, or replace it", c->run_dir);
+        return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: resume the run in %s, or replace it", c->run_dir);
     if (held && !c->resume && !qd_options_bool(options, "run.overwrite"))
-        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, go on with that run with --resume, or "
+        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, resume that run with --resume, or "
                                  "replace it with --overwrite", c->run_dir);
     if (!held && c->resume)
-        return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to go on with", c->run_dir);
+        return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to resume", c->run_dir);
     /* Longer than the dying of a killed run takes, and not so long that other ranks give up. */
     double wait = c->deadline / 2 < MOST_WAIT ? c->deadline / 2 : MOST_WAIT;
     QD_TRY(qd_metrics_wait_free(path, wait, stop));
@@ -122,6 +124,8 @@ qd_status qd_run_folder_open(qd_rank_run *s)
         return QD_OK;
     QD_TRY(qd_folder_make(c->run_dir));
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    if (c->resume && access(path, F_OK) != 0)
+        qd_rank_note(s, "metrics.jsonl is missing: the lines of earlier steps are lost, and the file starts anew");
     QD_TRY(qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics));
     qd_status status = write_files(s);
     if (status != QD_OK && !c->resume)

@@ -7,6 +7,7 @@
 #include "train/run_data.h"
 #include "train/state.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ static qd_status check_continues(const qd_config *now, const qd_config *then)
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!keys[i].same)
-            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to go on with the "
+            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to resume the "
                                      "run as it was, or start another", keys[i].key);
     return QD_OK;
 }
@@ -57,47 +58,115 @@ static void rescale_position(qd_rank_run *s, const qd_config *then)
     qd_trainer_set_position(s->trainer, at);
 }
 
-static void note_changes(const qd_rank_run *s, const qd_config *then)
+/* Settings that change what is trained. Of the rest, some are compared elsewhere, and some change speed or memory alone. */
+static bool is_compared(const char *key)
 {
-    const qd_config *now = &s->run->config;
-    const qd_rope *rope = &now->model.rope, *before = &then->model.rope;
+    static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
+                                         "train.grad_sync", "train.swiglu", "train.recompute", "train.recompute_layers",
+                                         "train.offload", "train.offload_chunk_mb", "train.deterministic"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(key, others[i]) == 0)
+            return false;
+    return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0;
+}
+
+/* One line if a setting is not what it was. */
+static qd_status note_change(const qd_rank_run *s, const char *key, const qd_options *then, const qd_options *now)
+{
+    char *before = NULL, *after = NULL, text[1200];
+    qd_status status = qd_options_value_text(then, key, &before);
+    if (status == QD_OK)
+        status = qd_options_value_text(now, key, &after);
+    if (status == QD_OK && strcmp(before, after) != 0) {
+        bool samples = strcmp(key, "data.path") == 0 || strcmp(key, "data.seq") == 0;
+        snprintf(text, sizeof text, "%s was %.500s and is %.500s%s", key, before, after,
+                 samples ? ": samples are others from here on" : "");
+        qd_rank_note(s, text);
+    }
+    free(before);
+    free(after);
+    return status;
+}
+
+/* Whatever the reason, a learning rate that does not continue where it was. */
+static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
+{
+    const qd_optim *now = &s->run->config.optimizer;
+    double before = qd_optim_lr(&then->optimizer, step);
     char text[160];
-    if (strcmp(then->data.path, now->data.path) != 0)
-        qd_rank_note(s, "data.path is another than before");
-    if (then->strategy.seq != now->strategy.seq) {
-        snprintf(text, sizeof text, "data.seq was %lld and is %lld: samples are other windows from here on", (long long)then->strategy.seq,
-                 (long long)now->strategy.seq);
-        qd_rank_note(s, text);
-    }
-    if (then->global_batch != now->global_batch) {
-        snprintf(text, sizeof text, "train.global_batch was %lld and is %lld", (long long)then->global_batch, (long long)now->global_batch);
-        qd_rank_note(s, text);
-    }
-    if (rope->base != before->base || rope->scaled != before->scaled) {
-        snprintf(text, sizeof text, "the rotary embedding had the base %g%s and has %g%s", before->base, before->scaled ? " (scaled)" : "",
-                 rope->base, rope->scaled ? " (scaled)" : "");
-        qd_rank_note(s, text);
-    }
+    if (step == 0 || fabs(qd_optim_lr(now, step) - before) <= 1e-9 * fabs(before))
+        return;
+    snprintf(text, sizeof text, "the learning rate jumps from %.4g in step %lld to %.4g in step %lld", before, (long long)step,
+             qd_optim_lr(now, step + 1), (long long)step + 1);
+    qd_rank_note(s, text);
+}
+
+/* Rank 0: names every setting that is not what the checkpoint was written with, also where config.yaml was edited or
+ * damaged since. */
+static qd_status note_changes(const qd_rank_run *s, const qd_options *then_options, const qd_config *then, int64_t step)
+{
+    qd_option_table table = qd_config_table();
+    qd_options *now = NULL;
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_run_config_values(s->run->options, &s->run->config, &now));
+    qd_status status = QD_OK;
+    for (int i = 0; i < table.count && status == QD_OK; i++)
+        if (is_compared(table.options[i].key))
+            status = note_change(s, table.options[i].key, then_options, now);
+    qd_options_destroy(now);
+    if (status == QD_OK)
+        note_rate(s, then, step);
+    return status;
+}
+
+/* The configuration that a checkpoint was written with; `then` refers to *options. */
+static qd_status read_config(const qd_checkpoint *checkpoint, qd_options **options, qd_config *then)
+{
+    const char *text = qd_checkpoint_meta(checkpoint)->config;
+    qd_option_table table = qd_config_table();
+    QD_TRY(qd_options_create(&table, 1, options));
+    QD_TRY(qd_options_load_text(*options, "the checkpoint's configuration", text, strlen(text)));
+    return qd_config_resolve(*options, 0, then);
 }
 
 /* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's state is in place. */
 static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoint, bool loaded)
 {
-    const char *text = qd_checkpoint_meta(checkpoint)->config;
-    qd_option_table table = qd_config_table();
     qd_options *options = NULL;
     qd_config then;
-    QD_TRY(qd_options_create(&table, 1, &options));
-    qd_status status = qd_options_load_text(options, "the checkpoint's configuration", text, strlen(text));
-    if (status == QD_OK)
-        status = qd_config_resolve(options, 0, &then);
+    qd_status status = read_config(checkpoint, &options, &then);
     if (status == QD_OK)
         status = check_continues(&s->run->config, &then);
     if (status == QD_OK && loaded) {
         rescale_position(s, &then);
-        note_changes(s, &then);
+        status = note_changes(s, options, &then, qd_checkpoint_meta(checkpoint)->step);
     }
     qd_options_destroy(options);
+    return status;
+}
+
+qd_status qd_run_resume_check(const qd_config *c)
+{
+    qd_run_file root;
+    qd_checkpoint *checkpoint = NULL;
+    qd_options *options = NULL;
+    qd_config then;
+    if (!c->resume)
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", root));
+    qd_status status = qd_store_open(root, INT64_MAX, false, &checkpoint, NULL);
+    if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0)
+        status = QD_FAIL(QD_USAGE,
+                         "run.resume: %s holds the weights of a conversion, and no run: run.weights=%s with another run.dir starts one "
+                         "with them",
+                         c->run_dir, c->run_dir);
+    if (status == QD_OK)
+        status = read_config(checkpoint, &options, &then);
+    if (status == QD_OK)
+        status = check_continues(c, &then);
+    qd_options_destroy(options);
+    qd_checkpoint_close(checkpoint);
     return status;
 }
 
@@ -205,10 +274,10 @@ qd_status qd_run_resume(qd_rank_run *s)
     }
     int64_t step = name.step;
     if (step >= c->steps)
-        QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to go on",
+        QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to resume it",
                                      (long long)step)));
     s->kept = step;
-    snprintf(text, sizeof text, "goes on after step %lld", (long long)step);
+    snprintf(text, sizeof text, "resumes after step %lld", (long long)step);
     qd_rank_note(s, text);
 done:
     qd_checkpoint_close(o.checkpoint);

@@ -188,7 +188,7 @@ static qd_status check_traits(const qd_trainer *t)
 static qd_status explain_fit(qd_trainer *t, int64_t left)
 {
     qd_strbuf text = {0};
-    qd_status status = qd_fit_explain(&t->config, qd_comm_rank(t->world), left, &text);
+    qd_status status = qd_fit_explain(&t->config, qd_comm_rank(t->world), left, false, &text);
     if (status == QD_OK)
         status = QD_FAIL(QD_NO_MEMORY, "rank %d does not fit on its GPU: %s", qd_comm_rank(t->world), text.data ? text.data : "");
     qd_strbuf_free(&text);
@@ -248,7 +248,7 @@ static qd_status check_host(const qd_trainer *t, int ranks)
 static void draw_ahead(qd_trainer *t, int threads, int ranks)
 {
     if (strcmp(t->config.device, "cpu") != 0)
-        t->ahead = qd_initial_begin(t->program, t->config.seed, threads > 1 ? threads - 1 : 1, qd_machine_free_memory() / 4 / ranks);
+        t->ahead = qd_initial_begin(t->program, t->config.seed, threads > 1 ? threads - 1 : 1, qd_machine_free_memory(NULL) / 4 / ranks);
 }
 
 static qd_status build(qd_trainer *t)

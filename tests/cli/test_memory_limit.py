@@ -82,6 +82,30 @@ class MemoryLimit(program.ProgramTest):
     def test_zero_3_fits_where_zero_1_does_not(self):
         self.fits_where_the_other_does_not([*MODEL, "parallel.zero=3"], [*MODEL, "parallel.zero=1"], ADDRESSES)
 
+    def test_a_limit_of_the_control_group_is_seen_before_the_start(self):
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            groups = [line.strip().split(":", 2) for line in file]
+        place = next((("memory", "memory.limit_in_bytes", path) for _, kind, path in groups if kind == "memory"), None)
+        place = place or next((("", "memory.max", path) for number, _, path in groups if number == "0"), None)
+        if not place:
+            self.skipTest("no control groups")
+        group = os.path.join("/sys/fs/cgroup", place[0], place[2].lstrip("/"), f"quadrille-test-{os.getpid()}")
+        try:
+            os.mkdir(group)
+            self.addCleanup(os.rmdir, group)
+            with open(os.path.join(group, place[1]), "w", encoding="ascii") as file:
+                file.write(str(200 << 20))
+        except OSError as error:
+            self.skipTest(f"no control group can be made: {error}")
+
+        def enter():
+            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+
+        result = subprocess.run(self.arguments(MODEL, "run"), capture_output=True, text=True, timeout=100, preexec_fn=enter, check=False)
+        self.one_line(result, 1, "are free on this machine", "the plan needs")
+        self.assertEqual(result.stdout, "")
+
     def test_cp_4_fits_where_one_rank_does_not(self):
         self.fits_where_the_other_does_not([*LONG, "parallel.ranks=4", "parallel.cp=4"], [*LONG, "parallel.ranks=1"], OWN)
 

@@ -2,12 +2,14 @@
 """
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
@@ -54,7 +56,7 @@ class Resume(program.ProgramTest):
         with open(os.path.join(part, "metrics.jsonl"), "w") as f:
             f.writelines(kept)
         result = self.train("parallel.ranks=2", f"run.dir={part}", "--resume")
-        self.assertIn("goes on after step 21", result.stdout)
+        self.assertIn("resumes after step 21", result.stdout)
         self.assertEqual(losses(part), losses(self.whole))
 
     def test_what_was_derived_is_derived_again(self):
@@ -81,6 +83,7 @@ class Resume(program.ProgramTest):
             result = self.train(f"run.dir={part}", "--resume", *words, check=False)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(text, result.stderr)
+            self.assertEqual(result.stdout, "")  # before the plan
         self.one_line(self.run_program("train", f"{part}/config.yaml", "--model", "qwen3-tiny", "--dir", "other"), 2, "model.preset",
                       "config.yaml:", "leave one of them out")
 
@@ -135,7 +138,7 @@ class Resume(program.ProgramTest):
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=15", "run.keep=0", "train.global_batch=8")
         result = self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=36", "data.seq=96", "train.global_batch=4",
                                           "model.rope_base=500000", "--ranks", "4"))
-        for text in ("data.seq was 32 and is 96", "train.global_batch was 8 and is 4", "base 10000 and has 500000"):
+        for text in ("data.seq was 32 and is 96", "train.global_batch was 8 and is 4", "model.rope_base was 10000 and is 500000"):
             self.assertIn(text, result.stdout)
         with open(os.path.join(part, "metrics.jsonl"), encoding="utf-8") as file:
             tokens = [json.loads(line)["tokens"] for line in file]
@@ -143,6 +146,42 @@ class Resume(program.ProgramTest):
         with open(os.path.join(part, "checkpoints/latest/manifest.json"), encoding="utf-8") as file:
             # 30 steps of 8 windows of 32 tokens are 80 windows of 96.
             self.assertEqual(json.load(file)["next_sample"], 80 + 6 * 4)
+
+    def test_what_changes_is_reported(self):
+        """Settings and data that are not what they were, wherever the change comes from: one line each, with both values."""
+        text = self.write("text.txt", "the quick brown fox jumps over the lazy dog\n" * 400)
+        self.train("--dir", "run", f"data.path={text}", "train.steps=4", "parallel.ranks=2", "data.tokenizer=bytes")
+
+        def notes(*words):
+            step = len(lines(self.path("run"))) + 1
+            result = self.ok(self.run_program("train", "--dir", "run", "--resume", f"train.steps={step}", *words))
+            return re.findall(r"(?m)^note     (.*(?:\n {9}.*)*)", result.stdout)
+
+        self.assertEqual(notes("train.schedule=constant"), [
+            "train.steps was 4 and is 5", 'train.schedule was cosine and is constant', mock.ANY, "resumes after step 4"])
+        self.assertEqual(notes(), ["train.steps was 5 and is 6", "resumes after step 5"])
+        with open(self.path("run/config.yaml"), "r+", encoding="utf-8") as file:  # an edit, or a flipped bit
+            saved = file.read()
+            file.seek(0)
+            file.write(saved.replace("\n  lr: 0.001\n", "\n  lr: 0.041\n").replace("\n  beta2: 0.95\n", "\n  beta2: 0.75\n"))
+        self.assertEqual(notes(), ["train.steps was 6 and is 7", "train.lr was 0.001 and is 0.041", "train.beta2 was 0.95 and is 0.75",
+                                   "the learning rate jumps from 0.001 in step 6 to 0.041 in step 7", "resumes after step 6"])
+        self.write("text.txt", "the quick brown fox jumps over the crazy cat\n"[:44] * 400)  # as many bytes
+        self.assertRegex(" ".join(notes()), "text.txt has [0-9]+ tokens as before, but its content has changed")
+        self.assertEqual(len(notes()), 2)
+        other = self.write("other.txt", "the quick brown fox jumps over the lazy dog\n" * 500)
+        self.assertRegex(" ".join(notes(f"data.path={other}")), r"data.path was \S*text.txt\S* and is \S*other.txt\S*: samples are others")
+        self.assertRegex(" ".join(notes("model.dropout=0.1", "train.precision=bf16")),
+                         "model.dropout was 0 and is 0.1 .*train.precision was fp32 and is bf16 .*train.grad_dtype was fp32 and is bf16")
+
+    def test_metrics_that_are_gone(self):
+        """Checkpoints are a run, too."""
+        self.train("--dir", "run", "train.steps=3")
+        os.remove(self.path("run/metrics.jsonl"))
+        self.one_line(self.train("--dir", "run", "train.steps=5", check=False), 2, "holds another run")
+        result = self.train("--dir", "run", "--resume", "train.steps=5")
+        self.assertIn("metrics.jsonl is missing", result.stdout)
+        self.assertEqual([step for step, _, _ in losses(self.path("run"))], [4, 5])
 
     def test_damaged_checkpoints_do_not_push_out_good_ones(self):
         part = self.path("part")

@@ -113,12 +113,36 @@ class RoughUse(program.ProgramTest):
 
     @unittest.skipIf(program.SANITIZED, "sanitizers end a program that asks for so much")
     def test_more_memory_than_the_machine_has(self):
-        """Parameters alone take more than there are addresses."""
-        wide = ["model.layers=1000", "model.hidden=65536", "model.heads=512", "data.seq=32", "train.global_batch=1", "train.steps=1"]
-        result = self.run_program("train", f"data.path={self.corpus}", *wide)
+        """Refused before the plan is printed; what would fit is named."""
+        wide = ["train", f"data.path={self.corpus}", "model.layers=1000", "model.hidden=65536", "model.heads=512", "data.seq=32",
+                "train.global_batch=1", "train.steps=1"]
+        result = self.run_program(*wide)
+        self.one_line(result, 1, "the ranks take up to", "TiB of memory together", "are free on this machine", "the plan needs",
+                      "spread it over more machines", "run.memory_check=false")
+        self.assertEqual(result.stdout, "")
+        # All the same: parameters alone take more than there are addresses.
+        result = self.run_program(*wide, "run.memory_check=false")
         self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
         self.assertRegex(result.stdout, r"\nnote     the ranks take up to .* TiB of memory together, and .* are free on this machine\n")
         self.assertNotIn("are free on this machine", self.ok(self.run_program(*self.small("train.steps=1"))).stdout)
+        # Activations of a batch that is too large; smaller micro-batches would do.
+        per_sequence = json.loads(self.ok(self.run_program("check", *program.SMALL, "train.global_batch=1024", "--json")).stdout)
+        with open("/proc/meminfo", encoding="ascii") as file:
+            there = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+        batch = 1024
+        while batch * per_sequence["memory_bytes_per_rank"] // 1024 < 2 * (there["MemTotal"] + there["SwapTotal"]):
+            batch *= 2
+        result = self.run_program(*self.small("train.steps=1", f"train.global_batch={batch}"))
+        self.one_line(result, 1, "activations", "; train.micro_batch=")
+        self.assertEqual(result.stdout, "")
+
+    def test_what_cannot_start_here_is_said_before_the_plan(self):
+        for more, status, parts in ((["--ranks", "1000", "train.global_batch=1000"], 2, ["parallel.ranks is 1000", "at most 64", "mpirun"]),
+                                    (["--device", "cuda", "run.gpu=1000"], None, [])):
+            result = self.run_program(*self.small(*more))
+            self.one_line(result, status if status is not None else result.returncode, *parts)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertEqual(result.stdout, "")
 
     def test_what_was_saved_is_told(self):
         result = self.ok(self.run_program(*self.small("train.steps=4", "--dir", "kept", "--save-every", "3")))

@@ -209,10 +209,10 @@ static void advice_names_it(void **state)
     qd_strbuf text = {0};
     trained_bytes bytes = trained_needs(&split);
     int64_t limit = bytes.persistent + bytes.dynamic;
-    trained_ok(qd_fit_explain(&config, 0, limit, &text));
+    trained_ok(qd_fit_explain(&config, 0, limit, false, &text));
     assert_non_null(strstr(text.data, "; train.master=split needs"));
     qd_strbuf_free(&text);
-    trained_ok(qd_fit_explain(&split, 0, limit - 1, &text));
+    trained_ok(qd_fit_explain(&split, 0, limit - 1, false, &text));
     assert_null(strstr(text.data, "train.master=split needs"));
     if (!strstr(text.data, "train.offload=optimizer train.master=fp32 needs"))
         fail_msg("%s", text.data);

@@ -304,12 +304,12 @@ static void advice_names_it(void **state)
     offloaded.strategy.offload = true;
     qd_strbuf text = {0};
     trained_bytes bytes = trained_needs(&offloaded);
-    trained_ok(qd_fit_explain(&config, 0, bytes.persistent + bytes.dynamic, &text));
+    trained_ok(qd_fit_explain(&config, 0, bytes.persistent + bytes.dynamic, false, &text));
     if (!strstr(text.data, " train.offload=optimizer needs"))
         fail_msg("%s", text.data);
     assert_non_null(strstr(text.data, "GiB of host memory"));
     qd_strbuf_free(&text);
-    trained_ok(qd_fit_explain(&offloaded, 0, bytes.persistent, &text));
+    trained_ok(qd_fit_explain(&offloaded, 0, bytes.persistent, false, &text));
     assert_null(strstr(text.data, "train.offload=optimizer needs"));
     qd_strbuf_free(&text);
 }

@@ -26,7 +26,6 @@
 
 #include "comm/comm_impl.h"
 
-#define QD_LOCAL_MAX_RANKS 64
 #define QD_LOCAL_SMALL_BYTES (64 * 1024) /* of one lane and parity; the largest direct all-reduce must fit */
 #define QD_LOCAL_MESSAGE_SMALL 4096      /* of one channel and parity: sends up to this size do not wait */
 #define QD_LOCAL_RING 4                  /* buffers in a staging ring */
