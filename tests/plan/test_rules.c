@@ -184,6 +184,9 @@ static void whole_passes_hide_tensor_parallelism(void **state)
                            "parallel.schedule=%s";
     qd_sim_report plain = simulated("h100", words, "1f1b"), pairs = simulated("h100", words, "dualpipe_v");
     assert_true(exposed(&pairs, "tp") < 1.05 * exposed(&plain, "tp"));
+    /* Halves that run apart still gather rows for one weight gradient beside another. */
+    qd_sim_report halves = simulated("h100", words, "zb_h1");
+    assert_true(exposed(&halves, "tp") < 1.3 * exposed(&plain, "tp"));
 }
 
 /* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the node. */

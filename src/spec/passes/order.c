@@ -1,11 +1,11 @@
 /* Pass 5: the order of ops around exchanges, and which op waits for which exchange.
  *
  * The passes before leave ops in the order of their definitions, an exchange next to the op that
- * needs it. Here - rows that are gathered again for a weight gradient start their way before the
- * input gradient of the same weight, - weight gradients of experts run behind their input
- * gradients, while those return, - ops that do not depend on rows on their way to experts run
- * before the op that needs these, - and the first op that touches what an asynchronous exchange
- * writes waits for it. */
+ * needs it. Here
+ *   - rows that are gathered again for a weight gradient start on their way one GEMM earlier,
+ *   - weight gradients of experts run behind their input gradients, while those return,
+ *   - ops that do not depend on rows on their way to experts run before the op that needs these,
+ *   - the first op that touches what an asynchronous exchange writes waits for it. */
 #include "spec/passes/passes.h"
 
 static void move(qd_class_writer *w, int from, int to)
@@ -18,18 +18,27 @@ static void move(qd_class_writer *w, int from, int to)
     w->ops[to] = op;
 }
 
+/* Whether an op is a GEMM beside which the gather for weight gradient `dw` can run: the input
+ * gradient of the same weight; where the halves of the backward pass run apart, another weight
+ * gradient, since the gather runs with those. */
+static bool hides_gather(const qd_class_writer *w, const qd_op *op, const qd_op *dw)
+{
+    if (w->config->split)
+        return op->kind == QD_OP_LINEAR_DW;
+    return (op->kind == QD_OP_LINEAR_DX || op->kind == QD_OP_LINEAR_DX_GELU) && op->slot[0] == dw->slot[0] && op->slot[1] == dw->slot[2] - 1;
+}
+
 static void start_gathers(qd_class_writer *w)
 {
     for (int i = 1; i + 1 < w->op_count; i++) {
         const qd_op *gather = &w->ops[i], *dw = gather + 1;
         if (gather->kind != QD_OP_ALL_GATHER || gather->phase != QD_PHASE_WEIGHT || dw->kind != QD_OP_LINEAR_DW)
             continue;
-        for (int k = i - 1; k >= 0; k--)
-            if ((w->ops[k].kind == QD_OP_LINEAR_DX || w->ops[k].kind == QD_OP_LINEAR_DX_GELU) && w->ops[k].slot[0] == dw->slot[0] &&
-                w->ops[k].slot[1] == dw->slot[2] - 1) { /* the weight whose gradient that is */
-                move(w, i, k);
-                break;
-            }
+        int k = i - 1;
+        while (k >= 0 && !hides_gather(w, &w->ops[k], dw))
+            k--;
+        if (k >= 0)
+            move(w, i, k);
     }
 }
 
