@@ -15,14 +15,17 @@ typedef struct view {
     const qd_generate_options *options;
 } view;
 
-/* Text of a model may hold any byte; a terminal must not obey it. */
+/* Text of a model may hold any byte. What is printed is UTF-8 wherever it goes, and a terminal must not obey it. */
 static void put_text(view *v, const char *text, size_t length)
 {
-    for (size_t i = 0; i < length; i++) {
-        unsigned char byte = (unsigned char)text[i];
+    qd_strbuf shown = {0};
+    qd_strbuf_append_utf8(&shown, text, length);
+    for (size_t i = 0; i < shown.length; i++) {
+        unsigned char byte = (unsigned char)shown.data[i];
         bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F;
         putchar(v->terminal && control ? '?' : byte);
     }
+    qd_strbuf_free(&shown);
     if (length > 0)
         v->line_ended = text[length - 1] == '\n';
     fflush(stdout);
@@ -189,8 +192,8 @@ const cli_command cli_generate = {
     .summary = "Goes on with a text, with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
                "MODEL is a run folder (its newest sound checkpoint counts) or a checkpoint. Prompt and continuation go to standard\n"
-               "output as they come, remarks to standard error. It ends after --tokens tokens or when the model ends the\n"
-               "document. When the context is full, its last half is read anew and the text goes on.",
+               "output as they come, bytes that are not UTF-8 as U+FFFD; notes go to standard error. It ends after --tokens tokens\n"
+               "or when the model ends the document. When the context is full, its last half is read anew and the text continues.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -96,6 +96,7 @@ typedef struct qd_data_options {
     uint64_t seed;                  /* of the order */
     const qd_text_encoder *encoder; /* NULL: text is bytes, and vocab must be 256 */
     const char *encoder_name;       /* in messages; NULL: data.tokenizer */
+    bool any_bytes;                 /* files need not be text: their bytes were asked for */
     qd_document_rule documents;
     const char *cache;  /* folder that keeps the tokens of text, so that they are made once; NULL or "": in memory */
     double validation;  /* part of each source that is never trained on: its last windows; 0: none */

@@ -18,6 +18,8 @@ typedef struct qd_strbuf {
 } qd_strbuf;
 
 void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length);
+/* Bytes that belong to no UTF-8 character become U+FFFD, each for itself. */
+void qd_strbuf_append_utf8(qd_strbuf *buffer, const char *bytes, size_t length);
 void qd_strbuf_puts(qd_strbuf *buffer, const char *text);
 void qd_strbuf_printf(qd_strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void qd_strbuf_pad(qd_strbuf *buffer, char character, int count);

@@ -40,6 +40,18 @@ void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length)
     buffer->data[buffer->length] = '\0';
 }
 
+void qd_strbuf_append_utf8(qd_strbuf *buffer, const char *bytes, size_t length)
+{
+    for (size_t at = 0; at < length;) {
+        size_t valid = qd_utf8_valid(bytes + at, length - at);
+        qd_strbuf_append(buffer, bytes + at, valid);
+        at += valid;
+        if (at < length)
+            qd_strbuf_append(buffer, "\xef\xbf\xbd", 3);
+        at += at < length;
+    }
+}
+
 void qd_strbuf_puts(qd_strbuf *buffer, const char *text)
 {
     qd_strbuf_append(buffer, text, strlen(text));

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { DEEPEST = 64, LOOK_BYTES = 64 * 1024 };
+enum { DEEPEST = 64 };
 
 static const char *const text_extensions[] = {
     "txt", "text", "md",   "markdown", "rst",  "org", "tex", "html", "htm", "xml",  "json", "jsonl",
@@ -65,27 +65,14 @@ static qd_status look_like_text(const char *path, bool *text)
             *text = true;
             return QD_OK;
         }
-    *text = false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return QD_FAIL(QD_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
-    char *bytes = malloc(LOOK_BYTES);
-    if (!bytes) {
-        close(fd);
-        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to look into it", path);
-    }
-    ssize_t length = read(fd, bytes, LOOK_BYTES);
-    qd_status status = QD_OK;
-    if (length < 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be read: %s", path, strerror(errno));
-    else {
-        /* The last character may be cut by the end of what we looked at. */
-        size_t valid = qd_utf8_valid(bytes, (size_t)length);
-        *text = (size_t)length - valid < (length == LOOK_BYTES ? 4u : 1u) && !memchr(bytes, '\0', (size_t)length);
-    }
+    char *bytes;
+    size_t length;
+    bool whole;
+    QD_TRY(qd_file_head(path, &bytes, &length, &whole));
+    /* The last character may be cut by the end of what we looked at. */
+    *text = length - qd_utf8_valid(bytes, length) < (whole ? 1u : 4u) && !memchr(bytes, '\0', length);
     free(bytes);
-    close(fd);
-    return status;
+    return QD_OK;
 }
 
 static qd_status push(qd_file_list *list, const char *path, int64_t bytes, qd_file_kind kind)

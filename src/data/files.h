@@ -28,6 +28,11 @@ typedef struct qd_file_list {
  * folder without text. */
 qd_status qd_file_list_add(qd_file_list *list, const char *path);
 void qd_file_list_free(qd_file_list *list);
+/* QD_USAGE names a file of text that is none: compressed, an archive, with NUL bytes, or mostly not UTF-8 in its first 64 KiB. */
+qd_status qd_file_list_check_text(const qd_file_list *list);
+
+/* The first 64 KiB of a file, freed by the caller. *whole: that is all of it. */
+qd_status qd_file_head(const char *path, char **bytes, size_t *length, bool *whole);
 
 /* Maps a file for reading. QD_USAGE: it does not exist, is no file, or is empty. */
 qd_status qd_file_map(const char *path, const void **bytes, size_t *size);

@@ -369,6 +369,8 @@ static qd_status add_text(const qd_data_options *o, const char *path, const qd_f
                        "%s is text, and model.vocab is %lld: set data.tokenizer, or model.vocab=256 to train on bytes",
                        path, (long long)o->vocab);
     QD_TRY(qd_text_encoder_check(encoder));
+    if (!o->any_bytes)
+        QD_TRY(qd_file_list_check_text(files));
     QD_TRY(agree_on_tokenizer(d, encoder->hash, o->encoder ? encoder_name(o) : path));
     const bool separated = o->documents.separator && o->documents.separator[0] != '\0';
     if (!o->encoder && files->count == 1 && files->items[0].kind == QD_FILE_TEXT && !separated)

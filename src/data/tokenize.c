@@ -209,6 +209,8 @@ qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_repo
     for (int64_t i = 0; status == QD_OK && i < files.count; i++)
         if (files.items[i].kind == QD_FILE_SHARD)
             status = QD_FAIL(QD_USAGE, "%s: already a token shard, not text", files.items[i].path);
+    if (status == QD_OK && options->encoder->hash != qd_text_encoder_bytes().hash)
+        status = qd_file_list_check_text(&files);
     qd_encode_job job = {
         .files = &files,
         .encoder = options->encoder,

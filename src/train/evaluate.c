@@ -1,3 +1,4 @@
+/* Evaluation: passes over windows of tokens, forward only. */
 #include "train/evaluate.h"
 
 static qd_status check_seq(const qd_config *c)
@@ -16,6 +17,23 @@ static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
     return count > 1 ? count : 1;
 }
 
+/* The windows that are left when they are fewer than a pass has: a program for so many, which shares the weights. Rows of a
+ * pass do not know of each other, so the losses are those of a pass filled up with windows that do not count. */
+static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int64_t first, int64_t count, qd_step_output *out)
+{
+    qd_side_program side;
+    qd_config c = run->config;
+    c.global_batch = c.strategy.micro_batch = count;
+    qd_status status = qd_side_program_open(run, &c, &side);
+    const qd_step_input input = {.step = 1, .first_sample = first, .global_batch = count, .source = source, .optim = &c.optimizer};
+    if (status == QD_OK)
+        status = qd_interpret(side.interpreter, &input, out);
+    if (status == QD_OK && out->skipped)
+        status = QD_FAIL(QD_NOT_FINITE, "windows %lld to %lld: %s", (long long)first, (long long)(first + count - 1), out->not_finite);
+    qd_side_program_close(&side);
+    return status == QD_NO_MEMORY ? qd_trainer_step(run->trainer, out) : status; /* which pays for windows that do not count */
+}
+
 qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
                               const qd_evaluate_passes *passes, qd_evaluation *result)
 {
@@ -29,11 +47,12 @@ qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, 
     QD_TRY(qd_model_run_start(run, source));
     for (int64_t done = 0; done < all;) {
         qd_step_output out;
-        QD_TRY(qd_trainer_step(run->trainer, &out));
+        int64_t count = all - done < c->global_batch ? all - done : c->global_batch;
+        QD_TRY(count < c->global_batch ? run_rest(run, source, done, count, &out) : qd_trainer_step(run->trainer, &out));
         sum += out.loss * out.tokens;
         counted += out.tokens;
-        done += c->global_batch;
-        if (passes->progress && !passes->progress(passes->context, done < all ? done : all, all))
+        done += count;
+        if (passes->progress && !passes->progress(passes->context, done, all))
             return QD_FAIL(QD_INTERRUPTED, "interrupted after %lld of %lld windows", (long long)done, (long long)all);
     }
     if (counted == 0.0)

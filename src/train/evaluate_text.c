@@ -110,6 +110,9 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     c.data.path = o->text;
     c.data.validation = 0.0;
     c.data.cache = "";
+    /* Bytes that were not asked for by name are those of text. */
+    if (strcmp(c.data.tokenizer, "bytes") == 0 && strcmp(qd_options_string(run->options, "data.tokenizer"), "bytes") != 0)
+        c.data.tokenizer = "";
     c.strategy.seq = 1; /* a text shorter than a window is evaluated too */
     QD_TRY(c.data.tokenizer[0] != '\0' || c.model.vocab == 256
                ? QD_OK

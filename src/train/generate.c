@@ -15,17 +15,15 @@ typedef struct candidate {
     int32_t token;
 } candidate;
 
-/* One program that adds `rows` tokens to the sequence. */
+/* What adds `rows` tokens to the sequence. */
 typedef struct stepper {
-    qd_program *program;
-    qd_bound *bound; /* of its own, or the trainer's */
     qd_interpreter *interpreter;
     int64_t rows;
 } stepper;
 
 struct qd_generator {
     qd_model_run run;
-    qd_arena *arena;
+    qd_side_program pieces; /* shares weights, cache and logits with the trainer's, for single tokens */
     stepper one, piece;
     qd_batch_source source;
     const int32_t *next; /* tokens about to be fed */
@@ -48,17 +46,13 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
-/* The program for pieces shares weights, cache and logits with the one for single tokens. */
 static qd_status add_piece_stepper(qd_generator *g)
 {
     qd_config config = g->run.config;
     config.strategy.seq = PIECE;
-    qd_bound *owner = qd_trainer_bound(g->run.trainer);
-    QD_TRY(qd_arena_create(&g->arena));
-    QD_TRY(qd_config_build(&config, 0, g->arena, &g->piece.program));
-    QD_TRY(qd_bind(g->piece.program, qd_trainer_device(g->run.trainer), g->run.world, NULL, owner, &g->piece.bound));
-    g->piece.rows = PIECE;
-    return qd_interpreter_create(g->piece.bound, &g->piece.interpreter);
+    QD_TRY(qd_side_program_open(&g->run, &config, &g->pieces));
+    g->piece = (stepper){g->pieces.interpreter, PIECE};
+    return QD_OK;
 }
 
 static qd_status build(qd_generator *g, const char *model, int64_t context, const char *device, int threads)
@@ -76,8 +70,8 @@ static qd_status build(qd_generator *g, const char *model, int64_t context, cons
     c->threads = threads;
     g->source = (qd_batch_source){.fill = fill, .context = g};
     QD_TRY(qd_model_run_start(&g->run, &g->source));
-    g->one = (stepper){.bound = qd_trainer_bound(g->run.trainer), .rows = 1};
-    QD_TRY(qd_interpreter_create(g->one.bound, &g->one.interpreter));
+    g->one.rows = 1;
+    QD_TRY(qd_interpreter_create(qd_trainer_bound(g->run.trainer), &g->one.interpreter));
     if (g->context >= PIECE)
         QD_TRY(add_piece_stepper(g));
     g->logits = malloc((size_t)g->vocab * sizeof *g->logits);
@@ -104,9 +98,7 @@ void qd_generator_destroy(qd_generator *g)
     if (!g)
         return;
     qd_interpreter_destroy(g->one.interpreter);
-    qd_interpreter_destroy(g->piece.interpreter);
-    qd_bound_destroy(g->piece.bound);
-    qd_arena_destroy(g->arena);
+    qd_side_program_close(&g->pieces);
     qd_model_run_close(&g->run);
     free(g->logits);
     free(g->candidates);
@@ -175,7 +167,8 @@ qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t coun
         done += s->rows;
     }
     qd_stream *stream = qd_device_compute_stream(qd_trainer_device(g->run.trainer));
-    QD_TRY(qd_copy(stream, g->logits, qd_bound_kind(g->one.bound, QD_BUFFER_LOGITS), g->vocab * (int64_t)sizeof *g->logits));
+    const void *logits = qd_bound_kind(qd_trainer_bound(g->run.trainer), QD_BUFFER_LOGITS);
+    QD_TRY(qd_copy(stream, g->logits, logits, g->vocab * (int64_t)sizeof *g->logits));
     QD_TRY(qd_stream_wait(stream));
     return check_finite(g);
 }

@@ -88,7 +88,7 @@ qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
     qd_comm_config comm = qd_comm_config_default();
     QD_TRY(qd_local_world_create(1, &comm, &run->local));
     QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
-    QD_TRY(qd_trainer_create(&run->config, run->world, source, &run->trainer));
+    QD_TRY(qd_trainer_create_blank(&run->config, run->world, source, &run->trainer));
     return qd_state_load(run->trainer, run->checkpoint, true);
 }
 
@@ -101,4 +101,21 @@ void qd_model_run_close(qd_model_run *run)
     qd_options_destroy(run->options);
     qd_checkpoint_close(run->checkpoint);
     memset(run, 0, sizeof *run);
+}
+
+qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side)
+{
+    memset(side, 0, sizeof *side);
+    QD_TRY(qd_arena_create(&side->arena));
+    QD_TRY(qd_config_build(config, 0, side->arena, &side->program));
+    QD_TRY(qd_bind(side->program, qd_trainer_device(run->trainer), run->world, NULL, qd_trainer_bound(run->trainer), &side->bound));
+    return qd_interpreter_create(side->bound, &side->interpreter);
+}
+
+void qd_side_program_close(qd_side_program *side)
+{
+    qd_interpreter_destroy(side->interpreter);
+    qd_bound_destroy(side->bound);
+    qd_arena_destroy(side->arena);
+    memset(side, 0, sizeof *side);
 }

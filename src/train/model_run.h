@@ -29,4 +29,16 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
 /* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the weights. */
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);
 void qd_model_run_close(qd_model_run *run); /* also of a half-built one */
+
+/* A second program over the weights of run->trainer, for passes of another shape. */
+typedef struct qd_side_program {
+    qd_arena *arena;
+    qd_program *program;
+    qd_bound *bound;
+    qd_interpreter *interpreter;
+} qd_side_program;
+
+/* Persistent buffers of the same kind and size are the trainer's. Closed before the run, also where it failed. */
+qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side);
+void qd_side_program_close(qd_side_program *side);
 #endif

@@ -199,7 +199,8 @@ static qd_status start(qd_rank_run *s)
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
     QD_TRY(qd_common_data(s->control, s->corpus.data, run->config.strategy.seq, &s->agreed));
     qd_batch_source source = qd_data_source(s->corpus.data);
-    QD_TRY(qd_trainer_create(&run->config, s->world, &source, &s->trainer));
+    const bool loads = run->config.resume || run->config.weights[0] != '\0';
+    QD_TRY((loads ? qd_trainer_create_blank : qd_trainer_create)(&run->config, s->world, &source, &s->trainer));
     QD_TRY(qd_rank_agree(s, measure_peak(s)));
     if (run->config.resume) {
         QD_TRY(qd_run_resume(s));

@@ -270,6 +270,7 @@ static qd_status open_data(const qd_config *c, const choice *chosen, const qd_ru
     o.vocab = c->model.vocab;
     o.seed = c->seed;
     o.encoder = chosen->encoder;
+    o.any_bytes = strcmp(c->data.tokenizer, "bytes") == 0;
     o.encoder_name = chosen->name[0] != '\0' ? chosen->name : NULL;
     o.documents = (qd_document_rule){.separator = c->data.separator, .field = c->data.field};
     o.cache = cache;

@@ -251,7 +251,7 @@ static void draw_ahead(qd_trainer *t, int threads, int ranks)
         t->ahead = qd_initial_begin(t->program, t->config.seed, threads > 1 ? threads - 1 : 1, qd_machine_free_memory(NULL) / 4 / ranks);
 }
 
-static qd_status build(qd_trainer *t)
+static qd_status build(qd_trainer *t, bool drawn)
 {
     qd_device_config device = qd_device_config_default();
     int rank = qd_comm_rank(t->world);
@@ -263,7 +263,8 @@ static qd_status build(qd_trainer *t)
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
     QD_TRY(check_host(t, where.local_ranks));
-    draw_ahead(t, device.threads, where.local_ranks);
+    if (drawn)
+        draw_ahead(t, device.threads, where.local_ranks);
     QD_TRY(qd_device_create(t->config.device, &device, &t->device));
     QD_TRY(check_traits(t));
     int64_t left;
@@ -273,13 +274,14 @@ static qd_status build(qd_trainer *t)
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(init_rope(t));
-    QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
+    if (drawn)
+        QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
     qd_initial_end(t->ahead);
     t->ahead = NULL;
     return QD_OK;
 }
 
-qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer)
+static qd_status create(const qd_config *config, qd_comm *world, const qd_batch_source *source, bool drawn, qd_trainer **trainer)
 {
     qd_trainer *t = calloc(1, sizeof *t);
     if (!t)
@@ -287,13 +289,23 @@ qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_ba
     t->config = *config;
     t->source = *source;
     t->world = world;
-    qd_status status = build(t);
+    qd_status status = build(t, drawn);
     if (status != QD_OK) {
         qd_trainer_destroy(t);
         return status;
     }
     *trainer = t;
     return QD_OK;
+}
+
+qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer)
+{
+    return create(config, world, source, true, trainer);
+}
+
+qd_status qd_trainer_create_blank(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer)
+{
+    return create(config, world, source, false, trainer);
 }
 
 void qd_trainer_destroy(qd_trainer *t)

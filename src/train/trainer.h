@@ -11,6 +11,8 @@ typedef struct qd_trainer qd_trainer;
  * outlive the trainer. */
 qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source,
                             qd_trainer **trainer);
+/* The same for a caller that loads all weights (qd_state_load): until then they are undefined. */
+qd_status qd_trainer_create_blank(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer);
 void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 
 /* Collective. The next step, from step 1 on. */

@@ -1,8 +1,12 @@
 """Text in, text out: eval, generate, tokenize, and training on what tokenize made.
 ctest: timeout 300
 """
+import bz2
 import ctypes
+import gzip
+import io
 import json
+import lzma
 import math
 import os
 import shutil
@@ -10,6 +14,7 @@ import struct
 import sys
 import tempfile
 import unittest
+import zipfile
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
@@ -202,6 +207,41 @@ class Text(program.ProgramTest):
         self.assertEqual(report["prompt"], "In\0the")
         self.assertIn("\0", report["text"])
         self.assertGreater(len(report["text"]), 1000)
+
+    def test_what_is_printed_is_utf8(self):
+        """Into a pipe as well, whatever bytes the model comes up with and wherever it stops."""
+        for tokens in ("1", "2", "1500"):
+            arguments = ["generate", self.bytes_run, "--prompt", "In the", "--tokens", tokens, "--temperature", "1000", "--seed", "4"]
+            result = program.subprocess.run([program.PROGRAM, *arguments], capture_output=True, timeout=100, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            text = result.stdout.decode("utf-8")  # strictly
+            report = self.json_of(*arguments)
+            self.assertEqual(text.rstrip("\n"), ("In the" + report["text"]).rstrip("\n"))
+        self.assertIn("\ufffd", text)
+
+    def test_what_is_not_text(self):
+        """Compressed and binary files are named, with what to do, by all that reads text."""
+        with open(self.text, "rb") as file:
+            text = file.read(20000)
+        zipped = io.BytesIO()
+        with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("verses.txt", text)
+        for name, data, part in (("a.txt", gzip.compress(text), "gunzip"), ("b.bz2", bz2.compress(text), "bunzip2"),
+                                 ("c.xz", lzma.compress(text), "unxz"), ("d.zip", zipped.getvalue(), "unzip"),
+                                 ("e.txt", text.decode().encode("utf-16"), "iconv"), ("f.txt", text + b"\0", "NUL"),
+                                 ("g.txt", "\u0412\u043d\u0430\u0447\u0430\u043b\u0435 ".encode("koi8-r") * 2000, "iconv")):
+            with open(self.path(name), "wb") as file:
+                file.write(data)
+            for arguments in (["train", f"data.path={name}", *MODEL, "train.steps=1", "run.save_every=0"],
+                              ["train", f"data.path={name}", *MODEL, "train.steps=1", "model.vocab=300", "run.dir=own"],
+                              ["eval", self.bytes_run, name], ["tokenize", name, "--output", "out", "--train", "300"]):
+                self.one_line(self.run_program(*arguments), 2, name, part)
+            self.ok(self.run_program("train", f"data.path={name}", *MODEL, "train.steps=1", "run.save_every=0", "data.tokenizer=bytes"))
+        # text that only begins like one of them, or is not quite UTF-8
+        for begin in (b"BZh is no archive. ", b"PAR1 ", "\u00e9t\u00e9 ".encode("latin-1")):
+            with open(self.path("fine.txt"), "wb") as file:
+                file.write(begin + text)
+            self.ok(self.run_program("eval", self.bytes_run, "fine.txt"))
 
     def test_generate_errors(self):
         for arguments, part in (([], "MODEL"), (["nowhere"], "nowhere"), ([self.bytes_run, "--top-p", "0"], "top-p"),

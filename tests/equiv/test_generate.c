@@ -1,9 +1,11 @@
-/* Generation with a cache against the whole forward pass, and the loss of a text both ways. */
+/* Generation with a cache against the whole forward pass, and the loss of a text both ways.
+ * ctest: wrap qd_initial_values */
 #include "support/layout.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
+#include "train/initial.h"
 #include "train/state.h"
 #include "train/text.h"
 
@@ -21,6 +23,19 @@
 #include <cmocka.h>
 
 #include "support/ok.h"
+
+static int drawings;
+
+qd_status __real_qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead,
+                                          qd_initial_sink sink, void *context);
+qd_status __wrap_qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead,
+                                          qd_initial_sink sink, void *context);
+qd_status __wrap_qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead,
+                                          qd_initial_sink sink, void *context)
+{
+    drawings++;
+    return __real_qd_initial_values(program, seed, threads, ahead, sink, context);
+}
 
 typedef struct saved {
     char folder[80];
@@ -183,6 +198,63 @@ static void passes_are_windows(void **state)
     assert_int_equal(one.tokens, N - 1);
 }
 
+typedef struct asked {
+    int64_t vocab, counted, all; /* windows below `counted` have targets; those from `all` on must not be asked for */
+} asked;
+
+static qd_status fill_asked(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
+                            int32_t *doc_start)
+{
+    asked *a = context;
+    assert_true(first + count <= a->all);
+    QD_TRY(fill(&a->vocab, first * 7, count, seq, tokens, targets, doc_start));
+    for (int64_t i = 0; i < count * seq; i++)
+        targets[i] = first + i / seq < a->counted ? targets[i] : -1;
+    return QD_OK;
+}
+
+/* The last pass has the windows that are left and no others, which changes no bit: the same as beside windows that do not count. */
+static void the_last_pass_is_as_long_as_it_needs(void **state)
+{
+    (void)state;
+    static const char *const models[] = {GPT2, LLAMA, LLAMA "train.precision=bf16 "};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        train_and_save(models[m], 3);
+        for (int64_t count = 1; count <= 9; count++) {
+            double losses[2];
+            for (int filled = 0; filled < 2; filled++) {
+                asked a = {.vocab = 53, .counted = count, .all = filled ? (count + 3) / 4 * 4 : count};
+                qd_model_run run;
+                qd_evaluation result;
+                qd_batch_source source = {.fill = fill_asked, .context = &a};
+                ok(qd_model_run_open(scratch_folder(), NULL, &run));
+                ok(qd_evaluate_windows(&run, &source, a.all, &(qd_evaluate_passes){.seq = 23, .per_pass = 4, .threads = 1}, &result));
+                qd_model_run_close(&run);
+                assert_int_equal(result.tokens, count * 23);
+                losses[filled] = result.loss;
+            }
+            if (count >= 4 && losses[0] != losses[1])
+                fail_msg("%s: %lld windows: %.17g, filled up %.17g", models[m], (long long)count, losses[0], losses[1]);
+        }
+    }
+}
+
+/* What a checkpoint holds need not be drawn first. */
+static void nothing_is_drawn_to_be_replaced(void **state)
+{
+    (void)state;
+    int32_t text[100] = {0};
+    qd_evaluation evaluation;
+    qd_generator *g;
+    train_and_save(LLAMA, 1);
+    assert_true(drawings > 0);
+    drawings = 0;
+    ok(qd_evaluate_tokens(scratch_folder(), text, 100, &(qd_evaluate_passes){.threads = 1}, &evaluation));
+    ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
+    qd_generator_destroy(g);
+    assert_int_equal(drawings, 0);
+}
+
 static void characters_stay_whole(void **state)
 {
     (void)state;
@@ -278,6 +350,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(cache_equals_forward, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(continues_what_it_learnt, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(passes_are_windows, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(the_last_pass_is_as_long_as_it_needs, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(nothing_is_drawn_to_be_replaced, scratch_setup, scratch_teardown),
         cmocka_unit_test(characters_stay_whole),
         cmocka_unit_test_setup_teardown(text_goes_on_beyond_the_context, scratch_setup, scratch_teardown),
     };

@@ -409,7 +409,7 @@ static qd_status list_files(const qd_tokenizer_training *training, qd_file_list 
     for (int64_t i = 0; i < files->count; i++)
         if (files->items[i].kind == QD_FILE_SHARD)
             return QD_FAIL(QD_USAGE, "%s holds tokens; a tokenizer is trained on text", files->items[i].path);
-    return QD_OK;
+    return qd_file_list_check_text(files);
 }
 
 qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer)
