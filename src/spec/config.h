@@ -16,6 +16,7 @@ typedef struct qd_data_config {
 
 typedef struct qd_config {
     qd_model model;
+    const qd_family *family;    /* no option: what declares the modules; NULL: the registry's choice by the model */
     int world;
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
     bool sp;                    /* with tp above 1 */

@@ -35,9 +35,8 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
 }
 
 /* Modules with their declarations: embedding, layers, head. */
-static qd_status add_modules(qd_ledger *l, qd_arena *arena)
+static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *arena)
 {
-    const qd_family *family = qd_family_of(&l->model);
     l->module_count = l->model.layers + 2;
     l->decl_count = family->variants + 2;
     l->modules = QD_ARENA_NEW(arena, qd_module, l->module_count);
@@ -67,7 +66,7 @@ static qd_status add_modules(qd_ledger *l, qd_arena *arena)
     return QD_OK;
 }
 
-qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger)
+qd_status qd_ledger_create(const qd_model *model, const qd_family *family, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger)
 {
     QD_TRY(qd_model_validate(model));
     QD_TRY(qd_tensor_check(model, mesh));
@@ -77,7 +76,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena 
         return QD_NO_MEMORY;
     l->model = *model;
     l->mesh = *mesh;
-    QD_TRY(add_modules(l, arena));
+    QD_TRY(add_modules(l, family ? family : qd_family_of(model), arena));
     /* Activations are cut over the ranks that hold different tokens. */
     for (int i = 0; i < l->module_count - 1; i++) {
         l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0, 0};

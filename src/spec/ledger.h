@@ -62,8 +62,9 @@ typedef struct qd_ledger {
     qd_port *ports;     /* module_count - 1 */
 } qd_ledger;
 
-/* Everything lives in `arena`. QD_USAGE when the model cannot be laid out on the mesh, with the reason. */
-qd_status qd_ledger_create(const qd_model *model, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger);
+/* Everything lives in `arena`. family: NULL for the one that the registry has for the model; it outlives the ledger. QD_USAGE when
+ * the model cannot be laid out on the mesh, with the reason. */
+qd_status qd_ledger_create(const qd_model *model, const qd_family *family, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger);
 
 /* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor; empty when its module is on other
  * ranks. */

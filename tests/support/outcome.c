@@ -9,10 +9,18 @@
 #include <cmocka.h>
 
 void (*outcome_prepare)(qd_team *team);
+const qd_family *outcome_family;
+
+static qd_config configure(const char *words)
+{
+    qd_config config = layout_config(words);
+    config.family = outcome_family;
+    return config;
+}
 
 outcome outcome_run(const char *words, qd_random_tokens random)
 {
-    qd_config config = layout_config(words);
+    qd_config config = configure(words);
     random.vocab = config.model.vocab;
     qd_batch_source source = qd_random_source(&random);
     qd_team *team;
@@ -94,7 +102,7 @@ void outcome_compare_all(const char *base, qd_random_tokens random, const char *
     static size_t round;
     char words[1024];
     outcome one = outcome_run(base, random);
-    qd_config config = layout_config(base);
+    qd_config config = configure(base);
     qd_arena *arena;
     qd_program *program;
     trained_ok(qd_arena_create(&arena));

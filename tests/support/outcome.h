@@ -19,6 +19,8 @@ typedef struct outcome {
 
 /* Called before the first step of every run, if it is not NULL. */
 extern void (*outcome_prepare)(qd_team *team);
+/* What declares the modules of the models; NULL: the registry's choice. */
+extern const qd_family *outcome_family;
 
 /* Ranks as threads, random tokens; random.vocab is filled in. Fails the test when something does. */
 outcome outcome_run(const char *words, qd_random_tokens random);

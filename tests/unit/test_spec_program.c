@@ -115,7 +115,7 @@ static void presets_have_their_published_size(void **state)
         if (model.position == QD_POSITION_LEARNED && model.max_seq == 0)
             continue;
         ok(qd_arena_create(&arena));
-        ok(qd_ledger_create(&model, &mesh, arena, &ledger));
+        ok(qd_ledger_create(&model, NULL, &mesh, arena, &ledger));
         ok(qd_storage_create(ledger, 0, 1, 0, arena, &storage));
         assert_int_equal(storage.held, qd_model_parameters(&model));
         qd_arena_destroy(arena);

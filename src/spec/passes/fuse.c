@@ -34,6 +34,14 @@ static int only_reader(const qd_class_writer *w, int index, int slot)
 static void remove_op(qd_class_writer *w, int index)
 {
     w->ops[index].kind = (qd_op_kind)GONE;
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        w->ops[index].slot[j] = -1;
+}
+
+/* Whether a value is there before op `index` runs, so that the op can take it along. */
+static bool is_there(const qd_class_writer *w, int slot, int index)
+{
+    return qd_class_definition(w, slot, w->op_count) < index;
 }
 
 /* Op `index` becomes another kind with other slots; phase, sizes and FLOPs stay. */
@@ -51,7 +59,8 @@ static void add_in_linear(qd_class_writer *w, int i)
 {
     const qd_op *op = &w->ops[i];
     int by = op->kind == QD_OP_LINEAR ? only_reader(w, i, op->slot[3]) : -1;
-    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[3])
+    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[3] ||
+        !is_there(w, w->ops[by].slot[0], i))
         return;
     rewrite(w, i, QD_OP_LINEAR_ADD, (const int[]){op->slot[0], op->slot[1], op->slot[2], w->ops[by].slot[0], w->ops[by].slot[2]}, 5);
     remove_op(w, by);
@@ -66,12 +75,14 @@ static void add_in_combine(qd_class_writer *w, int i)
     if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[4])
         return;
     int add = w->ops[by].slot[0], sum = w->ops[by].slot[2];
+    if (!is_there(w, add, i))
+        return;
     if (op->slot[3] < 0) {
         op->slot[3] = (int16_t)add;
     } else {
         int shared = qd_class_definition(w, op->slot[3], i);
         if (!w->config->traits->fused_residual || shared < 0 || w->ops[shared].kind != QD_OP_LINEAR ||
-            only_reader(w, shared, op->slot[3]) != i)
+            only_reader(w, shared, op->slot[3]) != i || !is_there(w, add, shared))
             return;
         const qd_op *down = &w->ops[shared];
         rewrite(w, shared, QD_OP_LINEAR_ADD, (const int[]){down->slot[0], down->slot[1], down->slot[2], add, down->slot[3]}, 5);

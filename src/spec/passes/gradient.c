@@ -2,9 +2,9 @@
  *
  * One table gives for each op the ops of its gradient. The forward list is in SSA form, so the
  * gradient of a value is the sum over the ops that read it. These contributions are added in the
- * order of the forward pass, two by two; where one of them comes from an op that can take a sum
- * along (the gradient of a norm, of a permutation), that op is written last and takes the sum of
- * the others. Gradients of inputs are phase I, gradients of weights phase W; an op that yields
+ * order of the forward pass, two by two. Ops whose gradient can take a sum along (norms,
+ * permutations) come after the others, from the last of the forward pass to the first: each takes
+ * the sum so far. Gradients of inputs are phase I, gradients of weights phase W; an op that yields
  * both at once counts as I. */
 #include "spec/passes/passes.h"
 
@@ -17,10 +17,11 @@ typedef struct gradients {
     qd_class_writer *w;
     contribution *list;
     int count;
-    int *absorber; /* per slot: op whose gradient takes the sum of the others, -1: none */
-    int *readers;  /* per slot: ops that may contribute to its gradient */
-    int *done;     /* per slot: its gradient, -1: not summed so far */
-    int in_grad;   /* the slot GRAD_IN, -1: the module has none */
+    int forward_count; /* ops of the forward list */
+    int *absorbers;    /* per slot: ops that read it whose gradients take a sum along */
+    int *readers;      /* per slot: ops that may contribute to its gradient */
+    int *done;         /* per slot: its gradient, -1: not summed so far */
+    int in_grad;       /* the slot GRAD_IN, -1: the module has none */
 } gradients;
 
 static int grad_of(gradients *g, int value);
@@ -67,31 +68,40 @@ static void linear(gradients *g, int i)
     give(g, x, dx, i);
 }
 
-/* Takes along what else reaches x. */
-static int norm_taking(gradients *g, int i, int sum)
+/* Takes along what else reaches x; last: nothing is added to that. */
+static int norm_taking(gradients *g, int i, int sum, bool last)
 {
     const qd_op *op = forward(g, i);
     int x = op->slot[0], gamma = op->slot[2], beta = op->slot[3], mean = op->slot[6], rstd = op->slot[7];
-    int dy = grad_of(g, op->slot[5]), dx = part_of(g, x, true);
+    int dy = grad_of(g, op->slot[5]), dx = part_of(g, x, last);
     QD_CLASS_OP(g->w, NORM_GRAD, dy, x, gamma, sum, mean, rstd, dx, qd_class_gradient(gamma), qd_class_gradient(beta), -1, -1);
     return dx;
 }
 
-static int permute_taking(gradients *g, int i, int sum)
+static int permute_taking(gradients *g, int i, int sum, bool last)
 {
     const qd_op *op = forward(g, i);
-    int place = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, op->slot[0], true);
+    int place = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, op->slot[0], last);
     QD_CLASS_OP(g->w, COMBINE, dy, place, -1, sum, dx);
     return dx;
 }
 
+/* Written when the gradient of x is asked for, behind what else reaches it. */
 static void absorbing(gradients *g, int i)
 {
-    int x = forward(g, i)->slot[0];
-    if (g->absorber[x] < 0)
-        g->absorber[x] = i;
-    else
-        give(g, x, forward(g, i)->kind == QD_OP_NORM ? norm_taking(g, i, -1) : permute_taking(g, i, -1), i);
+    g->absorbers[forward(g, i)->slot[0]]++;
+}
+
+/* The gradients of the absorbing ops that read a value, each with what has come together so far. */
+static int absorb(gradients *g, int value, int sum)
+{
+    int left = g->absorbers[value];
+    for (int i = g->forward_count - 1; i >= 0 && left > 0; i--) {
+        qd_op_kind kind = forward(g, i)->kind;
+        if (forward(g, i)->slot[0] == value && (kind == QD_OP_NORM || kind == QD_OP_PERMUTE))
+            sum = (kind == QD_OP_NORM ? norm_taking : permute_taking)(g, i, sum, --left == 0);
+    }
+    return sum;
 }
 
 static void head_norm(gradients *g, int i)
@@ -242,7 +252,7 @@ static int grad_of(gradients *g, int value)
         return g->done[value];
     for (int i = 0; i < g->count; i++)
         left += g->list[i].value == value;
-    bool absorbs = g->absorber[value] >= 0;
+    bool absorbs = g->absorbers[value] > 0;
     for (; left > 0; left--) { /* in the order of the forward pass */
         int next = -1;
         for (int i = 0; i < g->count; i++)
@@ -257,8 +267,7 @@ static int grad_of(gradients *g, int value)
         QD_CLASS_OP(w, ADD, sum, g->list[next].grad, both);
         sum = both;
     }
-    if (absorbs)
-        sum = (forward(g, g->absorber[value])->kind == QD_OP_NORM ? norm_taking : permute_taking)(g, g->absorber[value], sum);
+    sum = absorb(g, value, sum);
     if (sum >= 0 && w->slots[value].kind == QD_SLOT_IN && sum != g->in_grad)
         w->wrong = "no op writes the gradient of the module's input";
     return g->done[value] = sum;
@@ -267,18 +276,18 @@ static int grad_of(gradients *g, int value)
 void qd_pass_gradient(qd_class_writer *w)
 {
     int forward_count = w->op_count, in = -1, out = -1;
-    gradients g = {.w = w, .in_grad = -1};
+    gradients g = {.w = w, .forward_count = forward_count, .in_grad = -1};
     size_t slots = (size_t)w->slot_count;
     g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)forward_count * 2 + 2);
-    g.absorber = QD_ARENA_NEW(w->arena, int, slots);
+    g.absorbers = QD_ARENA_NEW(w->arena, int, slots);
     g.readers = QD_ARENA_NEW(w->arena, int, slots);
     g.done = QD_ARENA_NEW(w->arena, int, slots);
-    if (!g.list || !g.absorber || !g.readers || !g.done || w->no_memory) {
+    if (!g.list || !g.absorbers || !g.readers || !g.done || w->no_memory) {
         w->no_memory = true;
         return;
     }
     for (int s = 0; s < w->slot_count; s++) {
-        g.absorber[s] = g.done[s] = -1;
+        g.done[s] = -1;
         in = w->slots[s].kind == QD_SLOT_IN ? s : in;
         out = w->slots[s].kind == QD_SLOT_OUT ? s : out;
     }
