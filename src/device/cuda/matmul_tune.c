@@ -312,9 +312,10 @@ static int make_more(bench *b, qd_product *product, const qd_product_choice *way
                      int count, qd_product_choice *choices)
 {
     qd_product_choice seeds[MOST_PER_WAY];
+    const int most = hurried(b) ? QD_PRODUCT_CANDIDATES : MOST_PER_WAY; /* mixtures are made of all pairs */
     int seed_count = 0;
     qsort(so_far, (size_t)count, sizeof *so_far, by_quick);
-    for (int i = 0; i < count && seed_count < MOST_PER_WAY; i++)
+    for (int i = 0; i < count && seed_count < most; i++)
         if (so_far[i].way == way_index)
             seeds[seed_count++] = so_far[i].choice;
     if (qd_product_build(product, way) != QD_OK) {
