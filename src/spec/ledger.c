@@ -51,10 +51,7 @@ static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *ar
         module->name = first ? "embed" : last ? "head" : qd_arena_printf(arena, "block.%d", i - 1);
         if (!module->name)
             return QD_NO_MEMORY;
-        module->kind = first                                    ? QD_MODULE_EMBED
-                       : last                                   ? QD_MODULE_HEAD
-                       : qd_model_has_experts(&l->model, i - 1) ? QD_MODULE_MOE
-                                                                : QD_MODULE_BLOCK;
+        module->kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : QD_MODULE_LAYER;
         module->decl = first ? 0 : last ? l->decl_count - 1 : 1 + family->variant(&l->model, i - 1);
         qd_layer *decl = &l->decls[module->decl];
         if (!decl->model)

@@ -35,9 +35,7 @@ typedef struct qd_param {
     qd_place gradient[QD_AXIS_COUNT]; /* as the backward pass leaves it, before any reduction */
 } qd_param;
 
-/* MOE: a block with experts */
-typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_BLOCK, QD_MODULE_HEAD, QD_MODULE_MOE } qd_module_kind;
-#define QD_MODULE_KIND_COUNT 4
+typedef enum qd_module_kind { QD_MODULE_EMBED, QD_MODULE_LAYER, QD_MODULE_HEAD } qd_module_kind;
 typedef struct qd_module {
     const char *name; /* "embed", "block.3", "head" */
     qd_module_kind kind;

@@ -1,3 +1,4 @@
+/* Pipeline stages: which module is on which stage, balanced by cost or as given. */
 #include "spec/pipeline.h"
 
 #include "base/file.h"
@@ -15,18 +16,36 @@ bool qd_ledger_tied_apart(const qd_ledger *l, int param)
 
 /* ---- stages ---- */
 
-/* Work of a module per token, forward and backward, in FLOPs. A lookup and the sum into its rows are counted by the bytes they move. */
+/* Elements of the matrices of a declared op that a token meets: of experts, those that it chooses. */
+static double elements_met(const qd_layer *decl, const qd_decl_op *op)
+{
+    double elements = 0.0;
+    for (int i = 0; i < op->weight.count; i++) {
+        const qd_decl_param *p = &decl->params[op->weight.param + i];
+        elements += (double)p->rows * (double)p->cols;
+    }
+    return op->kind == QD_DECL_GROUPED_LINEAR ? elements * decl->model->moe.per_token / decl->model->moe.experts : elements;
+}
+
+/* Work of a module per token, forward and backward, in FLOPs: 6 per element of a matrix, attention over
+ * the causal half with its scores computed once more in the backward pass. A lookup and the sum into its
+ * rows are counted by the bytes they move. */
 static double cost(const qd_ledger *l, int module, int64_t seq)
 {
-    const qd_module *m = &l->modules[module];
-    double elements = 0.0, attention = 0.0;
-    if (m->kind == QD_MODULE_EMBED)
-        return 100.0 * (double)l->model.hidden;
-    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        elements += (double)l->params[i].shape[0] * (double)l->params[i].shape[1];
-    if (m->kind == QD_MODULE_BLOCK)
-        attention = 7.0 * (double)seq * (double)l->model.heads * l->model.head_dim;
-    return 6.0 * elements + attention;
+    const qd_layer *decl = &l->decls[l->modules[module].decl];
+    double flops = 0.0;
+    for (int i = 0; i < decl->op_count; i++) {
+        const qd_decl_op *op = &decl->ops[i];
+        switch (op->kind) {
+        case QD_DECL_EMBED: flops += 100.0 * (double)l->model.hidden; break;
+        case QD_DECL_ATTENTION: flops += 7.0 * (double)seq * (double)decl->values[op->out].cols; break;
+        case QD_DECL_LINEAR:
+        case QD_DECL_GROUPED_LINEAR:
+        case QD_DECL_LOSS: flops += 6.0 * elements_met(decl, op); break;
+        default: break;
+        }
+    }
+    return flops;
 }
 
 /* Modules i .. on the stages s .. : the least sum of squared costs with no stage above `most`; next: where stage s ends. */

@@ -42,6 +42,25 @@ static void refused(const char *words, const char *expected)
     qd_options_destroy(options);
 }
 
+/* Stages are balanced by what a token costs: of 64 experts it meets four, which cost less than the
+ * dense MLPs of the first blocks. */
+static void stages_count_the_experts_a_token_meets(void **state)
+{
+    (void)state;
+    qd_arena *arena;
+    const qd_program *p = build("model.layers=8 model.hidden=64 model.heads=4 model.vocab=97 data.seq=16 model.ffn=512 model.first_dense=4 "
+                                "model.experts=64 model.experts_per_token=4 model.expert_ffn=32 parallel.ranks=2 parallel.pp=2 ", &arena);
+    int dense = 0, experts = 0; /* on the first stage */
+    for (int i = 0; i < p->ledger->module_count; i++) {
+        const qd_module *m = &p->ledger->modules[i];
+        dense += m->stage == 0 && m->layer >= 0 && m->layer < 4;
+        experts += m->stage == 0 && m->layer >= 4;
+    }
+    assert_int_equal(dense, 3); /* 3 x 115 k of 647 k elements; with all experts counted, all four and more */
+    assert_int_equal(experts, 0);
+    qd_arena_destroy(arena);
+}
+
 static void bad_layouts_are_refused(void **state)
 {
     (void)state;
@@ -388,6 +407,7 @@ static void plan_refuses_broken_programs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_count_the_experts_a_token_meets),
         cmocka_unit_test(bad_layouts_are_refused),
         cmocka_unit_test(rows_have_names_of_their_own),
         cmocka_unit_test(presets_have_their_published_size),
