@@ -8,10 +8,11 @@
 static const struct {
     const char *kind;
     qd_status (*create)(const qd_device_config *config, qd_device **device);
-    qd_status (*look)(int ordinal, qd_device_info *info); /* accelerators */
+    qd_status (*look)(int ordinal, qd_device_info *info); /* accelerators, as the next */
+    qd_status (*exists)(int ordinal);
 } backends[] = {
-    {"cpu", qd_cpu_device_create, NULL},
-    {"cuda", qd_cuda_device_create, qd_cuda_device_look},
+    {"cpu", qd_cpu_device_create, NULL, NULL},
+    {"cuda", qd_cuda_device_create, qd_cuda_device_look, qd_cuda_device_exists},
 };
 
 qd_device_config qd_device_config_default(void)
@@ -39,6 +40,14 @@ qd_status qd_device_look(const char *kind, int ordinal, qd_device_info *info)
         if (strcmp(kind, backends[i].kind) == 0 && backends[i].look)
             return backends[i].look(ordinal, info);
     return QD_FAIL(QD_UNSUPPORTED, "'%s' is not a kind of accelerator", kind);
+}
+
+qd_status qd_device_exists(const char *kind, int ordinal)
+{
+    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
+        if (strcmp(kind, backends[i].kind) == 0)
+            return backends[i].exists ? backends[i].exists(ordinal) : QD_OK;
+    return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu, cuda", kind);
 }
 
 void qd_device_destroy(qd_device *device)

@@ -47,9 +47,7 @@ static qd_status check_memory(const qd_config *c, const qd_check_report *plan, i
 
 qd_status qd_run_machine_check(const qd_config *c, const qd_check_report *plan, int local_ranks, qd_machine_warning warning)
 {
-    qd_device_info info;
     warning[0] = '\0';
-    if (strcmp(c->device, "cpu") == 0)
-        return check_memory(c, plan, local_ranks, warning);
-    return qd_device_look(c->device, c->gpu > 0 ? c->gpu : 0, &info);
+    QD_TRY(qd_device_exists(c->device, c->gpu));
+    return strcmp(c->device, "cpu") == 0 ? check_memory(c, plan, local_ranks, warning) : QD_OK;
 }

@@ -21,3 +21,9 @@ qd_status qd_cuda_device_look(int ordinal, qd_device_info *info)
     (void)info;
     return absent();
 }
+
+qd_status qd_cuda_device_exists(int ordinal)
+{
+    (void)ordinal;
+    return absent();
+}

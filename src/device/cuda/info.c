@@ -5,20 +5,40 @@
 
 #include <stdio.h>
 
+static qd_status count_gpus(int *count)
+{
+    cudaError_t error = cudaGetDeviceCount(count);
+    if (error == cudaSuccess && *count > 0)
+        return QD_OK;
+    (void)cudaGetLastError();
+    *count = 0;
+    return QD_FAIL(QD_UNSUPPORTED, "this machine shows no GPU (%s)",
+                   error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+}
+
+static qd_status check_ordinal(int ordinal, int count)
+{
+    if (ordinal >= 0 && ordinal < count)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "GPU %d; this machine has 0 .. %d", ordinal, count - 1);
+}
+
+qd_status qd_cuda_device_exists(int ordinal)
+{
+    int count = 0;
+    qd_status status = count_gpus(&count);
+    if (status == QD_OK && ordinal >= 0)
+        status = check_ordinal(ordinal, count);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "device 'cuda': ");
+}
+
 qd_status qd_cuda_device_look(int ordinal, qd_device_info *info)
 {
     int driver = 0, runtime = 0;
     size_t left = 0, total = 0;
     struct cudaDeviceProp properties;
-    cudaError_t error = cudaGetDeviceCount(&info->count);
-    if (error != cudaSuccess || info->count == 0) {
-        (void)cudaGetLastError();
-        info->count = 0;
-        return QD_FAIL(QD_UNSUPPORTED, "this machine shows no GPU (%s)",
-                       error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
-    }
-    if (ordinal < 0 || ordinal >= info->count)
-        return QD_FAIL(QD_USAGE, "GPU %d; this machine has 0 .. %d", ordinal, info->count - 1);
+    QD_TRY(count_gpus(&info->count));
+    QD_TRY(check_ordinal(ordinal, info->count));
     QD_TRY(qd_cuda_libraries_load());
     size_t blas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
     QD_CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal));
