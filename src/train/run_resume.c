@@ -25,8 +25,9 @@ static bool same_tensors(const qd_model *now, const qd_model *then)
     return qd_model_equal(now, &other);
 }
 
-/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. */
-static qd_status check_continues(const qd_config *now, const qd_config *then)
+/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. early: the data has
+ * not been opened yet, which names a tokenizer that differs. */
+static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
 {
     const struct {
         const char *key;
@@ -34,7 +35,7 @@ static qd_status check_continues(const qd_config *now, const qd_config *then)
     } keys[] = {
         {"train.seed", now->seed == then->seed},
         {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
-        {"data.tokenizer", qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
+        {"data.tokenizer", early || qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
         {"data.validation", now->data.validation == then->data.validation},
         {"data.document_mask", now->data.document_mask == then->data.document_mask},
         {"the model", same_tensors(&now->model, &then->model)},
@@ -137,7 +138,7 @@ static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoin
     qd_config then;
     qd_status status = read_config(checkpoint, &options, &then);
     if (status == QD_OK)
-        status = check_continues(&s->run->config, &then);
+        status = check_continues(&s->run->config, &then, false);
     if (status == QD_OK && loaded) {
         rescale_position(s, &then);
         status = note_changes(s, options, &then, qd_checkpoint_meta(checkpoint)->step);
@@ -164,7 +165,7 @@ qd_status qd_run_resume_check(const qd_config *c)
     if (status == QD_OK)
         status = read_config(checkpoint, &options, &then);
     if (status == QD_OK)
-        status = check_continues(c, &then);
+        status = check_continues(c, &then, true);
     qd_options_destroy(options);
     qd_checkpoint_close(checkpoint);
     return status;
