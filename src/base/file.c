@@ -82,7 +82,7 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
             return QD_IO;
         }
         if (got == 0) {
-            QD_FAIL(QD_CORRUPT, "%s: ends at byte %lld; it has become shorter since it was opened, or is cut off", path,
+            QD_FAIL(QD_CORRUPT, "%s: ends before byte %lld: it has become shorter since it was opened, or is cut off", path,
                     (long long)offset);
             errno = 0;
             return QD_CORRUPT;

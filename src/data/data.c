@@ -1,3 +1,4 @@
+/* A data set: tokens of its sources, samples out of them, and how it is opened. */
 #include "data/data_impl.h"
 
 #include "base/strbuf.h"
@@ -25,46 +26,50 @@ static int64_t part_of(const qd_token_source *s, int64_t position)
     return low;
 }
 
-static uint32_t widen(const qd_token_part *part, int64_t first, int64_t count, int32_t *out)
+qd_status qd_token_part_read(const qd_token_part *part, int64_t first, int64_t count, void *out)
 {
-    uint32_t largest = 0;
-#define WIDEN(type)                                                                                                    \
-    do {                                                                                                               \
-        const type *from = (const type *)part->tokens + first;                                                         \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            out[i] = (int32_t)from[i];                                                                                 \
-            largest = from[i] > largest ? from[i] : largest;                                                           \
-        }                                                                                                              \
-    } while (0)
-    if (part->token_bytes == 1)
-        WIDEN(uint8_t);
-    else if (part->token_bytes == 2)
-        WIDEN(uint16_t);
-    else
-        WIDEN(uint32_t);
-#undef WIDEN
-    return largest;
+    if (part->tokens) {
+        memcpy(out, (const char *)part->tokens + first * part->token_bytes, (size_t)(count * part->token_bytes));
+        return QD_OK;
+    }
+    if (part->shard.file)
+        return qd_shard_tokens(&part->shard, first, count, out);
+    qd_status status = qd_stored_read(part->text, first, out, (size_t)count);
+    if (status != QD_CORRUPT)
+        return status;
+    return QD_FAIL(QD_CORRUPT, "%s; leave a text alone while it is read, or make shards of it (quadrille tokenize)", qd_error_message());
 }
 
-/* A text is the user's, who may save it anew while it is read: where it has become shorter, reading its mapping would end the process. */
-static qd_status check_length(const qd_token_part *part)
+/* From token_bytes each, which are in the last bytes of `out`, to 4 each, from the front: a token is never written over one that
+ * is still to be read. Returns the largest. */
+static uint32_t widen(int token_bytes, int64_t count, int32_t *out)
 {
-    struct stat now;
-    if (!part->mapping || stat(part->path, &now) != 0 || now.st_ino != part->inode || now.st_size >= (off_t)part->mapped)
-        return QD_OK; /* removed, or another file is in its place: the mapping has what was there */
-    return QD_FAIL(QD_CORRUPT, "%s has become shorter since it was opened (%lld bytes, now %lld): leave a text alone while it is read, "
-                               "or make shards of it (quadrille tokenize)", part->path, (long long)part->mapped, (long long)now.st_size);
+    const char *from = (const char *)out + count * (4 - token_bytes);
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint8_t byte;
+        uint16_t narrow;
+        uint32_t token;
+        switch (token_bytes) {
+        case 1: memcpy(&byte, from + i, 1); token = byte; break;
+        case 2: memcpy(&narrow, from + 2 * i, 2); token = narrow; break;
+        default: memcpy(&token, from + 4 * i, 4); break;
+        }
+        memcpy(&out[i], &token, sizeof token);
+        largest = token > largest ? token : largest;
+    }
+    return largest;
 }
 
 qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t first, int64_t count, int32_t *out)
 {
     for (int64_t p = part_of(s, first); count > 0; p++) {
         const qd_token_part *part = &s->parts[p];
-        QD_TRY(check_length(part));
         int64_t at = first - part->first, length = part->count - at;
         length = count < length ? count : length;
+        QD_TRY(qd_token_part_read(part, at, length, (char *)out + length * (4 - part->token_bytes)));
         /* Checked here too: the shards need not have been verified, and such a token would read beside the embedding. */
-        if ((int64_t)widen(part, at, length, out) >= vocab)
+        if ((int64_t)widen(part->token_bytes, length, out) >= vocab)
             for (int64_t i = 0; i < length; i++)
                 if ((uint32_t)out[i] >= (uint64_t)vocab)
                     return QD_FAIL(QD_CORRUPT, "%s: token %lld is %u, outside the vocabulary of %lld", part->path,
@@ -76,24 +81,63 @@ qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t 
     return QD_OK;
 }
 
-int64_t qd_token_source_document(const qd_token_source *s, int64_t position)
+/* Entries of a part's list of documents. */
+static qd_status read_documents(const qd_token_part *part, int64_t first, int64_t count, uint64_t *out)
 {
+    if (part->shard.file)
+        return qd_shard_documents(&part->shard, first, count, out);
+    if (part->documents)
+        memcpy(out, part->documents + first, (size_t)count * sizeof *out);
+    else
+        *out = 0; /* a text: one document, at its first token */
+    return QD_OK;
+}
+
+/* Number of the part's documents that begin before its token `position`, and the beginning of the next one, if there is one. By
+ * halves as long as there are many, then with one read for the rest. */
+static qd_status find_document(const qd_token_part *part, int64_t position, int64_t *before, uint64_t *next)
+{
+    enum { FEW = 64 };
+    int64_t low = 0, high = part->document_count; /* what is looked for is in [low, high] */
+    uint64_t few[FEW];
+    while (high - low > FEW) {
+        const int64_t middle = low + (high - low) / 2;
+        QD_TRY(read_documents(part, middle, 1, few));
+        if ((int64_t)few[0] < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const int64_t count = high < part->document_count && high - low < FEW ? high - low + 1 : high - low;
+    int64_t i = 0;
+    if (count > 0)
+        QD_TRY(read_documents(part, low, count, few));
+    while (i < count && (int64_t)few[i] < position)
+        i++;
+    *before = low + i;
+    if (i < count)
+        *next = few[i];
+    else if (*before < part->document_count)
+        QD_TRY(read_documents(part, *before, 1, next));
+    return QD_OK;
+}
+
+qd_status qd_token_source_document(const qd_token_source *s, int64_t position, int64_t *document)
+{
+    *document = s->tokens;
     if (position >= s->tokens)
-        return s->tokens;
+        return QD_OK;
     for (int64_t p = part_of(s, position); p < s->part_count; p++) {
         const qd_token_part *part = &s->parts[p];
-        int64_t low = 0, high = part->document_count; /* the first document at or after `position` is in [low, high] */
-        while (low < high) {
-            int64_t middle = low + (high - low) / 2;
-            if (part->first + (int64_t)part->documents[middle] < position)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        if (low < part->document_count)
-            return part->first + (int64_t)part->documents[low];
+        int64_t before;
+        uint64_t next = 0;
+        QD_TRY(find_document(part, position - part->first, &before, &next));
+        if (before == part->document_count)
+            continue;
+        *document = part->first + (int64_t)next;
+        return QD_OK;
     }
-    return s->tokens;
+    return QD_OK;
 }
 
 /* ---- samples ---- */
@@ -108,10 +152,15 @@ qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t co
     memset(doc_start, 0, (size_t)count * sizeof *doc_start);
     if (!d->document_mask)
         return QD_OK;
-    for (int64_t next = qd_token_source_document(s, first + 1); next <= first + count;) {
+    int64_t next;
+    QD_TRY(qd_token_source_document(s, first + 1, &next));
+    while (next <= first + count) {
         int64_t begin = next - first;
         targets[begin - 1] = -1;
-        next = begin < count ? qd_token_source_document(s, next + 1) : first + count + 1;
+        if (begin < count)
+            QD_TRY(qd_token_source_document(s, next + 1, &next));
+        else
+            next = first + count + 1;
         for (int64_t t = begin; t < count && t < next - first; t++)
             doc_start[t] = (int32_t)begin;
     }
@@ -456,14 +505,8 @@ void qd_data_close(qd_data *data)
         return;
     for (int s = 0; s < (data->sources ? data->source_count : 0); s++) {
         qd_token_source *source = &data->sources[s];
-        for (int64_t p = 0; p < source->part_count; p++) {
-            qd_token_part *part = &source->parts[p];
-            qd_shard_close(&part->shard);
-            qd_file_unmap(part->mapping, part->mapped);
-            free(part->memory[0]);
-            free(part->memory[1]);
-            free(part->path);
-        }
+        for (int64_t p = 0; p < source->part_count; p++)
+            qd_token_part_free(&source->parts[p]);
         free(source->parts);
         free(source->path);
     }

@@ -3,22 +3,24 @@
 
 #include "data/data.h"
 #include "data/shard.h"
+#include "data/stored.h"
 
-/* Tokens that lie in one piece of memory: a shard, a mapped text, or text that was encoded into memory. */
+/* Tokens that follow each other: a shard, a text whose bytes are the tokens, or text that was encoded into memory. */
 typedef struct qd_token_part {
     char *path; /* for messages */
-    const void *tokens;
-    int token_bytes;           /* 1, 2 or 4 */
-    int64_t count, first;      /* first: place of its first token in the source */
-    const uint64_t *documents; /* (document_count): as in a shard */
+    int token_bytes;      /* 1, 2 or 4 */
+    int64_t count, first; /* first: place of its first token in the source */
     int64_t document_count;
-    /* what to give back; each may be empty */
+    /* where they are: one of the three */
     qd_shard shard;
-    const void *mapping; /* of a text */
-    size_t mapped;
-    uint64_t inode; /* of that file */
-    void *memory[2];
+    qd_stored *text;     /* one document */
+    void *tokens;        /* in memory */
+    uint64_t *documents; /* in memory, (document_count): as in a shard */
 } qd_token_part;
+
+/* Tokens [first, first + count) of a part, as stored: token_bytes each. */
+qd_status qd_token_part_read(const qd_token_part *part, int64_t first, int64_t count, void *out);
+void qd_token_part_free(qd_token_part *part);
 
 /* Parts one after another: one stream of tokens. */
 typedef struct qd_token_source {
@@ -47,7 +49,7 @@ qd_status qd_token_source_read(const qd_token_source *source, int64_t vocab, int
                                int32_t *out);
 
 /* The first document of the source that begins at or after `position`; source->tokens: none. */
-int64_t qd_token_source_document(const qd_token_source *source, int64_t position);
+qd_status qd_token_source_document(const qd_token_source *source, int64_t position, int64_t *document);
 
 /* Adds what `path` names (no mixture) to the source. */
 qd_status qd_token_source_add(const qd_data_options *options, const char *path, qd_data *data, qd_token_source *source);

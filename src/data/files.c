@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 enum { DEEPEST = 64 };
 
@@ -215,34 +215,29 @@ void qd_file_list_free(qd_file_list *list)
     *list = (qd_file_list){0};
 }
 
-qd_status qd_file_map(const char *path, const void **bytes, size_t *size)
+qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return QD_FAIL(QD_USAGE, "%s: cannot be opened: %s", path, strerror(errno));
-    qd_status status = QD_OK;
-    struct stat info;
-    if (fstat(fd, &info) != 0)
-        status = QD_FAIL(QD_IO, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        status = QD_FAIL(QD_USAGE, "%s: not a file", path);
-    else if (info.st_size == 0)
-        status = QD_FAIL(QD_USAGE, "%s: the file is empty", path);
-    if (status == QD_OK) {
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
-        if (map == MAP_FAILED)
-            status = QD_FAIL(QD_IO, "%s: cannot be mapped: %s", path, strerror(errno));
-        *bytes = map;
-        *size = (size_t)info.st_size;
+    enum { BUFFER = 1 << 18 };
+    int fd = -1;
+    int64_t size;
+    QD_TRY(qd_file_open(path, &fd, &size));
+    char *buffer = malloc(BUFFER);
+    XXH3_state_t *state = XXH3_createState();
+    qd_status status = buffer && state ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", path);
+    if (status == QD_OK)
+        XXH3_64bits_reset_withSeed(state, seed);
+    for (int64_t at = 0, bytes; at < size && status == QD_OK; at += bytes) {
+        bytes = size - at < BUFFER ? size - at : BUFFER;
+        status = qd_file_read_at(path, fd, at, buffer, (size_t)bytes);
+        if (status == QD_OK)
+            XXH3_64bits_update(state, buffer, (size_t)bytes);
     }
+    if (status == QD_OK)
+        *hash = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    free(buffer);
     close(fd);
     return status;
-}
-
-void qd_file_unmap(const void *bytes, size_t size)
-{
-    if (bytes)
-        munmap((void *)(uintptr_t)bytes, size);
 }
 
 /* ---- writing ---- */

@@ -34,9 +34,8 @@ qd_status qd_file_list_check_text(const qd_file_list *list);
 /* The first 64 KiB of a file, freed by the caller. *whole: that is all of it. */
 qd_status qd_file_head(const char *path, char **bytes, size_t *length, bool *whole);
 
-/* Maps a file for reading. QD_USAGE: it does not exist, is no file, or is empty. */
-qd_status qd_file_map(const char *path, const void **bytes, size_t *size);
-void qd_file_unmap(const void *bytes, size_t size); /* NULL is legal */
+/* XXH3 of all bytes of a file. */
+qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash);
 
 /* Bytes of the mark that some editors put before UTF-8 text: 3, or 0 when `text`, the start of a file, has none. */
 size_t qd_byte_order_mark(const void *text, size_t length);

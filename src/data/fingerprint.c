@@ -1,35 +1,51 @@
 /* What identifies the tokens of a source, so that a resumed run notices others in their place. */
 #include "data/data_impl.h"
-#include "data/shard_impl.h"
 
+#include <stdlib.h>
 #include <xxhash.h>
 
-enum { BLOCK = 64 << 10, BLOCKS = 4096 };
+enum { BLOCK = 64 << 10, BLOCKS = 4096 }; /* bytes */
 static const int64_t most_whole = INT64_C(1) << 30; /* bytes; about 0.1 s from memory */
 
-/* Bytes of text, or of tokens in memory. Of more than 1 GiB, blocks spread evenly, the first and the last among them. */
-static void add_bytes(XXH3_state_t *state, const char *bytes, int64_t size, bool *sampled)
+/* Bytes [first, first + count) of a text, or of tokens in memory. */
+static qd_status add_range(XXH3_state_t *state, const qd_token_part *part, int64_t first, int64_t count, char *block)
 {
-    if (size <= most_whole) {
-        XXH3_64bits_update(state, bytes, (size_t)size);
-        return;
+    for (int64_t bytes; count > 0; first += bytes, count -= bytes) {
+        bytes = count < BLOCK ? count : BLOCK;
+        QD_TRY(qd_token_part_read(part, first / part->token_bytes, bytes / part->token_bytes, block));
+        XXH3_64bits_update(state, block, (size_t)bytes);
     }
-    *sampled = true;
-    for (int64_t i = 0; i < BLOCKS; i++)
-        XXH3_64bits_update(state, bytes + (size - BLOCK) / (BLOCKS - 1) * i, BLOCK);
-    XXH3_64bits_update(state, bytes + size - BLOCK, BLOCK);
+    return QD_OK;
+}
+
+/* Of more than 1 GiB, blocks spread evenly, the first and the last among them. */
+static qd_status add_bytes(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
+{
+    const int64_t size = part->count * part->token_bytes, apart = (size - BLOCK) / (BLOCKS - 1) / part->token_bytes * part->token_bytes;
+    char *block = malloc(BLOCK);
+    qd_status status = block ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to hash it", part->path);
+    if (status == QD_OK && size <= most_whole) {
+        status = add_range(state, part, 0, size, block);
+    } else {
+        *sampled = true;
+        for (int64_t i = 0; i < BLOCKS && status == QD_OK; i++)
+            status = add_range(state, part, apart * i, BLOCK, block);
+        if (status == QD_OK)
+            status = add_range(state, part, size - BLOCK, BLOCK, block);
+    }
+    free(block);
+    return status;
 }
 
 /* A shard's header has the hash of a table of the hashes of all else: it stands for all tokens and documents. */
-static void add_part(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
+static qd_status add_part(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
 {
-    const shard_header *header = part->shard.mapping;
     const uint64_t size = (uint64_t)part->count;
     XXH3_64bits_update(state, &size, sizeof size);
-    if (header)
-        XXH3_64bits_update(state, &header->header_hash, sizeof header->header_hash);
-    else
-        add_bytes(state, part->tokens, part->count * part->token_bytes, sampled);
+    if (!part->shard.file)
+        return add_bytes(state, part, sampled);
+    XXH3_64bits_update(state, &part->shard.header_hash, sizeof part->shard.header_hash);
+    return QD_OK;
 }
 
 qd_status qd_data_fingerprint(const qd_data *data, int source, uint64_t *hash, bool *sampled)
@@ -40,9 +56,10 @@ qd_status qd_data_fingerprint(const qd_data *data, int source, uint64_t *hash, b
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to hash it", s->path);
     XXH3_64bits_reset(state);
     *sampled = false;
-    for (int64_t i = 0; i < s->part_count; i++)
-        add_part(state, &s->parts[i], sampled);
+    qd_status status = QD_OK;
+    for (int64_t i = 0; i < s->part_count && status == QD_OK; i++)
+        status = add_part(state, &s->parts[i], sampled);
     *hash = XXH3_64bits_digest(state);
     XXH3_freeState(state);
-    return QD_OK;
+    return status;
 }

@@ -20,6 +20,15 @@
 enum { HASH_BUFFER = 1 << 20 };
 static const int64_t cache_shard_tokens = INT64_C(1) << 28;
 
+void qd_token_part_free(qd_token_part *part)
+{
+    qd_shard_close(&part->shard);
+    qd_stored_close(part->text);
+    free(part->tokens);
+    free(part->documents);
+    free(part->path);
+}
+
 /* Takes over the part, also when it fails. */
 static qd_status add_part(qd_token_source *s, const char *path, qd_token_part part)
 {
@@ -34,11 +43,7 @@ static qd_status add_part(qd_token_source *s, const char *path, qd_token_part pa
     part.path = strdup(path);
     part.first = s->tokens;
     if (!part.path || s->part_count == s->part_capacity) {
-        qd_shard_close(&part.shard);
-        qd_file_unmap(part.mapping, part.mapped);
-        free(part.memory[0]);
-        free(part.memory[1]);
-        free(part.path);
+        qd_token_part_free(&part);
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to open it", path);
     }
     s->parts[s->part_count++] = part;
@@ -82,10 +87,8 @@ static qd_status add_shard(const qd_data_options *o, const char *path, qd_data *
     }
     return add_part(s, path,
                     (qd_token_part){
-                        .tokens = shard.tokens,
                         .token_bytes = shard.token_bytes,
                         .count = shard.token_count,
-                        .documents = shard.documents,
                         .document_count = shard.document_count,
                         .shard = shard,
                     });
@@ -232,7 +235,6 @@ static qd_status add_text_in_memory(const qd_encode_job *job, const char *path, 
                         .count = m.count,
                         .documents = m.documents,
                         .document_count = m.document_count,
-                        .memory = {m.tokens, m.documents},
                     });
 }
 
@@ -338,25 +340,11 @@ static qd_status add_text_cached(const qd_data_options *o, const qd_encode_job *
 /* ---- text ---- */
 
 /* A file whose bytes are the tokens needs no copy. */
-static qd_status add_mapped(const char *path, qd_token_source *s)
+static qd_status add_bytes(const char *path, qd_token_source *s)
 {
-    static const uint64_t one_document[] = {0};
-    const void *bytes = NULL;
-    size_t size = 0;
-    struct stat file = {0};
-    QD_TRY(qd_file_map(path, &bytes, &size));
-    (void)stat(path, &file); /* without a number no file is the same */
-    return add_part(s, path,
-                    (qd_token_part){
-                        .tokens = bytes,
-                        .token_bytes = 1,
-                        .count = (int64_t)size,
-                        .documents = one_document,
-                        .document_count = 1,
-                        .mapping = bytes,
-                        .mapped = size,
-                        .inode = file.st_ino,
-                    });
+    qd_stored *text;
+    QD_TRY(qd_stored_open(path, &text));
+    return add_part(s, path, (qd_token_part){.token_bytes = 1, .count = qd_stored_bytes(text), .document_count = 1, .text = text});
 }
 
 static qd_status add_text(const qd_data_options *o, const char *path, const qd_file_list *files, qd_data *d,
@@ -374,7 +362,7 @@ static qd_status add_text(const qd_data_options *o, const char *path, const qd_f
     QD_TRY(agree_on_tokenizer(d, encoder->hash, o->encoder ? encoder_name(o) : path));
     const bool separated = o->documents.separator && o->documents.separator[0] != '\0';
     if (!o->encoder && files->count == 1 && files->items[0].kind == QD_FILE_TEXT && !separated)
-        return add_mapped(files->items[0].path, s);
+        return add_bytes(files->items[0].path, s);
     qd_encode_job job = {
         .files = files,
         .encoder = encoder,

@@ -23,8 +23,10 @@ static qd_status walk_next(token_walk *w)
     int64_t stop = w->end - w->at < CHUNK ? w->end : w->at + CHUNK;
     w->begins = false;
     if (w->data->document_mask && w->at < w->end) {
-        w->begins = qd_token_source_document(w->source, w->at) == w->at;
-        int64_t next = qd_token_source_document(w->source, w->at + 1);
+        int64_t here, next;
+        QD_TRY(qd_token_source_document(w->source, w->at, &here));
+        QD_TRY(qd_token_source_document(w->source, w->at + 1, &next));
+        w->begins = here == w->at;
         stop = next < stop ? next : stop;
     }
     w->count = stop - w->at;

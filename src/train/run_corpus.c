@@ -60,15 +60,11 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
-    XXH64_hash_t hash = XXH3_64bits_withSeed(c->data.field, strlen(c->data.field), (XXH64_hash_t)c->model.vocab);
+    uint64_t hash = XXH3_64bits_withSeed(c->data.field, strlen(c->data.field), (XXH64_hash_t)c->model.vocab);
     if (c->data.separator[0])
         hash = XXH3_64bits_withSeed(c->data.separator, strlen(c->data.separator), hash);
     for (int64_t i = 0; i < files->count; i++) {
-        const void *bytes;
-        size_t size;
-        QD_TRY(qd_file_map(files->items[i].path, &bytes, &size));
-        hash = XXH3_64bits_withSeed(bytes, size, hash);
-        qd_file_unmap(bytes, size);
+        QD_TRY(qd_file_hash(files->items[i].path, hash, &hash));
     }
     snprintf(key, KEY_BYTES, "%lld %016llx", (long long)c->model.vocab, (unsigned long long)hash);
     return QD_OK;
@@ -76,11 +72,10 @@ static qd_status training_key(const qd_config *c, const qd_file_list *files, cha
 
 static qd_status complete_key(char key[KEY_BYTES], const char *tokenizer)
 {
-    const void *bytes;
-    size_t size, length = strlen(key);
-    QD_TRY(qd_file_map(tokenizer, &bytes, &size));
-    snprintf(key + length, KEY_BYTES - length, " %016llx\n", (unsigned long long)XXH3_64bits(bytes, size));
-    qd_file_unmap(bytes, size);
+    uint64_t hash;
+    size_t length = strlen(key);
+    QD_TRY(qd_file_hash(tokenizer, 0, &hash));
+    snprintf(key + length, KEY_BYTES - length, " %016llx\n", (unsigned long long)hash);
     return QD_OK;
 }
 

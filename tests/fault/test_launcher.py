@@ -131,6 +131,20 @@ class Faults(program.ProgramTest):
             self.one_line(result, 1, "rank 0: ", "metrics.jsonl", "Invalid argument")
             self.nothing_left()
 
+    def test_a_shard_that_is_cut_off(self):
+        """While a run reads it: the file is named, where it was a bus error."""
+        self.ok(self.run_program("tokenize", self.corpus, "--output", "shards", "--train", "300"))
+        shard = self.path("shards/shard-00000.qds")
+        run = subprocess.Popen([program.PROGRAM, *self.small("data.path=shards", "model.vocab=300", "train.steps=100M", "data.seq=16",
+                                                             "parallel.ranks=2", f"run.dir={self.folder}/cut")],
+                               cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, run)
+        self.assertTrue(program.wait_until(lambda: os.path.exists(self.path("cut/metrics.jsonl")) and self.metrics("cut"), 30))
+        os.truncate(shard, 1024)
+        errors = self.finish(run, 30)
+        self.assertEqual(run.returncode, 2, errors)
+        self.assertRegex(errors, r"^quadrille: rank \d, action .*shard-00000.qds: ends before byte \d+: it has become shorter.*\n$")
+
     def test_full_disk(self):
         """Lines of metrics.jsonl that find no room are told, and the run goes on."""
         os.mkdir(self.path("full"))

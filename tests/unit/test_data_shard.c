@@ -1,4 +1,6 @@
-/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is refused by name. */
+/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is refused by name, and so is a disk
+ * that fails.
+ * ctest: wrap pread */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +13,12 @@
 #include "data/shard_impl.h"
 #include "support/scratch.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -44,7 +50,17 @@ static int32_t *random_tokens(int64_t count, int64_t vocab)
 
 static int32_t token_at(const qd_shard *s, int64_t i)
 {
-    return s->token_bytes == 2 ? ((const uint16_t *)s->tokens)[i] : (int32_t)((const uint32_t *)s->tokens)[i];
+    uint16_t narrow = 0;
+    uint32_t wide = 0;
+    assert_int_equal(qd_shard_tokens(s, i, 1, s->token_bytes == 2 ? (void *)&narrow : &wide), QD_OK);
+    return s->token_bytes == 2 ? narrow : (int32_t)wide;
+}
+
+static int64_t document_at(const qd_shard *s, int64_t i)
+{
+    uint64_t document;
+    assert_int_equal(qd_shard_documents(s, i, 1, &document), QD_OK);
+    return (int64_t)document;
 }
 
 /* Both widths, sizes around the chunk and the padding, documents that begin at 0 or later. */
@@ -76,7 +92,7 @@ static void round_trip(void **state)
             if (token_at(&shard, i) != tokens[i])
                 fail_msg("token %lld differs", (long long)i);
         for (int64_t d = 0; d < rows[r].document_count; d++)
-            assert_int_equal(shard.documents[d], rows[r].documents[d]);
+            assert_int_equal(document_at(&shard, d), rows[r].documents[d]);
         qd_shard_close(&shard);
         unlink(path);
         free(tokens);
@@ -92,7 +108,7 @@ static void empty_documents_leave_no_trace(void **state)
     qd_shard shard;
     assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
     assert_int_equal(shard.document_count, 2);
-    assert_int_equal(shard.documents[1], 2);
+    assert_int_equal(document_at(&shard, 1), 2);
     qd_shard_close(&shard);
 }
 
@@ -283,6 +299,92 @@ static void files_that_are_no_shards(void **state)
     qd_shard_close(&shard);
 }
 
+static int fail_after = -1; /* reads that still succeed; -1: none fails */
+ssize_t __real_pread(int fd, void *data, size_t count, off_t offset);
+ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset);
+
+ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
+{
+    if (fail_after < 0 || fail_after-- > 0)
+        return __real_pread(fd, data, count, offset);
+    fail_after = 0;
+    errno = EIO;
+    return -1;
+}
+
+/* A disk that fails, and a file that is cut off while it is in use, are errors that name it, and no SIGBUS. */
+static void disks_that_fail(void **state)
+{
+    const char *path = scratch_path(state, "failing.qds");
+    const int64_t documents[] = {0, 5};
+    int32_t *tokens = random_tokens(9000, 1000);
+    write_shard(path, 1000, tokens, 9000, documents, 2);
+    qd_shard shard;
+    for (int n = 0; n < 4; n++) { /* header, table, body, documents */
+        fail_after = n;
+        assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_IO);
+        assert_non_null(strstr(qd_error_message(), "failing.qds: byte "));
+        assert_non_null(strstr(qd_error_message(), "Input/output error"));
+        fail_after = -1;
+    }
+    assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
+    assert_int_equal(truncate(path, 4096), 0);
+    uint16_t some[16];
+    uint64_t document;
+    assert_int_equal(qd_shard_tokens(&shard, 100, 16, some), QD_OK);
+    assert_int_equal(qd_shard_tokens(&shard, 8000, 16, some), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "failing.qds: ends before byte "));
+    assert_int_equal(qd_shard_documents(&shard, 1, 1, &document), QD_CORRUPT);
+    qd_shard_close(&shard);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20);
+    assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_USAGE);
+    alarm(0);
+    unlink(path);
+    free(tokens);
+}
+
+/* More shards than the process may have open files. One that was replaced in the meantime is noticed. */
+static void more_files_than_descriptors(void **state)
+{
+    enum { SHARDS = 100, TOKENS = 50 };
+    struct rlimit before, few;
+    qd_shard shards[SHARDS];
+    char name[32];
+    const int64_t documents[] = {0};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = 64;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int s = 0; s < SHARDS; s++) {
+        int32_t tokens[TOKENS];
+        for (int i = 0; i < TOKENS; i++)
+            tokens[i] = s + i;
+        snprintf(name, sizeof name, "many-%d.qds", s);
+        write_shard(scratch_path(state, name), 1000, tokens, TOKENS, documents, 1);
+        assert_int_equal(qd_shard_open(scratch_path(state, name), true, 1, &shards[s]), QD_OK);
+    }
+    for (int i = 0; i < 3 * SHARDS; i++) {
+        int s = i * 37 % SHARDS;
+        if (token_at(&shards[s], i % TOKENS) != s + i % TOKENS)
+            fail_msg("shard %d: another token", s);
+    }
+    uint16_t token;
+    char first[512];
+    snprintf(first, sizeof first, "%s", scratch_path(state, "many-0.qds"));
+    write_shard(scratch_path(state, "new.qds"), 1000, (int32_t[]){1}, 1, documents, 1);
+    assert_int_equal(token_at(&shards[0], 0), 0);
+    for (int s = 1; s < 60; s++) /* the first has not been used for longest */
+        token_at(&shards[s], 0);
+    assert_int_equal(rename(scratch_path(state, "new.qds"), first), 0);
+    assert_int_equal(qd_shard_tokens(&shards[0], 0, 1, &token), QD_CORRUPT);
+    assert_non_null(strstr(qd_error_message(), "many-0.qds: another file is in its place"));
+    for (int s = 0; s < SHARDS; s++)
+        qd_shard_close(&shards[s]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,6 +396,8 @@ int main(void)
         cmocka_unit_test(every_cut_is_found),
         cmocka_unit_test(right_checksums_do_not_excuse_nonsense),
         cmocka_unit_test(files_that_are_no_shards),
+        cmocka_unit_test(disks_that_fail),
+        cmocka_unit_test(more_files_than_descriptors),
     };
     return cmocka_run_group_tests_name("shards", tests, scratch_setup, scratch_teardown);
 }

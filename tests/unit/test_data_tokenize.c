@@ -89,11 +89,17 @@ static int32_t *read_folder(const char *folder, int64_t shards, int64_t *count)
         qd_shard shard;
         assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
         tokens = realloc(tokens, (size_t)(*count + shard.token_count) * sizeof *tokens);
-        for (int64_t i = 0; i < shard.token_count; i++)
-            tokens[*count + i] = shard.token_bytes == 2 ? ((const uint16_t *)shard.tokens)[i]
-                                                        : (int32_t)((const uint32_t *)shard.tokens)[i];
-        for (int64_t d = 0; d < shard.document_count; d++)
-            tokens[*count + (int64_t)shard.documents[d]] += VOCAB;
+        for (int64_t i = 0; i < shard.token_count; i++) {
+            uint16_t narrow = 0;
+            uint32_t wide = 0;
+            assert_int_equal(qd_shard_tokens(&shard, i, 1, shard.token_bytes == 2 ? (void *)&narrow : &wide), QD_OK);
+            tokens[*count + i] = shard.token_bytes == 2 ? narrow : (int32_t)wide;
+        }
+        for (int64_t d = 0; d < shard.document_count; d++) {
+            uint64_t document;
+            assert_int_equal(qd_shard_documents(&shard, d, 1, &document), QD_OK);
+            tokens[*count + (int64_t)document] += VOCAB;
+        }
         *count += shard.token_count;
         qd_shard_close(&shard);
     }
