@@ -72,6 +72,9 @@ static void give_advice(findings *f)
                   "again");
     else if (!f->mpirun[0])
         advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun may do as well");
+    else if (geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT"))
+        advise(f, "Open MPI's mpirun refuses to run as root, as in most containers: mpirun --allow-run-as-root, with more ranks than "
+                  "cores also --oversubscribe");
     if (m->gpu_count > 0 && m->gpus[0].free_bytes < m->gpus[0].bytes / 2)
         advise(f, "less than half of GPU 0's memory is free: another program uses it (nvidia-smi shows which)");
     if (m->mpi_built && m->shared_bytes > 0 && m->shared_bytes < (int64_t)64 << 20)

@@ -446,8 +446,8 @@ const cli_command cli_train = {
                "  mpirun -n 4 quadrille train run.yaml\n\n"
                "CONFIG is a YAML file with the keys below; what is given on the command line wins. With --dir, checkpoints\n"
                "are written every 30 minutes (run.save_minutes, run.save_every), at the end, and when the run is stopped. Ctrl-C stops\n"
-               "it after the step that runs, a second one at once. SIGTERM and SIGUSR1, to this process or any rank, do so with exit\n"
-               "status 75: start again with --resume.",
+               "it after the step that runs, a second one at once. SIGTERM, SIGUSR1, SIGHUP and SIGPIPE, to this process or any rank,\n"
+               "do so with exit status 75: start again with --resume. In containers: mpirun --allow-run-as-root --oversubscribe.",
     CLI_OPTIONS(own),
     .configuration = true,
     .run = run,

@@ -26,13 +26,21 @@ say "3. Its own words: quadrille generate runs/demo --prompt \"And God said\""
 "$quadrille" generate runs/demo --prompt "And God said" --tokens 120 --temperature 0.7 --seed 4 2>/dev/null
 
 say "That took $((SECONDS - begin)) s. What to try next"
-cat <<'TEXT'
-  quadrille generate runs/demo --prompt "The LORD" --seed 2            other words
-  quadrille train examples/demo.yaml --ranks 2 --dir runs/two          another number of ranks: the same losses, to rounding
-  quadrille verify examples/demo.yaml --against "ranks=1 dp=1"         ... and the proof
-  quadrille train examples/demo.yaml --steps 20 --trace --dir runs/t   who does what when: runs/t/trace.json at ui.perfetto.dev
-  mpirun -n 2 quadrille train examples/demo.yaml --dir runs/mpi        the same under MPI
-  quadrille check examples/demo.yaml --print 0                         the step program of rank 0, action by action
-  docs/tutorial.md                                                     your own text
-  quadrille stands for build/release/bin/quadrille; runs/demo/metrics.jsonl has every step
-TEXT
+q=quadrille
+[ "$(command -v quadrille || true)" -ef "$quadrille" ] || q=${quadrille#"$PWD/"}
+next() { printf '  %s  # %s\n' "$1" "$2"; }
+next "$q generate runs/demo --prompt \"The LORD\" --seed 2" "other words"
+next "$q train examples/demo.yaml --ranks 2 --dir runs/two" "another number of ranks: the same losses, to rounding"
+next "$q verify examples/demo.yaml --against \"ranks=1 dp=1\"" "... and the proof"
+next "$q train examples/demo.yaml --steps 20 --trace --dir runs/t" "who does what when: runs/t/trace.json at ui.perfetto.dev"
+if command -v mpirun >/dev/null; then
+    # Open MPI wants to be asked to run as root, and to run more ranks than there are cores; both are usual in containers.
+    flags=
+    if mpirun --version 2>/dev/null | grep -q "Open MPI"; then
+        [ "$(id -u)" != 0 ] || flags="--allow-run-as-root "
+        flags+="--oversubscribe "
+    fi
+    next "mpirun ${flags}-n 4 $q train examples/demo.yaml --dir runs/mpi" "the same under MPI"
+fi
+next "$q check examples/demo.yaml --print 0" "the step program of rank 0, action by action"
+echo "  docs/tutorial.md has the same for your own text; runs/demo/metrics.jsonl has every step"

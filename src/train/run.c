@@ -6,6 +6,7 @@
 #include "device/ceiling.h"
 #include "train/common.h"
 #include "train/footprint.h"
+#include "train/leftovers.h"
 #include "train/long_work.h"
 #include "train/run_memory.h"
 
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- before the ranks exist ---- */
 
@@ -193,6 +195,25 @@ static qd_status replace_run(void *state)
     return replaces ? qd_run_folder_clear(&run->config) : QD_OK;
 }
 
+/* Collective, where an MPI library may have made some. */
+static qd_status note_shared_memory(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file path;
+    if (c->run_dir[0] == '\0' || strcmp(qd_comm_backend(s->world), "mpi") != 0)
+        return QD_OK;
+    QD_TRY(qd_run_path(c, QD_LEFTOVERS_FILE, path));
+    return qd_rank_agree(s, qd_leftovers_note(s->control, path));
+}
+
+/* A run that ends in order leaves the world in order, and the library removes its memory itself. */
+static void forget_shared_memory(const qd_rank_run *s)
+{
+    qd_run_file path;
+    if (s->metrics && qd_run_path(&s->run->config, QD_LEFTOVERS_FILE, path) == QD_OK)
+        unlink(path);
+}
+
 static qd_status start(qd_rank_run *s)
 {
     const qd_run *run = s->run;
@@ -211,6 +232,7 @@ static qd_status start(qd_rank_run *s)
     QD_TRY(qd_rank_agree(s, qd_long_work_run(s->control, replace_run, s)));
     QD_TRY(qd_rank_agree(s, open_saver(s)));
     QD_TRY(qd_rank_agree(s, qd_run_folder_open(s)));
+    QD_TRY(note_shared_memory(s));
     if (run->config.trace) {
         QD_TRY(qd_trace_create(s->control, &s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);
@@ -415,6 +437,8 @@ done:
         name_rank(world, status);
         qd_comm_abort(world, qd_error_message());
     }
+    if (status == QD_OK || status == QD_STOPPED || status == QD_INTERRUPTED)
+        forget_shared_memory(&s);
     qd_metrics_destroy(s.metrics);
     qd_saver_destroy(s.saver);
     qd_trainer_destroy(s.trainer);

@@ -3,6 +3,7 @@
 
 #include "base/strbuf.h"
 #include "train/common.h"
+#include "train/leftovers.h"
 #include "train/run_data.h"
 
 #include <errno.h>
@@ -127,6 +128,12 @@ qd_status qd_run_folder_open(qd_rank_run *s)
     if (c->resume && access(path, F_OK) != 0)
         qd_rank_note(s, "metrics.jsonl is missing: the lines of earlier steps are lost, and the file starts anew");
     QD_TRY(qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics));
+    qd_run_file shared;
+    char remark[512];
+    QD_TRY(qd_run_path(c, QD_LEFTOVERS_FILE, shared));
+    qd_leftovers_clear(shared, remark, sizeof remark);
+    if (remark[0] != '\0')
+        qd_rank_note(s, remark);
     qd_status status = write_files(s);
     if (status != QD_OK && !c->resume)
         unlink(path); /* or the folder would hold a run that never was */

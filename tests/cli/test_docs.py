@@ -57,6 +57,11 @@ def documents():
     return [os.path.join(program.SOURCE, "README.md"), *sorted(glob.glob(os.path.join(program.SOURCE, "docs", "*.md")))]
 
 
+def plain_environment():
+    """As in a fresh container: what the tests tell Open MPI, to run as root, is not there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
+
+
 class Docs(unittest.TestCase):
     def scratch(self):
         """Looks like the repository after `make build`."""
@@ -79,7 +84,7 @@ class Docs(unittest.TestCase):
         with open(path, encoding="utf-8") as file:
             found = list(commands(file.read()))
         folder = self.scratch() if found else ""
-        environment = {**os.environ, "PATH": os.path.join(folder, "build/release/bin") + ":" + os.environ["PATH"]}
+        environment = {**plain_environment(), "PATH": os.path.join(folder, "build/release/bin") + ":" + os.environ["PATH"]}
         for line, command in found:
             where = f"{name}:{line}"
             if command.split()[0] == "make":
@@ -127,6 +132,17 @@ class Docs(unittest.TestCase):
             for part in ("4 ranks", "per rank", "step 4/4", "trigram", "And God said", "--trace", "mpirun"):
                 self.assertIn(part, text)
         self.assertTrue(os.path.exists(os.path.join(folder, "runs/demo/checkpoints/step-000000000004")))
+        hints = [line for line in text.splitlines() if "  # " in line]
+        self.assertGreater(len(hints), 4)
+        for hint in hints:  # each is a command as it stands
+            command = hint.split("  # ")[0]
+            if " train " in command:
+                command += " train.steps=2 train.warmup=1"
+            if " verify " in command:
+                command += " --steps 2 train.warmup=1"
+            result = subprocess.run(["bash", "-c", command], cwd=folder, env=plain_environment(), timeout=200, stdin=subprocess.DEVNULL,
+                                    capture_output=True, check=False)
+            self.assertEqual(result.returncode, 0, f"{command}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 ctest: timeout 240
 ctest: processors 2
 """
+import json
 import os
 import random
 import re
@@ -144,6 +145,31 @@ class Faults(program.ProgramTest):
         errors = self.finish(run, 30)
         self.assertEqual(run.returncode, 2, errors)
         self.assertRegex(errors, r"^quadrille: rank \d, action .*shard-00000.qds: ends before byte \d+: it has become shorter.*\n$")
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_shared_memory_after_mpirun_is_killed(self):
+        """Open MPI ends the ranks on the spot, and leaves it. The next start in the folder removes that of its own run."""
+        more = [f"run.dir={self.folder}/run", "run.deadline=5"]
+        run = subprocess.Popen([program.MPIRUN, "--oversubscribe", "-n", "2", program.PROGRAM, *self.small("train.steps=100M", *more)],
+                               cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.addCleanup(run.kill)
+        self.assertTrue(program.wait_until(lambda: os.path.exists(self.path("run/metrics.jsonl")) and self.metrics("run"), 60))
+        run.kill()
+        run.wait()
+        self.assertTrue(program.wait_until(lambda: not program.processes(self.folder), 30))
+        if not os.path.exists(self.path("run/shared-memory.json")):
+            self.skipTest("this MPI library has none")
+        with open(self.path("run/shared-memory.json"), encoding="utf-8") as file:
+            left = [entry["path"] for entry in json.load(file)]
+        self.assertEqual(len(left), 2)
+        other = re.sub(r"\.\d+$", ".of-another", left[0])
+        with open(other, "w", encoding="ascii"):
+            self.addCleanup(os.remove, other)
+        self.assertTrue(all(os.path.exists(path) for path in left), left)
+        self.ok(self.run_program(*self.small("train.steps=2", *more, "--overwrite")))
+        self.assertFalse(any(os.path.exists(path) for path in left), left)
+        self.assertTrue(os.path.exists(other))
+        self.assertFalse(os.path.exists(self.path("run/shared-memory.json")))
 
     def test_full_disk(self):
         """Lines of metrics.jsonl that find no room are told, and the run goes on."""
