@@ -18,6 +18,11 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_int(&w, "micro_batches", r->micro_batches);
     qd_json_put_int(&w, "seq", r->seq);
     qd_json_put_int(&w, "actions", r->action_count);
+    qd_json_object_begin(&w, "gradients");
+    qd_json_put_bool(&w, "proved", true);
+    qd_json_put_int(&w, "values", r->proved_values);
+    qd_json_put_int(&w, "ops", r->proved_ops);
+    qd_json_end(&w);
     qd_json_put_double(&w, "flops_per_step", r->flops_per_step);
     qd_json_put_double(&w, "recompute_flops_per_step", r->recompute_flops_per_step);
     qd_json_put_int(&w, "communication_bytes_per_step", r->comm_bytes);
@@ -166,6 +171,7 @@ static void print_report(const qd_check_report *r)
         print_pipeline(r);
     if (r->world > 1)
         print_traffic(r);
+    printf("gradients: proved (%lld values, %lld ops)\n", (long long)r->proved_values, (long long)r->proved_ops);
     printf("one step: %d actions per rank; all ranks together %.3g GFLOP\n", r->action_count, r->flops_per_step * 1e-9);
     if (r->recompute_flops_per_step > 0.0)
         printf("recompute adds %.3g GFLOP (%.1f %%)\n", r->recompute_flops_per_step * 1e-9,

@@ -73,10 +73,12 @@ typedef struct qd_check_report {
     qd_check_line lines[QD_CHECK_LINES];
     int line_count;
     int action_count;
+    int64_t proved_values, proved_ops; /* of the proof of gradients: placements of values, ops that gave them */
 } qd_check_report;
 
-/* Builds the program of every rank, proves that their communication matches, and adds up memory. world 0: as in the
- * configuration. QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs that do not match. */
+/* Builds the program of every rank, proves that their communication matches and that together they compute the gradient of the mean
+ * loss, and adds up memory. world 0: as in the configuration. QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs
+ * that do not match. */
 qd_status qd_check(const qd_options *options, int world, qd_check_report *report);
 
 /* Writes the program of one rank, a line per action. */

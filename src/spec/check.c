@@ -4,6 +4,7 @@
 #include "spec/nodes.h"
 #include "spec/formulas.h"
 #include "spec/pieces.h"
+#include "spec/proof.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,13 @@ static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int 
     return true;
 }
 
+/* Biases of partial sums and positions are added by the first rank of tp alone. */
+static bool adds_biases(const qd_ledger *l, int rank)
+{
+    bool any = l->model.linear_bias || l->model.position == QD_POSITION_LEARNED;
+    return any && qd_mesh_group_coord(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) == 0;
+}
+
 /* Ranks with the same local shapes do the same and share a program. */
 static bool same_shapes(const qd_program *program, int a, int b)
 {
@@ -40,6 +48,8 @@ static bool same_shapes(const qd_program *program, int a, int b)
     int64_t first, x_rows, y_rows, batch = program->strategy.micro_batch, seq = program->strategy.seq;
     qd_ledger_port_rows(ledger, a, batch * qd_ledger_rows(ledger, a, seq), &first, &x_rows);
     qd_ledger_port_rows(ledger, b, batch * qd_ledger_rows(ledger, b, seq), &first, &y_rows);
+    if (adds_biases(ledger, a) != adds_biases(ledger, b))
+        return false;
     if (x_rows != y_rows || qd_ledger_rows(ledger, a, seq) != qd_ledger_rows(ledger, b, seq))
         return false;
     for (int i = 0; i < ledger->param_count; i++) {
@@ -54,7 +64,7 @@ static bool same_shapes(const qd_program *program, int a, int b)
 /* Ranks that do the same have the same number; most ranks that do not, have another. */
 static uint64_t shape_hash(const qd_program *program, int rank)
 {
-    uint64_t hash = 1469598103934665603u;
+    uint64_t hash = 1469598103934665603u + adds_biases(program->ledger, rank);
     for (int i = 0; i < program->ledger->param_count; i++) {
         int64_t shape[3];
         bool counts = local_shape(program->ledger, &program->storage, i, rank, shape);
@@ -410,6 +420,11 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
     qd_status status = qd_config_build_all(&config, arena, &programs);
     if (status == QD_OK)
         status = qd_check_programs(&programs[0]->ledger->mesh, programs);
+    qd_proof_report proof = {0};
+    if (status == QD_OK)
+        status = qd_prove_programs(&programs[0]->ledger->mesh, programs, &proof);
+    report->proved_values = proof.values;
+    report->proved_ops = proof.ops;
     if (status == QD_OK)
         status = fill_report(&config, programs, report);
     qd_arena_destroy(arena);

@@ -1,0 +1,320 @@
+/* Follows the actions of a program: each pass of each module runs once per micro-batch, on the activations of that micro-batch, with
+ * parameters that are up to date. What becomes of gradients is step_gradients.c's. */
+#include "spec/proof/step_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+qd_status qd_proof_action_fail(const proof_run *r, int param, int fold, int digit, const char *format, ...)
+{
+    char text[320], axis[48] = "", name[32], what[200];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (digit >= 0) {
+        qd_proof_digit_name(r->proof, fold, digit, name, sizeof name);
+        snprintf(axis, sizeof axis, ", axis %s", name);
+    }
+    qd_action_describe(r->program, r->index < r->program->action_count ? r->index : r->program->action_count - 1, what, sizeof what);
+    return QD_FAIL(QD_MISMATCH, "gradients: rank %d, action %d (%s)%s%s%s: %s", r->program->rank, r->index,
+                   r->index < r->program->action_count ? what : "the end of the step", param >= 0 ? ", gradient of " : "",
+                   param >= 0 ? r->ledger->params[param].name : "", axis, text);
+}
+
+const proof_class *qd_proof_class_of(const proof_run *r, int module)
+{
+    return &r->of->classes[r->ledger->modules[module].decl][qd_strategy_recompute(&r->program->strategy, r->ledger, module)];
+}
+
+static qd_buffer_kind kind_of(const proof_run *r, int buffer)
+{
+    return r->program->buffers[buffer].kind;
+}
+
+/* ---- activations ---- */
+
+static qd_status expect(const proof_run *r, qd_use use, int module, int microbatch)
+{
+    int buffer = r->action->use[use];
+    if (buffer < 0)
+        return QD_OK;
+    proof_content c = r->contents[buffer];
+    if (c.module == module && c.microbatch == microbatch)
+        return QD_OK;
+    const char *name = qd_buffer_kind_name(kind_of(r, buffer));
+    if (c.microbatch < 0)
+        return qd_proof_action_fail(r, -1, 0, -1, "it reads %s of %s for micro-batch %d, which nothing has written", name,
+                                    module >= 0 ? r->ledger->modules[module].name : "the step", microbatch);
+    return qd_proof_action_fail(r, -1, 0, -1, "it reads %s of %s for micro-batch %d where those of %s for micro-batch %d belong", name,
+                                c.module >= 0 ? r->ledger->modules[c.module].name : "the step", c.microbatch,
+                                module >= 0 ? r->ledger->modules[module].name : "the step", microbatch);
+}
+
+static void fill(proof_run *r, qd_use use, int module, int microbatch)
+{
+    if (r->action->use[use] >= 0)
+        r->contents[r->action->use[use]] = (proof_content){module, microbatch};
+}
+
+/* ---- parameters ---- */
+
+/* Parameters that the action's ops read lie in its buffers, whole and up to date. */
+static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned phases)
+{
+    const qd_module *module = &r->ledger->modules[r->action->module];
+    for (int s = 0; s < c->ops->slot_count; s++) {
+        const qd_slot *slot = &c->ops->slots[s];
+        if (slot->kind != QD_SLOT_PARAM || !(c->reads[s] & phases))
+            continue;
+        for (int i = module->param_begin + slot->param; i < module->param_begin + slot->param + slot->param_count; i++) {
+            bool own = r->ledger->params[i].tied_to < 0;
+            int values = own || i == r->program->storage.copied ? i : r->ledger->params[i].tied_to;
+            int buffer = r->action->use[own ? QD_USE_PARAM : QD_USE_TIED_PARAM];
+            if (r->program->storage.count[i] > 0 && (r->fresh[values] < 0 || r->fresh[values] != buffer))
+                return qd_proof_action_fail(r, -1, 0, -1, "it reads %s, of which its buffer has not got all rows up to date",
+                                            r->ledger->params[i].name);
+        }
+    }
+    return QD_OK;
+}
+
+static qd_status module_action(proof_run *r)
+{
+    const qd_action *a = r->action;
+    unsigned phases = qd_action_phases(a);
+    int mb = a->microbatch, batches = r->program->strategy.micro_batches;
+    if (a->module < 0 || a->module >= r->ledger->module_count || mb < 0 || mb >= batches || !qd_proof_class_of(r, a->module)->ops)
+        return qd_proof_action_fail(r, -1, 0, -1, "there is no such module or micro-batch on this rank");
+    const proof_class *c = qd_proof_class_of(r, a->module);
+    uint8_t *done = &r->done[(size_t)a->module * (size_t)batches + (size_t)mb];
+    bool forward = a->kind == QD_ACTION_FORWARD, again = a->kind == QD_ACTION_RECOMPUTE;
+    if (*done & phases)
+        return qd_proof_action_fail(r, -1, 0, -1, "it has run for this micro-batch before: its gradients would count twice");
+    if (!forward && !(*done & 1u << QD_PHASE_FORWARD))
+        return qd_proof_action_fail(r, -1, 0, -1, "the forward pass of this micro-batch has not run");
+    if (!forward && !again && c->ops->recompute == QD_RECOMPUTE_FULL && !(*done & QD_PHASES_AGAIN))
+        return qd_proof_action_fail(r, -1, 0, -1, "what it needs of the forward pass has not been computed again");
+    if (a->kind == QD_ACTION_BACKWARD_WEIGHT && !(*done & 1u << QD_PHASE_INPUT))
+        return qd_proof_action_fail(r, -1, 0, -1, "the gradients of this module's inputs are not there");
+    *done |= (uint8_t)phases;
+    QD_TRY(expect(r, QD_USE_INPUT, -1, mb));
+    QD_TRY(expect(r, QD_USE_IN, a->module - 1, mb));
+    if (forward || again) {
+        fill(r, QD_USE_STASH_I, a->module, mb);
+        fill(r, QD_USE_STASH_W, a->module, mb);
+    } else {
+        QD_TRY(expect(r, QD_USE_STASH_I, a->module, mb));
+        QD_TRY(expect(r, QD_USE_STASH_W, a->module, mb));
+        QD_TRY(expect(r, QD_USE_GRAD_OUT, a->module, mb));
+    }
+    if (forward)
+        fill(r, QD_USE_OUT, a->module, mb);
+    if (a->kind == QD_ACTION_BACKWARD_INPUT || a->kind == QD_ACTION_BACKWARD)
+        fill(r, QD_USE_MID, a->module, mb);
+    if (a->kind == QD_ACTION_BACKWARD_WEIGHT)
+        QD_TRY(expect(r, QD_USE_MID, a->module, mb));
+    if (phases & 1u << QD_PHASE_INPUT)
+        fill(r, QD_USE_GRAD_IN, a->module - 1, mb);
+    QD_TRY(reads_fresh(r, c, phases));
+    return qd_proof_gradients_module(r);
+}
+
+/* This rank's place in a group that cuts parameters must be the part that its storage has. */
+static qd_status cuts_alike(const proof_run *r, int parts, int part)
+{
+    const qd_action *a = r->action;
+    if (a->group < 0 || a->group >= r->program->group_count)
+        return qd_proof_action_fail(r, -1, 0, -1, "it communicates in a group that does not exist");
+    qd_group group = r->program->groups[a->group];
+    if (group.size != a->parts || (parts > 0 && (parts != a->parts || qd_group_coord(r->proof->mesh, group, r->program->rank) != part)))
+        return qd_proof_action_fail(r, -1, 0, -1, "parameters are cut into %d parts, and the group has %d ranks",
+                                    parts > 0 ? parts : a->parts, group.size);
+    return QD_OK;
+}
+
+static bool of_gradients(qd_buffer_kind kind)
+{
+    return kind == QD_BUFFER_GRAD || kind == QD_BUFFER_GRAD_BLOCK;
+}
+
+/* GATHER, PACK and UNPACK of parameters. */
+static qd_status move_params(proof_run *r)
+{
+    const qd_action *a = r->action;
+    const qd_program *p = r->program;
+    int persistent = p->persistent[QD_BUFFER_PARAM];
+    for (int i = a->param; i < a->param + a->params; i++) {
+        qd_share share = qd_storage_share(&p->storage, i);
+        if (!qd_storage_has(r->ledger, &p->storage, i) || p->storage.count[i] == 0)
+            continue;
+        bool source = a->part == persistent || a->part < 0 || r->packed[a->part] == a->parts;
+        if (a->kind == QD_ACTION_PACK) { /* own rows are always up to date, others where all are */
+            if (a->parts != share.parts && r->fresh[i] != a->buffer)
+                return qd_proof_action_fail(r, -1, 0, -1, "parts of %s are kept that are not up to date", r->ledger->params[i].name);
+            r->packed[a->part] = a->parts;
+            continue;
+        }
+        if (a->kind == QD_ACTION_GATHER)
+            QD_TRY(cuts_alike(r, a->part == persistent ? share.parts : 0, share.part));
+        if (!source || (a->kind == QD_ACTION_UNPACK && a->parts != 1))
+            return qd_proof_action_fail(r, -1, 0, -1, "parts of %s come from memory that does not hold them", r->ledger->params[i].name);
+        r->fresh[i] = a->buffer;
+    }
+    return QD_OK;
+}
+
+static void free_params(proof_run *r, int buffer)
+{
+    int module = r->program->buffers[buffer].module;
+    if (kind_of(r, buffer) != QD_BUFFER_UNIT || module < 0)
+        return;
+    const qd_module *m = &r->ledger->modules[module];
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
+        r->fresh[i] = r->fresh[i] == buffer ? -1 : r->fresh[i];
+}
+
+/* ---- all actions ---- */
+
+/* Activations between stages: what is sent is what the receiver takes it for. */
+static qd_status transfer(proof_run *r)
+{
+    const qd_action *a = r->action;
+    qd_buffer_kind kind = kind_of(r, a->buffer);
+    if (kind == QD_BUFFER_TIED_GRAD)
+        return qd_proof_gradients_action(r);
+    if (kind == QD_BUFFER_PARAM) { /* of tied parameters, after the update */
+        const qd_param *p = &r->ledger->params[r->ledger->param_count - 1];
+        if (a->kind == QD_ACTION_SEND && p->tied_to >= 0 && r->updated[p->tied_to] == 0)
+            return qd_proof_action_fail(r, -1, 0, -1, "values of %s are sent before their update", p->name);
+        r->copy_fresh = r->copy_fresh || a->kind == QD_ACTION_RECV;
+        return QD_OK;
+    }
+    if (kind != QD_BUFFER_PORT && kind != QD_BUFFER_PORT_GRAD)
+        return qd_proof_action_fail(r, -1, 0, -1, "%s never pass between stages", qd_buffer_kind_name(kind));
+    proof_content *c = &r->contents[a->buffer];
+    if (a->kind == QD_ACTION_SEND && (c->module != a->module || c->microbatch != a->microbatch))
+        return qd_proof_action_fail(r, -1, 0, -1, "what it sends is that of module %d, micro-batch %d", c->module, c->microbatch);
+    *c = (proof_content){a->module, a->microbatch};
+    return QD_OK;
+}
+
+static qd_status one_action(proof_run *r)
+{
+    const qd_action *a = r->action;
+    const qd_program *p = r->program;
+    if (qd_action_phases(a) != 0)
+        return module_action(r);
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_ALLOC:
+        r->contents[a->buffer] = (proof_content){-1, -1};
+        r->packed[a->buffer] = 0;
+        return qd_proof_gradients_alloc(r, a->buffer);
+    case QD_ACTION_FREE:
+        free_params(r, a->buffer);
+        return QD_OK;
+    case QD_ACTION_LOAD:
+        if (a->microbatch < 0 || a->microbatch >= p->strategy.micro_batches || r->loaded[a->microbatch])
+            return qd_proof_action_fail(r, -1, 0, -1, "micro-batch %d is loaded a second time, or does not exist", a->microbatch);
+        r->loaded[a->microbatch] = true;
+        r->contents[a->buffer] = (proof_content){-1, a->microbatch};
+        return QD_OK;
+    case QD_ACTION_SEND:
+    case QD_ACTION_RECV:
+        return transfer(r);
+    case QD_ACTION_GATHER:
+    case QD_ACTION_PACK:
+    case QD_ACTION_UNPACK:
+        return a->params > 0 && !of_gradients(kind_of(r, a->buffer)) ? move_params(r) : qd_proof_gradients_action(r);
+    default:
+        return qd_proof_gradients_action(r);
+    }
+}
+
+/* At the end every pass of every module has run for every micro-batch. */
+static qd_status all_passes(proof_run *r)
+{
+    int batches = r->program->strategy.micro_batches;
+    int stage = qd_mesh_group_coord(r->proof->mesh, QD_AXIS_BIT(QD_AXIS_PP), r->program->rank);
+    for (int m = 0; m < r->ledger->module_count; m++) {
+        if (r->ledger->modules[m].stage_rank != stage)
+            continue;
+        unsigned wanted = qd_proof_class_of(r, m)->phases & ((1u << QD_PHASE_COUNT) - 1u);
+        for (int mb = 0; mb < batches; mb++)
+            if ((r->done[(size_t)m * (size_t)batches + (size_t)mb] & wanted) != wanted)
+                return qd_proof_action_fail(r, -1, 0, -1, "%s has not run all of its passes for micro-batch %d", r->ledger->modules[m].name,
+                                            mb);
+    }
+    for (int mb = 0; mb < batches; mb++)
+        if (!r->loaded[mb])
+            return qd_proof_action_fail(r, -1, 0, -1, "micro-batch %d has not been loaded", mb);
+    return QD_OK;
+}
+
+static qd_status begin(proof_run *r)
+{
+    const qd_program *p = r->program;
+    size_t buffers = (size_t)p->buffer_count + 1, params = (size_t)r->ledger->param_count + 1, modules = (size_t)r->ledger->module_count;
+    size_t batches = (size_t)p->strategy.micro_batches;
+    r->contents = malloc(buffers * sizeof *r->contents);
+    r->memory = calloc(buffers, sizeof *r->memory);
+    r->packed = calloc(buffers, sizeof *r->packed);
+    r->done = calloc(modules * batches, 1);
+    r->loaded = calloc(batches, sizeof *r->loaded);
+    r->fresh = malloc(params * sizeof *r->fresh);
+    r->updated = calloc(params, sizeof *r->updated);
+    r->squared = calloc(modules, sizeof *r->squared);
+    r->summed = calloc(params, sizeof *r->summed);
+    r->held = malloc(params * sizeof *r->held);
+    if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->updated || !r->squared || !r->summed ||
+        !r->held)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
+    memset(r->contents, 0xff, buffers * sizeof *r->contents);
+    int param = p->persistent[QD_BUFFER_PARAM];
+    for (int i = 0; i < r->ledger->param_count; i++) {
+        bool whole = param >= 0 && !p->buffers[param].sharded && qd_storage_share(&p->storage, i).parts == 1;
+        r->fresh[i] = whole ? param : -1; /* after a step only a rank's own rows are up to date */
+        if (p->storage.count[i] > 0 && r->ledger->params[i].tied_to < 0)
+            r->held[r->held_count++] = i;
+    }
+    for (int b = 0; b < p->buffer_count; b++)
+        if (p->buffers[b].persistent)
+            QD_TRY(qd_proof_gradients_alloc(r, b));
+    return QD_OK;
+}
+
+static void end(proof_run *r)
+{
+    for (int b = 0; r->memory && b < r->program->buffer_count; b++)
+        qd_proof_memory_clear(&r->memory[b]);
+    free(r->contents);
+    free(r->memory);
+    free(r->packed);
+    free(r->done);
+    free(r->loaded);
+    free(r->fresh);
+    free(r->updated);
+    free(r->squared);
+    free(r->summed);
+    free(r->held);
+}
+
+qd_status qd_proof_step(qd_proof *proof, proof_program *of)
+{
+    proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger};
+    qd_status status = begin(&r);
+    for (; r.index < r.program->action_count && status == QD_OK; r.index++) {
+        r.action = &r.program->actions[r.index];
+        status = one_action(&r);
+        if (status != QD_OK)
+            break;
+    }
+    if (status == QD_OK && r.program->strategy.context == 0)
+        status = all_passes(&r);
+    if (status == QD_OK)
+        status = qd_proof_gradients_end(&r);
+    end(&r);
+    return status;
+}

@@ -1,0 +1,74 @@
+#include "support/layout_sample.h"
+
+#include "base/rng.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int layout_sample_below(layout_sample *s, int below)
+{
+    return (int)qd_rng_below(qd_rng_key(s->seed, "layouts"), s->drawn++, (uint64_t)below);
+}
+
+static const char *choose(layout_sample *s, const char *const *list, int count)
+{
+    return list[layout_sample_below(s, count)];
+}
+#define CHOOSE(...) choose(s, (const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+
+int layout_sample_draw(layout_sample *s, const layout_model *models, int count, char *words, size_t size, char *kind, size_t kind_size)
+{
+    static const int degrees[] = {1, 2, 4};
+    int tp, pp, dp, cp;
+    do {
+        tp = degrees[layout_sample_below(s, 3)];
+        pp = degrees[layout_sample_below(s, 3)];
+        dp = degrees[layout_sample_below(s, 3)];
+        cp = degrees[layout_sample_below(s, 3)];
+    } while (tp * pp * dp * cp > 8 || tp * pp * dp * cp == 1);
+    int model = layout_sample_below(s, count);
+    /* Experts fold the same ranks in their own way, and want the rows of sp. */
+    int experts = models[model].experts, ep = experts ? degrees[layout_sample_below(s, 3)] : 1,
+        etp = experts ? degrees[layout_sample_below(s, 2)] : 1;
+    if (tp * cp * dp % (ep * etp) != 0)
+        ep = etp = 1;
+    const char *sp = tp > 1 && !experts ? CHOOSE("parallel.sp=true ", "parallel.sp=false ") : "";
+    const char *sync = CHOOSE("train.grad_sync=per_step ", "train.grad_sync=per_microbatch ");
+    const char *micro = CHOOSE("train.micro_batch=1 ", "train.micro_batch=2 ");
+    const char *schedule = pp == 1   ? ""
+                           : pp == 2 ? CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ",
+                                              "parallel.schedule=interleaved ", "parallel.schedule=zb_v ",
+                                              dp <= 2 ? "parallel.schedule=dualpipe_v " : "parallel.schedule=1f1b ")
+                                     : CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ");
+    if (strstr(schedule, "dualpipe")) { /* wants four micro-batches on two ranks */
+        micro = "train.micro_batch=1 ";
+        schedule = dp > 2 ? "parallel.schedule=zb_v " : schedule;
+    }
+    /* Ulysses hands out heads: each rank of tp must have one for each of cp. */
+    const char *mode = cp == 1 ? ""
+                       : cp * tp <= models[model].heads
+                           ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
+                           : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
+    /* Half of the layouts with experts send rows once per node, of which the experts lie on two or four. */
+    char nodes[64] = "";
+    if (ep > 1 && strstr(sync, "microbatch"))
+        snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ",
+                 tp * pp * dp * cp / (etp * (ep == 4 && cp == 1 ? 2 : 1)));
+    snprintf(kind, kind_size, "%d dp %d cp %d tp %d ep %d etp %d %s%s%s%s%s", model, dp, cp, tp, ep, etp, mode, sp, dp * cp > 1 ? sync : "",
+             micro, nodes[0] ? "by node" : "");
+    int zero = layout_sample_below(s, 4);
+    const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
+    const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
+    const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
+    /* Groups of two keep parameters between the passes, where they have all experts. */
+    const char *kept =
+        zero == 3 && overlap[0] == '\0' && dp * cp % 2 == 0 && 2 * tp % (ep * etp) == 0 ? "parallel.reshard_after_forward=2 " : "";
+    snprintf(
+        words, size,
+        LAYOUT_SAMPLE_RUN
+        "%sparallel.ranks=%d parallel.tp=%d parallel.pp=%d parallel.dp=%d parallel.cp=%d parallel.ep=%d parallel.etp=%d parallel.zero=%d "
+        "%s%s%s%s%s%s%s%s%s%s%s",
+        models[model].words, tp * pp * dp * cp, tp, pp, dp, cp, ep, etp, zero, mode, sp, sync, micro, nodes, schedule, again, overlap,
+        split, pieces, kept);
+    return model;
+}
