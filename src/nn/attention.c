@@ -3,54 +3,62 @@
 
 #include <math.h>
 
+QD_SAME_PLACE(X, ROPE, ROPE_INVERSE);
+QD_SAME_PLACE(TABLE, ROPE, ROPE_INVERSE);
+
 static qd_status rope(const qd_op_call *c, const int32_t *positions, bool inverse)
 {
     const qd_model *m = call_model(c);
     return c->frame->kernels->rope(c->frame->stream, &(qd_rope_args){
-        .x = c->at[0], /* queries and keys are adjacent: one call turns both */
-        .table = c->at[1],
+        .x = c->at[QD_ROPE_X], /* queries and keys are adjacent: one call turns both */
+        .table = c->at[QD_ROPE_TABLE],
         .positions = positions,
         .rows = c->op->m,
         .seq = c->frame->program->strategy.seq,
-        .row_stride = c->slots[c->op->slot[0]].cols,
+        .row_stride = call_stride(c, QD_ROPE_X),
         .heads = c->op->heads + c->op->kv_heads,
         .head_dim = m->head_dim,
         .inverse = inverse,
-        .dtype = call_dtype(c, 0),
+        .dtype = call_dtype(c, QD_ROPE_X),
     });
 }
 
 qd_status qd_run_rope(const qd_op_call *c)
 {
-    return rope(c, c->at[2] ? input_positions(c, 2) : NULL, false);
+    return rope(c, c->at[QD_ROPE_INPUT] ? input_positions(c, QD_ROPE_INPUT) : NULL, false);
 }
 
 qd_status qd_run_rope_inverse(const qd_op_call *c)
 {
-    return rope(c, c->at[2] ? input_positions(c, 2) : NULL, true);
+    return rope(c, c->at[QD_ROPE_INVERSE_INPUT] ? input_positions(c, QD_ROPE_INVERSE_INPUT) : NULL, true);
 }
+
+QD_SAME_PLACE(QKV, ATTENTION, ATTENTION_GRAD);
+QD_SAME_PLACE(INPUT, ATTENTION, ATTENTION_GRAD);
+QD_SAME_PLACE(O, ATTENTION, ATTENTION_GRAD);
+QD_SAME_PLACE(LSE, ATTENTION, ATTENTION_GRAD);
 
 /* What forward and backward share: views of qkv, shapes, mask. */
 static qd_attention_args attention_args(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
     const qd_strategy *s = &c->frame->program->strategy;
-    qd_dtype dtype = call_dtype(c, 0);
-    int64_t stride = c->slots[c->op->slot[0]].cols, size = (int64_t)qd_dtype_size(dtype);
-    const char *qkv = c->at[0];
+    qd_dtype dtype = call_dtype(c, QD_ATTENTION_QKV);
+    int64_t stride = call_stride(c, QD_ATTENTION_QKV), size = (int64_t)qd_dtype_size(dtype);
+    const char *qkv = c->at[QD_ATTENTION_QKV];
     return (qd_attention_args){
         .q = qkv,
         .k = qkv + (int64_t)c->op->heads * m->head_dim * size,
         .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
-        .o = c->at[2],
-        .lse = c->at[3],
-        .doc_start = input_whole_documents(c, 1),
+        .o = c->at[QD_ATTENTION_O],
+        .lse = c->at[QD_ATTENTION_LSE],
+        .doc_start = input_whole_documents(c, QD_ATTENTION_INPUT),
         .batch = s->micro_batch,
         .seq = s->seq,
         .q_stride = stride,
         .k_stride = stride,
         .v_stride = stride,
-        .o_stride = c->slots[c->op->slot[2]].cols,
+        .o_stride = call_stride(c, QD_ATTENTION_O),
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
@@ -70,12 +78,12 @@ qd_status qd_run_attention_grad(const qd_op_call *c)
     const qd_model *m = call_model(c);
     qd_attention_args args = attention_args(c);
     int64_t size = (int64_t)qd_dtype_size(args.dtype);
-    char *dqkv = c->at[5];
-    args.d_o = c->at[4];
+    char *dqkv = c->at[QD_ATTENTION_GRAD_D_QKV];
+    args.d_o = c->at[QD_ATTENTION_GRAD_D_O];
     args.dq = dqkv;
     args.dk = dqkv + (int64_t)c->op->heads * m->head_dim * size;
     args.dv = dqkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size;
-    args.delta = c->at[6];
+    args.delta = c->at[QD_ATTENTION_GRAD_DELTA];
     return c->frame->kernels->attention_backward(c->frame->stream, &args);
 }
 
@@ -84,15 +92,15 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
     const qd_strategy *s = &c->frame->program->strategy;
-    qd_dtype dtype = call_dtype(c, 0);
-    int64_t stride = c->slots[c->op->slot[0]].cols, size = (int64_t)qd_dtype_size(dtype);
-    const char *qkv = c->at[0];
-    char *cache = c->at[1];
+    qd_dtype dtype = call_dtype(c, QD_ATTENTION_CACHED_QKV);
+    int64_t stride = call_stride(c, QD_ATTENTION_CACHED_QKV), size = (int64_t)qd_dtype_size(dtype);
+    const char *qkv = c->at[QD_ATTENTION_CACHED_QKV];
+    char *cache = c->at[QD_ATTENTION_CACHED_CACHE];
     return c->frame->kernels->attention_cached(c->frame->stream, &(qd_attention_cached_args){
         .q = qkv,
         .k = qkv + (int64_t)c->op->heads * m->head_dim * size,
         .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
-        .o = c->at[2],
+        .o = c->at[QD_ATTENTION_CACHED_O],
         .k_cache = cache,
         .v_cache = cache + s->context * c->op->kv_heads * m->head_dim * size,
         .rows = c->op->m,
@@ -101,7 +109,7 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
         .q_stride = stride,
         .k_stride = stride,
         .v_stride = stride,
-        .o_stride = c->slots[c->op->slot[2]].cols,
+        .o_stride = call_stride(c, QD_ATTENTION_CACHED_O),
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,

@@ -10,15 +10,16 @@ static void *shifted(void *base, int64_t elements, qd_dtype dtype)
 
 qd_status qd_run_zero(const qd_op_call *c)
 {
-    return qd_fill_zero(c->frame->stream, c->at[0], qd_slot_bytes(&c->slots[c->op->slot[0]]));
+    return qd_fill_zero(c->frame->stream, c->at[QD_ZERO_X], qd_slot_bytes(&c->slots[c->op->slot[QD_ZERO_X]]));
 }
 
 qd_status qd_run_columns(const qd_op_call *c)
 {
     return c->frame->kernels->copy_rows(c->frame->stream, &(qd_copy_rows_args){
-        .from = shifted(c->at[0], c->op->first, call_dtype(c, 0)), .to = shifted(c->at[1], c->op->to, call_dtype(c, 1)),
-        .rows = c->op->m, .cols = c->op->n, .from_stride = c->slots[c->op->slot[0]].cols, .to_stride = c->slots[c->op->slot[1]].cols,
-        .from_dtype = call_dtype(c, 0), .to_dtype = call_dtype(c, 1),
+        .from = shifted(c->at[QD_COLUMNS_X], c->op->first, call_dtype(c, QD_COLUMNS_X)),
+        .to = shifted(c->at[QD_COLUMNS_Y], c->op->to, call_dtype(c, QD_COLUMNS_Y)),
+        .rows = c->op->m, .cols = c->op->n, .from_stride = call_stride(c, QD_COLUMNS_X), .to_stride = call_stride(c, QD_COLUMNS_Y),
+        .from_dtype = call_dtype(c, QD_COLUMNS_X), .to_dtype = call_dtype(c, QD_COLUMNS_Y),
     });
 }
 
@@ -28,19 +29,23 @@ typedef struct meeting {
     qd_attention_part_args args; /* what forward and backward share */
 } meeting;
 
+QD_SAME_PLACE(QKV, ATTENTION_PART, ATTENTION_PART_GRAD);
+QD_SAME_PLACE(INPUT, ATTENTION_PART, ATTENTION_PART_GRAD);
+QD_SAME_PLACE(KV, ATTENTION_PART, ATTENTION_PART_GRAD);
+
 static void meet(const qd_op_call *c, meeting *m)
 {
     const qd_program *p = c->frame->program;
     const qd_model *model = call_model(c);
     int coord, cp = qd_program_cp(p, &coord), of = (coord + cp - c->op->round) % cp;
     bool all = c->op->round < 0;
-    int64_t seq = p->strategy.seq, stride = c->slots[c->op->slot[0]].cols, kv_cols = c->slots[c->op->slot[2]].cols;
-    qd_dtype dtype = call_dtype(c, 0);
+    int64_t seq = p->strategy.seq, stride = call_stride(c, QD_ATTENTION_PART_QKV), kv_cols = call_stride(c, QD_ATTENTION_PART_KV);
+    qd_dtype dtype = call_dtype(c, QD_ATTENTION_PART_QKV);
     m->args = (qd_attention_part_args){
-        .q = c->at[0],
-        .k = c->at[2],
-        .v = shifted(c->at[2], kv_cols / 2, dtype),
-        .doc_start = input_documents(c, 1),
+        .q = c->at[QD_ATTENTION_PART_QKV],
+        .k = c->at[QD_ATTENTION_PART_KV],
+        .v = shifted(c->at[QD_ATTENTION_PART_KV], kv_cols / 2, dtype),
+        .doc_start = input_documents(c, QD_ATTENTION_PART_INPUT),
         .q_runs = m->q,
         .k_runs = m->k,
         .q_run_count = qd_context_runs(seq, cp, coord, m->q),
@@ -65,8 +70,8 @@ qd_status qd_run_attention_part(const qd_op_call *c)
 {
     meeting m;
     meet(c, &m);
-    m.args.o = c->at[3];
-    m.args.lse = c->at[4];
+    m.args.o = c->at[QD_ATTENTION_PART_O];
+    m.args.lse = c->at[QD_ATTENTION_PART_LSE];
     return c->frame->kernels->attention_part_forward(c->frame->stream, &m.args);
 }
 
@@ -76,9 +81,10 @@ qd_status qd_run_attention_delta(const qd_op_call *c)
     const qd_model *model = call_model(c);
     int64_t cols = (int64_t)c->op->heads * model->head_dim;
     return c->frame->kernels->attention_delta(c->frame->stream, &(qd_attention_args){
-        .o = c->at[0], .d_o = c->at[1], .delta = c->at[2], .batch = p->strategy.micro_batch,
-        .seq = qd_ledger_rows(p->ledger, p->rank, p->strategy.seq), .q_stride = cols, .k_stride = cols, .v_stride = cols, .o_stride = cols,
-        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = model->head_dim, .dtype = call_dtype(c, 0),
+        .o = c->at[QD_ATTENTION_DELTA_O], .d_o = c->at[QD_ATTENTION_DELTA_D_O], .delta = c->at[QD_ATTENTION_DELTA_DELTA],
+        .batch = p->strategy.micro_batch, .seq = qd_ledger_rows(p->ledger, p->rank, p->strategy.seq), .q_stride = cols,
+        .k_stride = cols, .v_stride = cols, .o_stride = cols,
+        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = model->head_dim, .dtype = call_dtype(c, QD_ATTENTION_DELTA_O),
     });
 }
 
@@ -86,24 +92,28 @@ qd_status qd_run_attention_part_grad(const qd_op_call *c)
 {
     meeting m;
     meet(c, &m);
-    int64_t kv_cols = c->slots[c->op->slot[7]].cols;
-    m.args.lse = c->at[3];
-    m.args.d_o = c->at[4];
-    m.args.delta = c->at[5];
-    m.args.dq = c->at[6];
-    m.args.dk = c->at[7];
-    m.args.dv = (float *)c->at[7] + kv_cols / 2;
-    m.args.dq_stride = c->slots[c->op->slot[6]].cols;
+    int64_t kv_cols = call_stride(c, QD_ATTENTION_PART_GRAD_DKV);
+    m.args.lse = c->at[QD_ATTENTION_PART_GRAD_LSE];
+    m.args.d_o = c->at[QD_ATTENTION_PART_GRAD_D_O];
+    m.args.delta = c->at[QD_ATTENTION_PART_GRAD_DELTA];
+    m.args.dq = c->at[QD_ATTENTION_PART_GRAD_DQ];
+    m.args.dk = c->at[QD_ATTENTION_PART_GRAD_DKV];
+    m.args.dv = (float *)c->at[QD_ATTENTION_PART_GRAD_DKV] + kv_cols / 2;
+    m.args.dq_stride = call_stride(c, QD_ATTENTION_PART_GRAD_DQ);
     m.args.dk_stride = m.args.dv_stride = kv_cols;
     return c->frame->kernels->attention_part_backward(c->frame->stream, &m.args);
 }
 
 /* ---- heads for positions ---- */
 
+QD_SAME_PLACE(X, HEADS_SPLIT, HEADS_JOIN);
+QD_SAME_PLACE(X, HEADS_SPLIT, ROWS_SPLIT);
+QD_SAME_PLACE(X, HEADS_SPLIT, ROWS_JOIN);
+
 static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t rows, int64_t cols, int64_t from_stride, int64_t to_stride,
                       bool add)
 {
-    qd_dtype dtype = call_dtype(c, 0);
+    qd_dtype dtype = call_dtype(c, QD_HEADS_SPLIT_X);
     return c->frame->kernels->copy_rows(c->frame->stream, &(qd_copy_rows_args){.from = from, .to = to, .rows = rows, .cols = cols,
                                                                                .from_stride = from_stride, .to_stride = to_stride,
                                                                                .accumulate = add, .from_dtype = dtype, .to_dtype = dtype});
@@ -113,7 +123,7 @@ static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t r
  * columns of each of them. A kv head that several ranks read goes to each; what they give back is added, in the order of ranks. */
 static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 {
-    qd_dtype dtype = call_dtype(c, 0);
+    qd_dtype dtype = call_dtype(c, QD_HEADS_SPLIT_X);
     int64_t head_dim = call_model(c)->head_dim;
     int coord, cp = qd_program_cp(c->frame->program, &coord);
     int64_t widths[3] = {c->op->n, c->op->k, c->op->k}, stride = c->op->n + 2 * c->op->k, rows = c->op->m;
@@ -134,21 +144,22 @@ static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 
 qd_status qd_run_heads_split(const qd_op_call *c)
 {
-    return heads(c, c->at[0], c->at[1], true);
+    return heads(c, c->at[QD_HEADS_SPLIT_X], c->at[QD_HEADS_SPLIT_Y], true);
 }
 
 qd_status qd_run_heads_join(const qd_op_call *c)
 {
-    return heads(c, c->at[1], c->at[0], false);
+    return heads(c, c->at[QD_HEADS_JOIN_Y], c->at[QD_HEADS_JOIN_X], false);
 }
 
 /* x: whole sequences in the order of positions. by: for each rank, the rows that it holds. */
 static qd_status rows(const qd_op_call *c, void *x, void *by, bool split)
 {
     const qd_program *p = c->frame->program;
-    qd_dtype dtype = call_dtype(c, 0);
+    qd_dtype dtype = call_dtype(c, QD_ROWS_SPLIT_X);
     int coord, cp = qd_program_cp(p, &coord);
-    int64_t seq = p->strategy.seq, batch = p->strategy.micro_batch, cols = c->slots[c->op->slot[split ? 0 : 1]].cols, first = 0;
+    int64_t seq = p->strategy.seq, batch = p->strategy.micro_batch, cols = call_stride(c, split ? QD_ROWS_SPLIT_X : QD_ROWS_JOIN_Y),
+        first = 0;
     for (int r = 0; r < cp; r++) {
         qd_row_run runs[QD_CONTEXT_RUNS];
         int count = qd_context_runs(seq, cp, r, runs);
@@ -165,10 +176,10 @@ static qd_status rows(const qd_op_call *c, void *x, void *by, bool split)
 
 qd_status qd_run_rows_split(const qd_op_call *c)
 {
-    return rows(c, c->at[0], c->at[1], true);
+    return rows(c, c->at[QD_ROWS_SPLIT_X], c->at[QD_ROWS_SPLIT_Y], true);
 }
 
 qd_status qd_run_rows_join(const qd_op_call *c)
 {
-    return rows(c, c->at[1], c->at[0], false);
+    return rows(c, c->at[QD_ROWS_JOIN_Y], c->at[QD_ROWS_JOIN_X], false);
 }

@@ -3,32 +3,33 @@
 qd_status qd_run_activation(const qd_op_call *c)
 {
     return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[0], .y = c->at[1],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, 0),
+        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_X], .y = c->at[QD_ACTIVATION_Y],
+        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_X),
     });
 }
 
 qd_status qd_run_activation_grad(const qd_op_call *c)
 {
     return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[0], .dy = c->at[1], .dx = c->at[2],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, 0),
+        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_GRAD_X], .dy = c->at[QD_ACTIVATION_GRAD_DY],
+        .dx = c->at[QD_ACTIVATION_GRAD_DX], .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_GRAD_X),
     });
 }
 
 qd_status qd_run_activation_grad_y(const qd_op_call *c)
 {
     return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[0], .dy = c->at[1], .dx = c->at[2], .y = c->at[3],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, 0),
+        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_GRAD_Y_X], .dy = c->at[QD_ACTIVATION_GRAD_Y_DY],
+        .dx = c->at[QD_ACTIVATION_GRAD_Y_DX], .y = c->at[QD_ACTIVATION_GRAD_Y_Y],
+        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_GRAD_Y_X),
     });
 }
 
 qd_status qd_run_add(const qd_op_call *c)
 {
     return c->frame->kernels->add(c->frame->stream, &(qd_add_args){
-        .a = c->at[0], .b = c->at[1], .y = c->at[2], .n = c->op->m * c->op->n,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .y_dtype = call_dtype(c, 2),
+        .a = c->at[QD_ADD_A], .b = c->at[QD_ADD_B], .y = c->at[QD_ADD_Y], .n = c->op->m * c->op->n,
+        .a_dtype = call_dtype(c, QD_ADD_A), .b_dtype = call_dtype(c, QD_ADD_B), .y_dtype = call_dtype(c, QD_ADD_Y),
     });
 }
 
@@ -50,10 +51,10 @@ qd_status qd_run_dropout(const qd_op_call *c)
             rows = left < rows ? left : rows;
         }
         QD_TRY(f->kernels->dropout(f->stream, &(qd_dropout_args){
-            .x = call_row(c, 0, row - c->op->first), .y = call_row(c, 1, row - c->op->first), .rows = rows, .cols = c->op->n,
-            .first_row = first, .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
+            .x = call_row(c, QD_DROPOUT_X, row - c->op->first), .y = call_row(c, QD_DROPOUT_Y, row - c->op->first), .rows = rows,
+            .cols = c->op->n, .first_row = first, .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
             .site = (uint32_t)(4 * f->module + c->op->site), /* sites of one module are 0 to 3 */
-            .dtype = call_dtype(c, 0),
+            .dtype = call_dtype(c, QD_DROPOUT_X),
         }));
         row += rows;
     }

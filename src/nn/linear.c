@@ -1,81 +1,117 @@
-/* Weights are stored (out, in): y = x·Wᵀ + b. Products may be of a window of rows.
+/* Weights are stored (out, in): y = x·Wᵀ + b. GEMMs may be of a window of rows.
  * Rows of logits, which a head that is cut over tp computes here, lie further apart than they are long. */
 #include "nn/nn_impl.h"
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
-qd_status qd_run_linear(const qd_op_call *c)
+static qd_matmul_args linear(const qd_op_call *c, const qd_op *op)
 {
-    const qd_op *op = c->op;
-    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = call_row(c, 0, op->first), .b = c->at[1], .bias = c->at[2], .c = call_row(c, 3, op->to),
-        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = call_stride(c, 3),
+    return (qd_matmul_args){
+        .a = call_row(c, QD_LINEAR_X, op->first), .b = c->at[QD_LINEAR_WEIGHT], .bias = c->at[QD_LINEAR_BIAS],
+        .c = call_row(c, QD_LINEAR_Y, op->to),
+        .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = call_stride(c, QD_LINEAR_Y),
         .trans_b = true,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
-    });
+        .a_dtype = call_dtype(c, QD_LINEAR_X), .b_dtype = call_dtype(c, QD_LINEAR_WEIGHT), .c_dtype = call_dtype(c, QD_LINEAR_Y),
+    };
 }
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) + add (m, n) */
-qd_status qd_run_linear_add(const qd_op_call *c)
+static qd_matmul_args linear_add(const qd_op_call *c, const qd_op *op)
 {
-    const qd_op *op = c->op;
-    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = c->at[0], .b = c->at[1], .bias = c->at[2], .residual = c->at[3], .c = c->at[4],
+    return (qd_matmul_args){
+        .a = c->at[QD_LINEAR_ADD_X], .b = c->at[QD_LINEAR_ADD_WEIGHT], .bias = c->at[QD_LINEAR_ADD_BIAS],
+        .residual = c->at[QD_LINEAR_ADD_ADD], .c = c->at[QD_LINEAR_ADD_Y],
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
         .trans_b = true,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 4),
-    });
+        .a_dtype = call_dtype(c, QD_LINEAR_ADD_X), .b_dtype = call_dtype(c, QD_LINEAR_ADD_WEIGHT),
+        .c_dtype = call_dtype(c, QD_LINEAR_ADD_Y),
+    };
 }
 
 /* sum (m, n) = x (m, k) · W (n, k)ᵀ + b (n), y = gelu(sum) */
-qd_status qd_run_linear_gelu(const qd_op_call *c)
+static qd_matmul_args linear_gelu(const qd_op_call *c, const qd_op *op)
 {
-    const qd_op *op = c->op;
-    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = call_row(c, 0, op->first), .b = c->at[1], .bias = c->at[2], .aux = call_row(c, 3, op->to), .c = call_row(c, 4, op->to),
+    return (qd_matmul_args){
+        .a = call_row(c, QD_LINEAR_GELU_X, op->first), .b = c->at[QD_LINEAR_GELU_WEIGHT], .bias = c->at[QD_LINEAR_GELU_BIAS],
+        .aux = call_row(c, QD_LINEAR_GELU_SUM, op->to), .c = call_row(c, QD_LINEAR_GELU_Y, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->k, .ldc = op->n,
         .trans_b = true, .gelu = QD_MATMUL_GELU,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 4),
-    });
+        .a_dtype = call_dtype(c, QD_LINEAR_GELU_X), .b_dtype = call_dtype(c, QD_LINEAR_GELU_WEIGHT),
+        .c_dtype = call_dtype(c, QD_LINEAR_GELU_Y),
+    };
 }
 
 /* dx (m, n) = (dy (m, k) · W (k, n)) times gelu' at sum (m, n) */
-qd_status qd_run_linear_dx_gelu(const qd_op_call *c)
+static qd_matmul_args linear_dx_gelu(const qd_op_call *c, const qd_op *op)
 {
-    const qd_op *op = c->op;
-    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = call_row(c, 0, op->first), .b = c->at[1], .aux = call_row(c, 2, op->to), .c = call_row(c, 3, op->to),
+    return (qd_matmul_args){
+        .a = call_row(c, QD_LINEAR_DX_GELU_DY, op->first), .b = c->at[QD_LINEAR_DX_GELU_WEIGHT],
+        .aux = call_row(c, QD_LINEAR_DX_GELU_SUM, op->to), .c = call_row(c, QD_LINEAR_DX_GELU_DX, op->to),
         .m = op->m, .n = op->n, .k = op->k, .lda = op->k, .ldb = op->n, .ldc = op->n,
         .gelu = QD_MATMUL_GELU_GRAD,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 3),
-    });
+        .a_dtype = call_dtype(c, QD_LINEAR_DX_GELU_DY), .b_dtype = call_dtype(c, QD_LINEAR_DX_GELU_WEIGHT),
+        .c_dtype = call_dtype(c, QD_LINEAR_DX_GELU_DX),
+    };
 }
 
 /* dx (m, n) = dy (m, k) · W (k, n) */
-qd_status qd_run_linear_dx(const qd_op_call *c)
+static qd_matmul_args linear_dx(const qd_op_call *c, const qd_op *op)
 {
-    const qd_op *op = c->op;
-    return c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = call_row(c, 0, op->first), .b = c->at[1], .c = call_row(c, 2, op->to),
-        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, 0), .ldb = op->n, .ldc = op->n,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
-    });
+    return (qd_matmul_args){
+        .a = call_row(c, QD_LINEAR_DX_DY, op->first), .b = c->at[QD_LINEAR_DX_WEIGHT], .c = call_row(c, QD_LINEAR_DX_DX, op->to),
+        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, QD_LINEAR_DX_DY), .ldb = op->n, .ldc = op->n,
+        .a_dtype = call_dtype(c, QD_LINEAR_DX_DY), .b_dtype = call_dtype(c, QD_LINEAR_DX_WEIGHT), .c_dtype = call_dtype(c, QD_LINEAR_DX_DX),
+    };
 }
 
-/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); db (m) [+]= column sums of dy */
+static bool gives_bias_grad(const qd_op_call *c)
+{
+    return c->frame->program->strategy.traits->fused_bias_grad;
+}
+
+/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); where the device gives it, db (m) [+]= column sums of dy */
+static qd_matmul_args linear_dw(const qd_op_call *c, const qd_op *op)
+{
+    return (qd_matmul_args){
+        .a = call_row(c, QD_LINEAR_DW_DY, op->to), .b = call_row(c, QD_LINEAR_DW_X, op->first),
+        .c = c->at[QD_LINEAR_DW_WEIGHT_GRAD], .bias_grad = gives_bias_grad(c) ? c->at[QD_LINEAR_DW_BIAS_GRAD] : NULL,
+        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, QD_LINEAR_DW_DY), .ldb = op->n, .ldc = op->n,
+        .trans_a = true, .accumulate = c->accumulate,
+        .a_dtype = call_dtype(c, QD_LINEAR_DW_DY), .b_dtype = call_dtype(c, QD_LINEAR_DW_X),
+        .c_dtype = call_dtype(c, QD_LINEAR_DW_WEIGHT_GRAD),
+    };
+}
+
+bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args)
+{
+    if (number > 0)
+        return false;
+    switch (c->op->kind) {
+    case QD_OP_LINEAR: *args = linear(c, c->op); return true;
+    case QD_OP_LINEAR_ADD: *args = linear_add(c, c->op); return true;
+    case QD_OP_LINEAR_GELU: *args = linear_gelu(c, c->op); return true;
+    case QD_OP_LINEAR_DX: *args = linear_dx(c, c->op); return true;
+    case QD_OP_LINEAR_DX_GELU: *args = linear_dx_gelu(c, c->op); return true;
+    case QD_OP_LINEAR_DW: *args = linear_dw(c, c->op); return true;
+    default: return false;
+    }
+}
+
+qd_status qd_run_linear(const qd_op_call *c)
+{
+    qd_matmul_args args;
+    if (!qd_linear_gemm(c, 0, &args))
+        return QD_FAIL(QD_SYSTEM, "step program: %s is no GEMM", qd_op_name(c->op->kind));
+    return c->frame->kernels->matmul(c->frame->stream, &args);
+}
+
 qd_status qd_run_linear_dw(const qd_op_call *c)
 {
     const qd_op *op = c->op;
-    bool fused = c->frame->program->strategy.traits->fused_bias_grad;
-    QD_TRY(c->frame->kernels->matmul(c->frame->stream, &(qd_matmul_args){
-        .a = call_row(c, 0, op->to), .b = call_row(c, 1, op->first), .c = c->at[2], .bias_grad = fused ? c->at[3] : NULL,
-        .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, 0), .ldb = op->n, .ldc = op->n,
-        .trans_a = true, .accumulate = c->accumulate,
-        .a_dtype = call_dtype(c, 0), .b_dtype = call_dtype(c, 1), .c_dtype = call_dtype(c, 2),
-    }));
-    if (!c->at[3] || fused)
+    QD_TRY(qd_run_linear(c));
+    if (!c->at[QD_LINEAR_DW_BIAS_GRAD] || gives_bias_grad(c))
         return QD_OK;
     return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
-        .dy = c->at[0], .grad = c->at[3], .rows = op->k, .cols = op->m, .accumulate = c->accumulate,
-        .dtype = call_dtype(c, 0), .grad_dtype = call_dtype(c, 3),
+        .dy = c->at[QD_LINEAR_DW_DY], .grad = c->at[QD_LINEAR_DW_BIAS_GRAD], .rows = op->k, .cols = op->m, .accumulate = c->accumulate,
+        .dtype = call_dtype(c, QD_LINEAR_DW_DY), .grad_dtype = call_dtype(c, QD_LINEAR_DW_BIAS_GRAD),
     });
 }

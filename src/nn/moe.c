@@ -7,10 +7,11 @@ qd_status qd_run_head_norm(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
     return c->frame->kernels->head_norm(c->frame->stream, &(qd_head_norm_args){
-        .x = c->at[0], .q_gamma = c->at[1], .k_gamma = c->at[2], .y = c->at[3], .rstd = c->at[4],
+        .x = c->at[QD_HEAD_NORM_X], .q_gamma = c->at[QD_HEAD_NORM_Q_GAMMA], .k_gamma = c->at[QD_HEAD_NORM_K_GAMMA],
+        .y = c->at[QD_HEAD_NORM_Y], .rstd = c->at[QD_HEAD_NORM_RSTD],
         .rows = c->op->m, .row_stride = c->op->n,
         .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
-        .eps = (float)m->norm_eps, .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 1),
+        .eps = (float)m->norm_eps, .dtype = call_dtype(c, QD_HEAD_NORM_X), .param_dtype = call_dtype(c, QD_HEAD_NORM_Q_GAMMA),
     });
 }
 
@@ -18,10 +19,13 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
     return c->frame->kernels->head_norm_backward(c->frame->stream, &(qd_head_norm_args){
-        .d = c->at[0], .x = c->at[1], .q_gamma = c->at[2], .k_gamma = c->at[3], .rstd = c->at[4], .q_grad = c->at[5], .k_grad = c->at[6],
+        .d = c->at[QD_HEAD_NORM_GRAD_DY], .x = c->at[QD_HEAD_NORM_GRAD_X], .q_gamma = c->at[QD_HEAD_NORM_GRAD_Q_GAMMA],
+        .k_gamma = c->at[QD_HEAD_NORM_GRAD_K_GAMMA], .rstd = c->at[QD_HEAD_NORM_GRAD_RSTD],
+        .q_grad = c->at[QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD], .k_grad = c->at[QD_HEAD_NORM_GRAD_K_GAMMA_GRAD],
         .rows = c->op->m, .row_stride = c->op->n,
         .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim, .accumulate = c->accumulate,
-        .dtype = call_dtype(c, 0), .param_dtype = call_dtype(c, 2), .grad_dtype = call_dtype(c, 5),
+        .dtype = call_dtype(c, QD_HEAD_NORM_GRAD_DY), .param_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA),
+        .grad_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
     });
 }
 
@@ -38,9 +42,10 @@ static qd_route_rule route_rule(const qd_op_call *c)
 qd_status qd_run_route(const qd_op_call *c)
 {
     return c->frame->kernels->route(c->frame->stream, &(qd_route_args){
-        .logits = c->at[0], .bias = c->at[1], .choice = c->at[2], .weight = c->at[3], .load = c->at[4],
-        .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k, .loads = c->slots[c->op->slot[4]].rows,
-        .rule = route_rule(c), .bias_dtype = c->at[1] ? call_dtype(c, 1) : QD_F32,
+        .logits = c->at[QD_ROUTE_LOGITS], .bias = c->at[QD_ROUTE_BIAS], .choice = c->at[QD_ROUTE_CHOICE],
+        .weight = c->at[QD_ROUTE_WEIGHT], .load = c->at[QD_ROUTE_LOAD],
+        .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k, .loads = c->slots[c->op->slot[QD_ROUTE_LOAD]].rows,
+        .rule = route_rule(c), .bias_dtype = c->at[QD_ROUTE_BIAS] ? call_dtype(c, QD_ROUTE_BIAS) : QD_F32,
     });
 }
 
@@ -51,12 +56,13 @@ qd_status qd_run_route_grad(const qd_op_call *c)
     const qd_model *m = call_model(c);
     const float scale = (float)c->op->scale;
     return c->frame->kernels->route_grad(c->frame->stream, &(qd_route_grad_args){
-        .logits = c->at[0], .choice = c->at[1], .weight = c->at[2], .d_weight = c->at[3], .load = c->at[4], .d_logits = c->at[5],
+        .logits = c->at[QD_ROUTE_GRAD_LOGITS], .choice = c->at[QD_ROUTE_GRAD_CHOICE], .weight = c->at[QD_ROUTE_GRAD_WEIGHT],
+        .d_weight = c->at[QD_ROUTE_GRAD_D_WEIGHT], .load = c->at[QD_ROUTE_GRAD_LOAD], .d_logits = c->at[QD_ROUTE_GRAD_D_LOGITS],
         .rows = c->op->m, .first_row = c->op->first, .load_rows = c->op->k,
         .aux = (float)m->moe.aux_loss * scale,
         .load_scale = (float)(m->moe.experts / (m->moe.per_token * c->op->load_tokens)),
         .z = (float)m->moe.z_loss * scale,
-        .rule = route_rule(c), .grad_dtype = call_dtype(c, 5),
+        .rule = route_rule(c), .grad_dtype = call_dtype(c, QD_ROUTE_GRAD_D_LOGITS),
     });
 }
 
@@ -66,7 +72,8 @@ qd_status qd_run_route_plan(const qd_op_call *c)
     double mean = (double)c->op->m * e->per_token / e->experts;
     bool limited = e->capacity > 0.0 && c->frame->program->strategy.training; /* evaluation drops nothing */
     return c->frame->kernels->route_plan(c->frame->stream, &(qd_route_plan_args){
-        .choice = c->at[0], .weight = c->at[1], .place = c->at[2], .from = c->at[3], .count = c->at[4],
+        .choice = c->at[QD_ROUTE_PLAN_CHOICE], .weight = c->at[QD_ROUTE_PLAN_WEIGHT], .place = c->at[QD_ROUTE_PLAN_PLACE],
+        .from = c->at[QD_ROUTE_PLAN_FROM], .count = c->at[QD_ROUTE_PLAN_COUNT],
         .rows = c->op->m, .limit = limited ? (int64_t)ceil(e->capacity * mean) : 0,
         .experts = e->experts, .per_token = e->per_token, .least = e->drop == QD_DROP_LEAST,
     });
@@ -76,7 +83,8 @@ qd_status qd_run_route_load(const qd_op_call *c)
 {
     const qd_moe *e = &call_model(c)->moe;
     return c->frame->kernels->route_load(c->frame->stream, &(qd_route_load_args){
-        .choice = c->at[0], .total = c->at[1], .assignments = c->op->m * e->per_token, .experts = e->experts});
+        .choice = c->at[QD_ROUTE_LOAD_CHOICE], .total = c->at[QD_ROUTE_LOAD_BIAS_GRAD], .assignments = c->op->m * e->per_token,
+        .experts = e->experts});
 }
 
 /* ---- rows ---- */
@@ -84,15 +92,16 @@ qd_status qd_run_route_load(const qd_op_call *c)
 /* Slots say how many choices a row has and what it chooses from: experts, or nodes (parallel.dispatch). */
 static int choices_of(const qd_op_call *c, int from)
 {
-    return c->op->m > 0 ? (int)(c->slots[c->op->slot[from]].cols / c->op->m) : 1;
+    return c->op->m > 0 ? (int)(call_stride(c, from) / c->op->m) : 1;
 }
 
 qd_status qd_run_permute(const qd_op_call *c)
 {
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
-        .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[3], .place = c->at[4],
-        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, 1), .experts = (int)c->slots[c->op->slot[2]].cols,
-        .dtype = call_dtype(c, 0),
+        .x = c->at[QD_PERMUTE_X], .from = c->at[QD_PERMUTE_FROM], .count = c->at[QD_PERMUTE_COUNT], .y = c->at[QD_PERMUTE_Y],
+        .place = c->at[QD_PERMUTE_PLACE],
+        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, QD_PERMUTE_FROM), .experts = (int)call_stride(c, QD_PERMUTE_COUNT),
+        .dtype = call_dtype(c, QD_PERMUTE_X),
     });
 }
 
@@ -105,19 +114,22 @@ static int64_t copy_rows(const qd_op_call *c, int slot)
 qd_status qd_run_combine(const qd_op_call *c)
 {
     return c->frame->kernels->combine(c->frame->stream, &(qd_combine_args){
-        .x = c->at[0], .place = c->at[1], .weight = c->at[2], .add = c->at[3], .y = c->at[4],
-        .rows = c->op->m, .cols = c->op->n, .per_token = (int)c->slots[c->op->slot[1]].cols, .copies = (int)c->op->k,
-        .copy_rows = copy_rows(c, 0), .dtype = call_dtype(c, 0),
+        .x = c->at[QD_COMBINE_ROWS], .place = c->at[QD_COMBINE_PLACE], .weight = c->at[QD_COMBINE_WEIGHT],
+        .add = c->at[QD_COMBINE_ADD], .y = c->at[QD_COMBINE_Y],
+        .rows = c->op->m, .cols = c->op->n, .per_token = (int)call_stride(c, QD_COMBINE_PLACE), .copies = (int)c->op->k,
+        .copy_rows = copy_rows(c, QD_COMBINE_ROWS), .dtype = call_dtype(c, QD_COMBINE_ROWS),
     });
 }
 
 qd_status qd_run_combine_grad(const qd_op_call *c)
 {
     return c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
-        .x = c->at[0], .old = c->at[1], .from = c->at[2], .place = c->at[3], .count = c->at[4], .weight = c->at[5], .y = c->at[6],
-        .d_weight = c->at[7],
-        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, 2), .experts = (int)c->slots[c->op->slot[4]].cols,
-        .copies = (int)c->op->k, .copy_rows = copy_rows(c, 1), .dtype = call_dtype(c, 0),
+        .x = c->at[QD_COMBINE_GRAD_DY], .old = c->at[QD_COMBINE_GRAD_ROWS], .from = c->at[QD_COMBINE_GRAD_FROM],
+        .place = c->at[QD_COMBINE_GRAD_PLACE], .count = c->at[QD_COMBINE_GRAD_COUNT], .weight = c->at[QD_COMBINE_GRAD_WEIGHT],
+        .y = c->at[QD_COMBINE_GRAD_D_ROWS], .d_weight = c->at[QD_COMBINE_GRAD_D_WEIGHT],
+        .rows = c->op->m, .cols = c->op->n, .per_token = choices_of(c, QD_COMBINE_GRAD_FROM),
+        .experts = (int)call_stride(c, QD_COMBINE_GRAD_COUNT), .copies = (int)c->op->k,
+        .copy_rows = copy_rows(c, QD_COMBINE_GRAD_ROWS), .dtype = call_dtype(c, QD_COMBINE_GRAD_DY),
     });
 }
 
@@ -137,7 +149,7 @@ static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, in
 /* y (rows, n) = x (rows, k) · W (n, k)ᵀ */
 qd_status qd_run_experts(const qd_op_call *c)
 {
-    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    qd_grouped_args a = grouped(c, QD_EXPERTS_X, QD_EXPERTS_WEIGHT, QD_EXPERTS_COUNT, QD_EXPERTS_Y);
     a.trans_b = true;
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
@@ -145,37 +157,38 @@ qd_status qd_run_experts(const qd_op_call *c)
 /* dx (rows, n) = dy (rows, k) · W (k, n) */
 qd_status qd_run_experts_dx(const qd_op_call *c)
 {
-    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    qd_grouped_args a = grouped(c, QD_EXPERTS_DX_DY, QD_EXPERTS_DX_WEIGHT, QD_EXPERTS_DX_COUNT, QD_EXPERTS_DX_DX);
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
 /* gate and up (rows, n) = x (rows, k) · W (n, k)ᵀ, y (rows, n / 2) = SwiGLU of them */
 qd_status qd_run_experts_swiglu(const qd_op_call *c)
 {
-    qd_grouped_args a = grouped(c, 0, 1, 2, 3);
+    qd_grouped_args a = grouped(c, QD_EXPERTS_SWIGLU_X, QD_EXPERTS_SWIGLU_WEIGHT, QD_EXPERTS_SWIGLU_COUNT, QD_EXPERTS_SWIGLU_GATE_UP);
     a.trans_b = true;
-    a.active = c->at[4];
+    a.active = c->at[QD_EXPERTS_SWIGLU_Y];
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
 /* d (rows, n) = dy (rows, k) · W (k, n), and from it the gradients of gate and up (rows, 2 n) */
 qd_status qd_run_experts_dx_swiglu(const qd_op_call *c)
 {
-    qd_grouped_args a = grouped(c, 0, 1, 2, 4);
-    a.gate_up = c->at[3];
-    a.d_gate_up = c->at[5];
-    a.active = c->at[6];
+    qd_grouped_args a = grouped(c, QD_EXPERTS_DX_SWIGLU_DY, QD_EXPERTS_DX_SWIGLU_WEIGHT, QD_EXPERTS_DX_SWIGLU_COUNT,
+                                QD_EXPERTS_DX_SWIGLU_D_ACTIVE);
+    a.gate_up = c->at[QD_EXPERTS_DX_SWIGLU_GATE_UP];
+    a.d_gate_up = c->at[QD_EXPERTS_DX_SWIGLU_D_GATE_UP];
+    a.active = c->at[QD_EXPERTS_DX_SWIGLU_Y];
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
 /* dW (n, k) [+]= dy (rows, n)ᵀ · x (rows, k) */
 qd_status qd_run_experts_dw(const qd_op_call *c)
 {
-    qd_grouped_args a = grouped(c, 1, 3, 2, 0);
+    qd_grouped_args a = grouped(c, QD_EXPERTS_DW_X, QD_EXPERTS_DW_WEIGHT_GRAD, QD_EXPERTS_DW_COUNT, QD_EXPERTS_DW_DY);
     a.by_experts = true;
     a.accumulate = c->accumulate;
     const qd_program *p = c->frame->program;
-    int first = p->ledger->modules[c->frame->module].param_begin + c->slots[c->op->slot[3]].param;
+    int first = p->ledger->modules[c->frame->module].param_begin + c->slots[c->op->slot[QD_EXPERTS_DW_WEIGHT_GRAD]].param;
     double *squares = c->frame->squares[p->ledger->params[first].family];
     if (c->op->squares && squares)
         a.squares = squares + p->storage.shard_row[first];
@@ -214,16 +227,18 @@ qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts)
 qd_status qd_run_expert_activation(const qd_op_call *c)
 {
     int64_t rows;
-    QD_TRY(expert_rows(c, 1, &rows));
+    QD_TRY(expert_rows(c, QD_EXPERT_ACTIVATION_COUNT, &rows));
     return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[0], .y = c->at[2], .rows = rows, .cols = c->op->n, .dtype = call_dtype(c, 0)});
+        .kind = QD_ACT_SWIGLU, .x = c->at[QD_EXPERT_ACTIVATION_X], .y = c->at[QD_EXPERT_ACTIVATION_Y], .rows = rows,
+        .cols = c->op->n, .dtype = call_dtype(c, QD_EXPERT_ACTIVATION_X)});
 }
 
 qd_status qd_run_expert_activation_grad(const qd_op_call *c)
 {
     int64_t rows;
-    QD_TRY(expert_rows(c, 2, &rows));
+    QD_TRY(expert_rows(c, QD_EXPERT_ACTIVATION_GRAD_COUNT, &rows));
     return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[0], .dy = c->at[1], .dx = c->at[3], .y = c->at[4], .rows = rows, .cols = c->op->n,
-        .dtype = call_dtype(c, 0)});
+        .kind = QD_ACT_SWIGLU, .x = c->at[QD_EXPERT_ACTIVATION_GRAD_X], .dy = c->at[QD_EXPERT_ACTIVATION_GRAD_DY],
+        .dx = c->at[QD_EXPERT_ACTIVATION_GRAD_DX], .y = c->at[QD_EXPERT_ACTIVATION_GRAD_Y], .rows = rows, .cols = c->op->n,
+        .dtype = call_dtype(c, QD_EXPERT_ACTIVATION_GRAD_X)});
 }

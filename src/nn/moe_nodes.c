@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first` rows at most. Slot i: the table. */
+/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first` rows at most. i: the table. */
 static qd_status nodes_of(const qd_op_call *c, int i, qd_nodes *nodes)
 {
     const qd_program *p = c->frame->program;
@@ -32,10 +32,10 @@ qd_status qd_run_node_plan(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
     return c->frame->kernels->node_plan(c->frame->stream, &(qd_node_plan_args){
-        .choice = c->at[0], .weight = c->at[1], .kept = c->at[2], .count = c->at[3], .place = c->at[4], .from = c->at[5],
-        .copies = c->at[6],
-        .chosen = c->at[7], .counts = c->at[8], .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n,
-        .per_token = moe->per_token});
+        .choice = c->at[QD_NODE_PLAN_CHOICE], .weight = c->at[QD_NODE_PLAN_WEIGHT], .kept = c->at[QD_NODE_PLAN_PLACE],
+        .count = c->at[QD_NODE_PLAN_COUNT], .place = c->at[QD_NODE_PLAN_COPY_PLACE], .from = c->at[QD_NODE_PLAN_COPY_FROM],
+        .copies = c->at[QD_NODE_PLAN_NODE_COUNT], .chosen = c->at[QD_NODE_PLAN_CHOSEN], .counts = c->at[QD_NODE_PLAN_COUNTS],
+        .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
 }
 
 /* Each choice's gradient comes back with the copy that went to its node. */
@@ -43,23 +43,25 @@ qd_status qd_run_node_weights(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
     return c->frame->kernels->node_weights(c->frame->stream, &(qd_node_weights_args){
-        .choice = c->at[0], .kept = c->at[1], .place = c->at[2], .copies = c->at[3], .d_weight = c->at[4], .rows = c->op->m,
+        .choice = c->at[QD_NODE_WEIGHTS_CHOICE], .kept = c->at[QD_NODE_WEIGHTS_PLACE], .place = c->at[QD_NODE_WEIGHTS_COPY_PLACE],
+        .copies = c->at[QD_NODE_WEIGHTS_COPY_D_WEIGHT], .d_weight = c->at[QD_NODE_WEIGHTS_D_WEIGHT], .rows = c->op->m,
         .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
 }
 
 qd_status qd_run_node_resend(const qd_op_call *c)
 {
-    const qd_slot *from = &c->slots[c->op->slot[1]], *lists = &c->slots[c->op->slot[6]];
+    const qd_slot *from = &c->slots[c->op->slot[QD_NODE_RESEND_COPY_FROM]], *lists = &c->slots[c->op->slot[QD_NODE_RESEND_LISTS]];
     qd_nodes n;
     int32_t *room;
-    QD_TRY(nodes_of(c, 3, &n));
-    QD_TRY(host_side(c, c->at[6], 2 * lists->cols, &room));
+    QD_TRY(nodes_of(c, QD_NODE_RESEND_TABLE, &n));
+    QD_TRY(host_side(c, c->at[QD_NODE_RESEND_LISTS], 2 * lists->cols, &room));
     int64_t rows = from->cols / n.nodes;
     if (!qd_relay_further(&n, room, room + lists->cols))
         return QD_OK;
     QD_TRY(c->frame->kernels->permute(c->frame->stream, &(qd_permute_args){
-        .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = c->at[4], .rows = rows, .cols = c->op->n, .per_token = n.nodes,
-        .experts = n.nodes, .dtype = call_dtype(c, 0)}));
+        .x = c->at[QD_NODE_RESEND_X], .from = c->at[QD_NODE_RESEND_COPY_FROM], .count = c->at[QD_NODE_RESEND_NODE_COUNT],
+        .y = c->at[QD_NODE_RESEND_COPIES], .rows = rows, .cols = c->op->n, .per_token = n.nodes,
+        .experts = n.nodes, .dtype = call_dtype(c, QD_NODE_RESEND_X)}));
     return c->frame->exchange->start(c->frame->exchange->context, c->index, c->op, c->slots, c->at);
 }
 
@@ -96,9 +98,10 @@ qd_status qd_run_relay_plan(const qd_op_call *c)
 {
     qd_nodes n;
     int32_t *taken, *rows;
-    QD_TRY(nodes_of(c, 1, &n));
-    QD_TRY(first_round(c, &n, c->at[2], c->at[3], &taken, &rows));
-    return plan_round(c, &n, c->at[0], c->at[2], c->at[3], c->at[4], c->at[5], c->at[6], c->at[7]);
+    QD_TRY(nodes_of(c, QD_RELAY_PLAN_TABLE, &n));
+    QD_TRY(first_round(c, &n, c->at[QD_RELAY_PLAN_TAKEN], c->at[QD_RELAY_PLAN_TAKE], &taken, &rows));
+    return plan_round(c, &n, c->at[QD_RELAY_PLAN_CHOSEN], c->at[QD_RELAY_PLAN_TAKEN], c->at[QD_RELAY_PLAN_TAKE],
+                      c->at[QD_RELAY_PLAN_PLACE], c->at[QD_RELAY_PLAN_FROM], c->at[QD_RELAY_PLAN_COUNT], c->at[QD_RELAY_PLAN_WEIGHT]);
 }
 
 /* One round after another. */
@@ -113,12 +116,15 @@ typedef struct rounds {
     int64_t hidden, ffn, number; /* of this round */
 } rounds;
 
-static qd_status rounds_of(const qd_op_call *c, int down, int lists, bool backward, rounds *r)
+QD_SAME_PLACE(X, RELAY_ROUNDS, RELAY_ROUNDS_GRAD);
+QD_SAME_PLACE(CHOSEN, RELAY_ROUNDS, RELAY_ROUNDS_GRAD);
+QD_SAME_PLACE(TABLE, RELAY_ROUNDS, RELAY_ROUNDS_GRAD);
+
+static qd_status rounds_of(const qd_op_call *c, int down, int lists, int room, bool backward, rounds *r)
 {
-    *r = (rounds){.call = c, .base = c->at[lists + 1], .lists = c->at[lists], .dtype = call_dtype(c, lists + 1),
-                  .param = call_dtype(c, down),
-                  .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
-    QD_TRY(nodes_of(c, 2, &r->nodes));
+    *r = (rounds){.call = c, .base = c->at[room], .lists = c->at[lists], .dtype = call_dtype(c, room), .param = call_dtype(c, down),
+                  .hidden = c->op->n, .ffn = call_stride(c, down)};
+    QD_TRY(nodes_of(c, QD_RELAY_ROUNDS_TABLE, &r->nodes));
     r->room = qd_relay_room_of(&r->nodes, c->op->first, r->hidden, r->ffn, backward);
     r->taken = r->lists + r->room.taken;
     r->rows = r->lists + r->room.rows;
@@ -136,8 +142,8 @@ static qd_status next_round(rounds *r, bool *any)
     *any = qd_relay_next(&r->nodes, r->nodes.position / r->nodes.locals, r->host_taken, r->host_rows);
     if (!*any)
         return QD_OK;
-    return plan_round(r->call, &r->nodes, r->call->at[1], r->taken, r->rows, r->lists + room->place, r->lists + room->from,
-                      r->lists + room->count, NULL);
+    return plan_round(r->call, &r->nodes, r->call->at[QD_RELAY_ROUNDS_CHOSEN], r->taken, r->rows, r->lists + room->place,
+                      r->lists + room->from, r->lists + room->count, NULL);
 }
 
 static void *at(const rounds *r, int64_t element)
@@ -199,7 +205,7 @@ static qd_status add_rows(const rounds *r, const void *back, const float *weight
 static qd_status bring(const rounds *r, void **in, void *up_w)
 {
     *in = at(r, r->room.in);
-    QD_TRY(sort_rows(r, r->call->at[0], NULL, NULL, at(r, r->room.sorted)));
+    QD_TRY(sort_rows(r, r->call->at[QD_RELAY_ROUNDS_X], NULL, NULL, at(r, r->room.sorted)));
     QD_TRY(move(r, false, at(r, r->room.sorted), in));
     return product(r, *in, up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param);
 }
@@ -219,15 +225,15 @@ qd_status qd_run_relay_rounds(const qd_op_call *c)
 {
     rounds r;
     bool any;
-    QD_TRY(rounds_of(c, 5, 6, false, &r));
+    QD_TRY(rounds_of(c, QD_RELAY_ROUNDS_DOWN, QD_RELAY_ROUNDS_LISTS, QD_RELAY_ROUNDS_ROOM, false, &r));
     for (;;) {
         QD_TRY(next_round(&r, &any));
         if (!any)
             return QD_OK;
         void *in, *back;
-        QD_TRY(bring(&r, &in, c->at[4]));
-        QD_TRY(finish(&r, c->at[5], &back));
-        QD_TRY(add_rows(&r, back, c->at[3], c->at[8]));
+        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GATE_UP]));
+        QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_DOWN], &back));
+        QD_TRY(add_rows(&r, back, c->at[QD_RELAY_ROUNDS_WEIGHT], c->at[QD_RELAY_ROUNDS_Y]));
     }
 }
 
@@ -242,32 +248,34 @@ qd_status qd_run_relay_rounds_grad(const qd_op_call *c)
 {
     rounds r;
     bool any;
-    QD_TRY(rounds_of(c, 6, 11, true, &r));
+    QD_TRY(rounds_of(c, QD_RELAY_ROUNDS_GRAD_DOWN, QD_RELAY_ROUNDS_GRAD_LISTS, QD_RELAY_ROUNDS_GRAD_ROOM, true, &r));
     void *d_active = at(&r, r.room.d_active), *d_up = at(&r, r.room.d_up);
     for (;;) {
         QD_TRY(next_round(&r, &any));
         if (!any)
             return QD_OK;
         void *in, *back = NULL, *d_out = at(&r, r.room.out), *d_back = at(&r, r.room.back);
-        QD_TRY(bring(&r, &in, c->at[5]));
-        if (c->at[10])
-            QD_TRY(finish(&r, c->at[6], &back)); /* only d_weight needs what the experts made of the rows */
-        QD_TRY(sort_rows(&r, c->at[4], c->at[3], back, at(&r, r.room.d_sorted)));
-        if (c->at[10])
-            QD_TRY(keep_d_weight(&r, c->at[9]));
+        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP]));
+        if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
+            QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], &back)); /* only d_weight needs what the experts made of the rows */
+        QD_TRY(sort_rows(&r, c->at[QD_RELAY_ROUNDS_GRAD_DY], c->at[QD_RELAY_ROUNDS_GRAD_WEIGHT], back, at(&r, r.room.d_sorted)));
+        if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
+            QD_TRY(keep_d_weight(&r, c->at[QD_RELAY_ROUNDS_GRAD_D_WEIGHT]));
         QD_TRY(move(&r, false, at(&r, r.room.d_sorted), &d_out));
-        QD_TRY(product(&r, d_out, c->at[6], d_active, r.ffn, r.hidden, false, false, r.param));
+        QD_TRY(product(&r, d_out, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], d_active, r.ffn, r.hidden, false, false, r.param));
         QD_TRY(c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
             .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .dy = d_active, .dx = d_up, .y = at(&r, r.room.active), .rows = expert_rows(&r),
             .cols = r.ffn, .dtype = r.dtype}));
-        if (c->at[7]) {
-            QD_TRY(product(&r, at(&r, r.room.active), c->at[8], d_out, r.hidden, r.ffn, false, true, call_dtype(c, 8)));
-            QD_TRY(product(&r, in, c->at[7], d_up, 2 * r.ffn, r.hidden, false, true, call_dtype(c, 7)));
+        if (c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP_GRAD]) {
+            QD_TRY(product(&r, at(&r, r.room.active), c->at[QD_RELAY_ROUNDS_GRAD_DOWN_GRAD], d_out, r.hidden, r.ffn, false, true,
+                           call_dtype(c, QD_RELAY_ROUNDS_GRAD_DOWN_GRAD)));
+            QD_TRY(product(&r, in, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP_GRAD], d_up, 2 * r.ffn, r.hidden, false, true,
+                           call_dtype(c, QD_RELAY_ROUNDS_GRAD_GATE_UP_GRAD)));
         }
-        if (!c->at[10])
+        if (!c->at[QD_RELAY_ROUNDS_GRAD_DX])
             continue;
-        QD_TRY(product(&r, d_up, c->at[5], at(&r, r.room.out), r.hidden, 2 * r.ffn, false, false, r.param));
+        QD_TRY(product(&r, d_up, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP], at(&r, r.room.out), r.hidden, 2 * r.ffn, false, false, r.param));
         QD_TRY(move(&r, true, at(&r, r.room.out), &d_back));
-        QD_TRY(add_rows(&r, d_back, NULL, c->at[10]));
+        QD_TRY(add_rows(&r, d_back, NULL, c->at[QD_RELAY_ROUNDS_GRAD_DX]));
     }
 }

@@ -21,7 +21,7 @@ static qd_status rounds_of(const qd_op_call *c, int table, int down, int room, b
     const qd_mesh *mesh = &c->frame->program->ledger->mesh;
     int etp = mesh->etp > 1 ? mesh->etp : 1, ep = qd_expert_ranks(mesh) / etp;
     rounds r = {.call = c, .table = c->at[table], .base = c->at[room], .dtype = call_dtype(c, room), .param = call_dtype(c, down),
-                .hidden = c->op->n, .ffn = c->slots[c->op->slot[down]].cols};
+                .hidden = c->op->n, .ffn = call_stride(c, down)};
     r.dispatch = (qd_dispatch){.table = counts, .ep = ep, .etp = etp, .position = c->op->expert / c->op->experts * etp,
                                .experts = call_model(c)->moe.experts, .capacity = c->op->m};
     r.room = qd_round_room_of(c->op->m, r.hidden, r.ffn, c->op->k, backward);
@@ -65,15 +65,16 @@ static qd_status bring(const rounds *r, int64_t round, const void *sorted, void 
 qd_status qd_run_expert_rounds(const qd_op_call *c)
 {
     rounds r;
-    QD_TRY(rounds_of(c, 1, 3, 4, false, &r));
+    QD_TRY(rounds_of(c, QD_EXPERT_ROUNDS_TABLE, QD_EXPERT_ROUNDS_DOWN, QD_EXPERT_ROUNDS_ROOM, false, &r));
     const qd_kernels *k = c->frame->kernels;
     for (int64_t t = 1; t < r.count; t++) {
-        QD_TRY(bring(&r, t, c->at[0], c->at[2]));
+        QD_TRY(bring(&r, t, c->at[QD_EXPERT_ROUNDS_X], c->at[QD_EXPERT_ROUNDS_GATE_UP]));
         QD_TRY(k->activation_forward(c->frame->stream, &(qd_activation_args){
             .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .y = at(&r, r.room.active), .rows = qd_dispatch_rows(&r.dispatch, t),
             .cols = r.ffn, .dtype = r.dtype}));
-        QD_TRY(product(&r, t, at(&r, r.room.active), c->at[3], at(&r, r.room.out), r.hidden, r.ffn, true, false, r.param));
-        QD_TRY(exchange(&r, t, true, at(&r, r.room.out), c->at[5]));
+        QD_TRY(product(&r, t, at(&r, r.room.active), c->at[QD_EXPERT_ROUNDS_DOWN], at(&r, r.room.out), r.hidden, r.ffn, true, false,
+                       r.param));
+        QD_TRY(exchange(&r, t, true, at(&r, r.room.out), c->at[QD_EXPERT_ROUNDS_Y]));
     }
     return QD_OK;
 }
@@ -81,29 +82,32 @@ qd_status qd_run_expert_rounds(const qd_op_call *c)
 qd_status qd_run_expert_rounds_grad(const qd_op_call *c)
 {
     rounds r;
-    QD_TRY(rounds_of(c, 4, 6, 10, true, &r));
+    QD_TRY(rounds_of(c, QD_EXPERT_ROUNDS_GRAD_TABLE, QD_EXPERT_ROUNDS_GRAD_DOWN, QD_EXPERT_ROUNDS_GRAD_ROOM, true, &r));
     const qd_kernels *k = c->frame->kernels;
     const qd_moe *moe = &call_model(c)->moe;
     void *sorted = at(&r, r.room.sorted), *d_out = at(&r, r.room.out), *d_active = at(&r, r.room.d_active), *d_up = at(&r, r.room.d_up);
     if (r.count > 1)
         QD_TRY(k->permute(c->frame->stream, &(qd_permute_args){
-            .x = c->at[0], .from = c->at[1], .count = c->at[2], .y = sorted, .rows = c->op->k / moe->per_token, .cols = r.hidden,
+            .x = c->at[QD_EXPERT_ROUNDS_GRAD_X], .from = c->at[QD_EXPERT_ROUNDS_GRAD_FROM],
+            .count = c->at[QD_EXPERT_ROUNDS_GRAD_COUNT], .y = sorted, .rows = c->op->k / moe->per_token, .cols = r.hidden,
             .per_token = moe->per_token, .experts = moe->experts, .dtype = r.dtype}));
     for (int64_t t = 1; t < r.count; t++) {
-        QD_TRY(bring(&r, t, sorted, c->at[5]));
-        QD_TRY(exchange(&r, t, false, c->at[3], d_out));
-        QD_TRY(product(&r, t, d_out, c->at[6], d_active, r.ffn, r.hidden, false, false, r.param));
+        QD_TRY(bring(&r, t, sorted, c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP]));
+        QD_TRY(exchange(&r, t, false, c->at[QD_EXPERT_ROUNDS_GRAD_DY], d_out));
+        QD_TRY(product(&r, t, d_out, c->at[QD_EXPERT_ROUNDS_GRAD_DOWN], d_active, r.ffn, r.hidden, false, false, r.param));
         QD_TRY(k->activation_backward(c->frame->stream, &(qd_activation_args){
             .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .dy = d_active, .dx = d_up, .y = at(&r, r.room.active),
             .rows = qd_dispatch_rows(&r.dispatch, t), .cols = r.ffn, .dtype = r.dtype}));
-        if (c->at[7]) {
-            QD_TRY(product(&r, t, at(&r, r.room.active), c->at[8], d_out, r.hidden, r.ffn, false, true, call_dtype(c, 8)));
-            QD_TRY(product(&r, t, at(&r, r.room.in), c->at[7], d_up, 2 * r.ffn, r.hidden, false, true, call_dtype(c, 7)));
+        if (c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP_GRAD]) {
+            QD_TRY(product(&r, t, at(&r, r.room.active), c->at[QD_EXPERT_ROUNDS_GRAD_DOWN_GRAD], d_out, r.hidden, r.ffn, false,
+                           true, call_dtype(c, QD_EXPERT_ROUNDS_GRAD_DOWN_GRAD)));
+            QD_TRY(product(&r, t, at(&r, r.room.in), c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP_GRAD], d_up, 2 * r.ffn, r.hidden, false,
+                           true, call_dtype(c, QD_EXPERT_ROUNDS_GRAD_GATE_UP_GRAD)));
         }
-        if (!c->at[9])
+        if (!c->at[QD_EXPERT_ROUNDS_GRAD_DX])
             continue;
-        QD_TRY(product(&r, t, d_up, c->at[5], d_out, r.hidden, 2 * r.ffn, false, false, r.param));
-        QD_TRY(exchange(&r, t, true, d_out, c->at[9]));
+        QD_TRY(product(&r, t, d_up, c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP], d_out, r.hidden, 2 * r.ffn, false, false, r.param));
+        QD_TRY(exchange(&r, t, true, d_out, c->at[QD_EXPERT_ROUNDS_GRAD_DX]));
     }
     return QD_OK;
 }

@@ -62,8 +62,8 @@ typedef struct qd_frame {
  * failure those that were started are left to the exchange. */
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 
-/* The products that the program's ops make, addresses left out, for qd_device_tune. Calls `visit` for each, the same one
- * several times where several ops make it. */
+/* The GEMMs that the program's ops make, for qd_device_tune. Calls `visit` for each, the same one several times where several
+ * ops make it. Of their addresses only whether they are NULL means anything. */
 typedef qd_status (*qd_product_visitor)(void *context, const qd_matmul_args *product);
 qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context);
 

@@ -3,7 +3,8 @@
 
 #include "nn/nn.h"
 
-/* One op with its addresses resolved: at[i] is the address of op->slot[i], NULL if absent. */
+/* One op with its addresses resolved: at[i] is the address of operand i (QD_LINEAR_X, …), NULL if absent. Below, i is such
+ * a place of an operand. */
 typedef struct qd_op_call {
     const qd_frame *frame;
     const qd_op *op;
@@ -23,13 +24,13 @@ static inline qd_dtype call_dtype(const qd_op_call *c, int i)
     return c->slots[c->op->slot[i]].dtype;
 }
 
-/* Elements from one row of slot i to the next. */
+/* Elements from one row of operand i to the next. */
 static inline int64_t call_stride(const qd_op_call *c, int i)
 {
     return c->slots[c->op->slot[i]].cols;
 }
 
-/* Address of a row of slot i. */
+/* Address of a row of operand i. */
 static inline char *call_row(const qd_op_call *c, int i, int64_t row)
 {
     const qd_slot *slot = &c->slots[c->op->slot[i]];
@@ -41,7 +42,7 @@ static inline int64_t call_rows(const qd_op_call *c)
     return qd_program_rows(c->frame->program);
 }
 
-/* Parts of the INPUT slot, as qd_context_select lays them out. */
+/* Parts of the INPUT operand, as qd_context_select lays them out. */
 static inline const int32_t *input_tokens(const qd_op_call *c, int i)
 {
     return c->at[i];
@@ -70,18 +71,19 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
-/* The counts of all ranks in slot i, which the op ALL_GATHER has put there, as the host can read them. */
+/* The counts of all ranks in operand i, which the op ALL_GATHER has put there, as the host can read them. */
 qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
+
+/* The GEMMs that an op makes: fills the arguments of number `number`; false: it makes fewer. */
+bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
+bool qd_head_loss_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
+bool qd_head_logits_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 
 qd_status qd_run_embed(const qd_op_call *c);
 qd_status qd_run_embed_grad(const qd_op_call *c);
 qd_status qd_run_norm(const qd_op_call *c);
 qd_status qd_run_norm_grad(const qd_op_call *c);
-qd_status qd_run_linear(const qd_op_call *c);
-qd_status qd_run_linear_add(const qd_op_call *c);
-qd_status qd_run_linear_gelu(const qd_op_call *c);
-qd_status qd_run_linear_dx(const qd_op_call *c);
-qd_status qd_run_linear_dx_gelu(const qd_op_call *c);
+qd_status qd_run_linear(const qd_op_call *c); /* and its fused forms, and the gradient of its input */
 qd_status qd_run_linear_dw(const qd_op_call *c);
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);

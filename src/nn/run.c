@@ -1,3 +1,4 @@
+/* Runs op lists: finds the addresses of operands, calls the function of each op, waits for exchanges. */
 #include "nn/nn_impl.h"
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
@@ -16,10 +17,10 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_NORM] = qd_run_norm,
     [QD_OP_NORM_GRAD] = qd_run_norm_grad,
     [QD_OP_LINEAR] = qd_run_linear,
-    [QD_OP_LINEAR_ADD] = qd_run_linear_add,
-    [QD_OP_LINEAR_GELU] = qd_run_linear_gelu,
-    [QD_OP_LINEAR_DX] = qd_run_linear_dx,
-    [QD_OP_LINEAR_DX_GELU] = qd_run_linear_dx_gelu,
+    [QD_OP_LINEAR_ADD] = qd_run_linear,
+    [QD_OP_LINEAR_GELU] = qd_run_linear,
+    [QD_OP_LINEAR_DX] = qd_run_linear,
+    [QD_OP_LINEAR_DX_GELU] = qd_run_linear,
     [QD_OP_LINEAR_DW] = qd_run_linear_dw,
     [QD_OP_ROPE] = qd_run_rope,
     [QD_OP_ROPE_INVERSE] = qd_run_rope_inverse,
@@ -142,7 +143,7 @@ static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *cl
     return QD_OK;
 }
 
-/* Op `index` with the addresses of its slots. */
+/* Op `index` with the addresses of its operands. */
 static qd_status bind_call(const qd_frame *frame, const qd_module_class *class_, int index, qd_op_call *call)
 {
     const qd_op *op = &class_->ops[index];
@@ -154,8 +155,9 @@ static qd_status bind_call(const qd_frame *frame, const qd_module_class *class_,
         const qd_slot *slot = &class_->slots[op->slot[j]];
         call->at[j] = address(frame, slot);
         if (!call->at[j])
-            return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s', which no buffer of the action provides", qd_op_name(op->kind),
-                           frame->program->ledger->modules[frame->module].name, slot->name);
+            return QD_FAIL(QD_SYSTEM, "step program: %s of %s needs '%s' (its operand %s), which no buffer of the action provides",
+                           qd_op_name(op->kind), frame->program->ledger->modules[frame->module].name, slot->name,
+                           qd_op_operand_name(op->kind, j));
     }
     return QD_OK;
 }
@@ -194,72 +196,48 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
     return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }
 
-/* ---- the products of a program ---- */
+/* ---- the GEMMs of a program ---- */
 
-typedef struct listing {
-    qd_product_visitor visit;
-    void *context;
-} listing;
+typedef bool (*op_gemm)(const qd_op_call *call, int64_t number, qd_matmul_args *args);
 
-/* Stands in the place of the matmul kernel while the ops are walked: the stream it is handed is the listing. */
-static qd_status list_product(qd_stream *stream, const qd_matmul_args *a)
+/* Ops that call the kernel `matmul`. */
+static const op_gemm gemms[QD_OP_KIND_COUNT] = {
+    [QD_OP_LINEAR] = qd_linear_gemm,
+    [QD_OP_LINEAR_ADD] = qd_linear_gemm,
+    [QD_OP_LINEAR_GELU] = qd_linear_gemm,
+    [QD_OP_LINEAR_DX] = qd_linear_gemm,
+    [QD_OP_LINEAR_DX_GELU] = qd_linear_gemm,
+    [QD_OP_LINEAR_DW] = qd_linear_gemm,
+    [QD_OP_HEAD_LOSS] = qd_head_loss_gemm,
+    [QD_OP_HEAD_LOGITS] = qd_head_logits_gemm,
+};
+
+static qd_status visit_gemms(const qd_op_call *call, qd_product_visitor visit, void *context)
 {
-    const listing *l = (const listing *)(const void *)stream;
-    return l->visit(l->context, a);
-}
-
-static qd_status skip_bias_grad(qd_stream *stream, const qd_bias_grad_args *a)
-{
-    (void)stream;
-    (void)a;
-    return QD_OK;
-}
-
-static qd_status skip_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)
-{
-    (void)stream;
-    (void)a;
-    return QD_OK;
-}
-
-static qd_status skip_loss_sum(qd_stream *stream, const qd_loss_sum_args *a)
-{
-    (void)stream;
-    (void)a;
+    qd_matmul_args args;
+    for (int64_t number = 0; gemms[call->op->kind](call, number, &args); number++)
+        QD_TRY(visit(context, &args));
     return QD_OK;
 }
 
 qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context)
 {
-    const qd_kernels kernels = {
-        .matmul = list_product, .bias_grad = skip_bias_grad, .cross_entropy = skip_cross_entropy, .loss_sum = skip_loss_sum};
-    listing l = {visit, context};
-    const qd_frame frame = {.program = program, .kernels = &kernels, .stream = (qd_stream *)(void *)&l};
+    const qd_frame frame = {.program = program};
     const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are added to as well */
-    static char here[1]; /* an address for slots that exist; only matmul's arguments are looked at, and not their addresses */
+    static char here[1]; /* an address for operands that exist; nothing is read or written there */
     for (int module = 0; module < program->ledger->module_count; module++) {
         const qd_module_class *class_ = qd_program_class(program, module);
         for (int i = 0; i < class_->op_count; i++) {
             const qd_op *op = &class_->ops[i];
-            switch (op->kind) {
-            case QD_OP_LINEAR:
-            case QD_OP_LINEAR_ADD:
-            case QD_OP_LINEAR_GELU:
-            case QD_OP_LINEAR_DX:
-            case QD_OP_LINEAR_DX_GELU:
-            case QD_OP_LINEAR_DW:
-            case QD_OP_HEAD_LOSS:
-            case QD_OP_HEAD_LOGITS: break;
-            default: continue;
-            }
-            qd_op_call call = {.frame = &frame, .op = op, .slots = class_->slots};
+            if (!gemms[op->kind])
+                continue;
+            qd_op_call call = {.frame = &frame, .op = op, .slots = class_->slots, .accumulate = !op->overwrites};
             for (int j = 0; j < QD_OP_SLOTS; j++)
                 call.at[j] = op->slot[j] >= 0 ? here : NULL;
-            call.accumulate = !op->overwrites;
-            QD_TRY(runners[op->kind](&call));
+            QD_TRY(visit_gemms(&call, visit, context));
             call.accumulate = true;
             if (op->overwrites && again)
-                QD_TRY(runners[op->kind](&call));
+                QD_TRY(visit_gemms(&call, visit, context));
         }
     }
     return QD_OK;

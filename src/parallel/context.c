@@ -24,8 +24,8 @@ qd_status qd_context_shift(qd_bound *bound, const qd_op *op, void *const *at, qd
     const qd_program *p = bound->program;
     qd_comm *group = bound->groups[op->exchange.index];
     int n = qd_comm_size(group), rank = qd_comm_rank(group), of = (rank + n - op->round) % n;
-    QD_TRY(qd_comm_send(group, at[0], held(p, of, op->n), op->exchange.dtype, (rank + 1) % n, &works[0]));
-    return qd_comm_recv(group, at[1], held(p, (of + n - 1) % n, op->n), op->exchange.dtype, (rank + n - 1) % n, &works[1]);
+    QD_TRY(qd_comm_send(group, at[QD_CONTEXT_SHIFT_X], held(p, of, op->n), op->exchange.dtype, (rank + 1) % n, &works[0]));
+    return qd_comm_recv(group, at[QD_CONTEXT_SHIFT_Y], held(p, (of + n - 1) % n, op->n), op->exchange.dtype, (rank + n - 1) % n, &works[1]);
 }
 
 /* Rows for heads (round 1): each rank gets all of this rank's rows, and hands over all of its own. Back (round 0): the same the
@@ -46,6 +46,7 @@ qd_status qd_context_swap(qd_bound *bound, const qd_op *op, void *const *at, qd_
         others_at[r] = next;
         next += others[r];
     }
-    return op->round ? qd_comm_all_to_all_v(group, at[0], own, own_at, at[1], others, others_at, op->exchange.dtype, work)
-                     : qd_comm_all_to_all_v(group, at[0], others, others_at, at[1], own, own_at, op->exchange.dtype, work);
+    void *x = at[QD_CONTEXT_SWAP_X], *y = at[QD_CONTEXT_SWAP_Y];
+    return op->round ? qd_comm_all_to_all_v(group, x, own, own_at, y, others, others_at, op->exchange.dtype, work)
+                     : qd_comm_all_to_all_v(group, x, others, others_at, y, own, own_at, op->exchange.dtype, work);
 }

@@ -33,13 +33,14 @@ qd_status qd_dispatch_nodes(qd_dispatcher *r, const qd_bound *b, const qd_op *op
     int position = qd_group_coord(&l->mesh, qd_expert_group(&l->mesh), b->program->rank);
     qd_nodes n = qd_nodes_of(&l->model, &l->mesh, position, 0, 0, table);
     if (again)
-        return exchange(r, group, &n, false, at[4], at[5], op->n, op->exchange.dtype, NULL);
+        return exchange(r, group, &n, false, at[QD_NODE_RESEND_COPIES], at[QD_NODE_RESEND_RELAYED], op->n, op->exchange.dtype, NULL);
     int64_t flat = qd_nodes_far(&n) * n.etp * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
     /* A dispatch that full recompute runs again: flat dispatch would run its return again too, which the sums by node spare; of the two
      * runs each counts a half of that. */
     r->flat += op->again ? flat + flat / 2 : flat;
-    QD_TRY(exchange(r, group, &n, back, at[0], at[3], op->n, op->exchange.dtype, work));
+    QD_TRY(exchange(r, group, &n, back, at[QD_NODE_DISPATCH_X], at[QD_NODE_DISPATCH_Y], op->n, op->exchange.dtype, work));
     if (op->k == 0)
         return QD_OK;
-    return exchange(r, group, &n, back, at[1], at[4], op->k, QD_I32, work ? work + 1 : NULL);
+    return exchange(r, group, &n, back, at[QD_NODE_DISPATCH_NUMBERS], at[QD_NODE_DISPATCH_NUMBERS_OUT], op->k, QD_I32,
+                    work ? work + 1 : NULL);
 }

@@ -214,31 +214,36 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
     const int32_t *counts;
     switch (op->kind) {
     case QD_OP_ALL_REDUCE: {
-        char *data = (char *)at[0] + op->first * op->n * (int64_t)qd_dtype_size(x->dtype);
+        char *data = (char *)at[QD_ALL_REDUCE_X] + op->first * op->n * (int64_t)qd_dtype_size(x->dtype);
         return qd_comm_all_reduce(group, data, data, x->count, x->dtype, x->reduce, work);
     }
     case QD_OP_ALL_GATHER:
         QD_TRY(find_lists(e, op, &lists));
-        QD_TRY(qd_comm_all_gather_v(group, own_piece(e, op, at[0]), at[1], lists->ranks, x->dtype, work));
-        return x->dtype == QD_I32 && !x->async ? copy_counts(e, at[1], op->m * op->n * (int64_t)sizeof *counts) : QD_OK;
+        QD_TRY(qd_comm_all_gather_v(group, own_piece(e, op, at[QD_ALL_GATHER_X]), at[QD_ALL_GATHER_Y], lists->ranks, x->dtype, work));
+        return x->dtype == QD_I32 && !x->async ? copy_counts(e, at[QD_ALL_GATHER_Y], op->m * op->n * (int64_t)sizeof *counts) : QD_OK;
     case QD_OP_REDUCE_SCATTER:
         QD_TRY(find_lists(e, op, &lists));
-        return qd_comm_reduce_scatter_v(group, at[0], own_piece(e, op, at[1]), lists->ranks, x->dtype, x->reduce, work);
+        return qd_comm_reduce_scatter_v(group, at[QD_REDUCE_SCATTER_X], own_piece(e, op, at[QD_REDUCE_SCATTER_Y]), lists->ranks, x->dtype,
+                                        x->reduce, work);
     case QD_OP_DISPATCH:
     case QD_OP_RETURN:
-        QD_TRY(host_counts(e, at[1], &counts));
-        return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, counts, at[0], at[2], work);
+        QD_TRY(host_counts(e, at[QD_DISPATCH_TABLE], &counts));
+        return qd_dispatch_run(&e->dispatcher, e->bound, op, 0, op->kind == QD_OP_RETURN, counts, at[QD_DISPATCH_X],
+                               at[QD_DISPATCH_Y], work);
     case QD_OP_NODE_DISPATCH:
     case QD_OP_NODE_RETURN:
+        QD_TRY(host_counts(e, at[QD_NODE_DISPATCH_TABLE], &counts));
+        return qd_dispatch_nodes(&e->dispatcher, e->bound, op, counts, at, work);
     case QD_OP_NODE_RESEND:
-        QD_TRY(host_counts(e, at[op->kind == QD_OP_NODE_RESEND ? 3 : 2], &counts));
+        QD_TRY(host_counts(e, at[QD_NODE_RESEND_TABLE], &counts));
         return qd_dispatch_nodes(&e->dispatcher, e->bound, op, counts, at, work);
     case QD_OP_CONTEXT_GATHER:
         QD_TRY(find_lists(e, op, &lists));
-        return qd_comm_all_gather_v(group, at[0], at[1], lists->ranks, x->dtype, work);
+        return qd_comm_all_gather_v(group, at[QD_CONTEXT_GATHER_X], at[QD_CONTEXT_GATHER_Y], lists->ranks, x->dtype, work);
     case QD_OP_CONTEXT_SCATTER:
         QD_TRY(find_lists(e, op, &lists));
-        return qd_comm_reduce_scatter_v(group, at[0], at[1], lists->ranks, x->dtype, x->reduce, work);
+        return qd_comm_reduce_scatter_v(group, at[QD_CONTEXT_SCATTER_X], at[QD_CONTEXT_SCATTER_Y], lists->ranks, x->dtype, x->reduce,
+                                        work);
     case QD_OP_CONTEXT_SHIFT:
         QD_TRY(qd_context_shift(e->bound, op, at, &e->work[2 * index]));
         return x->async ? QD_OK : settle(e, index, &(double){0}, &(double){0});

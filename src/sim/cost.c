@@ -103,7 +103,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
 static double head(const qd_cluster *c, const qd_module_class *class_, const qd_op *op, bool training)
 {
     double m = (double)(op->chunk > 0 ? op->chunk : op->m), n = (double)op->n, k = (double)op->k, chunks = (double)op->m / m;
-    double logit = (double)qd_dtype_size(op->slot[6] >= 0 ? class_->slots[op->slot[6]].dtype : QD_F32);
+    double logit = (double)qd_dtype_size(op->slot[QD_HEAD_LOSS_LOGITS] >= 0 ? class_->slots[op->slot[QD_HEAD_LOSS_LOGITS]].dtype : QD_F32);
     double seconds = qd_cost_product(c, m, n, k, 0.0);
     if (training)
         seconds += qd_cost_product(c, m, k, n, 0.0) + qd_cost_product(c, n, k, m, 0.0);
@@ -115,7 +115,7 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
 static double experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
 {
     bool weights = op->kind == QD_OP_EXPERTS_DW, inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
-    const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
+    const qd_slot *matrices = &class_->slots[op->slot[weights ? QD_EXPERTS_DW_WEIGHT_GRAD : QD_EXPERTS_WEIGHT]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
     double count = fmax(1.0, (double)matrices->rows / (inputs ? k : n)), each = rows / count;
     double seconds =
@@ -171,7 +171,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     case QD_OP_EXPERTS_SWIGLU:
     case QD_OP_EXPERTS_DX_SWIGLU:
     case QD_OP_EXPERTS_DW: cost.product = experts(c, class_, op); break;
-    case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[3] >= 0); break;
+    case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
     default:
         if (op->flops > 0.0 && op->k > 0) {
             cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);

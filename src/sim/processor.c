@@ -107,14 +107,14 @@ double qd_processor_head(const qd_processor *p, const qd_module_class *class_, c
 {
     double rows = (double)(op->chunk > 0 && op->chunk < op->m ? op->chunk : op->m), chunks = (double)op->m / rows, n = (double)op->n,
            k = (double)op->k;
-    double logit = (double)qd_dtype_size(op->slot[6] >= 0 ? class_->slots[op->slot[6]].dtype : QD_F32);
+    double logit = (double)qd_dtype_size(op->slot[QD_HEAD_LOSS_LOGITS] >= 0 ? class_->slots[op->slot[QD_HEAD_LOSS_LOGITS]].dtype : QD_F32);
     double seconds = qd_processor_product(p, QD_PRODUCT_FORWARD, rows, n, k) + qd_processor_stream(p, rows * n * logit * LOSS_PASSES);
-    if (op->slot[3] >= 0)
+    if (op->slot[QD_HEAD_LOSS_DX] >= 0)
         seconds += qd_processor_product(p, QD_PRODUCT_INPUTS, rows, k, n) + qd_processor_product(p, QD_PRODUCT_WEIGHTS, n, k, rows);
     return chunks * seconds;
 }
 
-/* Bytes of the slots from place `first` to place `last` of an op. */
+/* Bytes of the operands of an op from `first` to `last`. */
 static double swiglu_bytes(const qd_module_class *class_, const qd_op *op, int first, int last)
 {
     double bytes = 0.0;
@@ -126,7 +126,7 @@ static double swiglu_bytes(const qd_module_class *class_, const qd_op *op, int f
 double qd_processor_experts(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
     bool weights = op->kind == QD_OP_EXPERTS_DW;
-    const qd_slot *matrices = &class_->slots[op->slot[weights ? 3 : 1]];
+    const qd_slot *matrices = &class_->slots[op->slot[weights ? QD_EXPERTS_DW_WEIGHT_GRAD : QD_EXPERTS_WEIGHT]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
     bool inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
     double count = fmax(1.0, (double)matrices->rows / (inputs ? k : n)), each = rows / count;
@@ -135,9 +135,9 @@ double qd_processor_experts(const qd_processor *p, const qd_module_class *class_
     double seconds = count * qd_processor_product(p, inputs ? QD_PRODUCT_INPUTS : QD_PRODUCT_FORWARD, each, n, k);
     /* SwiGLU is a pass over rows that are still in the cache, at best: counted as a pass over memory. */
     if (op->kind == QD_OP_EXPERTS_SWIGLU)
-        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, 3, 4));
+        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, QD_EXPERTS_SWIGLU_GATE_UP, QD_EXPERTS_SWIGLU_Y));
     if (op->kind == QD_OP_EXPERTS_DX_SWIGLU)
-        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, 3, 6));
+        seconds += qd_processor_stream(p, swiglu_bytes(class_, op, QD_EXPERTS_DX_SWIGLU_GATE_UP, QD_EXPERTS_DX_SWIGLU_Y));
     return seconds;
 }
 

@@ -28,11 +28,23 @@ const qd_device_traits *qd_device_traits_find(const char *device)
 }
 
 static const struct {
-    const char *name, *roles;
+    const char *name, *roles, *needs; /* one letter per operand: n needed, o optional */
+    const char *operands[QD_OP_SLOTS];
 } op_table[QD_OP_KIND_COUNT] = {
-#define QD_OP_ROW(kind, name, roles) [QD_OP_##kind] = {name, roles},
-    QD_OP_TABLE(QD_OP_ROW)
-#undef QD_OP_ROW
+#define ROLE(kind, operand) QD_OPERAND_ROLE(operand)
+#define NEED(kind, operand) QD_OPERAND_NEED(operand)
+#define TEXT(name) #name
+#define NAME_TEXT(name) TEXT(name)
+#define NAME(kind, operand) NAME_TEXT(QD_OPERAND_NAME(operand)),
+#define ROW(kind, name, ...)                                                                                                  \
+    [QD_OP_##kind] = {name, QD_EACH(ROLE, kind, __VA_ARGS__), QD_EACH(NEED, kind, __VA_ARGS__), {QD_EACH(NAME, kind, __VA_ARGS__)}},
+    QD_OP_TABLE(ROW)
+#undef ROLE
+#undef NEED
+#undef TEXT
+#undef NAME_TEXT
+#undef NAME
+#undef ROW
 };
 
 const char *qd_op_name(qd_op_kind kind)
@@ -43,6 +55,16 @@ const char *qd_op_name(qd_op_kind kind)
 const char *qd_op_roles(qd_op_kind kind)
 {
     return op_table[kind].roles;
+}
+
+const char *qd_op_operand_name(qd_op_kind kind, int place)
+{
+    return op_table[kind].operands[place];
+}
+
+bool qd_op_operand_needed(qd_op_kind kind, int place)
+{
+    return op_table[kind].needs[place] == 'n';
 }
 
 int64_t qd_slot_bytes(const qd_slot *slot)

@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "spec/context.h"
 #include "spec/ledger.h"
+#include "spec/op_table.h"
 
 /* What the device does in one pass, and what suits it; the lists are written for it. One row per kind of device in
  * ops.c, so that `check` knows without the device what a run on it will do; a run compares it with what its device says. */
@@ -42,106 +43,10 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
  * in routed experts, and where the device's traits say so. */
 typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_swiglu;
 
-/* X(kind, name, roles): one letter per slot of the op, in the order of the comments.
- * r: read, w: overwritten, a: read and written (accumulated or in place), g: a gradient that is added to, or overwritten where
- * the op is the first to write it (qd_op.overwrites). */
-#define QD_OP_TABLE(X)                                                                                                        \
-    X(EMBED, "embed", "rrrw")                 /* input, token table, position table, y */                                     \
-    X(EMBED_GRAD, "embed.grad", "rraa")       /* input, dy, token grad, position grad */                                      \
-    X(NORM, "norm", "rrrrwwww")               /* x, add, gamma, beta, sum, y, mean, rstd */                                   \
-    X(NORM_GRAD, "norm.grad", "rrrrrrwgggg")  /* dy, x, gamma, add, mean, rstd, dx, dgamma, dbeta, sums of add, of dx */      \
-    X(LINEAR, "linear", "rrrw")               /* x, weight, bias, y */                                                        \
-    X(LINEAR_ADD, "linear.add", "rrrrw")      /* x, weight, bias, add, y: y = x·Wᵀ + b + add */                               \
-    X(LINEAR_GELU, "linear.gelu", "rrrww")    /* x, weight, bias, sum, y: y = gelu(sum), sum = x·Wᵀ + b */                    \
-    X(LINEAR_DX, "linear.dx", "rrw")          /* dy, weight, dx */                                                            \
-    X(LINEAR_DX_GELU, "linear.dx.gelu", "rrrw") /* dy, weight, sum, dx: dx = dy·W times gelu' at sum */                       \
-    X(LINEAR_DW, "linear.dw", "rrgg")         /* dy, x, weight grad, bias grad */                                             \
-    X(ROPE, "rope", "rrrw")                   /* qkv, table, input (for positions), y: in place, y is qkv */                  \
-    X(ROPE_INVERSE, "rope.grad", "rrrw")      /* dqkv, table, input (for positions), dx: in place */                          \
-    X(ATTENTION, "attention", "rrww")         /* qkv, input, o, lse */                                                        \
-    X(ATTENTION_CACHED, "attention.cached", "raw") /* qkv, cache, o */                                                        \
-    X(ATTENTION_GRAD, "attention.grad", "rrrrrww") /* qkv, input, o, lse, do, dqkv, delta */                                  \
-    X(ACTIVATION, "activation", "rw")         /* x, y */                                                                      \
-    X(ACTIVATION_GRAD, "activation.grad", "rrw") /* x, dy, dx */                                                              \
-    X(ACTIVATION_GRAD_Y, "activation.grad.y", "rrww") /* x, dy, dx, y: the gradient, and the result again */                  \
-    X(ADD, "add", "rrw")                      /* a, b, y */                                                                   \
-    X(DROPOUT, "dropout", "rw")               /* x, y (the backward pass is the same op on the gradient) */                   \
-    X(HEAD_LOSS, "head.loss", "rrrwgaww")     /* x, weight, input, dx, weight grad, loss, logits, losses */                   \
-    X(HEAD_LOGITS, "head.logits", "rrw")      /* x, weight, logits of the last row */                                         \
-    X(HEAD_NORM, "head.norm", "rrrww")        /* qkv before, q gamma, k gamma, qkv, rstd */                                   \
-    X(HEAD_NORM_GRAD, "head.norm.grad", "rrrrrggw") /* dqkv, qkv before, gammas, rstd, gammas' grads, dx: in place */         \
-    X(ROUTE, "route", "rrwww")                /* logits, bias, choice, weight, load */                                        \
-    X(ROUTE_PLAN, "route.plan", "rrwww")      /* choice, weight, place, from, rows per expert */                              \
-    X(ROUTE_GRAD, "route.grad", "rrrrrw")     /* logits, choice, weight, d_weight, load, d_logits */                          \
-    X(ROUTE_LOAD, "route.load", "ra")         /* choice, bias grad */                                                         \
-    X(PERMUTE, "permute", "rrrwr")            /* x, from, rows per expert, y by expert, place */                              \
-    X(COMBINE, "combine", "rrrrw")            /* rows by expert, place, weight, add, y */                                     \
-    X(COMBINE_GRAD, "combine.grad", "rrrrrrww") /* dy, rows by expert, from, place, rows per expert, weight, d_rows, d_weight */\
-    X(EXPERTS, "experts", "rrrw")             /* x, weights, rows per expert, y */                                            \
-    X(EXPERTS_DX, "experts.dx", "rrrw")       /* dy, weights, rows per expert, dx */                                          \
-    X(EXPERTS_DW, "experts.dw", "rrrg")       /* dy, x, rows per expert, weight grads */                                      \
-    X(EXPERTS_SWIGLU, "experts.swiglu", "rrrww") /* x, weights, rows per expert, gate and up, y = SwiGLU of them */          \
-    /* dy, weights, rows per expert, gate and up; their product's gradient (only a buffer), their gradients, y again */       \
-    X(EXPERTS_DX_SWIGLU, "experts.dx.swiglu", "rrrrwww")                                                                      \
-    X(EXPERT_ACTIVATION, "experts.activation", "rrw") /* x, rows per expert, y */                                             \
-    X(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", "rrrww") /* x, dy, rows per expert, dx, y again */                   \
-    X(DISPATCH, "dispatch", "rrw")            /* rows by expert, rows per rank and expert, rows of this rank's experts */     \
-    X(RETURN, "return", "rrw")                /* rows of this rank's experts, rows per rank and expert, rows by expert */     \
-    /* rows by expert, rows per rank and expert, gate and up, down, room, rows from experts */                                \
-    X(EXPERT_ROUNDS, "experts.rounds", "rrrrwa")                                                                              \
-    /* x, from, rows per expert, d_rows by expert, rows per rank and expert, gate and up, down, their grads, d_rows           \
-     * from experts, room */                                                                                                  \
-    X(EXPERT_ROUNDS_GRAD, "experts.rounds.grad", "rrrrrrraaaw")                                                               \
-    /* choice, weight, place, rows per expert; place and from of a row's copies, one per node, rows per node, choices         \
-     * and weights of each copy, rows per expert and node */                                                                  \
-    X(NODE_PLAN, "nodes.plan", "rrrrwwwww")                                                                                   \
-    /* rows by node, their choices, rows per rank, expert and node; rows that this rank relays, their choices */              \
-    X(NODE_DISPATCH, "nodes.dispatch", "rrrww")                                                                               \
-    /* rows that this rank relays, d_weight, rows per rank, expert and node; rows by node, their d_weight */                  \
-    X(NODE_RETURN, "nodes.return", "rrrww")                                                                                   \
-    X(NODE_WEIGHTS, "nodes.weights", "rrrrw") /* choice, place, place of copies, d_weight of copies, d_weight */              \
-    /* x, from of copies, rows per node, rows per rank, expert and node; rows by node, rows that this rank relays,            \
-     * lists: only if there are further rounds */                                                                             \
-    X(NODE_RESEND, "nodes.resend", "rrrrwww")                                                                                 \
-    /* choices of relayed rows, rows per rank, expert and node; rows of earlier rounds, rows per rank of the node and         \
-     * expert, place, from, rows per expert, weight */                                                                        \
-    X(RELAY_PLAN, "relay.plan", "rrwwwwww")                                                                                   \
-    /* relayed rows, their choices, rows per rank, expert and node, weight, gate and up, down, lists, room, sums of           \
-     * relayed rows */                                                                                                        \
-    X(RELAY_ROUNDS, "relay.rounds", "rrrrrrwwa")                                                                              \
-    /* relayed rows, their choices, rows per rank, expert and node, weight, gradients of sums, gate and up, down,             \
-     * their grads, d_weight, d_relayed rows, lists, room */                                                                  \
-    X(RELAY_ROUNDS_GRAD, "relay.rounds.grad", "rrrrrrraaaaww")                                                                \
-    X(LOSS_MAX, "loss.max", "rw")             /* a window of this rank's logits, maximum of each row */                       \
-    X(LOSS_PART, "loss.part", "rrrw")         /* logits, input, maximum over tp, (R, 2): sum of exponentials, target's logit */\
-    X(LOSS_GRAD, "loss.grad", "arrrw")        /* logits that become gradients, input, maximum, sums over tp, losses */        \
-    X(LOSS_SUM, "loss.sum", "rra")            /* losses, input, loss */                                                       \
-    X(ALL_REDUCE, "all_reduce", "a")          /* x in place: its sum, or maximum, over the ranks of a group */                \
-    X(ALL_GATHER, "all_gather", "rw")         /* this rank's rows, the rows of all ranks of a group */                        \
-    X(REDUCE_SCATTER, "reduce_scatter", "rw") /* all rows, this rank's rows of their sum over a group */                      \
-    X(ZERO, "zero", "w")                      /* x becomes 0 */                                                               \
-    X(COLUMNS, "columns", "rw")               /* columns of x, columns of y that become them */                               \
-    X(ATTENTION_PART, "attention.part", "rrraa") /* qkv, input, kv of a rank, running o and lse */                            \
-    X(ATTENTION_DELTA, "attention.delta", "rrw") /* o, do, delta */                                                           \
-    X(ATTENTION_PART_GRAD, "attention.part.grad", "rrrrrraa") /* qkv, input, kv of a rank, lse, do, delta, dq, dkv */         \
-    X(HEADS_SPLIT, "heads.split", "rw")       /* rows, the same by the rank that gets the heads */                            \
-    X(HEADS_JOIN, "heads.join", "rw")         /* back */                                                                      \
-    X(ROWS_SPLIT, "rows.split", "rw")         /* whole sequences, the same by the rank that gets the rows */                  \
-    X(ROWS_JOIN, "rows.join", "rw")           /* back */                                                                      \
-    X(CONTEXT_SHIFT, "context.shift", "rw")   /* rows of a rank, those that the rank before passes on */                      \
-    X(CONTEXT_GATHER, "context.gather", "rw") /* this rank's rows, whole sequences */                                         \
-    X(CONTEXT_SCATTER, "context.scatter", "rw") /* whole sequences, this rank's rows of their sum */                          \
-    X(CONTEXT_SWAP, "context.swap", "rw")     /* by the rank that gets it, by the rank that it came from */
-
-typedef enum qd_op_kind {
-#define QD_OP_ENUM(kind, name, roles) QD_OP_##kind,
-    QD_OP_TABLE(QD_OP_ENUM)
-#undef QD_OP_ENUM
-    QD_OP_KIND_COUNT
-} qd_op_kind;
-
 const char *qd_op_name(qd_op_kind kind);
-const char *qd_op_roles(qd_op_kind kind);
+const char *qd_op_roles(qd_op_kind kind);                  /* one letter per operand, see op_table.h */
+const char *qd_op_operand_name(qd_op_kind kind, int place); /* "WEIGHT" */
+bool qd_op_operand_needed(qd_op_kind kind, int place);      /* every op of the kind has it */
 bool qd_op_has_gradient(qd_op_kind kind);  /* a rule of the pass `gradient`: ops that forward lists may hold */
 bool qd_op_has_placement(qd_op_kind kind); /* a rule of the pass `place` */
 
@@ -161,11 +66,10 @@ typedef struct qd_op_exchange {
     int32_t until;       /* async: the first op that waits for it; op_count: the end of the list */
 } qd_op_exchange;
 
-#define QD_OP_SLOTS 13
 typedef struct qd_op {
     qd_op_kind kind;
     qd_phase phase;
-    int16_t slot[QD_OP_SLOTS]; /* indices into the class's slots; -1: absent */
+    int16_t slot[QD_OP_SLOTS]; /* its operands, by their places (QD_LINEAR_X, …): indices into the class's slots; -1: absent */
     int64_t m, n, k;           /* products: y (m, n) over k; others: rows m, columns n; head: rows, vocab, hidden */
     int64_t first, to;         /* windows of rows: the first that is read, the first that is written (weight gradients: the
                                   first of x, the first of dy); dropout: the first row within the micro-batch; embedding:
