@@ -197,7 +197,7 @@ static double needed(reader *s, const char *where, const char *key, const char *
 static void read_llama3(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
 {
     static const char original[] = "original_max_position_embeddings", ours[] = "model.rope_original_seq";
-    rope->scaled = true;
+    rope->scaling = QD_ROPE_LLAMA3;
     rope->factor = needed(s, where, "factor", "model.rope_factor");
     rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
     rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");

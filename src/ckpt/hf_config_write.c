@@ -103,7 +103,7 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
     if (f->mlp_bias)
         qd_json_put_bool(w, "mlp_bias", m->linear_bias);
     qd_json_put_real(w, "rope_theta", m->rope.base);
-    if (m->rope.scaled) {
+    if (m->rope.scaling == QD_ROPE_LLAMA3) {
         qd_json_object_begin(w, "rope_scaling");
         qd_json_put_string(w, "rope_type", "llama3");
         qd_json_put_real(w, "factor", m->rope.factor);

@@ -9,6 +9,7 @@
 /* Layers with the same variant have the same declaration, and so share one list of ops. */
 typedef struct qd_family {
     const char *name;
+    void (*defaults)(qd_model *model); /* what its architecture (model->arch) implies, and has where the options say auto */
     void (*embed)(qd_layer *b);
     int variants;                                     /* different layers of the trunk: at most QD_DECLARATIONS_MOST - 2 */
     int (*variant)(const qd_model *model, int layer); /* of a layer: 0 .. variants - 1 */

@@ -1,36 +1,6 @@
 #include "model/model.h"
 
 #include <math.h>
-#include <string.h>
-
-const char *qd_arch_name(qd_arch arch)
-{
-    return arch == QD_ARCH_GPT2 ? "gpt2" : "llama";
-}
-
-qd_model qd_model_default(qd_arch arch)
-{
-    qd_model model = {
-        .arch = arch,
-        .norm_eps = 1e-5,
-        .init_std = 0.02,
-        .moe = {.normalised = true, .scale = 1.0, .groups = 1, .top_groups = 1},
-        .rope = {.base = 10000.0, .factor = 8.0, .low_factor = 1.0, .high_factor = 4.0, .original_seq = 8192},
-    };
-    if (arch == QD_ARCH_GPT2) {
-        model.norm = QD_NORM_LAYER;
-        model.position = QD_POSITION_LEARNED;
-        model.activation = QD_ACT_GELU_TANH;
-        model.qkv_bias = true;
-        model.linear_bias = true;
-        model.tied = true;
-    } else {
-        model.norm = QD_NORM_RMS;
-        model.position = QD_POSITION_ROPE;
-        model.activation = QD_ACT_SWIGLU;
-    }
-    return model;
-}
 
 static qd_status need_positive(const char *key, int64_t value)
 {
@@ -61,7 +31,7 @@ qd_status qd_model_validate(const qd_model *m)
         QD_TRY(need_positive("max_seq", m->max_seq));
     if (m->position == QD_POSITION_ROPE && !(m->rope.base > 1.0))
         return QD_FAIL(QD_USAGE, "model.rope_base is %g: it must be above 1", m->rope.base);
-    if (m->rope.scaled && !(m->rope.factor >= 1.0 && m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
+    if (m->rope.scaling != QD_ROPE_NONE && !(m->rope.factor >= 1.0 && m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
         return QD_FAIL(QD_USAGE, "model.rope_scaling needs factor >= 1, rope_high_factor > rope_low_factor and "
                                  "rope_original_seq >= 1");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
@@ -118,7 +88,7 @@ void qd_rope_table(const qd_model *m, int64_t seq, float *table)
     int half = m->head_dim / 2;
     for (int i = 0; i < half; i++) {
         double frequency = pow(m->rope.base, -2.0 * i / m->head_dim);
-        if (m->rope.scaled) {
+        if (m->rope.scaling != QD_ROPE_NONE) {
             double wavelength = two_pi / frequency;
             double low = (double)m->rope.original_seq / m->rope.low_factor;
             double high = (double)m->rope.original_seq / m->rope.high_factor;
@@ -136,19 +106,4 @@ void qd_rope_table(const qd_model *m, int64_t seq, float *table)
             table[(t * half + i) * 2 + 1] = (float)sin(angle);
         }
     }
-}
-
-static bool rope_equal(const qd_rope *a, const qd_rope *b)
-{
-    return a->base == b->base && a->scaled == b->scaled && a->factor == b->factor && a->low_factor == b->low_factor &&
-           a->high_factor == b->high_factor && a->original_seq == b->original_seq;
-}
-
-bool qd_model_equal(const qd_model *a, const qd_model *b)
-{
-    return a->arch == b->arch && a->layers == b->layers && a->heads == b->heads && a->kv_heads == b->kv_heads &&
-           a->head_dim == b->head_dim && a->hidden == b->hidden && a->ffn == b->ffn && a->vocab == b->vocab && a->max_seq == b->max_seq &&
-           a->norm == b->norm && a->norm_eps == b->norm_eps && a->position == b->position && rope_equal(&a->rope, &b->rope) &&
-           a->activation == b->activation && a->qk_norm == b->qk_norm && a->qkv_bias == b->qkv_bias && a->linear_bias == b->linear_bias &&
-           a->tied == b->tied && a->dropout == b->dropout && a->init_std == b->init_std && qd_moe_equal(&a->moe, &b->moe);
 }

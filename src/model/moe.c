@@ -30,16 +30,6 @@ qd_status qd_moe_validate(const qd_model *m)
     return QD_OK;
 }
 
-bool qd_moe_equal(const qd_moe *a, const qd_moe *b)
-{
-    if (a->experts == 0 || b->experts == 0)
-        return a->experts == b->experts;
-    return a->experts == b->experts && a->per_token == b->per_token && a->ffn == b->ffn && a->shared == b->shared &&
-           a->first_dense == b->first_dense && a->router == b->router && a->normalised == b->normalised && a->scale == b->scale &&
-           a->groups == b->groups && a->top_groups == b->top_groups && a->aux_loss == b->aux_loss && a->balance == b->balance &&
-           a->z_loss == b->z_loss && a->bias == b->bias && a->bias_rate == b->bias_rate && a->capacity == b->capacity && a->drop == b->drop;
-}
-
 /* DeepSeek-V3 adds the best scores that a token would choose from a group if it chose evenly;
  * with softmax (DeepSeek-V2) the best score alone counts. */
 int qd_moe_group_best(const qd_moe *e)

@@ -8,6 +8,15 @@
 
 enum { DENSE, EXPERTS, VARIANTS };
 
+static void defaults(qd_model *m)
+{
+    const bool gpt2 = m->arch == QD_ARCH_GPT2;
+    m->norm = gpt2 ? QD_NORM_LAYER : QD_NORM_RMS;
+    m->position = gpt2 ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
+    m->activation = gpt2 ? QD_ACT_GELU_TANH : QD_ACT_SWIGLU;
+    m->qkv_bias = m->linear_bias = m->tied = gpt2;
+}
+
 static void embed(qd_layer *b)
 {
     qd_output(b, qd_embedding(b));
@@ -33,4 +42,4 @@ static void head(qd_layer *b)
     qd_head_loss(b, qd_norm(b, qd_input(b), "norm", "normed"));
 }
 
-const qd_family qd_family_prenorm = {"prenorm", embed, VARIANTS, variant, block, head};
+const qd_family qd_family_prenorm = {"prenorm", defaults, embed, VARIANTS, variant, block, head};

@@ -1,61 +1,18 @@
 #include "spec/config.h"
 
+#include "model/field_table.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define FIELD_OPTION(kind, member, key, fallback, limits, preset, when, help) QD_FIELD_OPTION(kind, key, fallback, help, limits),
+#define NO_OPTION(kind, member, words, preset)
+
 /* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
 static const qd_option options_table[] = {
     {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "named model; the other model keys change single dimensions of it", "model"},
-    {"model.arch", QD_OPTION_ENUM, "llama", 0, 0, "llama|gpt2", "architecture when no preset is given", NULL},
-    {"model.layers", QD_OPTION_INT, "4", 1, 100000, NULL, "transformer blocks", NULL},
-    {"model.hidden", QD_OPTION_INT, "128", 1, 1e6, NULL, "width of the residual stream", NULL},
-    {"model.heads", QD_OPTION_INT, "4", 1, 1e5, NULL, "query heads", NULL},
-    {"model.kv_heads", QD_OPTION_INT, "0", 0, 1e5, NULL, "key and value heads; 0: as many as heads", NULL},
-    {"model.head_dim", QD_OPTION_INT, "0", 0, 256, NULL, "size of a head; 0: hidden / heads", NULL},
-    {"model.ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden in steps of 32 (llama)",
-     NULL},
-    {"model.vocab", QD_OPTION_INT, "256", 1, 2147483647, NULL, "vocabulary; raw bytes need 256", NULL},
-    {"model.max_seq", QD_OPTION_INT, "0", 0, 1e9, NULL, "rows of the learned position table; 0: data.seq", NULL},
-    {"model.norm_eps", QD_OPTION_FLOAT, "1e-5", 1e-12, 1, NULL, "epsilon of the norms", NULL},
-    {"model.rope_base", QD_OPTION_FLOAT, "10000", 1.000001, 1e12, NULL, "base of the rotary embedding", NULL},
-    {"model.rope_scaling", QD_OPTION_ENUM, "none", 0, 0, "none|llama3", "stretching of the rotary embedding for long contexts", NULL},
-    {"model.rope_factor", QD_OPTION_FLOAT, "8", 1, 1e6, NULL, "llama3 scaling: how far low frequencies are stretched", NULL},
-    {"model.rope_low_factor", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "llama3 scaling: lower bound of the blend", NULL},
-    {"model.rope_high_factor", QD_OPTION_FLOAT, "4", 1e-6, 1e6, NULL, "llama3 scaling: upper bound of the blend", NULL},
-    {"model.rope_original_seq", QD_OPTION_INT, "8192", 1, 1e9, NULL, "llama3 scaling: context of the first training", NULL},
-    {"model.activation", QD_OPTION_ENUM, "auto", 0, 0, "auto|gelu_tanh|gelu|swiglu", "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)",
-     NULL},
-    {"model.qk_norm", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "RMS norm of each head's query and key (Qwen3); auto: as the preset",
-     NULL},
-    {"model.qkv_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of q, k, v; auto: gpt2 has them", NULL},
-    {"model.linear_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "biases of attention output and MLP; auto: gpt2 has them", NULL},
-    {"model.tied", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false", "the head uses the token table; auto: gpt2 does", NULL},
-    {"model.dropout", QD_OPTION_FLOAT, "0", 0, 0.99, NULL, "after the embedding and each residual branch", NULL},
-    {"model.init_std", QD_OPTION_FLOAT, "0.02", 0, 10, NULL, "standard deviation of initial weights", NULL},
-    {"model.experts", QD_OPTION_INT, "0", 0, 65536, NULL, "experts of a block, of which each token uses some; 0: dense blocks", NULL},
-    {"model.experts_per_token", QD_OPTION_INT, "2", 1, 1024, NULL, "experts that a token chooses", NULL},
-    {"model.expert_ffn", QD_OPTION_INT, "0", 0, 1e7, NULL, "inner width of an expert; 0: model.ffn", NULL},
-    {"model.shared_experts", QD_OPTION_INT, "0", 0, 1024, NULL, "experts that every token uses, beside the chosen ones", NULL},
-    {"model.first_dense", QD_OPTION_INT, "0", 0, 100000, NULL, "blocks before the first with experts", NULL},
-    {"model.router", QD_OPTION_ENUM, "softmax", 0, 0, "softmax|sigmoid", "how the router's numbers become scores of experts", NULL},
-    {"model.router_normalised", QD_OPTION_BOOL, "true", 0, 0, NULL, "the weights of the chosen experts add up to model.router_scale", NULL},
-    {"model.router_scale", QD_OPTION_FLOAT, "1", 1e-6, 1e6, NULL, "factor on the weights of the chosen experts", NULL},
-    {"model.router_groups", QD_OPTION_INT, "1", 1, 65536, NULL,
-     "groups that the experts lie in, for choices limited to some of them (one per node, for example)", NULL},
-    {"model.router_top_groups", QD_OPTION_INT, "1", 1, 65536, NULL, "groups that a token may choose from", NULL},
-    {"model.router_bias", QD_OPTION_ENUM, "auto", 0, 0, "auto|true|false",
-     "a bias per expert that counts in the choice only; auto: with router_bias_rate", NULL},
-    {"model.router_bias_rate", QD_OPTION_FLOAT, "0", 0, 10, NULL,
-     "balance without a loss: after a step the biases of overloaded experts fall by this, those of the others rise", NULL},
-    {"model.aux_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the load-balancing loss", NULL},
-    {"model.balance", QD_OPTION_ENUM, "sequence", 0, 0, "sequence|batch",
-     "aux_loss: each sequence is balanced, or all that the ranks compute at the same time", NULL},
-    {"model.z_loss", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "coefficient of the router's z-loss", NULL},
-    {"model.expert_capacity", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
-     "an expert takes at most this times the mean load of a rank's micro-batch, the rest is dropped; 0: nothing is dropped", NULL},
-    {"model.drop", QD_OPTION_ENUM, "last", 0, 0, "last|least",
-     "expert_capacity: the last tokens are dropped, or those with the least weight", NULL},
+    QD_MODEL_FIELDS(FIELD_OPTION, NO_OPTION)
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
@@ -229,31 +186,6 @@ qd_option_table qd_config_table(void)
     return QD_OPTION_TABLE(options_table);
 }
 
-/* auto|true|false */
-static bool tristate(const qd_options *o, const char *key, bool otherwise)
-{
-    int choice = qd_options_enum(o, key);
-    return choice == 0 ? otherwise : choice == 1;
-}
-
-static void take_int(const qd_options *o, const char *key, bool always, int64_t *value)
-{
-    if (always || qd_options_is_set(o, key))
-        *value = qd_options_int(o, key);
-}
-
-static void take_small(const qd_options *o, const char *key, bool always, int *value)
-{
-    if (always || qd_options_is_set(o, key))
-        *value = (int)qd_options_int(o, key);
-}
-
-static void take_float(const qd_options *o, const char *key, bool always, double *value)
-{
-    if (always || qd_options_is_set(o, key))
-        *value = qd_options_float(o, key);
-}
-
 /* A preset of the command line over a file with every dimension, as run folders have it, would have nothing to say. */
 static qd_status check_preset_counts(const qd_options *o, const char *preset)
 {
@@ -274,7 +206,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     const char *preset = qd_options_string(o, "model.preset");
     bool plain = preset[0] == '\0';
     if (plain) {
-        *m = qd_model_default(qd_options_enum(o, "model.arch") == 0 ? QD_ARCH_LLAMA : QD_ARCH_GPT2);
+        *m = qd_model_default((qd_arch)qd_options_enum(o, "model.arch"));
         snprintf(m->name, sizeof m->name, "%s", qd_arch_name(m->arch));
     } else {
         QD_TRY(qd_preset_find(preset, m));
@@ -283,32 +215,15 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
             return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
                            preset, qd_arch_name(m->arch));
     }
-    bool new_hidden = qd_options_is_set(o, "model.hidden"), new_heads = qd_options_is_set(o, "model.heads");
-    take_small(o, "model.layers", plain, &m->layers);
-    take_int(o, "model.hidden", plain, &m->hidden);
-    take_small(o, "model.heads", plain, &m->heads);
-    take_small(o, "model.kv_heads", plain, &m->kv_heads);
-    take_small(o, "model.head_dim", plain || new_hidden || new_heads, &m->head_dim);
-    take_int(o, "model.ffn", plain || new_hidden, &m->ffn);
-    take_int(o, "model.vocab", plain, &m->vocab);
-    take_int(o, "model.max_seq", plain, &m->max_seq);
-    take_float(o, "model.norm_eps", plain, &m->norm_eps);
-    take_float(o, "model.rope_base", plain, &m->rope.base);
-    if (plain || qd_options_is_set(o, "model.rope_scaling"))
-        m->rope.scaled = qd_options_enum(o, "model.rope_scaling") == 1;
-    take_float(o, "model.rope_factor", plain, &m->rope.factor);
-    take_float(o, "model.rope_low_factor", plain, &m->rope.low_factor);
-    take_float(o, "model.rope_high_factor", plain, &m->rope.high_factor);
-    take_int(o, "model.rope_original_seq", plain, &m->rope.original_seq);
-    take_float(o, "model.dropout", plain, &m->dropout);
-    take_float(o, "model.init_std", plain, &m->init_std);
-    int activation = qd_options_enum(o, "model.activation");
-    if (activation > 0)
-        m->activation = (qd_activation[]){QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU}[activation - 1];
-    m->qk_norm = tristate(o, "model.qk_norm", m->qk_norm);
-    m->qkv_bias = tristate(o, "model.qkv_bias", m->qkv_bias);
-    m->linear_bias = tristate(o, "model.linear_bias", m->linear_bias);
-    m->tied = tristate(o, "model.tied", m->tied);
+    /* Sizes that follow from others are not the preset's if those are not. */
+    bool new_hidden = qd_options_is_set(o, "model.hidden");
+    if (new_hidden || qd_options_is_set(o, "model.heads"))
+        m->head_dim = 0;
+    if (new_hidden)
+        m->ffn = 0;
+    qd_model_take(o, plain, m);
+    if (strcmp(qd_options_string(o, "model.router_bias"), "auto") == 0 && (plain || qd_options_is_set(o, "model.router_bias_rate")))
+        m->moe.bias = m->moe.bias_rate > 0.0;
     if (m->kv_heads == 0)
         m->kv_heads = m->heads;
     if (m->head_dim == 0) {
@@ -319,7 +234,8 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     }
     if (m->ffn == 0)
         m->ffn = m->activation == QD_ACT_SWIGLU ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
-    qd_moe_resolve(o, plain, m);
+    if (m->moe.ffn == 0)
+        m->moe.ffn = m->ffn;
     if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
         m->max_seq = seq;
     if (m->position == QD_POSITION_LEARNED && seq > m->max_seq)

@@ -58,9 +58,6 @@ qd_status qd_config_resolve(const qd_options *options, int world, qd_config *con
  * memory is set aside. */
 bool qd_config_snapshot(const qd_config *config);
 
-/* moe.c: the model's keys about experts. `always`: without a preset, the table's defaults count. */
-void qd_moe_resolve(const qd_options *options, bool always, qd_model *model);
-
 /* The ledger and the strategy that all ranks' programs are made from. Everything lives in `arena`. */
 qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy);
 /* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */

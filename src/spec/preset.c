@@ -1,5 +1,5 @@
 /* Model presets: data/models.json, kept inside the library so that nothing has to be found at run time. */
-#include "base/json.h"
+#include "model/field_table.h"
 #include "spec/config.h"
 
 #include <pthread.h>
@@ -29,59 +29,6 @@ static bool is(const qd_json_node *preset, const char *key, const char *value)
     return text && strcmp(text, value) == 0;
 }
 
-static qd_status read_size(const qd_json *d, const qd_json_node *preset, const char *key, int64_t *value)
-{
-    return qd_json_get_int(d, preset, key, value);
-}
-
-static qd_status read_small(const qd_json *d, const qd_json_node *preset, const char *key, int *value)
-{
-    int64_t wide;
-    QD_TRY(qd_json_get_int(d, preset, key, &wide));
-    *value = (int)wide;
-    return QD_OK;
-}
-
-static qd_status read_rope(const qd_json *d, const qd_json_node *preset, qd_rope *rope)
-{
-    QD_TRY(qd_json_get_double(d, preset, "rope_base", &rope->base));
-    const qd_json_node *scaling = qd_json_member(preset, "rope_scaling");
-    rope->scaled = scaling && qd_json_kind_of(scaling) == QD_JSON_OBJECT;
-    if (!rope->scaled)
-        return QD_OK;
-    QD_TRY(qd_json_get_double(d, scaling, "factor", &rope->factor));
-    QD_TRY(qd_json_get_double(d, scaling, "low_freq_factor", &rope->low_factor));
-    QD_TRY(qd_json_get_double(d, scaling, "high_freq_factor", &rope->high_factor));
-    return qd_json_get_int(d, scaling, "original_max_seq", &rope->original_seq);
-}
-
-static qd_status read_moe(const qd_json *d, const qd_json_node *preset, qd_moe *e)
-{
-    static const struct {
-        const char *key;
-        size_t at;
-    } sizes[] = {{"experts", offsetof(qd_moe, experts)},        {"topk", offsetof(qd_moe, per_token)},
-                 {"shared_experts", offsetof(qd_moe, shared)},  {"dense_layers", offsetof(qd_moe, first_dense)},
-                 {"router_groups", offsetof(qd_moe, groups)},   {"router_top_groups", offsetof(qd_moe, top_groups)}};
-    static const struct {
-        const char *key;
-        size_t at;
-    } numbers[] = {{"router_scale", offsetof(qd_moe, scale)}, {"router_bias_rate", offsetof(qd_moe, bias_rate)},
-                   {"aux_loss", offsetof(qd_moe, aux_loss)}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const qd_json_node *node = qd_json_member(preset, sizes[i].key);
-        if (node && qd_json_kind_of(node) != QD_JSON_NULL)
-            QD_TRY(read_small(d, preset, sizes[i].key, (int *)(void *)((char *)e + sizes[i].at)));
-    }
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (qd_json_member(preset, numbers[i].key))
-            QD_TRY(qd_json_get_double(d, preset, numbers[i].key, (double *)(void *)((char *)e + numbers[i].at)));
-    e->router = is(preset, "router", "sigmoid") ? QD_ROUTER_SIGMOID : QD_ROUTER_SOFTMAX;
-    e->balance = is(preset, "balance", "batch") ? QD_BALANCE_BATCH : QD_BALANCE_SEQUENCE;
-    e->bias = e->bias_rate > 0.0;
-    return read_size(d, preset, "moe_ffn", &e->ffn);
-}
-
 static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const char *name, qd_model *m)
 {
     bool supported = false;
@@ -91,28 +38,12 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
         return QD_FAIL(QD_UNSUPPORTED, "model.preset: %s cannot be trained by this version%s%s", name, reason ? ": it needs " : "",
                        reason ? reason : "");
     }
-    *m = qd_model_default(is(preset, "arch", "gpt2") ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
+    const char *arch;
+    QD_TRY(qd_json_get_string(d, preset, "arch", &arch));
+    *m = qd_model_default(qd_arch_find(arch));
     snprintf(m->name, sizeof m->name, "%s", name);
-    QD_TRY(read_small(d, preset, "layers", &m->layers));
-    QD_TRY(read_small(d, preset, "heads", &m->heads));
-    QD_TRY(read_small(d, preset, "kv_heads", &m->kv_heads));
-    QD_TRY(read_small(d, preset, "head_dim", &m->head_dim));
-    QD_TRY(read_size(d, preset, "hidden", &m->hidden));
-    QD_TRY(read_size(d, preset, "ffn", &m->ffn));
-    QD_TRY(read_size(d, preset, "vocab", &m->vocab));
-    QD_TRY(read_size(d, preset, "max_seq", &m->max_seq));
-    QD_TRY(qd_json_get_double(d, preset, "norm_eps", &m->norm_eps));
-    QD_TRY(qd_json_get_bool(d, preset, "tied", &m->tied));
-    QD_TRY(qd_json_get_bool(d, preset, "qkv_bias", &m->qkv_bias));
-    QD_TRY(qd_json_get_bool(d, preset, "linear_bias", &m->linear_bias));
-    m->norm = is(preset, "norm", "layernorm") ? QD_NORM_LAYER : QD_NORM_RMS;
-    m->position = is(preset, "position", "learned") ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
-    m->activation = is(preset, "activation", "swiglu") ? QD_ACT_SWIGLU : is(preset, "activation", "gelu") ? QD_ACT_GELU : QD_ACT_GELU_TANH;
-    qd_json_as_bool(qd_json_member(preset, "qk_norm"), &m->qk_norm);
-    if (qd_json_member(preset, "experts"))
-        QD_TRY(read_moe(d, preset, &m->moe));
-    if (m->position == QD_POSITION_ROPE)
-        QD_TRY(read_rope(d, preset, &m->rope));
+    QD_TRY(qd_model_read(d, preset, m));
+    m->moe.bias = m->moe.bias || m->moe.bias_rate > 0.0;
     return QD_OK;
 }
 
@@ -154,16 +85,7 @@ qd_status qd_preset_find(const char *name, qd_model *model)
 
 /* ---- the nearest model that can be expressed ---- */
 
-static qd_status set_number(qd_options *o, const qd_json_node *preset, const char *member, const char *key)
-{
-    int64_t value;
-    char text[32];
-    if (!qd_json_as_int(qd_json_member(preset, member), &value) || qd_options_is_set(o, key))
-        return QD_OK; /* as by default, or as the user wants it */
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    return qd_options_set(o, key, text);
-}
-
+/* Unless the user wants it otherwise. */
 static qd_status set_word(qd_options *o, const char *key, const char *value)
 {
     return qd_options_is_set(o, key) ? QD_OK : qd_options_set(o, key, value);
@@ -171,21 +93,9 @@ static qd_status set_word(qd_options *o, const char *key, const char *value)
 
 /* Latent attention becomes heads of 128 with eight of keys and values: about its parameters and its FLOPs. Norms are those of
  * the architecture; gated activation functions are SwiGLU, others GELU; experts, where only some blocks have them, are in all
- * after the dense ones; windows and sinks are left out. */
+ * after the dense ones; windows and sinks are left out, and learned positions are as many as the data needs. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
-    static const char *const sizes[][2] = {{"layers", "model.layers"},
-                                           {"hidden", "model.hidden"},
-                                           {"heads", "model.heads"},
-                                           {"ffn", "model.ffn"},
-                                           {"vocab", "model.vocab"},
-                                           {"kv_heads", "model.kv_heads"},
-                                           {"head_dim", "model.head_dim"},
-                                           {"experts", "model.experts"},
-                                           {"topk", "model.experts_per_token"},
-                                           {"moe_ffn", "model.expert_ffn"},
-                                           {"shared_experts", "model.shared_experts"},
-                                           {"dense_layers", "model.first_dense"}};
     bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;
     qd_json_as_bool(qd_json_member(p, "tied"), &tied);
     QD_TRY(qd_options_set(o, "model.preset", ""));
@@ -196,8 +106,17 @@ static qd_status set_nearest(qd_options *o, const qd_json_node *p)
         QD_TRY(set_word(o, "model.head_dim", "128"));
         QD_TRY(set_word(o, "model.kv_heads", "8"));
     }
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        QD_TRY(set_number(o, p, sizes[i][0], sizes[i][1]));
+    int count;
+    const qd_model_field *fields = qd_model_fields(&count);
+    for (const qd_model_field *f = fields; f < fields + count; f++) {
+        int64_t value;
+        char text[32];
+        bool size = f->option.key && f->option.type == QD_OPTION_INT && f->offset != offsetof(qd_model, max_seq);
+        if (!size || !qd_json_as_int(qd_json_member(p, qd_field_preset(f)), &value))
+            continue;
+        snprintf(text, sizeof text, "%lld", (long long)value);
+        QD_TRY(set_word(o, f->option.key, text));
+    }
     return QD_OK;
 }
 

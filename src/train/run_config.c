@@ -1,7 +1,7 @@
 /* The configuration of a run as it was asked for and as it was understood: config.yaml and effective.yaml of a run folder. */
 #include "train/run.h"
 
-#include "base/strbuf.h"
+#include "model/field_table.h"
 
 #include <stdio.h>
 
@@ -24,72 +24,9 @@ static void put_int(resolver *r, const char *key, int64_t value)
     put_text(r, key, text);
 }
 
-static void put_float(resolver *r, const char *key, double value)
-{
-    char text[QD_DOUBLE_TEXT];
-    qd_double_shortest(value, text);
-    put_text(r, key, text);
-}
-
 static void put_bool(resolver *r, const char *key, bool value)
 {
     put_text(r, key, value ? "true" : "false");
-}
-
-static void put_moe(resolver *r, const qd_moe *e)
-{
-    put_int(r, "model.experts_per_token", e->per_token);
-    put_int(r, "model.expert_ffn", e->ffn);
-    put_int(r, "model.shared_experts", e->shared);
-    put_int(r, "model.first_dense", e->first_dense);
-    put_text(r, "model.router", e->router == QD_ROUTER_SIGMOID ? "sigmoid" : "softmax");
-    put_bool(r, "model.router_normalised", e->normalised);
-    put_float(r, "model.router_scale", e->scale);
-    put_int(r, "model.router_groups", e->groups);
-    put_int(r, "model.router_top_groups", e->top_groups);
-    put_bool(r, "model.router_bias", e->bias);
-    put_float(r, "model.router_bias_rate", e->bias_rate);
-    put_float(r, "model.aux_loss", e->aux_loss);
-    put_text(r, "model.balance", e->balance == QD_BALANCE_BATCH ? "batch" : "sequence");
-    put_float(r, "model.z_loss", e->z_loss);
-    put_float(r, "model.expert_capacity", e->capacity);
-    put_text(r, "model.drop", e->drop == QD_DROP_LEAST ? "least" : "last");
-}
-
-/* A preset becomes its dimensions: the file must mean the same when presets change. */
-static void put_model(resolver *r, const qd_model *m)
-{
-    static const char *const activations[] = {
-        [QD_ACT_GELU_TANH] = "gelu_tanh", [QD_ACT_GELU] = "gelu", [QD_ACT_SWIGLU] = "swiglu"};
-    put_text(r, "model.preset", "");
-    put_text(r, "model.arch", qd_arch_name(m->arch));
-    put_int(r, "model.layers", m->layers);
-    put_int(r, "model.hidden", m->hidden);
-    put_int(r, "model.heads", m->heads);
-    put_int(r, "model.kv_heads", m->kv_heads);
-    put_int(r, "model.head_dim", m->head_dim);
-    put_int(r, "model.ffn", m->ffn);
-    put_int(r, "model.vocab", m->vocab);
-    put_int(r, "model.max_seq", m->max_seq);
-    put_float(r, "model.norm_eps", m->norm_eps);
-    put_float(r, "model.rope_base", m->rope.base);
-    put_text(r, "model.rope_scaling", m->rope.scaled ? "llama3" : "none");
-    if (m->rope.scaled) {
-        put_float(r, "model.rope_factor", m->rope.factor);
-        put_float(r, "model.rope_low_factor", m->rope.low_factor);
-        put_float(r, "model.rope_high_factor", m->rope.high_factor);
-        put_int(r, "model.rope_original_seq", m->rope.original_seq);
-    }
-    put_text(r, "model.activation", activations[m->activation]);
-    put_bool(r, "model.qk_norm", m->qk_norm);
-    put_bool(r, "model.qkv_bias", m->qkv_bias);
-    put_bool(r, "model.linear_bias", m->linear_bias);
-    put_bool(r, "model.tied", m->tied);
-    put_float(r, "model.dropout", m->dropout);
-    put_float(r, "model.init_std", m->init_std);
-    put_int(r, "model.experts", m->moe.experts);
-    if (m->moe.experts > 0)
-        put_moe(r, &m->moe);
 }
 
 /* What the layout of this start has decided. */
@@ -106,7 +43,7 @@ qd_status qd_run_config_values(const qd_options *options, const qd_config *confi
 {
     resolver r = {0};
     QD_TRY(qd_options_copy(options, &r.options));
-    put_model(&r, &config->model);
+    r.status = qd_model_put(&config->model, r.options);
     put_text(&r, "train.grad_dtype", qd_dtype_name(config->strategy.grad));
     if (r.status != QD_OK) {
         qd_options_destroy(r.options);
@@ -123,7 +60,7 @@ qd_status qd_run_config_text(const qd_options *options, const qd_config *config,
     if (program)
         put_layout(&r, config, program);
     else
-        put_model(&r, &config->model);
+        r.status = qd_model_put(&config->model, r.options);
     if (!program && !qd_options_is_set(options, "parallel.ranks"))
         qd_options_leave_out(r.options, "parallel.ranks"); /* mpirun or srun may decide it */
     if (config->pipeline.file && config->pipeline.file[0] != '\0')

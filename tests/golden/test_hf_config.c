@@ -106,7 +106,7 @@ static void test_rope(void **state)
     assert_true(accepted(state, "llama", "\"rope_theta\": 7e4, \"rope_parameters\": {\"rope_theta\": 7e4}").rope.base == 7e4);
     assert_true(accepted(state, "llama", "\"rope_theta\": 5e5, \"rope_parameters\": {\"type\": \"default\"}").rope.base == 5e5);
     qd_model m = accepted(state, "llama", "\"max_position_embeddings\": 512, \"rope_scaling\": {" LLAMA3 "}");
-    assert_true(m.rope.scaled && m.rope.original_seq == 512 && m.rope.factor == 32.0);
+    assert_true(m.rope.scaling == QD_ROPE_LLAMA3 && m.rope.original_seq == 512 && m.rope.factor == 32.0);
     m = accepted(state, "llama", "\"original_max_position_embeddings\": 128, \"rope_scaling\": {" LLAMA3 "}");
     assert_int_equal(m.rope.original_seq, 128);
     m = accepted(state, "llama", "\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": 64}");

@@ -1,6 +1,6 @@
 #include "support/golden.h"
 
-#include "base/json.h"
+#include "model/field_table.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -140,10 +140,15 @@ qd_status qd_golden_config_string(const qd_golden *g, const char *path, const ch
     return *value ? QD_OK : no_value(g, path, "string");
 }
 
-bool qd_golden_config_null(const qd_golden *g, const char *path)
+qd_status qd_golden_model(const qd_golden *g, qd_model *m)
 {
-    const qd_json_node *v = config_at(g, path);
-    return !v || qd_json_kind_of(v) == QD_JSON_NULL;
+    const char *family;
+    QD_TRY(qd_golden_config_string(g, "family", &family));
+    qd_arch arch = qd_arch_find(family);
+    if (arch == QD_ARCH_COUNT)
+        return no_value(g, "family", "known");
+    *m = qd_model_default(arch);
+    return qd_model_read(g->config, qd_json_root(g->config), m);
 }
 
 /* ---- comparing ---- */

@@ -35,6 +35,7 @@
 #define QD_TESTS_SUPPORT_GOLDEN_H
 
 #include "ckpt/safetensors.h"
+#include "model/model.h"
 
 #define QD_GOLDEN_DIR QD_TEST_SOURCE_DIR "/tests/golden/fixtures"
 
@@ -63,7 +64,8 @@ qd_status qd_golden_config_int(const qd_golden *golden, const char *path, int64_
 qd_status qd_golden_config_double(const qd_golden *golden, const char *path, double *value);
 qd_status qd_golden_config_bool(const qd_golden *golden, const char *path, bool *value);
 qd_status qd_golden_config_string(const qd_golden *golden, const char *path, const char **value);
-bool qd_golden_config_null(const qd_golden *golden, const char *path); /* absent or null */
+/* The model of the config. */
+qd_status qd_golden_model(const qd_golden *golden, qd_model *model);
 
 /* ---- the comparison rule: ‖a−b‖ ≤ tol · max(‖b‖, 1e-3 · RMS norm over all tensors) ---- */
 

@@ -94,32 +94,7 @@ static void take_muon(const qd_golden *g, qd_config *c)
 qd_config golden_layout(const qd_golden *g, const char *words)
 {
     qd_config c = layout_config(words);
-    qd_model *m = &c.model;
-    *m = qd_model_default(golden_is(g, "family", "gpt2") ? QD_ARCH_GPT2 : QD_ARCH_LLAMA);
-    m->layers = (int)golden_int(g, "layers");
-    m->heads = (int)golden_int(g, "heads");
-    m->kv_heads = (int)golden_int(g, "kv_heads");
-    m->head_dim = (int)golden_int(g, "head_dim");
-    m->hidden = golden_int(g, "hidden");
-    m->ffn = golden_int(g, "ffn");
-    m->vocab = golden_int(g, "vocab");
-    m->max_seq = golden_int(g, "max_seq");
-    m->norm_eps = golden_double(g, "norm_eps");
-    m->tied = golden_bool(g, "tied");
-    m->qkv_bias = golden_bool(g, "qkv_bias");
-    m->linear_bias = golden_bool(g, "linear_bias");
-    m->activation = golden_is(g, "activation", "swiglu") ? QD_ACT_SWIGLU
-                    : golden_is(g, "activation", "gelu") ? QD_ACT_GELU
-                                                         : QD_ACT_GELU_TANH;
-    if (m->position == QD_POSITION_ROPE)
-        m->rope.base = golden_double(g, "rope_base");
-    m->rope.scaled = !qd_golden_config_null(g, "rope_scaling");
-    if (m->rope.scaled) {
-        m->rope.factor = golden_double(g, "rope_scaling.factor");
-        m->rope.low_factor = golden_double(g, "rope_scaling.low_freq_factor");
-        m->rope.high_factor = golden_double(g, "rope_scaling.high_freq_factor");
-        m->rope.original_seq = golden_int(g, "rope_scaling.original_max_seq");
-    }
+    must(qd_golden_model(g, &c.model), words);
     c.strategy.seq = golden_int(g, "seq");
     c.global_batch = golden_int(g, "batch");
     c.steps = c.optimizer.steps = golden_int(g, "steps");

@@ -1,0 +1,238 @@
+/* Walks over the fields of a model: one loop for each thing that is done with all of them. */
+#include "model/field_table.h"
+#include "model/family.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KIND_INT QD_FIELD_INT
+#define KIND_SIZE QD_FIELD_SIZE
+#define KIND_REAL QD_FIELD_REAL
+#define KIND_FLAG QD_FIELD_FLAG
+#define KIND_AUTO QD_FIELD_FLAG
+#define KIND_ENUM(type) QD_FIELD_ENUM
+
+/* GROUP is the member of qd_model that holds the fields, with its point. */
+#define WORD(x) WORD_(x)
+#define WORD_(x) #x
+#define ROW(kind_, name, key, fallback, limits, preset_, when_, help) \
+    {.member = WORD(GROUP) #name, .offset = offsetof(qd_model, GROUP name), .kind = KIND_##kind_, \
+     .option = QD_FIELD_OPTION(kind_, key, fallback, help, limits), .preset = preset_, .when = QD_WHEN_##when_},
+#define IMPLIED(kind_, name, words, preset_) \
+    {.member = WORD(GROUP) #name, .offset = offsetof(qd_model, GROUP name), .kind = KIND_##kind_, .option = {.choices = words}, \
+     .preset = preset_},
+
+static const qd_model_field fields[] = {
+#define GROUP
+    QD_MODEL_SIZES(ROW, IMPLIED)
+#undef GROUP
+#define GROUP rope.
+    QD_ROPE_FIELDS(ROW, IMPLIED)
+#undef GROUP
+#define GROUP
+    QD_MODEL_KINDS(ROW, IMPLIED)
+#undef GROUP
+#define GROUP moe.
+    QD_MOE_FIELDS(ROW, IMPLIED)
+#undef GROUP
+};
+enum { FIELDS = sizeof fields / sizeof *fields };
+_Static_assert(sizeof(qd_arch) == sizeof(int), "values of enums are copied as int");
+
+const qd_model_field *qd_model_fields(int *count)
+{
+    *count = FIELDS;
+    return fields;
+}
+
+const char *qd_field_preset(const qd_model_field *f)
+{
+    return f->preset ? f->preset : f->option.key + strlen("model.");
+}
+
+bool qd_field_counts(const qd_model_field *f, const qd_model *m)
+{
+    return f->when == QD_WHEN_SCALED ? m->rope.scaling != QD_ROPE_NONE : f->when == QD_WHEN_EXPERTS ? m->moe.experts > 0 : true;
+}
+
+/* ---- one value ---- */
+
+int64_t qd_field_whole(const qd_model_field *f, const qd_model *m)
+{
+    const void *at = (const char *)m + f->offset;
+    return f->kind == QD_FIELD_SIZE ? *(const int64_t *)at : f->kind == QD_FIELD_FLAG ? *(const bool *)at : *(const int *)at;
+}
+
+double qd_field_real(const qd_model_field *f, const qd_model *m)
+{
+    return *(const double *)(const void *)((const char *)m + f->offset);
+}
+
+void qd_field_set_whole(const qd_model_field *f, int64_t value, qd_model *m)
+{
+    void *at = (char *)m + f->offset;
+    if (f->kind == QD_FIELD_SIZE)
+        *(int64_t *)at = value;
+    else if (f->kind == QD_FIELD_FLAG)
+        *(bool *)at = value != 0;
+    else
+        *(int *)at = (int)value;
+}
+
+void qd_field_set_real(const qd_model_field *f, double value, qd_model *m)
+{
+    *(double *)(void *)((char *)m + f->offset) = value;
+}
+
+/* The words of an enum, without auto. */
+static const char *words_of(const qd_model_field *f)
+{
+    return f->option.choices + (strncmp(f->option.choices, "auto|", 5) == 0 ? 5 : 0);
+}
+
+static int word_index(const char *words, const char *text)
+{
+    size_t length = strlen(text);
+    for (int i = 0;; i++) {
+        size_t here = strcspn(words, "|");
+        if (here == length && memcmp(words, text, length) == 0)
+            return i;
+        if (words[here] == '\0')
+            return -1;
+        words += here + 1;
+    }
+}
+
+void qd_field_text(const qd_model_field *f, const qd_model *m, char text[QD_FIELD_TEXT])
+{
+    int64_t value = f->kind == QD_FIELD_REAL ? 0 : qd_field_whole(f, m);
+    if (f->kind == QD_FIELD_REAL) {
+        qd_double_shortest(qd_field_real(f, m), text);
+    } else if (f->kind == QD_FIELD_FLAG) {
+        snprintf(text, QD_FIELD_TEXT, "%s", value ? "true" : "false");
+    } else if (f->kind == QD_FIELD_ENUM) {
+        const char *word = words_of(f);
+        for (; value > 0; value--)
+            word += strcspn(word, "|") + 1;
+        snprintf(text, QD_FIELD_TEXT, "%.*s", (int)strcspn(word, "|"), word);
+    } else {
+        snprintf(text, QD_FIELD_TEXT, "%lld", (long long)value);
+    }
+}
+
+bool qd_field_set_text(const qd_model_field *f, const char *text, qd_model *m)
+{
+    char *end = NULL;
+    int64_t value = 0;
+    if (strcmp(text, "auto") == 0)
+        return true;
+    if (f->kind == QD_FIELD_REAL) {
+        double real = strtod(text, &end);
+        bool number = end != text && *end == '\0';
+        qd_field_set_real(f, number ? real : qd_field_real(f, m), m);
+        return number;
+    }
+    if (f->kind == QD_FIELD_FLAG || f->kind == QD_FIELD_ENUM)
+        value = word_index(f->kind == QD_FIELD_FLAG ? "false|true" : words_of(f), text);
+    else
+        value = strtoll(text, &end, 10);
+    if (value < 0 || (end && (end == text || *end != '\0')))
+        return false;
+    qd_field_set_whole(f, value, m);
+    return true;
+}
+
+/* ---- all of them ---- */
+
+void qd_model_take(const qd_options *o, bool always, qd_model *m)
+{
+    for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
+        const char *key = f->option.key;
+        if (!key || !(always || qd_options_is_set(o, key)))
+            continue;
+        if (f->option.type == QD_OPTION_INT)
+            qd_field_set_whole(f, qd_options_int(o, key), m);
+        else if (f->option.type == QD_OPTION_FLOAT)
+            qd_field_set_real(f, qd_options_float(o, key), m);
+        else if (f->option.type == QD_OPTION_BOOL)
+            qd_field_set_whole(f, qd_options_bool(o, key), m);
+        else
+            qd_field_set_text(f, qd_options_string(o, key), m);
+    }
+}
+
+/* A preset becomes its dimensions: the file must mean the same when presets change. */
+qd_status qd_model_put(const qd_model *m, qd_options *o)
+{
+    char text[QD_FIELD_TEXT];
+    QD_TRY(qd_options_resolve(o, "model.preset", ""));
+    for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
+        if (!f->option.key || !qd_field_counts(f, m))
+            continue;
+        qd_field_text(f, m, text);
+        QD_TRY(qd_options_resolve(o, f->option.key, text));
+    }
+    return QD_OK;
+}
+
+static qd_status read_field(const qd_json *d, const qd_json_node *object, const qd_model_field *f, const char *key, qd_model *m)
+{
+    const qd_json_node *node = qd_json_member(object, key);
+    int64_t whole = 0;
+    double real = 0.0;
+    bool flag = false;
+    const char *word = NULL;
+    if (!node || qd_json_kind_of(node) == QD_JSON_NULL)
+        return QD_OK;
+    if (f->kind == QD_FIELD_REAL) {
+        QD_TRY(qd_json_get_double(d, object, key, &real));
+        qd_field_set_real(f, real, m);
+    } else if (f->kind == QD_FIELD_ENUM) {
+        QD_TRY(qd_json_get_string(d, object, key, &word));
+        if (!qd_field_set_text(f, word, m))
+            return QD_FAIL(QD_USAGE, "%s: '%s' is '%s': it must be one of %s", qd_json_name(d), key, word, words_of(f));
+    } else if (f->kind == QD_FIELD_FLAG) {
+        QD_TRY(qd_json_get_bool(d, object, key, &flag));
+        qd_field_set_whole(f, flag, m);
+    } else {
+        QD_TRY(qd_json_get_int(d, object, key, &whole));
+        qd_field_set_whole(f, whole, m);
+    }
+    return QD_OK;
+}
+
+qd_status qd_model_read(const qd_json *d, const qd_json_node *object, qd_model *m)
+{
+    for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
+        const char *key = qd_field_preset(f), *point = strchr(key, '.');
+        char outer[32];
+        snprintf(outer, sizeof outer, "%.*s", point ? (int)(point - key) : 0, key);
+        QD_TRY(read_field(d, point ? qd_json_member(object, outer) : object, f, point ? point + 1 : key, m));
+    }
+    return QD_OK;
+}
+
+bool qd_model_equal(const qd_model *a, const qd_model *b)
+{
+    for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
+        if (!qd_field_counts(f, a) && !qd_field_counts(f, b))
+            continue;
+        if (f->kind == QD_FIELD_REAL ? qd_field_real(f, a) != qd_field_real(f, b) : qd_field_whole(f, a) != qd_field_whole(f, b))
+            return false;
+    }
+    return true;
+}
+
+qd_model qd_model_default(qd_arch arch)
+{
+    qd_model m = {0};
+    for (const qd_model_field *f = fields; f < fields + FIELDS; f++)
+        if (f->option.key)
+            qd_field_set_text(f, f->option.fallback, &m);
+    /* What a preset or a folder must state: 0 is refused. */
+    m.hidden = m.vocab = m.layers = m.heads = m.moe.per_token = 0;
+    m.arch = arch;
+    qd_family_of(&m)->defaults(&m);
+    return m;
+}

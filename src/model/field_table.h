@@ -1,0 +1,45 @@
+/* The table of fields.h as data: what options, presets, saved configurations and tests walk. */
+#ifndef QD_MODEL_FIELD_TABLE_H
+#define QD_MODEL_FIELD_TABLE_H
+
+#include "base/json.h"
+#include "base/strbuf.h"
+#include "model/model.h"
+
+#include <quadrille/options.h>
+
+typedef enum qd_field_kind { QD_FIELD_INT, QD_FIELD_SIZE, QD_FIELD_REAL, QD_FIELD_FLAG, QD_FIELD_ENUM } qd_field_kind;
+typedef enum qd_field_when { QD_WHEN_ALWAYS, QD_WHEN_SCALED, QD_WHEN_EXPERTS } qd_field_when;
+
+typedef struct qd_model_field {
+    const char *member; /* "rope.base" */
+    size_t offset;      /* in qd_model */
+    qd_field_kind kind;
+    qd_option option;   /* key NULL: none; its choices are the words of an enum all the same */
+    const char *preset; /* NULL: the same as the option's, without "model." */
+    qd_field_when when;
+} qd_model_field;
+
+const qd_model_field *qd_model_fields(int *count);
+/* Its key in data/models.json, a.b inside an object. */
+const char *qd_field_preset(const qd_model_field *field);
+/* Whether the field means something in the model. */
+bool qd_field_counts(const qd_model_field *field, const qd_model *model);
+
+/* Values of all kinds but REAL, and of REAL. */
+int64_t qd_field_whole(const qd_model_field *field, const qd_model *model);
+double qd_field_real(const qd_model_field *field, const qd_model *model);
+void qd_field_set_whole(const qd_model_field *field, int64_t value, qd_model *model);
+void qd_field_set_real(const qd_model_field *field, double value, qd_model *model);
+/* As a user writes it: 12, 1e-05, true, swiglu. Setting: false where it is no such value; auto changes nothing. */
+enum { QD_FIELD_TEXT = QD_DOUBLE_TEXT > 32 ? QD_DOUBLE_TEXT : 32 };
+void qd_field_text(const qd_model_field *field, const qd_model *model, char text[QD_FIELD_TEXT]);
+bool qd_field_set_text(const qd_model_field *field, const char *text, qd_model *model);
+
+/* Takes over what the options say. `always`: defaults count too; else only what the user has set. */
+void qd_model_take(const qd_options *options, bool always, qd_model *model);
+/* The reverse: the options say what the model is (qd_options_resolve), without a preset's name. */
+qd_status qd_model_put(const qd_model *model, qd_options *options);
+/* Takes over what an object of data/models.json says; a member that is missing or null changes nothing. */
+qd_status qd_model_read(const qd_json *document, const qd_json_node *object, qd_model *model);
+#endif
