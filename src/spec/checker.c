@@ -46,6 +46,8 @@ typedef struct follower {
     int at;                 /* next event */
     int *posted, *ended;    /* per queue */
     int *members[QD_GROUP_LIMIT]; /* followers that stand for the members of its group, itself included; ended by -1 */
+    bool borrowed[QD_GROUP_LIMIT]; /* the list is that of the group's first member */
+    bool known[QD_GROUP_LIMIT];    /* the programs of all members name the group */
 } follower;
 
 typedef struct checker {
@@ -55,6 +57,7 @@ typedef struct checker {
     follower *followers;
     int count;
     int *stands; /* per rank: its follower; -1: not yet */
+    int *listed, lists; /* per follower: the last list of members that it is in, and how many lists there are */
     int ranks;   /* of the pipeline */
     int *todo;   /* followers that may be able to go on */
     int todo_count;
@@ -219,29 +222,51 @@ static int find_group(const qd_program *p, qd_group wanted)
     return -1;
 }
 
-/* Followers that stand for the members of a group, each once. A group that is named but not used may be unknown to others. */
-static qd_status find_members(checker *c, follower *f, int group)
+/* Followers that stand for the members of a group, each once. All members share the list of the first, whose rank is the lowest. */
+static qd_status list_members(checker *c, follower *f, int group)
 {
     qd_group g = f->flat->program->groups[group];
-    int *list = malloc(((size_t)g.size + 1) * sizeof *list), count = 0;
+    int first = qd_group_rank(c->mesh, g, f->rank, 0), count = 0;
+    follower *owner = &c->followers[c->stands[first]];
+    int theirs = owner != f && owner->rank == first ? find_group(owner->flat->program, g) : -1;
+    if (theirs >= 0 && owner->members[theirs]) {
+        f->members[group] = owner->members[theirs];
+        f->known[group] = owner->known[theirs];
+        f->borrowed[group] = true;
+        return QD_OK;
+    }
+    int *list = malloc(((size_t)g.size + 1) * sizeof *list);
     if (!list)
         return no_memory();
     f->members[group] = list;
+    f->known[group] = true;
+    c->lists++;
     for (int i = 0; i < g.size; i++) {
         int other = c->stands[qd_group_rank(c->mesh, g, f->rank, i)];
-        bool known = false;
-        for (int k = 0; k < count && !known; k++)
-            known = list[k] == other;
-        if (!known)
-            list[count++] = other;
-        char name[48];
-        qd_group_name(c->mesh, g, name, sizeof name);
-        if (f->flat->begin[group] < f->flat->begin[group + 1] && find_group(c->followers[other].flat->program, g) < 0)
-            return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name,
-                           c->followers[other].rank);
+        if (c->listed[other] == c->lists)
+            continue;
+        c->listed[other] = c->lists;
+        list[count++] = other;
+        f->known[group] = f->known[group] && find_group(c->followers[other].flat->program, g) >= 0;
     }
     list[count] = -1;
     return QD_OK;
+}
+
+/* A group that is named but not used may be unknown to others. */
+static qd_status find_members(checker *c, follower *f, int group)
+{
+    QD_TRY(list_members(c, f, group));
+    if (f->known[group] || f->flat->begin[group] == f->flat->begin[group + 1])
+        return QD_OK;
+    char name[48];
+    qd_group g = f->flat->program->groups[group];
+    const int *other = f->members[group];
+    while (find_group(c->followers[*other].flat->program, g) >= 0)
+        other++;
+    qd_group_name(c->mesh, g, name, sizeof name);
+    return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name,
+                   c->followers[*other].rank);
 }
 
 static qd_status set_up(checker *c, const qd_program *const *programs)
@@ -255,8 +280,9 @@ static qd_status set_up(checker *c, const qd_program *const *programs)
     c->followers = calloc((size_t)mesh->world, sizeof *c->followers);
     c->flats = calloc((size_t)mesh->world, sizeof *c->flats);
     c->todo = malloc((size_t)mesh->world * sizeof *c->todo);
+    c->listed = calloc((size_t)mesh->world, sizeof *c->listed);
     c->queued = calloc((size_t)mesh->world, sizeof *c->queued);
-    if (!c->stands || !c->followers || !c->flats || !c->todo || !c->queued)
+    if (!c->stands || !c->followers || !c->flats || !c->todo || !c->queued || !c->listed)
         return no_memory();
     for (int rank = 0; rank < mesh->world; rank++) { /* those that stand for others come before them */
         int by = stand_in(mesh, folded, rank), index;
@@ -283,7 +309,8 @@ static void tear_down(checker *c)
     for (int i = 0; i < c->count; i++) {
         free(c->followers[i].posted);
         for (int g = 0; g < QD_GROUP_LIMIT; g++)
-            free(c->followers[i].members[g]);
+            if (!c->followers[i].borrowed[g])
+                free(c->followers[i].members[g]);
     }
     for (int i = 0; i < c->flat_count; i++) {
         free(c->flats[i].places);
@@ -292,6 +319,7 @@ static void tear_down(checker *c)
         free(c->flats[i].of_queue);
     }
     free(c->stands);
+    free(c->listed);
     free(c->followers);
     free(c->flats);
     free(c->todo);

@@ -300,6 +300,23 @@ static void thousands_of_ranks_are_checked(void **state)
     qd_options_destroy(options);
 }
 
+/* With zero 3 parts of tensors differ from rank to rank, so that all ranks of dp are followed. */
+static void ranks_with_other_parts_are_checked(void **state)
+{
+    (void)state;
+    const int ranks = sample_count(8192, 256);
+    char words[512];
+    snprintf(words, sizeof words,
+             "model.preset=llama3.1-405b data.seq=8192 train.global_batch=%d train.micro_batch=1 train.precision=bf16 "
+             "parallel.ranks=%d parallel.zero=3", ranks, ranks);
+    qd_options *options = layout_options(words);
+    qd_check_report report;
+    ok(qd_check(options, 0, &report));
+    assert_int_equal(report.world, ranks);
+    assert_true(report.proved_ops > 0);
+    qd_options_destroy(options);
+}
+
 /* Memory is that of the rank that needs most, FLOPs are those of all: of 15 positions the second rank of cp has 8, the first 7. */
 static void reports_look_at_all_ranks(void **state)
 {
@@ -349,6 +366,7 @@ int main(void)
         cmocka_unit_test(broken_programs_are_refused),
         cmocka_unit_test(circles_are_told_as_such),
         cmocka_unit_test(thousands_of_ranks_are_checked),
+        cmocka_unit_test(ranks_with_other_parts_are_checked),
         cmocka_unit_test(reports_look_at_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

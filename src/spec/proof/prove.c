@@ -52,23 +52,21 @@ static qd_status prove_classes(qd_proof *proof, proof_program *of)
     return QD_OK;
 }
 
-/* Members of a group sum the same elements in the same order. */
+/* Members of a group sum the same elements in the same order: each those of the first. */
 static qd_status compare_reduced(const qd_proof *proof, const proof_program *of)
 {
     const qd_program *p = of->program;
     for (int g = 0; g < p->group_count; g++) {
+        int rank = qd_group_rank(proof->mesh, p->groups[g], p->rank, 0), k = 0;
+        const proof_program *first = &proof->list[proof->index[rank]];
         char name[48];
-        for (int i = 0; i < p->groups[g].size && of->reduced[g] != 0; i++) {
-            int rank = qd_group_rank(proof->mesh, p->groups[g], p->rank, i), k = 0;
-            const proof_program *other = &proof->list[proof->index[rank]];
-            while (k < other->program->group_count && !qd_group_equal(other->program->groups[k], p->groups[g]))
-                k++;
-            if (other == of || (k < other->program->group_count && other->reduced[k] == of->reduced[g]))
-                continue;
-            qd_group_name(proof->mesh, p->groups[g], name, sizeof name);
-            return QD_FAIL(QD_MISMATCH, "gradients: rank %d and rank %d sum other elements of gradients with each other, over %s", p->rank,
-                           rank, name);
-        }
+        while (k < first->program->group_count && !qd_group_equal(first->program->groups[k], p->groups[g]))
+            k++;
+        if (first == of || of->reduced[g] == (k < first->program->group_count ? first->reduced[k] : 0))
+            continue;
+        qd_group_name(proof->mesh, p->groups[g], name, sizeof name);
+        return QD_FAIL(QD_MISMATCH, "gradients: rank %d and rank %d sum other elements of gradients with each other, over %s", rank,
+                       p->rank, name);
     }
     return QD_OK;
 }

@@ -329,22 +329,27 @@ qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_val
 int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operand operand, int *ranks)
 {
     const proof_frame *f = &w->proof->frames[FOLD_DENSE];
-    int all = f->cut[f->count], own = w->program->rank % all, base = w->program->rank - own, present = 0;
+    int first = w->program->rank, present = 0, varies[PROOF_DIGITS], count = 0;
     bool sums = false;
     for (int d = 0; d < f->count; d++)
         sums = sums || place->code[d] == CODE_SUM;
-    *ranks = 0;
-    for (int at = 0; at < all; at++) {
-        bool member = true;
-        for (int d = 0; d < f->count && member; d++) {
-            int size = f->cut[d + 1] / f->cut[d];
-            bool varies = sums ? place->code[d] == CODE_SUM : qd_proof_digit_axis(w->proof, d) == QD_AXIS_TP;
-            member = varies || at / f->cut[d] % size == own / f->cut[d] % size;
-        }
-        if (!member)
+    *ranks = 1;
+    for (int d = 0; d < f->count; d++) { /* the rank with 0 in all digits that vary, and how many there are */
+        int size = f->cut[d + 1] / f->cut[d];
+        if (!(sums ? place->code[d] == CODE_SUM : qd_proof_digit_axis(w->proof, d) == QD_AXIS_TP))
             continue;
-        const qd_module_class *other = qd_program_class(w->proof->programs[base + at], w->class_->module);
-        ++*ranks;
+        varies[count++] = d;
+        first -= w->program->rank / f->cut[d] % size * f->cut[d];
+        *ranks *= size;
+    }
+    for (int i = 0; i < *ranks; i++) {
+        int rank = first, rest = i;
+        for (int k = 0; k < count; k++) {
+            int size = f->cut[varies[k] + 1] / f->cut[varies[k]];
+            rank += rest % size * f->cut[varies[k]];
+            rest /= size;
+        }
+        const qd_module_class *other = qd_program_class(w->proof->programs[rank], w->class_->module);
         if (w->index >= other->op_count || other->ops[w->index].kind != w->op->kind)
             return -1;
         present += qd_proof_slot_of(&other->ops[w->index], operand) >= 0;
