@@ -150,15 +150,25 @@ static bool takes_action(const qd_program *p, int at, const mutation *m)
     return !m->param || (param >= 0 && touches(p, a, param));
 }
 
-/* Actions are named by number in dependencies: they keep their places, and the others move. */
-static void move_action(qd_program *p, int from, int to)
+/* Copies what a program shares with the one it is a copy of; dependencies name actions by number: those from `at` on move by `by`. */
+static void own_actions(qd_program *p, int at, int by, qd_arena *arena)
 {
-    qd_action kept = p->actions[from];
-    for (; from < to; from++)
-        p->actions[from] = p->actions[from + 1];
-    for (; from > to; from--)
-        p->actions[from] = p->actions[from - 1];
-    p->actions[to] = kept;
+    qd_action *actions = QD_ARENA_NEW(arena, qd_action, p->action_count + 1);
+    int32_t *deps = QD_ARENA_NEW(arena, int32_t, p->dep_count + 1);
+    memcpy(actions, p->actions, (size_t)p->action_count * sizeof *actions);
+    for (int i = 0; i < p->dep_count; i++)
+        deps[i] = p->deps[i] + (p->deps[i] >= at ? by : 0);
+    p->actions = actions;
+    p->deps = deps;
+}
+
+void mutate_drop_action(qd_program *p, int at, qd_arena *arena)
+{
+    own_actions(p, at, -1, arena); /* what waited for it waits for the one before */
+    for (int i = 0; i < p->dep_count; i++)
+        p->deps[i] = p->deps[i] < 0 ? 0 : p->deps[i];
+    memmove(&p->actions[at], &p->actions[at + 1], (size_t)(p->action_count - at - 1) * sizeof *p->actions);
+    p->action_count--;
 }
 
 static bool change_action(qd_program *p, int at, const mutation *m, qd_arena *arena)
@@ -167,17 +177,19 @@ static bool change_action(qd_program *p, int at, const mutation *m, qd_arena *ar
     int group = m->to ? find_group(p, m->to) : -1, other = at + 1;
     switch (m->how) {
     case ACTION_DROP:
-        move_action(p, at, p->action_count - 1);
-        p->action_count--;
+        mutate_drop_action(p, at, arena);
         return true;
-    case ACTION_TWICE: {
-        qd_action *actions = QD_ARENA_NEW(arena, qd_action, p->action_count + 1);
-        memcpy(actions, p->actions, (size_t)(at + 1) * sizeof *actions);
-        memcpy(&actions[at + 1], &p->actions[at], (size_t)(p->action_count - at) * sizeof *actions);
-        p->actions = actions;
+    case ACTION_TWICE:
+        own_actions(p, at, 1, arena);
+        memmove(&p->actions[at + 1], &p->actions[at], (size_t)(p->action_count - at) * sizeof *p->actions);
         p->action_count++;
         return true;
-    }
+    case ACTION_WAITS:
+        own_actions(p, 0, 0, arena);
+        if (a->dep_count == 0)
+            return false;
+        p->actions[at].dep_count = 0;
+        return true;
     case ACTION_GROUP:
         if (group < 0)
             return false;
@@ -206,11 +218,6 @@ static bool change_action(qd_program *p, int at, const mutation *m, qd_arena *ar
         qd_action kept = *a;
         *a = p->actions[other];
         p->actions[other] = kept;
-        return true;
-    case ACTION_LATER:
-        if (at + (int)m->number < 0 || at + (int)m->number >= p->action_count)
-            return false;
-        move_action(p, at, at + (int)m->number);
         return true;
     default:
         return false;

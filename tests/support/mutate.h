@@ -28,7 +28,7 @@ typedef enum edit {
     ACTION_COUNT, /* its count is multiplied by `number`; or with 0 half of it */
     ACTION_PARTS, /* its parts are multiplied by `number` */
     ACTION_SWAP,  /* it changes places with the next action of its kind */
-    ACTION_LATER, /* it comes `number` actions later; below 0: earlier */
+    ACTION_WAITS, /* it waits for no action of another stream */
     NORM_REPEAT,  /* the parameter's rule in the norm: repeat, or holders, becomes `number` */
     NORM_HOLDERS,
     PLACE_TP, /* the parameter's placement on tp becomes Replicate (number 0) or Shard of dimension number - 1 */
@@ -45,5 +45,6 @@ typedef struct mutation {
 } mutation;
 
 /* Changes all programs that have such a thing; returns how many do. The programs must not share arrays. */
+void mutate_drop_action(qd_program *program, int action, qd_arena *arena); /* of a copy: what it shares is copied */
 int mutate(qd_program **programs, int count, const mutation *m, qd_arena *arena);
 #endif

@@ -122,7 +122,7 @@ static const mutant mutants[] = {
      {ACTION_PARTS, "reduce_scatter", .nth = 0, .number = 2},
      {"reduce_scatter", "cut into 4 parts", NULL}},
     {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "unpack", .nth = 0}, {"squares", "axis dp", "never summed"}},
-    {LLAMA "parallel.ranks=8 train.micro_batch=1 parallel.zero=2 parallel.dp_shard=4 ",
+    {LLAMA "parallel.ranks=8 train.micro_batch=1 parallel.zero=2 parallel.dp_shard=4 parallel.overlap=false ",
      {ACTION_DROP, "reduce", "apart", .nth = 0},
      {"squares", "axis dp", "never summed"}},
     {LLAMA "parallel.ranks=8 train.micro_batch=1 parallel.zero=1 parallel.dp_shard=4 ",
@@ -130,6 +130,12 @@ static const mutant mutants[] = {
      {"reduce", "axis dp", NULL}},
     {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_DROP, "gather", "block.1", .nth = 0}, {"forward", "block.1", "up to date"}},
     {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "gather", "head", .nth = 0}, {"forward", "head", "up to date"}},
+    /* exchanges that run beside computation and are not waited for */
+    {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "squares", "head", .nth = 0}, {"squares", "gradient of", "does not wait for action"}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "reduce", "gradients[", .nth = 0}, {"reduce", "gradient of", "does not wait for action"}},
+    {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "gather", "a parameter"}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "recv", "what it reads"}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "send", "mb 1", .nth = 0}, {"send", "backward|forward", "what it sends"}},
     /* micro-batches: each counts once */
     {LLAMA "parallel.ranks=2 ",
      {ACTION_OVERWRITE, "backward", "block.0 mb 0", .nth = 0},
@@ -393,10 +399,7 @@ static void everything_is_needed(void **state)
                 qd_action_kind kind = (qd_action_kind)copy.actions[i].kind;
                 if (kind == QD_ACTION_ALLOC || kind == QD_ACTION_FREE)
                     continue;
-                copy.actions = QD_ARENA_NEW(arena, qd_action, copy.action_count);
-                memcpy(copy.actions, programs[rank]->actions, (size_t)i * sizeof *copy.actions);
-                memcpy(copy.actions + i, programs[rank]->actions + i + 1, (size_t)(copy.action_count - i - 1) * sizeof *copy.actions);
-                copy.action_count--;
+                mutate_drop_action(&copy, i, arena);
                 dropped++;
                 if (qd_prove_programs(mesh, (const qd_program *const *)list, NULL) == QD_OK &&
                     qd_check_programs(mesh, (const qd_program *const *)list) == QD_OK) {

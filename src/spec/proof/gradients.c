@@ -27,7 +27,7 @@ qd_status qd_proof_memory_add(proof_memory *m, int64_t first, int64_t end, int p
 {
     if (!reserve(m, 1))
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
-    m->pieces[m->count++] = (proof_piece){.first = first, .end = end, .param = param};
+    m->pieces[m->count++] = (proof_piece){.first = first, .end = end, .param = param, .by = -1};
     return QD_OK;
 }
 

@@ -112,6 +112,7 @@ typedef struct proof_gradient {
 typedef struct proof_piece {
     int64_t first, end;
     int param;
+    int by; /* the last action that touched it; -1: none */
     proof_gradient gradient;
 } proof_piece;
 

@@ -29,6 +29,34 @@ const proof_class *qd_proof_class_of(const proof_run *r, int module)
     return &r->of->classes[r->ledger->modules[module].decl][qd_strategy_recompute(&r->program->strategy, r->ledger, module)];
 }
 
+/* Actions of one stream run in order; an action begins when those it names have ended, and knows what they knew. */
+static qd_status tick(proof_run *r)
+{
+    const qd_action *a = r->action;
+    if (a->stream >= QD_STREAM_COUNT)
+        return qd_proof_action_fail(r, -1, 0, -1, "there is no such stream");
+    proof_clock *now = &r->now[a->stream];
+    for (int d = 0; d < a->dep_count; d++) {
+        int on = r->program->deps[a->dep_first + d];
+        if (on < 0 || on >= r->index)
+            return qd_proof_action_fail(r, -1, 0, -1, "it waits for action %d, which does not come before it", on);
+        for (int s = 0; s < QD_STREAM_COUNT; s++)
+            now->at[s] = r->clocks[on].at[s] > now->at[s] ? r->clocks[on].at[s] : now->at[s];
+    }
+    now->at[a->stream] = r->index;
+    r->clocks[r->index] = *now;
+    return QD_OK;
+}
+
+qd_status qd_proof_waits(const proof_run *r, int param, const char *what, int by)
+{
+    if (by < 0 || r->clocks[r->index].at[r->program->actions[by].stream] >= by)
+        return QD_OK;
+    char text[200];
+    qd_action_describe(r->program, by, text, sizeof text);
+    return qd_proof_action_fail(r, param, 0, -1, "it does not wait for action %d (%s), which works on %s", by, text, what);
+}
+
 static qd_buffer_kind kind_of(const proof_run *r, int buffer)
 {
     return r->program->buffers[buffer].kind;
@@ -43,7 +71,7 @@ static qd_status expect(const proof_run *r, qd_use use, int module, int microbat
         return QD_OK;
     proof_content c = r->contents[buffer];
     if (c.module == module && c.microbatch == microbatch)
-        return QD_OK;
+        return qd_proof_waits(r, -1, "what it reads", c.by);
     const char *name = qd_buffer_kind_name(kind_of(r, buffer));
     if (c.microbatch < 0)
         return qd_proof_action_fail(r, -1, 0, -1, "it reads %s of %s for micro-batch %d, which nothing has written", name,
@@ -56,7 +84,7 @@ static qd_status expect(const proof_run *r, qd_use use, int module, int microbat
 static void fill(proof_run *r, qd_use use, int module, int microbatch)
 {
     if (r->action->use[use] >= 0)
-        r->contents[r->action->use[use]] = (proof_content){module, microbatch};
+        r->contents[r->action->use[use]] = (proof_content){module, microbatch, r->index};
 }
 
 /* ---- parameters ---- */
@@ -76,6 +104,8 @@ static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned 
             if (r->program->storage.count[i] > 0 && (r->fresh[values] < 0 || r->fresh[values] != buffer))
                 return qd_proof_action_fail(r, -1, 0, -1, "it reads %s, of which its buffer has not got all rows up to date",
                                             r->ledger->params[i].name);
+            if (r->program->storage.count[i] > 0)
+                QD_TRY(qd_proof_waits(r, -1, "a parameter that it reads", r->fresh_by[values]));
         }
     }
     return QD_OK;
@@ -162,6 +192,7 @@ static qd_status move_params(proof_run *r)
         if (!source || (a->kind == QD_ACTION_UNPACK && a->parts != 1))
             return qd_proof_action_fail(r, -1, 0, -1, "parts of %s come from memory that does not hold them", r->ledger->params[i].name);
         r->fresh[i] = a->buffer;
+        r->fresh_by[i] = r->index;
     }
     return QD_OK;
 }
@@ -197,7 +228,9 @@ static qd_status transfer(proof_run *r)
     proof_content *c = &r->contents[a->buffer];
     if (a->kind == QD_ACTION_SEND && (c->module != a->module || c->microbatch != a->microbatch))
         return qd_proof_action_fail(r, -1, 0, -1, "what it sends is that of module %d, micro-batch %d", c->module, c->microbatch);
-    *c = (proof_content){a->module, a->microbatch};
+    if (a->kind == QD_ACTION_SEND)
+        return qd_proof_waits(r, -1, "what it sends", c->by);
+    *c = (proof_content){a->module, a->microbatch, r->index};
     return QD_OK;
 }
 
@@ -209,7 +242,7 @@ static qd_status one_action(proof_run *r)
         return module_action(r);
     switch ((qd_action_kind)a->kind) {
     case QD_ACTION_ALLOC:
-        r->contents[a->buffer] = (proof_content){-1, -1};
+        r->contents[a->buffer] = (proof_content){-1, -1, -1};
         r->packed[a->buffer] = 0;
         return qd_proof_gradients_alloc(r, a->buffer);
     case QD_ACTION_FREE:
@@ -219,7 +252,7 @@ static qd_status one_action(proof_run *r)
         if (a->microbatch < 0 || a->microbatch >= p->strategy.micro_batches || r->loaded[a->microbatch])
             return qd_proof_action_fail(r, -1, 0, -1, "micro-batch %d is loaded a second time, or does not exist", a->microbatch);
         r->loaded[a->microbatch] = true;
-        r->contents[a->buffer] = (proof_content){-1, a->microbatch};
+        r->contents[a->buffer] = (proof_content){-1, a->microbatch, r->index};
         return QD_OK;
     case QD_ACTION_SEND:
     case QD_ACTION_RECV:
@@ -264,14 +297,18 @@ static qd_status begin(proof_run *r)
     r->done = calloc(modules * batches, 1);
     r->loaded = calloc(batches, sizeof *r->loaded);
     r->fresh = malloc(params * sizeof *r->fresh);
+    r->fresh_by = malloc(params * sizeof *r->fresh_by);
+    r->clocks = malloc(((size_t)p->action_count + 1) * sizeof *r->clocks);
     r->updated = calloc(params, sizeof *r->updated);
     r->squared = calloc(modules, sizeof *r->squared);
     r->summed = calloc(params, sizeof *r->summed);
     r->held = malloc(params * sizeof *r->held);
-    if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->updated || !r->squared || !r->summed ||
-        !r->held)
+    if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->fresh_by || !r->clocks || !r->updated ||
+        !r->squared || !r->summed || !r->held)
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     memset(r->contents, 0xff, buffers * sizeof *r->contents);
+    memset(r->fresh_by, 0xff, params * sizeof *r->fresh_by);
+    memset(r->now, 0xff, sizeof r->now);
     int param = p->persistent[QD_BUFFER_PARAM];
     for (int i = 0; i < r->ledger->param_count; i++) {
         bool whole = param >= 0 && !p->buffers[param].sharded && qd_storage_share(&p->storage, i).parts == 1;
@@ -295,6 +332,8 @@ static void end(proof_run *r)
     free(r->done);
     free(r->loaded);
     free(r->fresh);
+    free(r->fresh_by);
+    free(r->clocks);
     free(r->updated);
     free(r->squared);
     free(r->summed);
@@ -307,7 +346,9 @@ qd_status qd_proof_step(qd_proof *proof, proof_program *of)
     qd_status status = begin(&r);
     for (; r.index < r.program->action_count && status == QD_OK; r.index++) {
         r.action = &r.program->actions[r.index];
-        status = one_action(&r);
+        status = tick(&r);
+        if (status == QD_OK)
+            status = one_action(&r);
         if (status != QD_OK)
             break;
     }

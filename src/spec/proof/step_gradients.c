@@ -96,6 +96,17 @@ static qd_status no_memory(void)
     return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
 }
 
+/* The action works on these pieces: after all that have worked on them before. */
+static qd_status touch(const proof_run *r, int buffer, int at, int count)
+{
+    for (int k = at; k < at + count; k++) {
+        proof_piece *piece = &r->memory[buffer].pieces[k];
+        QD_TRY(qd_proof_waits(r, piece->param, "it", piece->by));
+        piece->by = r->index;
+    }
+    return QD_OK;
+}
+
 /* Adds one term to elements [first, end) of a buffer, which must all be there. */
 static qd_status add_range(const proof_run *r, int buffer, int param, int64_t first, int64_t end, const proof_gradient *from,
                            bool overwrite)
@@ -104,6 +115,8 @@ static qd_status add_range(const proof_run *r, int buffer, int param, int64_t fi
     int64_t there = 0;
     if (at < 0)
         return no_memory();
+    if (buffer >= 0)
+        QD_TRY(touch(r, buffer, at, count));
     for (int k = 0; buffer >= 0 && k < count; k++) {
         proof_piece *piece = &r->memory[buffer].pieces[at + k];
         there += piece->end - piece->first;
@@ -218,6 +231,7 @@ static qd_status reduce(proof_run *r)
     int count, at = qd_proof_memory_range(&r->memory[a->buffer], a->first, a->first + a->count, &count);
     if (at < 0)
         return no_memory();
+    QD_TRY(touch(r, a->buffer, at, count));
     note_reduced(r, a->group, count > 0 ? &r->memory[a->buffer].pieces[at] : NULL);
     for (int k = 0; k < count; k++) {
         proof_piece *piece = &r->memory[a->buffer].pieces[at + k];
@@ -245,6 +259,7 @@ static qd_status move_parts(proof_run *r)
         int count, at = qd_proof_memory_range(&r->memory[a->buffer], whole, whole + length, &count);
         if (at < 0)
             return no_memory();
+        QD_TRY(touch(r, a->buffer, at, count));
         proof_gradient g = {.kind = UNWRITTEN};
         if (!back) {
             for (int k = 0; k < count; k++) {
@@ -262,6 +277,7 @@ static qd_status move_parts(proof_run *r)
         int parts, first = qd_proof_memory_range(&r->memory[a->part], s->shard_offset[i], s->shard_offset[i] + own.count, &parts);
         if (first < 0)
             return no_memory();
+        QD_TRY(touch(r, a->part, first, parts));
         if (parts == 0 || count == 0)
             return qd_proof_action_fail(r, i, 0, -1, "its part has no place in the buffer");
         for (int k = 0; k < (back ? count : parts); k++) {
@@ -282,6 +298,8 @@ static qd_status add_block(proof_run *r)
     int count, at = from ? qd_proof_memory_range(from, a->first, a->first + a->count, &count) : 0;
     if (at < 0)
         return no_memory();
+    if (from)
+        QD_TRY(touch(r, a->part, at, count));
     for (int k = 0; from && k < count; k++) {
         const proof_piece *piece = &from->pieces[at + k];
         if (piece->gradient.kind == UNWRITTEN)
@@ -302,6 +320,7 @@ static qd_status add_tied(proof_run *r)
     int owner = r->ledger->params[tied].tied_to;
     if (g->kind != KNOWN)
         return qd_proof_action_fail(r, owner, 0, -1, "the second gradient of a tied parameter is added before it is there");
+    QD_TRY(touch(r, from, 0, r->memory[from].count));
     return add_range(r, a->use[QD_USE_GRAD], owner, s->offset[owner], s->offset[owner] + s->count[owner], g, false);
 }
 
@@ -313,6 +332,7 @@ static qd_status transfer_tied(proof_run *r)
     int count, at = qd_proof_memory_range(m, a->first, a->first + a->count, &count), tied = tied_param(r);
     if (at < 0)
         return no_memory();
+    QD_TRY(touch(r, a->buffer, at, count));
     if (a->kind == QD_ACTION_SEND) {
         if (count != 1 || m->count != 1 || m->pieces[at].gradient.kind != KNOWN)
             return qd_proof_action_fail(r, tied, 0, -1, "it is sent to the stage of the table before all of it is there");
@@ -395,6 +415,7 @@ static qd_status reads_final(const proof_run *r, int param)
     int at = qd_proof_memory_range(&r->memory[buffer], own.offset, own.offset + own.count, &count);
     if (at < 0)
         return no_memory();
+    QD_TRY(touch(r, buffer, at, count));
     int64_t there = 0;
     for (int k = 0; k < count; k++) {
         const proof_piece *piece = &r->memory[buffer].pieces[at + k];
@@ -536,6 +557,7 @@ static qd_status zero(proof_run *r)
     int count, at = qd_proof_memory_range(&r->memory[a->buffer], a->first, a->first + a->count, &count);
     if (at < 0)
         return no_memory();
+    QD_TRY(touch(r, a->buffer, at, count));
     for (int k = 0; k < count; k++) {
         proof_piece *piece = &r->memory[a->buffer].pieces[at + k];
         if (piece->gradient.kind == KNOWN)
