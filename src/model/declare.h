@@ -72,6 +72,8 @@ typedef enum qd_decl_kind {
 
 typedef int qd_val; /* a value of the layer; -1: none */
 
+#define QD_DROPOUTS_MOST 4 /* sites of a module; masks are numbered by module and site. 0 is the embedding's */
+
 typedef struct qd_decl_op {
     qd_decl_kind kind;
     qd_val x, y, out;

@@ -53,7 +53,7 @@ qd_status qd_run_dropout(const qd_op_call *c)
         QD_TRY(f->kernels->dropout(f->stream, &(qd_dropout_args){
             .x = call_row(c, QD_DROPOUT_X, row - c->op->first), .y = call_row(c, QD_DROPOUT_Y, row - c->op->first), .rows = rows,
             .cols = c->op->n, .first_row = first, .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
-            .site = (uint32_t)(4 * f->module + c->op->site), /* sites of one module are 0 to 3 */
+            .site = (uint32_t)(QD_DROPOUTS_MOST * f->module + c->op->site),
             .dtype = call_dtype(c, QD_DROPOUT_X),
         }));
         row += rows;

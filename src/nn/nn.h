@@ -62,6 +62,9 @@ typedef struct qd_frame {
  * failure those that were started are left to the exchange. */
 qd_status qd_nn_run(const qd_frame *frame, unsigned phases);
 
+/* Every kind of op needs one. */
+bool qd_nn_has_runner(qd_op_kind kind);
+
 /* The GEMMs that the program's ops make, for qd_device_tune. Calls `visit` for each, the same one several times where several
  * ops make it. Of their addresses only whether they are NULL means anything. */
 typedef qd_status (*qd_product_visitor)(void *context, const qd_matmul_args *product);

@@ -84,6 +84,11 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_CONTEXT_SWAP] = run_exchange,
 };
 
+bool qd_nn_has_runner(qd_op_kind kind)
+{
+    return runners[kind] != NULL;
+}
+
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects
  * its gradient in a buffer of its own. */
 static char *param_address(const qd_frame *f, const qd_slot *slot, bool grad)

@@ -123,27 +123,120 @@ static double experts(const qd_cluster *c, const qd_module_class *class_, const 
     return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
 }
 
-static bool of_experts(qd_op_kind kind)
+/* How an op is priced. */
+typedef enum cost_rule {
+    UNPRICED,
+    STREAM,  /* every operand once */
+    PASSES,  /* rows of experts: libraries pass over them several times */
+    PRODUCT, /* a GEMM */
+    GROUPED, /* a grouped GEMM */
+    ATTENTION,
+    ATTENTION_GRAD,
+    HEAD,
+    EXCHANGE, /* by the network; nothing on the accelerator */
+    SPARE,    /* extra rounds: at the even load that is priced there are none */
+} cost_rule;
+
+static const cost_rule rules[QD_OP_KIND_COUNT] = {
+    [QD_OP_EMBED] = STREAM,
+    [QD_OP_EMBED_GRAD] = STREAM,
+    [QD_OP_NORM] = STREAM,
+    [QD_OP_NORM_GRAD] = STREAM,
+    [QD_OP_LINEAR] = PRODUCT,
+    [QD_OP_LINEAR_ADD] = PRODUCT,
+    [QD_OP_LINEAR_GELU] = PRODUCT,
+    [QD_OP_LINEAR_DX] = PRODUCT,
+    [QD_OP_LINEAR_DX_GELU] = PRODUCT,
+    [QD_OP_LINEAR_DW] = PRODUCT,
+    [QD_OP_ROPE] = STREAM,
+    [QD_OP_ROPE_INVERSE] = STREAM,
+    [QD_OP_ATTENTION] = ATTENTION,
+    [QD_OP_ATTENTION_CACHED] = STREAM,
+    [QD_OP_ATTENTION_GRAD] = ATTENTION_GRAD,
+    [QD_OP_ACTIVATION] = STREAM,
+    [QD_OP_ACTIVATION_GRAD] = STREAM,
+    [QD_OP_ACTIVATION_GRAD_Y] = STREAM,
+    [QD_OP_ADD] = STREAM,
+    [QD_OP_DROPOUT] = STREAM,
+    [QD_OP_HEAD_LOSS] = HEAD,
+    [QD_OP_HEAD_LOGITS] = PRODUCT,
+    [QD_OP_HEAD_NORM] = STREAM,
+    [QD_OP_HEAD_NORM_GRAD] = STREAM,
+    [QD_OP_ROUTE] = PASSES,
+    [QD_OP_ROUTE_PLAN] = PASSES,
+    [QD_OP_ROUTE_GRAD] = PASSES,
+    [QD_OP_ROUTE_LOAD] = STREAM,
+    [QD_OP_PERMUTE] = PASSES,
+    [QD_OP_COMBINE] = PASSES,
+    [QD_OP_COMBINE_GRAD] = PASSES,
+    [QD_OP_EXPERTS] = GROUPED,
+    [QD_OP_EXPERTS_DX] = GROUPED,
+    [QD_OP_EXPERTS_DW] = GROUPED,
+    [QD_OP_EXPERTS_SWIGLU] = GROUPED,
+    [QD_OP_EXPERTS_DX_SWIGLU] = GROUPED,
+    [QD_OP_EXPERT_ACTIVATION] = STREAM,
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = STREAM,
+    [QD_OP_DISPATCH] = EXCHANGE,
+    [QD_OP_RETURN] = EXCHANGE,
+    [QD_OP_EXPERT_ROUNDS] = SPARE,
+    [QD_OP_EXPERT_ROUNDS_GRAD] = SPARE,
+    [QD_OP_NODE_PLAN] = STREAM,
+    [QD_OP_NODE_DISPATCH] = EXCHANGE,
+    [QD_OP_NODE_RETURN] = EXCHANGE,
+    [QD_OP_NODE_WEIGHTS] = STREAM,
+    [QD_OP_NODE_RESEND] = SPARE,
+    [QD_OP_RELAY_PLAN] = STREAM,
+    [QD_OP_RELAY_ROUNDS] = SPARE,
+    [QD_OP_RELAY_ROUNDS_GRAD] = SPARE,
+    [QD_OP_LOSS_MAX] = STREAM,
+    [QD_OP_LOSS_PART] = STREAM,
+    [QD_OP_LOSS_GRAD] = STREAM,
+    [QD_OP_LOSS_SUM] = STREAM,
+    [QD_OP_ALL_REDUCE] = EXCHANGE,
+    [QD_OP_ALL_GATHER] = EXCHANGE,
+    [QD_OP_REDUCE_SCATTER] = EXCHANGE,
+    [QD_OP_ZERO] = STREAM,
+    [QD_OP_COLUMNS] = STREAM,
+    [QD_OP_ATTENTION_PART] = ATTENTION,
+    [QD_OP_ATTENTION_DELTA] = STREAM,
+    [QD_OP_ATTENTION_PART_GRAD] = ATTENTION_GRAD,
+    [QD_OP_HEADS_SPLIT] = STREAM,
+    [QD_OP_HEADS_JOIN] = STREAM,
+    [QD_OP_ROWS_SPLIT] = STREAM,
+    [QD_OP_ROWS_JOIN] = STREAM,
+    [QD_OP_CONTEXT_SHIFT] = EXCHANGE,
+    [QD_OP_CONTEXT_GATHER] = EXCHANGE,
+    [QD_OP_CONTEXT_SCATTER] = EXCHANGE,
+    [QD_OP_CONTEXT_SWAP] = EXCHANGE,
+};
+
+bool qd_op_has_cost(qd_op_kind kind)
 {
-    return kind == QD_OP_ROUTE || kind == QD_OP_ROUTE_PLAN || kind == QD_OP_ROUTE_GRAD || kind == QD_OP_PERMUTE || kind == QD_OP_COMBINE ||
-           kind == QD_OP_COMBINE_GRAD;
+    return rules[kind] != UNPRICED;
+}
+
+/* A GEMM without rows computes nothing. */
+static cost_rule rule_of(const qd_op *op)
+{
+    return rules[op->kind] == PRODUCT && !(op->flops > 0.0) ? STREAM : rules[op->kind];
 }
 
 /* An op on a machine of processors. */
 static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
     qd_cost cost = {0};
-    bool backward = op->kind == QD_OP_ATTENTION_GRAD || op->kind == QD_OP_ATTENTION_PART_GRAD;
+    cost_rule rule = rule_of(op);
+    bool backward = rule == ATTENTION_GRAD;
     bool part = op->kind == QD_OP_ATTENTION_PART || op->kind == QD_OP_ATTENTION_PART_GRAD;
     /* A part's FLOPs say how many keys it meets: 2 m n each forward, 5 backward. */
-    if (backward || part || op->kind == QD_OP_ATTENTION)
+    if (backward || rule == ATTENTION)
         cost.attention = qd_processor_attention(p, op->flops, backward,
                                                 part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
-    else if (qd_op_is_grouped(op->kind))
+    else if (rule == GROUPED)
         cost.product = qd_processor_experts(p, class_, op);
-    else if (op->kind == QD_OP_HEAD_LOSS)
+    else if (rule == HEAD)
         cost.product = qd_processor_head(p, class_, op);
-    else if (op->flops > 0.0 && op->k > 0)
+    else if (rule == PRODUCT)
         cost.product = qd_processor_product(p, qd_processor_kind(op->kind), (double)op->m, (double)op->n, (double)op->k);
     else
         cost.memory = qd_processor_stream(p, (double)op->bytes);
@@ -161,27 +254,24 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     if (c->processor.cores > 0)
         return processor_op(&c->processor, class_, op);
     qd_cost cost = {.launch = c->profile->gap};
-    switch (op->kind) {
-    case QD_OP_ATTENTION_PART:
-    case QD_OP_ATTENTION: cost.attention = attention(c, model, op, false); break;
-    case QD_OP_ATTENTION_PART_GRAD:
-    case QD_OP_ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
-    case QD_OP_EXPERTS:
-    case QD_OP_EXPERTS_DX:
-    case QD_OP_EXPERTS_SWIGLU:
-    case QD_OP_EXPERTS_DX_SWIGLU:
-    case QD_OP_EXPERTS_DW: cost.product = experts(c, class_, op); break;
-    case QD_OP_HEAD_LOSS: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
-    default:
-        if (op->flops > 0.0 && op->k > 0) {
-            cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes);
-        } else {
-            double passes =
-                c->profile->passes *
-                (of_experts(op->kind) && !c->profile->searched ? EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0) : 1.0);
-            cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
-            cost.launch *= passes; /* the passes are kernels */
-        }
+    double passes = c->profile->passes;
+    switch (rule_of(op)) {
+    case ATTENTION: cost.attention = attention(c, model, op, false); break;
+    case ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
+    case GROUPED: cost.product = experts(c, class_, op); break;
+    case HEAD: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
+    case PRODUCT: cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes); break;
+    case PASSES:
+        if (!c->profile->searched)
+            passes *= EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0);
+        /* fall through */
+    case STREAM:
+    case EXCHANGE:
+    case SPARE:
+    case UNPRICED:
+        cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
+        cost.launch *= passes; /* the passes are kernels */
+        break;
     }
     return cost;
 }

@@ -35,6 +35,8 @@ double qd_cost_stream(const qd_cluster *cluster, double bytes);
 /* How much slower computation is beside a collective, as a share of its rate. */
 double qd_cost_collective_load(const qd_cluster *cluster);
 
+/* Every kind of op has a rule for what it costs. */
+bool qd_op_has_cost(qd_op_kind kind);
 /* One op of a class; ops that communicate cost nothing here. */
 qd_cost qd_cost_op(const qd_cluster *cluster, const qd_model *model, const qd_module_class *class_, const qd_op *op);
 

@@ -294,7 +294,7 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
     r->gpus = config->world;
     r->stages = step->stage_count;
     fill_layout(p, r->gpus, r->layout, sizeof r->layout);
-    r->parameters = qd_model_parameters(&config->model);
+    r->parameters = qd_ledger_parameters(p->ledger);
     r->seq = p->strategy.seq;
     r->global_batch = config->global_batch;
     r->micro_batch = p->strategy.micro_batch;

@@ -375,7 +375,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
         snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
     r->world = config->world;
     r->pipeline = p->ledger->mesh.degree[QD_AXIS_PP];
-    r->parameters = qd_model_parameters(&config->model);
+    r->parameters = qd_ledger_parameters(p->ledger);
     r->micro_batch = p->strategy.micro_batch;
     r->micro_batches = p->strategy.micro_batches;
     r->seq = p->strategy.seq;

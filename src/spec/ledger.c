@@ -173,6 +173,14 @@ unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param)
     return axes;
 }
 
+int64_t qd_ledger_parameters(const qd_ledger *ledger)
+{
+    int64_t count = 0;
+    for (int i = 0; i < ledger->param_count; i++)
+        count += ledger->params[i].tied_to < 0 ? ledger->params[i].shape[0] * ledger->params[i].shape[1] : 0;
+    return count;
+}
+
 int qd_ledger_find(const qd_ledger *ledger, const char *name)
 {
     for (int i = 0; i < ledger->param_count; i++)

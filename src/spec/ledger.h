@@ -93,6 +93,9 @@ void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_
 /* Axes over which the gradient of a parameter must still be summed. */
 unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
 
+/* Number of parameters (tied ones once). */
+int64_t qd_ledger_parameters(const qd_ledger *ledger);
+
 /* Index by logical name, -1 if there is none. */
 int qd_ledger_find(const qd_ledger *ledger, const char *name);
 #endif

@@ -47,6 +47,7 @@ const char *qd_op_name(qd_op_kind kind);
 const char *qd_op_roles(qd_op_kind kind);                  /* one letter per operand, see op_table.h */
 const char *qd_op_operand_name(qd_op_kind kind, int place); /* "WEIGHT" */
 bool qd_op_operand_needed(qd_op_kind kind, int place);      /* every op of the kind has it */
+bool qd_decl_has_lowering(qd_decl_kind kind); /* a rule of the pass `forward`: every declared op needs one */
 bool qd_op_has_gradient(qd_op_kind kind);  /* a rule of the pass `gradient`: ops that forward lists may hold */
 bool qd_op_has_placement(qd_op_kind kind); /* a rule of the pass `place` */
 

@@ -200,6 +200,30 @@ static void accelerator_programs(void **state)
         }
 }
 
+/* Masks are numbered by module and site: with one dropout too many a layer would use those of the next. */
+static void too_many_dropouts(qd_layer *b, int which)
+{
+    (void)which;
+    qd_val x = qd_input(b);
+    for (int i = 0; i < 4; i++)
+        x = qd_residual(b, x, qd_mlp(b, x), "dropped", "sum");
+    qd_output(b, x);
+}
+
+static void too_many_dropouts_are_refused(void **state)
+{
+    (void)state;
+    qd_family family = like_example(too_many_dropouts);
+    qd_config config = layout_config(RUN GPT2);
+    config.family = &family;
+    qd_arena *arena;
+    qd_program *program;
+    trained_ok(qd_arena_create(&arena));
+    assert_int_equal(qd_config_build(&config, 0, arena, &program), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "more than 3 dropouts"));
+    qd_arena_destroy(arena);
+}
+
 /* ---- the page ---- */
 
 static char *read_text(const char *path)
@@ -246,7 +270,7 @@ int main(void)
         cmocka_unit_test(page_shows_the_file),    cmocka_unit_test(layouts_train_alike),
         cmocka_unit_test(two_norms_of_one_input), cmocka_unit_test(declared_in_another_order),
         cmocka_unit_test(bf16),                   cmocka_unit_test(accelerator_lists),
-        cmocka_unit_test(accelerator_programs),
+        cmocka_unit_test(accelerator_programs),   cmocka_unit_test(too_many_dropouts_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,15 @@
  * both results are added to the residual stream. The worked example of docs/adding-a-model.md. */
 #include "support/parallel_family.h"
 
+/* What GPT-J has where nothing else is said. */
+static void defaults(qd_model *m)
+{
+    m->norm = QD_NORM_LAYER;
+    m->position = QD_POSITION_ROPE;
+    m->activation = QD_ACT_GELU_TANH;
+    m->linear_bias = true;
+}
+
 static void embed(qd_layer *b)
 {
     qd_output(b, qd_embedding(b));
@@ -30,5 +39,10 @@ static void head(qd_layer *b)
     qd_head_loss(b, qd_norm(b, qd_input(b), "norm", "normed"));
 }
 
-const qd_family parallel_family = {
-    .name = "parallel", .embed = embed, .variants = 1, .variant = variant, .layer = block, .head = head};
+const qd_family parallel_family = {.name = "parallel",
+                                   .defaults = defaults,
+                                   .embed = embed,
+                                   .variants = 1,
+                                   .variant = variant,
+                                   .layer = block,
+                                   .head = head};

@@ -137,6 +137,7 @@ static void presets_have_their_published_size(void **state)
         ok(qd_ledger_create(&model, NULL, &mesh, arena, &ledger));
         ok(qd_storage_create(ledger, 0, 1, 0, arena, &storage));
         assert_int_equal(storage.held, qd_model_parameters(&model));
+        assert_int_equal(qd_ledger_parameters(ledger), qd_model_parameters(&model));
         qd_arena_destroy(arena);
     }
 }

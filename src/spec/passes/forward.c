@@ -137,27 +137,33 @@ static void output(lowering *l, const qd_decl_op *d)
     l->w->slots[l->slot[d->x]].kind = QD_SLOT_OUT;
 }
 
+static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) = {
+    [QD_DECL_INPUT] = input,
+    [QD_DECL_OUTPUT] = output,
+    [QD_DECL_EMBED] = embed,
+    [QD_DECL_NORM] = norm,
+    [QD_DECL_LINEAR] = linear,
+    [QD_DECL_HEAD_NORM] = head_norm,
+    [QD_DECL_ROPE] = rope,
+    [QD_DECL_ATTENTION] = attention,
+    [QD_DECL_ACTIVATION] = activation,
+    [QD_DECL_DROPOUT] = dropout,
+    [QD_DECL_ADD] = add,
+    [QD_DECL_ROUTE] = route,
+    [QD_DECL_SEND] = send,
+    [QD_DECL_GROUPED_LINEAR] = grouped_linear,
+    [QD_DECL_GROUPED_ACTIVATION] = grouped_activation,
+    [QD_DECL_COLLECT] = collect,
+    [QD_DECL_LOSS] = loss,
+};
+
+bool qd_decl_has_lowering(qd_decl_kind kind)
+{
+    return rules[kind] != NULL;
+}
+
 void qd_pass_forward(qd_class_writer *w)
 {
-    static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) = {
-        [QD_DECL_INPUT] = input,
-        [QD_DECL_OUTPUT] = output,
-        [QD_DECL_EMBED] = embed,
-        [QD_DECL_NORM] = norm,
-        [QD_DECL_LINEAR] = linear,
-        [QD_DECL_HEAD_NORM] = head_norm,
-        [QD_DECL_ROPE] = rope,
-        [QD_DECL_ATTENTION] = attention,
-        [QD_DECL_ACTIVATION] = activation,
-        [QD_DECL_DROPOUT] = dropout,
-        [QD_DECL_ADD] = add,
-        [QD_DECL_ROUTE] = route,
-        [QD_DECL_SEND] = send,
-        [QD_DECL_GROUPED_LINEAR] = grouped_linear,
-        [QD_DECL_GROUPED_ACTIVATION] = grouped_activation,
-        [QD_DECL_COLLECT] = collect,
-        [QD_DECL_LOSS] = loss,
-    };
     const qd_layer *decl = w->decl;
     lowering l = {.w = w, .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
     if (!l.slot) {
