@@ -1,6 +1,7 @@
 /* Families that no registry knows train under every kind of layout as on one rank: nothing but their declarations is written by
  * hand. The first is the worked example of docs/adding-a-model.md, and the page shows the file that is built.
  * ctest: timeout 200 */
+#include "spec/proof.h"
 #include "support/expert_models.h"
 #include "support/outcome.h"
 #include "support/parallel_family.h"
@@ -75,6 +76,12 @@ static const char *const layouts[] = {
     "parallel.ranks=2 parallel.zero=1 train.recompute=selective ",
     "train.recompute=full parallel.split_backward=true train.micro_batch=4 ",
 };
+static const char *const with_experts[] = {
+    "parallel.ranks=2 parallel.ep=2 ",
+    "parallel.ranks=4 parallel.ep=2 parallel.tp=2 train.recompute=full ",
+    "parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.schedule=zb_h1 train.micro_batch=2 ",
+    "parallel.ranks=2 parallel.cp=2 parallel.etp=2 parallel.expert_rows=1 parallel.split_backward=true ",
+};
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 static void layouts_train_alike(void **state)
@@ -115,12 +122,6 @@ static void two_norms_of_one_input(void **state)
 static void declared_in_another_order(void **state)
 {
     (void)state;
-    static const char *const with_experts[] = {
-        "parallel.ranks=2 parallel.ep=2 ",
-        "parallel.ranks=4 parallel.ep=2 parallel.tp=2 train.recompute=full ",
-        "parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.schedule=zb_h1 train.micro_batch=2 ",
-        "parallel.ranks=2 parallel.cp=2 parallel.etp=2 parallel.expert_rows=1 parallel.split_backward=true ",
-    };
     qd_family family = like_example(mlp_first);
     family.variants = 2;
     family.variant = alternating;
@@ -181,23 +182,37 @@ static void accelerator_lists(void **state)
         }
 }
 
-static void accelerator_programs(void **state)
+/* The checker and the proof of gradients know nothing of families either. */
+static void prove(const char *base, const char *layout, const qd_family *family, const char *lists)
+{
+    char words[1024];
+    snprintf(words, sizeof words, "%s%s", base, layout);
+    qd_config config = layout_config(words);
+    config.family = family;
+    config.strategy.traits = qd_device_traits_find(lists);
+    qd_arena *arena;
+    const qd_program **programs;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build_all(&config, arena, &programs));
+    const qd_mesh *mesh = &programs[0]->ledger->mesh;
+    if (qd_check_programs(mesh, programs) != QD_OK || qd_prove_programs(mesh, programs, NULL) != QD_OK)
+        fail_msg("%s, lists of %s: %s", words, lists, qd_error_message());
+    qd_arena_destroy(arena);
+}
+
+static void programs_are_proved(void **state)
 {
     (void)state;
-    qd_family families[] = {parallel_family, like_example(two_norms), like_example(mlp_first)};
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++)
-        for (size_t i = 0; i < LAYOUTS; i++) {
-            char words[1024];
-            snprintf(words, sizeof words, RUN GPT2 "train.precision=bf16 %s", layouts[i]);
-            qd_config config = layout_config(words);
-            config.family = &families[f];
-            config.strategy.traits = qd_device_traits_find("cuda");
-            qd_arena *arena;
-            const qd_program **programs;
-            trained_ok(qd_arena_create(&arena));
-            trained_ok(qd_config_build_all(&config, arena, &programs));
-            qd_arena_destroy(arena);
-        }
+    qd_family families[] = {parallel_family, like_example(two_norms), like_example(mlp_first)}, alternate = like_example(mlp_first);
+    alternate.variants = 2;
+    alternate.variant = alternating;
+    for (int device = 0; device < 2; device++) {
+        for (size_t f = 0; f < sizeof families / sizeof *families; f++)
+            for (size_t i = 0; i < LAYOUTS; i++)
+                prove(RUN GPT2 "train.precision=bf16 ", layouts[i], &families[f], device ? "cuda" : "cpu");
+        for (size_t i = 0; i < sizeof with_experts / sizeof *with_experts; i++)
+            prove(RUN MIXTRAL "model.shared_experts=1 ", with_experts[i], &alternate, device ? "cuda" : "cpu");
+    }
 }
 
 /* Masks are numbered by module and site: with one dropout too many a layer would use those of the next. */
@@ -270,7 +285,7 @@ int main(void)
         cmocka_unit_test(page_shows_the_file),    cmocka_unit_test(layouts_train_alike),
         cmocka_unit_test(two_norms_of_one_input), cmocka_unit_test(declared_in_another_order),
         cmocka_unit_test(bf16),                   cmocka_unit_test(accelerator_lists),
-        cmocka_unit_test(accelerator_programs),   cmocka_unit_test(too_many_dropouts_are_refused),
+        cmocka_unit_test(programs_are_proved),   cmocka_unit_test(too_many_dropouts_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
-/* Every declared op and every kind of op has all its rules: lowering, gradient, placement, runner, cost. An op that is added without
- * one of them, or that no program of this test holds, fails here and is named. */
+/* Every declared op and every kind of op has all its rules: lowering, gradient, placement, proof, runner, cost. An op that is added
+ * without one of them, or that no program of this test holds, fails here and is named. */
 #include "nn/nn.h"
 #include "sim/cost.h"
+#include "spec/proof.h"
 #include "support/layout.h"
 #include "support/simulated.h"
 
@@ -132,6 +133,8 @@ static void ops_have_all_rules(void **state)
             fail_msg("%s needs a runner in nn/run.c", name);
         if (!qd_op_has_cost(kind))
             fail_msg("%s needs a rule in sim/cost.c", name);
+        if (from != GENERATION && !qd_proof_knows(kind))
+            fail_msg("%s needs a rule in spec/proof", name);
     }
 }
 
