@@ -148,6 +148,9 @@
 #define QD_OPERAND_NEED_g(...) QD_OPERAND_THIRD(__VA_ARGS__, "o", "n", )
 #define QD_OPERAND_FIRST(a, ...) a
 #define QD_OPERAND_THIRD(a, b, c, ...) c
+/* Items for QD_EACH that are pairs in parentheses. */
+#define QD_PAIR_FIRST(first, second) first
+#define QD_PAIR_SECOND(first, second) second
 #define QD_OPERAND_PLACE(kind, name) QD_OPERAND_PASTE(kind, name)
 #define QD_OPERAND_PASTE(kind, name) QD_##kind##_##name
 

@@ -186,6 +186,10 @@ static inline bool qd_op_is_grouped(qd_op_kind kind) /* a grouped GEMM */
     return kind == QD_OP_EXPERTS || kind == QD_OP_EXPERTS_DX || kind == QD_OP_EXPERTS_DW || kind == QD_OP_EXPERTS_SWIGLU ||
            kind == QD_OP_EXPERTS_DX_SWIGLU;
 }
+static inline int qd_op_first(const qd_op *op) /* the slot of its first operand */
+{
+    return op->slot[0];
+}
 static inline bool qd_op_communicates(const qd_op *op)
 {
     return op->exchange.group.size > 1;

@@ -10,7 +10,7 @@ typedef enum edit {
     OP_TWICE,      /* it runs twice */
     OP_GROUP,      /* it communicates over the axis `to` */
     OP_REDUCE,     /* sum becomes maximum, or the other way round */
-    OP_SLOT,       /* operand number `number` becomes the slot named `to`; "-": none */
+    OP_SLOT,       /* operand `number` (QD_LINEAR_X, …) becomes the slot named `to`; "-": none */
     OP_SCALE,      /* its scale is multiplied by `number` */
     OP_TOKENS,     /* its load_tokens are */
     OP_OVERWRITES, /* the flag is turned over */

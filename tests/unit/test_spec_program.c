@@ -1,4 +1,5 @@
 /* The ledger, the step program, its memory plan and its checker. */
+#include "spec/passes/passes.h"
 #include "support/layout.h"
 
 #include <quadrille/check.h>
@@ -107,6 +108,47 @@ static void rows_have_names_of_their_own(void **state)
     for (int a = 0; a < QD_ACTION_KIND_COUNT; a++)
         for (int o = 0; o < QD_OP_KIND_COUNT; o++)
             assert_string_not_equal(qd_action_row_name((qd_action_kind)a), qd_op_name((qd_op_kind)o));
+}
+
+/* Enumerators, roles and names of operands come from one table. */
+static void operands_have_names(void **state)
+{
+    (void)state;
+    assert_int_equal(QD_LINEAR_DW_BIAS_GRAD, QD_LINEAR_DW_OPERANDS - 1);
+    assert_string_equal(qd_op_roles(QD_OP_LINEAR_DW), "rrgg");
+    assert_string_equal(qd_op_operand_name(QD_OP_LINEAR_DW, QD_LINEAR_DW_BIAS_GRAD), "BIAS_GRAD");
+    assert_true(qd_op_operand_needed(QD_OP_LINEAR_DW, QD_LINEAR_DW_WEIGHT_GRAD));
+    assert_false(qd_op_operand_needed(QD_OP_LINEAR_DW, QD_LINEAR_DW_BIAS_GRAD));
+    for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
+        int count = (int)strlen(qd_op_roles((qd_op_kind)kind));
+        assert_in_range(count, 1, QD_OP_SLOTS);
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < i; j++)
+                assert_string_not_equal(qd_op_operand_name((qd_op_kind)kind, i), qd_op_operand_name((qd_op_kind)kind, j));
+    }
+}
+
+/* An op that is written without an operand that its kind needs, or with another kind's, is named; what is optional may be absent. */
+static void ops_without_their_operands_are_refused(void **state)
+{
+    (void)state;
+    qd_class_config config = {.activation = QD_F32};
+    qd_class_writer w = {.config = &config};
+    ok(qd_arena_create(&w.arena));
+    int x = qd_class_local(&w, "x", 2, 3), y = qd_class_local(&w, "y", 2, 3), weight = qd_class_local(&w, "weight", 3, 3);
+    const qd_op *op = QD_CLASS_OP(&w, LINEAR, (Y, y), (WEIGHT, weight), (X, x));
+    assert_null(w.wrong);
+    assert_int_equal(op->slot[QD_LINEAR_X], x);
+    assert_int_equal(op->slot[QD_LINEAR_WEIGHT], weight);
+    assert_int_equal(op->slot[QD_LINEAR_BIAS], -1);
+    assert_int_equal(op->slot[QD_LINEAR_Y], y);
+    QD_CLASS_OP(&w, LINEAR, (X, x), (WEIGHT, -1), (Y, y));
+    assert_string_equal(w.wrong, "linear lacks its operand WEIGHT");
+    w.wrong = NULL;
+    qd_class_op(&w, QD_OP_DROPOUT, QD_OPERANDS(ADD, (A, x), (B, y), (Y, y)));
+    assert_string_equal(w.wrong, "dropout is given operands of another kind");
+    assert_int_equal(w.op_count, 1);
+    qd_arena_destroy(w.arena);
 }
 
 static void presets_have_their_published_size(void **state)
@@ -411,6 +453,8 @@ int main(void)
         cmocka_unit_test(stages_count_the_experts_a_token_meets),
         cmocka_unit_test(bad_layouts_are_refused),
         cmocka_unit_test(rows_have_names_of_their_own),
+        cmocka_unit_test(operands_have_names),
+        cmocka_unit_test(ops_without_their_operands_are_refused),
         cmocka_unit_test(presets_have_their_published_size),
         cmocka_unit_test(memory_plan_is_sound),
         cmocka_unit_test(buckets_cover_all_gradients),

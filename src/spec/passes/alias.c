@@ -2,11 +2,14 @@
  * nothing reads that afterwards; else the operand is copied first. */
 #include "spec/passes/passes.h"
 
+QD_SAME_PLACE(X, ROPE, ROPE_INVERSE);
+QD_SAME_PLACE(Y, ROPE, ROPE_INVERSE);
+
 /* The operand that the kernel overwrites, and the result; false: it does not work in place. */
 static bool in_place(qd_op_kind kind, int *operand, int *result)
 {
-    *operand = 0;
-    *result = kind == QD_OP_HEAD_NORM_GRAD ? 7 : 3;
+    *operand = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DY : QD_ROPE_X;
+    *result = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DX : QD_ROPE_Y;
     return kind == QD_OP_ROPE || kind == QD_OP_ROPE_INVERSE || kind == QD_OP_HEAD_NORM_GRAD;
 }
 
@@ -21,24 +24,17 @@ static void replace(qd_class_writer *w, int slot, int by)
 /* A copy of the operand, in the slot of the result, before op `index`. */
 static void copy_first(qd_class_writer *w, int index, int operand, int result)
 {
-    qd_op op = w->ops[index], *copy;
+    const qd_op op = w->ops[index];
     int x = op.slot[operand], y = op.slot[result];
     w->phase = op.phase;
-    QD_CLASS_OP(w, COLUMNS, x, y);
+    qd_op copy = *QD_CLASS_OP(w, COLUMNS, (X, x), (Y, y));
     if (w->no_memory || w->wrong)
         return;
+    copy.after = op.after;
+    qd_class_measure(w, &copy);
     for (int i = w->op_count - 1; i > index; i--)
         w->ops[i] = w->ops[i - 1];
-    copy = &w->ops[index];
-    *copy = (qd_op){.kind = QD_OP_COLUMNS,
-                    .phase = op.phase,
-                    .slot = {(int16_t)x, (int16_t)y},
-                    .exchange.index = -1,
-                    .exchange.pieces = 1,
-                    .after = op.after};
-    for (int j = 2; j < QD_OP_SLOTS; j++)
-        copy->slot[j] = -1;
-    qd_class_measure(w, copy);
+    w->ops[index] = copy;
     for (int i = index + 1; i < w->op_count; i++)
         w->ops[i].after += w->ops[i].after >= index;
     w->ops[index + 1].slot[operand] = (int16_t)y;

@@ -12,7 +12,8 @@ typedef struct lowering {
 static void embed(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
-    QD_CLASS_OP(w, EMBED, qd_class_input(w), qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), l->slot[d->out]);
+    QD_CLASS_OP(w, EMBED, (INPUT, qd_class_input(w)), (TOKEN_TABLE, qd_class_weight(w, d->weight)),
+                (POSITION_TABLE, qd_class_weight(w, d->weight2)), (Y, l->slot[d->out]));
 }
 
 static void norm(lowering *l, const qd_decl_op *d)
@@ -20,19 +21,22 @@ static void norm(lowering *l, const qd_decl_op *d)
     qd_class_writer *w = l->w;
     int mean = w->model->norm == QD_NORM_LAYER ? qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " mean"), 0, 1) : -1;
     int rstd = qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " rstd"), 0, 1);
-    QD_CLASS_OP(w, NORM, l->slot[d->x], -1, qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), -1, l->slot[d->out], mean, rstd);
+    QD_CLASS_OP(w, NORM, (X, l->slot[d->x]), (GAMMA, qd_class_weight(w, d->weight)), (BETA, qd_class_weight(w, d->weight2)),
+                (Y, l->slot[d->out]), (MEAN, mean), (RSTD, rstd));
 }
 
 static void linear(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, LINEAR, l->slot[d->x], qd_class_weight(l->w, d->weight), qd_class_weight(l->w, d->weight2), l->slot[d->out]);
+    QD_CLASS_OP(l->w, LINEAR, (X, l->slot[d->x]), (WEIGHT, qd_class_weight(l->w, d->weight)), (BIAS, qd_class_weight(l->w, d->weight2)),
+                (Y, l->slot[d->out]));
 }
 
 static void head_norm(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
     int rstd = qd_class_f32(w, "head_rstd", 0, w->heads + w->kv_heads);
-    QD_CLASS_OP(w, HEAD_NORM, l->slot[d->x], qd_class_weight(w, d->weight), qd_class_weight(w, d->weight2), l->slot[d->out], rstd);
+    QD_CLASS_OP(w, HEAD_NORM, (X, l->slot[d->x]), (Q_GAMMA, qd_class_weight(w, d->weight)), (K_GAMMA, qd_class_weight(w, d->weight2)),
+                (Y, l->slot[d->out]), (RSTD, rstd));
 }
 
 /* Positions are counted from 0 in each sequence, unless the rank has only some of them. */
@@ -43,7 +47,7 @@ static void rope(lowering *l, const qd_decl_op *d)
     int positions = c->context > 0 || w->seq < c->seq ? qd_class_input(w) : -1;
     if (w->rope < 0)
         w->rope = qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(c->seq, c->context), w->model->head_dim);
-    QD_CLASS_OP(w, ROPE, l->slot[d->x], w->rope, positions, l->slot[d->out]);
+    QD_CLASS_OP(w, ROPE, (X, l->slot[d->x]), (TABLE, w->rope), (INPUT, positions), (Y, l->slot[d->out]));
 }
 
 static void attention(lowering *l, const qd_decl_op *d)
@@ -52,28 +56,28 @@ static void attention(lowering *l, const qd_decl_op *d)
     if (w->config->context > 0) {
         int64_t kv = (int64_t)w->kv_heads * w->model->head_dim;
         int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
-        QD_CLASS_OP(w, ATTENTION_CACHED, l->slot[d->x], cache, l->slot[d->out]);
+        QD_CLASS_OP(w, ATTENTION_CACHED, (QKV, l->slot[d->x]), (CACHE, cache), (O, l->slot[d->out]));
         return;
     }
-    QD_CLASS_OP(w, ATTENTION, l->slot[d->x], qd_class_input(w), l->slot[d->out], qd_class_f32(w, "lse", 0, 0));
+    QD_CLASS_OP(w, ATTENTION, (QKV, l->slot[d->x]), (INPUT, qd_class_input(w)), (O, l->slot[d->out]), (LSE, qd_class_f32(w, "lse", 0, 0)));
 }
 
 static void activation(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, ACTIVATION, l->slot[d->x], l->slot[d->out]);
+    QD_CLASS_OP(l->w, ACTIVATION, (X, l->slot[d->x]), (Y, l->slot[d->out]));
 }
 
 static void dropout(lowering *l, const qd_decl_op *d)
 {
     if (l->w->config->training)
-        QD_CLASS_OP(l->w, DROPOUT, l->slot[d->x], l->slot[d->out])->site = d->site;
+        QD_CLASS_OP(l->w, DROPOUT, (X, l->slot[d->x]), (Y, l->slot[d->out]))->site = d->site;
     else
         l->slot[d->out] = l->slot[d->x];
 }
 
 static void add(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, ADD, l->slot[d->x], l->slot[d->y], l->slot[d->out]);
+    QD_CLASS_OP(l->w, ADD, (A, l->slot[d->x]), (B, l->slot[d->y]), (Y, l->slot[d->out]));
 }
 
 static void route(lowering *l, const qd_decl_op *d)
@@ -86,28 +90,29 @@ static void route(lowering *l, const qd_decl_op *d)
     l->place = qd_class_i32(w, "place", 0, e->per_token);
     l->from = qd_class_i32(w, "from", 1, 0);
     l->count = qd_class_i32(w, "expert_rows", 1, e->experts);
-    QD_CLASS_OP(w, ROUTE, l->slot[d->x], qd_class_weight(w, d->weight), l->choice, l->weight, load);
-    QD_CLASS_OP(w, ROUTE_PLAN, l->choice, l->weight, l->place, l->from, l->count);
+    QD_CLASS_OP(w, ROUTE, (LOGITS, l->slot[d->x]), (BIAS, qd_class_weight(w, d->weight)), (CHOICE, l->choice), (WEIGHT, l->weight),
+                (LOAD, load));
+    QD_CLASS_OP(w, ROUTE_PLAN, (CHOICE, l->choice), (WEIGHT, l->weight), (PLACE, l->place), (FROM, l->from), (COUNT, l->count));
 }
 
 static void send(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, PERMUTE, l->slot[d->x], l->from, l->count, l->slot[d->out], l->place);
+    QD_CLASS_OP(l->w, PERMUTE, (X, l->slot[d->x]), (FROM, l->from), (COUNT, l->count), (Y, l->slot[d->out]), (PLACE, l->place));
 }
 
 static void grouped_linear(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, EXPERTS, l->slot[d->x], qd_class_weight(l->w, d->weight), l->count, l->slot[d->out]);
+    QD_CLASS_OP(l->w, EXPERTS, (X, l->slot[d->x]), (WEIGHT, qd_class_weight(l->w, d->weight)), (COUNT, l->count), (Y, l->slot[d->out]));
 }
 
 static void grouped_activation(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, EXPERT_ACTIVATION, l->slot[d->x], l->count, l->slot[d->out]);
+    QD_CLASS_OP(l->w, EXPERT_ACTIVATION, (X, l->slot[d->x]), (COUNT, l->count), (Y, l->slot[d->out]));
 }
 
 static void collect(lowering *l, const qd_decl_op *d)
 {
-    QD_CLASS_OP(l->w, COMBINE, l->slot[d->x], l->place, l->weight, -1, l->slot[d->out]);
+    QD_CLASS_OP(l->w, COMBINE, (ROWS, l->slot[d->x]), (PLACE, l->place), (WEIGHT, l->weight), (Y, l->slot[d->out]));
 }
 
 /* The loss computes its gradients with it, chunk by chunk of rows, so that logits are never all
@@ -118,13 +123,14 @@ static void loss(lowering *l, const qd_decl_op *d)
     int matrix = qd_class_weight(w, d->weight);
     if (w->config->context > 0) {
         int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, w->model->vocab);
-        QD_CLASS_OP(w, HEAD_LOGITS, l->slot[d->x], matrix, logits);
+        QD_CLASS_OP(w, HEAD_LOGITS, (X, l->slot[d->x]), (WEIGHT, matrix), (LOGITS, logits));
         return;
     }
     bool training = w->config->training;
     int d_x = training ? qd_class_local(w, qd_class_name(w, "d_", l->slot[d->x], ""), 0, w->model->hidden) : -1;
     w->loss = qd_class_slot(w, "loss", QD_SLOT_LOSS, QD_F64, 2, 1);
-    QD_CLASS_OP(w, HEAD_LOSS, l->slot[d->x], matrix, qd_class_input(w), d_x, training ? qd_class_gradient(matrix) : -1, w->loss, -1, -1);
+    QD_CLASS_OP(w, HEAD_LOSS, (X, l->slot[d->x]), (WEIGHT, matrix), (INPUT, qd_class_input(w)), (DX, d_x),
+                (WEIGHT_GRAD, training ? qd_class_gradient(matrix) : -1), (LOSS, w->loss));
 }
 
 static void input(lowering *l, const qd_decl_op *d)

@@ -44,25 +44,35 @@ static bool is_there(const qd_class_writer *w, int slot, int index)
     return qd_class_definition(w, slot, w->op_count) < index;
 }
 
-/* Op `index` becomes another kind with other slots; phase, sizes and FLOPs stay. */
-static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, const int *slots, int count)
+/* Op `index` becomes another kind with other operands; phase, sizes and FLOPs stay. */
+static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, qd_operands operands)
 {
     qd_op *op = &w->ops[index];
     op->kind = kind;
-    for (int i = 0; i < QD_OP_SLOTS; i++)
-        op->slot[i] = (int16_t)(i < count ? slots[i] : -1);
+    qd_op_set_operands(op, operands);
     qd_class_count_bytes(w, op);
+}
+
+/* Op `index`, y = x·Wᵀ + b, also adds: its result, with the sum, is `y`. */
+static void take_add(qd_class_writer *w, int index, int add, int y)
+{
+    const qd_op *op = &w->ops[index];
+    rewrite(w, index, QD_OP_LINEAR_ADD,
+            QD_OPERANDS(LINEAR_ADD, (X, op->slot[QD_LINEAR_X]), (WEIGHT, op->slot[QD_LINEAR_WEIGHT]), (BIAS, op->slot[QD_LINEAR_BIAS]),
+                        (ADD, add), (Y, y)));
 }
 
 /* x·Wᵀ + b, then + a: one GEMM. */
 static void add_in_linear(qd_class_writer *w, int i)
 {
     const qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_LINEAR ? only_reader(w, i, op->slot[3]) : -1;
-    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[3] ||
-        !is_there(w, w->ops[by].slot[0], i))
+    int by = op->kind == QD_OP_LINEAR ? only_reader(w, i, op->slot[QD_LINEAR_Y]) : -1;
+    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD)
         return;
-    rewrite(w, i, QD_OP_LINEAR_ADD, (const int[]){op->slot[0], op->slot[1], op->slot[2], w->ops[by].slot[0], w->ops[by].slot[2]}, 5);
+    const qd_op *add = &w->ops[by];
+    if (add->slot[QD_ADD_B] != op->slot[QD_LINEAR_Y] || !is_there(w, add->slot[QD_ADD_A], i))
+        return;
+    take_add(w, i, add->slot[QD_ADD_A], add->slot[QD_ADD_Y]);
     remove_op(w, by);
 }
 
@@ -71,23 +81,22 @@ static void add_in_linear(qd_class_writer *w, int i)
 static void add_in_combine(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[4]) : -1;
-    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[1] != op->slot[4])
+    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : -1;
+    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y])
         return;
-    int add = w->ops[by].slot[0], sum = w->ops[by].slot[2];
+    int add = w->ops[by].slot[QD_ADD_A], sum = w->ops[by].slot[QD_ADD_Y];
     if (!is_there(w, add, i))
         return;
-    if (op->slot[3] < 0) {
-        op->slot[3] = (int16_t)add;
+    if (op->slot[QD_COMBINE_ADD] < 0) {
+        op->slot[QD_COMBINE_ADD] = (int16_t)add;
     } else {
-        int shared = qd_class_definition(w, op->slot[3], i);
+        int shared = qd_class_definition(w, op->slot[QD_COMBINE_ADD], i);
         if (!w->config->traits->fused_residual || shared < 0 || w->ops[shared].kind != QD_OP_LINEAR ||
-            only_reader(w, shared, op->slot[3]) != i || !is_there(w, add, shared))
+            only_reader(w, shared, op->slot[QD_COMBINE_ADD]) != i || !is_there(w, add, shared))
             return;
-        const qd_op *down = &w->ops[shared];
-        rewrite(w, shared, QD_OP_LINEAR_ADD, (const int[]){down->slot[0], down->slot[1], down->slot[2], add, down->slot[3]}, 5);
+        take_add(w, shared, add, w->ops[shared].slot[QD_LINEAR_Y]);
     }
-    op->slot[4] = (int16_t)sum;
+    op->slot[QD_COMBINE_Y] = (int16_t)sum;
     remove_op(w, by);
     qd_class_count_bytes(w, op);
     add_in_combine(w, i); /* what is added to that */
@@ -99,13 +108,15 @@ static void add_in_norm(qd_class_writer *w, int i)
     const qd_op *op = &w->ops[i];
     if (op->kind != QD_OP_ADD || op->phase != QD_PHASE_FORWARD)
         return;
-    int by = qd_class_reader(w, op->slot[2], i + 1);
-    if (by < 0 || w->ops[by].kind != QD_OP_NORM || w->ops[by].slot[0] != op->slot[2] || w->ops[by].slot[1] >= 0)
+    int by = qd_class_reader(w, op->slot[QD_ADD_Y], i + 1);
+    if (by < 0 || w->ops[by].kind != QD_OP_NORM || w->ops[by].slot[QD_NORM_X] != op->slot[QD_ADD_Y] ||
+        w->ops[by].slot[QD_NORM_ADD] >= 0)
         return;
     qd_op *norm = &w->ops[by];
-    rewrite(w, by, QD_OP_NORM,
-            (const int[]){op->slot[0], op->slot[1], norm->slot[2], norm->slot[3], op->slot[2], norm->slot[5], norm->slot[6], norm->slot[7]},
-            8);
+    norm->slot[QD_NORM_X] = op->slot[QD_ADD_A];
+    norm->slot[QD_NORM_ADD] = op->slot[QD_ADD_B];
+    norm->slot[QD_NORM_SUM] = op->slot[QD_ADD_Y];
+    qd_class_count_bytes(w, norm);
     remove_op(w, i);
 }
 
@@ -118,15 +129,19 @@ static void gelu_in_linear(qd_class_writer *w, int i)
     if (!w->config->traits->fused_gelu || w->model->activation != QD_ACT_GELU_TANH || w->config->recompute == QD_RECOMPUTE_SELECTIVE ||
         (!forward && op->kind != QD_OP_LINEAR_DX))
         return;
-    int by = forward ? qd_class_reader(w, op->slot[3], i + 1) : only_reader(w, i, op->slot[2]);
+    int by = forward ? qd_class_reader(w, op->slot[QD_LINEAR_Y], i + 1) : only_reader(w, i, op->slot[QD_LINEAR_DX_DX]);
     if (by < 0)
         return;
     const qd_op *act = &w->ops[by];
     if (forward && act->kind == QD_OP_ACTIVATION) {
-        rewrite(w, i, QD_OP_LINEAR_GELU, (const int[]){op->slot[0], op->slot[1], op->slot[2], op->slot[3], act->slot[1]}, 5);
+        rewrite(w, i, QD_OP_LINEAR_GELU,
+                QD_OPERANDS(LINEAR_GELU, (X, op->slot[QD_LINEAR_X]), (WEIGHT, op->slot[QD_LINEAR_WEIGHT]), (BIAS, op->slot[QD_LINEAR_BIAS]),
+                            (SUM, op->slot[QD_LINEAR_Y]), (Y, act->slot[QD_ACTIVATION_Y])));
         remove_op(w, by);
     } else if (!forward && act->kind == QD_OP_ACTIVATION_GRAD) {
-        rewrite(w, i, QD_OP_LINEAR_DX_GELU, (const int[]){op->slot[0], op->slot[1], act->slot[0], act->slot[2]}, 4);
+        rewrite(w, i, QD_OP_LINEAR_DX_GELU,
+                QD_OPERANDS(LINEAR_DX_GELU, (DY, op->slot[QD_LINEAR_DX_DY]), (WEIGHT, op->slot[QD_LINEAR_DX_WEIGHT]),
+                            (SUM, act->slot[QD_ACTIVATION_GRAD_X]), (DX, act->slot[QD_ACTIVATION_GRAD_DX])));
         remove_op(w, by);
     }
 }
@@ -138,6 +153,8 @@ static bool remakes(const qd_class_writer *w, bool by_default)
     return w->config->swiglu == QD_SWIGLU_AGAIN || (w->config->swiglu == QD_SWIGLU_AUTO && by_default);
 }
 
+QD_SAME_PLACE(X, LINEAR_DW, EXPERTS_DW);
+
 /* The pass over gate and up that gives their gradients gives their product once more: it need
  * not be kept. The weight gradient that reads it comes behind that pass. */
 static void remake_swiglu(qd_class_writer *w, int i)
@@ -148,12 +165,15 @@ static void remake_swiglu(qd_class_writer *w, int i)
         return;
     if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
         return;
-    int x = grad->slot[0], active = -1, made = -1;
+    int x = grad->slot[routed ? QD_EXPERT_ACTIVATION_GRAD_X : QD_ACTIVATION_GRAD_X], active = -1, made = -1;
     for (int k = 0; k < i && made < 0; k++) {
         const qd_op *op = &w->ops[k];
-        if ((op->kind == QD_OP_ACTIVATION || op->kind == QD_OP_EXPERT_ACTIVATION) && op->slot[0] == x) {
+        if (op->kind == QD_OP_ACTIVATION && op->slot[QD_ACTIVATION_X] == x) {
             made = k;
-            active = op->slot[routed ? 2 : 1];
+            active = op->slot[QD_ACTIVATION_Y];
+        } else if (op->kind == QD_OP_EXPERT_ACTIVATION && op->slot[QD_EXPERT_ACTIVATION_X] == x) {
+            made = k;
+            active = op->slot[QD_EXPERT_ACTIVATION_Y];
         }
     }
     if (made < 0)
@@ -163,16 +183,18 @@ static void remake_swiglu(qd_class_writer *w, int i)
         return;
     w->slots[again].layout = w->slots[active].layout;
     if (routed) {
-        grad->slot[4] = (int16_t)again;
+        grad->slot[QD_EXPERT_ACTIVATION_GRAD_Y] = (int16_t)again;
         qd_class_count_bytes(w, grad);
     } else {
-        rewrite(w, i, QD_OP_ACTIVATION_GRAD_Y, (const int[]){x, grad->slot[1], grad->slot[2], again}, 4);
+        rewrite(w, i, QD_OP_ACTIVATION_GRAD_Y,
+                QD_OPERANDS(ACTIVATION_GRAD_Y, (X, x), (DY, grad->slot[QD_ACTIVATION_GRAD_DY]), (DX, grad->slot[QD_ACTIVATION_GRAD_DX]),
+                            (Y, again)));
     }
     for (int k = made + 1; k < w->op_count; k++) {
         qd_op *op = &w->ops[k];
-        if (op->phase != QD_PHASE_WEIGHT || (int)op->kind == GONE || op->slot[1] != active)
+        if ((op->kind != QD_OP_LINEAR_DW && op->kind != QD_OP_EXPERTS_DW) || op->slot[QD_LINEAR_DW_X] != active)
             continue;
-        op->slot[1] = (int16_t)again;
+        op->slot[QD_LINEAR_DW_X] = (int16_t)again;
         if (k > i)
             continue;
         qd_op late = *op;
@@ -188,18 +210,22 @@ static void remake_swiglu(qd_class_writer *w, int i)
 static void bias_sums_in_norm(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_LINEAR_DW || op->slot[3] < 0 ||
+    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_LINEAR_DW ||
+        op->slot[QD_LINEAR_DW_BIAS_GRAD] < 0 ||
         w->tensor.size > 1)
         return;
     for (int k = 0; k < w->op_count; k++) {
         qd_op *norm = &w->ops[k];
         if (norm->kind != QD_OP_NORM_GRAD)
             continue;
-        int j = norm->slot[3] == op->slot[0] ? 9 : norm->slot[6] == op->slot[0] ? 10 : -1;
-        if (j < 0 || norm->slot[j] >= 0)
+        int dy = op->slot[QD_LINEAR_DW_DY];
+        int sums = norm->slot[QD_NORM_GRAD_ADD] == dy  ? QD_NORM_GRAD_ADD_SUMS
+                   : norm->slot[QD_NORM_GRAD_DX] == dy ? QD_NORM_GRAD_DX_SUMS
+                                                       : -1;
+        if (sums < 0 || norm->slot[sums] >= 0)
             continue;
-        norm->slot[j] = op->slot[3];
-        op->slot[3] = -1;
+        norm->slot[sums] = op->slot[QD_LINEAR_DW_BIAS_GRAD];
+        op->slot[QD_LINEAR_DW_BIAS_GRAD] = -1;
         qd_class_count_bytes(w, norm);
         qd_class_count_bytes(w, op);
         return;
@@ -213,18 +239,24 @@ static void swiglu_in_grouped(qd_class_writer *w, int i)
 {
     const qd_op *op = &w->ops[i];
     bool forward = op->kind == QD_OP_EXPERTS;
-    if ((!forward && op->kind != QD_OP_EXPERTS_DX) || w->slots[op->slot[2]].rows != 1 ||
+    if ((!forward && op->kind != QD_OP_EXPERTS_DX) || w->slots[op->slot[forward ? QD_EXPERTS_COUNT : QD_EXPERTS_DX_COUNT]].rows != 1 ||
         (w->config->recompute == QD_RECOMPUTE_SELECTIVE && !remakes(w, true)))
         return;
-    int by = forward ? qd_class_reader(w, op->slot[3], i + 1) : only_reader(w, i, op->slot[3]);
+    int by = forward ? qd_class_reader(w, op->slot[QD_EXPERTS_Y], i + 1) : only_reader(w, i, op->slot[QD_EXPERTS_DX_DX]);
     if (by < 0)
         return;
     const qd_op *act = &w->ops[by];
     if (forward && act->kind == QD_OP_EXPERT_ACTIVATION)
-        rewrite(w, i, QD_OP_EXPERTS_SWIGLU, (const int[]){op->slot[0], op->slot[1], op->slot[2], op->slot[3], act->slot[2]}, 5);
+        rewrite(w, i, QD_OP_EXPERTS_SWIGLU,
+                QD_OPERANDS(EXPERTS_SWIGLU, (X, op->slot[QD_EXPERTS_X]), (WEIGHT, op->slot[QD_EXPERTS_WEIGHT]),
+                            (COUNT, op->slot[QD_EXPERTS_COUNT]), (GATE_UP, op->slot[QD_EXPERTS_Y]),
+                            (Y, act->slot[QD_EXPERT_ACTIVATION_Y])));
     else if (!forward && act->kind == QD_OP_EXPERT_ACTIVATION_GRAD)
         rewrite(w, i, QD_OP_EXPERTS_DX_SWIGLU,
-                (const int[]){op->slot[0], op->slot[1], op->slot[2], act->slot[0], op->slot[3], act->slot[3], act->slot[4]}, 7);
+                QD_OPERANDS(EXPERTS_DX_SWIGLU, (DY, op->slot[QD_EXPERTS_DX_DY]), (WEIGHT, op->slot[QD_EXPERTS_DX_WEIGHT]),
+                            (COUNT, op->slot[QD_EXPERTS_DX_COUNT]), (GATE_UP, act->slot[QD_EXPERT_ACTIVATION_GRAD_X]),
+                            (D_ACTIVE, op->slot[QD_EXPERTS_DX_DX]), (D_GATE_UP, act->slot[QD_EXPERT_ACTIVATION_GRAD_DX]),
+                            (Y, act->slot[QD_EXPERT_ACTIVATION_GRAD_Y])));
     else
         return;
     remove_op(w, by);
@@ -235,9 +267,9 @@ static void swiglu_in_grouped(qd_class_writer *w, int i)
 static void squares_in_grouped(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    if (op->kind != QD_OP_EXPERTS_DW || !w->config->traits->squares_in_products || w->slots[op->slot[2]].rows != 1)
+    if (op->kind != QD_OP_EXPERTS_DW || !w->config->traits->squares_in_products || w->slots[op->slot[QD_EXPERTS_DW_COUNT]].rows != 1)
         return;
-    int param = w->module->param_begin + w->slots[op->slot[3]].param;
+    int param = w->module->param_begin + w->slots[op->slot[QD_EXPERTS_DW_WEIGHT_GRAD]].param;
     op->squares = qd_expert_ranks(&w->ledger->mesh) == 1 && qd_ledger_data_group(w->ledger, w->ledger->params[param].family).size == 1 &&
                   qd_ledger_tensor_group(w->ledger, param).size == 1;
 }

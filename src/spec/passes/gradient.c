@@ -56,14 +56,14 @@ static const qd_op *forward(const gradients *g, int i)
 static void linear(gradients *g, int i)
 {
     qd_class_writer *w = g->w;
-    int x = forward(g, i)->slot[0], weight = forward(g, i)->slot[1], bias = forward(g, i)->slot[2];
-    int dy = grad_of(g, forward(g, i)->slot[3]);
+    int x = forward(g, i)->slot[QD_LINEAR_X], weight = forward(g, i)->slot[QD_LINEAR_WEIGHT], bias = forward(g, i)->slot[QD_LINEAR_BIAS];
+    int dy = grad_of(g, forward(g, i)->slot[QD_LINEAR_Y]);
     if (dy < 0)
         return;
     int dx = part_of(g, x, false);
-    QD_CLASS_OP(w, LINEAR_DX, dy, weight, dx);
+    QD_CLASS_OP(w, LINEAR_DX, (DY, dy), (WEIGHT, weight), (DX, dx));
     w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(w, LINEAR_DW, dy, x, qd_class_gradient(weight), qd_class_gradient(bias));
+    QD_CLASS_OP(w, LINEAR_DW, (DY, dy), (X, x), (WEIGHT_GRAD, qd_class_gradient(weight)), (BIAS_GRAD, qd_class_gradient(bias)));
     w->phase = QD_PHASE_INPUT;
     give(g, x, dx, i);
 }
@@ -72,24 +72,28 @@ static void linear(gradients *g, int i)
 static int norm_taking(gradients *g, int i, int sum, bool last)
 {
     const qd_op *op = forward(g, i);
-    int x = op->slot[0], gamma = op->slot[2], beta = op->slot[3], mean = op->slot[6], rstd = op->slot[7];
-    int dy = grad_of(g, op->slot[5]), dx = part_of(g, x, last);
-    QD_CLASS_OP(g->w, NORM_GRAD, dy, x, gamma, sum, mean, rstd, dx, qd_class_gradient(gamma), qd_class_gradient(beta), -1, -1);
+    int x = op->slot[QD_NORM_X], gamma = op->slot[QD_NORM_GAMMA], beta = op->slot[QD_NORM_BETA], mean = op->slot[QD_NORM_MEAN],
+        rstd = op->slot[QD_NORM_RSTD];
+    int dy = grad_of(g, op->slot[QD_NORM_Y]), dx = part_of(g, x, last);
+    QD_CLASS_OP(g->w, NORM_GRAD, (DY, dy), (X, x), (GAMMA, gamma), (ADD, sum), (MEAN, mean), (RSTD, rstd), (DX, dx),
+                (GAMMA_GRAD, qd_class_gradient(gamma)), (BETA_GRAD, qd_class_gradient(beta)));
     return dx;
 }
 
 static int permute_taking(gradients *g, int i, int sum, bool last)
 {
     const qd_op *op = forward(g, i);
-    int place = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, op->slot[0], last);
-    QD_CLASS_OP(g->w, COMBINE, dy, place, -1, sum, dx);
+    int place = op->slot[QD_PERMUTE_PLACE], dy = grad_of(g, op->slot[QD_PERMUTE_Y]), dx = part_of(g, op->slot[QD_PERMUTE_X], last);
+    QD_CLASS_OP(g->w, COMBINE, (ROWS, dy), (PLACE, place), (ADD, sum), (Y, dx));
     return dx;
 }
+
+QD_SAME_PLACE(X, NORM, PERMUTE);
 
 /* Written when the gradient of x is asked for, behind what else reaches it. */
 static void absorbing(gradients *g, int i)
 {
-    g->absorbers[forward(g, i)->slot[0]]++;
+    g->absorbers[forward(g, i)->slot[QD_NORM_X]]++;
 }
 
 /* The gradients of the absorbing ops that read a value, each with what has come together so far. */
@@ -98,7 +102,7 @@ static int absorb(gradients *g, int value, int sum)
     int left = g->absorbers[value];
     for (int i = g->forward_count - 1; i >= 0 && left > 0; i--) {
         qd_op_kind kind = forward(g, i)->kind;
-        if (forward(g, i)->slot[0] == value && (kind == QD_OP_NORM || kind == QD_OP_PERMUTE))
+        if (forward(g, i)->slot[QD_NORM_X] == value && (kind == QD_OP_NORM || kind == QD_OP_PERMUTE))
             sum = (kind == QD_OP_NORM ? norm_taking : permute_taking)(g, i, sum, --left == 0);
     }
     return sum;
@@ -107,45 +111,51 @@ static int absorb(gradients *g, int value, int sum)
 static void head_norm(gradients *g, int i)
 {
     const qd_op *op = forward(g, i);
-    int x = op->slot[0], q = op->slot[1], k = op->slot[2], rstd = op->slot[4], dy = grad_of(g, op->slot[3]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, HEAD_NORM_GRAD, dy, x, q, k, rstd, qd_class_gradient(q), qd_class_gradient(k), dx);
+    int x = op->slot[QD_HEAD_NORM_X], q = op->slot[QD_HEAD_NORM_Q_GAMMA], k = op->slot[QD_HEAD_NORM_K_GAMMA],
+        rstd = op->slot[QD_HEAD_NORM_RSTD], dy = grad_of(g, op->slot[QD_HEAD_NORM_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, HEAD_NORM_GRAD, (DY, dy), (X, x), (Q_GAMMA, q), (K_GAMMA, k), (RSTD, rstd), (Q_GAMMA_GRAD, qd_class_gradient(q)),
+                (K_GAMMA_GRAD, qd_class_gradient(k)), (DX, dx));
     give(g, x, dx, i);
 }
 
 static void rope(gradients *g, int i)
 {
     const qd_op *op = forward(g, i);
-    int x = op->slot[0], table = op->slot[1], positions = op->slot[2], dy = grad_of(g, op->slot[3]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ROPE_INVERSE, dy, table, positions, dx);
+    int x = op->slot[QD_ROPE_X], table = op->slot[QD_ROPE_TABLE], positions = op->slot[QD_ROPE_INPUT],
+        dy = grad_of(g, op->slot[QD_ROPE_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ROPE_INVERSE, (X, dy), (TABLE, table), (INPUT, positions), (Y, dx));
     give(g, x, dx, i);
 }
 
 static void attention(gradients *g, int i)
 {
     const qd_op *op = forward(g, i);
-    int x = op->slot[0], input = op->slot[1], o = op->slot[2], lse = op->slot[3], dy = grad_of(g, o), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ATTENTION_GRAD, x, input, o, lse, dy, dx, qd_class_f32(g->w, "delta", 0, 0));
+    int x = op->slot[QD_ATTENTION_QKV], input = op->slot[QD_ATTENTION_INPUT], o = op->slot[QD_ATTENTION_O],
+        lse = op->slot[QD_ATTENTION_LSE], dy = grad_of(g, o), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ATTENTION_GRAD, (QKV, x), (INPUT, input), (O, o), (LSE, lse), (D_O, dy), (D_QKV, dx),
+                (DELTA, qd_class_f32(g->w, "delta", 0, 0)));
     give(g, x, dx, i);
 }
 
 static void activation(gradients *g, int i)
 {
-    int x = forward(g, i)->slot[0], dy = grad_of(g, forward(g, i)->slot[1]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ACTIVATION_GRAD, x, dy, dx);
+    int x = forward(g, i)->slot[QD_ACTIVATION_X], dy = grad_of(g, forward(g, i)->slot[QD_ACTIVATION_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, ACTIVATION_GRAD, (X, x), (DY, dy), (DX, dx));
     give(g, x, dx, i);
 }
 
 /* The same mask once more. */
 static void dropout(gradients *g, int i)
 {
-    int x = forward(g, i)->slot[0], site = forward(g, i)->site, dy = grad_of(g, forward(g, i)->slot[1]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, DROPOUT, dy, dx)->site = site;
+    int x = forward(g, i)->slot[QD_DROPOUT_X], site = forward(g, i)->site, dy = grad_of(g, forward(g, i)->slot[QD_DROPOUT_Y]),
+        dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, DROPOUT, (X, dy), (Y, dx))->site = site;
     give(g, x, dx, i);
 }
 
 static void add(gradients *g, int i)
 {
-    int a = forward(g, i)->slot[0], b = forward(g, i)->slot[1], dy = grad_of(g, forward(g, i)->slot[2]);
+    int a = forward(g, i)->slot[QD_ADD_A], b = forward(g, i)->slot[QD_ADD_B], dy = grad_of(g, forward(g, i)->slot[QD_ADD_Y]);
     give(g, a, dy, i);
     give(g, b, dy, i);
 }
@@ -153,29 +163,33 @@ static void add(gradients *g, int i)
 static void embed(gradients *g, int i)
 {
     const qd_op *op = forward(g, i);
-    int input = op->slot[0], tokens = op->slot[1], positions = op->slot[2], dy = grad_of(g, op->slot[3]);
+    int input = op->slot[QD_EMBED_INPUT], tokens = op->slot[QD_EMBED_TOKEN_TABLE], positions = op->slot[QD_EMBED_POSITION_TABLE],
+        dy = grad_of(g, op->slot[QD_EMBED_Y]);
     g->w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(g->w, EMBED_GRAD, input, dy, qd_class_gradient(tokens), qd_class_gradient(positions));
+    QD_CLASS_OP(g->w, EMBED_GRAD, (INPUT, input), (DY, dy), (TOKEN_GRAD, qd_class_gradient(tokens)),
+                (POSITION_GRAD, qd_class_gradient(positions)));
     g->w->phase = QD_PHASE_INPUT;
 }
 
 /* It has computed its gradients with the loss. */
 static void loss(gradients *g, int i)
 {
-    give(g, forward(g, i)->slot[0], forward(g, i)->slot[3], i);
+    give(g, forward(g, i)->slot[QD_HEAD_LOSS_X], forward(g, i)->slot[QD_HEAD_LOSS_DX], i);
 }
 
 static void route(gradients *g, int i)
 {
     qd_class_writer *w = g->w;
     const qd_op *op = forward(g, i);
-    int logits = op->slot[0], bias = op->slot[1], choice = op->slot[2], weight = op->slot[3], load = op->slot[4];
+    int logits = op->slot[QD_ROUTE_LOGITS], bias = op->slot[QD_ROUTE_BIAS], choice = op->slot[QD_ROUTE_CHOICE],
+        weight = op->slot[QD_ROUTE_WEIGHT], load = op->slot[QD_ROUTE_LOAD];
     int d_weight = grad_of(g, weight);
     int d_logits = qd_class_local(w, "d_router_logits", 0, w->model->moe.experts); /* as narrow as what it is multiplied with */
-    QD_CLASS_OP(w, ROUTE_GRAD, logits, choice, weight, d_weight, load, d_logits);
+    QD_CLASS_OP(w, ROUTE_GRAD, (LOGITS, logits), (CHOICE, choice), (WEIGHT, weight), (D_WEIGHT, d_weight), (LOAD, load),
+                (D_LOGITS, d_logits));
     if (w->model->moe.bias && w->model->moe.bias_rate > 0.0) {
         w->phase = QD_PHASE_WEIGHT;
-        QD_CLASS_OP(w, ROUTE_LOAD, choice, qd_class_gradient(bias));
+        QD_CLASS_OP(w, ROUTE_LOAD, (CHOICE, choice), (BIAS_GRAD, qd_class_gradient(bias)));
         w->phase = QD_PHASE_INPUT;
     }
     give(g, logits, d_logits, i);
@@ -184,30 +198,34 @@ static void route(gradients *g, int i)
 static void experts(gradients *g, int i)
 {
     qd_class_writer *w = g->w;
-    int x = forward(g, i)->slot[0], weight = forward(g, i)->slot[1], count = forward(g, i)->slot[2];
-    int dy = grad_of(g, forward(g, i)->slot[3]), dx = part_of(g, x, false);
-    QD_CLASS_OP(w, EXPERTS_DX, dy, weight, count, dx);
+    int x = forward(g, i)->slot[QD_EXPERTS_X], weight = forward(g, i)->slot[QD_EXPERTS_WEIGHT],
+        count = forward(g, i)->slot[QD_EXPERTS_COUNT];
+    int dy = grad_of(g, forward(g, i)->slot[QD_EXPERTS_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(w, EXPERTS_DX, (DY, dy), (WEIGHT, weight), (COUNT, count), (DX, dx));
     w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(w, EXPERTS_DW, dy, x, count, qd_class_gradient(weight));
+    QD_CLASS_OP(w, EXPERTS_DW, (DY, dy), (X, x), (COUNT, count), (WEIGHT_GRAD, qd_class_gradient(weight)));
     w->phase = QD_PHASE_INPUT;
     give(g, x, dx, i);
 }
 
 static void expert_activation(gradients *g, int i)
 {
-    int x = forward(g, i)->slot[0], count = forward(g, i)->slot[1], dy = grad_of(g, forward(g, i)->slot[2]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, EXPERT_ACTIVATION_GRAD, x, dy, count, dx, -1);
+    int x = forward(g, i)->slot[QD_EXPERT_ACTIVATION_X], count = forward(g, i)->slot[QD_EXPERT_ACTIVATION_COUNT],
+        dy = grad_of(g, forward(g, i)->slot[QD_EXPERT_ACTIVATION_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, EXPERT_ACTIVATION_GRAD, (X, x), (DY, dy), (COUNT, count), (DX, dx));
     give(g, x, dx, i);
 }
 
 static void combine(gradients *g, int i)
 {
     qd_class_writer *w = g->w;
-    const qd_op *op = forward(g, i), *plan = forward(g, qd_class_definition(w, op->slot[1], i));
-    int rows = op->slot[0], place = op->slot[1], weight = op->slot[2], from = plan->slot[3], count = plan->slot[4];
-    int dy = grad_of(g, op->slot[4]), d_rows = part_of(g, rows, false);
+    const qd_op *op = forward(g, i), *plan = forward(g, qd_class_definition(w, op->slot[QD_COMBINE_PLACE], i));
+    int rows = op->slot[QD_COMBINE_ROWS], place = op->slot[QD_COMBINE_PLACE], weight = op->slot[QD_COMBINE_WEIGHT],
+        from = plan->slot[QD_ROUTE_PLAN_FROM], count = plan->slot[QD_ROUTE_PLAN_COUNT];
+    int dy = grad_of(g, op->slot[QD_COMBINE_Y]), d_rows = part_of(g, rows, false);
     int d_weight = qd_class_f32(w, "d_expert_weight", 0, w->model->moe.per_token);
-    QD_CLASS_OP(w, COMBINE_GRAD, dy, rows, from, place, count, weight, d_rows, d_weight);
+    QD_CLASS_OP(w, COMBINE_GRAD, (DY, dy), (ROWS, rows), (FROM, from), (PLACE, place), (COUNT, count), (WEIGHT, weight), (D_ROWS, d_rows),
+                (D_WEIGHT, d_weight));
     give(g, rows, d_rows, i);
     give(g, weight, d_weight, i);
 }
@@ -264,7 +282,7 @@ static int grad_of(gradients *g, int value)
             continue;
         }
         int both = left == 1 && !absorbs ? part_of(g, value, true) : new_slot(g, value);
-        QD_CLASS_OP(w, ADD, sum, g->list[next].grad, both);
+        QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[next].grad), (Y, both));
         sum = both;
     }
     sum = absorb(g, value, sum);

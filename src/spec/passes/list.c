@@ -103,17 +103,34 @@ void qd_class_count_bytes(const qd_class_writer *w, qd_op *op)
             op->bytes += qd_slot_bytes(&w->slots[op->slot[i]]) * (strchr("ag", qd_op_roles(op->kind)[i]) ? 2 : 1);
 }
 
-qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int count)
+void qd_op_set_operands(qd_op *op, qd_operands operands)
+{
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        op->slot[i] = (int16_t)(operands.slot[i] - 1);
+}
+
+static void check_operands(qd_class_writer *w, qd_op_kind kind, const qd_operands *operands)
+{
+    int count = (int)strlen(qd_op_roles(kind));
+    for (int i = 0; i < QD_OP_SLOTS && !w->wrong; i++) {
+        bool given = operands->slot[i] > 0;
+        if (i < count && !given && qd_op_operand_needed(kind, i))
+            w->wrong = qd_arena_printf(w->arena, "%s lacks its operand %s", qd_op_name(kind), qd_op_operand_name(kind, i));
+        else if (i >= count && given)
+            w->wrong = qd_arena_printf(w->arena, "%s is given operands of another kind", qd_op_name(kind));
+    }
+}
+
+qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
 {
     static _Thread_local qd_op dummy; /* written to when memory is out; the build then fails as a whole */
-    if (count != (int)strlen(qd_op_roles(kind)))
-        w->wrong = "an op has another number of slots than its kind";
+    if (!w->no_memory)
+        check_operands(w, kind, &operands);
     if (w->wrong || !qd_class_reserve_op(w))
         return &dummy;
     qd_op *op = &w->ops[w->op_count++];
     *op = (qd_op){.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
-    for (int i = 0; i < QD_OP_SLOTS; i++)
-        op->slot[i] = (int16_t)(i < count ? slots[i] : -1);
+    qd_op_set_operands(op, operands);
     qd_class_count_bytes(w, op);
     return op;
 }
@@ -133,34 +150,49 @@ static void gemm(qd_op *op, int64_t m, int64_t n, int64_t k)
 
 static void heads(const qd_class_writer *w, qd_op *op, int64_t n)
 {
-    qd_op_sizes(op, w->slots[op->slot[0]].rows, n, 0, 0.0);
+    qd_op_sizes(op, w->slots[qd_op_first(op)].rows, n, 0, 0.0);
     op->heads = w->heads;
     op->kv_heads = w->kv_heads;
 }
 
+static const qd_slot *operand(const qd_class_writer *w, const qd_op *op, int place)
+{
+    return &w->slots[op->slot[place]];
+}
+
+/* The columns of an activation's result or, which has as many, of its result's gradient. */
+static int64_t activated_cols(const qd_class_writer *w, const qd_op *op)
+{
+    return operand(w, op, op->kind == QD_OP_ACTIVATION ? QD_ACTIVATION_Y : QD_ACTIVATION_GRAD_DY)->cols;
+}
+QD_SAME_PLACE(DY, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
+
 void qd_class_measure(const qd_class_writer *w, qd_op *op)
 {
-    const qd_slot *first = op->slot[0] >= 0 ? &w->slots[op->slot[0]] : NULL, *second = op->slot[1] >= 0 ? &w->slots[op->slot[1]] : NULL;
     if (w->no_memory || w->wrong)
         return;
+    const qd_slot *first = qd_op_first(op) >= 0 ? &w->slots[qd_op_first(op)] : NULL, *matrix;
     qd_class_count_bytes(w, op);
     switch (op->kind) {
     case QD_OP_LINEAR:
     case QD_OP_LINEAR_ADD:
     case QD_OP_LINEAR_GELU:
-        gemm(op, first->rows, second->rows, second->cols);
+        matrix = operand(w, op, QD_LINEAR_WEIGHT);
+        gemm(op, first->rows, matrix->rows, matrix->cols);
         break;
     case QD_OP_LINEAR_DX:
     case QD_OP_LINEAR_DX_GELU:
-        gemm(op, first->rows, second->cols, second->rows);
+        matrix = operand(w, op, QD_LINEAR_DX_WEIGHT);
+        gemm(op, first->rows, matrix->cols, matrix->rows);
         break;
     case QD_OP_LINEAR_DW:
-        gemm(op, w->slots[op->slot[2]].rows, w->slots[op->slot[2]].cols, first->rows);
+        matrix = operand(w, op, QD_LINEAR_DW_WEIGHT_GRAD);
+        gemm(op, matrix->rows, matrix->cols, first->rows);
         break;
     case QD_OP_ACTIVATION:
     case QD_OP_ACTIVATION_GRAD:
     case QD_OP_ACTIVATION_GRAD_Y:
-        qd_op_sizes(op, first->rows, second->cols, 0, 0.0);
+        qd_op_sizes(op, first->rows, activated_cols(w, op), 0, 0.0);
         break;
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
@@ -178,16 +210,16 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     }
 }
 
-qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, const int *slots, int count, int64_t first, int64_t rows,
+qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
                          int64_t cols)
 {
-    qd_op *op = qd_class_op(w, kind, slots, count);
+    qd_op *op = qd_class_op(w, kind, operands);
     op->m = rows;
     op->n = cols;
     op->first = op->to = first;
     op->exchange.group = group;
     op->exchange.count = rows * cols;
-    op->exchange.dtype = w->slots[slots[0]].dtype;
+    op->exchange.dtype = w->slots[operands.slot[0] - 1].dtype;
     op->exchange.reduce = QD_SUM;
     return op;
 }

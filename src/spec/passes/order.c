@@ -25,8 +25,8 @@ static bool hides_gather(const qd_class_writer *w, const qd_op *op, const qd_op 
 {
     if (w->config->split)
         return op->kind == QD_OP_LINEAR_DW;
-    return (op->kind == QD_OP_LINEAR_DX || op->kind == QD_OP_LINEAR_DX_GELU) && op->slot[0] == dw->slot[0] &&
-           op->slot[1] == dw->slot[2] - 1;
+    return (op->kind == QD_OP_LINEAR_DX || op->kind == QD_OP_LINEAR_DX_GELU) && op->slot[QD_LINEAR_DX_DY] == dw->slot[QD_LINEAR_DW_DY] &&
+           qd_class_gradient(op->slot[QD_LINEAR_DX_WEIGHT]) == dw->slot[QD_LINEAR_DW_WEIGHT_GRAD];
 }
 
 static void start_gathers(qd_class_writer *w)

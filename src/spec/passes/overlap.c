@@ -26,8 +26,8 @@ static int reader_of(const qd_class_writer *w, int index)
     const qd_op *gather = &w->ops[index];
     for (int i = index + 1; i < w->op_count; i++)
         for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (w->ops[i].slot[j] == gather->slot[1])
-                return j == 0 && is_product(w->ops[i].kind) && w->ops[i].m == w->rows ? i : -1;
+            if (w->ops[i].slot[j] == gather->slot[QD_ALL_GATHER_Y])
+                return is_product(w->ops[i].kind) && j == qd_gemm_rows(w->ops[i].kind) && w->ops[i].m == w->rows ? i : -1;
     return -1;
 }
 
@@ -36,7 +36,8 @@ static bool sums_product(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index], *before = op - 1;
     return index > 0 && op->exchange.async && (op->kind == QD_OP_ALL_REDUCE || op->kind == QD_OP_REDUCE_SCATTER) && op->m == w->rows &&
-           is_product(before->kind) && before->m == w->rows && is_output(before, op->slot[0]);
+           is_product(before->kind) && before->m == w->rows &&
+           is_output(before, op->slot[op->kind == QD_OP_ALL_REDUCE ? QD_ALL_REDUCE_X : QD_REDUCE_SCATTER_X]);
 }
 
 typedef struct rewriting {

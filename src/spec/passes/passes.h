@@ -61,16 +61,38 @@ static inline int qd_class_gradient(int weight)
     return weight < 0 ? -1 : weight + 1;
 }
 
-qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, const int *slots, int count);
-#define QD_CLASS_OP(w, kind, ...)                                                                                                          \
-    qd_class_op((w), QD_OP_##kind, (const int[]){__VA_ARGS__}, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)))
+static inline int qd_class_weight_of(int gradient)
+{
+    return gradient - 1;
+}
+
+/* The operands of an op: slot + 1 by place, so that those that are not named are absent (0).
+ * QD_OPERANDS(LINEAR, (X, x), (WEIGHT, weight), (Y, y)); a slot of -1 is absent as well. */
+typedef struct qd_operands {
+    int slot[QD_OP_SLOTS];
+} qd_operands;
+#define QD_OPERANDS(kind, ...) ((qd_operands){{QD_EACH(QD_OPERAND_GIVEN, kind, __VA_ARGS__)}})
+#define QD_OPERAND_GIVEN(kind, pair) [QD_OPERAND_PLACE(kind, QD_PAIR_FIRST pair)] = 1 + (QD_PAIR_SECOND pair),
+
+/* Appends an op. An operand that its kind needs and that is absent is an error of the pass. */
+qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands);
+#define QD_CLASS_OP(w, kind, ...) qd_class_op((w), QD_OP_##kind, QD_OPERANDS(kind, __VA_ARGS__))
+void qd_op_set_operands(qd_op *op, qd_operands operands);
 /* Sizes, FLOPs and bytes of an op, from the shapes of its slots. */
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* the bytes alone */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
-/* An op that communicates, over `rows` × `cols` elements from row `first` of its first slot on. */
-qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, const int *slots, int count, int64_t first, int64_t rows,
+/* An op that communicates, over `rows` × `cols` elements from row `first` of its first operand on. */
+qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
                          int64_t cols);
+/* The place of the operand whose rows a GEMM with a weight multiplies: x, or dy. */
+static inline int qd_gemm_rows(qd_op_kind kind)
+{
+    return kind == QD_OP_LINEAR_DX || kind == QD_OP_LINEAR_DX_GELU ? QD_LINEAR_DX_DY : QD_LINEAR_X;
+}
+QD_SAME_PLACE(X, LINEAR, LINEAR_ADD);
+QD_SAME_PLACE(X, LINEAR, LINEAR_GELU);
+QD_SAME_PLACE(DY, LINEAR_DX, LINEAR_DX_GELU);
 static inline bool qd_op_reads(const qd_op *op, int j)
 {
     return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'w';

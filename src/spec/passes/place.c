@@ -33,8 +33,9 @@ int qd_place_want(qd_placing *p, int slot, qd_layout need)
         return *gathered;
     int all = qd_class_local(w, qd_class_name(w, "", slot, " of all ranks"), w->rows, w->slots[slot].cols);
     w->slots[all].layout = QD_LAYOUT_ALL;
-    qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, (const int[]){slot, all}, 2, 0, w->rows, w->slots[slot].cols)->exchange.async =
-        w->config->overlap;
+    qd_operands operands = QD_OPERANDS(ALL_GATHER, (X, slot), (Y, all));
+    qd_op *gather = qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, operands, 0, w->rows, w->slots[slot].cols);
+    gather->exchange.async = w->config->overlap;
     if (gathered)
         *gathered = all;
     return all;
@@ -67,8 +68,11 @@ void qd_place_sum(qd_placing *p, int slot)
     }
     w->slots[own].layout = QD_LAYOUT_PORT;
     p->now[slot] = own;
-    qd_op *op = own == slot ? qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, (const int[]){slot}, 1, 0, w->rows, cols)
-                            : qd_class_exchange(w, QD_OP_REDUCE_SCATTER, w->tensor, (const int[]){slot, own}, 2, 0, w->rows, cols);
+    qd_op *op;
+    if (own == slot)
+        op = qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, slot)), 0, w->rows, cols);
+    else
+        op = qd_class_exchange(w, QD_OP_REDUCE_SCATTER, w->tensor, QD_OPERANDS(REDUCE_SCATTER, (X, slot), (Y, own)), 0, w->rows, cols);
     op->exchange.async = w->config->overlap;
 }
 
@@ -118,34 +122,34 @@ static void linear(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_op placed = *op;
-    int cut = cut_of(w, op->slot[1]);
-    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], linear_x[cut + 1]);
+    int cut = cut_of(w, op->slot[QD_LINEAR_WEIGHT]);
+    placed.slot[QD_LINEAR_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_X], linear_x[cut + 1]);
     if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL && w->tensor_coord > 0)
-        placed.slot[2] = -1; /* one rank adds the bias; all have its gradient */
-    qd_place_give(p, op->slot[3], linear_y[cut + 1], w->slots[op->slot[1]].rows);
+        placed.slot[QD_LINEAR_BIAS] = -1; /* one rank adds the bias; all have its gradient */
+    qd_place_give(p, op->slot[QD_LINEAR_Y], linear_y[cut + 1], w->slots[op->slot[QD_LINEAR_WEIGHT]].rows);
     keep(p, &placed);
     if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL)
-        qd_place_sum(p, op->slot[3]);
+        qd_place_sum(p, op->slot[QD_LINEAR_Y]);
 }
 
 static void linear_dx(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_op placed = *op;
-    int cut = cut_of(w, op->slot[1]);
-    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], dual(linear_y[cut + 1]));
-    qd_place_give(p, op->slot[2], dual(linear_x[cut + 1]), w->slots[op->slot[1]].cols);
+    int cut = cut_of(w, op->slot[QD_LINEAR_DX_WEIGHT]);
+    placed.slot[QD_LINEAR_DX_DY] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DX_DY], dual(linear_y[cut + 1]));
+    qd_place_give(p, op->slot[QD_LINEAR_DX_DX], dual(linear_x[cut + 1]), w->slots[op->slot[QD_LINEAR_DX_WEIGHT]].cols);
     keep(p, &placed);
     if (dual(linear_x[cut + 1]) == QD_LAYOUT_PARTIAL)
-        qd_place_sum(p, op->slot[2]);
+        qd_place_sum(p, op->slot[QD_LINEAR_DX_DX]);
 }
 
 static void linear_dw(qd_placing *p, const qd_op *op)
 {
     qd_op placed = *op;
-    int cut = cut_of(p->w, op->slot[2]);
-    placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], dual(linear_y[cut + 1]));
-    placed.slot[1] = (int16_t)qd_place_want(p, op->slot[1], linear_x[cut + 1]);
+    int cut = cut_of(p->w, op->slot[QD_LINEAR_DW_WEIGHT_GRAD]);
+    placed.slot[QD_LINEAR_DW_DY] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_DY], dual(linear_y[cut + 1]));
+    placed.slot[QD_LINEAR_DW_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_X], linear_x[cut + 1]);
     keep(p, &placed);
 }
 
@@ -154,12 +158,12 @@ static void alike(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_op placed = *op;
-    int first = p->now[op->slot[0]];
+    int first = p->now[qd_op_first(op)];
     qd_layout layout = w->slots[first].layout;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0 || (w->slots[op->slot[j]].kind != QD_SLOT_LOCAL && w->slots[op->slot[j]].layout == QD_LAYOUT_NONE))
             continue;
-        bool statistics = op->kind == QD_OP_HEAD_NORM && j == 4; /* one number per head */
+        bool statistics = op->kind == QD_OP_HEAD_NORM && j == QD_HEAD_NORM_RSTD; /* one number per head */
         bool halved = op->kind == QD_OP_ACTIVATION && w->model->activation == QD_ACT_SWIGLU;
         if (qd_op_reads(op, j))
             placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout);
@@ -172,7 +176,7 @@ static void alike(qd_placing *p, const qd_op *op)
 static void cached(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    qd_place_give(p, op->slot[2], QD_LAYOUT_COLUMNS, (int64_t)w->heads * w->model->head_dim);
+    qd_place_give(p, op->slot[QD_ATTENTION_CACHED_O], QD_LAYOUT_COLUMNS, (int64_t)w->heads * w->model->head_dim);
     qd_op *placed = keep(p, op);
     qd_op_sizes(placed, w->rows, (int64_t)w->heads * w->model->head_dim, w->config->context, 0.0);
     placed->heads = w->heads;

@@ -48,11 +48,18 @@ static int most_rows(const attention *a, const char *name, qd_dtype dtype, int64
     return qd_class_slot(a->w, name, QD_SLOT_LOCAL, dtype, a->batch * a->most, cols);
 }
 
+QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_SHIFT);
+QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_SHIFT);
+QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_GATHER);
+QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_GATHER);
+QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_SCATTER);
+QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_SCATTER);
+
 /* An op that communicates: `count` elements, as qd_coll_bytes counts them. */
 static void exchange(const attention *a, qd_op_kind kind, int from, int to, int64_t cols, int64_t count, int round, bool async)
 {
     qd_class_writer *w = a->w;
-    qd_op *op = qd_class_exchange(w, kind, a->group, (const int[]){from, to}, 2, 0, a->batch * w->config->seq, cols);
+    qd_op *op = qd_class_exchange(w, kind, a->group, QD_OPERANDS(CONTEXT_SWAP, (X, from), (Y, to)), 0, a->batch * w->config->seq, cols);
     op->exchange.count = count;
     op->round = round;
     op->exchange.async = async && w->config->overlap;
@@ -61,7 +68,7 @@ static void exchange(const attention *a, qd_op_kind kind, int from, int to, int6
 /* y[:, to ..] = x[:, from ..], `cols` columns of all of this rank's rows. */
 static void columns(const attention *a, int x, int64_t from, int y, int64_t to, int64_t cols)
 {
-    qd_op *op = QD_CLASS_OP(a->w, COLUMNS, x, y);
+    qd_op *op = QD_CLASS_OP(a->w, COLUMNS, (X, x), (Y, y));
     qd_op_sizes(op, a->w->rows, cols, 0, 0.0);
     op->first = from;
     op->to = to;
@@ -70,7 +77,7 @@ static void columns(const attention *a, int x, int64_t from, int y, int64_t to, 
 
 static void zero(const attention *a, int x)
 {
-    qd_op_sizes(QD_CLASS_OP(a->w, ZERO, x), a->w->slots[x].rows, a->w->slots[x].cols, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(a->w, ZERO, (X, x)), a->w->slots[x].rows, a->w->slots[x].cols, 0, 0.0);
 }
 
 /* Sizes of an attention op over `heads` heads of this rank's columns. */
@@ -86,14 +93,15 @@ static qd_op *over_heads(const attention *a, qd_op *op, int heads, int kv_heads,
 
 static void part(const attention *a, int qkv, int kv, int o, int lse, int round, double flops)
 {
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART, qkv, a->input, kv, o, lse), a->w->heads, a->w->kv_heads, flops)->round = round;
+    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART, (QKV, qkv), (INPUT, a->input), (KV, kv), (O, o), (LSE, lse)),
+               a->w->heads, a->w->kv_heads, flops)->round = round;
 }
 
 static void part_grad(const attention *a, attention_state s, int kv, int d_o, int delta, int dq, int dkv, int round, double flops)
 {
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART_GRAD, s.qkv, a->input, kv, s.lse, d_o, delta, dq, dkv), a->w->heads, a->w->kv_heads,
-               flops)
-        ->round = round;
+    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART_GRAD, (QKV, s.qkv), (INPUT, a->input), (KV, kv), (LSE, s.lse), (D_O, d_o),
+                              (DELTA, delta), (DQ, dq), (DKV, dkv)),
+               a->w->heads, a->w->kv_heads, flops)->round = round;
 }
 
 /* Keys and values of whole sequences. */
@@ -137,7 +145,7 @@ static int ring_grad(const attention *a, attention_state s, int d_o, int delta, 
         zero(a, to);
         part_grad(a, s, kv[t % 2], d_o, delta, dq, to, t, 2.5 * a->flops / n);
         if (t > 0)
-            qd_op_sizes(QD_CLASS_OP(a->w, ADD, dkv[t % 2], own, dkv[t % 2]), a->batch * a->most, cols, 0, 0.0);
+            qd_op_sizes(QD_CLASS_OP(a->w, ADD, (A, dkv[t % 2]), (B, own), (Y, dkv[t % 2])), a->batch * a->most, cols, 0, 0.0);
         exchange(a, QD_OP_CONTEXT_SHIFT, dkv[t % 2], dkv[1 - t % 2], cols, count, t, true);
     }
     return dkv[n % 2];
@@ -166,10 +174,10 @@ static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bo
     qd_dtype dtype = w->slots[from].dtype;
     int out = to_heads ? qd_class_local(w, "by rank", w->rows, n * share) : whole_rows(a, "by rank", dtype, share);
     int in = to_heads ? whole_rows(a, "of ranks", dtype, share) : qd_class_local(w, "of ranks", w->rows, n * share);
-    qd_op *split = to_heads ? QD_CLASS_OP(w, HEADS_SPLIT, from, out) : QD_CLASS_OP(w, ROWS_SPLIT, from, out);
+    qd_op *split = to_heads ? QD_CLASS_OP(w, HEADS_SPLIT, (X, from), (Y, out)) : QD_CLASS_OP(w, ROWS_SPLIT, (X, from), (Y, out));
     qd_op_sizes(split, w->rows, q, kv, 0.0);
     exchange(a, QD_OP_CONTEXT_SWAP, out, in, share, a->batch * w->config->seq * share * (n - 1), to_heads, false);
-    qd_op *join = to_heads ? QD_CLASS_OP(w, ROWS_JOIN, in, to) : QD_CLASS_OP(w, HEADS_JOIN, in, to);
+    qd_op *join = to_heads ? QD_CLASS_OP(w, ROWS_JOIN, (X, in), (Y, to)) : QD_CLASS_OP(w, HEADS_JOIN, (X, in), (Y, to));
     qd_op_sizes(join, w->rows, q, kv, 0.0);
 }
 
@@ -181,15 +189,17 @@ static int own_kv_heads(const attention *a)
 
 static void plain(const attention *a, attention_state s)
 {
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION, s.qkv, a->input, s.o, s.lse), a->w->heads / a->group.size, own_kv_heads(a), a->flops);
+    over_heads(a, QD_CLASS_OP(a->w, ATTENTION, (QKV, s.qkv), (INPUT, a->input), (O, s.o), (LSE, s.lse)),
+               a->w->heads / a->group.size, own_kv_heads(a), a->flops);
 }
 
 static void plain_grad(const attention *a, attention_state s, int d_o, int d_qkv, int delta)
 {
     a->w->slots[delta].rows = a->batch * a->w->heads / a->group.size;
     a->w->slots[delta].cols = a->w->config->seq;
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_GRAD, s.qkv, a->input, s.o, s.lse, d_o, d_qkv, delta), a->w->heads / a->group.size,
-               own_kv_heads(a), 2.5 * a->flops);
+    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_GRAD, (QKV, s.qkv), (INPUT, a->input), (O, s.o), (LSE, s.lse), (D_O, d_o), (D_QKV, d_qkv),
+                              (DELTA, delta)),
+               a->w->heads / a->group.size, own_kv_heads(a), 2.5 * a->flops);
 }
 
 /* ---- */
@@ -197,10 +207,10 @@ static void plain_grad(const attention *a, attention_state s, int d_o, int d_qkv
 void qd_place_attention(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[1]);
-    int n = a.group.size, qkv = qd_place_want(p, op->slot[0], QD_LAYOUT_COLUMNS), o = op->slot[2];
+    attention a = begin(w, op->slot[QD_ATTENTION_INPUT]);
+    int n = a.group.size, qkv = qd_place_want(p, op->slot[QD_ATTENTION_QKV], QD_LAYOUT_COLUMNS), o = op->slot[QD_ATTENTION_O];
     bool ulysses = n > 1 && w->config->cp_mode == QD_CP_ULYSSES, narrow = w->config->activation != QD_F32;
-    attention_state s = {qkv, o, op->slot[3]};
+    attention_state s = {qkv, o, op->slot[QD_ATTENTION_LSE]};
     qd_place_give(p, o, QD_LAYOUT_COLUMNS, a.q);
     w->slots[s.lse].rows = a.batch * w->heads / (ulysses ? n : 1);
     w->slots[s.lse].cols = n == 1 || ulysses ? w->config->seq : w->seq;
@@ -228,9 +238,10 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
 void qd_place_attention_grad(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[1]);
-    int n = a.group.size, lse = op->slot[3], d_o = qd_place_want(p, op->slot[4], QD_LAYOUT_COLUMNS), d_qkv = op->slot[5],
-        delta = op->slot[6];
+    attention a = begin(w, op->slot[QD_ATTENTION_GRAD_INPUT]);
+    int n = a.group.size, lse = op->slot[QD_ATTENTION_GRAD_LSE],
+        d_o = qd_place_want(p, op->slot[QD_ATTENTION_GRAD_D_O], QD_LAYOUT_COLUMNS), d_qkv = op->slot[QD_ATTENTION_GRAD_D_QKV],
+        delta = op->slot[QD_ATTENTION_GRAD_DELTA];
     attention_state s = {p->attended[0][lse], p->attended[1][lse], lse};
     bool narrow = w->config->activation != QD_F32;
     qd_place_give(p, d_qkv, QD_LAYOUT_COLUMNS, a.q + 2 * a.kv);
@@ -250,7 +261,7 @@ void qd_place_attention_grad(qd_placing *p, const qd_op *op)
     w->slots[delta].cols = w->seq;
     int dq = narrow ? qd_class_f32(w, "d_q in fp32", w->rows, a.q) : d_qkv;
     zero(&a, dq);
-    over_heads(&a, QD_CLASS_OP(w, ATTENTION_DELTA, s.o, d_o, delta), w->heads, w->kv_heads, 0.0)->k = 0;
+    over_heads(&a, QD_CLASS_OP(w, ATTENTION_DELTA, (O, s.o), (D_O, d_o), (DELTA, delta)), w->heads, w->kv_heads, 0.0)->k = 0;
     int dkv = w->config->cp_mode == QD_CP_RING ? ring_grad(&a, s, d_o, delta, dq) : gather_grad(&a, s, d_o, delta, dq);
     if (narrow)
         columns(&a, dq, 0, d_qkv, 0, a.q);

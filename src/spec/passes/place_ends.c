@@ -20,14 +20,16 @@ void qd_place_embed(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_op placed = *op;
-    bool backward = op->kind == QD_OP_EMBED_GRAD, positions = op->slot[backward ? 3 : 2] >= 0;
-    int tokens = backward ? op->slot[2] - 1 : op->slot[1], rows = op->slot[backward ? 1 : 3];
+    bool backward = op->kind == QD_OP_EMBED_GRAD;
+    bool positions = op->slot[backward ? QD_EMBED_GRAD_POSITION_GRAD : QD_EMBED_POSITION_TABLE] >= 0;
+    int tokens = backward ? qd_class_weight_of(op->slot[QD_EMBED_GRAD_TOKEN_GRAD]) : op->slot[QD_EMBED_TOKEN_TABLE];
+    int rows = op->slot[backward ? QD_EMBED_GRAD_DY : QD_EMBED_Y];
     if (backward) {
-        placed.slot[1] = (int16_t)(rows = qd_place_want(p, rows, QD_LAYOUT_ALL));
+        placed.slot[QD_EMBED_GRAD_DY] = (int16_t)(rows = qd_place_want(p, rows, QD_LAYOUT_ALL));
     } else {
         qd_place_give(p, rows, QD_LAYOUT_PARTIAL, 0);
         if (w->tensor_coord > 0)
-            placed.slot[2] = -1;
+            placed.slot[QD_EMBED_POSITION_TABLE] = -1;
     }
     qd_op *kept = qd_class_keep(w, &placed);
     qd_op_sizes(kept, w->rows, w->model->hidden, w->slots[tokens].rows, 0.0);
@@ -43,38 +45,38 @@ void qd_place_embed(qd_placing *p, const qd_op *op)
  * all rows; d_x is left as this rank's partial sum. */
 static void parallel_loss(qd_class_writer *w, const qd_op *loss, int x, int logits, int losses)
 {
-    int matrix = loss->slot[1], input = loss->slot[2], d_x = loss->slot[3];
+    int matrix = loss->slot[QD_HEAD_LOSS_WEIGHT], input = loss->slot[QD_HEAD_LOSS_INPUT], d_x = loss->slot[QD_HEAD_LOSS_DX];
     int top = qd_class_f32(w, "row_max", w->rows, 1), sums = qd_class_f32(w, "row_sums", w->rows, 2);
     int64_t chunk = w->slots[logits].rows, tokens = w->slots[matrix].rows, hidden = w->slots[matrix].cols, begin = first_token(w, matrix);
     for (int64_t first = 0; first < w->rows; first += chunk) {
         int64_t rows = w->rows - first < chunk ? w->rows - first : chunk;
         double flops = 2.0 * (double)rows * (double)tokens * (double)hidden;
-        qd_op *op = QD_CLASS_OP(w, LINEAR, x, matrix, -1, logits);
+        qd_op *op = QD_CLASS_OP(w, LINEAR, (X, x), (WEIGHT, matrix), (Y, logits));
         qd_op_sizes(op, rows, tokens, hidden, flops);
         op->first = first;
-        op = QD_CLASS_OP(w, LOSS_MAX, logits, top);
+        op = QD_CLASS_OP(w, LOSS_MAX, (LOGITS, logits), (TOP, top));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
         op->first = first;
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, (const int[]){top}, 1, first, rows, 1)->exchange.reduce = QD_MAX;
-        op = QD_CLASS_OP(w, LOSS_PART, logits, input, top, sums);
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, top)), first, rows, 1)->exchange.reduce = QD_MAX;
+        op = QD_CLASS_OP(w, LOSS_PART, (LOGITS, logits), (INPUT, input), (TOP, top), (SUMS, sums));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
         op->first = first;
         op->to = begin;
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, (const int[]){sums}, 1, first, rows, 2);
-        op = QD_CLASS_OP(w, LOSS_GRAD, logits, input, top, sums, losses);
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, sums)), first, rows, 2);
+        op = QD_CLASS_OP(w, LOSS_GRAD, (LOGITS, logits), (INPUT, input), (TOP, top), (SUMS, sums), (LOSSES, losses));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
         op->first = first;
         op->to = begin;
         if (d_x < 0)
             continue;
-        op = QD_CLASS_OP(w, LINEAR_DX, logits, matrix, d_x);
+        op = QD_CLASS_OP(w, LINEAR_DX, (DY, logits), (WEIGHT, matrix), (DX, d_x));
         qd_op_sizes(op, rows, hidden, tokens, flops);
         op->to = first;
-        op = QD_CLASS_OP(w, LINEAR_DW, logits, x, loss->slot[4], -1);
+        op = QD_CLASS_OP(w, LINEAR_DW, (DY, logits), (X, x), (WEIGHT_GRAD, loss->slot[QD_HEAD_LOSS_WEIGHT_GRAD]));
         qd_op_sizes(op, tokens, hidden, rows, flops);
         op->first = first;
     }
-    qd_op_sizes(QD_CLASS_OP(w, LOSS_SUM, losses, input, loss->slot[5]), w->rows, 1, 0, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, LOSS_SUM, (LOSSES, losses), (INPUT, input), (LOSS, loss->slot[QD_HEAD_LOSS_LOSS])), w->rows, 1, 0, 0.0);
 }
 
 void qd_place_loss(qd_placing *p, const qd_op *op)
@@ -83,23 +85,24 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     const qd_model *m = w->model;
     const qd_device_traits *traits = w->config->traits;
     if (op->kind == QD_OP_HEAD_LOGITS) {
-        qd_op_sizes(qd_class_op(w, op->kind, (const int[]){op->slot[0], op->slot[1], op->slot[2]}, 3), 1, m->vocab, m->hidden,
-                    2.0 * (double)m->vocab * (double)m->hidden);
+        qd_op_sizes(qd_class_keep(w, op), 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
         return;
     }
     int64_t chunk = qd_head_chunk_rows(traits, m->vocab);
     chunk = chunk > w->rows ? w->rows : chunk;
     qd_dtype type = traits->narrow_logits ? w->config->activation : QD_F32;
-    int logits = qd_class_slot(w, "logits", QD_SLOT_LOCAL, type, chunk, qd_logits_stride(w->slots[op->slot[1]].rows));
-    int losses = qd_class_f32(w, "losses", w->rows, 1), d_x = op->slot[3];
+    int logits = qd_class_slot(w, "logits", QD_SLOT_LOCAL, type, chunk, qd_logits_stride(w->slots[op->slot[QD_HEAD_LOSS_WEIGHT]].rows));
+    int losses = qd_class_f32(w, "losses", w->rows, 1), d_x = op->slot[QD_HEAD_LOSS_DX];
     qd_place_give(p, d_x, QD_LAYOUT_PARTIAL, 0);
-    int x = qd_place_want(p, op->slot[0], QD_LAYOUT_ALL);
+    int x = qd_place_want(p, op->slot[QD_HEAD_LOSS_X], QD_LAYOUT_ALL);
     if (w->tensor.size > 1) {
         parallel_loss(w, op, x, logits, losses);
         qd_place_sum(p, d_x);
         return;
     }
-    qd_op *kept = QD_CLASS_OP(w, HEAD_LOSS, x, op->slot[1], op->slot[2], d_x, op->slot[4], op->slot[5], logits, losses);
+    qd_op *kept = QD_CLASS_OP(w, HEAD_LOSS, (X, x), (WEIGHT, op->slot[QD_HEAD_LOSS_WEIGHT]), (INPUT, op->slot[QD_HEAD_LOSS_INPUT]),
+                              (DX, d_x), (WEIGHT_GRAD, op->slot[QD_HEAD_LOSS_WEIGHT_GRAD]), (LOSS, op->slot[QD_HEAD_LOSS_LOSS]),
+                              (LOGITS, logits), (LOSSES, losses));
     qd_op_sizes(kept, w->rows, m->vocab, m->hidden, (d_x >= 0 ? 6.0 : 2.0) * (double)w->rows * (double)m->vocab * (double)m->hidden);
     kept->chunk = chunk;
 }

@@ -19,7 +19,7 @@ static void grouped(const qd_class_writer *w, qd_op *op, int64_t n, int64_t k)
 void qd_place_dispatch(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, int from, int to)
 {
     int64_t cols = w->model->hidden;
-    qd_op *op = qd_class_exchange(w, kind, e->group, (const int[]){from, e->table, to}, 3, 0, e->capacity, cols);
+    qd_op *op = qd_class_exchange(w, kind, e->group, QD_OPERANDS(DISPATCH, (X, from), (TABLE, e->table), (Y, to)), 0, e->capacity, cols);
     op->k = e->room;
     op->experts = e->held;
     /* An even load, and ranks of tp and cp with equally many rows: so all of the group say the
@@ -83,19 +83,19 @@ void qd_place_route(qd_placing *p, const qd_op *op)
     qd_op placed = *op;
     switch (op->kind) {
     case QD_OP_ROUTE:
-        placed.slot[0] = (int16_t)qd_place_want(p, op->slot[0], QD_LAYOUT_PORT);
-        qd_place_give(p, e->choice = op->slot[2], QD_LAYOUT_PORT, 0);
-        qd_place_give(p, e->weight = op->slot[3], QD_LAYOUT_PORT, 0);
-        w->slots[op->slot[4]].rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
+        placed.slot[QD_ROUTE_LOGITS] = (int16_t)qd_place_want(p, op->slot[QD_ROUTE_LOGITS], QD_LAYOUT_PORT);
+        qd_place_give(p, e->choice = op->slot[QD_ROUTE_CHOICE], QD_LAYOUT_PORT, 0);
+        qd_place_give(p, e->weight = op->slot[QD_ROUTE_WEIGHT], QD_LAYOUT_PORT, 0);
+        w->slots[op->slot[QD_ROUTE_LOAD]].rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
         break;
     case QD_OP_ROUTE_PLAN:
-        qd_place_give(p, e->place = op->slot[2], QD_LAYOUT_PORT, 0);
-        e->from = op->slot[3];
-        e->count = op->slot[4];
+        qd_place_give(p, e->place = op->slot[QD_ROUTE_PLAN_PLACE], QD_LAYOUT_PORT, 0);
+        e->from = op->slot[QD_ROUTE_PLAN_FROM];
+        e->count = op->slot[QD_ROUTE_PLAN_COUNT];
         w->slots[e->from].cols = w->port_rows * moe->per_token;
         break;
     case QD_OP_ROUTE_GRAD:
-        qd_place_give(p, op->slot[5], QD_LAYOUT_PORT, 0);
+        qd_place_give(p, op->slot[QD_ROUTE_GRAD_D_LOGITS], QD_LAYOUT_PORT, 0);
         break;
     default:
         break;
@@ -107,7 +107,8 @@ void qd_place_route(qd_placing *p, const qd_op *op)
     kept->first = loads ? w->port_first : 0;
     qd_group group = qd_expert_load_group(w->model, &w->ledger->mesh);
     if (forward && group.size > 1 && w->config->training)
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, (const int[]){op->slot[4]}, 1, 0, w->slots[op->slot[4]].rows, moe->experts);
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, QD_OPERANDS(ALL_REDUCE, (X, op->slot[QD_ROUTE_LOAD])), 0,
+                          w->slots[op->slot[QD_ROUTE_LOAD]].rows, moe->experts);
 }
 
 void qd_place_send(qd_placing *p, const qd_op *op)
@@ -116,8 +117,8 @@ void qd_place_send(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = w->experts;
     int64_t hidden = w->model->hidden, experts = w->model->moe.experts;
     bool apart = e->ranks > 1;
-    e->x = qd_place_want(p, op->slot[0], QD_LAYOUT_PORT);
-    e->sorted = op->slot[3];
+    e->x = qd_place_want(p, op->slot[QD_PERMUTE_X], QD_LAYOUT_PORT);
+    e->sorted = op->slot[QD_PERMUTE_Y];
     shape(w, e->sorted, e->room, hidden);
     e->table = apart || e->nodes > 1 ? qd_class_i32(w, "expert_rows of all ranks", e->ranks, experts / e->nodes) : e->count;
     e->rows_in = apart ? qd_class_local(w, "expert_in", e->capacity, hidden) : e->sorted;
@@ -128,8 +129,9 @@ void qd_place_send(qd_placing *p, const qd_op *op)
         return;
     }
     if (apart)
-        qd_class_exchange(w, QD_OP_ALL_GATHER, e->group, (const int[]){e->count, e->table}, 2, 0, e->ranks, experts);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, e->x, e->from, e->count, e->sorted, e->place), w->port_rows, hidden, 0, 0.0);
+        qd_class_exchange(w, QD_OP_ALL_GATHER, e->group, QD_OPERANDS(ALL_GATHER, (X, e->count), (Y, e->table)), 0, e->ranks, experts);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, (X, e->x), (FROM, e->from), (COUNT, e->count), (Y, e->sorted), (PLACE, e->place)),
+                w->port_rows, hidden, 0, 0.0);
     if (apart)
         qd_place_dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in);
 }
@@ -138,7 +140,7 @@ void qd_place_send(qd_placing *p, const qd_op *op)
 static bool is_collected(const qd_placing *p, int slot)
 {
     for (int i = p->at + 1; i < p->old.count; i++)
-        if (p->old.ops[i].kind == QD_OP_COMBINE && p->old.ops[i].slot[0] == slot)
+        if (p->old.ops[i].kind == QD_OP_COMBINE && p->old.ops[i].slot[QD_COMBINE_ROWS] == slot)
             return true;
     return false;
 }
@@ -162,7 +164,7 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = w->experts;
     qd_op placed = *op;
     bool product = op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX;
-    int weight = product ? op->slot[1] : op->kind == QD_OP_EXPERTS_DW ? op->slot[3] : -1;
+    int weight = product ? op->slot[QD_EXPERTS_WEIGHT] : op->kind == QD_OP_EXPERTS_DW ? op->slot[QD_EXPERTS_DW_WEIGHT_GRAD] : -1;
     int64_t out = weight >= 0 ? w->slots[weight].rows / e->held : 0, in = weight >= 0 ? w->slots[weight].cols : 0;
     if (e->to_relay) {
         qd_place_relay(w, e);
@@ -175,18 +177,18 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
             placed.slot[j] = (int16_t)(op->slot[j] == e->count ? e->table : p->now[op->slot[j]]);
     switch (op->kind) {
     case QD_OP_EXPERTS:
-        shape(w, op->slot[3], e->capacity, out);
+        shape(w, op->slot[QD_EXPERTS_Y], e->capacity, out);
         e->ffn = e->up_w < 0 ? out / 2 : in;
         *(e->up_w < 0 ? &e->up_w : &e->down_w) = weight;
         break;
     case QD_OP_EXPERTS_DX:
-        shape(w, op->slot[3], e->capacity, in);
+        shape(w, op->slot[QD_EXPERTS_DX_DX], e->capacity, in);
         break;
     case QD_OP_EXPERT_ACTIVATION:
-        shape(w, op->slot[2], e->capacity, w->slots[placed.slot[0]].cols / 2);
+        shape(w, op->slot[QD_EXPERT_ACTIVATION_Y], e->capacity, w->slots[placed.slot[QD_EXPERT_ACTIVATION_X]].cols / 2);
         break;
     case QD_OP_EXPERT_ACTIVATION_GRAD:
-        shape(w, op->slot[3], e->capacity, w->slots[placed.slot[0]].cols);
+        shape(w, op->slot[QD_EXPERT_ACTIVATION_GRAD_DX], e->capacity, w->slots[placed.slot[QD_EXPERT_ACTIVATION_GRAD_X]].cols);
         break;
     default:
         break;
@@ -196,22 +198,27 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     grouped(w, kept, op->kind == QD_OP_EXPERTS_DX ? in : out, op->kind == QD_OP_EXPERTS_DX ? out : in);
     if (weight < 0) /* SwiGLU and its gradient */
         qd_op_sizes(kept, e->capacity, e->ffn, 0, 0.0);
-    if (!product || !is_collected(p, op->slot[3]))
-        return;
     bool forward = op->kind == QD_OP_EXPERTS;
-    *(forward ? &e->back : &e->d_back) = send_back(p, forward ? "rows from experts" : "d_rows from experts", op->slot[3]);
+    int result = op->slot[forward ? QD_EXPERTS_Y : QD_EXPERTS_DX_DX];
+    if (!product || !is_collected(p, result))
+        return;
+    *(forward ? &e->back : &e->d_back) = send_back(p, forward ? "rows from experts" : "d_rows from experts", result);
     if (!forward && e->nodes > 1)
         qd_place_grad_from_nodes(w, e);
 }
 
-/* What exceeds the buffers, in extra dispatch rounds. */
-static void extra_rounds(qd_class_writer *w, qd_op_kind kind, int *slots, int room, int count)
+static int rounds_room(qd_class_writer *w, bool backward)
 {
     const qd_expert_plan *e = w->experts;
-    bool backward = kind == QD_OP_EXPERT_ROUNDS_GRAD;
-    slots[room] = qd_class_local(w, "buffers of extra rounds", 1,
-                                 qd_round_room_of(e->capacity, w->model->hidden, e->ffn, e->room, backward).elements);
-    qd_op *op = qd_class_exchange(w, kind, e->group, slots, count, 0, e->capacity, w->model->hidden);
+    int64_t elements = qd_round_room_of(e->capacity, w->model->hidden, e->ffn, e->room, backward).elements;
+    return qd_class_local(w, "buffers of extra rounds", 1, elements);
+}
+
+/* What exceeds the buffers, in extra dispatch rounds. */
+static void extra_rounds(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
+{
+    const qd_expert_plan *e = w->experts;
+    qd_op *op = qd_class_exchange(w, kind, e->group, operands, 0, e->capacity, w->model->hidden);
     op->k = e->room;
     op->experts = e->held;
     op->expert = e->first;
@@ -220,23 +227,25 @@ static void extra_rounds(qd_class_writer *w, qd_op_kind kind, int *slots, int ro
     op->exchange.dtype = w->config->activation;
 }
 
+static void grad_rounds(qd_class_writer *w, bool inputs, bool weights)
+{
+    const qd_expert_plan *e = w->experts;
+    extra_rounds(w, QD_OP_EXPERT_ROUNDS_GRAD,
+                 QD_OPERANDS(EXPERT_ROUNDS_GRAD, (X, e->x), (FROM, e->from), (COUNT, e->count), (DY, e->d_sorted), (TABLE, e->table),
+                             (GATE_UP, e->up_w), (DOWN, e->down_w), (GATE_UP_GRAD, weights ? qd_class_gradient(e->up_w) : -1),
+                             (DOWN_GRAD, weights ? qd_class_gradient(e->down_w) : -1), (DX, inputs ? e->d_back : -1),
+                             (ROOM, rounds_room(w, true))));
+}
+
 /* Gradients of weights stay in their phase: so their sums have one order, whatever runs between
  * the phases. */
 static void extra_rounds_grad(qd_class_writer *w)
 {
-    const qd_expert_plan *e = w->experts;
-    bool split = w->config->split;
-    int up_grad = qd_class_gradient(e->up_w), down_grad = qd_class_gradient(e->down_w);
-    int slots[] = {e->x,      e->from, e->count, e->d_sorted, e->table, e->up_w, e->down_w, split ? -1 : up_grad, split ? -1 : down_grad,
-                   e->d_back, -1};
-    extra_rounds(w, QD_OP_EXPERT_ROUNDS_GRAD, slots, 10, 11);
-    if (!split)
+    grad_rounds(w, true, !w->config->split);
+    if (!w->config->split)
         return;
-    slots[7] = up_grad;
-    slots[8] = down_grad;
-    slots[9] = -1;
     w->phase = QD_PHASE_WEIGHT;
-    extra_rounds(w, QD_OP_EXPERT_ROUNDS_GRAD, slots, 10, 11);
+    grad_rounds(w, false, true);
     w->phase = QD_PHASE_INPUT;
 }
 
@@ -247,16 +256,20 @@ void qd_place_collect(qd_placing *p, const qd_op *op)
     qd_class_writer *w = p->w;
     qd_expert_plan *e = w->experts;
     bool forward = op->phase == QD_PHASE_FORWARD, by_node = e->nodes > 1;
-    int add = qd_place_want(p, op->slot[3], QD_LAYOUT_PORT), y = op->slot[4];
+    int add = qd_place_want(p, op->slot[QD_COMBINE_ADD], QD_LAYOUT_PORT), y = op->slot[QD_COMBINE_Y];
     qd_place_give(p, y, QD_LAYOUT_PORT, 0);
     if (by_node && forward)
         qd_place_from_nodes(w, e);
     else if (e->rounds && !by_node && forward)
-        extra_rounds(w, QD_OP_EXPERT_ROUNDS, (int[]){e->sorted, e->table, e->up_w, e->down_w, -1, e->back}, 4, 6);
+        extra_rounds(w, QD_OP_EXPERT_ROUNDS,
+                     QD_OPERANDS(EXPERT_ROUNDS, (X, e->sorted), (TABLE, e->table), (GATE_UP, e->up_w), (DOWN, e->down_w),
+                                 (ROOM, rounds_room(w, false)), (Y, e->back)));
     else if (e->rounds && !by_node)
         extra_rounds_grad(w);
-    qd_op *kept = by_node ? QD_CLASS_OP(w, COMBINE, forward ? e->by_node.sums : e->by_node.d_sums, e->by_node.place, -1, add, y)
-                          : QD_CLASS_OP(w, COMBINE, forward ? e->back : e->d_back, e->place, forward ? e->weight : -1, add, y);
+    qd_op *kept = by_node ? QD_CLASS_OP(w, COMBINE, (ROWS, forward ? e->by_node.sums : e->by_node.d_sums), (PLACE, e->by_node.place),
+                                        (ADD, add), (Y, y))
+                          : QD_CLASS_OP(w, COMBINE, (ROWS, forward ? e->back : e->d_back), (PLACE, e->place),
+                                        (WEIGHT, forward ? e->weight : -1), (ADD, add), (Y, y));
     qd_op_sizes(kept, w->port_rows, w->model->hidden, by_node ? 1 : e->etp, 0.0);
 }
 
@@ -266,18 +279,19 @@ void qd_place_collect_grad(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = w->experts;
     const qd_node_plan *n = &e->by_node;
     int64_t hidden = w->model->hidden;
-    int dy = qd_place_want(p, op->slot[0], QD_LAYOUT_PORT), d_out = op->slot[6];
-    e->d_sorted = op->slot[6];
-    e->d_weight = op->slot[7];
+    int dy = qd_place_want(p, op->slot[QD_COMBINE_GRAD_DY], QD_LAYOUT_PORT), d_out = op->slot[QD_COMBINE_GRAD_D_ROWS];
+    e->d_sorted = op->slot[QD_COMBINE_GRAD_D_ROWS];
+    e->d_weight = op->slot[QD_COMBINE_GRAD_D_WEIGHT];
     shape(w, e->d_sorted, e->room, hidden);
     qd_place_give(p, e->d_weight, QD_LAYOUT_PORT, 0);
     if (e->nodes > 1) {
         qd_place_grad_to_nodes(w, e, dy);
-        qd_op *grad = QD_CLASS_OP(w, COMBINE_GRAD, n->relay_dy, e->back, n->relay_from, n->relay_place, n->relay_count, n->relay_weight,
-                                  e->d_sorted, n->relay_d_weight);
+        qd_op *grad = QD_CLASS_OP(w, COMBINE_GRAD, (DY, n->relay_dy), (ROWS, e->back), (FROM, n->relay_from), (PLACE, n->relay_place),
+                                  (COUNT, n->relay_count), (WEIGHT, n->relay_weight), (D_ROWS, e->d_sorted), (D_WEIGHT, n->relay_d_weight));
         qd_op_sizes(grad, e->relayed, hidden, e->etp, 0.0);
     } else {
-        qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, dy, e->back, e->from, e->place, e->count, e->weight, e->d_sorted, e->d_weight),
+        qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, (DY, dy), (ROWS, e->back), (FROM, e->from), (PLACE, e->place), (COUNT, e->count),
+                                (WEIGHT, e->weight), (D_ROWS, e->d_sorted), (D_WEIGHT, e->d_weight)),
                     w->port_rows, hidden, e->etp, 0.0);
     }
     if (e->ranks > 1) {

@@ -26,11 +26,11 @@ static void relaying(const qd_expert_plan *e, qd_op *op)
 
 /* Rows cross, with `beside` numbers of 4 bytes each. The planned bytes are those of experts that
  * are all as likely, and of ranks of tp and cp with equally many rows. */
-static void cross(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, const int *slots, int64_t beside)
+static void cross(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, qd_operands operands, int64_t beside)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
     int64_t hidden = w->model->hidden;
-    qd_op *op = qd_class_exchange(w, kind, qd_nodes_group(mesh), slots, 5, 0, e->relayed, hidden);
+    qd_op *op = qd_class_exchange(w, kind, qd_nodes_group(mesh), operands, 0, e->relayed, hidden);
     double rows = (double)(w->config->batch * w->config->seq) / (mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP]);
     double cols = (double)hidden + 4.0 * (double)beside / (double)qd_dtype_size(w->config->activation);
     op->k = beside;
@@ -55,12 +55,17 @@ void qd_place_to_nodes(qd_class_writer *w, qd_expert_plan *e)
         .relay = rows_of(w, "relayed rows", e->relayed),
         .relay_chosen = qd_class_i32(w, "choices of relayed rows", e->relayed, 2 * k),
     };
-    qd_op_sizes(QD_CLASS_OP(w, NODE_PLAN, e->choice, e->weight, e->place, e->count, n->place, n->from, n->count, n->chosen, n->counts),
+    qd_op_sizes(QD_CLASS_OP(w, NODE_PLAN, (CHOICE, e->choice), (WEIGHT, e->weight), (PLACE, e->place), (COUNT, e->count),
+                            (COPY_PLACE, n->place), (COPY_FROM, n->from), (NODE_COUNT, n->count), (CHOSEN, n->chosen), (COUNTS, n->counts)),
                 w->port_rows, e->nodes, 0, 0.0);
-    qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), (const int[]){n->counts, n->table}, 2, 0,
+    qd_class_exchange(w, QD_OP_ALL_GATHER, qd_expert_group(&w->ledger->mesh), QD_OPERANDS(ALL_GATHER, (X, n->counts), (Y, n->table)), 0,
                       w->slots[n->table].rows, w->slots[n->table].cols);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, e->x, n->from, n->count, n->copies, n->place), w->port_rows, w->model->hidden, 0, 0.0);
-    cross(w, e, QD_OP_NODE_DISPATCH, (const int[]){n->copies, n->chosen, n->table, n->relay, n->relay_chosen}, 2 * k);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, (X, e->x), (FROM, n->from), (COUNT, n->count), (Y, n->copies), (PLACE, n->place)),
+                w->port_rows, w->model->hidden, 0, 0.0);
+    cross(w, e, QD_OP_NODE_DISPATCH,
+          QD_OPERANDS(NODE_DISPATCH, (X, n->copies), (NUMBERS, n->chosen), (TABLE, n->table), (Y, n->relay),
+                      (NUMBERS_OUT, n->relay_chosen)),
+          2 * k);
 }
 
 void qd_place_relay(qd_class_writer *w, qd_expert_plan *e)
@@ -72,21 +77,30 @@ void qd_place_relay(qd_class_writer *w, qd_expert_plan *e)
     n->relay_from = qd_class_i32(w, "from of relayed rows", 1, e->relayed * k);
     n->relay_count = qd_class_i32(w, "relayed rows per expert", 1, experts);
     n->relay_weight = qd_class_f32(w, "weight of relayed rows", e->relayed, k);
-    relaying(e, QD_CLASS_OP(w, RELAY_PLAN, n->relay_chosen, n->table, n->taken, e->table, n->relay_place, n->relay_from, n->relay_count,
-                            n->relay_weight));
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, n->relay, n->relay_from, n->relay_count, e->sorted, n->relay_place), e->relayed, w->model->hidden,
-                0, 0.0);
+    relaying(e, QD_CLASS_OP(w, RELAY_PLAN, (CHOSEN, n->relay_chosen), (TABLE, n->table), (TAKEN, n->taken), (TAKE, e->table),
+                            (PLACE, n->relay_place), (FROM, n->relay_from), (COUNT, n->relay_count), (WEIGHT, n->relay_weight)));
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, (X, n->relay), (FROM, n->relay_from), (COUNT, n->relay_count), (Y, e->sorted),
+                            (PLACE, n->relay_place)),
+                e->relayed, w->model->hidden, 0, 0.0);
 }
 
-/* What exceeds room or capacity, in extra rounds inside the nodes. The last two slots are lists
- * and room of their own. */
-static void extra_rounds(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, int *slots, int count, int lists)
+/* Lists and buffers of extra rounds. */
+typedef struct rounds_room {
+    int lists, buffers;
+} rounds_room;
+
+static rounds_room room_of(qd_class_writer *w, const qd_expert_plan *e, bool backward)
 {
     qd_nodes n = qd_nodes_of(w->model, &w->ledger->mesh, 0, e->room, e->capacity, NULL);
-    qd_relay_room room = qd_relay_room_of(&n, e->relayed, w->model->hidden, e->ffn, kind == QD_OP_RELAY_ROUNDS_GRAD);
-    slots[lists] = qd_class_i32(w, "lists of extra rounds", 1, room.numbers);
-    slots[lists + 1] = qd_class_slot(w, "buffers of extra rounds", QD_SLOT_LOCAL, w->config->activation, 1, room.elements);
-    qd_op *op = qd_class_exchange(w, kind, e->group, slots, count, 0, e->capacity, w->model->hidden);
+    qd_relay_room room = qd_relay_room_of(&n, e->relayed, w->model->hidden, e->ffn, backward);
+    int lists = qd_class_i32(w, "lists of extra rounds", 1, room.numbers);
+    return (rounds_room){lists, qd_class_local(w, "buffers of extra rounds", 1, room.elements)};
+}
+
+/* What exceeds room or capacity, in extra rounds inside the nodes. */
+static void extra_rounds(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, qd_operands operands)
+{
+    qd_op *op = qd_class_exchange(w, kind, e->group, operands, 0, e->capacity, w->model->hidden);
     relaying(e, op);
     op->exchange.count = 0;
     op->exchange.uneven = true;
@@ -98,12 +112,15 @@ void qd_place_from_nodes(qd_class_writer *w, qd_expert_plan *e)
     qd_node_plan *n = &e->by_node;
     n->relay_sum = rows_of(w, "sums of relayed rows", e->relayed);
     n->sums = rows_of(w, "sums by node", w->slots[n->copies].rows);
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->back, n->relay_place, n->relay_weight, -1, n->relay_sum), e->relayed, w->model->hidden, e->etp,
-                0.0);
-    if (e->rounds)
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, (ROWS, e->back), (PLACE, n->relay_place), (WEIGHT, n->relay_weight), (Y, n->relay_sum)),
+                e->relayed, w->model->hidden, e->etp, 0.0);
+    if (e->rounds) {
+        rounds_room room = room_of(w, e, false);
         extra_rounds(w, e, QD_OP_RELAY_ROUNDS,
-                     (int[]){n->relay, n->relay_chosen, n->table, n->relay_weight, e->up_w, e->down_w, -1, -1, n->relay_sum}, 9, 6);
-    cross(w, e, QD_OP_NODE_RETURN, (const int[]){n->relay_sum, -1, n->table, n->sums, -1}, 0);
+                     QD_OPERANDS(RELAY_ROUNDS, (X, n->relay), (CHOSEN, n->relay_chosen), (TABLE, n->table), (WEIGHT, n->relay_weight),
+                                 (GATE_UP, e->up_w), (DOWN, e->down_w), (LISTS, room.lists), (ROOM, room.buffers), (Y, n->relay_sum)));
+    }
+    cross(w, e, QD_OP_NODE_RETURN, QD_OPERANDS(NODE_RETURN, (X, n->relay_sum), (TABLE, n->table), (Y, n->sums)), 0);
 }
 
 void qd_place_grad_to_nodes(qd_class_writer *w, qd_expert_plan *e, int dy)
@@ -112,8 +129,9 @@ void qd_place_grad_to_nodes(qd_class_writer *w, qd_expert_plan *e, int dy)
     n->relay_dy = rows_of(w, "d_relayed sums", e->relayed);
     n->relay_d_weight = qd_class_f32(w, "d_relayed weight", e->relayed, w->model->moe.per_token);
     int copies = rows_of(w, "d_sums by node", w->slots[n->copies].rows);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, dy, n->from, n->count, copies, n->place), w->port_rows, w->model->hidden, 0, 0.0);
-    cross(w, e, QD_OP_NODE_DISPATCH, (const int[]){copies, -1, n->table, n->relay_dy, -1}, 0);
+    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, (X, dy), (FROM, n->from), (COUNT, n->count), (Y, copies), (PLACE, n->place)),
+                w->port_rows, w->model->hidden, 0, 0.0);
+    cross(w, e, QD_OP_NODE_DISPATCH, QD_OPERANDS(NODE_DISPATCH, (X, copies), (TABLE, n->table), (Y, n->relay_dy)), 0);
 }
 
 /* Rows of extra rounds are not kept: they cross a second time. With `dx` gradients of inputs are
@@ -125,14 +143,19 @@ static void extra_rounds_grad(qd_class_writer *w, const qd_expert_plan *e, int d
     int lists = qd_class_i32(w, "lists of rounds", 2, w->slots[n->taken].rows * w->slots[n->taken].cols);
     qd_op *resend =
         qd_class_exchange(w, QD_OP_NODE_RESEND, qd_nodes_group(&w->ledger->mesh),
-                          (const int[]){e->x, n->from, n->count, n->table, copies, relay, lists}, 7, 0, e->relayed, w->model->hidden);
+                          QD_OPERANDS(NODE_RESEND, (X, e->x), (COPY_FROM, n->from), (NODE_COUNT, n->count), (TABLE, n->table),
+                                      (COPIES, copies), (RELAYED, relay), (LISTS, lists)),
+                          0, e->relayed, w->model->hidden);
     relaying(e, resend);
     resend->exchange.count = 0;
     resend->exchange.uneven = true;
+    rounds_room room = room_of(w, e, true);
     extra_rounds(w, e, QD_OP_RELAY_ROUNDS_GRAD,
-                 (int[]){relay, n->relay_chosen, n->table, n->relay_weight, n->relay_dy, e->up_w, e->down_w,
-                         weights ? qd_class_gradient(e->up_w) : -1, weights ? qd_class_gradient(e->down_w) : -1, d_weight, dx, -1, -1},
-                 13, 11);
+                 QD_OPERANDS(RELAY_ROUNDS_GRAD, (X, relay), (CHOSEN, n->relay_chosen), (TABLE, n->table), (WEIGHT, n->relay_weight),
+                             (DY, n->relay_dy), (GATE_UP, e->up_w), (DOWN, e->down_w),
+                             (GATE_UP_GRAD, weights ? qd_class_gradient(e->up_w) : -1),
+                             (DOWN_GRAD, weights ? qd_class_gradient(e->down_w) : -1), (D_WEIGHT, d_weight), (DX, dx),
+                             (LISTS, room.lists), (ROOM, room.buffers)));
 }
 
 void qd_place_grad_from_nodes(qd_class_writer *w, qd_expert_plan *e)
@@ -142,7 +165,8 @@ void qd_place_grad_from_nodes(qd_class_writer *w, qd_expert_plan *e)
     int relay_dx = rows_of(w, "d_relayed rows", e->relayed);
     int copy_weight = qd_class_f32(w, "d_weight of copies", w->slots[n->copies].rows, k);
     n->d_sums = rows_of(w, "d_rows by node", w->slots[n->copies].rows);
-    qd_op_sizes(QD_CLASS_OP(w, COMBINE, e->d_back, n->relay_place, -1, -1, relay_dx), e->relayed, w->model->hidden, e->etp, 0.0);
+    qd_op_sizes(QD_CLASS_OP(w, COMBINE, (ROWS, e->d_back), (PLACE, n->relay_place), (Y, relay_dx)),
+                e->relayed, w->model->hidden, e->etp, 0.0);
     if (e->rounds) { /* gradients of weights stay in their phase: so their sums have one order, whatever runs between the phases */
         extra_rounds_grad(w, e, n->relay_d_weight, relay_dx, !w->config->split);
         w->phase = QD_PHASE_WEIGHT;
@@ -150,6 +174,11 @@ void qd_place_grad_from_nodes(qd_class_writer *w, qd_expert_plan *e)
             extra_rounds_grad(w, e, -1, -1, true);
         w->phase = QD_PHASE_INPUT;
     }
-    cross(w, e, QD_OP_NODE_RETURN, (const int[]){relay_dx, n->relay_d_weight, n->table, n->d_sums, copy_weight}, k);
-    qd_op_sizes(QD_CLASS_OP(w, NODE_WEIGHTS, e->choice, e->place, n->place, copy_weight, e->d_weight), w->port_rows, e->nodes, 0, 0.0);
+    cross(w, e, QD_OP_NODE_RETURN,
+          QD_OPERANDS(NODE_RETURN, (X, relay_dx), (NUMBERS, n->relay_d_weight), (TABLE, n->table), (Y, n->d_sums),
+                      (NUMBERS_OUT, copy_weight)),
+          k);
+    qd_op_sizes(QD_CLASS_OP(w, NODE_WEIGHTS, (CHOICE, e->choice), (PLACE, e->place), (COPY_PLACE, n->place), (COPY_D_WEIGHT, copy_weight),
+                            (D_WEIGHT, e->d_weight)),
+                w->port_rows, e->nodes, 0, 0.0);
 }

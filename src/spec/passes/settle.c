@@ -3,7 +3,7 @@
 #include "spec/passes/passes.h"
 #include "spec/tensor.h"
 
-/* The rows of the slot at place j of an op that it touches, as up to `tensor.size` ranges;
+/* The rows of operand j of an op that it touches, as up to `tensor.size` ranges;
  * returns how many. */
 static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*range)[2])
 {
@@ -16,10 +16,13 @@ static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*ra
     case QD_OP_LINEAR_GELU:
     case QD_OP_LINEAR_DX:
     case QD_OP_LINEAR_DX_GELU:
-    case QD_OP_ALL_REDUCE:
-        if (j != 0 && !qd_op_writes(op, j))
+        if (j != qd_gemm_rows(op->kind) && !qd_op_writes(op, j))
             return 1;
-        range[0][0] = j == 0 ? op->first : op->to;
+        range[0][0] = j == qd_gemm_rows(op->kind) ? op->first : op->to;
+        range[0][1] = range[0][0] + op->m;
+        return 1;
+    case QD_OP_ALL_REDUCE:
+        range[0][0] = op->first;
         range[0][1] = range[0][0] + op->m;
         return 1;
     case QD_OP_ALL_GATHER:
@@ -28,7 +31,7 @@ static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*ra
     default:
         return 1;
     }
-    bool own = j == (op->kind == QD_OP_REDUCE_SCATTER);
+    bool own = j == (op->kind == QD_OP_REDUCE_SCATTER ? QD_REDUCE_SCATTER_Y : QD_ALL_GATHER_X);
     for (int r = 0; r < e->group.size; r++) {
         int64_t first, rows, piece, count;
         qd_slice(op->m, e->group.size, own ? w->tensor_coord : r, &first, &rows);
