@@ -1,14 +1,16 @@
 /* The passes that derive the op lists of a rank from a declaration (model/declare.h). Each is
  * one file, reads the list that the pass before left in a qd_class_writer, and leaves a list:
  *
- * forward    declared ops become ops over whole (unsharded) values gradient   the backward pass,
- * in an input and a weight half, from one table of rules place      local shapes and exchanges,
- * from the placements of parameters and one rule per op fuse       rewrite rules that the
- * device's traits enable order      which ops run while an exchange is on its way, and which op
- * waits for it alias      ops that work in place recompute  which ops run again in the backward
- * pass overlap    GEMMs next to an exchange in pieces (parallel.tp_overlap) settle     until
- * when each exchange runs; refuses lists that touch its slots before lifetimes  where local
- * values live
+ *   forward    declared ops become ops over whole (unsharded) values
+ *   gradient   the backward pass, in an input and a weight half, from one table of rules
+ *   place      local shapes and exchanges, from the placements of parameters and one rule per op
+ *   fuse       rewrite rules that the device's traits enable
+ *   order      which ops run while an exchange is on its way, and which op waits for it
+ *   alias      ops that work in place
+ *   recompute  which ops run again in the backward pass
+ *   overlap    GEMMs next to an exchange in pieces (parallel.tp_overlap)
+ *   settle     until when each exchange runs; refuses lists that touch its slots before
+ *   lifetimes  where local values live
  *
  * There is no search: a value that cannot be converted to the layout an op needs is an error. */
 #ifndef QD_SPEC_PASSES_PASSES_H
