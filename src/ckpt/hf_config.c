@@ -2,7 +2,6 @@
  * ill-typed, that contradicts another, or that asks for arithmetic which our models do not have is refused by name. Sizes have
  * the limits of the options they become, so that nothing is built from absurd ones. */
 #include "ckpt/huggingface_impl.h"
-#include "spec/config.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -41,11 +40,11 @@ static bool given(reader *r, const char *key)
 
 static const qd_option *option_of(const char *key)
 {
-    const qd_option_table table = qd_config_table();
-    int i = 0;
-    while (i + 1 < table.count && strcmp(table.options[i].key, key) != 0)
-        i++;
-    return &table.options[i];
+    int count;
+    const qd_model_field *f = qd_model_fields(&count);
+    while (!f->option.key || strcmp(f->option.key, key) != 0)
+        f++;
+    return &f->option;
 }
 
 /* The value becomes the option `ours` and has its limits. 0 after a failure, so that what is computed from it stays small. */
@@ -60,11 +59,11 @@ static int64_t size_of(reader *r, const char *key, int64_t otherwise, const char
     return r->status == QD_OK ? value : 0;
 }
 
-/* A key with a second name. */
+/* A key that may have a second name. */
 static int64_t size_named(reader *r, const char *key, const char *other, int64_t otherwise, const char *ours)
 {
     int64_t value = size_of(r, key, otherwise, ours);
-    if (!given(r, other))
+    if (!other || !given(r, other))
         return value;
     int64_t second = size_of(r, other, otherwise, ours);
     if (given(r, key) && value != second)
@@ -133,21 +132,57 @@ static void note_attention_dropout(reader *r, const char *key, double otherwise)
         qd_strbuf_printf(r->notes, "%s was %g: attention has no dropout here, which matters to further training alone\n", key, value);
 }
 
+/* ---- what config.json has as our models do (the table of model fields) ---- */
+
+/* A size that a configuration class may leave to other sizes; 0: none of those. */
+static int64_t follows(const qd_model_field *f, const qd_model *m)
+{
+    if (f->offset == offsetof(qd_model, kv_heads))
+        return m->heads;
+    if (f->offset == offsetof(qd_model, head_dim))
+        return m->heads > 0 ? m->hidden / m->heads : 0;
+    return f->offset == offsetof(qd_model, ffn) ? 4 * m->hidden : f->offset == offsetof(qd_model, moe.ffn) ? m->ffn : 0;
+}
+
+static void read_size(reader *r, const qd_model_field *f, const qd_hf_key *k, const qd_model *defaults, qd_model *m)
+{
+    int64_t own = follows(f, m), value = qd_field_whole(f, defaults);
+    if (k->name) {
+        /* null is a value of sizes that the class leaves open, and of kv heads in every class. */
+        bool open = value == 0, null = qd_json_member(r->root, k->name) && !member(r, k->name);
+        bool left = null && (open || f->offset == offsetof(qd_model, kv_heads));
+        value = left ? own : size_named(r, k->name, k->other, open ? own : value, f->option.key);
+        qd_field_set_whole(f, value, m);
+    } else if (own > 0) {
+        qd_field_set_whole(f, own, m);
+    }
+}
+
+/* Sizes come in the order of the table, in which none follows from a later one. */
+static void read_fields(reader *r, qd_hf_config *c)
+{
+    int count;
+    const qd_model_field *fields = qd_model_fields(&count);
+    const qd_model *defaults = &c->family->defaults;
+    for (const qd_model_field *f = fields; f < fields + count; f++) {
+        const qd_hf_key k = qd_hf_key_of(c->family, f);
+        if (!qd_field_counts(f, defaults))
+            continue;
+        if (f->kind == QD_FIELD_INT || f->kind == QD_FIELD_SIZE)
+            read_size(r, f, &k, defaults, &c->model);
+        else if (f->kind == QD_FIELD_REAL && k.name)
+            qd_field_set_real(f, number(r, k.name, qd_field_real(f, defaults), f->option.key), &c->model);
+        else if (k.name)
+            qd_field_set_whole(f, flag(r, k.name, qd_field_whole(f, defaults) != 0), &c->model);
+    }
+    c->positions = c->model.max_seq;
+}
+
 static void read_gpt2(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
-    const qd_hf_family *f = c->family;
-    m->layers = (int)size_named(r, "n_layer", "num_hidden_layers", f->layers, "model.layers");
-    m->hidden = size_named(r, "n_embd", "hidden_size", f->hidden, "model.hidden");
-    m->heads = (int)size_named(r, "n_head", "num_attention_heads", f->heads, "model.heads");
-    m->kv_heads = m->heads;
-    m->ffn = member(r, "n_inner") ? size_of(r, "n_inner", 0, "model.ffn") : 4 * m->hidden;
-    m->max_seq = c->positions = size_named(r, "n_positions", "max_position_embeddings", f->positions, "model.max_seq");
-    m->norm_eps = number(r, "layer_norm_epsilon", f->norm_eps, "model.norm_eps");
-    m->tied = flag(r, "tie_word_embeddings", true);
     if (m->heads < 1 || m->hidden % m->heads != 0)
         REFUSE(r, QD_USAGE, "%s: 'n_embd' (%lld) is not a multiple of 'n_head' (%d)", FILE_OF(r), (long long)m->hidden, m->heads);
-    m->head_dim = r->status == QD_OK ? (int)(m->hidden / m->heads) : 0;
     must_be(r, "scale_attn_weights", true);
     must_be(r, "scale_attn_by_inverse_layer_idx", false);
     must_be(r, "add_cross_attention", false);
@@ -157,10 +192,9 @@ static void read_gpt2(reader *r, qd_hf_config *c)
     else if (strcmp(activation, "gelu_new") != 0 && strcmp(activation, "gelu_pytorch_tanh") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'activation_function' is '%s': only gelu_new, gelu_pytorch_tanh and gelu can be imported",
                FILE_OF(r), activation);
-    double residual = number(r, "resid_pdrop", 0.1, "model.dropout"), embedding = other_number(r, "embd_pdrop", 0.1);
-    m->dropout = residual;
-    if (r->status == QD_OK && embedding != residual)
-        qd_strbuf_printf(r->notes, "model.dropout is resid_pdrop (%g); embd_pdrop was %g\n", residual, embedding);
+    double embedding = other_number(r, "embd_pdrop", 0.1);
+    if (r->status == QD_OK && embedding != m->dropout)
+        qd_strbuf_printf(r->notes, "model.dropout is resid_pdrop (%g); embd_pdrop was %g\n", m->dropout, embedding);
     note_attention_dropout(r, "attn_pdrop", 0.1);
 }
 
@@ -226,7 +260,7 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
             if (qd_json_kind_of(value) == QD_JSON_OBJECT)
                 REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has parameters of its own for '%s': layers that differ cannot be imported",
                        FILE_OF(r), where, key);
-    rope->base = in_either(r, &s, "rope_theta", f->rope_theta, "model.rope_base");
+    rope->base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
     const char *kind = rope_kind(&s, where);
     double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(&s, "partial_rotary_factor", outside);
     if (part != 1.0)
@@ -251,9 +285,9 @@ static void refuse_windows(reader *r, const qd_hf_family *f)
         if (!type || strcmp(type, "full_attention") != 0)
             REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' has '%s': only full_attention can be imported", FILE_OF(r), type ? type : "?");
     }
-    if (f->qk_norm)
+    if (f->defaults.qk_norm)
         must_be(r, "use_sliding_window", false);
-    else if (f->experts && member(r, "sliding_window"))
+    else if (qd_hf_has_experts(f) && member(r, "sliding_window"))
         REFUSE(r, QD_UNSUPPORTED, "%s: 'sliding_window' is set: such models cannot be imported", FILE_OF(r));
 }
 
@@ -261,22 +295,9 @@ static void read_llama(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
     const qd_hf_family *f = c->family;
-    m->layers = (int)size_of(r, "num_hidden_layers", f->layers, "model.layers");
-    m->hidden = size_of(r, "hidden_size", f->hidden, "model.hidden");
-    m->heads = (int)size_of(r, "num_attention_heads", f->heads, "model.heads");
     if (m->heads < 1)
         REFUSE(r, QD_USAGE, "%s: 'num_attention_heads' must be at least 1", FILE_OF(r));
-    /* null is another value than none: as many as there are heads, of the size that they share out. */
-    bool as_heads = qd_json_member(r->root, "num_key_value_heads") && !member(r, "num_key_value_heads");
-    bool shared = qd_json_member(r->root, "head_dim") && !member(r, "head_dim") && f->head_dim == 0;
-    m->kv_heads = as_heads ? m->heads : (int)size_of(r, "num_key_value_heads", f->kv_heads > 0 ? f->kv_heads : m->heads, "model.kv_heads");
-    int64_t own = m->heads > 0 ? m->hidden / m->heads : 0;
-    m->head_dim = (int)(shared ? own : size_of(r, "head_dim", f->head_dim > 0 ? f->head_dim : own, "model.head_dim"));
-    m->ffn = size_of(r, "intermediate_size", f->ffn, "model.ffn");
-    m->max_seq = c->positions = size_of(r, "max_position_embeddings", f->positions, "model.max_seq");
-    m->norm_eps = number(r, "rms_norm_eps", f->norm_eps, "model.norm_eps");
-    m->tied = flag(r, "tie_word_embeddings", false);
-    m->qk_norm = f->qk_norm;
+    m->qk_norm = f->defaults.qk_norm;
     c->attention_bias = f->attention_bias && flag(r, "attention_bias", false);
     c->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     const char *activation = text(r, "hidden_act", "silu");
@@ -328,14 +349,8 @@ static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 static void read_experts(reader *r, qd_hf_config *c)
 {
     qd_moe *e = &c->model.moe;
-    const qd_hf_family *f = c->family;
-    e->experts = (int)size_named(r, "num_local_experts", "num_experts", f->expert_count, "model.experts");
-    e->per_token = (int)size_of(r, "num_experts_per_tok", f->per_token, "model.experts_per_token");
-    e->ffn = f->expert_ffn > 0 ? size_of(r, "moe_intermediate_size", f->expert_ffn, "model.expert_ffn") : c->model.ffn;
-    if (f->qk_norm) {
-        e->normalised = flag(r, "norm_topk_prob", false);
+    if (c->family->defaults.qk_norm)
         read_dense_blocks(r, e);
-    }
     if (other_number(r, "router_jitter_noise", 0.0) != 0.0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be imported", FILE_OF(r));
     if (e->experts < 1)
@@ -358,13 +373,12 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
                        qd_json_name(document));
     c->model = qd_model_default(c->family->arch);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);
-    c->model.vocab = size_of(&r, "vocab_size", c->family->vocab, "model.vocab");
-    c->model.init_std = number(&r, "initializer_range", c->model.init_std, "model.init_std");
+    read_fields(&r, c);
     if (c->family->arch == QD_ARCH_GPT2)
         read_gpt2(&r, c);
     else
         read_llama(&r, c);
-    if (c->family->experts)
+    if (qd_hf_has_experts(c->family))
         read_experts(&r, c);
     QD_TRY(r.status);
     qd_status status = qd_model_validate(&c->model);

@@ -46,16 +46,27 @@ static qd_status check_llama(const qd_model *m)
     return QD_OK;
 }
 
+/* What config.json has as our models do (the table of model fields). */
+static void put_fields(qd_json_writer *w, const qd_hf_family *family, const qd_model *m)
+{
+    int count;
+    const qd_model_field *fields = qd_model_fields(&count);
+    for (const qd_model_field *f = fields; f < fields + count; f++) {
+        const char *key = qd_hf_key_of(family, f).name;
+        if (!key)
+            continue;
+        if (f->kind == QD_FIELD_REAL)
+            qd_json_put_real(w, key, qd_field_real(f, m));
+        else if (f->kind == QD_FIELD_FLAG)
+            qd_json_put_bool(w, key, qd_field_whole(f, m) != 0);
+        else
+            qd_json_put_int(w, key, qd_field_whole(f, m));
+    }
+}
+
 static void put_gpt2(qd_json_writer *w, const qd_model *m)
 {
-    qd_json_put_int(w, "n_layer", m->layers);
-    qd_json_put_int(w, "n_embd", m->hidden);
-    qd_json_put_int(w, "n_head", m->heads);
-    qd_json_put_int(w, "n_inner", m->ffn);
-    qd_json_put_int(w, "n_positions", m->max_seq);
-    qd_json_put_real(w, "layer_norm_epsilon", m->norm_eps);
     qd_json_put_string(w, "activation_function", m->activation == QD_ACT_GELU ? "gelu" : "gelu_new");
-    qd_json_put_real(w, "resid_pdrop", m->dropout);
     qd_json_put_real(w, "embd_pdrop", m->dropout);
     qd_json_put_real(w, "attn_pdrop", 0.0);
 }
@@ -72,14 +83,10 @@ static double their_balance(const qd_model *m)
 static void put_experts(qd_json_writer *w, const qd_model *m)
 {
     const qd_moe *e = &m->moe;
-    qd_json_put_int(w, m->qk_norm ? "num_experts" : "num_local_experts", e->experts);
-    qd_json_put_int(w, "num_experts_per_tok", e->per_token);
     qd_json_put_real(w, "router_aux_loss_coef", their_balance(m));
     qd_json_put_bool(w, "output_router_logits", e->aux_loss > 0.0);
     if (!m->qk_norm)
         return;
-    qd_json_put_int(w, "moe_intermediate_size", e->ffn);
-    qd_json_put_bool(w, "norm_topk_prob", e->normalised);
     qd_json_put_int(w, "decoder_sparse_step", 1);
     qd_json_list_begin(w, "mlp_only_layers");
     for (int layer = 0; layer < e->first_dense; layer++)
@@ -87,16 +94,8 @@ static void put_experts(qd_json_writer *w, const qd_model *m)
     qd_json_end(w);
 }
 
-static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *m, int64_t positions)
+static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
 {
-    qd_json_put_int(w, "num_hidden_layers", m->layers);
-    qd_json_put_int(w, "hidden_size", m->hidden);
-    qd_json_put_int(w, "intermediate_size", f->experts && f->expert_ffn == 0 ? m->moe.ffn : m->ffn);
-    qd_json_put_int(w, "num_attention_heads", m->heads);
-    qd_json_put_int(w, "num_key_value_heads", m->kv_heads);
-    qd_json_put_int(w, "head_dim", m->head_dim);
-    qd_json_put_int(w, "max_position_embeddings", m->max_seq > 0 ? m->max_seq : positions);
-    qd_json_put_real(w, "rms_norm_eps", m->norm_eps);
     qd_json_put_string(w, "hidden_act", "silu");
     if (f->attention_bias)
         qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->linear_bias);
@@ -154,15 +153,18 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     qd_json_put_string(&w, NULL, f->class_);
     qd_json_end(&w);
     qd_json_put_string(&w, "model_type", f->kind);
-    qd_json_put_int(&w, "vocab_size", m->vocab);
+    qd_model theirs = *m;
+    if (theirs.max_seq == 0)
+        theirs.max_seq = o->positions;
+    if (qd_hf_has_experts(f) && f->defaults.moe.ffn == 0)
+        theirs.ffn = m->moe.ffn; /* Mixtral has one width for both */
+    put_fields(&w, f, &theirs);
     if (gpt2)
         put_gpt2(&w, m);
     else
-        put_llama(&w, f, m, o->positions);
-    if (f->experts)
+        put_llama(&w, f, m);
+    if (qd_hf_has_experts(f))
         put_experts(&w, m);
-    qd_json_put_real(&w, "initializer_range", m->init_std);
-    qd_json_put_bool(&w, "tie_word_embeddings", m->tied);
     qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
     put_token(&w, "bos_token_id", o->begin_token);
     put_token(&w, "eos_token_id", o->end_token);

@@ -5,21 +5,44 @@
 #include <stdio.h>
 #include <string.h>
 
+static const qd_hf_key gpt2_keys[] = {
+    {"layers", "n_layer", "num_hidden_layers"},
+    {"hidden", "n_embd", "hidden_size"},
+    {"heads", "n_head", "num_attention_heads"},
+    {"kv_heads", NULL, NULL},
+    {"head_dim", NULL, NULL},
+    {"ffn", "n_inner", NULL},
+    {"max_seq", "n_positions", "max_position_embeddings"},
+    {"norm_eps", "layer_norm_epsilon", NULL},
+    {"dropout", "resid_pdrop", NULL},
+    {0},
+};
+static const qd_hf_key llama_keys[] = {{0}};
+static const qd_hf_key mixtral_keys[] = {{"experts", "num_local_experts", "num_experts"}, {0}};
+static const qd_hf_key qwen3_moe_keys[] = {
+    {"experts", "num_experts", "num_local_experts"},
+    {"expert_ffn", "moe_intermediate_size", NULL},
+    {"router_normalised", "norm_topk_prob", NULL},
+    {0},
+};
+
 static const qd_hf_family families[] = {
-    {.kind = "gpt2", .class_ = "GPT2LMHeadModel", .arch = QD_ARCH_GPT2,
-     .layers = 12, .heads = 12, .hidden = 768, .vocab = 50257, .positions = 1024, .norm_eps = 1e-5},
-    {.kind = "llama", .class_ = "LlamaForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .mlp_bias = true,
-     .layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 32000, .positions = 2048, .norm_eps = 1e-6,
-     .rope_theta = 1e4},
-    {.kind = "mixtral", .class_ = "MixtralForCausalLM", .arch = QD_ARCH_LLAMA, .experts = true,
-     .layers = 32, .heads = 32, .kv_heads = 8, .hidden = 4096, .ffn = 14336, .vocab = 32000, .positions = 131072, .norm_eps = 1e-5,
-     .rope_theta = 1e6, .expert_count = 8, .per_token = 2},
-    {.kind = "qwen3", .class_ = "Qwen3ForCausalLM", .arch = QD_ARCH_LLAMA, .qk_norm = true, .attention_bias = true,
-     .layers = 32, .heads = 32, .kv_heads = 32, .head_dim = 128, .hidden = 4096, .ffn = 22016, .vocab = 151936, .positions = 32768,
-     .norm_eps = 1e-6, .rope_theta = 1e4},
-    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .qk_norm = true, .experts = true,
-     .attention_bias = true, .layers = 24, .heads = 32, .kv_heads = 4, .hidden = 2048, .ffn = 6144, .vocab = 151936,
-     .positions = 32768, .norm_eps = 1e-6, .rope_theta = 1e4, .expert_count = 128, .per_token = 8, .expert_ffn = 768},
+    {.kind = "gpt2", .class_ = "GPT2LMHeadModel", .arch = QD_ARCH_GPT2, .keys = gpt2_keys,
+     .defaults = {.layers = 12, .heads = 12, .hidden = 768, .vocab = 50257, .max_seq = 1024, .norm_eps = 1e-5, .init_std = 0.02,
+                  .tied = true, .dropout = 0.1}},
+    {.kind = "llama", .class_ = "LlamaForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .mlp_bias = true, .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 32000, .max_seq = 2048, .norm_eps = 1e-6,
+                  .init_std = 0.02, .rope.base = 1e4}},
+    {.kind = "mixtral", .class_ = "MixtralForCausalLM", .arch = QD_ARCH_LLAMA, .keys = mixtral_keys,
+     .defaults = {.layers = 32, .heads = 32, .kv_heads = 8, .hidden = 4096, .ffn = 14336, .vocab = 32000, .max_seq = 131072,
+                  .norm_eps = 1e-5, .init_std = 0.02, .rope.base = 1e6, .moe = {.experts = 8, .per_token = 2}}},
+    {.kind = "qwen3", .class_ = "Qwen3ForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .kv_heads = 32, .head_dim = 128, .hidden = 4096, .ffn = 22016, .vocab = 151936,
+                  .max_seq = 32768, .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true}},
+    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .keys = qwen3_moe_keys,
+     .defaults = {.layers = 24, .heads = 32, .kv_heads = 4, .hidden = 2048, .ffn = 6144, .vocab = 151936, .max_seq = 32768,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true,
+                  .moe = {.experts = 128, .per_token = 8, .ffn = 768}}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -34,10 +57,21 @@ const qd_hf_family *qd_hf_family_by_kind(const char *kind)
 const qd_hf_family *qd_hf_family_of(const qd_model *m)
 {
     const bool llama = m->arch == QD_ARCH_LLAMA; /* GPT-2 has one row; what it cannot hold is refused on export */
-    for (int i = 0; i < FAMILIES; i++)
-        if (families[i].arch == m->arch && (!llama || (families[i].qk_norm == m->qk_norm && families[i].experts == (m->moe.experts > 0))))
-            return &families[i];
+    for (const qd_hf_family *f = families; f < families + FAMILIES; f++)
+        if (f->arch == m->arch && (!llama || (f->defaults.qk_norm == m->qk_norm && qd_hf_has_experts(f) == (m->moe.experts > 0))))
+            return f;
     return NULL;
+}
+
+qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field)
+{
+    const char *key = qd_field_key(field);
+    if (!key || !qd_field_counts(field, &family->defaults))
+        return (qd_hf_key){0};
+    for (const qd_hf_key *k = family->keys; k->field; k++)
+        if (strcmp(k->field, key) == 0)
+            return *k;
+    return (qd_hf_key){key, field->hf, NULL};
 }
 
 void qd_hf_family_kinds(char *text, size_t size)

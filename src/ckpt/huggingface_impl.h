@@ -2,30 +2,32 @@
 #ifndef QD_CKPT_HUGGINGFACE_IMPL_H
 #define QD_CKPT_HUGGINGFACE_IMPL_H
 
-#include "base/json.h"
 #include "ckpt/huggingface.h"
+#include "model/field_table.h"
 
 #define QD_HF_FILE "model.safetensors"
 #define QD_HF_INDEX "model.safetensors.index.json"
+
+/* What a family calls a field, where the table of model fields (model/fields.h) has another name or none for it. */
+typedef struct qd_hf_key {
+    const char *field;        /* model.<field> */
+    const char *name, *other; /* NULL: the family has no such key. other: is read, too */
+} qd_hf_key;
 
 /* A model_type of transformers: how it maps to our models, and the defaults of its configuration class, which count wherever
  * config.json leaves a key out. */
 typedef struct qd_hf_family {
     const char *kind, *class_; /* model_type, and the class with a head */
     qd_arch arch;
-    bool qk_norm, experts;
     bool attention_bias, mlp_bias; /* config.json can ask for them; GPT-2 has all biases, without a key */
-    int layers, heads, kv_heads;   /* kv_heads 0: as many as heads */
-    int head_dim;                  /* 0: hidden / heads */
-    int64_t hidden, ffn;           /* ffn 0: 4 x hidden */
-    int64_t vocab, positions;
-    double norm_eps, rope_theta;
-    int expert_count, per_token;
-    int64_t expert_ffn; /* 0: an expert is as wide as ffn */
+    const qd_hf_key *keys;         /* up to one without a field */
+    qd_model defaults;             /* of fields with a key; a width or a number of kv heads that is 0 follows from other sizes */
 } qd_hf_family;
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: none of ours */
 const qd_hf_family *qd_hf_family_of(const qd_model *model);
+/* The family's name of a field; name NULL: config.json has no such key. */
+qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field);
 void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
 
 /* What config.json says. */
@@ -37,6 +39,11 @@ typedef struct qd_hf_config {
 } qd_hf_config;
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);
+
+static inline bool qd_hf_has_experts(const qd_hf_family *f)
+{
+    return f->defaults.moe.experts > 0;
+}
 
 /* Blocks whose routers the load-balancing loss counts. */
 static inline int qd_hf_expert_layers(const qd_model *m)

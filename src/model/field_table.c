@@ -16,9 +16,10 @@
 /* GROUP is the member of qd_model that holds the fields, with its point. */
 #define WORD(x) WORD_(x)
 #define WORD_(x) #x
-#define ROW(kind_, name, key, fallback, limits, preset_, when_, help) \
+#define ROW(kind_, name, key, fallback, limits, preset_, hf_, when_, help) \
     {.member = WORD(GROUP) #name, .offset = offsetof(qd_model, GROUP name), .kind = KIND_##kind_, \
-     .option = QD_FIELD_OPTION(kind_, key, fallback, help, limits), .preset = preset_, .when = QD_WHEN_##when_},
+     .option = QD_FIELD_OPTION(kind_, key, fallback, help, limits), .preset = preset_, .hf = hf_, \
+     .when = QD_WHEN_##when_},
 #define IMPLIED(kind_, name, words, preset_) \
     {.member = WORD(GROUP) #name, .offset = offsetof(qd_model, GROUP name), .kind = KIND_##kind_, .option = {.choices = words}, \
      .preset = preset_},
@@ -46,9 +47,14 @@ const qd_model_field *qd_model_fields(int *count)
     return fields;
 }
 
+const char *qd_field_key(const qd_model_field *f)
+{
+    return f->option.key ? f->option.key + strlen("model.") : NULL;
+}
+
 const char *qd_field_preset(const qd_model_field *f)
 {
-    return f->preset ? f->preset : f->option.key + strlen("model.");
+    return f->preset ? f->preset : qd_field_key(f);
 }
 
 bool qd_field_counts(const qd_model_field *f, const qd_model *m)

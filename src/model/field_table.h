@@ -17,10 +17,13 @@ typedef struct qd_model_field {
     qd_field_kind kind;
     qd_option option;   /* key NULL: none; its choices are the words of an enum all the same */
     const char *preset; /* NULL: the same as the option's, without "model." */
+    const char *hf;     /* key in config.json of most families of transformers; NULL: none */
     qd_field_when when;
 } qd_model_field;
 
 const qd_model_field *qd_model_fields(int *count);
+/* The option's key without "model."; NULL: it has none. */
+const char *qd_field_key(const qd_model_field *field);
 /* Its key in data/models.json, a.b inside an object. */
 const char *qd_field_preset(const qd_model_field *field);
 /* Whether the field means something in the model. */

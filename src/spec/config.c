@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELD_OPTION(kind, member, key, fallback, limits, preset, when, help) QD_FIELD_OPTION(kind, key, fallback, help, limits),
+#define FIELD_OPTION(kind, member, key, fallback, limits, preset, hf, when, help) QD_FIELD_OPTION(kind, key, fallback, help, limits),
 #define NO_OPTION(kind, member, words, preset)
 
 /* Sizes that follow from the preset or from other keys are 0 here and resolved below. */

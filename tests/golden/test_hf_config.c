@@ -93,6 +93,52 @@ static void test_other_spellings(void **state)
     assert_int_equal(accepted(state, "qwen3", "\"layer_types\": [\"full_attention\"]").layers, 32);
 }
 
+/* Every key that the table of model fields gives a family is read, and written as it was. */
+static void test_keys(void **state)
+{
+    static const char *const kinds[] = {"gpt2", "llama", "mixtral", "qwen3", "qwen3_moe"};
+    static const char *const values[] = {"2", "4", "16", "192", "0.5", "true", "false"};
+    int count, walked = 0;
+    const qd_model_field *fields = qd_model_fields(&count);
+    for (size_t kind = 0; kind < 5; kind++) {
+        const qd_hf_family *family = qd_hf_family_by_kind(kinds[kind]);
+        for (const qd_hf_key *k = family->keys; k->field; k++) { /* no field that the table does not have */
+            const qd_model_field *f = fields;
+            while (f < fields + count && !(f->option.key && strcmp(qd_field_key(f), k->field) == 0))
+                f++;
+            assert_true(f < fields + count);
+        }
+        for (const qd_model_field *f = fields; f < fields + count; f++) {
+            const char *key = qd_hf_key_of(family, f).name;
+            bool found = !key;
+            assert_true(!key || f->kind != QD_FIELD_ENUM);
+            for (size_t i = 0; i < 7 && !found; i++) {
+                qd_hf_config c, again;
+                qd_strbuf notes = {0}, text = {0};
+                char members[128], plain[QD_FIELD_TEXT], read[QD_FIELD_TEXT], back[QD_FIELD_TEXT];
+                qd_model model = accepted(state, kinds[kind], "");
+                qd_field_text(f, &model, plain);
+                snprintf(members, sizeof members, "\"%s\": %s", key, values[i]);
+                if (strcmp(plain, values[i]) != 0 && read_config(state, kinds[kind], members, &notes, &c) == QD_OK) {
+                    qd_field_text(f, &c.model, read);
+                    assert_string_equal(read, values[i]);
+                    ok(qd_hf_config_text(&c.model, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
+                    ok(qd_hf_config_read(scratch_text(state, "again.json", text.data), &notes, &again));
+                    qd_field_text(f, &again.model, back);
+                    assert_string_equal(back, values[i]);
+                    found = true;
+                    walked++;
+                }
+                qd_strbuf_free(&notes);
+                qd_strbuf_free(&text);
+            }
+            if (!found)
+                fail_msg("%s: no value of %s is read", kinds[kind], key);
+        }
+    }
+    assert_in_range(walked, 50, 1000);
+}
+
 /* ---- rotary embeddings ---- */
 
 #define LLAMA3 "\"rope_type\": \"llama3\", \"factor\": 32.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0"
@@ -219,6 +265,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_defaults, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_other_spellings, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_keys, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
