@@ -8,7 +8,7 @@
 #   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
 #   make test-tsan   unit, dist and equiv tiers with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
-#   make check-style layout of the sources and include directions
+#   make check-style layout of the sources, include directions, language
 #   make clean
 #
 # What runs in which build. Release: every case of every tier. Sanitizers: the tiers above, every test of them, with fewer steps
@@ -70,3 +70,4 @@ clean:
 check-style:
 	@python3 tools/check_layout.py
 	@python3 tools/check_includes.py
+	@python3 tools/check_language.py

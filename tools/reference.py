@@ -8,9 +8,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = os.path.join(ROOT, "docs", "configuration.md")
 HEAD = """# Configuration
 
-All keys of a run, made from the program's own table by `tools/reference.py`; `quadrille help train` shows the same. A key may
-stand in the YAML file (`train: {lr: 1e-3}`), on the command line as `train.lr=1e-3`, or in its short form, `--lr 1e-3`. The
-command line wins over the file, the file over the default. Integers may be written as `4k`, `1.5M`, `2G` or `1e6`.
+Look up any key of a run; `quadrille help train` prints the same list. A key can be set in a YAML
+file, on the command line, or in its short form. The command line overrides the file, the file
+overrides the default. Integers can be written as `4k`, `1.5M`, `2G` or `1e6`.
+
+```yaml
+model:    {preset: llama-tiny}
+data:     {path: examples/data/king-james.txt, seq: 128}
+train:    {steps: 30, global_batch: 8, lr: 3e-3}   # or train.lr=3e-3, or --lr 3e-3
+parallel: {ranks: 2}
+```
+
+This page is generated from the option table by `tools/reference.py`.
 
 """
 

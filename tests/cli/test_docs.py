@@ -1,7 +1,8 @@
 """Every command of the documentation runs as printed.
 
-Blocks fenced as ```sh in README.md and docs/*.md, in their order, in a folder of their own per document that looks like the
-repository after `make build`. Targets of make must exist; what they do is tested elsewhere.
+Blocks fenced as ```sh, and commands that fill a cell of a table, in the pages of the top folder and of docs, in their order,
+in a folder of their own per document that looks like the repository after `make build`. Targets of make must exist; what they
+do is tested elsewhere, but `make demo` leaves a short run, which later commands may use.
 ctest: timeout 300
 ctest: processors 2
 """
@@ -22,13 +23,17 @@ import program  # noqa: E402
 sys.path.insert(0, os.path.join(program.SOURCE, "tools"))
 import reference  # noqa: E402
 
+CELL = re.compile(r"\|\s*`(quadrille [^`]+)`\s*(?=\|)")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
 def commands(text):
-    """The commands of all sh blocks, each with its line number. A line that ends in a backslash goes on; a block with a
-    here-document is one command."""
+    """The commands of all sh blocks and cells, each with its line number. A line that ends in a backslash continues; a block
+    with a here-document is one command."""
+    end = 0
     for match in FENCE.finditer(text):
+        yield from cells(text, end, match.start())
+        end = match.end()
         if match.group(1) != "sh":
             continue
         first = text.count("\n", 0, match.start(2)) + 1
@@ -46,6 +51,12 @@ def commands(text):
             if pending.strip() and not pending.lstrip().startswith("#"):
                 yield start, pending.strip()
             pending = ""
+    yield from cells(text, end, len(text))
+
+
+def cells(text, begin, end):
+    for match in CELL.finditer(text, begin, end):
+        yield text.count("\n", 0, match.start()) + 1, match.group(1)
 
 
 def make_targets():
@@ -54,7 +65,8 @@ def make_targets():
 
 
 def documents():
-    return [os.path.join(program.SOURCE, "README.md"), *sorted(glob.glob(os.path.join(program.SOURCE, "docs", "*.md")))]
+    return [path for pattern in ("*.md", "docs/*.md", "docs/*/*.md")
+            for path in sorted(glob.glob(os.path.join(program.SOURCE, pattern)))]
 
 
 def plain_environment():
@@ -89,7 +101,9 @@ class Docs(unittest.TestCase):
             where = f"{name}:{line}"
             if command.split()[0] == "make":
                 self.check_make(command, where)
-                continue
+                if "demo" not in shlex.split(command, comments=True):
+                    continue
+                command = "quadrille train examples/demo.yaml train.steps=4 train.warmup=1"
             if "mpirun" in command and not program.MPIRUN:
                 continue
             begin = time.monotonic()
