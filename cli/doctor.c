@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <quadrille/machine.h>
+#include <quadrille/version.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +145,7 @@ static void print_text(const findings *f)
     qd_text_bytes(m->memory_available_bytes, available, sizeof available);
     qd_text_bytes(m->memory_limit_bytes, limit, sizeof limit);
     qd_text_bytes(m->shared_bytes, shared, sizeof shared);
-    printf("quadrille      %s\n", QD_VERSION);
+    printf("quadrille      %s\n", qd_version());
     printf("CPU            %s\n", m->cpu[0] ? m->cpu : "unknown");
     printf("cores          %d, %d for this process\n", m->cores, m->cores_allowed);
     printf("kernels        %s\n", m->isa);

@@ -2,6 +2,7 @@
 
 #include <quadrille/config.h>
 #include <quadrille/sim.h>
+#include <quadrille/version.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,7 +163,7 @@ const cli_command cli_help = {
 static qd_status run_version(cli_call *call)
 {
     QD_TRY(cli_no_words(call));
-    puts("quadrille " QD_VERSION);
+    printf("quadrille %s\n", qd_version());
     return QD_OK;
 }
 

@@ -29,6 +29,13 @@ set(CMAKE_C_EXTENSIONS ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
+# Shared libraries export what the public headers declare with QD_API (include/quadrille/export.h).
+# Programs and tests that link the static libraries still reach every symbol.
+foreach(language C CXX CUDA)
+  set(CMAKE_${language}_VISIBILITY_PRESET hidden)
+endforeach()
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
 # Assertions stay on in releases: they state invariants and none sits in an inner loop.
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g")
 set(CMAKE_C_FLAGS_DEBUG "-O0 -g3")

@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_BENCH_H
 #define QUADRILLE_BENCH_H
 
+#include <quadrille/export.h>
 #include <quadrille/options.h>
 #include <quadrille/status.h>
 #include <quadrille/types.h>
@@ -21,7 +22,7 @@ typedef struct qd_bench_collectives_config {
     /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
-qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
+QD_API qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
 
 /* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes(); all-to-all: of what a
  * rank sends, its own block included. Messages that are cut in parts are rounded so that all parts are equal and none
@@ -53,12 +54,12 @@ typedef struct qd_bench_collectives_result {
 
 /* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi and this build has
  * no MPI. Prints nothing; what mpirun itself has to say goes to standard error. */
-qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result);
-void qd_bench_collectives_free(qd_bench_collectives_result *result);
+QD_API qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result);
+QD_API void qd_bench_collectives_free(qd_bench_collectives_result *result);
 
 /* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure in an MPI job this
  * does not return: it ends the job. */
-qd_status qd_bench_collectives_rank(int count, char *const *arguments);
+QD_API qd_status qd_bench_collectives_rank(int count, char *const *arguments);
 
 /* ---- kernels and the training step ---- */
 
@@ -85,7 +86,7 @@ typedef struct qd_bench_table {
 } qd_bench_table;
 
 /* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with run.threads threads. */
-qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
+QD_API qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
 
 typedef struct qd_bench_step_result {
     qd_bench_table table;
@@ -108,7 +109,7 @@ typedef struct qd_bench_step_result {
 
 /* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another configuration on the
  * same kind of device, whose steps are taken in turn with these, so that both see the same machine; NULL: none. */
-qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
+QD_API qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
 
 /* ---- the machine ---- */
 
@@ -143,7 +144,7 @@ typedef struct qd_bench_machine {
  * also with two ranks on each core; exchanges: all in turn, and medians over the steps. Ranks are threads of this
  * process. */
 enum { QD_BENCH_MACHINE_STEPS = 100 };
-qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
+QD_API qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 
 /* ---- actions ---- */
 
@@ -161,8 +162,8 @@ typedef struct qd_bench_actions {
 
 /* Steps of the configured run on random tokens, ranks as threads of this process with one compute thread each; added to what `actions`
  * has of the same run, so that measurements can be spread over time. `actions` is freed by the caller, also after a failure. */
-qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
-void qd_bench_actions_free(qd_bench_actions *actions);
+QD_API qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
+QD_API void qd_bench_actions_free(qd_bench_actions *actions);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_CHECK_H
 #define QUADRILLE_CHECK_H
 
+#include <quadrille/export.h>
 #include <quadrille/options.h>
 #include <stdio.h>
 
@@ -79,14 +80,14 @@ typedef struct qd_check_report {
 /* Builds the program of every rank, proves that their communication matches and that together they compute the gradient of the mean
  * loss, and adds up memory. world 0: as in the configuration. QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs
  * that do not match. */
-qd_status qd_check(const qd_options *options, int world, qd_check_report *report);
+QD_API qd_status qd_check(const qd_options *options, int world, qd_check_report *report);
 
 /* Writes the program of one rank, a line per action. */
-qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out);
+QD_API qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out);
 
 /* Writes the pipeline's schedule: figures and a drawing of letters; lines that parallel.schedule_file reads; or a drawing in SVG. */
 typedef enum qd_drawing { QD_DRAWING_TEXT, QD_DRAWING_CSV, QD_DRAWING_SVG } qd_drawing;
-qd_status qd_check_schedule(const qd_options *options, int world, qd_drawing drawing, FILE *out);
+QD_API qd_status qd_check_schedule(const qd_options *options, int world, qd_drawing drawing, FILE *out);
 
 #ifdef __cplusplus
 }

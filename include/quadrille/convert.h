@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_CONVERT_H
 #define QUADRILLE_CONVERT_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
 #include <quadrille/types.h>
@@ -32,7 +33,7 @@ typedef struct qd_convert_report {
 
 /* Works tensor by tensor: memory for the largest, not for the model. The folder appears when it is complete. QD_USAGE names
  * tensors that are missing, unknown or of another shape, QD_UNSUPPORTED what the other side has no place for. */
-qd_status qd_convert(const qd_convert_options *options, qd_convert_report *report);
+QD_API qd_status qd_convert(const qd_convert_options *options, qd_convert_report *report);
 
 #ifdef __cplusplus
 }

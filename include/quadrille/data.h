@@ -6,6 +6,7 @@
 #ifndef QUADRILLE_DATA_H
 #define QUADRILLE_DATA_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <quadrille/tokenizer.h>
 #include <stdbool.h>
@@ -35,13 +36,13 @@ typedef struct qd_text_encoder {
 } qd_text_encoder;
 
 /* The bytes themselves: 256 tokens, no end of document. Nothing to destroy. */
-qd_text_encoder qd_text_encoder_bytes(void);
+QD_API qd_text_encoder qd_text_encoder_bytes(void);
 
 /* A tokenizer, which must outlive the encoder; special tokens in text are ordinary text. document_end: the text of a
  * special token; NULL: the first that the tokenizer knows of <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any;
  * "": none. */
-qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
-void qd_text_encoder_destroy(qd_text_encoder *encoder); /* a zeroed one is legal */
+QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
+QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* a zeroed one is legal */
 
 /* How text is cut into documents. One per file, except: a line that equals `separator` ends a document and belongs to
  * none; each line of a file whose name ends in .jsonl is an object whose member `field` is a document. */
@@ -72,7 +73,7 @@ typedef struct qd_tokenize_options {
     void *progress_context;
 } qd_tokenize_options;
 
-qd_tokenize_options qd_tokenize_options_default(void);
+QD_API qd_tokenize_options qd_tokenize_options_default(void);
 
 typedef struct qd_tokenize_report {
     qd_tokenize_progress total;
@@ -83,7 +84,7 @@ typedef struct qd_tokenize_report {
 
 /* Writes shard-00000.qds, … into the folder. Memory stays at some MiB per thread, whatever the size of the text.
  * The shards are the same for any number of threads. The folder appears when all of it is complete. */
-qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
+QD_API qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
 
 /* ---- data sets ---- */
 
@@ -107,15 +108,15 @@ typedef struct qd_data_options {
     void *progress_context;
 } qd_data_options;
 
-qd_data_options qd_data_options_default(void); /* verify, all cores, the rest 0 */
+QD_API qd_data_options qd_data_options_default(void); /* verify, all cores, the rest 0 */
 
 /* Not collective; ranks that open the same text with the same cache wait for the first of them. */
-qd_status qd_data_open(const qd_data_options *options, qd_data **data);
-void qd_data_close(qd_data *data); /* NULL is legal */
+QD_API qd_status qd_data_open(const qd_data_options *options, qd_data **data);
+QD_API void qd_data_close(qd_data *data); /* NULL is legal */
 
 /* Samples of one epoch: the windows of all sources that are trained on, and those held out. */
-int64_t qd_data_windows(const qd_data *data);
-int64_t qd_data_validation_windows(const qd_data *data);
+QD_API int64_t qd_data_windows(const qd_data *data);
+QD_API int64_t qd_data_validation_windows(const qd_data *data);
 
 typedef struct qd_data_source_info {
     const char *path;
@@ -124,11 +125,11 @@ typedef struct qd_data_source_info {
     int64_t windows, validation_windows;
 } qd_data_source_info;
 
-int qd_data_source_count(const qd_data *data);
-qd_data_source_info qd_data_source_describe(const qd_data *data, int source);
+QD_API int qd_data_source_count(const qd_data *data);
+QD_API qd_data_source_info qd_data_source_describe(const qd_data *data, int source);
 
 /* Tokens [first, first + count) of a source. */
-qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens);
+QD_API qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens);
 
 /* ---- a baseline to beat ---- */
 
@@ -141,7 +142,7 @@ typedef struct qd_trigram_report {
 
 /* An interpolated Kneser-Ney trigram model (modified discounts) of the training tokens of all sources, scored on the
  * targets of the held-out windows. Targets that the document mask leaves out are not scored. */
-qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report);
+QD_API qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report);
 
 #ifdef __cplusplus
 }

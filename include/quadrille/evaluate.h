@@ -3,6 +3,7 @@
 #define QUADRILLE_EVALUATE_H
 
 #include <quadrille/data.h>
+#include <quadrille/export.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,7 +41,7 @@ typedef struct qd_evaluate_report {
 /* The tokens are cut into windows of `seq`, each token predicted from the ones before it in its window: every token but
  * the first of a source counts once, except where the model's document mask forbids it. Nothing is written. QD_USAGE: no
  * checkpoint, no text, nothing held out, a vocabulary that is not the model's. Not collective. */
-qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report);
+QD_API qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_GENERATE_H
 #define QUADRILLE_GENERATE_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,11 +50,11 @@ typedef struct qd_generate_options {
     void *callback_context;
 } qd_generate_options;
 
-qd_generate_options qd_generate_options_default(void); /* 200 tokens, temperature 0.8, the rest 0 or all */
+QD_API qd_generate_options qd_generate_options_default(void); /* 200 tokens, temperature 0.8, the rest 0 or all */
 
 /* An empty prompt starts from the token that ends documents, if the tokenizer has one, else from a line end. When the
  * context is full, its last half is read anew and the text goes on. Not collective. */
-qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report);
+QD_API qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@
 #ifndef QUADRILLE_JSON_WRITER_H
 #define QUADRILLE_JSON_WRITER_H
 
+#include <quadrille/export.h>
 #include <quadrille/strbuf.h>
 #include <stdint.h>
 
@@ -29,25 +30,25 @@ typedef struct qd_json_writer {
     char closing[QD_JSON_MOST_DEPTH + 1];
 } qd_json_writer;
 
-qd_json_writer qd_json_writer_on(qd_strbuf *out);
+QD_API qd_json_writer qd_json_writer_on(qd_strbuf *out);
 
 /* key: NULL at the top and inside lists, required inside objects. */
-void qd_json_object_begin(qd_json_writer *writer, const char *key);
-void qd_json_list_begin(qd_json_writer *writer, const char *key);
-void qd_json_end(qd_json_writer *writer); /* of the innermost object or list */
+QD_API void qd_json_object_begin(qd_json_writer *writer, const char *key);
+QD_API void qd_json_list_begin(qd_json_writer *writer, const char *key);
+QD_API void qd_json_end(qd_json_writer *writer); /* of the innermost object or list */
 
-void qd_json_put_string(qd_json_writer *writer, const char *key, const char *value); /* NULL: null */
+QD_API void qd_json_put_string(qd_json_writer *writer, const char *key, const char *value); /* NULL: null */
 /* A string that may hold NUL bytes (\u0000); `bytes` may be NULL when there are none. */
-void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length);
-void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
-void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
+QD_API void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length);
+QD_API void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
+QD_API void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
 /* The same with a point or an exponent in it, also of 0 and 1: for readers to whom 0 is an integer and 0.0 is not. */
-void qd_json_put_real(qd_json_writer *writer, const char *key, double value);
-void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);
-void qd_json_put_null(qd_json_writer *writer, const char *key);
+QD_API void qd_json_put_real(qd_json_writer *writer, const char *key, double value);
+QD_API void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);
+QD_API void qd_json_put_null(qd_json_writer *writer, const char *key);
 
 /* Ends a line of a JSON-lines file: the next value starts a new document. */
-void qd_json_newline(qd_json_writer *writer);
+QD_API void qd_json_newline(qd_json_writer *writer);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_MACHINE_H
 #define QUADRILLE_MACHINE_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,15 +35,15 @@ typedef struct qd_machine {
 } qd_machine;
 
 /* Takes about 0.2 s. */
-qd_status qd_machine_look(qd_machine *machine);
+QD_API qd_status qd_machine_look(qd_machine *machine);
 
 /* Bytes of memory that a run could take now: what is free, within what the control groups of this process still allow; 0:
  * unknown. *swap (NULL: not asked for): what could be swapped out beyond that. */
-int64_t qd_machine_free_memory(int64_t *swap);
+QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
 /* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may not use all cores,
  * scaled to all. */
-qd_status qd_machine_peak(double *flops);
+QD_API qd_status qd_machine_peak(double *flops);
 
 #ifdef __cplusplus
 }

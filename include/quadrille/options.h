@@ -10,6 +10,7 @@
 #ifndef QUADRILLE_OPTIONS_H
 #define QUADRILLE_OPTIONS_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,72 +49,72 @@ typedef struct qd_option_table {
 typedef struct qd_options qd_options;
 
 /* Checks the tables (keys unique, defaults valid and in range). */
-qd_status qd_options_create(const qd_option_table *tables, int count, qd_options **options);
+QD_API qd_status qd_options_create(const qd_option_table *tables, int count, qd_options **options);
 /* A second object with the same tables, values and origins. */
-qd_status qd_options_copy(const qd_options *from, qd_options **options);
-void qd_options_destroy(qd_options *options); /* NULL is legal */
+QD_API qd_status qd_options_copy(const qd_options *from, qd_options **options);
+QD_API void qd_options_destroy(qd_options *options); /* NULL is legal */
 
 /* ---- filling ---- */
 
 /* Reads a YAML file. Refused: unknown and repeated keys, anchors and aliases, tags, several documents, more than 1 MiB,
  * nesting deeper than 16, anything that is not UTF-8 text. Messages start with "file:line:column: ". When it fails the
  * object is as before the call. */
-qd_status qd_options_load(qd_options *options, const char *path);
+QD_API qd_status qd_options_load(qd_options *options, const char *path);
 /* The same from memory; `name` stands for the file in messages. */
-qd_status qd_options_load_text(qd_options *options, const char *name, const char *text, size_t length);
+QD_API qd_status qd_options_load_text(qd_options *options, const char *name, const char *text, size_t length);
 
 /* "parallel.tp=2" or, with the short form, "tp=2". Configuration keys only. */
-qd_status qd_options_assign(qd_options *options, const char *assignment);
+QD_API qd_status qd_options_assign(qd_options *options, const char *assignment);
 /* Counts as given on the command line; `key` is a key or a short form. */
-qd_status qd_options_set(qd_options *options, const char *key, const char *value);
+QD_API qd_status qd_options_set(qd_options *options, const char *key, const char *value);
 
 /* Reads command-line words (without the program and command names): `key=value`, `--flag value`, `--flag=value`,
  * `--bool`. Other words are put into words[0 .. *word_count), which must have room for argc; after `--` all are.
  * A single dash is a word. */
-qd_status qd_options_parse(qd_options *options, int argc, char *const *argv, const char **words, int *word_count);
+QD_API qd_status qd_options_parse(qd_options *options, int argc, char *const *argv, const char **words, int *word_count);
 
 /* Replaces a value by what the program made of it (dp: -1 became 4). Checked like a user's value; qd_options_is_set and
  * qd_options_origin do not change. */
-qd_status qd_options_resolve(qd_options *options, const char *key, const char *value);
+QD_API qd_status qd_options_resolve(qd_options *options, const char *key, const char *value);
 
 /* Takes back what a file set: the default counts again, as if the file did not have the key. What the command line gave stays. */
-qd_status qd_options_forget(qd_options *options, const char *key);
+QD_API qd_status qd_options_forget(qd_options *options, const char *key);
 
 /* ---- reading ----
  * The key must be in the table and have the type: anything else is a broken invariant (assertion). */
 
-int64_t qd_options_int(const qd_options *options, const char *key);
-double qd_options_float(const qd_options *options, const char *key);
-bool qd_options_bool(const qd_options *options, const char *key);
+QD_API int64_t qd_options_int(const qd_options *options, const char *key);
+QD_API double qd_options_float(const qd_options *options, const char *key);
+QD_API bool qd_options_bool(const qd_options *options, const char *key);
 /* String and enum. Never NULL; belongs to `options`, valid until the value changes. */
-const char *qd_options_string(const qd_options *options, const char *key);
+QD_API const char *qd_options_string(const qd_options *options, const char *key);
 /* Enum: the index in choices. */
-int qd_options_enum(const qd_options *options, const char *key);
+QD_API int qd_options_enum(const qd_options *options, const char *key);
 /* Returns the number of items; *values belongs to `options`. */
-int qd_options_int_list(const qd_options *options, const char *key, const int64_t **values);
+QD_API int qd_options_int_list(const qd_options *options, const char *key, const int64_t **values);
 
 /* True when the user set it, in a file or on the command line. */
-bool qd_options_is_set(const qd_options *options, const char *key);
+QD_API bool qd_options_is_set(const qd_options *options, const char *key);
 /* Where the value comes from, for messages: "run.yaml:3:9", "command line" or "default". */
-const char *qd_options_origin(const qd_options *options, const char *key);
+QD_API const char *qd_options_origin(const qd_options *options, const char *key);
 /* The descriptor of a key; NULL when there is none (this one may be asked with any key). */
-const qd_option *qd_options_find(const qd_options *options, const char *key);
+QD_API const qd_option *qd_options_find(const qd_options *options, const char *key);
 
 /* ---- writing; *text must be freed with free() ---- */
 
 /* All configuration keys with their present values, as YAML that qd_options_load reads back to the same values. */
-qd_status qd_options_to_yaml(const qd_options *options, char **text);
+QD_API qd_status qd_options_to_yaml(const qd_options *options, char **text);
 /* One value as it stands there. */
-qd_status qd_options_value_text(const qd_options *options, const char *key, char **text);
+QD_API qd_status qd_options_value_text(const qd_options *options, const char *key, char **text);
 /* A key that is not written by the above: left open, to be decided anew by who reads the text. */
-void qd_options_leave_out(qd_options *options, const char *key);
+QD_API void qd_options_leave_out(qd_options *options, const char *key);
 /* Writes that to a file: beside it first, then renamed, so that the file is old or new and never half. */
-qd_status qd_options_save(const qd_options *options, const char *path);
+QD_API qd_status qd_options_save(const qd_options *options, const char *path);
 /* For a terminal of `width` columns (0: 100). section: NULL for all, "parallel" for the keys below it, "" for the keys
  * without a dot. */
-qd_status qd_options_help(const qd_option_table *tables, int count, const char *section, int width, char **text);
+QD_API qd_status qd_options_help(const qd_option_table *tables, int count, const char *section, int width, char **text);
 /* Markdown: one table per section. */
-qd_status qd_options_to_markdown(const qd_option_table *tables, int count, char **text);
+QD_API qd_status qd_options_to_markdown(const qd_option_table *tables, int count, char **text);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 #ifndef QUADRILLE_PLAN_H
 #define QUADRILLE_PLAN_H
 
+#include <quadrille/export.h>
 #include <quadrille/sim.h>
 
 #ifdef __cplusplus
@@ -54,11 +55,11 @@ typedef struct qd_plan_report {
 /* Searches for the fastest layout of the model, sequence and global batch in `options` on parallel.ranks accelerators of the cluster
  * (tables of qd_config_table() and qd_cluster_table()). What the user has set among the axes stays as it is. QD_NO_MEMORY with
  * the smallest need when nothing fits, QD_USAGE when nothing can be built. */
-qd_status qd_plan(const qd_options *options, qd_plan_report *report);
+QD_API qd_status qd_plan(const qd_options *options, qd_plan_report *report);
 
 /* The same, and the layout that `layout` sets (a copy of `options` with its keys) beside the first choice: by how much it is behind, and
  * why. Both must have the same model, batch, sequence and number of accelerators. */
-qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report);
+QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report);
 
 /* A published layout: the run and the layout as words key=value, and where it was read. */
 typedef struct qd_plan_row {
@@ -66,22 +67,22 @@ typedef struct qd_plan_row {
 } qd_plan_row;
 
 /* Reads a file in the format of data/published/layouts.json; the rows are freed by the caller. */
-qd_status qd_plan_rows(const char *path, qd_plan_row **rows, int *count);
+QD_API qd_status qd_plan_rows(const char *path, qd_plan_row **rows, int *count);
 /* Plans the run of a row, with its layout beside the first choice. */
-qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report *report);
+QD_API qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report *report);
 
 /* Puts the choice into the configuration keys of `options`. */
-qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options);
+QD_API qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options);
 /* Writes the configuration part of `options` as a YAML file that train, check and simulate read. */
-qd_status qd_plan_write(const qd_options *options, const char *path);
+QD_API qd_status qd_plan_write(const qd_options *options, const char *path);
 
 /* The fewest accelerators, in powers of two times the cluster's node, that train `tokens` tokens in `days`; *days_taken: what the first
  * choice there needs. QD_USAGE when `most` are not enough. */
-qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
-                       qd_plan_report *report);
+QD_API qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
+                              qd_plan_report *report);
 
 /* The largest preset that some layout fits into parallel.ranks accelerators; *name belongs to the library. */
-qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report);
+QD_API qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #ifndef QUADRILLE_REPORT_H
 #define QUADRILLE_REPORT_H
 
+#include <quadrille/export.h>
 #include <quadrille/strbuf.h>
 #include <stdint.h>
 
@@ -99,19 +100,19 @@ typedef struct qd_report {
 } qd_report;
 
 /* Appends the page to `html`. QD_USAGE for a description that contradicts itself, such as an event of an unknown rank. */
-qd_status qd_report_render(const qd_report *report, qd_strbuf *html);
+QD_API qd_status qd_report_render(const qd_report *report, qd_strbuf *html);
 /* Writes it to a file, which is old or new and never half. */
-qd_status qd_report_write(const qd_report *report, const char *path);
+QD_API qd_status qd_report_write(const qd_report *report, const char *path);
 
 /* The report of a run's folder. simulated: a second trace in the format of trace.json, or NULL. path: where the page goes;
  * NULL: report.html in the folder. *written, if not NULL, is the path, to be freed with free(). */
-qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written);
+QD_API qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written);
 
 /* A trace in the format of trace.json as a timeline, which belongs to the object. */
 typedef struct qd_report_trace qd_report_trace;
-qd_status qd_report_trace_load(const char *path, const char *name, qd_report_trace **trace);
-const qd_report_timeline *qd_report_trace_timeline(const qd_report_trace *trace);
-void qd_report_trace_destroy(qd_report_trace *trace); /* NULL is legal */
+QD_API qd_status qd_report_trace_load(const char *path, const char *name, qd_report_trace **trace);
+QD_API const qd_report_timeline *qd_report_trace_timeline(const qd_report_trace *trace);
+QD_API void qd_report_trace_destroy(qd_report_trace *trace); /* NULL is legal */
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #ifndef QUADRILLE_STATUS_H
 #define QUADRILLE_STATUS_H
 
+#include <quadrille/export.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -36,26 +37,26 @@ typedef enum qd_status {
 } qd_status;
 
 /* One line for a code, for example "out of memory". Never NULL. */
-const char *qd_status_text(qd_status status);
+QD_API const char *qd_status_text(qd_status status);
 
 /* The message of this thread's last failure; "" when there was none. Valid until the next failure. */
-const char *qd_error_message(void);
+QD_API const char *qd_error_message(void);
 
 /* The places the failure passed through, innermost first, one per line; "" when there was none. */
-const char *qd_error_trace(void);
+QD_API const char *qd_error_trace(void);
 
 /* Forgets this thread's failure. */
-void qd_error_clear(void);
+QD_API void qd_error_clear(void);
 
 /* Records a failure with a printf-style message and returns `status`. Replaces an earlier record. */
-qd_status qd_fail_at(const char *file, int line, const char *function, qd_status status, const char *format, ...)
+QD_API qd_status qd_fail_at(const char *file, int line, const char *function, qd_status status, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
 /* Puts printf-style context before the current message ("run.yaml: …: "); returns `status`. */
-qd_status qd_error_prefix(qd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+QD_API qd_status qd_error_prefix(qd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Adds a frame to the trace. Used by QD_TRY. */
-void qd_error_frame(const char *file, int line, const char *function);
+QD_API void qd_error_frame(const char *file, int line, const char *function);
 
 #define QD_FAIL(status, ...) qd_fail_at(__FILE__, __LINE__, __func__, (status), __VA_ARGS__)
 

@@ -3,6 +3,7 @@
 #ifndef QUADRILLE_STRBUF_H
 #define QUADRILLE_STRBUF_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,17 +18,17 @@ typedef struct qd_strbuf {
     bool failed;
 } qd_strbuf;
 
-void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length);
+QD_API void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length);
 /* Bytes that belong to no UTF-8 character become U+FFFD, each for itself. */
-void qd_strbuf_append_utf8(qd_strbuf *buffer, const char *bytes, size_t length);
-void qd_strbuf_puts(qd_strbuf *buffer, const char *text);
-void qd_strbuf_printf(qd_strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void qd_strbuf_pad(qd_strbuf *buffer, char character, int count);
-void qd_strbuf_clear(qd_strbuf *buffer); /* keeps the memory */
-void qd_strbuf_free(qd_strbuf *buffer);
+QD_API void qd_strbuf_append_utf8(qd_strbuf *buffer, const char *bytes, size_t length);
+QD_API void qd_strbuf_puts(qd_strbuf *buffer, const char *text);
+QD_API void qd_strbuf_printf(qd_strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
+QD_API void qd_strbuf_pad(qd_strbuf *buffer, char character, int count);
+QD_API void qd_strbuf_clear(qd_strbuf *buffer); /* keeps the memory */
+QD_API void qd_strbuf_free(qd_strbuf *buffer);
 
 /* Hands the text over to the caller, who frees it with free(). The buffer is empty afterwards. */
-qd_status qd_strbuf_take(qd_strbuf *buffer, char **text);
+QD_API qd_status qd_strbuf_take(qd_strbuf *buffer, char **text);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #ifndef QUADRILLE_TOKENIZER_H
 #define QUADRILLE_TOKENIZER_H
 
+#include <quadrille/export.h>
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
 #include <stdbool.h>
@@ -22,26 +23,26 @@ typedef struct qd_encoder qd_encoder;
  * how text is cut and which special tokens there are: `encoding` names it, one of gpt2, r50k_base, cl100k_base, o200k_base
  * and llama3; NULL guesses from the number of ranks. For a tokenizer.json `encoding` must be NULL. What a file asks
  * for and this library does not do is refused by the name of the field. QD_USAGE for everything wrong with the file. */
-qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer);
+QD_API qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer);
 /* The same from memory; `name` stands in messages. */
-qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t length, const char *encoding,
-                                 qd_tokenizer **tokenizer);
-void qd_tokenizer_destroy(qd_tokenizer *tokenizer); /* NULL is legal */
+QD_API qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t length, const char *encoding,
+                                        qd_tokenizer **tokenizer);
+QD_API void qd_tokenizer_destroy(qd_tokenizer *tokenizer); /* NULL is legal */
 
 /* Writes a tokenizer.json that `tokenizers` reads and that encodes the same. */
-qd_status qd_tokenizer_save(const qd_tokenizer *tokenizer, const char *path);
-qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out);
+QD_API qd_status qd_tokenizer_save(const qd_tokenizer *tokenizer, const char *path);
+QD_API qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out);
 
 /* One more than the highest id: the rows of an embedding. Some ids below may stand for nothing. */
-int32_t qd_tokenizer_size(const qd_tokenizer *tokenizer);
+QD_API int32_t qd_tokenizer_size(const qd_tokenizer *tokenizer);
 /* Id of an added or special token by its text, or -1. */
-int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content);
+QD_API int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content);
 /* The bytes of a token, not ended by '\0'; NULL when the id stands for nothing. */
-const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length);
-bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
+QD_API const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length);
+QD_API bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
 /* The token that the file's post-processor puts before a text, number `index` of them from 0; -1: no more. A text that a model is to
  * go on with begins with these (Llama 3: <|begin_of_text|>). */
-int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
+QD_API int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
 
 /* What becomes of text that is not UTF-8. */
 typedef enum qd_broken_text {
@@ -69,29 +70,29 @@ typedef struct qd_encode_options {
     qd_broken_text broken;
     bool frame; /* put the tokens before and after that the file's post-processor asks for */
 } qd_encode_options;
-qd_encode_options qd_encode_options_default(void); /* TEXT, KEEP, no frame */
+QD_API qd_encode_options qd_encode_options_default(void); /* TEXT, KEEP, no frame */
 
 /* Growing list of tokens. Start with {0}. */
 typedef struct qd_tokens {
     int32_t *ids;
     size_t count, capacity;
 } qd_tokens;
-void qd_tokens_free(qd_tokens *tokens);
+QD_API void qd_tokens_free(qd_tokens *tokens);
 
-qd_status qd_encoder_create(const qd_tokenizer *tokenizer, qd_encoder **encoder);
-void qd_encoder_destroy(qd_encoder *encoder); /* NULL is legal */
+QD_API qd_status qd_encoder_create(const qd_tokenizer *tokenizer, qd_encoder **encoder);
+QD_API void qd_encoder_destroy(qd_encoder *encoder); /* NULL is legal */
 /* Appends the tokens of `text` to *tokens. options NULL: the default. The work grows as n log n at most. */
-qd_status qd_encoder_encode(qd_encoder *encoder, const char *text, size_t length, const qd_encode_options *options,
-                            qd_tokens *tokens);
+QD_API qd_status qd_encoder_encode(qd_encoder *encoder, const char *text, size_t length, const qd_encode_options *options,
+                                   qd_tokens *tokens);
 
 /* A place at or before `at` (below the length of the text) where the text may be cut: both parts encoded one after the
  * other give the tokens of the whole. 0: there is none. Lets long texts be encoded in parts and by several threads. */
-size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at);
+QD_API size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at);
 
 /* Appends the bytes of the tokens: exactly what was encoded, except for text replaced under QD_BROKEN_REPLACE. QD_USAGE
  * names the first id that stands for nothing. */
-qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
-                              qd_strbuf *text);
+QD_API qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
+                                     qd_strbuf *text);
 
 typedef struct qd_tokenizer_training {
     /* Text files and folders, taken as `quadrille tokenize` takes them (data.path in docs/formats.md). */
@@ -114,14 +115,14 @@ typedef struct qd_tokenizer_training {
     void *progress_context;
 } qd_tokenizer_training;
 /* 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */
-qd_tokenizer_training qd_tokenizer_training_default(void);
+QD_API qd_tokenizer_training qd_tokenizer_training_default(void);
 /* What `quadrille train` and `quadrille tokenize` use, so that the same text gives the same tokenizer: pairs seen twice,
  * whole files, the member "text" of .jsonl files, and <|endoftext|>. */
-qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab);
+QD_API qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab);
 
 /* Learns the merges that the package `tokenizers` learns from the same text with the same settings. The same result with
  * any number of threads. */
-qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer);
+QD_API qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #define QUADRILLE_TRAIN_H
 
 #include <quadrille/check.h>
+#include <quadrille/export.h>
 #include <quadrille/json_writer.h>
 
 #ifdef __cplusplus
@@ -40,7 +41,7 @@ typedef struct qd_train_step {
 } qd_train_step;
 
 /* Its members, as metrics.jsonl has them. */
-void qd_train_put_step(qd_json_writer *writer, const qd_train_step *step);
+QD_API void qd_train_put_step(qd_json_writer *writer, const qd_train_step *step);
 
 typedef struct qd_train_end {
     int64_t steps; /* done */
@@ -74,25 +75,25 @@ typedef struct qd_train_observer {
  * QD_STOPPED, or QD_INTERRUPTED where none could be written; before the first step, while text becomes tokens, at once.
  * A second SIGINT or SIGTERM ends it at once. Returns when no rank is left; the failure is that of the rank that failed
  * first. */
-qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
+QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the
  * configuration file. */
-bool qd_train_is_rank(void);
+QD_API bool qd_train_is_rank(void);
 
 /* For a failure before qd_train() could be called (a configuration file that is missing on one machine): ranks of mpirun or
  * srun join the others, which may have seen no failure, so that all end and one tells. Returns the status to end with; then
  * qd_train_report(). Elsewhere, and after qd_train() was called, it returns `status`. */
-qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer);
+QD_API qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer);
 
 /* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not say. */
-int qd_train_world(void);
+QD_API int qd_train_world(void);
 /* Which of the ranks that qd_train(), mpirun or srun has started this process is; -1: none of them, or they do not say. */
-int qd_train_rank(void);
+QD_API int qd_train_rank(void);
 
 /* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
  * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */
-bool qd_train_report(qd_status status);
+QD_API bool qd_train_report(qd_status status);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #ifndef QUADRILLE_VERIFY_H
 #define QUADRILLE_VERIFY_H
 
+#include <quadrille/export.h>
 #include <quadrille/options.h>
 
 #ifdef __cplusplus
@@ -22,8 +23,8 @@ typedef struct qd_verify_report {
 /* Ranks are threads of this process. Returns QD_DIFFERENT (with first_what as message) when a difference exceeds
  * `tolerance`; other codes when a layout cannot run. AdamW (also of what Muon leaves to it) divides each gradient by its own size: with
  * the usual train.eps it makes full steps of gradients that are rounding alone. Both runs take at least `eps` instead. */
-qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
-                    qd_verify_report *report);
+QD_API qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
+                           qd_verify_report *report);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #include "ckpt/checkpoint_impl.h"
 
 #include <quadrille/json_writer.h>
+#include <quadrille/version.h>
 
 #include <stdio.h>
 #include <stdlib.h>

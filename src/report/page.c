@@ -4,6 +4,7 @@
 #define EMBED(symbol, file)                                                                                 \
     __asm__(".section .rodata\n"                                                                            \
             ".global " #symbol "\n"                                                                         \
+            ".hidden " #symbol "\n"                                                                         \
             #symbol ":\n"                                                                                   \
             ".incbin \"" QD_REPORT_PAGE "/" file "\"\n"                                                     \
             ".byte 0\n"                                                                                     \

@@ -11,6 +11,7 @@
 __asm__(".section .rodata\n"
         ".global qd_models_json\n"
         ".global qd_models_json_end\n"
+        ".hidden qd_models_json, qd_models_json_end\n"
         "qd_models_json:\n"
         ".incbin \"" QD_MODELS_JSON "\"\n"
         "qd_models_json_end:\n"

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <link.h>
+#include <quadrille/version.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

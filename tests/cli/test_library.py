@@ -1,0 +1,93 @@
+"""The library's boundary: the shared libraries export the functions of the public headers and nothing else, and every header
+compiles by itself as C and as C++."""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+LIBRARIES = os.path.join(os.path.dirname(os.path.dirname(program.PROGRAM)), "lib")
+INCLUDE = os.path.join(program.SOURCE, "include")
+HEADERS = sorted(os.path.relpath(path, INCLUDE) for path in glob.glob(os.path.join(INCLUDE, "quadrille", "*.h")))
+
+
+def declarations(header):
+    """The statements of a header at the outermost level, without comments, preprocessor lines and bodies."""
+    with open(os.path.join(INCLUDE, header), encoding="utf-8") as file:
+        text = file.read()
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
+    text = re.sub(r"^[ \t]*#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
+    while re.search(r"\{[^{}]*\}", text):
+        text = re.sub(r"\{[^{}]*\}", ";" if re.search(r"static inline[^;{}]*\{[^{}]*\}", text) else " ", text, count=1)
+    return [" ".join(statement.split()) for statement in text.split(";") if statement.strip()]
+
+
+def public_functions():
+    """Name of each function that the headers declare: its statement."""
+    found = {}
+    for header in HEADERS:
+        for statement in declarations(header):
+            name = re.search(r"\b(qd_\w+) ?\(", re.sub(r"__attribute__ ?\(\(.*?\)\)", "", statement))
+            if name and not statement.startswith(("typedef", "static inline")):
+                found[name.group(1)] = f"{header}: {statement}"
+    return found
+
+
+@unittest.skipUnless(shutil.which("nm"), "no nm")
+class Exports(unittest.TestCase):
+    def exported(self, library):
+        path = os.path.join(LIBRARIES, library)
+        if not os.path.exists(path):
+            self.skipTest(f"this build has no {library}")
+        lines = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout.splitlines()
+        return {line.split()[-1].split("@")[0] for line in lines}
+
+    def test_every_function_of_the_headers_is_marked(self):
+        functions = public_functions()
+        self.assertGreater(len(functions), 200)
+        self.assertEqual([text for text in functions.values() if ": QD_API " not in text], [])
+
+    def test_exported_symbols_are_the_public_functions(self):
+        functions = set(public_functions())
+        exported = self.exported("libquadrille.so")
+        self.assertEqual((exported - functions, functions - exported), (set(), set()))
+
+    def test_the_planning_library_exports_a_part_of_them(self):
+        exported = self.exported("libquadrille-plan.so")
+        self.assertEqual(exported - set(public_functions()), set())
+        for name in ("qd_version", "qd_options_create", "qd_check", "qd_simulate", "qd_plan"):
+            self.assertIn(name, exported)
+        self.assertNotIn("qd_train", exported)
+
+
+class Headers(program.ProgramTest):
+    def compile(self, *command):
+        result = subprocess.run([*command, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", f"-I{INCLUDE}"], cwd=self.folder,
+                                capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    @unittest.skipUnless(shutil.which("cc"), "no C compiler")
+    def test_each_compiles_alone(self):
+        for number, header in enumerate(HEADERS):
+            self.write(f"one{number}.c", f"#include <{header}>\nint nothing;\n")
+        self.compile("cc", "-std=c11", *(f"one{number}.c" for number in range(len(HEADERS))))
+
+    @unittest.skipUnless(shutil.which("c++"), "no C++ compiler")
+    def test_a_cpp_program_includes_all(self):
+        includes = "".join(f"#include <{header}>\n" for header in HEADERS)
+        self.write("all.cpp", includes + "int main() { return qd_version()[0] == QD_VERSION[0] ? 0 : 1; }\n")
+        self.compile("c++", "-std=c++17", "all.cpp")
+        if os.path.exists(os.path.join(LIBRARIES, "libquadrille.so")) and not program.SANITIZED:
+            subprocess.run(["c++", f"-I{INCLUDE}", "all.cpp", f"-L{LIBRARIES}", "-lquadrille", f"-Wl,-rpath,{LIBRARIES}", "-o", "all"],
+                           cwd=self.folder, check=True)
+            subprocess.run(["./all"], cwd=self.folder, check=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
