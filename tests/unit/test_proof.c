@@ -419,6 +419,74 @@ static void everything_is_needed(void **state)
     assert_true(dropped > 1000);
 }
 
+/* Names of values that are computed, or sent, again. */
+static bool same_name(const char *a, const char *b)
+{
+    char names[2][96];
+    for (int k = 0; k < 2; k++) {
+        snprintf(names[k], sizeof names[k], "%s", k ? b : a);
+        char *again = strstr(names[k], "again");
+        if (again)
+            again[-1] = '\0';
+    }
+    return strcmp(names[0], names[1]) == 0;
+}
+
+/* Each operand of each op becomes, on all ranks, any other value of the same shape: the backward pass is then that of another forward
+ * pass, and is refused. */
+static void operands_are_the_right_ones(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        LLAMA TP2,
+        GPT2 "parallel.ranks=2 run.device=cuda ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 model.qk_norm=true ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather train.precision=bf16 ",
+        GPT2 "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses train.recompute=selective model.dropout=0.1 ",
+        DEEPSEEK "parallel.ranks=4 parallel.tp=2 parallel.ep=4 ",
+        MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
+    };
+    int tried = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        qd_arena *arena;
+        qd_options *options;
+        int world;
+        ok(qd_arena_create(&arena));
+        qd_program **programs = build(layouts[l], arena, &options, &world);
+        const qd_mesh *mesh = &programs[0]->ledger->mesh;
+        for (int module = 0; module < programs[0]->ledger->module_count; module++) {
+            const qd_module *of = &programs[0]->ledger->modules[module];
+            const qd_module_class *c = qd_program_class(programs[0], module);
+            if (module > 1 && of->decl == of[-1].decl)
+                continue;
+            for (int i = 0; i < c->op_count; i++)
+                for (int j = 0; j < QD_OP_SLOTS; j++) {
+                    int kept = c->ops[i].slot[j];
+                    if (kept < 0 || qd_op_roles(c->ops[i].kind)[j] != 'r' || c->slots[kept].kind == QD_SLOT_PARAM)
+                        continue;
+                    for (int s = 0; s < c->slot_count; s++) {
+                        const qd_slot *a = &c->slots[kept], *b = &c->slots[s];
+                        if (a->rows != b->rows || a->cols != b->cols || a->dtype != b->dtype || b->kind == QD_SLOT_PARAM ||
+                            b->kind == QD_SLOT_GRAD || same_name(a->name, b->name))
+                            continue;
+                        for (int r = 0; r < world; r++)
+                            qd_program_class(programs[r], module)->ops[i].slot[j] = (int16_t)s;
+                        tried++;
+                        if (qd_prove_programs(mesh, (const qd_program *const *)programs, NULL) == QD_OK)
+                            fail_msg("%s: %s, op %d (%s): '%s' accepted in place of '%s'", layouts[l], of->name, i,
+                                     qd_op_name(c->ops[i].kind), b->name, a->name);
+                        for (int r = 0; r < world; r++)
+                            qd_program_class(programs[r], module)->ops[i].slot[j] = (int16_t)kept;
+                    }
+                }
+        }
+        qd_options_destroy(options);
+        qd_arena_destroy(arena);
+    }
+    print_message("%d operands changed\n", tried);
+    assert_true(tried > 1000);
+}
+
 /* What `check` prints is what the proof has gone through. */
 static void check_proves(void **state)
 {
@@ -433,6 +501,6 @@ static void check_proves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(mutants_are_refused), cmocka_unit_test(everything_is_needed),
-                                       cmocka_unit_test(check_proves)};
+                                       cmocka_unit_test(operands_are_the_right_ones), cmocka_unit_test(check_proves)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

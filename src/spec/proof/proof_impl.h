@@ -1,5 +1,6 @@
 /* What the files of the proof share. `frame.c` describes the mesh, `operands.c` names the slots of ops, `value.c` keeps what is known
- * of slots, `rules_*.c` say what each op does to placements, `walk.c` follows an op list, `gradients.c` keeps what is known of memory
+ * of slots, `rules_*.c` say what each op does to placements, `walk.c` follows an op list,
+ * `derivative*.c` compare its backward with its forward pass, `gradients.c` keeps what is known of memory
  * that holds gradients, `step.c` follows the actions of a program, `norm.c` counts elements, `prove.c` puts it together. */
 #ifndef QD_SPEC_PROOF_IMPL_H
 #define QD_SPEC_PROOF_IMPL_H
@@ -235,6 +236,7 @@ typedef struct proof_walk {
     bool apart; /* the halves of the backward pass are actions of their own */
 } proof_walk;
 qd_status qd_proof_walk_class(qd_proof *proof, proof_class *class_);
+qd_status qd_proof_derivative(proof_walk *walk); /* derivative.c: whether the backward pass is that of the forward pass */
 
 /* value.c. Operands that are absent are UNWRITTEN and are no error; rules ask qd_proof_has. */
 bool qd_proof_has(const proof_walk *w, proof_operand operand);

@@ -135,6 +135,7 @@ qd_status qd_proof_rule_attention_grad(proof_walk *w)
     proof_value qkv, o, lse;
     QD_TRY(read_qkv(w, &qkv, false));
     QD_TRY(qd_proof_read(w, O, &o));
+    QD_TRY(qd_proof_is_gradient(w, O, &o, false));
     QD_TRY(qd_proof_read(w, LSE, &lse));
     QD_TRY(read_d_o(w, &qkv));
     proof_value d = qd_proof_value_of(w, &qkv.place[0], true);

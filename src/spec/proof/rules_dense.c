@@ -364,6 +364,8 @@ qd_status qd_proof_rule_add(proof_walk *w)
 {
     proof_value a, b;
     QD_TRY(qd_proof_read_any(w, X, &a));
+    if (a.gradient && qd_proof_slot_of(w->op, X) == qd_proof_slot_of(w->op, ADD))
+        return qd_proof_fail(w, ADD, 0, -1, "a gradient is added to itself");
     if (a.seen > 0 || a.shift > 0) {
         QD_TRY(qd_proof_read_any(w, ADD, &b));
         if (b.shift != a.shift || b.seen != 1 || a.seen != a.shift)

@@ -360,6 +360,15 @@ static qd_status joins_first_round(proof_walk *w, proof_operand operand, proof_s
     return qd_proof_write(w, operand, &rows);
 }
 
+static qd_status relayed_choices(proof_walk *w, bool relay)
+{
+    proof_value chosen;
+    if (!relay)
+        return QD_OK;
+    QD_TRY(qd_proof_read(w, RELAY_CHOSEN, &chosen));
+    return chosen.stage == RELAYED ? QD_OK : wrong_order(w, RELAY_CHOSEN);
+}
+
 qd_status qd_proof_rule_rounds(proof_walk *w)
 {
     bool relay = w->op->kind == QD_OP_RELAY_ROUNDS;
@@ -369,6 +378,7 @@ qd_status qd_proof_rule_rounds(proof_walk *w)
     if (x.stage != (relay ? RELAYED : BY_EXPERT))
         return wrong_order(w, X);
     QD_TRY(read_table(w));
+    QD_TRY(relayed_choices(w, relay));
     QD_TRY(qd_proof_param(w, UP, &param));
     QD_TRY(qd_proof_param(w, DOWN, &param));
     return joins_first_round(w, ROWS, relay ? RELAYED : BY_EXPERT, false);
@@ -386,6 +396,7 @@ qd_status qd_proof_rule_rounds_grad(proof_walk *w)
     if (x.stage != (relay ? RELAYED : AT_HOME) || dy.stage != (relay ? RELAYED : BY_EXPERT))
         return wrong_order(w, DY);
     QD_TRY(read_table(w));
+    QD_TRY(relayed_choices(w, relay));
     QD_TRY(grouped_grad(w, UP, UP_GRAD));
     QD_TRY(grouped_grad(w, DOWN, DOWN_GRAD));
     if (relay)

@@ -311,6 +311,8 @@ qd_status qd_proof_same_place(const proof_walk *w, proof_operand operand, const 
 
 qd_status qd_proof_is_gradient(const proof_walk *w, proof_operand operand, const proof_value *value, bool gradient)
 {
+    if (value->stage >= HEADS_CUT)
+        return qd_proof_fail(w, operand, 0, -1, "its rows and heads are on their way to other ranks of cp");
     if (value->gradient == gradient)
         return QD_OK;
     return qd_proof_fail(w, operand, 0, -1,

@@ -413,5 +413,6 @@ qd_status qd_proof_walk_class(qd_proof *proof, proof_class *class_)
     if (!w.program->strategy.training)
         return QD_OK;
     QD_TRY(check_windows(&w));
-    return check_params(&w);
+    QD_TRY(check_params(&w));
+    return qd_proof_derivative(&w);
 }

@@ -1,0 +1,526 @@
+/* What each kind of op is to the derivative: which value it computes, or of which op it is the gradient. */
+#include "spec/proof/derivative_impl.h"
+
+/* y = x·Wᵀ (+ add); with an activation: of that sum. */
+static qd_status linear(derivation *d)
+{
+    qd_op_kind kind = d->w->op->kind;
+    bool active = kind == QD_OP_LINEAR_GELU || kind == QD_OP_EXPERTS_SWIGLU;
+    uint64_t key = qd_known_param(d, WEIGHT), x = qd_known_at(d, X).value, add = qd_known_at(d, ADD).value, bias = qd_known_param(d, BIAS);
+    uint64_t y = number(FACT_LINEAR, key, x, add) ^ bias << 8;
+    if (kind == QD_OP_EXPERTS || kind == QD_OP_EXPERTS_SWIGLU)
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+    QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_LINEAR, .key = key, .x = x, .add = add, .y = y, .bias = bias}));
+    if (active) {
+        uint64_t sum = y;
+        y = number(FACT_ACT, sum, 0, 0);
+        QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_ACT, .key = sum, .x = sum, .y = y}));
+        qd_known_set_value(d, SUMS, sum);
+    }
+    qd_known_set_value(d, Y, y);
+    return QD_OK;
+}
+
+static qd_status linear_dx(derivation *d)
+{
+    qd_op_kind kind = d->w->op->kind;
+    const fact *f = qd_derivation_find(d, FACT_LINEAR, qd_known_param(d, WEIGHT));
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, DY, f->y));
+    if (kind == QD_OP_EXPERTS_DX || kind == QD_OP_EXPERTS_DX_SWIGLU)
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+    known dx = qd_known_gradient(f->x, f->y);
+    if (kind == QD_OP_LINEAR_DX_GELU || kind == QD_OP_EXPERTS_DX_SWIGLU) { /* on through the activation */
+        proof_operand operand = kind == QD_OP_LINEAR_DX_GELU ? SUMS : X;
+        uint64_t sum = qd_known_at(d, operand).value, y = number(FACT_ACT, sum, 0, 0);
+        if (f->x != y || !qd_derivation_has_all(d, &dx, y))
+            return qd_derivation_fail(d, operand, "it is not what the op of the forward pass worked on");
+        dx = qd_known_gradient(sum, y);
+        qd_known_set_value(d, Y, y);
+    }
+    qd_known_set(d, DX, dx);
+    return QD_OK;
+}
+
+static qd_status linear_dw(derivation *d)
+{
+    const fact *f = qd_derivation_find(d, FACT_LINEAR, qd_known_param(d, WEIGHT_GRAD));
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, DY, f->y));
+    if (d->w->op->kind == QD_OP_EXPERTS_DW)
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+    if (f->bias != 0 && qd_proof_has(d->w, BIAS_GRAD) && qd_known_param(d, BIAS_GRAD) != f->bias)
+        return qd_derivation_fail(d, BIAS_GRAD, "it is another bias than the forward pass has added");
+    return qd_derivation_is_value(d, X, f->x);
+}
+
+static qd_status norm(derivation *d)
+{
+    uint64_t x = qd_known_at(d, X).value, key = qd_known_param(d, GAMMA);
+    if (qd_proof_has(d->w, ADD)) {
+        uint64_t add = qd_known_at(d, ADD).value, sum = number(FACT_SUM, x, add, 0);
+        QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_SUM, .x = x, .add = add, .y = sum}));
+        x = sum;
+    }
+    uint64_t y = number(FACT_NORM, key, x, qd_known_param(d, BETA));
+    QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_NORM, .key = key, .x = x, .y = y}));
+    qd_known_set_value(d, SUMS, x);
+    qd_known_set_value(d, STATE, number(NORM_STATE, y, 1, 0));
+    qd_known_set_value(d, STATE2, number(NORM_STATE, y, 2, 0));
+    qd_known_set_value(d, Y, y);
+    return QD_OK;
+}
+
+/* Gradients of biases that come out of a norm's gradient: the row sums of a gradient of what the bias was added to. */
+static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
+{
+    uint64_t bias = qd_known_param(d, operand);
+    known own;
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias && qd_derivation_as_gradient(d, &g, d->facts[i].y, &own) &&
+            qd_derivation_has_all(d, &own, d->facts[i].y))
+            return QD_OK;
+    return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "it is not the gradient of this bias whose rows are summed");
+}
+
+static qd_status norm_grad(derivation *d)
+{
+    const fact *f = qd_derivation_find(d, FACT_NORM, qd_known_param(d, GAMMA));
+    if (!f || qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA))
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, DY, f->y));
+    QD_TRY(qd_derivation_is_value(d, X, f->x));
+    QD_TRY(qd_derivation_is_value(d, STATE, number(NORM_STATE, f->y, 1, 0)));
+    if (d->w->ledger->model.norm == QD_NORM_LAYER)
+        QD_TRY(qd_derivation_is_value(d, STATE2, number(NORM_STATE, f->y, 2, 0)));
+    known dx = qd_known_gradient(f->x, f->y);
+    if (qd_proof_has(d->w, ADD)) {
+        QD_TRY(qd_derivation_join(d, ADD, qd_known_at(d, ADD), f->x, &dx));
+        QD_TRY(bias_sums(d, qd_known_at(d, ADD), ADD_SUMS));
+    }
+    QD_TRY(bias_sums(d, dx, DX_SUMS));
+    qd_known_set(d, DX, dx);
+    return QD_OK;
+}
+
+/* Forward y = x + add; backward the sum of terms of one gradient. */
+static qd_status add(derivation *d)
+{
+    known x = qd_known_at(d, X), b = qd_known_at(d, ADD);
+    if (x.gradient) {
+        if (qd_proof_slot_of(d->w->op, X) == qd_proof_slot_of(d->w->op, Y) &&
+            b.value == x.value) { /* a ring adds the same terms of other ranks */
+            qd_known_set(d, Y, x);
+            return QD_OK;
+        }
+        QD_TRY(qd_derivation_join(d, ADD, b, x.value, &x));
+        qd_known_set(d, Y, x);
+        return QD_OK;
+    }
+    uint64_t y = number(FACT_SUM, x.value, b.value, 0);
+    qd_known_set_value(d, Y, y);
+    return qd_derivation_note(d, (fact){.kind = FACT_SUM, .x = x.value, .add = b.value, .y = y});
+}
+
+/* Ops of one operand without parameters, and their gradients: with a key, `site`. */
+static qd_status forward_unary(derivation *d, fact_kind kind, uint64_t key, proof_operand from, proof_operand to)
+{
+    uint64_t x = qd_known_at(d, from).value, y = number(kind, kind == FACT_ACT ? x : key, kind == FACT_ACT ? 0 : x, 0);
+    qd_known_set_value(d, to, y);
+    return qd_derivation_note(d, (fact){.kind = kind, .key = kind == FACT_ACT ? x : key, .x = x, .y = y});
+}
+
+static qd_status backward_unary(derivation *d, const fact *f, proof_operand from, proof_operand to)
+{
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, from, f->y));
+    qd_known_set(d, to, qd_known_gradient(f->x, f->y));
+    return QD_OK;
+}
+
+static qd_status activation_grad(derivation *d)
+{
+    const fact *f = qd_derivation_find(d, FACT_ACT, qd_known_at(d, X).value);
+    if (!f)
+        return qd_derivation_no_fact(d);
+    uint64_t y = f->y;
+    QD_TRY(backward_unary(d, f, DY, DX));
+    qd_known_set_value(d, Y, y);
+    return QD_OK;
+}
+
+static qd_status head_norm_grad(derivation *d)
+{
+    const fact *f = qd_derivation_find(d, FACT_HEAD_NORM, number(0, qd_known_param(d, GAMMA), qd_known_param(d, K_GAMMA), 0));
+    if (!f || qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA) || qd_known_param(d, K_GAMMA_GRAD) != qd_known_param(d, K_GAMMA))
+        return qd_derivation_no_fact(d);
+    uint64_t x = f->x, state = number(NORM_STATE, f->y, 1, 0);
+    QD_TRY(qd_derivation_is_value(d, X, x)); /* before it is overwritten in place */
+    QD_TRY(qd_derivation_is_value(d, STATE, state));
+    return backward_unary(d, f, D_QKV, DX);
+}
+
+static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand dkv)
+{
+    const fact *f = qd_derivation_find(d, FACT_ATTENTION, qd_known_at(d, QKV).value);
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, D_O, f->y));
+    QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+    QD_TRY(qd_derivation_is_value(d, LSE, number(LOG_SUMS, f->y, 0, 0)));
+    if (qd_proof_has(d->w, O))
+        QD_TRY(qd_derivation_is_value(d, O, f->y));
+    if (qd_proof_has(d->w, KV)) {
+        QD_TRY(qd_derivation_is_value(d, KV, f->x));
+        QD_TRY(qd_derivation_is_value(d, DELTA, number(DELTAS, f->y, 0, 0)));
+    }
+    known g = qd_known_gradient(f->x, f->y);
+    g.part = dq == dkv ? 0 : 1;
+    qd_known_set(d, dq, g);
+    g.part = dq == dkv ? 0 : 2;
+    qd_known_set(d, dkv, g);
+    return QD_OK;
+}
+
+/* ---- rows to experts and back: PERMUTE and COMBINE without weights are each other's gradient ---- */
+
+static qd_status permute(derivation *d)
+{
+    known x = qd_known_at(d, X);
+    uint64_t list = list_of(qd_known_at(d, FROM).value, LIST_FROM);
+    if (list == 0)
+        return qd_derivation_fail(d, FROM, "it is no list of rows");
+    QD_TRY(qd_derivation_is_value(d, COUNTS, list_part((int)list, LIST_COUNTS)));
+    if (qd_proof_has(d->w, PLACE))
+        QD_TRY(qd_derivation_is_value(d, PLACE, list_part((int)list, LIST_PLACE)));
+    if (!x.gradient) {
+        uint64_t y = number(FACT_PERMUTE, list, x.value, 0);
+        qd_known_set_value(d, Y, y);
+        return qd_derivation_note(d, (fact){.kind = FACT_PERMUTE, .key = list, .x = x.value, .y = y});
+    }
+    return backward_unary(d, qd_derivation_find(d, FACT_COMBINE, list), X, Y);
+}
+
+static qd_status combine(derivation *d)
+{
+    known rows = qd_known_at(d, ROWS);
+    uint64_t list = list_of(qd_known_at(d, PLACE).value, LIST_PLACE), weight = qd_known_at(d, COMBINE_WEIGHT).value,
+             more = qd_known_at(d, ADD).value;
+    if (list == 0)
+        return qd_derivation_fail(d, PLACE, "it is no list of rows");
+    if (!rows.gradient) {
+        uint64_t y = number(FACT_COMBINE, rows.value, weight, more) ^ list;
+        qd_known_set_value(d, Y, y);
+        return qd_derivation_note(d, (fact){.kind = FACT_COMBINE, .key = list, .x = rows.value, .add = more, .weight = weight, .y = y});
+    }
+    const fact *f = qd_derivation_find(d, FACT_PERMUTE, list);
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, ROWS, f->y));
+    known dx = qd_known_gradient(f->x, f->y);
+    if (qd_proof_has(d->w, ADD))
+        QD_TRY(qd_derivation_join(d, ADD, qd_known_at(d, ADD), f->x, &dx));
+    qd_known_set(d, Y, dx);
+    return QD_OK;
+}
+
+static qd_status combine_grad(derivation *d)
+{
+    uint64_t list = list_of(qd_known_at(d, FROM).value, LIST_FROM);
+    const fact *f = qd_derivation_find(d, FACT_COMBINE, list);
+    if (list == 0 || !f || f->weight == 0)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, PLACE, list_part((int)list, LIST_PLACE)));
+    QD_TRY(qd_derivation_is_value(d, COUNTS, list_part((int)list, LIST_COUNTS)));
+    QD_TRY(qd_derivation_whole(d, DY, f->y));
+    QD_TRY(qd_derivation_is_value(d, ROWS, f->x));
+    QD_TRY(qd_derivation_is_value(d, COMBINE_WEIGHT, f->weight));
+    qd_known_set(d, D_ROWS, qd_known_gradient(f->x, f->y));
+    qd_known_set(d, D_COMBINE_WEIGHT, qd_known_gradient(f->weight, f->y));
+    return QD_OK;
+}
+
+static qd_status route_grad(derivation *d)
+{
+    const fact *f = qd_derivation_find(d, FACT_ROUTE, qd_known_at(d, LOGITS).value);
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, CHOICE, thing(CHOICES)));
+    QD_TRY(qd_derivation_is_value(d, COMBINE_WEIGHT, f->y));
+    QD_TRY(qd_derivation_is_value(d, LOAD, thing(LOADS)));
+    return backward_unary(d, f, D_COMBINE_WEIGHT, DX);
+}
+
+/* Lists of rows, from the choices of the router. */
+static qd_status plan(derivation *d)
+{
+    int list = d->w->op->kind == QD_OP_ROUTE_PLAN ? BY_EXPERT_LIST : d->w->op->kind == QD_OP_NODE_PLAN ? BY_NODE_LIST : RELAY_LIST;
+    if (list != RELAY_LIST)
+        QD_TRY(qd_derivation_is_value(d, CHOICE, thing(CHOICES)));
+    if (list == BY_NODE_LIST) {
+        QD_TRY(qd_derivation_is_value(d, PLACE, list_part(BY_EXPERT_LIST, LIST_PLACE)));
+        QD_TRY(qd_derivation_is_value(d, COUNTS, list_part(BY_EXPERT_LIST, LIST_COUNTS)));
+    } else if (list == RELAY_LIST) {
+        QD_TRY(qd_derivation_is_value(d, COUNTS, thing(NODE_TABLE)));
+    }
+    qd_known_set_value(d, list == BY_NODE_LIST ? NODE_PLACE : PLACE, list_part(list, LIST_PLACE));
+    qd_known_set_value(d, FROM, list_part(list, LIST_FROM));
+    qd_known_set_value(d, list == BY_NODE_LIST ? TAKEN : list == RELAY_LIST ? STATE : COUNTS, list_part(list, LIST_COUNTS));
+    if (list == BY_EXPERT_LIST) {
+        d->rows = list_part(list, LIST_COUNTS);
+        return QD_OK;
+    }
+    qd_known_set_value(d, NODE_COUNTS, thing(list == BY_NODE_LIST ? NODE_TABLE : RELAY_TABLE));
+    if (list == RELAY_LIST)
+        d->rows = thing(RELAY_TABLE);
+    if (list == RELAY_LIST)
+        qd_known_set(d, COMBINE_WEIGHT, qd_known_at(d, RELAY_CHOSEN));
+    else
+        qd_known_set(d, CHOSEN, qd_known_at(d, COMBINE_WEIGHT));
+    return QD_OK;
+}
+
+/* Extra dispatch rounds work on the same rows and lists as the first one. */
+static qd_status rounds(derivation *d)
+{
+    bool relay = d->w->op->kind == QD_OP_RELAY_ROUNDS || d->w->op->kind == QD_OP_RELAY_ROUNDS_GRAD;
+    bool back = d->w->op->kind == QD_OP_EXPERT_ROUNDS_GRAD || d->w->op->kind == QD_OP_RELAY_ROUNDS_GRAD;
+    const fact *sent = qd_derivation_find(d, FACT_PERMUTE, relay ? BY_NODE_LIST : BY_EXPERT_LIST);
+    const fact *added = qd_derivation_find(d, FACT_COMBINE, relay ? RELAY_LIST : BY_EXPERT_LIST);
+    if (!sent || (back && (!added || !qd_known_at(d, DY).gradient || qd_known_at(d, DY).value != (relay ? added->y : added->x))))
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, COUNTS, relay ? thing(NODE_TABLE) : d->rows));
+    if (relay) {
+        QD_TRY(qd_derivation_is_value(d, RELAY_CHOSEN, qd_known_at(d, COMBINE_WEIGHT).value));
+        if (back)
+            QD_TRY(qd_derivation_is_value(d, COMBINE_WEIGHT, added->weight));
+    } else if (back) {
+        QD_TRY(qd_derivation_is_value(d, FROM, list_part(BY_EXPERT_LIST, LIST_FROM)));
+        QD_TRY(qd_derivation_is_value(d, PLACE, list_part(BY_EXPERT_LIST, LIST_COUNTS)));
+    }
+    if (back && ((qd_proof_has(d->w, UP_GRAD) && qd_known_param(d, UP_GRAD) != qd_known_param(d, UP)) ||
+                 (qd_proof_has(d->w, DOWN_GRAD) && qd_known_param(d, DOWN_GRAD) != qd_known_param(d, DOWN))))
+        return qd_derivation_no_fact(d);
+    return qd_derivation_is_value(d, X, relay || !back ? sent->y : sent->x);
+}
+
+/* Rows cross to the relays of other nodes a second time. */
+static qd_status resend(derivation *d)
+{
+    const fact *sent = qd_derivation_find(d, FACT_PERMUTE, BY_NODE_LIST);
+    if (!sent)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, X, sent->x));
+    QD_TRY(qd_derivation_is_value(d, FROM, list_part(BY_NODE_LIST, LIST_FROM)));
+    QD_TRY(qd_derivation_is_value(d, TAKEN, list_part(BY_NODE_LIST, LIST_COUNTS)));
+    QD_TRY(qd_derivation_is_value(d, COUNTS, thing(NODE_TABLE)));
+    qd_known_set_value(d, Y, sent->y);
+    qd_known_set_value(d, RELAY, sent->y);
+    return QD_OK;
+}
+
+static qd_status attention(derivation *d)
+{
+    uint64_t qkv = qd_known_at(d, QKV).value;
+    QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+    if (qd_proof_has(d->w, KV))
+        QD_TRY(qd_derivation_is_value(d, KV, qkv));
+    QD_TRY(forward_unary(d, FACT_ATTENTION, qkv, QKV, O));
+    qd_known_set_value(d, LSE, number(LOG_SUMS, qd_known_at(d, O).value, 0, 0));
+    return QD_OK;
+}
+
+static qd_status attention_delta(derivation *d)
+{
+    known o = qd_known_at(d, O);
+    if (o.gradient || !qd_derivation_find_result(d, FACT_ATTENTION, o.value))
+        return qd_derivation_fail(d, O, "it is not the result of attention");
+    QD_TRY(qd_derivation_whole(d, D_O, o.value));
+    qd_known_set_value(d, DELTA, number(DELTAS, o.value, 0, 0));
+    return QD_OK;
+}
+
+/* Gradients of queries, and of keys and values, come together again. */
+static qd_status columns(derivation *d)
+{
+    known x = qd_known_at(d, X);
+    if (x.part != 0 && (x.part == 2) != (d->w->op->to > 0))
+        return qd_derivation_fail(d, X, "gradients of queries stand for those of keys, or the other way round");
+    x.part = 0;
+    qd_known_set(d, Y, x);
+    return QD_OK;
+}
+
+static qd_status rope(derivation *d)
+{
+    QD_TRY(qd_derivation_is_value(d, TABLE, thing(ROPE_TABLE)));
+    uint64_t key = qd_proof_has(d->w, INPUT);
+    if (d->w->op->kind == QD_OP_ROPE)
+        return forward_unary(d, FACT_ROPE, key, QKV, Y);
+    const fact *f = qd_derivation_find_result(d, FACT_ROPE, qd_known_at(d, QKV).value);
+    return f && f->key == key ? backward_unary(d, f, QKV, Y) : qd_derivation_no_fact(d);
+}
+
+static qd_status move(const derivation *d, proof_operand from, proof_operand to)
+{
+    qd_known_set(d, to, qd_known_at(d, from));
+    return QD_OK;
+}
+
+qd_status qd_derivation_op(derivation *d)
+{
+    const qd_op *op = d->w->op;
+    switch (op->kind) {
+    case QD_OP_EMBED:
+        qd_known_set_value(d, Y, thing(EMBEDDED));
+        return qd_derivation_is_value(d, INPUT, thing(INPUTS));
+    case QD_OP_EMBED_GRAD:
+        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+        return qd_derivation_whole(d, DY, thing(EMBEDDED));
+    case QD_OP_NORM:
+        return norm(d);
+    case QD_OP_NORM_GRAD:
+        return norm_grad(d);
+    case QD_OP_LINEAR:
+    case QD_OP_LINEAR_ADD:
+    case QD_OP_LINEAR_GELU:
+    case QD_OP_EXPERTS:
+    case QD_OP_EXPERTS_SWIGLU:
+        return linear(d);
+    case QD_OP_LINEAR_DX:
+    case QD_OP_LINEAR_DX_GELU:
+    case QD_OP_EXPERTS_DX:
+    case QD_OP_EXPERTS_DX_SWIGLU:
+        return linear_dx(d);
+    case QD_OP_LINEAR_DW:
+    case QD_OP_EXPERTS_DW:
+        return linear_dw(d);
+    case QD_OP_ROPE:
+    case QD_OP_ROPE_INVERSE:
+        return rope(d);
+    case QD_OP_HEAD_NORM:
+        QD_TRY(forward_unary(d, FACT_HEAD_NORM, number(0, qd_known_param(d, GAMMA), qd_known_param(d, K_GAMMA), 0), X, QKV));
+        qd_known_set_value(d, STATE, number(NORM_STATE, qd_known_at(d, QKV).value, 1, 0));
+        return QD_OK;
+    case QD_OP_HEAD_NORM_GRAD:
+        return head_norm_grad(d);
+    case QD_OP_ATTENTION:
+    case QD_OP_ATTENTION_PART:
+        return attention(d);
+    case QD_OP_ATTENTION_GRAD:
+        return attention_grad(d, D_QKV, D_QKV);
+    case QD_OP_ATTENTION_PART_GRAD:
+        return attention_grad(d, D_Q, D_KV);
+    case QD_OP_ATTENTION_DELTA:
+        return attention_delta(d);
+    case QD_OP_EXPERT_ACTIVATION:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+        return forward_unary(d, FACT_ACT, 0, X, Y);
+    case QD_OP_ACTIVATION:
+        return forward_unary(d, FACT_ACT, 0, X, Y);
+    case QD_OP_EXPERT_ACTIVATION_GRAD:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+        return activation_grad(d);
+    case QD_OP_ACTIVATION_GRAD:
+    case QD_OP_ACTIVATION_GRAD_Y:
+        return activation_grad(d);
+    case QD_OP_ADD:
+        return add(d);
+    case QD_OP_DROPOUT:
+        return qd_known_at(d, X).gradient ? backward_unary(d, qd_derivation_find(d, FACT_DROP, (uint64_t)op->site), X, Y)
+                                          : forward_unary(d, FACT_DROP, (uint64_t)op->site, X, Y);
+    case QD_OP_HEAD_LOSS:
+        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+        QD_TRY(qd_derivation_uses(d, qd_known_at(d, X).value, LOSS_TERM));
+        if (qd_proof_has(d->w, WEIGHT_GRAD) && qd_known_param(d, WEIGHT_GRAD) != qd_known_param(d, WEIGHT))
+            return qd_derivation_no_fact(d);
+        qd_known_set(d, DX, qd_known_gradient(qd_known_at(d, X).value, LOSS_TERM));
+        return QD_OK;
+    case QD_OP_LOSS_MAX:
+        qd_known_set_value(d, TOP, number(ROW_MAXIMA, qd_known_at(d, LOGITS).value, 0, 0));
+        return QD_OK;
+    case QD_OP_LOSS_PART:
+        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+        QD_TRY(qd_derivation_is_value(d, TOP, number(ROW_MAXIMA, qd_known_at(d, LOGITS).value, 0, 0)));
+        qd_known_set_value(d, SUMS, number(ROW_SUMS, qd_known_at(d, LOGITS).value, 0, 0));
+        return QD_OK;
+    case QD_OP_LOSS_GRAD: {
+        uint64_t logits = qd_known_at(d, LOGITS).value;
+        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+        QD_TRY(qd_derivation_is_value(d, TOP, number(ROW_MAXIMA, logits, 0, 0)));
+        QD_TRY(qd_derivation_is_value(d, SUMS, number(ROW_SUMS, logits, 0, 0)));
+        QD_TRY(qd_derivation_uses(d, logits, LOSS_TERM));
+        qd_known_set(d, LOGITS, qd_known_gradient(logits, LOSS_TERM));
+        qd_known_set_value(d, LOSSES, thing(ROW_LOSSES));
+        return QD_OK;
+    }
+    case QD_OP_LOSS_SUM:
+        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+        return qd_derivation_is_value(d, LOSSES, thing(ROW_LOSSES));
+    case QD_OP_ROUTE:
+        qd_known_set_value(d, CHOICE, thing(CHOICES));
+        qd_known_set_value(d, LOAD, thing(LOADS));
+        return forward_unary(d, FACT_ROUTE, qd_known_at(d, LOGITS).value, LOGITS, COMBINE_WEIGHT);
+    case QD_OP_ROUTE_GRAD:
+        return route_grad(d);
+    case QD_OP_ROUTE_LOAD:
+        return qd_derivation_is_value(d, CHOICE, thing(CHOICES));
+    case QD_OP_ROUTE_PLAN:
+    case QD_OP_NODE_PLAN:
+    case QD_OP_RELAY_PLAN:
+        return plan(d);
+    case QD_OP_PERMUTE:
+        return permute(d);
+    case QD_OP_COMBINE:
+        return combine(d);
+    case QD_OP_COMBINE_GRAD:
+        return combine_grad(d);
+    case QD_OP_EXPERT_ROUNDS:
+    case QD_OP_EXPERT_ROUNDS_GRAD:
+    case QD_OP_RELAY_ROUNDS:
+    case QD_OP_RELAY_ROUNDS_GRAD:
+        return rounds(d);
+    case QD_OP_NODE_RESEND:
+        return resend(d);
+    case QD_OP_NODE_DISPATCH:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, thing(NODE_TABLE)));
+        qd_known_set(d, RELAY_CHOSEN, qd_known_at(d, CHOSEN));
+        return move(d, X, Y);
+    case QD_OP_NODE_RETURN:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, thing(NODE_TABLE)));
+        qd_known_set(d, STATE, qd_known_at(d, D_COMBINE_WEIGHT));
+        return move(d, X, Y);
+    case QD_OP_NODE_WEIGHTS:
+        QD_TRY(qd_derivation_is_value(d, CHOICE, thing(CHOICES)));
+        QD_TRY(qd_derivation_is_value(d, PLACE, list_part(BY_EXPERT_LIST, LIST_PLACE)));
+        QD_TRY(qd_derivation_is_value(d, NODE_PLACE, list_part(BY_NODE_LIST, LIST_PLACE)));
+        return move(d, STATE, D_COMBINE_WEIGHT);
+    case QD_OP_DISPATCH:
+    case QD_OP_RETURN:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+        return move(d, X, Y);
+    case QD_OP_COLUMNS:
+        return columns(d);
+    case QD_OP_ALL_GATHER:
+    case QD_OP_REDUCE_SCATTER:
+    case QD_OP_HEADS_SPLIT:
+    case QD_OP_HEADS_JOIN:
+    case QD_OP_ROWS_SPLIT:
+    case QD_OP_ROWS_JOIN:
+    case QD_OP_CONTEXT_SHIFT:
+    case QD_OP_CONTEXT_GATHER:
+    case QD_OP_CONTEXT_SCATTER:
+    case QD_OP_CONTEXT_SWAP:
+        return move(d, X, Y);
+    case QD_OP_ATTENTION_CACHED: /* of programs without gradients; in place */
+    case QD_OP_HEAD_LOGITS:
+    case QD_OP_ALL_REDUCE:
+    case QD_OP_ZERO:
+    case QD_OP_KIND_COUNT:
+        break;
+    }
+    return QD_OK;
+}
