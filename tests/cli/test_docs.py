@@ -69,6 +69,13 @@ def documents():
             for path in sorted(glob.glob(os.path.join(program.SOURCE, pattern)))]
 
 
+def anchors(path):
+    """The names by which headings of a page can be linked to."""
+    with open(path, encoding="utf-8") as file:
+        headings = re.findall(r"^#+ (.*)$", FENCE.sub("", file.read()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def plain_environment():
     """As in a fresh container: what the tests tell Open MPI, to run as root, is not there."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
@@ -125,10 +132,13 @@ class Docs(unittest.TestCase):
         for path in documents():
             with open(path, encoding="utf-8") as file:
                 text = FENCE.sub("", file.read())
-            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-                if "://" not in target:
-                    where = os.path.join(os.path.dirname(path), target)
-                    self.assertTrue(os.path.exists(where), f"{os.path.basename(path)}: {target} is not there")
+            for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+                if "://" in target:
+                    continue
+                where = os.path.join(os.path.dirname(path), target) if target else path
+                self.assertTrue(os.path.exists(where), f"{os.path.basename(path)}: {target} is not there")
+                if anchor:
+                    self.assertIn(anchor, anchors(where), f"{os.path.basename(path)}: {target} has no such heading")
 
     def test_configuration_reference(self):
         with open(reference.PAGE, encoding="utf-8") as file:
