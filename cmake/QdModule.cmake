@@ -1,16 +1,20 @@
-# qd_module(NAME [PLAN] [SOURCES …] [LIBRARIES …] [DEFINITIONS …] [OPTIONS …])
+# qd_module(NAME [PLAN] [RECURSE] [SOURCES …] [LIBRARIES …] [DEFINITIONS …] [OPTIONS …])
 #
-# One object library per folder. Without SOURCES: all *.c of the folder. PLAN: the folder is part of libquadrille-plan
-# too. LIBRARIES gives their include paths to this folder only, and links them into the libraries. A folder without
-# sources makes no target.
+# One object library per folder. Without SOURCES: all *.c of the folder, with RECURSE also of its
+# sub-folders. PLAN: the folder is part of libquadrille-plan too. LIBRARIES gives their include paths
+# to this folder only, and links them into the libraries. A folder without sources makes no target.
 define_property(GLOBAL PROPERTY QD_OBJECTS BRIEF_DOCS "objects of libquadrille" FULL_DOCS "generator expressions")
 define_property(GLOBAL PROPERTY QD_PLAN_OBJECTS BRIEF_DOCS "objects of libquadrille-plan" FULL_DOCS "as QD_OBJECTS")
 define_property(GLOBAL PROPERTY QD_LIBRARIES BRIEF_DOCS "what libquadrille links" FULL_DOCS "targets")
 
 function(qd_module name)
-  cmake_parse_arguments(ARG "PLAN" "" "SOURCES;LIBRARIES;DEFINITIONS;OPTIONS" ${ARGN})
+  cmake_parse_arguments(ARG "PLAN;RECURSE" "" "SOURCES;LIBRARIES;DEFINITIONS;OPTIONS" ${ARGN})
   if(NOT "SOURCES" IN_LIST ARGN)
-    file(GLOB ARG_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+    set(glob GLOB)
+    if(ARG_RECURSE)
+      set(glob GLOB_RECURSE)
+    endif()
+    file(${glob} ARG_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
   endif()
   if(NOT ARG_SOURCES)
     return()

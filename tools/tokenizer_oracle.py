@@ -266,7 +266,7 @@ def tiktoken_of(name, path):
 
 def check_classes(library):
     characters = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    table = open(os.path.join(os.path.dirname(__file__), "../src/data/tokenizer/unicode_table.c")).read()
+    table = open(os.path.join(os.path.dirname(__file__), "../src/data/tokenizer/split/unicode_table.c")).read()
     def array(name):
         body = table.split(f" {name}[")[1].split("{")[1].split("}")[0]
         return [int(word, 0) for word in body.replace(",", " ").split()]

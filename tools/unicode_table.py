@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/data/tokenizer/unicode_table.c: the classes of characters that the pre-tokenizer patterns ask for.
+"""Writes src/data/tokenizer/split/unicode_table.c: the classes of characters that the pre-tokenizer patterns ask for.
 
-    python tools/unicode_table.py > src/data/tokenizer/unicode_table.c
+    python tools/unicode_table.py > src/data/tokenizer/split/unicode_table.c
 
 Needs the Python package tiktoken, whose regular expressions carry the Unicode data (16.0) that tiktoken and tokenizers
 both split by. tools/tokenizer_oracle.py --classes compares the table with both packages, character by character.
@@ -10,7 +10,7 @@ import sys
 
 import tiktoken
 
-# In the order of the bits of src/data/tokenizer/unicode.h.
+# In the order of the bits of src/data/tokenizer/split/unicode.h.
 CLASSES = [r"\p{L}", r"\p{N}", r"\s", r"[\r\n]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\w"]
 BLOCK = 128
 
@@ -56,7 +56,7 @@ def main():
         index.pop()
     assert len(blocks) <= 256, len(blocks)
     print("/* Written by tools/unicode_table.py from Unicode 16.0. */")
-    print('#include "data/tokenizer/unicode.h"\n')
+    print('#include "data/tokenizer/split/unicode.h"\n')
     print(f"const uint8_t qd_unicode_ascii[128] = {{\n{rows(table[:128])}\n}};\n")
     print(f"const uint8_t qd_unicode_bits[16] = {{\n{rows(combinations)}\n}};\n")
     print(f"const uint32_t qd_unicode_blocks = {len(index)};")

@@ -10,10 +10,10 @@
  *
  * Times are medians on random data. The sum of a case is what the same work takes inside a step when nothing else is in
  * the way: compare it with the step's breakdown. */
-#include "device/cuda/search.h"
-#include "device/cut.h"
+#include "device/cuda/gemm/search.h"
+#include "device/aligned_gemm.h"
 #include "device/device.h"
-#include "spec/ops.h"
+#include "spec/ops/ops.h"
 
 #include <quadrille/strbuf.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Reading checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c, manifest.c and store.c. */
-#include "base/json.h"
-#include "base/strbuf.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
 

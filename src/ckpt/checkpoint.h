@@ -6,7 +6,7 @@
 #ifndef QD_CKPT_CHECKPOINT_H
 #define QD_CKPT_CHECKPOINT_H
 
-#include "spec/pieces.h"
+#include "spec/layout/pieces.h"
 
 typedef struct qd_ckpt_meta {
     int64_t step;        /* done */

@@ -1,6 +1,6 @@
 /* Writing Hugging Face folders: one tensor in memory at a time. */
 #include "base/half.h"
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/huggingface_impl.h"
 #include "ckpt/safetensors.h"

@@ -1,6 +1,6 @@
 /* The manifest: what all ranks have written, sorted by tensor. */
-#include "base/json.h"
-#include "base/strbuf.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 
 #include <quadrille/json_writer.h>

@@ -1,6 +1,6 @@
 /* What one rank writes: its pieces in two safetensors files, and a list of them for the manifest. Values lie apart from
  * optimizer state, so that a model can be taken without it. */
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
 

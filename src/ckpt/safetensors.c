@@ -2,7 +2,7 @@
 #include "ckpt/safetensors.h"
 
 #include "base/file.h"
-#include "base/json.h"
+#include "base/text/json.h"
 
 #include <quadrille/json_writer.h>
 

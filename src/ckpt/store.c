@@ -1,6 +1,6 @@
 /* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found; old ones go. */
 #define _GNU_SOURCE /* renameat2 */
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 
 #include <dirent.h>

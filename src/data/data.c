@@ -1,7 +1,7 @@
 /* A data set: tokens of its sources, samples out of them, and how it is opened. */
 #include "data/data_impl.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "data/files.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #include "data/encode.h"
 
 #include "base/clock.h"
-#include "base/json.h"
+#include "base/text/json.h"
 #include "base/thread.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 #include "data/files.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "data/shard.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /* What a path names becomes parts of a source: shards as they are, text through the encoder, into the cache or into
  * memory. */
-#include "base/json.h"
+#include "base/text/json.h"
 #include "data/data_impl.h"
 #include "data/encode.h"
 #include "data/files.h"

@@ -1,5 +1,5 @@
-#include "base/json_writer.h"
-#include "base/strbuf.h"
+#include "base/text/json_writer.h"
+#include "base/text/strbuf.h"
 #include "data/encode.h"
 #include "data/shard.h"
 

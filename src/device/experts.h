@@ -145,7 +145,7 @@ typedef struct qd_expert_bias_args {
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 
-/* Copies of rows, one for each node that has experts of the row (spec/nodes.h): experts lie on `nodes` nodes, equally
+/* Copies of rows, one for each node that has experts of the row (spec/layout/nodes.h): experts lie on `nodes` nodes, equally
  * many on each, one after another. Copies are numbered by node, then by row. An assignment whose `kept` is below 0 is
  * not carried out. place (rows, nodes): a copy's number, or -1; from: row * nodes + node of each copy; copies (nodes):
  * how many there are; counts (experts + nodes): `count`, then `copies`; chosen (copies, 2 * per_token): the row's

@@ -2,8 +2,8 @@
 #ifndef QD_MODEL_FIELD_TABLE_H
 #define QD_MODEL_FIELD_TABLE_H
 
-#include "base/json.h"
-#include "base/strbuf.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
 #include "model/model.h"
 
 #include <quadrille/options.h>

@@ -2,7 +2,7 @@
  * qd_moe), the option that sets it, its keys in data/models.json and in config.json of transformers,
  * and when it counts. The structs, the option rows, presets, equality, the saved configuration and
  * the plain part of the Hugging Face mapping are made from it (model.h, field_table.h,
- * spec/config.c, ckpt/hf_config.c), so a new field is one row and its use.
+ * spec/config/config.c, ckpt/hf_config.c), so a new field is one row and its use.
  *
  * F(kind, member, key, default, limits, preset, hf, when, help): a field with the option model.<key>.
  * I(kind, member, words, preset): one that the architecture implies, without an option.

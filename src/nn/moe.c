@@ -3,32 +3,6 @@
 
 #include <math.h>
 
-qd_status qd_run_head_norm(const qd_op_call *c)
-{
-    const qd_model *m = call_model(c);
-    return c->frame->kernels->head_norm(c->frame->stream, &(qd_head_norm_args){
-        .x = c->at[QD_HEAD_NORM_X], .q_gamma = c->at[QD_HEAD_NORM_Q_GAMMA], .k_gamma = c->at[QD_HEAD_NORM_K_GAMMA],
-        .y = c->at[QD_HEAD_NORM_Y], .rstd = c->at[QD_HEAD_NORM_RSTD],
-        .rows = c->op->m, .row_stride = c->op->n,
-        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
-        .eps = (float)m->norm_eps, .dtype = call_dtype(c, QD_HEAD_NORM_X), .param_dtype = call_dtype(c, QD_HEAD_NORM_Q_GAMMA),
-    });
-}
-
-qd_status qd_run_head_norm_grad(const qd_op_call *c)
-{
-    const qd_model *m = call_model(c);
-    return c->frame->kernels->head_norm_backward(c->frame->stream, &(qd_head_norm_args){
-        .d = c->at[QD_HEAD_NORM_GRAD_DY], .x = c->at[QD_HEAD_NORM_GRAD_X], .q_gamma = c->at[QD_HEAD_NORM_GRAD_Q_GAMMA],
-        .k_gamma = c->at[QD_HEAD_NORM_GRAD_K_GAMMA], .rstd = c->at[QD_HEAD_NORM_GRAD_RSTD],
-        .q_grad = c->at[QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD], .k_grad = c->at[QD_HEAD_NORM_GRAD_K_GAMMA_GRAD],
-        .rows = c->op->m, .row_stride = c->op->n,
-        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim, .accumulate = c->accumulate,
-        .dtype = call_dtype(c, QD_HEAD_NORM_GRAD_DY), .param_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA),
-        .grad_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
-    });
-}
-
 /* ---- the router ---- */
 
 static qd_route_rule route_rule(const qd_op_call *c)

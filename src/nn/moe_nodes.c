@@ -1,8 +1,8 @@
-/* Rows that go to the experts of a node once (spec/nodes.h): lists of who goes where, and further rounds inside a node.
+/* Rows that go to the experts of a node once (spec/layout/nodes.h): lists of who goes where, and further rounds inside a node.
  * What a round takes is worked out by the host, from the gathered table of counts, and told to the device; kernels make
  * the lists. */
 #include "nn/nn_impl.h"
-#include "spec/nodes.h"
+#include "spec/layout/nodes.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #define QD_NN_NN_H
 
 #include "device/timeline.h"
-#include "spec/program.h"
+#include "spec/program/program.h"
 
 /* Where the time goes, by kind of op. A frame that carries one counts calls, FLOPs and bytes in it and puts the ops on its
  * timeline as pieces op_id + kind; who collects the timeline adds the seconds. */
@@ -20,7 +20,7 @@ typedef struct qd_exchange {
     void *context;
     qd_status (*start)(void *context, int index, const qd_op *op, const qd_slot *slots, void *const *at);
     qd_status (*wait)(void *context, int index);
-    /* One round of rows on their way to experts, or back: see spec/experts.h. `table`: as the host can read it. Returns when it
+    /* One round of rows on their way to experts, or back: see spec/layout/experts.h. `table`: as the host can read it. Returns when it
      * has ended. */
     qd_status (*round)(void *context, const qd_op *op, int64_t round, bool back, const int32_t *table, const void *from, void *to);
     /* Where device memory is not the host's: a copy of the table of counts that an ALL_GATHER, or tell, has last put at this address. The

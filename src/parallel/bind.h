@@ -3,7 +3,7 @@
 #define QD_PARALLEL_BIND_H
 
 #include "device/device.h"
-#include "spec/program.h"
+#include "spec/program/program.h"
 
 #include <quadrille/comm.h>
 

@@ -1,6 +1,6 @@
 #include "parallel/dispatch.h"
 
-#include "spec/nodes.h"
+#include "spec/layout/nodes.h"
 
 qd_status qd_dispatch_run(qd_dispatcher *r, const qd_bound *b, const qd_op *op, int64_t round, bool back, const int32_t *table,
                           const void *from, void *to, qd_work **work)

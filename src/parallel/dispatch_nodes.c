@@ -1,7 +1,7 @@
 /* Rows that cross to another node, once each, and what comes back. */
 #include "parallel/dispatch.h"
 
-#include "spec/nodes.h"
+#include "spec/layout/nodes.h"
 
 /* One exchange of `cols` elements per row; counts its bytes. */
 static qd_status exchange(qd_dispatcher *r, qd_comm *group, const qd_nodes *n, bool back, const void *from, void *to, int64_t cols,

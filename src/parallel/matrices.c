@@ -1,6 +1,6 @@
 #include "parallel/matrices.h"
 
-#include "spec/muon.h"
+#include "spec/program/muon.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* A layout that was asked about, beside the first choice: how far behind it is, and what it loses. */
 #include "plan/search_impl.h"
 
-#include "spec/schedule.h"
+#include "spec/schedule/schedule.h"
 
 #include <stdarg.h>
 #include <stdio.h>

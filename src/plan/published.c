@@ -1,7 +1,7 @@
 /* Published layouts beside our own choices. */
 #include "plan/search_impl.h"
 
-#include "base/json.h"
+#include "base/text/json.h"
 
 #include <stdlib.h>
 #include <string.h>

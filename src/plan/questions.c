@@ -1,7 +1,7 @@
 /* How many accelerators, how large a model, and the plan as a file. */
 #include "plan/search_impl.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 
 #include <quadrille/config.h>
 #include <stdlib.h>

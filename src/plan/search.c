@@ -3,7 +3,7 @@
 #include "plan/search_impl.h"
 
 #include "base/clock.h"
-#include "spec/nodes.h"
+#include "spec/layout/nodes.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 #include "report/report_impl.h"
 
 #include <math.h>

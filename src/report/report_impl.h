@@ -2,7 +2,7 @@
 #ifndef QD_REPORT_REPORT_IMPL_H
 #define QD_REPORT_REPORT_IMPL_H
 
-#include "base/json_writer.h"
+#include "base/text/json_writer.h"
 
 #include <quadrille/report.h>
 

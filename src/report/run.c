@@ -1,9 +1,9 @@
 /* The report of a run's folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json, trace.json. */
 #include "base/arena.h"
-#include "base/json.h"
-#include "base/strbuf.h"
-#include "base/text.h"
-#include "spec/config.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
+#include "base/text/text.h"
+#include "spec/config/config.h"
 
 #include <quadrille/check.h>
 #include <quadrille/report.h>

@@ -1,6 +1,6 @@
 /* Reads trace.json. The file may be large, so its events are parsed one by one. */
-#include "base/json.h"
-#include "base/strbuf.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
 #include "report/intern.h"
 #include "report/report_impl.h"
 

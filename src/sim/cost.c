@@ -1,6 +1,6 @@
 #include "sim/cost.h"
 
-#include "spec/muon.h"
+#include "spec/program/muon.h"
 
 #include <math.h>
 #include <stdlib.h>

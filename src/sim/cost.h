@@ -3,7 +3,7 @@
 #define QD_SIM_COST_H
 
 #include "sim/network.h"
-#include "spec/program.h"
+#include "spec/program/program.h"
 
 /* Axes of collectives inside a module, and the ranks that share out experts. */
 enum { QD_COST_EXPERTS = QD_AXIS_COUNT, QD_COST_AXES };

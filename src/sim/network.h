@@ -3,7 +3,7 @@
 #define QD_SIM_NETWORK_H
 
 #include "sim/cluster.h"
-#include "spec/mesh.h"
+#include "spec/layout/mesh.h"
 
 /* How a group of ranks lies in the cluster; ranks fill nodes (and the dimensions of a torus, the first one fastest) in order. */
 typedef struct qd_span {

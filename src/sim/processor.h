@@ -3,7 +3,7 @@
 #ifndef QD_SIM_PROCESSOR_H
 #define QD_SIM_PROCESSOR_H
 
-#include "spec/ops.h"
+#include "spec/ops/ops.h"
 
 #include <quadrille/options.h>
 

@@ -2,8 +2,8 @@
  * the same for all rows and are listed in docs/simulator.md. */
 #include "sim/simulate_impl.h"
 
-#include "base/json.h"
-#include "base/text.h"
+#include "base/text/json.h"
+#include "base/text/text.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /* A simulated step as JSON, as a trace, and drawn with characters. */
 #include "sim/simulate_impl.h"
 
-#include "base/json_writer.h"
-#include "base/strbuf.h"
-#include "base/text.h"
+#include "base/text/json_writer.h"
+#include "base/text/strbuf.h"
+#include "base/text/text.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "sim/cost.h"
 #include "sim/engine.h"
 #include "sim/network.h"
-#include "spec/config.h"
+#include "spec/config/config.h"
 
 /* One stage: the rank that stands for it. */
 typedef struct qd_step_stage {

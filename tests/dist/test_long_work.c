@@ -1,7 +1,7 @@
 /* Work that takes longer than the deadline: ranks that wait for it keep in touch, and an error of one is its own.
  * ctest: timeout 60 */
 #include "support/ranks.h"
-#include "train/long_work.h"
+#include "train/run/long_work.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
 #include "nn/nn.h"
 #include "support/layout.h"
 #include "support/ranks.h"
-#include "train/products.h"
+#include "train/exec/gemm_list.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its own size, so that one
  * which is rounding alone becomes a full step. The first step is checked element by element against the formula. */
 #include "optim/optim.h"
-#include "support/expert_models.h"
+#include "support/models/expert_models.h"
 #include "support/trained.h"
 
 #include <math.h>

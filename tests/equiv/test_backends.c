@@ -4,7 +4,7 @@
  * ctest: not under thread: as above */
 #include "support/layout.h"
 #include "support/ranks.h"
-#include "train/footprint.h"
+#include "train/run/footprint.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* Families that no registry knows train under every kind of layout as on one rank: nothing but their declarations is written by
  * hand. The first is the worked example of docs/adding-a-model.md, and the page shows the file that is built.
  * ctest: timeout 200 */
-#include "spec/proof.h"
-#include "support/expert_models.h"
+#include "spec/proof/proof.h"
+#include "support/models/expert_models.h"
 #include "support/outcome.h"
-#include "support/parallel_family.h"
+#include "support/models/parallel_family.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -259,12 +259,12 @@ static void page_shows_the_file(void **state)
 {
     (void)state;
     char *page = read_text(QD_TEST_SOURCE_DIR "/docs/adding-a-model.md"),
-         *source = read_text(QD_TEST_SOURCE_DIR "/tests/support/parallel_family.c");
+         *source = read_text(QD_TEST_SOURCE_DIR "/tests/support/models/parallel_family.c");
     size_t length = strlen(source) + 16;
     char *block = malloc(length);
     snprintf(block, length, "```c\n%s```\n", source);
     if (!strstr(page, block))
-        fail_msg("docs/adding-a-model.md does not show tests/support/parallel_family.c as it is");
+        fail_msg("docs/adding-a-model.md does not show tests/support/models/parallel_family.c as it is");
     for (int kind = 0; kind < QD_DECL_KIND_COUNT; kind++) { /* and all of the vocabulary */
         static const char *const names[] = {
 #define NAME(kind) "`" #kind "`",

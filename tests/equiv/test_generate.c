@@ -3,11 +3,11 @@
 #include "support/layout.h"
 #include "support/sample.h"
 #include "support/scratch.h"
-#include "train/evaluate.h"
-#include "train/generate.h"
-#include "train/initial.h"
-#include "train/state.h"
-#include "train/text.h"
+#include "app/evaluate.h"
+#include "app/generate.h"
+#include "train/exec/initial.h"
+#include "train/exec/state.h"
+#include "app/model_text.h"
 
 #include <quadrille/generate.h>
 

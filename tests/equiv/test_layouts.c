@@ -1,12 +1,12 @@
 /* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the first, all weights after the
  * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
-#include "spec/formulas.h"
-#include "support/expert_models.h"
+#include "spec/config/formulas.h"
+#include "support/models/expert_models.h"
 #include "support/outcome.h"
 #include "support/sample.h"
 #include "support/scratch.h"
-#include "train/state.h"
+#include "train/exec/state.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
 #include "support/scratch.h"
 #include "support/trained.h"
 #include "base/half.h"
-#include "spec/fit.h"
+#include "spec/config/fit.h"
 
 #include <math.h>
 #include <stdarg.h>

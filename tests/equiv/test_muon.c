@@ -1,7 +1,7 @@
 /* Muon: every stage, bucket and way of sharing the work gives the bits of plain data parallelism, with the bytes and the memory
  * that the program says; each matrix is orthogonalized once per copy, and the work is shared out evenly.
  * ctest: timeout 300 */
-#include "spec/muon.h"
+#include "spec/program/muon.h"
 #include "support/sample.h"
 #include "support/trained.h"
 

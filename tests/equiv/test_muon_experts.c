@@ -1,8 +1,8 @@
 /* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh whatever the stage, every
  * expert's matrix orthogonalized once, and the bytes that the formula says. ctest: timeout 300 */
-#include "spec/experts.h"
-#include "spec/muon.h"
-#include "support/expert_models.h"
+#include "spec/layout/experts.h"
+#include "spec/program/muon.h"
+#include "support/models/expert_models.h"
 #include "support/outcome.h"
 #include "support/sample.h"
 #include "support/scratch.h"

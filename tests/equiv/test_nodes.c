@@ -1,7 +1,7 @@
 /* Dispatch that sends a row to a node once, against one rank and against flat dispatch; the bytes that cross nodes.
  * ctest: timeout 300 */
-#include "spec/nodes.h"
-#include "support/expert_models.h"
+#include "spec/layout/nodes.h"
+#include "support/models/expert_models.h"
 #include "support/outcome.h"
 
 #include <math.h>

@@ -3,8 +3,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/trained.h"
-#include "spec/fit.h"
-#include "spec/offload.h"
+#include "spec/config/fit.h"
+#include "spec/program/offload.h"
 
 #include <math.h>
 #include <stdarg.h>

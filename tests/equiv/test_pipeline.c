@@ -4,7 +4,7 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/trained.h"
-#include "train/state.h"
+#include "train/exec/state.h"
 
 #include <quadrille/bench.h>
 #include <quadrille/check.h>

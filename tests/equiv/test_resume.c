@@ -2,8 +2,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/trained.h"
-#include "train/saver.h"
-#include "train/state.h"
+#include "train/run/saver.h"
+#include "train/exec/state.h"
 
 #include <math.h>
 #include <stdarg.h>

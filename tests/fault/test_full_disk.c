@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #include "support/layout.h"
 #include "support/scratch.h"
-#include "train/state.h"
+#include "train/exec/state.h"
 
 #include <dirent.h>
 #include <errno.h>

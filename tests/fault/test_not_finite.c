@@ -4,7 +4,7 @@
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
 #include "support/scratch.h"
-#include "train/state.h"
+#include "train/exec/state.h"
 
 #include <math.h>
 #include <quadrille/train.h>

@@ -1,6 +1,6 @@
 /* libFuzzer target of the configuration reader: any bytes are a configuration or one clear refusal; one that is accepted
  * reads back to the same text. */
-#include "spec/config.h"
+#include "spec/config/config.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Gives a fuzz target the inputs that are kept in the repository, so that they are tried by every build: fuzz_x FOLDER. */
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 
 #include <dirent.h>
 #include <stdint.h>

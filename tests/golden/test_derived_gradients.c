@@ -1,9 +1,9 @@
 /* The gradients that are derived from declarations, against finite differences of the declared forward pass in double
- * (support/reference_model.h). One row per model; together they use every declared op, in odd shapes, with the lists of both devices.
+ * (support/models/reference_model.h). One row per model; together they use every declared op, in odd shapes, with the lists of both devices.
  * ctest: timeout 200 */
 #include "support/layout.h"
-#include "support/parallel_family.h"
-#include "support/reference_model.h"
+#include "support/models/parallel_family.h"
+#include "support/models/reference_model.h"
 #include "support/sample.h"
 #include "support/trained.h"
 

@@ -4,8 +4,8 @@
 #include "ckpt/huggingface.h"
 #include "support/layout.h"
 #include "support/scratch.h"
-#include "train/evaluate.h"
-#include "train/generate.h"
+#include "app/evaluate.h"
+#include "app/generate.h"
 
 #include <quadrille/convert.h>
 

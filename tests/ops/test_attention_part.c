@@ -1,7 +1,7 @@
 /* Attention of a rank's rows against the keys of all ranks, one rank's part after another: the running result and the summed
  * gradients against attention over whole sequences. Runs of positions that are aligned to nothing, documents, every kind of
  * head size. */
-#include "spec/context.h"
+#include "spec/layout/context.h"
 #include "support/ops.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* Matrix products: all transposes, strides, types, bias and accumulation, sizes around the tiles' edges. */
-#include "device/cut.h"
+#include "device/aligned_gemm.h"
 #include "support/ops.h"
 
 #include <stdio.h>

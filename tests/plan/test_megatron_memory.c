@@ -1,6 +1,6 @@
 /* What Megatron-LM and we both hold from step to step: parameters, gradients and optimizer state of the last rank, against what
  * Megatron's own tests measured on 8 H100 (data/published/megatron_memory.json, memory allocated after a step). */
-#include "base/json.h"
+#include "base/text/json.h"
 #include "sim/step.h"
 
 #include <math.h>

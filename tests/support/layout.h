@@ -3,7 +3,7 @@
 #define QD_TESTS_SUPPORT_LAYOUT_H
 
 #include "support/golden.h"
-#include "train/team.h"
+#include "train/exec/team.h"
 
 /* Options filled with "key=value" words separated by spaces, on top of the table's defaults; then resolved. Fails the
  * test on bad words. The options live until the process ends. */

@@ -2,7 +2,7 @@
 
 #include "support/sample.h"
 #include "support/scratch.h"
-#include "train/state.h"
+#include "train/exec/state.h"
 
 #include <stdarg.h>
 #include <stdio.h>

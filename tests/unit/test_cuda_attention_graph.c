@@ -9,7 +9,7 @@
 #include <string.h>
 
 #ifdef QD_TEST_CUDA
-#include "device/cuda/search.h"
+#include "device/cuda/gemm/search.h"
 
 static qd_attention_args shape(int64_t batch, int64_t seq, int heads, int kv_heads, int head_dim)
 {

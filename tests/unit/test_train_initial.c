@@ -1,6 +1,6 @@
 /* Values that are drawn ahead, all of them, some of them or none, are those that are drawn piece by piece. */
 #include "support/trained.h"
-#include "train/initial.h"
+#include "train/exec/initial.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* metrics.jsonl on a disk that fills up or fails: whole lines only, training continues, and what is left out is counted.
  * ctest: wrap write ftruncate */
 #include "support/scratch.h"
-#include "train/metrics.h"
+#include "train/run/metrics.h"
 
 #include <errno.h>
 #include <stdarg.h>

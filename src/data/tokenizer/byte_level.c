@@ -1,6 +1,6 @@
 #include "data/tokenizer/byte_level.h"
 
-#include "data/tokenizer/unicode.h"
+#include "data/tokenizer/split/unicode.h"
 
 enum { SHIFTED = 256, SHIFTED_END = 256 + 33 + 34 + 1 };
 

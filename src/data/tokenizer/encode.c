@@ -1,8 +1,8 @@
 #include "data/tokenizer/bpe.h"
-#include "data/tokenizer/unicode.h"
+#include "data/tokenizer/split/unicode.h"
 #include "data/tokenizer/word_cache.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 #include "data/tokenizer/json_reader.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
-#include "base/json_writer.h"
-#include "base/strbuf.h"
+#include "base/text/json_writer.h"
+#include "base/text/strbuf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 #include "data/tokenizer/tokenizer_impl.h"
 
-#include "base/strbuf.h"
+#include "base/text/strbuf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef QD_DATA_TOKENIZER_TOKENIZER_IMPL_H
 #define QD_DATA_TOKENIZER_TOKENIZER_IMPL_H
 
-#include "data/tokenizer/split.h"
+#include "data/tokenizer/split/split.h"
 #include "data/tokenizer/trie.h"
 #include "data/tokenizer/vocab.h"
 

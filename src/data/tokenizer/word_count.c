@@ -1,8 +1,8 @@
 #include "data/tokenizer/word_count.h"
 
-#include "base/json.h"
-#include "base/strbuf.h"
-#include "data/tokenizer/unicode.h"
+#include "base/text/json.h"
+#include "base/text/strbuf.h"
+#include "data/tokenizer/split/unicode.h"
 
 #include <xxhash.h>
 

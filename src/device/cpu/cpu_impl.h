@@ -8,7 +8,7 @@
 #define QD_DEVICE_CPU_CPU_IMPL_H
 
 #include "base/thread.h"
-#include "device/check_impl.h"
+#include "device/arguments_impl.h"
 #include "device/device_impl.h"
 
 /* Best first. The build compiles every *_isa.c for each of these. */

@@ -83,4 +83,7 @@ void *qd_cuda_native(qd_stream *stream);
 /* qd_device_ops.run_fma: one large bf16 product (ceiling.c). */
 qd_status qd_cuda_run_fma(qd_stream *stream, double *flops);
 
+/* Lines of the tuning text that concern attention (attention/attention_cudnn.c): writes all, or takes one over. */
+void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text);
+qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line);
 #endif

@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-#include "device/check_impl.h"
+#include "device/arguments_impl.h"
 
 #include <cuda_runtime_api.h>
 

@@ -2,10 +2,10 @@
 #ifndef QD_SPEC_PASSES_EXPERTS_IMPL_H
 #define QD_SPEC_PASSES_EXPERTS_IMPL_H
 
-#include "spec/nodes.h"
+#include "spec/layout/nodes.h"
 #include "spec/passes/passes.h"
 
-/* Rows that go to experts once per node (spec/nodes.h), as slots. A copy is a row on its way to
+/* Rows that go to experts once per node (spec/layout/nodes.h), as slots. A copy is a row on its way to
  * one node. */
 typedef struct qd_node_plan {
     int place, from, count;             /* copies of each row, one per node; rows per node */

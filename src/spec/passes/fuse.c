@@ -4,7 +4,7 @@
  * Rules look at def-use chains only: a value between two ops that anything else touches (an
  * exchange, dropout) keeps them apart. So the list that is left is what runs, and what the
  * simulator prices. */
-#include "spec/experts.h"
+#include "spec/layout/experts.h"
 #include "spec/passes/passes.h"
 
 enum { GONE = QD_OP_KIND_COUNT }; /* an op that another has taken in */

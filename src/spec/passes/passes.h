@@ -16,7 +16,7 @@
 #ifndef QD_SPEC_PASSES_PASSES_H
 #define QD_SPEC_PASSES_PASSES_H
 
-#include "spec/ops.h"
+#include "spec/ops/ops.h"
 
 struct qd_expert_plan;
 

@@ -1,4 +1,4 @@
-/* Placement of experts on several nodes: each row crosses to a node once (spec/nodes.h).
+/* Placement of experts on several nodes: each row crosses to a node once (spec/layout/nodes.h).
  *
  * x → copies by node → across → relayed rows → rows by expert, which continue as under flat
  * dispatch (place_experts.c) → sums of relayed rows, weighted → back across → sum over nodes.

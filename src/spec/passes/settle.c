@@ -1,7 +1,7 @@
 /* Until when asynchronous exchanges run. Independent of the pass that orders them: a list that
  * touches the slots of an exchange before an op has waited for it is refused. */
 #include "spec/passes/passes.h"
-#include "spec/tensor.h"
+#include "spec/layout/tensor.h"
 
 /* The rows of operand j of an op that it touches, as up to `tensor.size` ranges;
  * returns how many. */

@@ -3,7 +3,7 @@
  * The dense fold has cuts between the axes, the experts' fold between etp, ep and edp; both have the cuts that sub-groups need
  * (kv heads that neighbours share, ZeRO's copies, nodes). Where rows are tokens of their own on all ranks the folds say the same,
  * and a value passes from one to the other. */
-#include "spec/experts.h"
+#include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* The gradient norm: every element of every parameter is counted by one rank of those whose sums are added. */
-#include "spec/experts.h"
+#include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
 #include <stdio.h>

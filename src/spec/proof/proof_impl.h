@@ -5,7 +5,7 @@
 #ifndef QD_SPEC_PROOF_IMPL_H
 #define QD_SPEC_PROOF_IMPL_H
 
-#include "spec/proof.h"
+#include "spec/proof/proof.h"
 
 /* ---- placements ----
  * The ranks of tp, cp and dp are numbered tp fastest; a digit is a factor of that number, and a group of ranks that communicates is

@@ -2,8 +2,8 @@
  *
  * Rows leave home (sorted by expert, or one copy per node), reach the ranks of their experts, go through the experts' matrices and
  * come back, once for each rank of etp, to be weighted and added. Every row is a token of its own on every rank before it leaves. */
-#include "spec/experts.h"
-#include "spec/nodes.h"
+#include "spec/layout/experts.h"
+#include "spec/layout/nodes.h"
 #include "spec/proof/proof_impl.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* What a step does to gradients: where ops add them, how they are summed over ranks, and that the update and the norm read sums that
  * are complete: every micro-batch once, every axis on which the parameter is replicated once. */
-#include "spec/muon.h"
-#include "spec/offload.h"
+#include "spec/program/muon.h"
+#include "spec/program/offload.h"
 #include "spec/proof/step_impl.h"
 
 #include <stdlib.h>

@@ -1,0 +1,290 @@
+/* qd_convert(): which side is which, the folders, and what goes along with the tensors. */
+#include "base/text/strbuf.h"
+#include "ckpt/folder.h"
+#include "ckpt/huggingface.h"
+#include "data/files.h"
+#include "train/exec/model_run.h"
+#include "train/run/run.h"
+#include "app/model_text.h"
+
+#include <quadrille/convert.h>
+#include <quadrille/json_writer.h>
+#include <quadrille/tokenizer.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MOST_TOKENIZER = 256 << 20, USUAL_SEQ = 2048 };
+typedef char file_path[PATH_MAX];
+
+static qd_status path_in(const char *folder, const char *name, file_path path)
+{
+    int n = snprintf(path, sizeof(file_path), "%s/%s", folder, name);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", folder);
+}
+
+static bool exists(const char *folder, const char *name)
+{
+    file_path path;
+    return path_in(folder, name, path) == QD_OK && access(path, F_OK) == 0;
+}
+
+static qd_status put_text(const char *folder, const char *name, qd_strbuf *text)
+{
+    file_path path;
+    char *taken = NULL;
+    size_t length = text->length;
+    QD_TRY(qd_strbuf_take(text, &taken));
+    qd_status status = path_in(folder, name, path);
+    if (status == QD_OK)
+        status = qd_file_replace(path, taken, length);
+    free(taken);
+    return status;
+}
+
+/* As it is: what we do not read in it stays. */
+static qd_status copy_tokenizer(const char *from, const char *folder)
+{
+    qd_strbuf text = {0};
+    size_t length;
+    QD_TRY(qd_file_read(from, MOST_TOKENIZER, &text.data, &length));
+    text.length = text.capacity = length;
+    return put_text(folder, QD_HF_TOKENIZER, &text);
+}
+
+/* ---- from Hugging Face ---- */
+
+/* A tokenizer that we cannot read would be in the way of every use of the model. */
+static qd_status import_tokenizer(const qd_convert_options *o, const char *aside, int64_t vocab, qd_convert_report *report)
+{
+    file_path path;
+    qd_tokenizer *tokenizer = NULL;
+    QD_TRY(path_in(o->from, QD_HF_TOKENIZER, path));
+    if (access(path, F_OK) != 0) {
+        qd_strbuf_puts(&report->notes, "there is no tokenizer.json: text needs one in the new folder\n");
+        return QD_OK;
+    }
+    qd_status status = qd_tokenizer_load(path, NULL, &tokenizer);
+    if (status == QD_USAGE) {
+        qd_strbuf_printf(&report->notes, "tokenizer.json was left out: %s\n", qd_error_message());
+        return QD_OK;
+    }
+    QD_TRY(status);
+    int32_t size = qd_tokenizer_size(tokenizer);
+    qd_tokenizer_destroy(tokenizer);
+    if (size > vocab) {
+        qd_strbuf_printf(&report->notes, "tokenizer.json was left out: it has %d tokens, the model %lld\n", size, (long long)vocab);
+        return QD_OK;
+    }
+    report->tokenizer = true;
+    return copy_tokenizer(path, aside);
+}
+
+/* The configuration of a run that could train this model on. */
+static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, qd_arena *arena, qd_program **program, char **asked,
+                             char **text)
+{
+    qd_option_table table = qd_config_table();
+    qd_options *options = NULL;
+    qd_config config;
+    char seq[32];
+    int64_t positions = qd_hf_positions(source), wanted = o->seq > 0 ? o->seq : positions < USUAL_SEQ ? positions : USUAL_SEQ;
+    const qd_model *model = qd_hf_model(source);
+    if (model->position == QD_POSITION_LEARNED && wanted > positions)
+        return QD_FAIL(QD_USAGE, "sequences of %lld tokens are longer than the model's %lld positions", (long long)wanted,
+                       (long long)positions);
+    QD_TRY(qd_options_create(&table, 1, &options));
+    snprintf(seq, sizeof seq, "%lld", (long long)wanted);
+    qd_status status = qd_options_set(options, "data.seq", seq);
+    if (status == QD_OK)
+        status = qd_config_resolve(options, 0, &config);
+    if (status == QD_OK) {
+        config.model = *model;
+        status = qd_config_build(&config, 0, arena, program);
+    }
+    if (status == QD_OK)
+        status = qd_run_config_text(options, &config, NULL, asked);
+    if (status == QD_OK)
+        status = qd_run_config_text(options, &config, *program, text);
+    qd_options_destroy(options);
+    return status;
+}
+
+static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_source *source, qd_arena *arena,
+                          qd_convert_report *report)
+{
+    qd_program *program;
+    qd_state_pieces pieces;
+    char *asked = NULL, *text = NULL;
+    file_path path;
+    qd_status status = make_config(o, source, arena, &program, &asked, &text);
+    if (status == QD_OK)
+        status = qd_hf_check(source, program->ledger, arena);
+    if (status == QD_OK)
+        status = path_in(aside, "config.yaml", path);
+    if (status == QD_OK)
+        status = qd_file_replace(path, asked, strlen(asked));
+    if (status == QD_OK)
+        status = import_tokenizer(o, aside, program->ledger->model.vocab, report);
+    if (status == QD_OK)
+        status = path_in(aside, "checkpoints", path);
+    if (status == QD_OK)
+        status = qd_pieces_plan(program, 1u << QD_CKPT_VALUE, arena, &pieces);
+    const qd_ckpt_meta meta = {.config = text, .seed = 1};
+    if (status == QD_OK)
+        status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
+    if (status == QD_NOT_FINITE) /* a file of theirs is not what it should be */
+        status = qd_error_prefix(QD_CORRUPT, "%s: ", o->from);
+    free(asked);
+    free(text);
+    return status;
+}
+
+static qd_status import(const qd_convert_options *o, const char *aside, qd_convert_report *report)
+{
+    qd_hf_source *source = NULL;
+    qd_arena *arena = NULL;
+    qd_status status = qd_hf_open(o->from, &report->notes, &source);
+    if (status == QD_OK)
+        status = qd_arena_create(&arena);
+    if (status == QD_OK)
+        status = fill_run(o, aside, source, arena, report);
+    if (status == QD_OK) {
+        snprintf(report->model, sizeof report->model, "%s", qd_arch_name(qd_hf_model(source)->arch));
+        report->parameters = qd_model_parameters(qd_hf_model(source));
+        report->bytes = report->parameters * (int64_t)sizeof(float);
+        report->files = 1;
+    }
+    qd_arena_destroy(arena);
+    qd_hf_close(source);
+    return status;
+}
+
+/* ---- to Hugging Face ---- */
+
+static void put_token_name(qd_json_writer *json, const char *key, const qd_tokenizer *tokenizer, int32_t token)
+{
+    size_t length = 0;
+    const char *bytes = token >= 0 ? qd_tokenizer_bytes(tokenizer, token, &length) : NULL;
+    char name[64];
+    if (!bytes)
+        return;
+    snprintf(name, sizeof name, "%.*s", (int)length, bytes);
+    qd_json_put_string(json, key, name);
+}
+
+/* Where the tokenizer puts no token before a text, that which ends documents begins them, too. */
+static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, int32_t *begin, int32_t *end,
+                                  qd_convert_report *report)
+{
+    *begin = *end = -1;
+    if (c->data.tokenizer[0] == '\0' || strcmp(c->data.tokenizer, "bytes") == 0) {
+        qd_strbuf_puts(&report->notes, c->data.tokenizer[0] ? "the model's tokens are bytes: there is no tokenizer.json\n"
+                                                            : "the model's tokenizer is not known: there is no tokenizer.json\n");
+        return QD_OK;
+    }
+    qd_model_text text;
+    qd_status status = qd_model_text_open(c, &text);
+    file_path path;
+    qd_strbuf config = {0};
+    if (status == QD_OK) {
+        *end = text.encoder.document_end;
+        *begin = qd_tokenizer_before(text.tokenizer, 0) >= 0 ? qd_tokenizer_before(text.tokenizer, 0) : *end;
+        qd_json_writer json = qd_json_writer_on(&config);
+        qd_json_object_begin(&json, NULL);
+        qd_json_put_string(&json, "tokenizer_class", "PreTrainedTokenizerFast");
+        qd_json_put_int(&json, "model_max_length", positions);
+        put_token_name(&json, "bos_token", text.tokenizer, *begin);
+        put_token_name(&json, "eos_token", text.tokenizer, *end);
+        qd_json_end(&json);
+        qd_strbuf_puts(&config, "\n");
+        status = path_in(aside, QD_HF_TOKENIZER, path);
+    }
+    if (status == QD_OK)
+        status = qd_tokenizer_save(text.tokenizer, path); /* also where it was read from another format */
+    if (status == QD_OK)
+        status = put_text(aside, "tokenizer_config.json", &config);
+    report->tokenizer = status == QD_OK;
+    qd_strbuf_free(&config);
+    qd_model_text_close(&text);
+    return status;
+}
+
+static qd_status write_model(const qd_convert_options *o, const char *aside, qd_model_run *run, qd_arena *arena,
+                             qd_convert_report *report)
+{
+    qd_program *program;
+    qd_strbuf text = {0};
+    const qd_model *m = &run->config.model;
+    qd_hf_export options = {.dtype = o->dtype, .shard_bytes = o->shard_bytes, .positions = run->config.strategy.seq};
+    int64_t positions = m->max_seq > 0 ? m->max_seq : options.positions;
+    QD_TRY(qd_config_build(&run->config, 0, arena, &program));
+    QD_TRY(export_tokenizer(&run->config, aside, positions, &options.begin_token, &options.end_token, report));
+    qd_status status = qd_hf_config_text(m, &options, &report->notes, &text);
+    if (status == QD_OK)
+        status = put_text(aside, QD_HF_CONFIG, &text);
+    qd_strbuf_free(&text);
+    QD_TRY(status);
+    return qd_hf_write(aside, program->ledger, run->checkpoint, &options, &report->bytes, &report->files);
+}
+
+static qd_status export(const qd_convert_options *o, const char *aside, qd_convert_report *report)
+{
+    qd_model_run run;
+    qd_arena *arena = NULL;
+    qd_status status = qd_model_run_open(o->from, NULL, &run);
+    if (status == QD_OK)
+        status = qd_arena_create(&arena);
+    if (status == QD_OK && run.warning[0] != '\0')
+        qd_strbuf_printf(&report->notes, "%s\n", run.warning);
+    if (status == QD_OK)
+        status = write_model(o, aside, &run, arena, report);
+    if (status == QD_OK) {
+        snprintf(report->model, sizeof report->model, "%s", qd_arch_name(run.config.model.arch));
+        report->parameters = qd_model_parameters(&run.config.model);
+        report->step = qd_checkpoint_meta(run.checkpoint)->step;
+    }
+    qd_arena_destroy(arena);
+    qd_model_run_close(&run);
+    return status;
+}
+
+/* ---- folders ---- */
+
+static qd_status check_folders(const qd_convert_options *o)
+{
+    struct stat info;
+    if (stat(o->from, &info) != 0)
+        return QD_FAIL(QD_USAGE, "%s: %s; a run folder, a checkpoint or a Hugging Face folder would be right", o->from, strerror(errno));
+    if (lstat(o->to, &info) == 0)
+        return QD_FAIL(QD_USAGE, "%s: is there already; name a new folder", o->to);
+    return QD_OK;
+}
+
+qd_status qd_convert(const qd_convert_options *o, qd_convert_report *report)
+{
+    file_path aside;
+    *report = (qd_convert_report){0};
+    QD_TRY(check_folders(o));
+    if (snprintf(aside, sizeof aside, "%s.part", o->to) >= (int)sizeof aside)
+        return QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", o->to);
+    report->imported = exists(o->from, QD_HF_CONFIG);
+    QD_TRY(qd_ckpt_remove_folder(aside)); /* what a killed conversion left */
+    QD_TRY(qd_folder_make(aside));
+    qd_status status = report->imported ? import(o, aside, report) : export(o, aside, report);
+    if (status == QD_OK)
+        status = qd_ckpt_sync_folder(aside);
+    if (status == QD_OK && rename(aside, o->to) != 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", o->to, strerror(errno));
+    if (status != QD_OK) {
+        char message[1024];
+        snprintf(message, sizeof message, "%s", qd_error_message());
+        qd_ckpt_remove_folder(aside);
+        status = QD_FAIL(status, "%s", message);
+    }
+    return status;
+}

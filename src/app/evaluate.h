@@ -1,0 +1,28 @@
+/* The loss of a trained model on windows of tokens. */
+#ifndef QD_APP_EVALUATE_H
+#define QD_APP_EVALUATE_H
+
+#include "train/exec/model_run.h"
+
+typedef struct qd_evaluation {
+    double loss;    /* mean, nats per token */
+    int64_t tokens; /* predicted */
+} qd_evaluation;
+
+typedef struct qd_evaluate_passes {
+    int64_t seq, per_pass; /* tokens of a window, windows per pass; 0: see <quadrille/evaluate.h> */
+    const char *device; /* NULL: cpu */
+    int threads;
+    bool (*progress)(void *context, int64_t done, int64_t all);
+    void *context;
+} qd_evaluate_passes;
+
+/* Runs windows 0 .. all-1 of the source through the model, and asks it for others only where memory is short: it fills those
+ * with targets of -1. `run` was opened; its trainer is made here. */
+qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
+                              const qd_evaluate_passes *passes, qd_evaluation *result);
+
+/* The same for tokens in memory, cut into windows. */
+qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, const qd_evaluate_passes *passes,
+                             qd_evaluation *result);
+#endif

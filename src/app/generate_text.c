@@ -1,0 +1,149 @@
+/* qd_generate(): a prompt becomes tokens, tokens become text. */
+#include "app/generate.h"
+#include "app/model_text.h"
+
+#include "base/clock.h"
+#include "base/text/strbuf.h"
+
+#include <quadrille/generate.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct session {
+    const qd_generate_options *options;
+    qd_generate_report *report;
+    qd_generator *generator;
+    qd_model_text text;
+    qd_tokens history; /* prompt and continuation */
+    qd_strbuf pending; /* text that is not handed out yet */
+} session;
+
+qd_generate_options qd_generate_options_default(void)
+{
+    return (qd_generate_options){.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+}
+
+static qd_status check_options(const qd_generate_options *o)
+{
+    if (o->tokens < 1 || o->temperature < 0.0 || o->top_k < 0 || !(o->top_p > 0.0 && o->top_p <= 1.0))
+        return QD_FAIL(QD_USAGE, "generation needs at least 1 token, a temperature and top-k of 0 or more, and top-p above 0 up to 1");
+    return QD_OK;
+}
+
+static qd_status remember(qd_tokens *history, int32_t token)
+{
+    if (history->count == history->capacity) {
+        size_t capacity = history->capacity ? 2 * history->capacity : 256;
+        int32_t *ids = realloc(history->ids, capacity * sizeof *ids);
+        if (!ids)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %zu tokens", capacity);
+        history->ids = ids;
+        history->capacity = capacity;
+    }
+    history->ids[history->count++] = token;
+    return QD_OK;
+}
+
+/* Feeds the last `count` tokens of the history. If they do not fit, the context starts anew with its last half. */
+static qd_status feed(session *s, int64_t count, bool *started_anew)
+{
+    const int64_t all = (int64_t)s->history.count, half = qd_generator_context(s->generator) / 2;
+    *started_anew = count > qd_generator_room(s->generator);
+    if (*started_anew) {
+        count = half < 1 ? 1 : half < all ? half : all;
+        qd_generator_forget(s->generator, all - count);
+    }
+    return qd_generator_feed(s->generator, s->history.ids + all - count, count);
+}
+
+static qd_status read_prompt(session *s)
+{
+    const qd_generate_options *o = s->options;
+    double begin = qd_clock_now();
+    int32_t end = s->text.encoder.document_end, before;
+    for (int i = 0; s->text.tokenizer && (before = qd_tokenizer_before(s->text.tokenizer, i)) >= 0; i++)
+        QD_TRY(remember(&s->history, before));
+    QD_TRY(qd_model_text_encode(&s->text, o->prompt, o->prompt_length, &s->history));
+    s->report->prompt_tokens = (int64_t)s->history.count;
+    if (s->history.count == 0)
+        QD_TRY(end >= 0 ? remember(&s->history, end) : qd_model_text_encode(&s->text, "\n", 1, &s->history));
+    if (o->prompt_length == 0) {
+        qd_strbuf start = {0};
+        qd_model_text_decode(&s->text, s->history.ids[0], &start);
+        snprintf(s->report->start, sizeof s->report->start, "%s", start.data ? start.data : "");
+        qd_strbuf_free(&start);
+    }
+    QD_TRY(feed(s, (int64_t)s->history.count, &s->report->prompt_cut));
+    s->report->prompt_seconds = qd_clock_now() - begin;
+    if (o->on_start)
+        o->on_start(o->callback_context, s->report);
+    return QD_OK;
+}
+
+/* Hands out whole characters, or at the end everything. False: the caller has enough. */
+static bool hand_out(session *s, bool all)
+{
+    const qd_generate_options *o = s->options;
+    size_t whole = all ? s->pending.length : qd_utf8_whole(s->pending.data, s->pending.length);
+    if (whole == 0)
+        return true;
+    bool more = !o->on_text || o->on_text(o->callback_context, s->pending.data, whole);
+    memmove(s->pending.data, s->pending.data + whole, s->pending.length - whole);
+    s->pending.length -= whole;
+    return more;
+}
+
+static qd_status continue_text(session *s)
+{
+    const qd_generate_options *o = s->options;
+    qd_generate_report *r = s->report;
+    const qd_sampling sampling = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = o->seed};
+    double begin = qd_clock_now();
+    bool more = true;
+    r->end = QD_GENERATE_TOKENS;
+    while (more && r->tokens < o->tokens) {
+        int32_t token = qd_generator_sample(s->generator, &sampling);
+        if (token == s->text.encoder.document_end) {
+            r->end = QD_GENERATE_DOCUMENT;
+            break;
+        }
+        r->tokens++;
+        qd_model_text_decode(&s->text, token, &s->pending);
+        if (s->pending.failed)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the text");
+        more = hand_out(s, false);
+        bool slid = false;
+        QD_TRY(remember(&s->history, token));
+        if (more && r->tokens < o->tokens)
+            QD_TRY(feed(s, 1, &slid));
+        r->slides += slid;
+    }
+    if (!more)
+        r->end = QD_GENERATE_STOPPED;
+    else
+        hand_out(s, true);
+    r->seconds = qd_clock_now() - begin;
+    return QD_OK;
+}
+
+qd_status qd_generate(const qd_generate_options *o, qd_generate_report *report)
+{
+    session s = {.options = o, .report = report};
+    qd_status status = QD_OK;
+    memset(report, 0, sizeof *report);
+    QD_TRY_DONE(check_options(o));
+    QD_TRY_DONE(qd_generator_create(o->model, o->context, o->device, o->threads, &s.generator));
+    QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
+    report->step = qd_generator_step(s.generator);
+    report->context = qd_generator_context(s.generator);
+    snprintf(report->warning, sizeof report->warning, "%s", qd_generator_warning(s.generator));
+    QD_TRY_DONE(read_prompt(&s));
+    QD_TRY_DONE(continue_text(&s));
+done:
+    qd_strbuf_free(&s.pending);
+    qd_tokens_free(&s.history);
+    qd_model_text_close(&s.text);
+    qd_generator_destroy(s.generator);
+    return status;
+}

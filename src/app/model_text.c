@@ -1,0 +1,64 @@
+#include "app/model_text.h"
+
+#include <string.h>
+
+qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
+{
+    memset(text, 0, sizeof *text);
+    if (c->data.tokenizer[0] == '\0')
+        return QD_FAIL(QD_USAGE, "%s: has no tokenizer.json that says which text its %lld tokens are", c->run_dir,
+                       (long long)c->model.vocab);
+    if (strcmp(c->data.tokenizer, "bytes") == 0) {
+        text->encoder = qd_text_encoder_bytes();
+    } else {
+        QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &text->tokenizer));
+        QD_TRY(qd_text_encoder_create(text->tokenizer, NULL, &text->encoder));
+        QD_TRY(text->encoder.prepare(text->encoder.context, 1));
+    }
+    if (text->encoder.vocab > c->model.vocab)
+        return QD_FAIL(QD_USAGE, "%s: has %lld entries, but the model's vocabulary has %lld: another tokenizer?",
+                       c->data.tokenizer, (long long)text->encoder.vocab, (long long)c->model.vocab);
+    return QD_OK;
+}
+
+void qd_model_text_close(qd_model_text *text)
+{
+    if (text->tokenizer)
+        qd_text_encoder_destroy(&text->encoder);
+    qd_tokenizer_destroy(text->tokenizer);
+    memset(text, 0, sizeof *text);
+}
+
+qd_status qd_model_text_encode(qd_model_text *text, const char *prompt, size_t length, qd_tokens *tokens)
+{
+    return text->encoder.encode(text->encoder.context, 0, prompt, length, tokens);
+}
+
+void qd_model_text_decode(const qd_model_text *text, int32_t token, qd_strbuf *out)
+{
+    const char byte = (char)token, *bytes = token < 256 ? &byte : NULL;
+    size_t length = 1;
+    if (text->tokenizer)
+        bytes = qd_tokenizer_bytes(text->tokenizer, token, &length);
+    if (bytes)
+        qd_strbuf_append(out, bytes, length);
+    else
+        qd_strbuf_puts(out, "\xEF\xBF\xBD");
+}
+
+/* Bytes of the character that begins with this one; 0: none does. */
+static size_t utf8_length(unsigned char lead)
+{
+    return lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+}
+
+size_t qd_utf8_whole(const char *text, size_t length)
+{
+    for (size_t back = 1; back <= 3 && back <= length; back++) {
+        unsigned char byte = (unsigned char)text[length - back];
+        if (byte >= 0x80 && byte < 0xC0)
+            continue;
+        return utf8_length(byte) > back ? length - back : length;
+    }
+    return length;
+}

@@ -1,4 +1,0 @@
-#ifndef QD_BASE_JSON_WRITER_H
-#define QD_BASE_JSON_WRITER_H
-#include <quadrille/json_writer.h>
-#endif

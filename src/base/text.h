@@ -1,4 +1,0 @@
-#ifndef QD_BASE_TEXT_H
-#define QD_BASE_TEXT_H
-#include <quadrille/text.h>
-#endif

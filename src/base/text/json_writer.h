@@ -1,0 +1,4 @@
+#ifndef QD_BASE_TEXT_JSON_WRITER_H
+#define QD_BASE_TEXT_JSON_WRITER_H
+#include <quadrille/json_writer.h>
+#endif

@@ -1,0 +1,74 @@
+#include "device/arguments_impl.h"
+
+qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype)
+{
+    if (dtype == QD_F32 || dtype == QD_BF16)
+        return QD_OK;
+    return QD_FAIL(QD_UNSUPPORTED, "%s: %s has type %s; fp32 and bf16 are supported", kernel, what,
+                   qd_dtype_name(dtype));
+}
+
+qd_status qd_grouped_check(const qd_grouped_args *a)
+{
+    QD_TRY(qd_check_float("grouped", "a", a->a_dtype));
+    QD_TRY(qd_check_float("grouped", "b", a->b_dtype));
+    QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
+    if (a->by_experts && (a->active || a->gate_up))
+        return QD_FAIL(QD_USAGE, "grouped: SwiGLU goes with products by rows, and this one is by experts");
+    if (!a->gate_up != !a->d_gate_up)
+        return QD_FAIL(QD_USAGE, "grouped: gate_up and its gradient go together");
+    if (a->active && !a->gate_up && a->n % 2 != 0)
+        return QD_FAIL(QD_USAGE, "grouped: gate and up side by side in %lld columns; an even number would be right", (long long)a->n);
+    return QD_OK;
+}
+
+qd_status qd_matmul_check(const qd_matmul_args *a)
+{
+    QD_TRY(qd_check_float("matmul", "a", a->a_dtype));
+    QD_TRY(qd_check_float("matmul", "b", a->b_dtype));
+    QD_TRY(qd_check_float("matmul", "c", a->c_dtype));
+    if (a->m < 0 || a->n < 0 || a->k < 0)
+        return QD_FAIL(QD_USAGE, "matmul: size (%lld, %lld, %lld) is negative", (long long)a->m, (long long)a->n,
+                       (long long)a->k);
+    if (a->lda < (a->trans_a ? a->m : a->k) || a->ldb < (a->trans_b ? a->k : a->n) || a->ldc < a->n)
+        return QD_FAIL(
+            QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
+            (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n, (long long)a->k);
+    if (a->gelu != QD_MATMUL_NO_GELU && (!a->aux || a->accumulate || a->residual))
+        return QD_FAIL(QD_USAGE, "matmul: GELU in the same pass needs aux, and nothing else that is added to c");
+    if (a->gelu == QD_MATMUL_GELU_GRAD && a->bias)
+        return QD_FAIL(QD_USAGE, "matmul: the derivative of GELU in the same pass excludes a bias");
+    if (a->residual && a->residual == a->c)
+        return QD_FAIL(QD_USAGE, "matmul: residual must not be c; accumulate adds to c");
+    return QD_OK;
+}
+
+qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t rows,
+                            int64_t positions)
+{
+    for (int i = 0; i < count; i++) {
+        const qd_row_run *r = &runs[i];
+        if (r->row < 0 || r->position < 0 || r->count < 0 || r->row + r->count > rows)
+            return QD_FAIL(QD_USAGE, "%s: run %d of %s, rows %lld to %lld at position %lld, does not lie in %lld rows",
+                           kernel, i, what, (long long)r->row, (long long)(r->row + r->count), (long long)r->position,
+                           (long long)rows);
+        if (r->position + r->count > positions)
+            return QD_FAIL(QD_USAGE, "%s: run %d of %s ends at position %lld, beyond the last possible, %lld", kernel,
+                           i, what, (long long)(r->position + r->count), (long long)positions);
+        if (i > 0 &&
+            (r->position < runs[i - 1].position + runs[i - 1].count || r->row < runs[i - 1].row + runs[i - 1].count))
+            return QD_FAIL(QD_USAGE, "%s: runs %d and %d of %s overlap or are not in the order of positions", kernel,
+                           i - 1, i, what);
+    }
+    return QD_OK;
+}
+
+qd_status qd_attention_part_check_gradients(const char *kernel, const qd_attention_part_args *a)
+{
+    int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
+    if (a->dq_stride < q_width || a->dk_stride < kv_width || a->dv_stride < kv_width)
+        return QD_FAIL(QD_USAGE, "%s: strides dq %lld, dk %lld, dv %lld are shorter than rows of %d and %d heads",
+                       kernel, (long long)a->dq_stride, (long long)a->dk_stride, (long long)a->dv_stride, a->heads,
+                       a->kv_heads);
+    return QD_OK;
+}

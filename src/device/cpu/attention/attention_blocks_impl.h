@@ -1,0 +1,328 @@
+/* What both passes of attention_isa.c do with blocks: products, packing, masks, powers of two, fetching what is to come. */
+#ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
+#define QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
+
+#include "device/cpu/attention/attention_impl.h"
+#include "device/cpu/transpose_impl.h"
+#include "device/cpu/vec_math.h"
+
+#if QD_VF == 16
+enum { MR = 6, NV = 4 };
+#elif QD_VF == 8
+enum { MR = 6, NV = 2 };
+#elif defined(__aarch64__)
+enum { MR = 6, NV = 4 };
+#else
+enum { MR = 4, NV = 2 };
+#endif
+enum { BLOCK = QD_ATTENTION_BLOCK, FORWARD = QD_ATTENTION_FORWARD_ROWS, HEAD = QD_ATTENTION_HEAD_MOST };
+_Static_assert(BLOCK % MR == 0 && BLOCK % QD_VF == 0 && HEAD % QD_VF == 0, "blocks are whole register tiles");
+
+#define LOG2_E 1.44269504088896340736f
+#define LN_2 0.69314718055994530942f
+
+typedef qd_cpu_attention_job job;
+typedef qd_cpu_attention_tile tile;
+typedef qd_cpu_attention_item item;
+
+/* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
+typedef struct buffers {
+    float *q, *d_o;     /* (BLOCK, ld): queries, scaled; gradient of the output. Forward: q has room for FORWARD rows */
+    float *k_t, *v_t;   /* (head_dim, BLOCK) */
+    float *k, *v;       /* (BLOCK, ld) */
+    float *s, *dp;      /* (BLOCK, BLOCK): scores, then probabilities; gradient of them, then of the scores */
+    float *o, *dk, *dv; /* (BLOCK, ld): results; o is also dq. Forward: o has room for FORWARD rows */
+    float *kept; /* QD_ATTENTION_KEPT_FLOATS: places of tiles of queries, or dq in the making where it is not fp32 */
+    int64_t ld;
+    int vectors; /* ld / QD_VF */
+} buffers;
+
+static buffers carve(const job *a, void *workspace)
+{
+    enum { BY_HEAD = BLOCK * HEAD, SQUARE = BLOCK * BLOCK };
+    _Static_assert((9 * BY_HEAD + 2 * SQUARE + QD_ATTENTION_KEPT_FLOATS) * 4 <= QD_CPU_WORKSPACE_BYTES,
+                   "the buffers must fit the workspace");
+    float *next = workspace;
+    buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
+    w.ld = w.vectors * QD_VF;
+    /* after q and after o lie two buffers that the forward pass does not need: it has three times the room for q and o */
+    _Static_assert(FORWARD <= 3 * BLOCK, "queries of the forward pass must fit three buffers");
+    float **by_head[] = {&w.q, &w.d_o, &w.v_t, &w.k_t, &w.v, &w.k, &w.o, &w.dk, &w.dv};
+    for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
+        *by_head[i] = next;
+    w.s = next;
+    w.dp = next + SQUARE;
+    w.kept = next + 2 * SQUARE;
+    return w;
+}
+
+/* ---- products of packed blocks ---- */
+
+/* What a product does with what c holds: forgets it, adds to it, or adds to `factor` (one for each row) times it. */
+typedef enum keeping { SET, ADD, SCALE } keeping;
+
+/* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. */
+QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float *restrict c, int64_t ldc,
+                     const float *restrict a, int64_t row, int64_t step, const float *restrict b, int64_t ldb,
+                     int64_t count)
+{
+    vf sum[MR][NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            sum[i][j] = keep == SET     ? (vf){0}
+                        : keep == SCALE ? vf_load(c + i * ldc + j * QD_VF) * factor[i]
+                                        : vf_load(c + i * ldc + j * QD_VF);
+    for (int64_t p = 0; p < count; p++) {
+        vf line[NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            line[j] = vf_load(b + p * ldb + j * QD_VF);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            vf_factor x = vf_factor_of(a[i * row + p * step]);
+#pragma GCC unroll 4
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++)
+            vf_store(c + i * ldc + j * QD_VF, sum[i][j]);
+}
+
+/* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…) with row stride lda,
+ * otherwise (MR, count) . */
+QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float *c, int64_t ldc, const float *a,
+                       int64_t lda, const float *b, int64_t ldb, int64_t count, int vectors)
+{
+    int64_t row = transposed ? 1 : lda, step = transposed ? lda : 1;
+    while (vectors > 0) {
+        /* 5 and 6 as 3 + 2 and 3 + 3: narrow stripes leave multipliers idle */
+        int nv = vectors >= NV && (NV < 4 || vectors == 4 || vectors > 6) ? NV : vectors < 3 || NV < 3 ? vectors : 3;
+        if (nv == NV)
+            micro(MR, NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+        else if (NV > 3 && nv == 3)
+            micro(MR, 3 < NV ? 3 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+        else if (NV > 2 && nv == 2)
+            micro(MR, 2 < NV ? 2 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+        else
+            micro(MR, 1, keep, factor, c, ldc, a, row, step, b, ldb, count);
+        c += nv * QD_VF;
+        b += nv * QD_VF;
+        vectors -= nv;
+    }
+}
+
+static void product_set(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
+                        int vectors)
+{
+    stripes(false, SET, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+}
+static void product_add(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
+                        int vectors)
+{
+    stripes(false, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+}
+static void product_add_transposed(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
+                                   int64_t count, int vectors)
+{
+    stripes(true, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+}
+
+static void product_scale(const float *factor, float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
+                          int64_t ldb, int64_t count, int vectors)
+{
+    stripes(false, SCALE, factor, c, ldc, a, lda, b, ldb, count, vectors);
+}
+
+/* ---- packing ---- */
+
+/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`, zero in between; the
+ * rows up to a whole register tile are 0. */
+QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                            float factor, qd_dtype dtype)
+{
+    for (int r = 0; r < rows; r++, to += ld) {
+        int64_t at = first + r * stride;
+        int i = 0;
+        for (; i + QD_VF <= head_dim; i += QD_VF)
+            vf_store(to + i, vf_load_as(x, at + i, dtype) * factor);
+        if (i < head_dim)
+            vf_store(to + i, vf_load_n_as(x, at + i, head_dim - i, dtype) * factor);
+    }
+    memset(to, 0, (size_t)((MR - rows % MR) % MR * ld) * sizeof(float));
+}
+
+static void pack_rows(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                      float factor, qd_dtype dtype)
+{
+    if (dtype == QD_F32)
+        pack_rows_as(to, ld, x, first, stride, rows, head_dim, factor, QD_F32);
+    else
+        pack_rows_as(to, ld, x, first, stride, rows, head_dim, factor, QD_BF16);
+}
+
+/* to (head_dim, BLOCK) = factor * transpose of rows of x; columns beyond `rows` are 0. */
+static void pack_transposed(float *to, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
+                            float factor, qd_dtype dtype)
+{
+    if (rows < BLOCK)
+        memset(to, 0, (size_t)(head_dim * BLOCK) * sizeof(float));
+    if (dtype == QD_F32)
+        transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_F32);
+    else
+        transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_BF16);
+}
+
+/* Whether rows of x go past the caches: where the results of a call, `heads` for each row, are so large that most leave these before
+ * anybody reads them. */
+static bool passes_caches(const job *a, const void *x, int64_t stride, int heads)
+{
+    enum { PAST = 1 << 18 };
+    return a->out_dtype == QD_F32 && a->head_dim % QD_VF == 0 && stride % QD_VF == 0 && (uintptr_t)x % sizeof(vf) == 0 &&
+           a->batch * a->q_seq * heads * a->head_dim >= PAST;
+}
+
+/* Rows of x = factor * from (rows, ld). past: as passes_caches() says; end_past() is to follow. */
+static void unpack_rows(void *x, int64_t first, int64_t stride, const float *from, int64_t ld, int rows, int head_dim,
+                        float factor, qd_dtype dtype, bool past)
+{
+    for (int r = 0; r < rows; r++, from += ld, first += stride) {
+        for (int i = 0; past && i < head_dim; i += QD_VF)
+            put_past((float *)x + first + i, vf_load(from + i) * factor);
+        if (!past)
+            QD_FOR_VECTORS(i, n, head_dim, { vec_store(x, first + i, vf_load(from + i) * factor, n, dtype); });
+    }
+}
+
+/* ---- masks ---- */
+
+static int64_t smaller(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+static int64_t larger(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
+
+/* Row r of a tile, at position t = position + r, sees keys at positions first_key(r) .. t. */
+static int64_t first_key(const job *a, int64_t batch, const tile *at, int64_t r)
+{
+    int64_t start = a->doc_start ? a->doc_start[batch * a->q_seq + at->row + r] : 0;
+    return smaller(larger(start, 0), at->position + r);
+}
+
+/* The first position that some row of the tile sees. */
+static int64_t first_key_of(const job *a, int64_t batch, const tile *at)
+{
+    int64_t least = first_key(a, batch, at, 0);
+    for (int r = 1; a->doc_start && r < at->rows; r++)
+        least = smaller(least, first_key(a, batch, at, r));
+    return least;
+}
+
+/* A block of neighbouring keys. */
+typedef struct key_block {
+    int64_t row, position; /* in the sequence's part, in the sequence */
+    int keys;
+} key_block;
+
+static key_block block_at(const qd_row_run *run, int64_t at)
+{
+    return (key_block){run->row + at, run->position + at, (int)smaller(BLOCK, run->count - at)};
+}
+
+/* Keys of the block that some row of the group of MR rows from position t on sees: the count from its first on. */
+static int64_t group_keys(int64_t t, const key_block *k)
+{
+    return smaller(larger(t + MR - k->position, 0), k->keys);
+}
+
+static int key_vectors(int64_t keys)
+{
+    return (int)((keys + QD_VF - 1) / QD_VF);
+}
+
+/* 2^x for x <= 0; 0 below -126 and for what is not a number, which infinities give where nothing was seen yet. */
+QD_INLINE vf exp2_negative(vf x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    vf t = x + magic;
+    vf r = x - (t - magic);
+    vf p = vf_set(1.5403530e-4f); /* ln(2)^n / n!, n = 6 .. 1 */
+    p = p * r + 1.3333558e-3f;
+    p = p * r + 9.6181291e-3f;
+    p = p * r + 5.5504109e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314718e-1f;
+    p = p * r + 1.0f;
+    vi y = (vi)((vu)p + ((vu)t << 23)); /* of large x anything, which is not used */
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), (__m512i)y);
+#else
+    return (vf)(y & (x >= -126.0f));
+#endif
+}
+
+/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. Whole vectors: single stores would hold up the loads
+ * that follow. */
+static void mask_row(float *s, int vectors, int64_t low, int64_t high, float value)
+{
+    vi lane;
+#pragma GCC unroll 16
+    for (int i = 0; i < QD_VF; i++)
+        lane[i] = i;
+    for (int v = 0; v < vectors; v++) {
+        int from = (int)larger(low - v * QD_VF, 0), to = (int)smaller(high - v * QD_VF, QD_VF);
+        if (from > 0 || to < QD_VF)
+            vf_store(s + v * QD_VF, vf_select((lane >= from) & (lane < to), vf_load(s + v * QD_VF), vf_set(value)));
+    }
+}
+
+/* ---- memory to come ---- */
+
+/* Rows that are fetched into the caches a few at a time, while something else is computed: the rows of a head are short
+ * pieces, pages apart, which no machine fetches by itself. */
+typedef struct fetches {
+    struct {
+        const char *at;
+        int64_t stride, rows; /* stride in bytes */
+        int lines;            /* of a row */
+    } piece[5];
+    int count, next;          /* pieces */
+    int64_t done, rows, each; /* rows of the next piece that are done; rows in all; rows at a time */
+} fetches;
+
+/* Rows of x: `heads` of them from element `first` on. */
+static void add_fetch(fetches *f, const job *a, const void *x, int64_t first, int64_t stride, int heads, int64_t rows)
+{
+    int size = a->dtype == QD_F32 ? 4 : 2;
+    if (rows <= 0)
+        return;
+    f->piece[f->count].at = (const char *)x + first * size;
+    f->piece[f->count].stride = stride * size;
+    f->piece[f->count].lines = (heads * a->head_dim * size + 63) / 64;
+    f->piece[f->count++].rows = rows;
+    f->rows += rows;
+}
+
+static void fetch_some(fetches *f)
+{
+    for (int64_t rows = f->each; rows > 0 && f->next < f->count; rows--) {
+        const char *at = f->piece[f->next].at + f->done * f->piece[f->next].stride;
+        for (int i = 0; i < f->piece[f->next].lines; i++)
+            __builtin_prefetch(at + i * 64, 0, 2);
+        if (++f->done == f->piece[f->next].rows) {
+            f->next++;
+            f->done = 0;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,547 @@
+/* Causal attention on blocks of BLOCK queries x BLOCK keys, packed to fp32 in the workspace. Scores are kept in units of
+ * log 2 (queries or keys are scaled by scale * log2 e when packed), so that exponentials are powers of two.
+ *
+ * In every block the row groups of a product leave out the keys that none of their rows sees. */
+#include "device/cpu/attention/attention_blocks_impl.h"
+
+#include <math.h>
+
+/* ---- forward ---- */
+
+/* The running result of an item's rows, and what the block of keys at hand shrinks it by. */
+typedef struct running {
+    float most[FORWARD], total[FORWARD], shrink[FORWARD];
+} running;
+
+/* to[i] = sum or maximum of the lanes of x[i]. All rows go the same way together, lanes of two rows in a vector: half of the
+ * instructions and an MR-th of the waiting of one row after another. */
+QD_INLINE void reduce_rows(float *to, vf x[MR], bool sum)
+{
+#if QD_VF >= 8
+    _Static_assert(MR <= 8, "eight rows share a vector at the end");
+    vf r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        r[i] = x[i < MR ? i : MR - 1];
+#define REDUCE_STEP(rows, d)                                                                                           \
+    _Pragma("GCC unroll 4") for (int i = 0; i < (rows) / 2; i++)                                                       \
+    {                                                                                                                  \
+        vf low = __builtin_shufflevector(r[i], r[i + (rows) / 2], QD_LANES(QD_LANE_LOW, d));                           \
+        vf high = __builtin_shufflevector(r[i], r[i + (rows) / 2], QD_LANES(QD_LANE_HIGH, d));                         \
+        r[i] = sum ? low + high : vf_max(low, high);                                                                   \
+    }
+    REDUCE_STEP(8, QD_VF / 2)
+    REDUCE_STEP(4, QD_VF / 4)
+    REDUCE_STEP(2, QD_VF / 8)
+#undef REDUCE_STEP
+#if QD_VF == 16
+    vf other = __builtin_shufflevector(r[0], r[0], 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    r[0] = sum ? r[0] + other : vf_max(r[0], other);
+#endif
+    /* bit by bit, the halves of the lanes tell the halves of the rows apart */
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+        to[i] = r[0][i * (QD_VF / 8)];
+#else
+    for (int i = 0; i < MR; i++)
+        to[i] = sum ? vf_sum(x[i]) : vf_max_lane(x[i]);
+#endif
+}
+
+/* MR rows of scores become probabilities relative to the running maximum. */
+QD_INLINE void softmax_rows(float *s, int vectors, running *state, int row, fetches *f)
+{
+    vf all[MR];
+    float now[MR], sums[MR], *most = state->most + row, *total = state->total + row, *shrink = state->shrink + row;
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+        all[i] = vf_load(s + i * BLOCK);
+    for (int v = 1; v < vectors; v++)
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++)
+            all[i] = vf_max(all[i], vf_load(s + i * BLOCK + v * QD_VF));
+    reduce_rows(now, all, false);
+#pragma GCC unroll 2
+    for (int j = 0; j < MR; j += QD_VF) {
+        const int n = MR - j < QD_VF ? MR - j : QD_VF;
+        vf before = vf_load_n(most + j, n), after = vf_max(before, vf_load_n(now + j, n));
+        vf_store_n(shrink + j, exp2_negative(before - after), n);
+        vf_store_n(most + j, after, n);
+    }
+    for (int i = 0; i < MR; i++) {
+        vf sum = {0}, top = vf_set(most[i]);
+        for (int v = 0; v < vectors; v++) {
+            vf p = exp2_negative(vf_load(s + i * BLOCK + v * QD_VF) - top);
+            sum += p;
+            vf_store(s + i * BLOCK + v * QD_VF, p);
+        }
+        all[i] = sum;
+        fetch_some(f); /* bit by bit: many lines at once would hold up the loads */
+    }
+    reduce_rows(sums, all, true);
+    for (int i = 0; i < MR; i++)
+        total[i] = total[i] * shrink[i] + sums[i];
+}
+
+/* The running result of the rows before the first keys of this call. */
+static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t row0, const float *lse, int head,
+                       running *state)
+{
+    for (int r = 0; r < FORWARD; r++) {
+        bool merged = a->merge && r < at->rows && lse[r] != -INFINITY;
+        state->most[r] = merged ? lse[r] * LOG2_E : -INFINITY;
+        state->total[r] = merged ? 1 : 0;
+    }
+    if (a->merge)
+        pack_rows(w->o, w->ld, a->o, (row0 + at->row) * a->o_stride + head * a->head_dim, a->o_stride, at->rows,
+                  a->head_dim, 1, QD_F32);
+}
+
+/* What the block of keys at `from` of the run makes time for: the next block of this item's keys, and part of what the item ahead begins
+ * with, as large as the block's part of the work. */
+static fetches fetches_of(const job *a, const item *now, const item *ahead, const qd_row_run *run, int64_t from,
+                          int64_t least)
+{
+    fetches f = {0};
+    const tile *at = &now->tile;
+    int64_t hd = a->head_dim, group = a->heads / a->kv_heads, key = now->batch * a->k_seq + run->row + from + BLOCK;
+    int64_t end = smaller(run->count, at->position + at->rows - run->position),
+            keys = smaller(end - from - BLOCK, BLOCK);
+    add_fetch(&f, a, a->k, key * a->k_stride + now->head / group * hd, a->k_stride, 1, keys);
+    add_fetch(&f, a, a->v, key * a->v_stride + now->head / group * hd, a->v_stride, 1, keys);
+    int64_t work = 0, before = 0, here = 0; /* rows that see the blocks: all, of those before this one, of this one */
+    for (int64_t i = larger(least - run->position, 0) / BLOCK * BLOCK; i < end; i += BLOCK) {
+        int64_t seeing = smaller(at->rows, at->position + at->rows - run->position - i);
+        work += seeing;
+        before += i < from ? seeing : 0;
+        here = i == from ? seeing : here;
+    }
+    if (ahead && a->k_run_count == 1) {
+        int64_t rows = ahead->tile.rows, q0 = rows * before / work, q1 = rows * (before + here) / work;
+        int64_t most = smaller(BLOCK, run->count), k0 = most * before / work, k1 = most * (before + here) / work;
+        key = ahead->batch * a->k_seq + run->row + k0;
+        add_fetch(&f, a, a->q, (ahead->batch * a->q_seq + ahead->tile.row + q0) * a->q_stride + ahead->head * hd,
+                  a->q_stride, 1, q1 - q0);
+        add_fetch(&f, a, a->k, key * a->k_stride + ahead->head / group * hd, a->k_stride, 1, k1 - k0);
+        add_fetch(&f, a, a->v, key * a->v_stride + ahead->head / group * hd, a->v_stride, 1, k1 - k0);
+    }
+    f.each = (f.rows + here - 1) / here;
+    return f;
+}
+
+/* A row of o that will be stored to. */
+static void expect_row(const job *a, int64_t row, int head)
+{
+    int size = a->out_dtype == QD_F32 ? 4 : 2;
+    for (int i = 0; i < a->head_dim * size; i += 64)
+        __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
+}
+
+/* log2 x for x >= 1, absolute error below 2e-7 besides the rounding of the result, up to 2^24; minus infinity for 0. */
+QD_INLINE vf log2_above_one(vf x)
+{
+    const int half_root = 0x3f3504f3; /* sqrt(1/2): m below lies between it and twice it */
+    vi exponent = ((vi)x - half_root) >> 23;
+    vf m = (vf)((vu)x - ((vu)exponent << 23)), z = (m - 1.0f) / (m + 1.0f), y = z * z;
+    vf p = vf_set(2.0f / 9 * LOG2_E); /* 2 log2(e) z^n / n, odd n */
+    p = p * y + 2.0f / 7 * LOG2_E;
+    p = p * y + 2.0f / 5 * LOG2_E;
+    p = p * y + 2.0f / 3 * LOG2_E;
+    p = p * y + 2.0f * LOG2_E;
+    return vf_select(x > 0.0f, p * z + __builtin_convertvector(exponent, vf), vf_set(-INFINITY));
+}
+
+/* o and lse of up to MR rows that have seen all their keys. */
+static void finish_rows(const job *a, const buffers *w, const running *state, int from, int rows, int64_t o_row,
+                        int head, float *lse, bool past)
+{
+    for (int j = 0; j < rows; j += QD_VF) {
+        int n = (int)smaller(QD_VF, rows - j);
+        vf total = vf_load_n(state->total + from + j, n);
+        vf_store_n(lse + from + j, (vf_load_n(state->most + from + j, n) + log2_above_one(total)) * LN_2, n);
+    }
+    for (int r = from; r < from + rows; r++) {
+        int64_t at = (o_row + r) * a->o_stride + head * a->head_dim;
+        /* Nothing was seen, or a score was too large for its type: that must not look like a result. */
+        float nothing = state->most[r] == -INFINITY ? 0 : NAN;
+        float factor = state->total[r] == 0 ? nothing : 1 / state->total[r];
+        unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, past);
+    }
+}
+
+static void forward(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    buffers w = carve(a, workspace);
+    const tile *at = &now->tile;
+    const int64_t batch = now->batch;
+    const int head = now->head;
+    int64_t row0 = batch * a->q_seq, key0 = batch * a->k_seq, least = first_key_of(a, batch, at);
+    int64_t q0 = (row0 + at->row) * a->q_stride + head * a->head_dim;
+    int rows = at->rows, hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
+    float *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
+    /* queries are read where they lie, but for the rows of an incomplete group and other types */
+    int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
+    bool past = passes_caches(a, a->o, a->o_stride, a->heads), begun = false;
+    running state;
+    for (int run = 0; run < a->k_run_count; run++) {
+        const qd_row_run *k_run = &a->k_runs[run];
+        for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
+             from < k_run->count && k_run->position + from < at->position + rows; from += BLOCK) {
+            key_block k = block_at(k_run, from);
+            bool fresh = !begun && !a->merge;
+            if (!begun) {
+                begin_rows(a, &w, at, row0, lse, head, &state);
+                pack_rows(w.q + in_place * w.ld, w.ld, a->q, q0 + in_place * a->q_stride, a->q_stride, rows - in_place,
+                          hd, 1, a->dtype);
+                begun = true;
+            }
+            pack_transposed(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd,
+                            a->scale * LOG2_E, a->dtype);
+            pack_rows(w.v, w.ld, a->v, (key0 + k.row) * a->v_stride + kv * hd, a->v_stride, k.keys, hd, 1, a->dtype);
+            fetches f = fetches_of(a, now, ahead, k_run, from, least);
+            for (int g = 0; g < rows; g += MR) {
+                int64_t seen = group_keys(at->position + g, &k);
+                float *o = w.o + g * w.ld;
+                if (seen == 0 && fresh) /* nor will it see the blocks to come of this run */
+                    memset(o, 0, (size_t)(MR * w.ld) * sizeof *o);
+                if (seen == 0)
+                    continue;
+                /* its last keys */
+                bool last = a->k_run_count == 1 &&
+                            (at->position + g + MR <= k.position + k.keys || from + BLOCK >= k_run->count);
+                int vectors = key_vectors(seen);
+                if (g < in_place)
+                    product_set(w.s, BLOCK, (const float *)a->q + q0 + g * a->q_stride, a->q_stride, w.k_t, BLOCK, hd,
+                                vectors);
+                else
+                    product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
+                for (int r = g; r < g + MR; r++) {
+                    if (last && !past && r < rows)
+                        expect_row(a, row0 + at->row + r, head);
+                    int64_t low = r < rows ? first_key(a, batch, at, r) - k.position : 0;
+                    int64_t high = smaller(at->position + r + 1 - k.position, seen);
+                    if (low > 0 || high < vectors * QD_VF)
+                        mask_row(w.s + (r - g) * BLOCK, vectors, low, high, -INFINITY);
+                }
+                softmax_rows(w.s, vectors, &state, g, &f);
+                if (fresh)
+                    product_set(o, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+                else
+                    product_scale(state.shrink + g, o, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+                if (last) {
+                    for (; done <= g; done += MR) /* rows before these see none at all */
+                        finish_rows(a, &w, &state, done, (int)smaller(MR, rows - done), row0 + at->row, head, lse,
+                                    past);
+                }
+            }
+        }
+    }
+    if (!begun && a->merge)
+        return; /* no key of this call is seen: the running result stays */
+    if (!begun) {
+        begin_rows(a, &w, at, row0, lse, head, &state);
+        memset(w.o, 0, (size_t)(FORWARD * w.ld) * sizeof(float));
+    }
+    for (int g = done; g < rows; g += MR)
+        finish_rows(a, &w, &state, g, (int)smaller(MR, rows - g), row0 + at->row, head, lse, past);
+    if (past)
+        end_past();
+}
+
+/* ---- backward ---- */
+
+static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
+{
+    for (int head = 0; head < a->heads; head++) {
+        int64_t at = (batch * a->seq + t) * a->o_stride + head * a->head_dim;
+        vf sum = {0};
+        QD_FOR_VECTORS(i, n, a->head_dim, { sum += vec_load(a->o, at + i, n, a->dtype) * vec_load(a->d_o, at + i, n, a->dtype); });
+        a->delta[(batch * a->heads + head) * a->seq + t] = vf_sum(sum);
+    }
+}
+
+/* A pair of blocks. */
+typedef struct pair {
+    int64_t batch;
+    int head;
+    tile q;
+    key_block k;
+} pair;
+
+static void pack_queries(const job *a, const buffers *w, const pair *b)
+{
+    int64_t row = b->batch * a->q_seq + b->q.row;
+    pack_rows(w->q, w->ld, a->q, row * a->q_stride + b->head * a->head_dim, a->q_stride, b->q.rows, a->head_dim,
+              a->scale * LOG2_E, a->dtype);
+    pack_rows(w->d_o, w->ld, a->d_o, row * a->o_stride + b->head * a->head_dim, a->o_stride, b->q.rows, a->head_dim, 1,
+              a->dtype);
+}
+
+/* Keys are packed with the factor `scale`, which dq needs. */
+static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
+{
+    int64_t row = b->batch * a->k_seq + b->k.row, k = row * a->k_stride + kv * a->head_dim,
+            v = row * a->v_stride + kv * a->head_dim;
+    pack_transposed(w->k_t, a->k, k, a->k_stride, b->k.keys, a->head_dim, 1, a->dtype);
+    pack_transposed(w->v_t, a->v, v, a->v_stride, b->k.keys, a->head_dim, 1, a->dtype);
+    pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->scale, a->dtype);
+}
+
+/* Vectors of keys of the pair that the group of rows g has scores for: up to a whole group of MR keys; 0: it sees none. */
+static int pair_vectors(const pair *b, int g)
+{
+    int64_t seen = group_keys(b->q.position + g, &b->k);
+    return key_vectors(smaller((seen + MR - 1) / MR * MR, b->k.keys));
+}
+
+/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`. Zero where masked, up to
+ * the last group of MR keys that the row's group sees. */
+static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
+{
+    int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
+    /* one product after the other: the operands of both do not fit the first-level cache together */
+    for (int g = 0; g < b->q.rows; g += MR)
+        product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, pair_vectors(b, g));
+    for (int g = 0; g < b->q.rows; g += MR) {
+        int vectors = pair_vectors(b, g);
+        int64_t seen = group_keys(b->q.position + g, &b->k);
+        product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->ld, w->ld, w->v_t, BLOCK, a->head_dim, vectors);
+        for (int r = g; seen > 0 && r < g + MR; r++) {
+            fetch_some(f);
+            float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
+            int64_t low = r < b->q.rows ? first_key(a, b->batch, &b->q, r) - b->k.position : seen;
+            int64_t high = smaller(b->q.position + r + 1 - b->k.position, seen);
+            if (low >= high) {
+                memset(s, 0, (size_t)vectors * sizeof(vf));
+                memset(dp, 0, (size_t)vectors * sizeof(vf));
+                continue;
+            }
+            if (low > 0 || high < vectors * QD_VF)
+                mask_row(s, vectors, low, high, -INFINITY);
+            float shift = a->lse[at + r] * LOG2_E, delta = a->delta[at + r];
+            for (int v = 0; v < vectors; v++) {
+                vf p = exp2_negative(vf_load(s + v * QD_VF) - shift);
+                vf_store(s + v * QD_VF, p);
+                vf_store(dp + v * QD_VF, p * (vf_load(dp + v * QD_VF) - delta));
+            }
+        }
+    }
+}
+
+/* to += scores^T · rows, of either kind: for each group of keys, over the rows that see them. */
+static void add_key_gradient(const buffers *w, const pair *b, float *to, const float *scores, const float *rows)
+{
+    for (int g = 0; g < b->k.keys; g += MR) {
+        /* rows before the group's first key do not see it; their group of MR rows may not have been written either */
+        int64_t from = larger(b->k.position + g - b->q.position, 0) / MR * MR;
+        if (from >= b->q.rows)
+            break;
+        product_add_transposed(to + g * w->ld, w->ld, scores + from * BLOCK + g, BLOCK, rows + from * w->ld, w->ld,
+                               b->q.rows - from, w->vectors);
+    }
+}
+
+/* o [+]= dp · k */
+static void query_gradients(const buffers *w, const pair *b, bool add)
+{
+    for (int g = 0; g < b->q.rows; g += MR) {
+        int64_t seen = group_keys(b->q.position + g, &b->k);
+        (add ? product_add : product_set)(w->o + g * w->ld, w->ld, w->dp + g * BLOCK, BLOCK, w->k, w->ld, seen,
+                                          w->vectors);
+    }
+}
+
+/* to (rows, head_dim; row stride `stride`) += factor * from (rows, ld) */
+static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, int rows, int head_dim, float factor)
+{
+    for (int r = 0; r < rows; r++, to += stride, from += ld) {
+        int i = 0;
+        for (; i + QD_VF <= head_dim; i += QD_VF)
+            vf_store(to + i, vf_load(to + i) + vf_load(from + i) * factor);
+        if (i < head_dim)
+            vf_store_n(to + i, vf_load_n(to + i, head_dim - i) + vf_load(from + i) * factor, head_dim - i);
+    }
+}
+
+/* Gradients of rows of head `head`, written or added to what is there. */
+static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, int head, const float *from, int64_t ld,
+                          int rows, float factor)
+{
+    int64_t at = row * stride + head * a->head_dim;
+    if (a->accumulate)
+        add_rows((float *)to + at, stride, from, ld, rows, a->head_dim, factor);
+    else
+        unpack_rows(to, at, stride, from, ld, rows, a->head_dim, factor, a->out_dtype,
+                    passes_caches(a, to, stride, a->heads + 2 * a->kv_heads));
+}
+
+/* Queries of a key head. kept: each tile of each query head has a place in the workspace for its packed queries, the
+ * gradient of its results and its dq, which are read and written once. Otherwise tiles are packed for every block of keys,
+ * and dq is summed where `dq` (of the first query head, row 0 of the sequence's part) says; NULL: it is not wanted. */
+enum { KEPT_MOST = 128 }; /* tiles; fewer where heads are longer than two vectors */
+typedef struct queries {
+    bool kept;
+    bool begun[KEPT_MOST]; /* tiles that have a dq */
+    float *dq;
+    int64_t dq_stride;
+    fetches ahead;
+} queries;
+
+static int tiles_of(const qd_row_run *run)
+{
+    return (int)((run->count + BLOCK - 1) / BLOCK);
+}
+
+/* w with the place of a tile. */
+static buffers place_of(const buffers *w, int place)
+{
+    buffers at = *w;
+    at.q = w->kept + (int64_t)place * 3 * BLOCK * w->ld;
+    at.d_o = at.q + BLOCK * w->ld;
+    at.o = at.d_o + BLOCK * w->ld;
+    return at;
+}
+
+/* Queries of one run of query head h (of the key head's), from place `first` on, that see keys of the block b->k: a tile
+ * at a time. */
+static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_run *run, queries *all, int h, int first)
+{
+    for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
+        b->q = (tile){run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
+        if (first_key_of(a, b->batch, &b->q) >= b->k.position + b->k.keys || b->q.position + b->q.rows <= b->k.position)
+            continue;
+        int place = first + (int)(from / BLOCK);
+        buffers at = all->kept ? place_of(w, place) : *w;
+        if (!all->kept)
+            pack_queries(a, &at, b);
+        score_gradients(a, &at, b, &all->ahead);
+        add_key_gradient(&at, b, at.dv, at.s, at.d_o); /* again one after the other */
+        add_key_gradient(&at, b, at.dk, at.dp, at.q);
+        if (all->kept) {
+            query_gradients(&at, b, all->begun[place]);
+            all->begun[place] = true;
+        } else if (all->dq) {
+            query_gradients(&at, b, false);
+            add_rows(all->dq + h * a->head_dim + b->q.row * all->dq_stride, all->dq_stride, at.o, w->ld, b->q.rows,
+                     a->head_dim, 1);
+        }
+    }
+}
+
+/* Packs the tiles of all places, or at the end puts their dq where it belongs. */
+static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, const queries *all, bool end)
+{
+    int group = a->heads / a->kv_heads, place = 0;
+    for (int h = 0; h < group; h++) {
+        for (int i = 0; i < a->q_run_count; i++) {
+            const qd_row_run *run = &a->q_runs[i];
+            for (int64_t from = 0; from < run->count; from += BLOCK, place++) {
+                buffers at = place_of(w, place);
+                tile q = {run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
+                pair b = {.batch = batch, .head = kv * group + h, .q = q};
+                if (!end) {
+                    pack_queries(a, &at, &b);
+                    continue;
+                }
+                if (!all->begun[place])
+                    memset(at.o, 0, (size_t)(BLOCK * w->ld) * sizeof(float));
+                put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + q.row, b.head, at.o, w->ld, q.rows, 1);
+            }
+        }
+    }
+}
+
+/* What the key head ahead needs, to be fetched a few rows at a time, if it leaves enough of the second-level cache to
+ * this one. */
+static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int tiles, fetches *f)
+{
+    int group = a->heads / a->kv_heads;
+    int64_t floats = a->q_seq * (2 * group + 2) * a->head_dim, head = ahead->kv_head * a->head_dim;
+    int64_t row = ahead->batch * a->q_seq;
+    if (floats > QD_ATTENTION_AHEAD_FLOATS || a->accumulate)
+        return;
+    add_fetch(f, a, a->q, row * a->q_stride + group * head, a->q_stride, group, a->q_seq);
+    add_fetch(f, a, a->d_o, row * a->o_stride + group * head, a->o_stride, group, a->q_seq);
+    add_fetch(f, a, a->k, row * a->k_stride + head, a->k_stride, 1, a->k_seq);
+    add_fetch(f, a, a->v, row * a->v_stride + head, a->v_stride, 1, a->k_seq);
+    f->each = f->rows / (group * a->q_seq * (tiles + 1) / 2) + 1; /* a row meets about half of the blocks of keys */
+}
+
+static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
+                     void *workspace)
+{
+    buffers w = carve(a, workspace);
+    const int64_t batch = now->batch;
+    int group = a->heads / a->kv_heads, hd = a->head_dim, kv = now->kv_head, tiles = 0;
+    for (int i = 0; i < a->q_run_count; i++)
+        tiles += tiles_of(&a->q_runs[i]);
+    queries all = {.kept = with_dq && group * tiles <= KEPT_MOST &&
+                           group * tiles * 3 * BLOCK * w.ld <= QD_ATTENTION_KEPT_FLOATS};
+    bool direct = a->out_dtype == QD_F32; /* where it is not kept, dq is summed in place */
+    if (all.kept) {
+        visit_places(a, &w, batch, kv, &all, false);
+    } else if (with_dq) {
+        all.dq = direct ? (float *)a->dq + batch * a->q_seq * a->dq_stride + kv * group * hd : w.kept;
+        all.dq_stride = direct ? a->dq_stride : (int64_t)group * hd;
+        for (int64_t t = 0; !a->accumulate && t < a->q_seq; t++)
+            memset(all.dq + t * all.dq_stride, 0, (size_t)(group * hd) * sizeof(float));
+    }
+    if (ahead)
+        expect_keys(a, ahead, tiles, &all.ahead);
+    for (int k_run = 0; k_run < a->k_run_count; k_run++) {
+        for (int64_t from = 0; from < a->k_runs[k_run].count; from += BLOCK) {
+            pair b = {.batch = batch, .k = block_at(&a->k_runs[k_run], from)};
+            pack_keys(a, &w, &b, kv);
+            memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+            memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+            for (int h = 0, place = 0; h < group; h++) {
+                b.head = kv * group + h;
+                for (int q_run = 0; q_run < a->q_run_count; place += tiles_of(&a->q_runs[q_run++]))
+                    run_backward(a, &w, &b, &a->q_runs[q_run], &all, h, place);
+            }
+            int64_t row = batch * a->k_seq + b.k.row;
+            put_gradients(a, a->dk, a->dk_stride, row, kv, w.dk, w.ld, b.k.keys, LN_2);
+            put_gradients(a, a->dv, a->dv_stride, row, kv, w.dv, w.ld, b.k.keys, 1);
+        }
+    }
+    if (all.kept)
+        visit_places(a, &w, batch, kv, &all, true);
+    for (int64_t t = 0; all.dq && !direct && t < a->q_seq; t++)
+        for (int i = 0; i < group * hd; i++)
+            store_as(a->dq, (batch * a->q_seq + t) * a->dq_stride + kv * group * hd + i, all.dq[t * all.dq_stride + i],
+                     a->out_dtype);
+    end_past();
+}
+
+static void backward_dq(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    (void)ahead;
+    buffers w = carve(a, workspace);
+    const tile *at = &now->tile;
+    const int64_t batch = now->batch;
+    const int head = now->head;
+    pair b = {.batch = batch, .head = head, .q = *at};
+    fetches none = {0};
+    int64_t least = first_key_of(a, batch, at);
+    pack_queries(a, &w, &b);
+    memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+    for (int run = 0; run < a->k_run_count; run++) {
+        const qd_row_run *k_run = &a->k_runs[run];
+        for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
+             from < k_run->count && k_run->position + from < at->position + at->rows; from += BLOCK) {
+            b.k = block_at(k_run, from);
+            pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
+            score_gradients(a, &w, &b, &none);
+            query_gradients(&w, &b, true);
+        }
+    }
+    put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, w.o, w.ld, at->rows, 1);
+    end_past();
+}
+
+const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {
+    .forward = forward,
+    .backward = backward,
+    .backward_dq = backward_dq,
+    .backward_delta = backward_delta,
+};

@@ -1,0 +1,85 @@
+#include "base/clock.h"
+#include "device/cpu/gemm/ceiling_impl.h"
+#include "device/cpu/gemm/matmul_impl.h"
+
+/* Together about half a millisecond: short enough to fall between interruptions. In many pieces, because a core may be slower
+ * than the others for a while: the ceiling is what all do together, not the slowest times their number. Pieces of a few
+ * microseconds, because threads that have none left wait for the last one. */
+enum { STEPS = 1 << 11, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
+
+static void run_fma(void *context, int64_t begin, int64_t end, int thread)
+{
+    float *sink = qd_cpu_workspace(context, thread);
+    for (int64_t i = begin; i < end; i++)
+        *sink = qd_cpu_ceiling_for(context)->fma(STEPS);
+}
+
+static void run_adds(void *context, int64_t begin, int64_t end, int thread)
+{
+    int64_t *sink = qd_cpu_workspace(context, thread);
+    for (int64_t i = begin; i < end; i++)
+        *sink = qd_cpu_ceiling_for(context)->add(ADD_STEPS);
+}
+
+/* So many pieces for each thread; returns how many there were. */
+static double run_pieces(qd_cpu *cpu, int64_t pieces, void (*piece)(void *context, int64_t begin, int64_t end, int thread))
+{
+    int64_t all = qd_pool_threads(cpu->pool) * pieces;
+    qd_pool_for(cpu->pool, all, 1, piece, cpu);
+    return (double)all;
+}
+
+qd_status qd_cpu_run_fma(qd_stream *stream, double *flops)
+{
+    qd_cpu *cpu = qd_cpu_of(stream);
+    *flops = run_pieces(cpu, PIECES, run_fma) * STEPS * qd_cpu_ceiling_for(cpu)->flops_per_step;
+    return QD_OK;
+}
+
+qd_status qd_cpu_run_adds(qd_stream *stream, double *adds)
+{
+    qd_cpu *cpu = qd_cpu_of(stream);
+    *adds = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS * qd_cpu_ceiling_for(cpu)->adds_per_step;
+    return QD_OK;
+}
+
+/* A product that stays in the second-level cache. */
+enum { TILE_ROWS = 96, TILE_COLS = 96, TILE_K = 768, TILE_PIECES = 16, TILE_FLOATS = TILE_ROWS * TILE_COLS + 3 * 96 * TILE_K };
+_Static_assert(TILE_FLOATS * 4 <= QD_CPU_WORKSPACE_BYTES, "the operands must fit the workspace");
+
+static void run_panels(void *context, int64_t begin, int64_t end, int thread)
+{
+    qd_cpu *cpu = context;
+    float *c = qd_cpu_workspace(cpu, thread), *a = c + TILE_ROWS * TILE_COLS, *b = a + TILE_ROWS * TILE_K;
+    qd_matmul_args args = {.a = a, .b = b, .c = c, .m = TILE_ROWS, .n = TILE_COLS, .k = TILE_K, .lda = TILE_K, .ldb = TILE_COLS,
+                           .ldc = TILE_COLS, .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32};
+    qd_gemm_block block = {.args = &args, .rows = TILE_ROWS, .cols = TILE_COLS, .kc = TILE_K, .a = a, .b = b, .b_stays = true};
+    for (int64_t i = begin; i < end; i++)
+        qd_cpu_gemm_for(cpu)->multiply(&block);
+}
+
+/* Common numbers: what lies in the workspace may be infinite, or so small that it is multiplied slowly. */
+static void fill_panels(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    uint32_t state = 1;
+    for (int64_t i = begin; i < end; i++) {
+        float *to = qd_cpu_workspace(context, (int)i);
+        for (int64_t f = 0; f < TILE_FLOATS; f++) {
+            state = state * 1664525u + 1013904223u;
+            to[f] = (float)(int32_t)state * 0x1p-31f;
+        }
+    }
+}
+
+qd_status qd_cpu_run_tiles(qd_stream *stream, double *flops, double *seconds)
+{
+    qd_cpu *cpu = qd_cpu_of(stream);
+    int threads = qd_pool_threads(cpu->pool);
+    qd_pool_for(cpu->pool, threads, 1, fill_panels, cpu);
+    double start = qd_clock_now();
+    qd_pool_for(cpu->pool, (int64_t)threads * TILE_PIECES, 1, run_panels, cpu);
+    *seconds = qd_clock_now() - start;
+    *flops = (double)threads * TILE_PIECES * 2.0 * TILE_ROWS * TILE_COLS * TILE_K;
+    return QD_OK;
+}

@@ -1,0 +1,53 @@
+/* The loops that measure what the multiply-add units can do, and how many instructions a core issues. */
+#include "device/cpu/gemm/ceiling_impl.h"
+#include "device/cpu/simd_impl.h"
+
+/* Enough to hide the latency, few enough for the registers. */
+#if defined(__aarch64__)
+enum { CHAINS = 24 };
+#else
+enum { CHAINS = 12 };
+#endif
+
+static float fma_loop(int64_t steps)
+{
+    const float x = 1e-9f;
+    vf sum[CHAINS], y = vf_set(0.5f), all = {0};
+#pragma GCC unroll 24
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = vf_set((float)i);
+    for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 24
+        for (int i = 0; i < CHAINS; i++)
+#if defined(__aarch64__) /* adds to what it overwrites: the other way round there would be copies */
+            sum[i] = vf_add_product(sum[i], vf_factor_of(x), y);
+#else
+            sum[i] = sum[i] * y + x;
+#endif
+#pragma GCC unroll 24
+    for (int i = 0; i < CHAINS; i++)
+        all += sum[i];
+    return vf_sum(all);
+}
+
+enum { ADD_CHAINS = 8, ADDS = 4 }; /* chains, and additions to each in a step */
+
+static int64_t add_loop(int64_t steps)
+{
+    int64_t sum[ADD_CHAINS] = {0}, all = 0;
+    for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 4
+        for (int j = 0; j < ADDS; j++)
+#pragma GCC unroll 8
+            for (int i = 0; i < ADD_CHAINS; i++) {
+                sum[i] += 1;
+                QD_HIDE(sum[i]); /* or they would become one */
+            }
+#pragma GCC unroll 8
+    for (int i = 0; i < ADD_CHAINS; i++)
+        all += sum[i];
+    return all;
+}
+
+const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {
+    .flops_per_step = 2 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS, .fma = fma_loop, .add = add_loop};

@@ -1,0 +1,430 @@
+/* Matrix products: a register tile of MR x NR is multiplied along a panel of op(a) and one of op(b), which are as wide as
+ * the tile. Panels of b are (kc, NR), packed: transposed, converted to fp32 and padded as needed. Panels of a are
+ *   rows     (MR, kc), row stride `lda` where a lies, or kc where it was converted;
+ *   columns  (kc, MR), packed, where a is stored transposed.
+ * Single elements of a are broadcast, so either order is as good, and a need not be moved unless its rows lie across.
+ *
+ * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending order, each block summed in
+ * ascending k. This holds wherever the element lies, so cutting c differently changes no bit. */
+#include "device/cpu/gemm/matmul_impl.h"
+#include "device/cpu/transpose_impl.h"
+#include "device/cpu/vec_math.h"
+
+/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide rather than high: a row
+ * costs a load of its own. MR is half a vector, or a multiple of one. */
+#if QD_VF == 16
+enum { MR = 8, NV = 3 };
+#elif QD_VF == 8
+enum { MR = 4, NV = 3 };
+#elif defined(__aarch64__)
+enum { MR = 8, NV = 3 };
+#else
+enum { MR = 4, NV = 2 };
+#endif
+enum { NR = NV * QD_VF, LINE = 16 /* floats of a cache line */ };
+_Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole vectors or halves");
+
+/* ---- packing ---- */
+
+#if QD_VF >= 8
+typedef float half __attribute__((vector_size(QD_VF * 2)));
+#endif
+
+/* A line more than the panel takes, so that the same place of several panels lies in different sets of the cache. */
+QD_INLINE int64_t stride_of_panel(int width, int64_t kc)
+{
+    return width * kc + LINE;
+}
+
+/* Floats of a packed b that goes by from which on it is written past the caches: it will not stay there, and so nothing is read
+ * that is overwritten. A step of a panel must be whole lines. */
+enum { PAST = 1 << 18 };
+
+/* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of its first lane. */
+QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
+{
+    if (width >= QD_VF) {
+        vf_store(to, lanes);
+        return;
+    }
+#if QD_VF >= 8
+#if QD_VF == 16
+    half low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3, 4, 5, 6, 7);
+    half high = __builtin_shufflevector(lanes, lanes, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    half low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3);
+    half high = __builtin_shufflevector(lanes, lanes, 4, 5, 6, 7);
+#endif
+    memcpy(to, &low, sizeof low);
+    memcpy(to + stride_of_panel(width, kc), &high, sizeof high);
+#else
+    (void)kc;
+#endif
+}
+
+QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
+{
+    return (const char *)x + i * (dtype == QD_F32 ? 4 : 2);
+}
+
+/* What is fetched ahead, in elements along a row and in rows: the machine's own prefetching follows neither many rows at
+ * once nor pieces of rows far apart. */
+enum { AHEAD = 64, ROWS_AHEAD = 6 };
+
+/* What to pack: lines [begin, end) of which `lines` exist, of each steps [from, until) of kc. Line 0 begins at element `first`. */
+typedef struct part {
+    int64_t first, stride, begin, end, lines, from, until, kc;
+    bool past; /* the caches, where whole panels are written along the rows of x */
+} part;
+
+/* by_line: x is stored (lines, k), otherwise (k, lines). */
+QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool by_line, qd_dtype dtype)
+{
+    const int wide = width > QD_VF ? width : QD_VF; /* lines written together: whole panels and whole vectors */
+    const int64_t first = of->first, stride = of->stride, begin = of->begin, end = of->end;
+    const int64_t lines = of->lines, from = of->from, until = of->until, kc = of->kc;
+    if (by_line) {
+        for (int64_t l = begin; l < end; l += QD_VF) {
+            float *out = to + l / width * stride_of_panel(width, kc) + l % width + from * width;
+            int here = lines - l < QD_VF ? (int)(lines - l > 0 ? lines - l : 0) : QD_VF;
+            for (int64_t p = from; p < until; p += QD_VF, out += QD_VF * width) {
+                int steps = until - p < QD_VF ? (int)(until - p) : QD_VF;
+                int64_t at = first + l * stride + p;
+                vf r[QD_VF];
+                if (here == QD_VF && steps == QD_VF) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < QD_VF; i++) {
+                        __builtin_prefetch(element(x, at + i * stride + AHEAD, dtype), 0, 2);
+                        r[i] = vf_load_as(x, at + i * stride, dtype);
+                    }
+                    transpose_square(r);
+#pragma GCC unroll 16
+                    for (int i = 0; i < QD_VF; i++)
+                        put_lanes(out + i * width, width, kc, r[i]);
+                } else {
+                    load_square(r, x, at, stride, here, steps, dtype);
+                    transpose_square(r);
+                    for (int i = 0; i < steps; i++)
+                        put_lanes(out + i * width, width, kc, r[i]);
+                }
+            }
+        }
+        return;
+    }
+    for (int64_t p = from; p < until; p++) { /* along the rows of x, which are long */
+        int64_t at = first + p * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
+        float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a whole panel */
+        int64_t whole = end < lines ? end : lines;
+        for (; l + wide <= whole; l += wide, out += next_panels) {
+#pragma GCC unroll 4
+            for (int v = 0; v < wide; v += QD_VF) {
+                __builtin_prefetch(element(x, at + l + v + ROWS_AHEAD * stride, dtype), 0, 2);
+                vf lanes = vf_load_as(x, at + l + v, dtype);
+                if (width >= QD_VF && of->past)
+                    put_past(out + v, lanes);
+                else
+                    put_lanes(out + v, width, kc, lanes);
+            }
+        }
+        for (; l < end; l += wide, out += next_panels)
+            for (int v = 0; v < wide; v += QD_VF) {
+                int64_t rest = lines - l - v;
+                int here = rest < QD_VF ? (int)(rest > 0 ? rest : 0) : QD_VF;
+                put_lanes(out + v, width, kc, vf_load_n_as(x, at + l + v, here, dtype));
+            }
+    }
+}
+
+/* to (panels, MR, kc) = rows of x in fp32. */
+QD_INLINE void pack_rows(float *to, const void *x, const part *of, qd_dtype dtype)
+{
+    for (int64_t l = of->begin; l < of->end; l++) {
+        float *out = to + l / MR * stride_of_panel(MR, of->kc) + l % MR * of->kc + of->from;
+        const int64_t at = of->first + l * of->stride + of->from, count = of->until - of->from;
+        if (l < of->lines)
+            QD_FOR_VECTORS(p, n, count, { vec_store(out, p, vec_load(x, at + p, n, dtype), n, QD_F32); });
+        else
+            memset(out, 0, (size_t)count * sizeof *out);
+    }
+}
+
+static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
+{
+    const qd_matmul_args *a = g->args;
+    part of = {.first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k, .stride = a->lda, .begin = begin, .end = end,
+               .lines = g->rows, .from = from, .until = until, .kc = g->kc};
+    if (!a->trans_a)
+        pack_rows(to, a->a, &of, QD_BF16); /* fp32 stays where it is */
+    else if (a->a_dtype == QD_F32)
+        pack_as(to, MR, a->a, &of, false, QD_F32);
+    else
+        pack_as(to, MR, a->a, &of, false, QD_BF16);
+}
+
+static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
+{
+    const qd_matmul_args *a = g->args;
+    part of = {.first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
+               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .past = !g->b_stays && g->cols * g->kc >= PAST};
+    if (a->b_dtype == QD_F32)
+        pack_as(to, NR, a->b, &of, a->trans_b, QD_F32);
+    else
+        pack_as(to, NR, a->b, &of, a->trans_b, QD_BF16);
+    if (of.past)
+        end_past();
+}
+
+static int64_t offset_a(int64_t line, int64_t kc)
+{
+    return line / MR * stride_of_panel(MR, kc);
+}
+
+static int64_t offset_b(int64_t line, int64_t kc)
+{
+    return line / NR * stride_of_panel(NR, kc);
+}
+
+/* ---- multiplying ---- */
+
+typedef struct tile {
+    int64_t kc;
+    const float *a, *b;
+    int64_t a_row;     /* between the rows of a panel, where it is stored by rows */
+    const float *next; /* a panel that comes later: MR pieces, `next_row` apart, a line of each every four steps … */
+    int64_t next_row, next_step; /* … `next_step` on */
+    const vf *bias;
+    bool add;
+    float *c;
+    int64_t ldc;
+} tile;
+
+#if defined(__x86_64__) && QD_VF == 16
+#include "device/cpu/gemm/tile_avx512_impl.h"
+#else
+/* Lines of a piece of the next panel that a tile of kc steps fetches: one every four steps of a row of c. */
+QD_INLINE int64_t lines_fetched(int64_t kc)
+{
+    return kc / 4 / MR;
+}
+
+/* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
+enum { BASES = (MR + 2) / 3 };
+
+/* sum (MR, NV) += column of a (MR) x row of b (NR) */
+QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t row, int64_t at, const float *restrict b)
+{
+    vf line[NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++)
+        line[j] = vf_load(b + j * QD_VF);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+        float value;
+        memcpy(&value, base[i / 3] + i % 3 * row + at, sizeof value);
+        vf_factor x = vf_factor_of(value);
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++)
+            sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
+    }
+}
+
+/* c (MR, NR) = a · b [+ bias] [+ c]. a_row, a_step: floats between a panel's rows and steps. */
+QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
+{
+    vf sum[MR][NV];
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++)
+            sum[i][j] = (vf){0};
+    const char *base[BASES];
+    int64_t row = a_row * 4, kc = t->kc;
+    QD_HIDE(row);
+#pragma GCC unroll 8
+    for (int i = 0; i < BASES; i++) {
+        base[i] = (const char *)(t->a + 3 * i * a_row);
+        QD_HIDE(base[i]); /* or the compiler would address all rows from one pointer, with a register for each */
+    }
+    const float *restrict b = t->b;
+    float *restrict c = t->c;
+    /* the rows of c are fetched one after another: all at once they would hold up the loads of a and b */
+    int64_t p = 0, fours = kc / 4 / MR;
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NR; j += LINE)
+            __builtin_prefetch(c + r * t->ldc + j, 1);
+        __builtin_prefetch(c + r * t->ldc + NR - 1, 1);
+        const float *next = t->next + r * t->next_row;
+        for (int64_t four = 0; four < fours; four++, p += 4, b += 4 * NR, next += t->next_step) {
+            __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++)
+                micro_step(sum, base, row, q * a_step * 4, b + q * NR);
+#pragma GCC unroll 8
+            for (int i = 0; i < BASES; i++)
+                base[i] += 4 * a_step * 4;
+        }
+    }
+    for (; p < kc; p++, b += NR) {
+        micro_step(sum, base, row, 0, b);
+#pragma GCC unroll 8
+        for (int i = 0; i < BASES; i++)
+            base[i] += a_step * 4;
+    }
+    if (t->bias) {
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < NV; j++)
+                sum[i][j] += t->bias[j];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++) {
+            float *to = c + i * t->ldc + j * QD_VF;
+            vf_store(to, t->add ? vf_load(to) + sum[i][j] : sum[i][j]);
+        }
+    }
+}
+
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
+{
+    micro_tile_as(t, t->a_row, 1);
+}
+
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
+{
+    micro_tile_as(t, 1, MR);
+}
+#endif
+
+typedef void micro_tile(const tile *t);
+
+/* The tile hangs over the edge of c: through a full one on the side. */
+static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
+{
+    float side[MR * NR];
+    if (t->add) {
+        memset(side, 0, sizeof side);
+        for (int i = 0; i < rows; i++)
+            memcpy(side + i * NR, t->c + i * t->ldc, (size_t)cols * sizeof(float));
+    }
+    tile whole = *t;
+    whole.c = side;
+    whole.ldc = NR;
+    micro(&whole);
+    for (int i = 0; i < rows; i++)
+        memcpy(t->c + i * t->ldc, side + i * NR, (size_t)cols * sizeof(float));
+}
+
+/* Rounds finished sums into a bf16 c. */
+static void store_sums(const qd_gemm_block *g)
+{
+    const qd_matmul_args *a = g->args;
+    for (int64_t i = 0; i < g->rows; i++) {
+        const int64_t at = (g->m + i) * a->ldc + g->n;
+        QD_FOR_VECTORS(j, n, g->cols, {
+            vf value = vec_load(g->sums + i * g->ld_sums, j, n, QD_F32);
+            if (a->accumulate)
+                value += vec_load(a->c, at + j, n, QD_BF16);
+            vec_store(a->c, at + j, value, n, QD_BF16);
+        });
+    }
+}
+
+static int64_t smaller(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+/* How panels of a lie. */
+typedef struct layout {
+    int64_t row, panel; /* floats between the rows of a panel, and between panels */
+    bool by_rows;
+} layout;
+
+static layout layout_of_a(const qd_gemm_block *g)
+{
+    const qd_matmul_args *a = g->args;
+    if (qd_gemm_direct(a))
+        return (layout){.row = a->lda, .panel = MR * a->lda, .by_rows = true};
+    return (layout){.row = a->trans_a ? 1 : g->kc, .panel = stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
+}
+
+/* What a tile fetches of the panel that goes by next: its share, 1 / staying, of every piece. */
+static void share_next(tile *t, const float *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
+{
+    int64_t lines = (length / LINE + staying - 1) / staying, fetched = lines_fetched(t->kc);
+    t->next = panel + share * lines * LINE;
+    t->next_row = row;
+    t->next_step = fetched ? (lines * LINE + fetched - 1) / fetched : 0;
+}
+
+/* For the thread sanitizer: what the tiles of a block read and write. */
+static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
+{
+    layout a = layout_of_a(g);
+    if (qd_gemm_direct(g->args))
+        show_reads(g->a, g->rows, a.row, g->kc);
+    else
+        show_reads(g->a, high, a.panel, MR * g->kc);
+    show_reads(g->b, wide, stride_of_panel(NR, g->kc), NR * g->kc);
+    show_writes(c, g->rows, ldc, g->cols);
+}
+
+static void multiply(const qd_gemm_block *g)
+{
+    const qd_matmul_args *args = g->args;
+    bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
+    bool use_bias = args->bias && g->k == 0;
+    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums;
+    int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
+    int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
+    layout a = layout_of_a(g);
+    show_block(g, c, ldc, high, wide);
+    micro_tile *micro = a.by_rows ? micro_tile_rows : micro_tile_columns;
+    /* rows beyond the last must not be read where a lies */
+    float edge[MR * QD_GEMM_KC];
+    int64_t edge_rows = qd_gemm_direct(args) ? g->rows % MR : 0;
+    if (edge_rows) {
+        memset(edge, 0, (size_t)(MR * kc) * sizeof(float));
+        for (int64_t i = 0; i < edge_rows; i++)
+            memcpy(edge + i * kc, g->a + (high - 1) * a.panel + i * a.row, (size_t)kc * sizeof(float));
+    }
+    int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high;
+    tile t = {.kc = kc, .add = add, .ldc = ldc};
+    for (int64_t o = 0; o < passing; o++) {
+        for (int64_t s = 0; s < staying; s++) {
+            int64_t i = g->b_stays ? o : s, j = g->b_stays ? s : o;
+            bool on_edge = edge_rows && i == high - 1;
+            t.a = on_edge ? edge : g->a + i * a.panel;
+            t.a_row = on_edge ? kc : a.row;
+            t.b = g->b + j * stride_of_panel(NR, kc);
+            t.c = c + i * MR * ldc + j * NR;
+            int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
+            vf bias[NV] = {0};
+            for (int v = 0; use_bias && v * QD_VF < nr; v++)
+                bias[v] = vf_load_n_as(args->bias, g->n + j * NR + v * QD_VF, (int)smaller(nr - v * QD_VF, QD_VF),
+                                       args->b_dtype);
+            t.bias = use_bias ? bias : NULL;
+            if (o + 1 == passing)
+                share_next(&t, t.b, 0, 0, 0, 1);
+            else if (!g->b_stays)
+                share_next(&t, t.b + stride_of_panel(NR, kc), NR * kc / MR, NR * kc / MR, s, staying);
+            else
+                share_next(&t, t.a + a.panel, a.by_rows ? a.row : kc, kc, s, staying);
+            if (mr == MR && nr == NR)
+                micro(&t);
+            else
+                edge_tile(micro, &t, mr, nr);
+        }
+    }
+    if (!direct && g->k + kc >= args->k)
+        store_sums(g);
+}
+
+const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .offset_a = offset_a, .offset_b = offset_b,
+    .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply,
+};

@@ -1,0 +1,285 @@
+/* Matrix products: checks, blocks that fit the workspace, and the threads' items.
+ *
+ * An item is a chunk of one operand's lines (rows of op(a), columns of op(b)) in one block of k: the thread packs it for
+ * itself, into its own cache, and multiplies it with the lines of the other operand, which all items share. The shared
+ * operand is packed by all threads together beforehand, unless it can be read where it lies. So nothing is packed twice.
+ *
+ * Chunks shrink towards the end, so that the threads end together. */
+#include "device/cpu/gemm/matmul_impl.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+
+enum {
+    CHUNK_FLOATS = 96 << 10, /* of a packed chunk: a part of a second-level cache, which the other operand passes through */
+    OWN_FLOATS = 112 << 10,   /* with room for the gaps between panels */
+    LEAST = 48,               /* fewest lines of a chunk */
+    CHUNKS = 2048,            /* most chunks, or chunks times parts, of a block */
+    ITEMS = 4,                /* per thread at least, if there is enough to share */
+    PACK_LINES = 96,          /* of the shared operand that a thread packs at a time … */
+    PACK_WIDE = 768,          /* … or so many lines, and … */
+    PACK_STEPS = 32,          /* … steps of k, of a b that is stored step by step: long pieces of memory one after another */
+    SUMS_LINES = 4096,        /* most lines of the shared operand where sums are kept on the side */
+    SMALL = 1 << 18,          /* products of fewer multiply-adds take less time than waking the threads */
+    SPINS = 64,               /* between yields to other threads */
+};
+_Static_assert(LEAST * QD_GEMM_KC <= CHUNK_FLOATS, "the smallest chunk must fit");
+
+typedef struct job {
+    const qd_cpu *cpu;
+    const qd_cpu_gemm *gemm;
+    qd_gemm_block block; /* k and kc: the first block of k of a pass */
+    bool own_a;          /* items take chunks of a's lines, else of b's */
+    bool packs_own, packs_shared;
+    float *own;    /* (threads, OWN_FLOATS) */
+    float *shared; /* the packed shared operand */
+    int64_t blocks; /* of k in a pass */
+    int64_t chunks, parts; /* parts: that the shared operand's lines are cut into */
+    int32_t begin[CHUNKS + 1]; /* first line of each chunk */
+    _Atomic int64_t next;      /* first item that nobody took: (blocks, chunks, parts) */
+    _Atomic int32_t done[CHUNKS]; /* blocks of k that are in c, for each (chunk, part) */
+} job;
+
+static int64_t count_parts(int64_t size, int64_t part)
+{
+    return (size + part - 1) / part;
+}
+
+static int64_t smaller(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+static int64_t larger(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
+
+static int64_t round_up(int64_t size, int64_t step)
+{
+    return count_parts(size, step) * step;
+}
+
+/* Lines of an operand are cut at multiples of this. */
+static int64_t step_of(const job *j, bool a)
+{
+    return a ? j->gemm->row_step : j->gemm->nr;
+}
+
+static int64_t lines_of(const qd_gemm_block *g, bool a)
+{
+    return a ? g->rows : g->cols;
+}
+
+/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand itself. */
+static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
+{
+    if (a) {
+        g->m += begin;
+        g->rows = size;
+        if (g->sums)
+            g->sums += begin * g->ld_sums;
+    } else {
+        g->n += begin;
+        g->cols = size;
+        if (g->sums)
+            g->sums += begin;
+    }
+}
+
+/* Packs lines [begin, begin + size) of the block's operand, steps [from, until) of k. */
+static void pack(const job *j, const qd_gemm_block *g, bool a, float *to, int64_t begin, int64_t size, int64_t from, int64_t until)
+{
+    (a ? j->gemm->pack_a : j->gemm->pack_b)(g, to, begin, begin + round_up(size, step_of(j, a)), from, until);
+}
+
+/* How the shared operand is cut for packing: pieces of (lines, steps). */
+typedef struct pieces {
+    int64_t lines, steps; /* of a piece */
+    int64_t down, along;  /* pieces */
+} pieces;
+
+static pieces cut_pieces(const job *j)
+{
+    const qd_gemm_block *g = &j->block;
+    bool a = !j->own_a, wide = !a && !g->args->trans_b; /* panels of a are narrow: too many would be written at once */
+    pieces p = {.lines = round_up(wide ? PACK_WIDE : PACK_LINES, step_of(j, a)), .steps = wide ? PACK_STEPS : larger(g->kc, 1)};
+    p.down = count_parts(lines_of(g, a), p.lines);
+    p.along = larger(count_parts(g->kc, p.steps), 1);
+    return p;
+}
+
+static void pack_shared(void *context, int64_t begin, int64_t end, int thread)
+{
+    const job *j = context;
+    (void)thread;
+    const pieces p = cut_pieces(j);
+    const int64_t lines = lines_of(&j->block, !j->own_a);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t line = i / p.along * p.lines, step = i % p.along * p.steps;
+        pack(j, &j->block, !j->own_a, j->shared, line, smaller(p.lines, lines - line), step, smaller(step + p.steps, j->block.kc));
+    }
+}
+
+/* The block of item `index`; nothing is packed yet. */
+static qd_gemm_block item_block(const job *j, int64_t index)
+{
+    qd_gemm_block g = j->block;
+    int64_t part = index % j->parts, chunk = index / j->parts % j->chunks;
+    g.k += index / j->parts / j->chunks * g.kc;
+    g.kc = smaller(g.kc, g.args->k - g.k);
+    narrow(&g, j->own_a, j->begin[chunk], j->begin[chunk + 1] - j->begin[chunk]);
+    if (j->parts > 1) {
+        int64_t step = step_of(j, !j->own_a), lines = lines_of(&g, !j->own_a), steps = count_parts(lines, step);
+        int64_t from = steps * part / j->parts * step, to = smaller(steps * (part + 1) / j->parts * step, lines);
+        narrow(&g, !j->own_a, from, larger(to - from, 0));
+    }
+    return g;
+}
+
+/* Blocks of k are added to c in ascending order. Items are taken in that order too, so whoever has the earlier block is
+ * at work on it. */
+static void wait_for_block(job *j, int64_t which, int64_t block)
+{
+    for (int spin = 1; atomic_load_explicit(&j->done[which], memory_order_acquire) < block; spin++)
+        if (spin % SPINS == 0)
+            sched_yield();
+}
+
+static int64_t take_item(job *j)
+{
+    return atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+}
+
+static void run_items(void *context, int64_t begin, int64_t end, int thread)
+{
+    job *j = context;
+    (void)begin;
+    (void)end;
+    const int64_t per_block = j->chunks * j->parts, items = j->blocks * per_block;
+    float *own = j->own + thread * (int64_t)OWN_FLOATS;
+    for (int64_t item; (item = take_item(j)) < items;) {
+        qd_gemm_block g = item_block(j, item);
+        if (g.rows > 0 && g.cols > 0) {
+            const qd_matmul_args *a = g.args;
+            const float *lies = (const float *)a->a + g.m * a->lda + g.k; /* where it is read as it is */
+            const float *shared = j->shared;
+            g.b_stays = !j->own_a;
+            if (j->packs_own)
+                pack(j, &g, j->own_a, own, 0, lines_of(&g, j->own_a), 0, g.kc);
+            if (j->own_a) {
+                g.a = j->packs_own ? own : lies;
+                g.b = shared + j->gemm->offset_b(g.n - j->block.n, g.kc);
+            } else {
+                g.a = j->packs_shared ? shared + j->gemm->offset_a(g.m - j->block.m, g.kc) : lies;
+                g.b = own;
+            }
+            wait_for_block(j, item % per_block, item / per_block);
+            j->gemm->multiply(&g);
+        }
+        atomic_store_explicit(&j->done[item % per_block], (int32_t)(item / per_block + 1), memory_order_release);
+    }
+}
+
+/* Cuts the own operand's lines into chunks: as long as the cache allows, shorter towards the end. */
+static void cut_chunks(job *j, int threads)
+{
+    int64_t step = step_of(j, j->own_a), lines = lines_of(&j->block, j->own_a), at = 0;
+    int64_t least = round_up(LEAST, step), most = larger(CHUNK_FLOATS / larger(j->block.kc, 1) / step * step, least);
+    j->chunks = 0;
+    j->begin[0] = 0;
+    while (at < lines) {
+        int64_t share = threads == 1 ? most : (lines - at) / (2 * threads) / step * step;
+        at += smaller(larger(smaller(share, most), least), lines - at);
+        j->begin[++j->chunks] = (int32_t)at;
+    }
+    int64_t wanted = threads == 1 ? 1 : ITEMS * threads;
+    int64_t units = count_parts(lines_of(&j->block, !j->own_a), larger(step_of(j, !j->own_a), LEAST));
+    j->parts = larger(smaller(count_parts(wanted, j->chunks), smaller(units, CHUNKS / j->chunks)), 1);
+}
+
+static void run_block(job *j, bool small)
+{
+    qd_gemm_block *g = &j->block;
+    const int64_t k = g->args->k, kc = qd_gemm_k_block(k);
+    int threads = small ? 1 : qd_pool_threads(j->cpu->pool);
+    g->kc = kc;
+    cut_chunks(j, threads);
+    /* k == 0 still writes c: one empty block */
+    int64_t blocks = larger(count_parts(k, larger(kc, 1)), 1), pass = j->packs_shared ? 1 : blocks;
+    for (int64_t block = 0; block < blocks; block += pass) {
+        g->k = block * kc;
+        g->kc = smaller(kc, k - g->k);
+        j->blocks = pass;
+        for (int64_t i = 0; i < j->chunks * j->parts; i++)
+            atomic_init(&j->done[i], 0);
+        atomic_init(&j->next, 0);
+        if (j->packs_shared) {
+            pieces p = cut_pieces(j);
+            qd_pool_for(j->cpu->pool, p.down * p.along, small ? p.down * p.along : 1, pack_shared, j);
+        }
+        qd_pool_for(j->cpu->pool, threads, 1, run_items, j);
+    }
+}
+
+/* Whose lines the items take: those of the operand with more of them. Where a is read in place, taking b's saves the
+ * packing beforehand, if b has enough for all threads. */
+static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, int64_t threads)
+{
+    if (qd_gemm_direct(a) && a->n >= ITEMS * threads * gemm->nr)
+        return false;
+    return a->m >= a->n;
+}
+
+static void run(qd_cpu *cpu, const qd_matmul_args *a)
+{
+    job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a}};
+    qd_gemm_block *g = &j.block;
+    const int64_t threads = qd_pool_threads(cpu->pool), kc = larger(qd_gemm_k_block(a->k), 1);
+    const bool fp32 = a->c_dtype == QD_F32;
+    j.own_a = takes_a(j.gemm, a, threads);
+    j.packs_own = !j.own_a || !qd_gemm_direct(a);
+    j.packs_shared = j.own_a || !qd_gemm_direct(a);
+    j.own = qd_cpu_workspace(cpu, 0);
+    j.shared = j.own + threads * OWN_FLOATS;
+    const int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - OWN_FLOATS);
+
+    /* lines of the shared operand per block, and of the own */
+    int64_t lines[2] = {j.own_a ? a->n : a->m, j.own_a ? a->m : a->n}, most[2] = {lines[0], (int64_t)LEAST * CHUNKS};
+    int64_t step = step_of(&j, !j.own_a), packed = 0;
+    if (!fp32)
+        most[0] = SUMS_LINES;
+    if (j.packs_shared) /* with the gaps between panels; sums leave a third of the room */
+        most[0] = smaller(most[0], floats / (fp32 ? 1 : 3) / (kc + 16) / step * step - step);
+    lines[0] = smaller(lines[0], round_up(count_parts(lines[0], count_parts(lines[0], most[0])), step));
+    if (j.packs_shared)
+        packed = (lines[0] + step) * (kc + 16);
+    if (!fp32)
+        most[1] = smaller(most[1], (floats - packed) / lines[0] / LEAST * LEAST);
+    lines[1] = smaller(lines[1], most[1]);
+    const int64_t rows = lines[j.own_a ? 1 : 0], cols = lines[j.own_a ? 0 : 1];
+
+    float *sums = fp32 ? NULL : j.shared + packed;
+    g->ld_sums = cols;
+    bool small = (double)a->m * (double)a->n * (double)a->k < SMALL;
+    for (int64_t m = 0; m < a->m; m += rows) {
+        for (int64_t n = 0; n < a->n; n += cols) {
+            g->m = m;
+            g->n = n;
+            g->sums = sums;
+            g->rows = smaller(rows, a->m - m);
+            g->cols = smaller(cols, a->n - n);
+            run_block(&j, small);
+        }
+    }
+}
+
+qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
+{
+    QD_TRY(qd_matmul_check(a));
+    if (a->residual || a->gelu != QD_MATMUL_NO_GELU || a->bias_grad)
+        return qd_cpu_matmul_fused(stream, a);
+    if (a->m > 0 && a->n > 0)
+        run(qd_cpu_of(stream), a);
+    return QD_OK;
+}

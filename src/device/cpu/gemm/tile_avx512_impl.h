@@ -1,0 +1,170 @@
+/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums from register
+ * to register in this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads (3 of 64
+ * bytes, 8 that spread one number), of which a core does little more than one a cycle, so broadcasts within the
+ * multiply-adds, which load more often, are slower.
+ *
+ * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by gemm_isa.c after
+ * `tile`. */
+#ifndef QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
+#define QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
+
+#include <stddef.h>
+
+_Static_assert(MR == 8 && NV == 3 && QD_VF == 16, "the tile below");
+
+/* What is not needed in every step stays in memory. Strides in bytes. */
+typedef struct tile_frame {
+    int64_t blocks, rest; /* eights of steps for each row of c that is fetched, and steps after all of those */
+    int64_t ldc, next_row, next_step;
+    const char *next;
+    char *c, *c_end;
+    const vf *bias;
+    int64_t add;
+} tile_frame;
+
+/* mem: an element of a. x, y, z: the registers of its row's sums. */
+#define TILE_ROW(mem, x, y, z)                                                                              \
+    "vbroadcastss " mem ", %%zmm3\n"                                                                        \
+    "vfmadd231ps %%zmm0, %%zmm3, %%zmm" #x "\n"                                                             \
+    "vfmadd231ps %%zmm1, %%zmm3, %%zmm" #y "\n"                                                             \
+    "vfmadd231ps %%zmm2, %%zmm3, %%zmm" #z "\n"
+/* Step q of those between which the pointers stay. */
+#define TILE_LINE_OF_B(q)                                                                                   \
+    "vmovups 192*" #q "(%[b]), %%zmm0\n"                                                                    \
+    "vmovups 64+192*" #q "(%[b]), %%zmm1\n"                                                                 \
+    "vmovups 128+192*" #q "(%[b]), %%zmm2\n"
+#define TILE_STEP_ROWS(q)                                                                                   \
+    TILE_LINE_OF_B(q)                                                                                       \
+    TILE_ROW("4*" #q "(%[a])", 8, 9, 10)                                                                    \
+    TILE_ROW("4*" #q "(%[a], %[row])", 11, 12, 13)                                                          \
+    TILE_ROW("4*" #q "(%[a], %[row], 2)", 14, 15, 16)                                                       \
+    TILE_ROW("4*" #q "(%[a3])", 17, 18, 19)                                                                 \
+    TILE_ROW("4*" #q "(%[a3], %[row])", 20, 21, 22)                                                         \
+    TILE_ROW("4*" #q "(%[a3], %[row], 2)", 23, 24, 25)                                                      \
+    TILE_ROW("4*" #q "(%[a6])", 26, 27, 28)                                                                 \
+    TILE_ROW("4*" #q "(%[a6], %[row])", 29, 30, 31)
+#define TILE_STEP_COLUMNS(q)                                                                                \
+    TILE_LINE_OF_B(q)                                                                                       \
+    TILE_ROW("0+32*" #q "(%[a])", 8, 9, 10)                                                                 \
+    TILE_ROW("4+32*" #q "(%[a])", 11, 12, 13)                                                               \
+    TILE_ROW("8+32*" #q "(%[a])", 14, 15, 16)                                                               \
+    TILE_ROW("12+32*" #q "(%[a])", 17, 18, 19)                                                              \
+    TILE_ROW("16+32*" #q "(%[a])", 20, 21, 22)                                                              \
+    TILE_ROW("20+32*" #q "(%[a])", 23, 24, 25)                                                              \
+    TILE_ROW("24+32*" #q "(%[a])", 26, 27, 28)                                                              \
+    TILE_ROW("28+32*" #q "(%[a])", 29, 30, 31)
+
+#define TILE_ALL_ROWS(F)                                                                                    \
+    F(8, 9, 10) F(11, 12, 13) F(14, 15, 16) F(17, 18, 19) F(20, 21, 22) F(23, 24, 25) F(26, 27, 28) F(29, 30, 31)
+#define TILE_CLEAR(x, y, z)                                                                                 \
+    "vpxord %%zmm" #x ", %%zmm" #x ", %%zmm" #x "\n"                                                        \
+    "vpxord %%zmm" #y ", %%zmm" #y ", %%zmm" #y "\n"                                                        \
+    "vpxord %%zmm" #z ", %%zmm" #z ", %%zmm" #z "\n"
+#define TILE_ADD_BIAS(x, y, z)                                                                              \
+    "vaddps %%zmm0, %%zmm" #x ", %%zmm" #x "\n"                                                             \
+    "vaddps %%zmm1, %%zmm" #y ", %%zmm" #y "\n"                                                             \
+    "vaddps %%zmm2, %%zmm" #z ", %%zmm" #z "\n"
+#define TILE_STORE(x, y, z)                                                                                 \
+    "vmovups %%zmm" #x ", (%[c])\n"                                                                         \
+    "vmovups %%zmm" #y ", 64(%[c])\n"                                                                       \
+    "vmovups %%zmm" #z ", 128(%[c])\n"                                                                      \
+    "add %c[ldc](%[f]), %[c]\n"
+#define TILE_ADD_STORE(x, y, z)                                                                             \
+    "vaddps (%[c]), %%zmm" #x ", %%zmm" #x "\n"                                                             \
+    "vaddps 64(%[c]), %%zmm" #y ", %%zmm" #y "\n"                                                           \
+    "vaddps 128(%[c]), %%zmm" #z ", %%zmm" #z "\n" TILE_STORE(x, y, z)
+
+/* BY8, BY1: move the pointers into a on by 8 steps, by 1. As in micro_tile_as, rows of c are fetched one after another, and a
+ * line of the panel that comes next every four steps. */
+#define TILE_CODE(STEP, BY8, BY1)                                                                           \
+    TILE_ALL_ROWS(TILE_CLEAR)                                                                               \
+    "cmpq $0, %c[blocks](%[f])\n"                                                                           \
+    "mov %c[c_](%[f]), %[c]\n"                                                                              \
+    "je 3f\n"                                                                                               \
+    "1:\n"                                                                                                  \
+    "prefetchw (%[c])\n"                                                                                    \
+    "prefetchw 64(%[c])\n"                                                                                  \
+    "prefetchw 128(%[c])\n"                                                                                 \
+    "prefetchw 188(%[c])\n"                                                                                 \
+    "add %c[ldc](%[f]), %[c]\n"                                                                             \
+    "mov %c[next](%[f]), %[n]\n"                                                                            \
+    "mov %c[blocks](%[f]), %[i]\n"                                                                          \
+    ".p2align 5\n"                                                                                          \
+    "2:\n"                                                                                                  \
+    "prefetcht1 (%[n])\n" STEP(0) STEP(1) STEP(2) STEP(3)                                                   \
+    "prefetcht1 (%[n], %[ahead])\n" STEP(4) STEP(5) STEP(6) STEP(7)                                         \
+    "lea (%[n], %[ahead], 2), %[n]\n"                                                                       \
+    "add $8*192, %[b]\n" BY8                                                                                \
+    "dec %[i]\n"                                                                                            \
+    "jnz 2b\n"                                                                                              \
+    "mov %c[next_row](%[f]), %[i]\n"                                                                        \
+    "add %[i], %c[next](%[f])\n"                                                                            \
+    "cmp %[c], %c[c_end](%[f])\n"                                                                           \
+    "jne 1b\n"                                                                                              \
+    "3: mov %c[rest](%[f]), %[i]\n"                                                                         \
+    "test %[i], %[i]\n"                                                                                     \
+    "jz 5f\n"                                                                                               \
+    "4:\n" STEP(0)                                                                                          \
+    "add $192, %[b]\n" BY1                                                                                  \
+    "dec %[i]\n"                                                                                            \
+    "jnz 4b\n"                                                                                              \
+    "5: mov %c[c_](%[f]), %[c]\n"                                                                           \
+    "mov %c[bias](%[f]), %[i]\n"                                                                            \
+    "test %[i], %[i]\n"                                                                                     \
+    "jz 6f\n"                                                                                               \
+    "vmovups (%[i]), %%zmm0\n"                                                                              \
+    "vmovups 64(%[i]), %%zmm1\n"                                                                            \
+    "vmovups 128(%[i]), %%zmm2\n" TILE_ALL_ROWS(TILE_ADD_BIAS)                                              \
+    "6: cmpq $0, %c[add](%[f])\n"                                                                           \
+    "je 7f\n" TILE_ALL_ROWS(TILE_ADD_STORE)                                                                 \
+    "jmp 8f\n"                                                                                              \
+    "7:\n" TILE_ALL_ROWS(TILE_STORE)                                                                        \
+    "8:\n"
+
+#define TILE_FIELD(name, field) [name] "i"(offsetof(tile_frame, field))
+#define TILE_FIELDS                                                                                         \
+    TILE_FIELD(blocks, blocks), TILE_FIELD(rest, rest), TILE_FIELD(ldc, ldc), TILE_FIELD(next_row, next_row), \
+        TILE_FIELD(next, next), TILE_FIELD(c_, c), TILE_FIELD(c_end, c_end), TILE_FIELD(bias, bias), TILE_FIELD(add, add)
+#define TILE_CLOBBERS                                                                                       \
+    "zmm0", "zmm1", "zmm2", "zmm3", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", \
+        "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", \
+        "zmm31", "memory", "cc"
+
+/* Lines of a piece of the next panel that a tile of kc steps fetches: two in every eight steps of a row of c. */
+QD_INLINE int64_t lines_fetched(int64_t kc)
+{
+    return 2 * (kc / (8 * MR));
+}
+
+QD_INLINE tile_frame frame_of(const tile *t)
+{
+    int64_t blocks = t->kc / (8 * MR);
+    return (tile_frame){.blocks = blocks, .rest = t->kc - blocks * 8 * MR, .ldc = t->ldc * 4, .next_row = t->next_row * 4,
+                        .next_step = t->next_step * 4, .next = (const char *)t->next, .c = (char *)t->c,
+                        .c_end = (char *)(t->c + MR * t->ldc), .bias = t->bias, .add = t->add};
+}
+
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
+{
+    tile_frame f = frame_of(t);
+    int64_t row = t->a_row * 4, i;
+    const char *a = (const char *)t->a, *a3 = a + 3 * row, *a6 = a + 6 * row, *b = (const char *)t->b, *c, *n;
+    __asm__ volatile(TILE_CODE(TILE_STEP_ROWS, "add $32, %[a]\nadd $32, %[a3]\nadd $32, %[a6]\n",
+                               "add $4, %[a]\nadd $4, %[a3]\nadd $4, %[a6]\n")
+                     : [a] "+&r"(a), [a3] "+&r"(a3), [a6] "+&r"(a6), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
+                     : [f] "r"(&f), [row] "r"(row), [ahead] "r"(f.next_step), TILE_FIELDS
+                     : TILE_CLOBBERS);
+}
+
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
+{
+    tile_frame f = frame_of(t);
+    const char *a = (const char *)t->a, *b = (const char *)t->b, *c, *n;
+    int64_t i;
+    __asm__ volatile(TILE_CODE(TILE_STEP_COLUMNS, "add $8*32, %[a]\n", "add $32, %[a]\n")
+                     : [a] "+&r"(a), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
+                     : [f] "r"(&f), [ahead] "r"(f.next_step), TILE_FIELDS
+                     : TILE_CLOBBERS);
+}
+
+#endif

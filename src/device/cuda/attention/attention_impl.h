@@ -1,0 +1,50 @@
+/* Attention with kernels of our own. Blocks of queries and of keys meet in shared memory; scores never leave it. Each
+ * output element is summed by one thread (tensor cores: one warp) in a fixed order: the backward pass computes dq in one
+ * kernel and dk and dv in another, so that no two blocks add to the same place. */
+#ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
+#define QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "device/device.h"
+
+#define QD_CUDA_HEAD_MOST 256
+#define QD_CUDA_TENSOR_HEAD_MOST 128
+#define QD_CUDA_RUNS_MOST 16 /* of queries, of keys: what one launch takes */
+
+/* A qd_row_run in the kernels' numbers. */
+typedef struct qd_cuda_run {
+    int row, position, count;
+} qd_cuda_run;
+
+/* What attention_* and attention_part_* have in common, a kernel's parameter: queries and keys in runs of positions; the whole
+ * of a sequence is one run of each. */
+typedef struct qd_cuda_attention_job {
+    const void *q, *k, *v, *d_o;
+    void *o, *dq, *dk, *dv;
+    const float *delta;
+    float *lse;
+    const int32_t *doc_start;
+    int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
+    int heads, kv_heads, head_dim;
+    float scale;
+    bool half;  /* q, k, v and d_o are bf16 */
+    bool part;  /* o and the gradients are fp32, the gradients are added to; else they have the type of q and are overwritten */
+    bool merge; /* forward: into the o and lse that are there */
+    int q_run_count, k_run_count;
+    qd_cuda_run q_runs[QD_CUDA_RUNS_MOST], k_runs[QD_CUDA_RUNS_MOST];
+} qd_cuda_attention_job;
+
+/* fp32 multiply-adds: both types, any head size, stride and alignment (attention_plain.cu). */
+qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
+qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
+/* bf16 tensor cores: head sizes that are multiples of 8, rows and addresses aligned to 16 bytes (attention_tensor.cu). */
+qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
+qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,439 @@
+/* Attention with fp32 multiply-adds, for fp32 and for the head sizes and layouts that the tensor-core kernels do not take.
+ *
+ * 256 threads, 16 x 16, share tiles of B rows of q, k, v and d_o as fp32 in shared memory. Of a B x B tile of scores thread
+ * (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results elements (y + 16 i, 4 x + 64 j ...), so that all
+ * reads of shared memory are 16 bytes wide and free of bank conflicts. Rows and columns beyond the data are 0. */
+#include "device/cuda/attention/attention_runs_impl.cuh"
+
+#include <math.h>
+
+enum { SIDE = 16, THREADS = SIDE * SIDE };
+
+/* The shape of a kernel: D columns of a head (padded), B rows of a tile. */
+template <int HEAD, int BLOCK> struct shape {
+    enum { D = HEAD, B = BLOCK, M = BLOCK / SIDE, J = HEAD / 64, STRIDE = HEAD + 4, W_STRIDE = BLOCK + 4 };
+    enum { TILE = B * STRIDE, W_TILE = B * W_STRIDE }; /* floats */
+};
+
+/* The rows of a span of one head of one sequence. */
+template <typename S>
+static __device__ __forceinline__ void load_tile(float *tile, const void *base, int64_t origin, int64_t stride, const span &rows,
+                                                 int head_dim, bool half)
+{
+    for (int i = threadIdx.x; i < S::B * S::D; i += THREADS) {
+        int row = i / S::D, col = i % S::D;
+        float v[1] = {0.0f};
+        if (row < rows.rows && col < head_dim)
+            load_as<1>(base, origin + (rows.row + row) * stride + col, half, v);
+        tile[row * S::STRIDE + col] = v[0];
+    }
+}
+
+/* scores[i][j] = row y + 16 i of a times row x + 16 j of b. */
+template <typename S>
+static __device__ __forceinline__ void multiply_rows(float (&scores)[S::M][S::M], const float *a, const float *b)
+{
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+#pragma unroll
+    for (int i = 0; i < S::M; i++)
+#pragma unroll
+        for (int j = 0; j < S::M; j++)
+            scores[i][j] = 0.0f;
+#pragma unroll 4
+    for (int d = 0; d < S::D; d += 4) {
+        float4 p[S::M], q[S::M];
+#pragma unroll
+        for (int i = 0; i < S::M; i++) {
+            p[i] = *(const float4 *)(a + (y + SIDE * i) * S::STRIDE + d);
+            q[i] = *(const float4 *)(b + (x + SIDE * i) * S::STRIDE + d);
+        }
+#pragma unroll
+        for (int i = 0; i < S::M; i++)
+#pragma unroll
+            for (int j = 0; j < S::M; j++) {
+                scores[i][j] = fmaf(p[i].x, q[j].x, scores[i][j]);
+                scores[i][j] = fmaf(p[i].y, q[j].y, scores[i][j]);
+                scores[i][j] = fmaf(p[i].z, q[j].z, scores[i][j]);
+                scores[i][j] = fmaf(p[i].w, q[j].w, scores[i][j]);
+            }
+    }
+}
+
+/* sum[i][j] += row y + 16 i of w (B x B) times the columns 4 x + 64 j .. of the tile. */
+template <typename S>
+static __device__ __forceinline__ void add_weighted(float4 (&sum)[S::M][S::J], const float *w, const float *tile)
+{
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+#pragma unroll 2
+    for (int k = 0; k < S::B; k += 4) {
+        float weights[S::M][4];
+#pragma unroll
+        for (int i = 0; i < S::M; i++) {
+            float4 v = *(const float4 *)(w + (y + SIDE * i) * S::W_STRIDE + k);
+            weights[i][0] = v.x, weights[i][1] = v.y, weights[i][2] = v.z, weights[i][3] = v.w;
+        }
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+#pragma unroll
+            for (int j = 0; j < S::J; j++) {
+                float4 v = *(const float4 *)(tile + (k + step) * S::STRIDE + 4 * x + 64 * j);
+#pragma unroll
+                for (int i = 0; i < S::M; i++) {
+                    sum[i][j].x = fmaf(weights[i][step], v.x, sum[i][j].x);
+                    sum[i][j].y = fmaf(weights[i][step], v.y, sum[i][j].y);
+                    sum[i][j].z = fmaf(weights[i][step], v.z, sum[i][j].z);
+                    sum[i][j].w = fmaf(weights[i][step], v.w, sum[i][j].w);
+                }
+            }
+    }
+}
+
+template <typename S> static __device__ __forceinline__ void clear(float4 (&sum)[S::M][S::J])
+{
+#pragma unroll
+    for (int i = 0; i < S::M; i++)
+#pragma unroll
+        for (int j = 0; j < S::J; j++)
+            sum[i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+/* A result: elements (row, head, i) of a sequence. */
+struct result {
+    void *base;
+    int64_t origin, stride;
+    bool half, add; /* add: to what is there */
+};
+
+/* Calls body(i, j, e, index) for this thread's elements of a B x D tile that exist: row y + 16 i, column 4 x + 64 j + e. */
+template <typename S, typename F>
+static __device__ __forceinline__ void for_elements(const result &to, const span &rows, int head_dim, F body)
+{
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+#pragma unroll
+    for (int i = 0; i < S::M; i++) {
+        const int row = y + SIDE * i;
+        if (row >= rows.rows)
+            continue;
+#pragma unroll
+        for (int j = 0; j < S::J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int col = 4 * x + 64 * j + e;
+                if (col < head_dim)
+                    body(i, j, e, to.origin + (rows.row + row) * to.stride + col);
+            }
+    }
+}
+
+static __device__ __forceinline__ float &element(float4 &v, int e)
+{
+    return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
+}
+
+/* Writes the rows of a span, row y + 16 i times factor[i]. */
+template <typename S>
+static __device__ __forceinline__ void store_rows(const result &to, const span &rows, int head_dim, float4 (&sum)[S::M][S::J],
+                                                  const float (&factor)[S::M])
+{
+    for_elements<S>(to, rows, head_dim, [&](int i, int j, int e, int64_t at) {
+        float out[1] = {element(sum[i][j], e) * factor[i]}, old[1];
+        if (to.add) {
+            load_as<1>(to.base, at, to.half, old);
+            out[0] += old[0];
+        }
+        store_as<1>(to.base, at, to.half, out);
+    });
+}
+
+/* The first key that any row of a span of queries sees. All threads call it; `room` is free after the next barrier. */
+template <typename S> static __device__ __forceinline__ int block_first_key(const job &a, int64_t batch, const span &q, int *room)
+{
+    if (!a.doc_start)
+        return 0;
+    if (threadIdx.x == 0)
+        *room = NO_KEY;
+    __syncthreads();
+    if (threadIdx.x < S::B)
+        atomicMin(room, first_key(a, batch, q, (int)threadIdx.x));
+    __syncthreads();
+    return *room;
+}
+
+/* Grids: x = (tiles of rows, last first, because they see the most keys), y = head, z = sequence. */
+template <typename S> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
+{
+    extern __shared__ __align__(16) float memory[];
+    __shared__ int room;
+    float *q = memory, *kv = q + S::TILE, *w = kv + S::TILE;
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
+    const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq;
+    const int64_t q_at = row0 * a.q_stride + (int64_t)head * a.head_dim, k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim;
+    const int64_t v_at = key0 * a.v_stride + (int64_t)kv_head * a.head_dim, o_at = row0 * a.o_stride + (int64_t)head * a.head_dim;
+    const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
+    const result out = {a.o, o_at, a.o_stride, a.half && !a.part, false};
+    float *lse = a.lse + (batch * a.heads + head) * a.q_seq + own.row;
+    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &room);
+    key_walk now = first_keys<S::B>(a, least, end);
+    if (a.merge && !has_keys(a, now))
+        return; /* the running result stays */
+    float most[S::M], total[S::M];
+    int low[S::M];
+    float4 o[S::M][S::J];
+    clear<S>(o);
+#pragma unroll
+    for (int i = 0; i < S::M; i++) {
+        const int row = y + SIDE * i;
+        most[i] = a.merge && row < own.rows ? lse[row] : -INFINITY;
+        total[i] = most[i] == -INFINITY ? 0.0f : 1.0f;
+        low[i] = first_key(a, batch, own, row);
+    }
+    if (a.merge)
+        for_elements<S>(out, own, a.head_dim, [&](int i, int j, int e, int64_t at) { element(o[i][j], e) = ((const float *)a.o)[at]; });
+    load_tile<S>(q, a.q, q_at, a.q_stride, own, a.head_dim, a.half);
+    for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
+        const span k = span_of<S::B>(a.k_runs[now.run], now.at);
+        float scores[S::M][S::M];
+        __syncthreads(); /* the tiles are free */
+        load_tile<S>(kv, a.k, k_at, a.k_stride, k, a.head_dim, a.half);
+        __syncthreads();
+        multiply_rows<S>(scores, q, kv);
+#pragma unroll
+        for (int i = 0; i < S::M; i++) {
+            const int position = own.position + y + SIDE * i;
+            float top = most[i], sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < S::M; j++) {
+                const int col = x + SIDE * j, key = k.position + col;
+                scores[i][j] = col < k.rows && key <= position && key >= low[i] ? scores[i][j] * a.scale : -INFINITY;
+                top = fmaxf(top, scores[i][j]);
+            }
+#pragma unroll
+            for (int step = SIDE / 2; step; step /= 2)
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+            const float shift = top == -INFINITY ? 0.0f : top, shrink = expf(most[i] - shift);
+#pragma unroll
+            for (int j = 0; j < S::M; j++) {
+                const float p = expf(scores[i][j] - shift);
+                sum += p;
+                w[(y + SIDE * i) * S::W_STRIDE + x + SIDE * j] = p;
+            }
+#pragma unroll
+            for (int step = SIDE / 2; step; step /= 2)
+                sum += __shfl_xor_sync(0xffffffffu, sum, step);
+            total[i] = total[i] * shrink + sum;
+            most[i] = top;
+#pragma unroll
+            for (int j = 0; j < S::J; j++)
+                o[i][j].x *= shrink, o[i][j].y *= shrink, o[i][j].z *= shrink, o[i][j].w *= shrink;
+        }
+        __syncthreads(); /* keys were read, weights are written */
+        load_tile<S>(kv, a.v, v_at, a.v_stride, k, a.head_dim, a.half);
+        __syncthreads();
+        add_weighted<S>(o, w, kv);
+    }
+    float factor[S::M];
+#pragma unroll
+    for (int i = 0; i < S::M; i++) {
+        const int row = y + SIDE * i;
+        factor[i] = total[i] > 0.0f ? 1.0f / total[i] : total[i] == total[i] ? 0.0f : NAN;
+        if (x == 0 && row < own.rows)
+            lse[row] = most[i] + logf(total[i]);
+    }
+    store_rows<S>(out, own, a.head_dim, o, factor);
+}
+
+/* p and ds of a tile of queries (rows) and keys: scores become the weights, products the gradients of the scores. */
+template <typename S>
+static __device__ __forceinline__ void score_gradients(const job &a, int64_t batch, int head, const span &q, const span &k,
+                                                       float (&scores)[S::M][S::M], float (&products)[S::M][S::M])
+{
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    const int64_t line = (batch * a.heads + head) * a.q_seq + q.row;
+#pragma unroll
+    for (int i = 0; i < S::M; i++) {
+        const int row = y + SIDE * i, position = q.position + row;
+        const float row_lse = row < q.rows ? a.lse[line + row] : 0.0f, row_delta = row < q.rows ? a.delta[line + row] : 0.0f;
+        const int low = first_key(a, batch, q, row);
+#pragma unroll
+        for (int j = 0; j < S::M; j++) {
+            const int col = x + SIDE * j, key = k.position + col;
+            const bool seen = col < k.rows && key <= position && key >= low;
+            scores[i][j] = seen ? expf(scores[i][j] * a.scale - row_lse) : 0.0f;
+            products[i][j] = seen ? scores[i][j] * (products[i][j] - row_delta) * a.scale : 0.0f;
+        }
+    }
+}
+
+/* dq of a tile of queries: all keys that it sees go by. */
+template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
+{
+    extern __shared__ __align__(16) float memory[];
+    __shared__ int room;
+    float *q = memory, *d_o = q + S::TILE, *k = d_o + S::TILE, *v = k + S::TILE, *w = v + S::TILE;
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
+    const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq, q_col = (int64_t)head * a.head_dim;
+    const int64_t k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim, v_at = key0 * a.v_stride + (int64_t)kv_head * a.head_dim;
+    const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
+    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &room);
+    key_walk now = first_keys<S::B>(a, least, end);
+    if (a.part && !has_keys(a, now))
+        return; /* nothing to add */
+    float4 dq[S::M][S::J];
+    clear<S>(dq);
+    load_tile<S>(q, a.q, row0 * a.q_stride + q_col, a.q_stride, own, a.head_dim, a.half);
+    load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, own, a.head_dim, a.half);
+    for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
+        const span keys = span_of<S::B>(a.k_runs[now.run], now.at);
+        float scores[S::M][S::M], products[S::M][S::M];
+        __syncthreads();
+        load_tile<S>(k, a.k, k_at, a.k_stride, keys, a.head_dim, a.half);
+        load_tile<S>(v, a.v, v_at, a.v_stride, keys, a.head_dim, a.half);
+        __syncthreads();
+        multiply_rows<S>(scores, q, k);
+        multiply_rows<S>(products, d_o, v);
+        score_gradients<S>(a, batch, head, own, keys, scores, products);
+#pragma unroll
+        for (int i = 0; i < S::M; i++)
+#pragma unroll
+            for (int j = 0; j < S::M; j++)
+                w[(y + SIDE * i) * S::W_STRIDE + x + SIDE * j] = products[i][j];
+        __syncthreads();
+        add_weighted<S>(dq, w, k);
+    }
+    float factor[S::M];
+#pragma unroll
+    for (int i = 0; i < S::M; i++)
+        factor[i] = 1.0f;
+    store_rows<S>(result{a.dq, row0 * a.dq_stride + q_col, a.dq_stride, a.half && !a.part, a.part}, own, a.head_dim, dq, factor);
+}
+
+/* dk and dv of a tile of keys of one key head: the queries of all its heads go by. Weights lie transposed, (key, query). */
+template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
+{
+    extern __shared__ __align__(16) float memory[];
+    float *k = memory, *v = k + S::TILE, *q = v + S::TILE, *d_o = q + S::TILE, *w = d_o + S::TILE;
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
+    const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq, k_col = (int64_t)kv_head * a.head_dim;
+    const span own = tile_of<S::B>(a.k_runs, (int)blockIdx.x);
+    float4 dk[S::M][S::J], dv[S::M][S::J];
+    bool any = false;
+    clear<S>(dk);
+    clear<S>(dv);
+    load_tile<S>(k, a.k, key0 * a.k_stride + k_col, a.k_stride, own, a.head_dim, a.half);
+    load_tile<S>(v, a.v, key0 * a.v_stride + k_col, a.v_stride, own, a.head_dim, a.half);
+    query_walk now = settle_queries(a, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
+    for (; now.head < end_head; now = settle_queries(a, own, end_head, query_walk{now.head, now.run, now.at + S::B})) {
+        const span queries = span_of<S::B>(a.q_runs[now.run], now.at);
+        /* A barrier before the tiles are overwritten, and whether any of these queries sees any of the keys. */
+        const bool sees = threadIdx.x < S::B && first_key(a, batch, queries, (int)threadIdx.x) < own.position + own.rows;
+        if (!__syncthreads_or(sees))
+            continue;
+        const int64_t q_col = (int64_t)now.head * a.head_dim;
+        float scores[S::M][S::M], products[S::M][S::M];
+        any = true;
+        load_tile<S>(q, a.q, row0 * a.q_stride + q_col, a.q_stride, queries, a.head_dim, a.half);
+        load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, queries, a.head_dim, a.half);
+        __syncthreads();
+        multiply_rows<S>(scores, q, k);
+        multiply_rows<S>(products, d_o, v);
+        score_gradients<S>(a, batch, now.head, queries, own, scores, products);
+#pragma unroll
+        for (int i = 0; i < S::M; i++)
+#pragma unroll
+            for (int j = 0; j < S::M; j++)
+                w[(x + SIDE * j) * S::W_STRIDE + y + SIDE * i] = scores[i][j];
+        __syncthreads();
+        add_weighted<S>(dv, w, d_o);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < S::M; i++)
+#pragma unroll
+            for (int j = 0; j < S::M; j++)
+                w[(x + SIDE * j) * S::W_STRIDE + y + SIDE * i] = products[i][j];
+        __syncthreads();
+        add_weighted<S>(dk, w, q);
+    }
+    if (a.part && !any)
+        return;
+    float factor[S::M];
+#pragma unroll
+    for (int i = 0; i < S::M; i++)
+        factor[i] = 1.0f;
+    store_rows<S>(result{a.dk, key0 * a.dk_stride + k_col, a.dk_stride, a.half && !a.part, a.part}, own, a.head_dim, dk, factor);
+    store_rows<S>(result{a.dv, key0 * a.dv_stride + k_col, a.dv_stride, a.half && !a.part, a.part}, own, a.head_dim, dv, factor);
+}
+
+/* A warp per (row, head). */
+static __global__ void __launch_bounds__(THREADS) delta_kernel(qd_attention_args a, bool half)
+{
+    const int64_t item = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    int64_t row, head;
+    split_index(item, a.heads, row, head);
+    if (row >= a.batch * a.seq)
+        return;
+    const int64_t at = row * a.o_stride + head * a.head_dim;
+    float sum = 0.0f, o[1], d[1];
+    for (int i = threadIdx.x % 32; i < a.head_dim; i += 32) {
+        load_as<1>(a.o, at + i, half, o);
+        load_as<1>(a.d_o, at + i, half, d);
+        sum += o[0] * d[0];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        a.delta[(row / a.seq * a.heads + head) * a.seq + row % a.seq] = sum;
+}
+
+extern "C" qd_status qd_cuda_attention_delta(qd_stream *stream, const qd_attention_args *a)
+{
+    int64_t items = a->batch * a->seq * a->heads;
+    QD_TRY(qd_check_float("attention_delta", "o", a->dtype));
+    if (items <= 0)
+        return QD_OK;
+    delta_kernel<<<(unsigned)divide_up(items, THREADS / 32), THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a, a->dtype == QD_BF16);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
+/* A block for each tile of the runs and each head. */
+template <typename S, typename K>
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int tiles, const qd_cuda_run *runs, int run_count, int heads)
+{
+    const int bytes = (tiles * S::TILE + S::W_TILE) * (int)sizeof(float);
+    dim3 grid((unsigned)tile_count(runs, run_count, S::B), (unsigned)heads, (unsigned)a->batch);
+    if (grid.x == 0)
+        return QD_OK;
+    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<grid, THREADS, bytes, qd_cuda_launch_of(stream).stream>>>(*a);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
+template <int D, int B> static qd_status forward(qd_stream *stream, const job *a)
+{
+    using S = shape<D, B>;
+    return launch<S>(stream, a, forward_kernel<S>, 2, a->q_runs, a->q_run_count, a->heads);
+}
+
+template <int D, int B> static qd_status backward(qd_stream *stream, const job *a)
+{
+    using S = shape<D, B>;
+    QD_TRY(launch<S>(stream, a, backward_dkv_kernel<S>, 4, a->k_runs, a->k_run_count, a->kv_heads));
+    QD_TRY(launch<S>(stream, a, backward_dq_kernel<S>, 4, a->q_runs, a->q_run_count, a->heads));
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const job *a)
+{
+    return a->head_dim <= 64 ? forward<64, 64>(stream, a) : a->head_dim <= 128 ? forward<128, 64>(stream, a) : forward<256, 32>(stream, a);
+}
+
+/* Tiles of 32 rows for the largest heads, so that four of them fit into shared memory. */
+extern "C" qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const job *a)
+{
+    return a->head_dim <= 64    ? backward<64, 64>(stream, a)
+           : a->head_dim <= 128 ? backward<128, 64>(stream, a)
+                                : backward<256, 32>(stream, a);
+}

@@ -1,0 +1,515 @@
+/* Attention on bf16 tensor cores, for document masks and for the shapes that cuDNN does not take.
+ *
+ * Four warps per block; each has 16 rows of the block's 64 (queries forward and for dq, keys for dk and dv) and the tiles of
+ * the other side go by in shared memory, fetched one ahead. Products are mma.m16n8k16: a warp's result of 16 x 8 n is held as
+ * n fragments of 4 floats per lane: rows lane / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two such fragments,
+ * rounded to bf16, are a left operand of the next product, so scores never leave registers. Rows of a tile are padded by 16
+ * bytes, which keeps ldmatrix free of bank conflicts. Rows and columns beyond the data are 0. */
+#include "device/cuda/attention/attention_runs_impl.cuh"
+#include "device/cuda/tensor_impl.cuh"
+
+#include <math.h>
+
+enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- tiles ---- */
+
+template <int D> struct row_of {
+    enum { STRIDE = D + 8 };
+};
+
+/* The rows of a span, up to R, of one head; `base` points to row 0 of the sequence. */
+template <int D, int R>
+static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, int64_t stride, const span &rows, int head_dim)
+{
+#pragma unroll
+    for (int i = threadIdx.x; i < R * (D / 8); i += THREADS) {
+        const int row = i / (D / 8), col = i % (D / 8) * 8;
+        const bool valid = row < rows.rows && col < head_dim;
+        copy_async(tile + row * row_of<D>::STRIDE + col, valid ? base + (rows.row + row) * stride + col : base, valid);
+    }
+}
+
+/* The left operand: 16 rows from `rows` on, columns 16 k .. */
+template <int D> static __device__ __forceinline__ void load_left(uint32_t (&a)[4], const bf16 *rows, int k)
+{
+    const int lane = threadIdx.x % 32;
+    load_matrices(a, rows + lane % 16 * row_of<D>::STRIDE + k * 16 + lane / 16 * 8);
+}
+
+/* c[2 p], c[2 p + 1] += a times rows 16 p .. 16 p + 15 of the tile, at columns 16 k .. */
+template <int D, int N>
+static __device__ __forceinline__ void multiply_step(float (&c)[N][4], const uint32_t (&a)[4], const bf16 *tile, int k)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int p = 0; p < N / 2; p++) {
+        uint32_t b[4];
+        load_matrices(b, tile + (p * 16 + lane / 16 * 8 + lane % 8) * row_of<D>::STRIDE + k * 16 + lane / 8 % 2 * 8);
+        multiply_add(c[2 * p], a, b[0], b[1]);
+        multiply_add(c[2 * p + 1], a, b[2], b[3]);
+    }
+}
+
+template <int N> static __device__ __forceinline__ void clear(float (&c)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c[n][i] = 0.0f;
+}
+
+/* c (16 x 8 N) = the 16 rows from `rows` on times the 8 N rows of the tile. */
+template <int D, int N>
+static __device__ __forceinline__ void multiply_rows(float (&c)[N][4], const bf16 *rows, const bf16 *tile)
+{
+    clear(c);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[4];
+        load_left<D>(a, rows, k);
+        multiply_step<D, N>(c, a, tile, k);
+    }
+}
+
+/* sum (16 x D) += w (16 x 8 N), rounded to bf16, times the tile (8 N x D). */
+template <int D, int N>
+static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], const float (&w)[N][4], const bf16 *tile)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        const uint32_t a[4] = {pack(w[2 * k][0], w[2 * k][1]), pack(w[2 * k][2], w[2 * k][3]),
+                               pack(w[2 * k + 1][0], w[2 * k + 1][1]), pack(w[2 * k + 1][2], w[2 * k + 1][3])};
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            load_transposed(b, tile + (k * 16 + lane % 16) * row_of<D>::STRIDE + n * 16 + lane / 16 * 8);
+            multiply_add(sum[2 * n], a, b[0], b[1]);
+            multiply_add(sum[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* Calls body(n, half, index) for the lane's pairs of elements of the block's rows x D that exist: fragment n, elements 2 half and
+ * 2 half + 1; index: that of the first in a matrix with this stride. */
+template <int D, typename F>
+static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride, const span &rows, int head_dim, F body)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        if (n * 8 >= head_dim)
+            break;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + 8 * half < rows.rows)
+                body(n, half, origin + (rows.row + row + 8 * half) * stride + n * 8 + lane % 4 * 2);
+    }
+}
+
+/* The block's rows, the lane's first and second times their factors: in bf16, or in fp32 [added to what is there]. */
+template <int D>
+static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int64_t stride, const span &rows, int head_dim,
+                                                  const float (&sum)[D / 8][4], float factor0, float factor1, bool wide, bool add)
+{
+    for_pairs<D>(origin, stride, rows, head_dim, [&](int n, int half, int64_t at) {
+        const float factor = half ? factor1 : factor0;
+        float x = sum[n][2 * half] * factor, y = sum[n][2 * half + 1] * factor;
+        if (!wide) {
+            *(uint32_t *)((bf16 *)to + at) = pack(x, y);
+            return;
+        }
+        float2 *pair = (float2 *)((float *)to + at);
+        if (add)
+            x += pair->x, y += pair->y;
+        *pair = make_float2(x, y);
+    });
+}
+
+/* ---- what a row sees ---- */
+
+/* The first key that any of a span of queries sees; the same in every warp. */
+static __device__ __forceinline__ int lowest_key(const job &a, int64_t batch, const span &q)
+{
+    if (!a.doc_start)
+        return 0;
+    int low = NO_KEY;
+    for (int i = threadIdx.x % 32; i < q.rows; i += 32)
+        low = smaller(low, first_key(a, batch, q, i));
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        low = smaller(low, __shfl_xor_sync(0xffffffffu, low, step));
+    return low;
+}
+
+/* Which columns of a tile of keys one row sees: [from, to]. */
+struct window {
+    int from, to;
+};
+
+static __device__ __forceinline__ window window_of(const span &k, int low, int position)
+{
+    return window{low - k.position, smaller(position - k.position, k.rows - 1)};
+}
+
+static __device__ __forceinline__ bool sees(const window &w, int col)
+{
+    return col <= w.to && col >= w.from;
+}
+
+/* One head of one sequence: addresses of its row 0. */
+struct views {
+    const bf16 *q, *k, *v, *d_o;
+    float *lse;
+    const float *delta;
+};
+
+static __device__ __forceinline__ views view(const job &a, int64_t batch, int head, int kv_head)
+{
+    const int64_t row = batch * a.q_seq, key = batch * a.k_seq, q_col = (int64_t)head * a.head_dim, k_col = (int64_t)kv_head * a.head_dim;
+    const int64_t line = (batch * a.heads + head) * a.q_seq;
+    views w;
+    w.q = (const bf16 *)a.q + row * a.q_stride + q_col;
+    w.k = (const bf16 *)a.k + key * a.k_stride + k_col;
+    w.v = (const bf16 *)a.v + key * a.v_stride + k_col;
+    w.d_o = (const bf16 *)a.d_o + row * a.o_stride + q_col;
+    w.lse = a.lse + line;
+    w.delta = a.delta + line;
+    return w;
+}
+
+/* Grids: x = tiles of rows, y = head, z = sequence. */
+
+/* ---- forward ---- */
+
+template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
+{
+    enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
+    extern __shared__ __align__(16) bf16 memory[];
+    bf16 *q = memory, *keys = q + ROWS * STRIDE, *values = keys + 2 * TILE; /* two of each, used in turn */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+    const int64_t batch = blockIdx.z, o_at = batch * a.q_seq * a.o_stride + (int64_t)head * a.head_dim;
+    const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
+    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* the longest first */
+    const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
+    const float scale = a.scale * LOG2_E;
+    const int end = own.position + own.rows, least = lowest_key(a, batch, own);
+    key_walk now = first_keys<KEYS>(a, least, end);
+    if (a.merge && !has_keys(a, now))
+        return; /* the running result stays */
+    int stage = 0;
+    float o[D / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
+    uint32_t left[D / 16][4];
+
+    auto fetch = [&](key_walk at, int to) {
+        const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
+        fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
+        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+    };
+
+    fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
+    copies_end_group();
+    if (has_keys(a, now))
+        fetch(now, 0);
+    copies_end_group();
+    clear(o);
+    if (a.merge) {
+        if (row < own.rows)
+            most0 = w.lse[own.row + row] * LOG2_E;
+        if (row + 8 < own.rows)
+            most1 = w.lse[own.row + row + 8] * LOG2_E;
+        /* each lane has a share of the total; the four are added at the end */
+        total0 = lane % 4 == 0 && most0 != -INFINITY ? 1.0f : 0.0f;
+        total1 = lane % 4 == 0 && most1 != -INFINITY ? 1.0f : 0.0f;
+        for_pairs<D>(o_at, a.o_stride, own, a.head_dim, [&](int n, int half, int64_t at) {
+            const float2 pair = *(const float2 *)((const float *)a.o + at);
+            o[n][2 * half] = pair.x;
+            o[n][2 * half + 1] = pair.y;
+        });
+    }
+    copies_wait<1>();
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        load_left<D>(left[k], q + warp * 16 * STRIDE, k);
+    while (has_keys(a, now)) {
+        const key_walk next = next_keys<KEYS>(a, least, end, now);
+        if (has_keys(a, next))
+            fetch(next, stage ^ 1);
+        copies_end_group();
+        copies_wait<1>();
+        __syncthreads();
+        float s[N][4];
+        clear(s);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            multiply_step<D, N>(s, left[k], keys + stage * TILE, k);
+        const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
+        const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
+        const bool masked = a.doc_start || k.rows < KEYS || k.position + KEYS - 1 > own.position + warp * 16;
+        float top0 = most0, top1 = most1;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int col = n * 8 + lane % 4 * 2 + i;
+                s[n][i] *= scale;
+                s[n][2 + i] *= scale;
+                if (masked) {
+                    s[n][i] = sees(seen0, col) ? s[n][i] : -INFINITY;
+                    s[n][2 + i] = sees(seen1, col) ? s[n][2 + i] : -INFINITY;
+                }
+                top0 = fmaxf(top0, s[n][i]);
+                top1 = fmaxf(top1, s[n][2 + i]);
+            }
+#pragma unroll
+        for (int step = 1; step <= 2; step *= 2) {
+            top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, step));
+            top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, step));
+        }
+        const float shift0 = top0 == -INFINITY ? 0.0f : top0, shift1 = top1 == -INFINITY ? 0.0f : top1;
+        const float shrink0 = exp2_fast(most0 - shift0), shrink1 = exp2_fast(most1 - shift1);
+        most0 = top0;
+        most1 = top1;
+        total0 *= shrink0;
+        total1 *= shrink1;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                s[n][i] = exp2_fast(s[n][i] - shift0);
+                s[n][2 + i] = exp2_fast(s[n][2 + i] - shift1);
+                total0 += s[n][i];
+                total1 += s[n][2 + i];
+            }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            o[n][0] *= shrink0, o[n][1] *= shrink0, o[n][2] *= shrink1, o[n][3] *= shrink1;
+        add_weighted<D, N>(o, s, values + stage * TILE);
+        __syncthreads(); /* the tiles are free for the fetch after the next */
+        now = next;
+        stage ^= 1;
+    }
+    copies_wait<0>();
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+        total0 += __shfl_xor_sync(0xffffffffu, total0, step);
+        total1 += __shfl_xor_sync(0xffffffffu, total1, step);
+    }
+    if (lane % 4 == 0 && row < own.rows)
+        w.lse[own.row + row] = (most0 + log2f(total0)) * LN_2;
+    if (lane % 4 == 0 && row + 8 < own.rows)
+        w.lse[own.row + row + 8] = (most1 + log2f(total1)) * LN_2;
+    store_rows<D>(a.o, o_at, a.o_stride, own, a.head_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0, total1 == 0.0f ? 0.0f : 1.0f / total1,
+                  a.part, false);
+}
+
+/* ---- backward: dq ---- */
+
+template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
+{
+    enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
+    extern __shared__ __align__(16) bf16 memory[];
+    bf16 *q = memory, *d_o = q + ROWS * STRIDE, *keys = d_o + ROWS * STRIDE, *values = keys + 2 * TILE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+    const int64_t batch = blockIdx.z;
+    const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
+    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
+    const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
+    const bool is0 = row < own.rows, is1 = row + 8 < own.rows;
+    const float lse0 = is0 ? w.lse[own.row + row] * LOG2_E : 0.0f, lse1 = is1 ? w.lse[own.row + row + 8] * LOG2_E : 0.0f;
+    const float delta0 = is0 ? w.delta[own.row + row] : 0.0f, delta1 = is1 ? w.delta[own.row + row + 8] : 0.0f;
+    const float scale = a.scale * LOG2_E;
+    const int end = own.position + own.rows, least = lowest_key(a, batch, own);
+    key_walk now = first_keys<KEYS>(a, least, end);
+    if (a.part && !has_keys(a, now))
+        return; /* nothing to add */
+    int stage = 0;
+    float dq[D / 8][4];
+    clear(dq);
+
+    auto fetch = [&](key_walk at, int to) {
+        const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
+        fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
+        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+    };
+
+    fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
+    fetch_tile<D, ROWS>(d_o, w.d_o, a.o_stride, own, a.head_dim);
+    if (has_keys(a, now))
+        fetch(now, 0);
+    copies_end_group();
+    while (has_keys(a, now)) {
+        const key_walk next = next_keys<KEYS>(a, least, end, now);
+        if (has_keys(a, next))
+            fetch(next, stage ^ 1);
+        copies_end_group();
+        copies_wait<1>();
+        __syncthreads();
+        float s[N][4], t[N][4];
+        multiply_rows<D, N>(s, q + warp * 16 * STRIDE, keys + stage * TILE);
+        multiply_rows<D, N>(t, d_o + warp * 16 * STRIDE, values + stage * TILE);
+        const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
+        const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int col = n * 8 + lane % 4 * 2 + i;
+                const float p0 = sees(seen0, col) ? exp2_fast(s[n][i] * scale - lse0) : 0.0f;
+                const float p1 = sees(seen1, col) ? exp2_fast(s[n][2 + i] * scale - lse1) : 0.0f;
+                s[n][i] = p0 * (t[n][i] - delta0);
+                s[n][2 + i] = p1 * (t[n][2 + i] - delta1);
+            }
+        add_weighted<D, N>(dq, s, keys + stage * TILE);
+        __syncthreads();
+        now = next;
+        stage ^= 1;
+    }
+    copies_wait<0>();
+    store_rows<D>(a.dq, batch * a.q_seq * a.dq_stride + (int64_t)head * a.head_dim, a.dq_stride, own, a.head_dim, dq, a.scale, a.scale,
+                  a.part, a.part);
+}
+
+/* ---- backward: dk and dv ---- */
+
+/* The queries of all heads that use a key head go by, tile by tile: these, or the next of which any sees any of the keys. */
+template <int QUERIES>
+static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t batch, const span &k, int end_head, query_walk at)
+{
+    for (;; at.at += QUERIES) {
+        at = settle_queries(a, k, end_head, at);
+        if (at.head >= end_head || lowest_key(a, batch, span_of<QUERIES>(a.q_runs[at.run], at.at)) < k.position + k.rows)
+            return at;
+    }
+}
+
+template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
+{
+    enum { STRIDE = row_of<D>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE };
+    extern __shared__ __align__(16) bf16 memory[];
+    __shared__ float lse[2][QUERIES], delta[2][QUERIES];
+    __shared__ int low[2][QUERIES];
+    bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * STRIDE, *d_os = queries + 2 * TILE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
+    const int64_t batch = blockIdx.z, k_col = (int64_t)kv_head * a.head_dim;
+    const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
+    const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 further */
+    const float scale = a.scale * LOG2_E;
+    const views w0 = view(a, batch, kv_head * group, kv_head);
+    float dk[D / 8][4], dv[D / 8][4];
+    clear(dk);
+    clear(dv);
+
+    auto fetch = [&](query_walk at, int stage) {
+        const views w = view(a, batch, at.head, kv_head);
+        const span rows = span_of<QUERIES>(a.q_runs[at.run], at.at);
+        fetch_tile<D, QUERIES>(queries + stage * TILE, w.q, a.q_stride, rows, a.head_dim);
+        fetch_tile<D, QUERIES>(d_os + stage * TILE, w.d_o, a.o_stride, rows, a.head_dim);
+        if (threadIdx.x < QUERIES) {
+            const int i = (int)threadIdx.x;
+            lse[stage][i] = i < rows.rows ? w.lse[rows.row + i] * LOG2_E : 0.0f;
+            delta[stage][i] = i < rows.rows ? w.delta[rows.row + i] : 0.0f;
+            low[stage][i] = first_key(a, batch, rows, i);
+        }
+    };
+
+    int stage = 0;
+    query_walk at = next_queries<QUERIES>(a, batch, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
+    if (a.part && at.head >= end_head)
+        return; /* nothing to add */
+    fetch_tile<D, ROWS>(k, w0.k, a.k_stride, own, a.head_dim);
+    fetch_tile<D, ROWS>(v, w0.v, a.v_stride, own, a.head_dim);
+    if (at.head < end_head)
+        fetch(at, 0);
+    copies_end_group();
+    while (at.head < end_head) {
+        const query_walk next = next_queries<QUERIES>(a, batch, own, end_head, query_walk{at.head, at.run, at.at + QUERIES});
+        if (next.head < end_head)
+            fetch(next, stage ^ 1);
+        copies_end_group();
+        copies_wait<1>();
+        __syncthreads();
+        const bf16 *q = queries + stage * TILE, *d_o = d_os + stage * TILE;
+        const int first = a.q_runs[at.run].position + at.at; /* position of the tile's first query */
+        float s[N][4], t[N][4]; /* (keys, queries) */
+        multiply_rows<D, N>(s, k + warp * 16 * STRIDE, q);
+        multiply_rows<D, N>(t, v + warp * 16 * STRIDE, d_o);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int col = n * 8 + lane % 4 * 2 + i, query = first + col;
+                const float shift = lse[stage][col], row_delta = delta[stage][col];
+                const int from = low[stage][col];
+                const float p0 = position <= query && position >= from ? exp2_fast(s[n][i] * scale - shift) : 0.0f;
+                const float p1 = position + 8 <= query && position + 8 >= from ? exp2_fast(s[n][2 + i] * scale - shift) : 0.0f;
+                s[n][i] = p0;
+                s[n][2 + i] = p1;
+                t[n][i] = p0 * (t[n][i] - row_delta);
+                t[n][2 + i] = p1 * (t[n][2 + i] - row_delta);
+            }
+        add_weighted<D, N>(dv, s, d_o);
+        add_weighted<D, N>(dk, t, q);
+        __syncthreads();
+        stage ^= 1;
+        at = next;
+    }
+    copies_wait<0>();
+    const int64_t key0 = batch * a.k_seq;
+    store_rows<D>(a.dk, key0 * a.dk_stride + k_col, a.dk_stride, own, a.head_dim, dk, a.scale, a.scale, a.part, a.part);
+    store_rows<D>(a.dv, key0 * a.dv_stride + k_col, a.dv_stride, own, a.head_dim, dv, 1.0f, 1.0f, a.part, a.part);
+}
+
+/* ---- launches ---- */
+
+/* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of `other` rows. */
+template <int D, typename K>
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count,
+                        int heads)
+{
+    const int bytes = (own_tiles * ROWS + 4 * other) * row_of<D>::STRIDE * (int)sizeof(bf16);
+    dim3 grid((unsigned)tile_count(runs, run_count, ROWS), (unsigned)heads, (unsigned)a->batch);
+    if (grid.x == 0)
+        return QD_OK;
+    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<grid, THREADS, bytes, qd_cuda_launch_of(stream).stream>>>(*a);
+    QD_CUDA_LAUNCHED();
+    return QD_OK;
+}
+
+template <int D> static qd_status forward(qd_stream *stream, const job *a)
+{
+    return launch<D>(stream, a, forward_kernel<D, 64>, 1, 64, a->q_runs, a->q_run_count, a->heads);
+}
+
+/* Other tiles of 32 rows where the accumulators of larger heads need the registers. */
+template <int D> static qd_status backward(qd_stream *stream, const job *a)
+{
+    constexpr int OTHER = D <= 64 ? 64 : 32;
+    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER>, 2, OTHER, a->k_runs, a->k_run_count, a->kv_heads)));
+    QD_TRY((launch<D>(stream, a, backward_dq_kernel<D, OTHER>, 2, OTHER, a->q_runs, a->q_run_count, a->heads)));
+    return QD_OK;
+}
+
+extern "C" qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const job *a)
+{
+    return a->head_dim <= 64 ? forward<64>(stream, a) : a->head_dim <= 96 ? forward<96>(stream, a) : forward<128>(stream, a);
+}
+
+extern "C" qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const job *a)
+{
+    return a->head_dim <= 64 ? backward<64>(stream, a) : a->head_dim <= 96 ? backward<96>(stream, a) : backward<128>(stream, a);
+}

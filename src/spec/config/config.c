@@ -1,0 +1,522 @@
+#include "spec/config/config.h"
+
+#include "model/field_table.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIELD_OPTION(kind, member, key, fallback, limits, preset, hf, when, help) QD_FIELD_OPTION(kind, key, fallback, help, limits),
+#define NO_OPTION(kind, member, words, preset)
+
+/* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
+static const qd_option options_table[] = {
+    {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "named model; the other model keys change single dimensions of it", "model"},
+    QD_MODEL_FIELDS(FIELD_OPTION, NO_OPTION)
+
+    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
+    {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
+     "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the "
+     "text and kept in run.dir",
+     "tokenizer"},
+    {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "part of each source that is held out, from its end", NULL},
+    {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens see only their own document", NULL},
+    {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
+    {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
+    {"data.cache", QD_OPTION_STRING, "", 0, 0, NULL,
+     "folder that keeps the tokens of text; empty: run.dir/tokens, or memory without run.dir", NULL},
+    {"data.verify", QD_OPTION_BOOL, "true", 0, 0, NULL, "all checksums and tokens of shards are checked at the start", NULL},
+    {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "tokens of a sequence", "seq"},
+
+    {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
+    {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
+    {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences a rank computes at a time; 0: all of its share", NULL},
+    {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon",
+     "optimizer; muon: matrices of blocks by orthogonalized momentum, all else by AdamW", NULL},
+    {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "highest learning rate", "lr"},
+    {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of a decay", NULL},
+    {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd",
+     "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
+    {"train.warmup", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps in which the learning rate rises from 0", NULL},
+    {"train.decay_steps", QD_OPTION_INT, "0", 0, 1e12, NULL, "wsd: steps of the decay at the end; 0: a fifth of all", NULL},
+    {"train.beta1", QD_OPTION_FLOAT, "0.9", 0, 0.999999, NULL, "AdamW: decay of the first moment", NULL},
+    {"train.beta2", QD_OPTION_FLOAT, "0.95", 0, 0.99999999, NULL, "AdamW: decay of the second moment", NULL},
+    {"train.eps", QD_OPTION_FLOAT, "1e-8", 1e-30, 1, NULL, "AdamW: added to the root of the second moment", NULL},
+    {"train.momentum", QD_OPTION_FLOAT, "0", 0, 0.999999, NULL, "SGD: momentum", NULL},
+    {"train.muon_momentum", QD_OPTION_FLOAT, "0.95", 0, 0.999999, NULL, "Muon: decay of the momentum", NULL},
+    {"train.muon_nesterov", QD_OPTION_BOOL, "true", 0, 0, NULL, "Muon: Nesterov's momentum, which looks one gradient ahead", NULL},
+    {"train.muon_steps", QD_OPTION_INT, "5", 1, 100, NULL, "Muon: Newton-Schulz steps of the orthogonalization", NULL},
+    {"train.muon_scale", QD_OPTION_ENUM, "match_rms_adamw", 0, 0, "match_rms_adamw|original",
+     "Muon: factor of the learning rate for a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr that suits AdamW; "
+     "original: sqrt(max(1, rows / columns))",
+     NULL},
+    {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
+     "Muon: peak learning rate of the matrices, which follows the schedule of train.lr; 0: train.lr", NULL},
+    {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
+    {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
+    {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip",
+     "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)",
+     NULL},
+    {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
+    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
+     "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
+    {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split",
+     "bf16: how master weights are kept; split: only what the bf16 weight lacks of them, 2 bytes instead of 4, which AdamW and SGD put "
+     "together in the update",
+     NULL},
+    {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16",
+     "type in which gradients are kept and reduced; auto: as precision, but fp32 with model.router_bias_rate, which counts tokens in "
+     "them; bf16 rounds at every micro-batch and chunk of the head, fp32 does not",
+     NULL},
+    {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
+    {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch",
+     "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
+    {"train.swiglu", QD_OPTION_ENUM, "auto", 0, 0, "auto|keep|again",
+     "SwiGLU's results: keep them for the backward pass, or compute them again beside their gradients, which takes less memory and moves "
+     "more bytes; auto: again in routed experts and on GPUs",
+     NULL},
+    {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full",
+     "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
+    {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
+    {"train.offload", QD_OPTION_ENUM, "none", 0, 0, "none|optimizer",
+     "optimizer: the optimizer's state (master weights, moments) lies in host memory and passes through the device in chunks during the "
+     "update, with the same bits",
+     NULL},
+    {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL,
+     "offload: MiB of state in one of the three chunks that take turns on the device", NULL},
+
+    {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
+    {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
+    {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
+    {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
+    {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL,
+     "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the "
+     "exchange of one piece runs beside the product of the next; 1: not at all",
+     NULL},
+    {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
+    {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v|file",
+     "order of the micro-batches in the pipeline (docs/pipeline.md); file: that of parallel.schedule_file, which needs no mention here",
+     "schedule"},
+    {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL,
+     "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
+    {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL,
+     "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
+    {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL,
+     "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule "
+     "writes them)",
+     NULL},
+    {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
+    {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses",
+     "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or "
+     "heads are exchanged for positions",
+     NULL},
+    {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL,
+     "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
+    {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
+    {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL,
+     "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
+    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL, "machines that the ranks lie on, one after another, the same number on each",
+     NULL},
+    {"parallel.dispatch", QD_OPTION_ENUM, "flat", 0, 0, "flat|node",
+     "ep over several nodes: a token's row is sent to each of its experts, or once to each node that has some of them and handed on inside "
+     "it",
+     NULL},
+    {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL,
+     "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
+    {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL,
+     "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
+    {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL,
+     "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
+    {"parallel.reshard_after_forward", QD_OPTION_STRING, "true", 0, 0, NULL,
+     "zero 3: parameters leave after the forward pass and are gathered again (true), stay (false), or are kept by groups of so many ranks",
+     NULL},
+    {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "communication runs beside computation: gradients are reduced while the backward pass still runs, parameters gathered ahead of use",
+     NULL},
+    {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
+    {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
+
+    {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL,
+     "folder for config.yaml, effective.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is "
+     "kept",
+     "dir"},
+    {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
+    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
+    {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,
+     "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
+    {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
+     "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
+    {"run.tuning_seconds", QD_OPTION_FLOAT, "4", 0, 3600, NULL,
+     "cuda: how long a start may look for algorithms that run.tuning does not have yet; 0: the library's own choice; 3600: no limit", NULL},
+    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
+     "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
+    {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
+    {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
+    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
+     "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
+    {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "cpu: a run whose ranks need more memory than their machine has free is refused before it starts; false: it starts all the same",
+     NULL},
+    {"run.save", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "writes checkpoints into run.dir: after the last step, on every orderly stop (Ctrl-C, SIGTERM, SIGUSR1, numbers that are not finite) "
+     "and on the intervals below; false: none at all",
+     NULL},
+    {"run.save_minutes", QD_OPTION_FLOAT, "30", 0, 1e6, NULL,
+     "minutes after which the next step ends with a checkpoint, while training waits; 0: none by time", "save-minutes"},
+    {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints; 0: none by steps", "save-every"},
+    {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "with run.save_every, checkpoints are written from a copy in host memory while training continues; false: training waits, and no copy "
+     "is kept",
+     NULL},
+    {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
+    {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same",
+     "weights"},
+    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout",
+     "resume"},
+    {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
+    {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
+    {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "steps that are traced, from the first on", NULL},
+};
+
+qd_option_table qd_config_table(void)
+{
+    return QD_OPTION_TABLE(options_table);
+}
+
+/* A preset of the command line over a file with every dimension, as run folders have it, would have nothing to say. */
+static qd_status check_preset_counts(const qd_options *o, const char *preset)
+{
+    static const char *const sizes[] = {"model.layers", "model.hidden", "model.heads", "model.kv_heads", "model.ffn"};
+    const char *command = qd_options_origin(o, "model.preset");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (!qd_options_is_set(o, sizes[i]) || strcmp(qd_options_origin(o, sizes[i]), command) == 0)
+            return QD_OK;
+    return strcmp(command, "command line") != 0
+               ? QD_OK
+               : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and what follows there set all sizes of the model: leave one of them out",
+                         preset, qd_options_origin(o, "model.layers"));
+}
+
+/* A preset is changed only by keys the user set; without one, the table's defaults count. */
+static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
+{
+    const char *preset = qd_options_string(o, "model.preset");
+    bool plain = preset[0] == '\0';
+    if (plain) {
+        *m = qd_model_default((qd_arch)qd_options_enum(o, "model.arch"));
+        snprintf(m->name, sizeof m->name, "%s", qd_arch_name(m->arch));
+    } else {
+        QD_TRY(qd_preset_find(preset, m));
+        QD_TRY(check_preset_counts(o, preset));
+        if (qd_options_is_set(o, "model.arch") && strcmp(qd_options_string(o, "model.arch"), qd_arch_name(m->arch)) != 0)
+            return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
+                           preset, qd_arch_name(m->arch));
+    }
+    /* Sizes that follow from others are not the preset's if those are not. */
+    bool new_hidden = qd_options_is_set(o, "model.hidden");
+    if (new_hidden || qd_options_is_set(o, "model.heads"))
+        m->head_dim = 0;
+    if (new_hidden)
+        m->ffn = 0;
+    qd_model_take(o, plain, m);
+    if (strcmp(qd_options_string(o, "model.router_bias"), "auto") == 0 && (plain || qd_options_is_set(o, "model.router_bias_rate")))
+        m->moe.bias = m->moe.bias_rate > 0.0;
+    if (m->kv_heads == 0)
+        m->kv_heads = m->heads;
+    if (m->head_dim == 0) {
+        if (m->hidden % m->heads != 0)
+            return QD_FAIL(QD_USAGE, "model.hidden (%lld) is not a multiple of model.heads (%d): set model.head_dim",
+                           (long long)m->hidden, m->heads);
+        m->head_dim = (int)(m->hidden / m->heads);
+    }
+    if (m->ffn == 0)
+        m->ffn = m->activation == QD_ACT_SWIGLU ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
+    if (m->moe.ffn == 0)
+        m->moe.ffn = m->ffn;
+    if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
+        m->max_seq = seq;
+    if (m->position == QD_POSITION_LEARNED && seq > m->max_seq)
+        return QD_FAIL(QD_USAGE, "data.seq is %lld, but the model has %lld learned positions: lower data.seq or raise model.max_seq",
+                       (long long)seq, (long long)m->max_seq);
+    return qd_model_validate(m);
+}
+
+static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
+{
+    *c = (qd_optim){
+        .kind = (qd_optim_kind)qd_options_enum(o, "train.optimizer"),
+        .schedule = (qd_lr_schedule)qd_options_enum(o, "train.schedule"),
+        .lr = qd_options_float(o, "train.lr"),
+        .min_lr = qd_options_float(o, "train.min_lr"),
+        .beta1 = qd_options_float(o, "train.beta1"),
+        .beta2 = qd_options_float(o, "train.beta2"),
+        .eps = qd_options_float(o, "train.eps"),
+        .momentum = qd_options_float(o, "train.momentum"),
+        .weight_decay = qd_options_float(o, "train.weight_decay"),
+        .clip = qd_options_float(o, "train.clip"),
+        .steps = qd_options_int(o, "train.steps"),
+        .warmup = qd_options_int(o, "train.warmup"),
+        .decay_steps = qd_options_int(o, "train.decay_steps"),
+        .muon_momentum = qd_options_float(o, "train.muon_momentum"),
+        .muon_lr = qd_options_float(o, "train.muon_lr"),
+        .muon_nesterov = qd_options_bool(o, "train.muon_nesterov"),
+        .muon_steps = (int)qd_options_int(o, "train.muon_steps"),
+        .muon_scale = (qd_muon_scale)qd_options_enum(o, "train.muon_scale"),
+    };
+    if (c->min_lr > c->lr)
+        return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
+    if (c->warmup > c->steps)
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) is longer than train.steps (%lld): set train.warmup=%lld (a tenth of the steps is usual), or "
+                       "train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->steps, (long long)(c->steps / 10), (long long)c->warmup);
+    if (c->decay_steps == 0)
+        c->decay_steps = c->steps / 5;
+    if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together: set "
+                       "train.warmup=%lld and train.decay_steps=%lld, or train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps, (long long)(c->steps / 10),
+                       (long long)(c->steps / 5), (long long)(c->warmup + c->decay_steps));
+    if (c->kind != QD_OPTIM_SGD && c->momentum != 0.0)
+        return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1, Muon train.muon_momentum");
+    if (c->muon_lr > 0.0 && c->lr <= 0.0)
+        return QD_FAIL(QD_USAGE, "train.muon_lr follows the schedule of train.lr, which must be above 0");
+    return QD_OK;
+}
+
+/* true, false, or a number of ranks. */
+static qd_status resolve_reshard(const qd_options *o, int *reshard)
+{
+    const char *key = "parallel.reshard_after_forward", *text = qd_options_string(o, key);
+    char *end;
+    long ranks = strtol(text, &end, 10);
+    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
+        *reshard = text[0] == 't' ? QD_RESHARD_ALL : QD_RESHARD_NEVER;
+        return QD_OK;
+    }
+    if (text[0] == '\0' || *end != '\0' || ranks < 2 || ranks > 65536)
+        return QD_FAIL(QD_USAGE, "%s is '%s': it must be true, false, or a number of ranks from 2 on", key, text);
+    *reshard = (int)ranks;
+    return QD_OK;
+}
+
+static qd_status resolve_sharding(const qd_options *o, qd_strategy *s)
+{
+    s->zero = (int)qd_options_int(o, "parallel.zero");
+    s->prefetch = (int)qd_options_int(o, "parallel.prefetch");
+    int64_t shard = qd_options_int(o, "parallel.dp_shard");
+    if (shard == 0)
+        return QD_FAIL(QD_USAGE, "parallel.dp_shard is 0: it must be at least 1, or -1 for all ranks of dp");
+    s->shard = shard < 0 ? 0 : (int)shard;
+    int sync = qd_options_enum(o, "train.grad_sync");
+    s->sync_each = sync == 0 ? s->zero >= 2 : sync == 2;
+    return resolve_reshard(o, &s->reshard);
+}
+
+/* A schedule that would be passed over is an error: the file would win silently. */
+static qd_status check_schedule(const qd_options *o)
+{
+    const char *kind = qd_options_string(o, "parallel.schedule"), *file = qd_options_string(o, "parallel.schedule_file");
+    bool from_file = strcmp(kind, "file") == 0;
+    if (file[0] != '\0' && qd_options_is_set(o, "parallel.schedule") && !from_file)
+        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both say which schedule to run: give one of them",
+                       kind, file);
+    if (file[0] == '\0' && from_file)
+        return QD_FAIL(QD_USAGE, "parallel.schedule is file, but parallel.schedule_file names none");
+    return QD_OK;
+}
+
+qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
+{
+    memset(c, 0, sizeof *c);
+    int64_t seq = qd_options_int(o, "data.seq");
+    QD_TRY(resolve_model(o, seq, &c->model));
+    QD_TRY(resolve_optimizer(o, &c->optimizer));
+    if (world > 0 && qd_options_is_set(o, "parallel.ranks") && qd_options_int(o, "parallel.ranks") != world)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, but %d ranks were started: leave it out, or start as many",
+                       (long long)qd_options_int(o, "parallel.ranks"), world);
+    c->world = world > 0 ? world : (int)qd_options_int(o, "parallel.ranks");
+    static const char *const keys[QD_AXIS_COUNT] = {"parallel.tp", "parallel.cp", "parallel.dp", "parallel.pp"};
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++) {
+        c->degrees[axis] = (int)qd_options_int(o, keys[axis]);
+        if (c->degrees[axis] == 0)
+            return QD_FAIL(QD_USAGE, "%s is 0: it must be at least 1, or -1 for the rest of the world", keys[axis]);
+    }
+    bool bf16 = qd_options_enum(o, "train.precision") == 1;
+    int grad = qd_options_enum(o, "train.grad_dtype");
+    bool counts_tokens = c->model.moe.experts > 0 && c->model.moe.bias_rate > 0.0; /* beside gradients: bf16 cannot count that far */
+    c->strategy = (qd_strategy){
+        .seq = seq,
+        .micro_batch = qd_options_int(o, "train.micro_batch"),
+        .activation = bf16 ? QD_BF16 : QD_F32,
+        .param = bf16 ? QD_BF16 : QD_F32,
+        .grad = grad == 0 ? (bf16 && !counts_tokens ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
+        .optimizer = c->optimizer.kind,
+        .momentum = c->optimizer.momentum > 0.0,
+        .muon_steps = c->optimizer.muon_steps,
+        .overlap = qd_options_bool(o, "parallel.overlap"),
+        .tensor_pieces = (int)qd_options_int(o, "parallel.tp_overlap"),
+        .split_backward = qd_options_bool(o, "parallel.split_backward"),
+        .bucket_bytes = (int64_t)(qd_options_float(o, "parallel.bucket_mb") * 1024.0 * 1024.0),
+        .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
+        .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
+        .swiglu = (qd_swiglu)qd_options_enum(o, "train.swiglu"),
+        .expert_rows = qd_options_float(o, "parallel.expert_rows"),
+        .split_master = qd_options_enum(o, "train.master") == 1,
+        .offload = qd_options_enum(o, "train.offload") == 1,
+        .chunk_bytes = (int64_t)(qd_options_float(o, "train.offload_chunk_mb") * 1024.0 * 1024.0),
+        .training = true,
+    };
+    c->strategy.cp_mode = (qd_cp_mode)qd_options_enum(o, "parallel.cp_mode");
+    c->ep = (int)qd_options_int(o, "parallel.ep");
+    c->etp = (int)qd_options_int(o, "parallel.etp");
+    c->nodes = (int)qd_options_int(o, "parallel.nodes");
+    c->by_node = qd_options_enum(o, "parallel.dispatch") == 1;
+    c->sp = qd_options_bool(o, "parallel.sp");
+    QD_TRY(check_schedule(o));
+    c->pipeline = (qd_pipeline){
+        .kind = (qd_schedule_kind)qd_options_enum(o, "parallel.schedule"),
+        .virtual_stages = (int)qd_options_int(o, "parallel.virtual_stages"),
+        .file = qd_options_string(o, "parallel.schedule_file"),
+    };
+    const char *layers = qd_options_string(o, "parallel.layers");
+    if (strlen(layers) >= sizeof c->pipeline.layers)
+        return QD_FAIL(QD_USAGE, "parallel.layers is longer than %zu characters", sizeof c->pipeline.layers - 1);
+    memcpy(c->pipeline.layers, layers, strlen(layers) + 1);
+    QD_TRY(resolve_sharding(o, &c->strategy));
+    c->global_batch = qd_options_int(o, "train.global_batch");
+    c->steps = c->optimizer.steps;
+    c->seed = (uint64_t)qd_options_int(o, "train.seed");
+        c->data = (qd_data_config){
+        .path = qd_options_string(o, "data.path"),
+        .tokenizer = qd_options_string(o, "data.tokenizer"),
+        .separator = qd_options_string(o, "data.separator"),
+        .field = qd_options_string(o, "data.field"),
+        .cache = qd_options_string(o, "data.cache"),
+        .validation = qd_options_float(o, "data.validation"),
+        .document_mask = qd_options_bool(o, "data.document_mask"),
+        .verify = qd_options_bool(o, "data.verify"),
+    };
+    c->run_dir = qd_options_string(o, "run.dir");
+    c->memory_check = qd_options_bool(o, "run.memory_check");
+    c->save = qd_options_bool(o, "run.save");
+    c->save_every = c->save ? qd_options_int(o, "run.save_every") : 0;
+    c->save_seconds = c->save ? 60.0 * qd_options_float(o, "run.save_minutes") : 0.0;
+    c->async_save = qd_options_bool(o, "run.async_save");
+    c->keep = (int)qd_options_int(o, "run.keep");
+    c->resume = qd_options_bool(o, "run.resume");
+    c->weights = qd_options_string(o, "run.weights");
+    c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
+    c->device = qd_options_string(o, "run.device");
+    c->strategy.traits = qd_device_traits_find(c->device);
+    c->gpu = (int)qd_options_int(o, "run.gpu");
+    c->tuning = qd_options_string(o, "run.tuning");
+    c->tuning_seconds = qd_options_float(o, "run.tuning_seconds");
+    c->deterministic = qd_options_bool(o, "train.deterministic");
+    c->backend = qd_options_string(o, "run.backend");
+    if (strcmp(c->backend, "nccl") == 0 && strcmp(c->device, "cuda") != 0)
+        return QD_FAIL(QD_USAGE, "run.backend=nccl moves GPU memory: it needs run.device=cuda");
+    c->ranks_as_threads = qd_options_enum(o, "run.ranks_as") == 1;
+    c->threads = (int)qd_options_int(o, "run.threads");
+    c->deadline = qd_options_float(o, "run.deadline");
+    c->log_every = qd_options_int(o, "run.log_every");
+    c->trace = qd_options_bool(o, "run.trace");
+    c->trace_steps = qd_options_int(o, "run.trace_steps");
+    static const struct {
+        const char *key, *what;
+    } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
+                        {"run.save_every", "the folder that checkpoints are written to"},
+                        {"run.resume", "the folder of the run to go on with"}};
+    const bool wanted[] = {c->trace, c->save_every > 0, c->resume};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (wanted[i] && c->run_dir[0] == '\0')
+            return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);
+    return QD_OK;
+}
+
+bool qd_config_snapshot(const qd_config *c)
+{
+    return c->save_every > 0 && c->async_save;
+}
+
+/* A program takes 2 to 6 KB for each module of each micro-batch (measured: plain 2.3, ZeRO 3 with recompute 4.7, with ZB-V 6.2 for all
+ * stages): it stays within about 2 GB. To be asked before a schedule is made, which has turns for all of them. */
+static qd_status check_length(const qd_config *c, const qd_strategy *s, int64_t share)
+{
+    enum { MOST_PASSES = 400000 }; /* model.layers is at most a quarter of it */
+    int64_t modules = c->model.layers + 2, most = MOST_PASSES / modules, count = share / s->micro_batch, fewer = most;
+    if (count <= most)
+        return QD_OK;
+    while (fewer > 1 && share % fewer != 0)
+        fewer--;
+    return QD_FAIL(QD_USAGE,
+                   "train.global_batch=%lld with train.micro_batch=%lld makes %lld micro-batches per rank, and a step of %lld layers has "
+                   "at most %lld: set train.micro_batch to %lld, or lower train.global_batch, which counts sequences, not tokens",
+                   (long long)c->global_batch, (long long)s->micro_batch, (long long)count, (long long)c->model.layers, (long long)most,
+                   (long long)(share / fewer));
+}
+
+/* The global batch is shared out evenly: sequences per rank, then per micro-batch. */
+static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strategy *s)
+{
+    int dp = mesh->degree[QD_AXIS_DP];
+    if (c->global_batch < dp)
+        return QD_FAIL(QD_USAGE,
+                       "train.global_batch (%lld) is less than the data-parallel degree (%d), and each of its ranks computes a sequence: "
+                       "take a multiple of %d",
+                       (long long)c->global_batch, dp, dp);
+    if (c->global_batch % dp != 0)
+        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): take %lld or %lld",
+                       (long long)c->global_batch, dp, (long long)(c->global_batch / dp * dp),
+                       (long long)((c->global_batch / dp + 1) * dp));
+    int64_t share = c->global_batch / dp;
+    if (s->micro_batch == 0)
+        s->micro_batch = share;
+    if (s->micro_batch > share || share % s->micro_batch != 0)
+        return QD_FAIL(QD_USAGE, "train.micro_batch (%lld) does not divide the %lld sequences of a rank (global batch %lld on dp %d)",
+                       (long long)s->micro_batch, (long long)share, (long long)c->global_batch, dp);
+    if (s->micro_batch * s->seq > INT32_MAX)
+        return QD_FAIL(QD_USAGE, "a micro-batch of %lld x %lld tokens is too large: set a smaller train.micro_batch, or lower "
+                                 "train.global_batch, which counts sequences, not tokens", (long long)s->micro_batch,
+                       (long long)s->seq);
+    const qd_model *m = &c->model;
+    double row = 8.0 * (double)m->hidden + 4.0 * (double)m->heads * m->head_dim + 6.0 * (double)m->ffn;
+    if ((double)s->micro_batch * (double)s->seq * row * (m->layers + 2.0) * 4.0 > 1e18)
+        return QD_FAIL(QD_USAGE, "the activations of a micro-batch of %lld x %lld tokens exceed any machine: lower train.micro_batch or "
+                                 "data.seq", (long long)s->micro_batch, (long long)s->seq);
+    QD_TRY(check_length(c, s, share));
+    s->micro_batches = (int)(share / s->micro_batch);
+    return QD_OK;
+}
+
+qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy)
+{
+    qd_mesh mesh;
+    *strategy = config->strategy;
+    QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
+    mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
+    mesh.ep = config->ep;
+    mesh.etp = config->etp;
+    mesh.nodes = config->nodes;
+    mesh.by_node = config->by_node;
+    enum { GPU_BLOCKS = 1024 }; /* rows of an expert of a source, in one product over experts */
+    if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS,
+                       config->model.moe.experts, config->etp);
+    QD_TRY(share_batch(config, &mesh, strategy));
+    QD_TRY(qd_ledger_create(&config->model, config->family, &mesh, arena, ledger));
+    return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena,
+                             &strategy->schedule);
+}
+
+qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)
+{
+    qd_ledger *ledger;
+    qd_strategy strategy;
+    QD_TRY(qd_config_place(config, arena, &ledger, &strategy));
+    return qd_program_create(ledger, &strategy, rank, arena, program);
+}

@@ -1,0 +1,136 @@
+#include "spec/config/formulas.h"
+
+#include "base/text/text.h"
+
+#include <stdio.h>
+
+/* How often a module's ranks of tp exchange all rows of a micro-batch. */
+typedef struct exchanges {
+    int reduces, gathers, scatters;
+} exchanges;
+
+/* Forward: before the products that are cut by columns rows are gathered, after those cut by rows they are summed. Backward: the
+ * same of the gradients; and rows that were gathered for a product are gathered again for its weight gradient. */
+static exchanges block_exchanges(bool sp, bool training, qd_recompute recompute)
+{
+    bool again = training && recompute == QD_RECOMPUTE_FULL; /* up to the last product, whose sum the backward pass does not read */
+    if (!sp)
+        return (exchanges){.reduces = 2 + 2 * training + again};
+    return (exchanges){.gathers = 2 + 4 * training + 2 * again, .scatters = 2 + 2 * training + again};
+}
+
+static exchanges end_exchanges(qd_module_kind kind, bool sp, bool training)
+{
+    if (kind == QD_MODULE_EMBED)
+        return sp ? (exchanges){.scatters = 1, .gathers = training} : (exchanges){.reduces = 1};
+    return sp ? (exchanges){.gathers = 1, .scatters = training} : (exchanges){.reduces = training};
+}
+
+/* Bytes of `count` elements cut into pieces of rows; short sums take another way than long ones. */
+static int64_t reduce_bytes(int64_t rows, int64_t cols, int pieces, qd_dtype dtype, int tp)
+{
+    int64_t bytes = 0;
+    for (int p = 0; p < pieces; p++) {
+        int64_t first, count;
+        qd_slice(rows, pieces, p, &first, &count);
+        bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, count * cols, dtype, tp);
+    }
+    return bytes;
+}
+
+/* The row maximum, the sum of exponentials and the target's logit, chunk by chunk. */
+static int64_t loss_bytes(const qd_program *p, int64_t rows, int tp)
+{
+    int64_t chunk = qd_head_chunk_rows(p->strategy.traits, p->ledger->model.vocab), bytes = 0;
+    for (int64_t first = 0; first < rows; first += chunk) {
+        int64_t count = rows - first < chunk ? rows - first : chunk;
+        bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, count, QD_F32, tp) + qd_coll_bytes(QD_COLL_ALL_REDUCE, 2 * count, QD_F32, tp);
+    }
+    return bytes;
+}
+
+static bool runs_module(const qd_program *p, int module)
+{
+    for (int i = 0; i < p->action_count; i++)
+        if (p->actions[i].kind == QD_ACTION_FORWARD && p->actions[i].module == module)
+            return true;
+    return false;
+}
+
+/* What the program says of the exchanges inside modules over an axis. */
+static int64_t planned_over(const qd_program *p, qd_axis axis)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        const qd_action *a = &p->actions[i];
+        unsigned phases = qd_action_phases(a);
+        const qd_module_class *c = phases ? qd_program_class(p, a->module) : NULL;
+        for (int k = 0; c && k < c->op_count; k++)
+            if (qd_op_runs(&c->ops[k], phases) && c->ops[k].exchange.group.axes == QD_AXIS_BIT(axis))
+                /* they are as if all ranks did what this one does */
+                bytes += c->ops[k].exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP];
+    }
+    return bytes;
+}
+
+bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
+{
+    const qd_strategy *s = &p->strategy;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int tp = mesh->degree[QD_AXIS_TP], pieces = s->overlap && s->tensor_pieces > 1 ? s->tensor_pieces : 1;
+    int pp = mesh->degree[QD_AXIS_PP];
+    int64_t rows = qd_program_rows(p), hidden = p->ledger->model.hidden, groups = mesh->world / tp / pp;
+    if (tp == 1 || p->ledger->model.moe.experts > 0)
+        return false;
+    *f = (qd_check_formula){.bytes = 0};
+    for (int module = 0; module < p->ledger->module_count; module++) {
+        const qd_module *m = &p->ledger->modules[module];
+        bool block = m->layer >= 0;
+        if (!runs_module(p, module))
+            continue;
+        exchanges e = block ? block_exchanges(mesh->sp, s->training, qd_strategy_recompute(s, p->ledger, module))
+                            : end_exchanges(m->kind, mesh->sp, s->training);
+        int64_t bytes = e.reduces * reduce_bytes(rows, hidden, block ? pieces : 1, s->activation, tp) +
+                        e.gathers * qd_coll_bytes(QD_COLL_ALL_GATHER, rows * hidden, s->activation, tp) +
+                        e.scatters * qd_coll_bytes(QD_COLL_REDUCE_SCATTER, rows * hidden, s->activation, tp);
+        if (block && f->text[0] == '\0') {
+            char amount[32];
+            qd_text_bytes(bytes, amount, sizeof amount);
+            if (mesh->sp)
+                snprintf(f->text, sizeof f->text,
+                         "tp with sp: %d all-gathers and %d reduce-scatters of b·s·h, %d(t-1)bsh = %s, per block and micro-batch",
+                         e.gathers, e.scatters, e.gathers + e.scatters, amount);
+            else
+                snprintf(f->text, sizeof f->text, "tp: %d all-reduces of b·s·h, %d(t-1)bsh = %s, per block and micro-batch", e.reduces,
+                         2 * e.reduces, amount);
+        }
+        f->bytes += (bytes + (m->kind == QD_MODULE_HEAD ? loss_bytes(p, rows, tp) : 0)) * groups * s->micro_batches;
+    }
+    f->planned = planned_over(p, QD_AXIS_TP);
+    return true;
+}
+
+bool qd_formula_context(const qd_program *p, qd_check_formula *f)
+{
+    const qd_strategy *s = &p->strategy;
+    const qd_model *m = &p->ledger->model;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int n = mesh->degree[QD_AXIS_CP], tp = mesh->degree[QD_AXIS_TP];
+    if (n == 1)
+        return false;
+    /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by several. */
+    int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
+    qd_context_theory t =
+        qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));
+    *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
+    for (int i = 0; i < p->action_count; i++) {
+        unsigned phases = qd_action_phases(&p->actions[i]);
+        if (!phases || p->ledger->modules[p->actions[i].module].layer < 0)
+            continue;
+        f->bytes += phases == QD_PHASES_AGAIN || (phases & 1u << QD_PHASE_FORWARD) ? t.forward : 0;
+        f->bytes += phases & 1u << QD_PHASE_INPUT ? t.backward : 0;
+    }
+    f->bytes *= mesh->world / n / mesh->degree[QD_AXIS_PP];
+    snprintf(f->text, sizeof f->text, "cp: %s, per block and micro-batch", t.text);
+    return true;
+}

@@ -1,0 +1,90 @@
+#include "spec/layout/context.h"
+
+#include <string.h>
+
+int qd_context_runs(int64_t seq, int cp, int coord, qd_row_run runs[QD_CONTEXT_RUNS])
+{
+    int count = 0;
+    int64_t row = 0;
+    for (int i = 0; i < 2; i++) {
+        int64_t position, length;
+        qd_slice(seq, 2 * cp, i == 0 ? coord : 2 * cp - 1 - coord, &position, &length);
+        if (length > 0 && count > 0 && runs[count - 1].position + runs[count - 1].count == position)
+            runs[count - 1].count += length;
+        else if (length > 0)
+            runs[count++] = (qd_row_run){row, position, length};
+        row += length;
+    }
+    return count;
+}
+
+int64_t qd_context_rows(int64_t seq, int cp, int coord)
+{
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int64_t rows = 0;
+    for (int i = qd_context_runs(seq, cp, coord, runs) - 1; i >= 0; i--)
+        rows += runs[i].count;
+    return rows;
+}
+
+int64_t qd_context_most_rows(int64_t seq, int cp)
+{
+    int64_t most = 0;
+    for (int coord = 0; coord < cp; coord++) {
+        int64_t rows = qd_context_rows(seq, cp, coord);
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
+int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool whole)
+{
+    return batch * ((cp > 1 ? 4 : 3) * qd_context_rows(seq, cp, coord) + (whole ? seq : 0));
+}
+
+void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole, const int32_t *in, int32_t *out)
+{
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int count = qd_context_runs(seq, cp, coord, runs);
+    int64_t rows = qd_context_rows(seq, cp, coord);
+    for (int64_t b = 0; b < batch; b++) {
+        for (int i = 0; i < count; i++) {
+            const qd_row_run *r = &runs[i];
+            for (int part = 0; part < 3; part++)
+                memcpy(out + (part * batch + b) * rows + r->row, in + (part * batch + b) * seq + r->position,
+                       (size_t)r->count * sizeof *out);
+            for (int64_t k = 0; k < r->count; k++)
+                out[(3 * batch + b) * rows + r->row + k] = (int32_t)(r->position + k);
+        }
+    }
+    if (whole)
+        memcpy(out + 4 * batch * rows, in + 2 * batch * seq, (size_t)(batch * seq) * sizeof *out);
+}
+
+int64_t qd_context_kv_share(int cp, int64_t kv, int64_t head_dim)
+{
+    return kv / head_dim > cp ? kv / cp : head_dim;
+}
+
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int n, int64_t tokens, int64_t q, int64_t kv, int64_t head_dim, int64_t size)
+{
+    int64_t keys = tokens * 2 * kv, swapped = tokens * (2 * q / n + 2 * qd_context_kv_share(n, kv, head_dim)) * (n - 1) * size;
+    switch (mode) {
+    case QD_CP_RING:
+        return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * size + n * keys * 4,
+                                   "ring, 2kv·bs·(n-1)·size forward, the same and 2kv·bs·4n backward"};
+    case QD_CP_GATHER:
+        return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * (size + 4),
+                                   "gather, 2kv·bs·(n-1)·size forward, the same and 2kv·bs·4(n-1) backward"};
+    case QD_CP_ULYSSES: break;
+    }
+    return (qd_context_theory){swapped, swapped, "ulysses, (2q+2max(kv,n·d))·bs·(n-1)/n·size forward, the same backward"};
+}
+
+qd_status qd_context_check(int64_t seq, int cp)
+{
+    if (cp > 1 && seq < 2 * (int64_t)cp)
+        return QD_FAIL(QD_USAGE, "data.seq is %lld and parallel.cp %d: a sequence is cut into two pieces per rank and needs at least %d "
+                                 "positions", (long long)seq, cp, 2 * cp);
+    return QD_OK;
+}

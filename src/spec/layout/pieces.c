@@ -1,0 +1,106 @@
+#include "spec/layout/pieces.h"
+
+unsigned qd_pieces_kinds(const qd_program *p)
+{
+    unsigned kinds = 1u << QD_CKPT_VALUE;
+    if (p->persistent[QD_BUFFER_MOMENT1] >= 0)
+        kinds |= 1u << QD_CKPT_MOMENT1;
+    if (p->persistent[QD_BUFFER_MOMENT2] >= 0)
+        kinds |= 1u << QD_CKPT_MOMENT2;
+    return kinds;
+}
+
+/* What the rank answers for of a parameter, and with how many others it shares that: under ZeRO the ranks that hold the same
+ * part, else all of a group. */
+static qd_atom box_of(const qd_program *p, int kind, int param)
+{
+    static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+    qd_atom box = qd_program_holding(p, buffers[kind], param).box;
+    if (!qd_ledger_counts(p->ledger, param, p->rank)) /* another rank of tp has the same and writes it */
+        box.length[0] = 0;
+    return box;
+}
+
+int qd_pieces_tensors(const qd_program *p)
+{
+    int tensors = 0;
+    for (int i = 0; i < p->ledger->param_count; i++)
+        if (p->ledger->params[i].tied_to < 0)
+            tensors += 1 + qd_program_keeps(p, QD_BUFFER_MOMENT1, i) + qd_program_keeps(p, QD_BUFFER_MOMENT2, i);
+    return tensors;
+}
+
+static int replicas_of(const qd_program *p, int param, int *replica)
+{
+    qd_group group = qd_ledger_data_group(p->ledger, p->ledger->params[param].family);
+    int parts = qd_storage_share(&p->storage, param).parts;
+    *replica = qd_group_coord(&p->ledger->mesh, group, p->rank) / parts;
+    return group.size / parts;
+}
+
+static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_atom *box, int64_t first_row, int64_t rows)
+{
+    int64_t row = box->length[1], most = QD_PIECE_BYTES / (int64_t)sizeof(float) / row;
+    most = most > 0 ? most : 1;
+    for (int64_t done = 0; done < rows; done += most) {
+        qd_state_piece piece = {.param = param, .kind = (qd_ckpt_kind)kind, .box = *box, .before = pieces->elements};
+        piece.box.begin[0] += first_row + done;
+        piece.box.length[0] = rows - done < most ? rows - done : most;
+        piece.count = piece.box.length[0] * row;
+        if (pieces->list)
+            pieces->list[pieces->count] = piece;
+        pieces->count++;
+        pieces->elements += piece.count;
+        pieces->largest = piece.count > pieces->largest ? piece.count : pieces->largest;
+    }
+}
+
+/* The held boxes of a family one after another are one long list of elements; each replica takes an even stretch of it, rounded to rows. So
+ * most tensors are written whole, and a rank that shares with n others writes n + 1 cut ones more than it must. */
+static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
+{
+    *pieces = (qd_state_pieces){.list = pieces->list};
+    for (int kind = 0; kind < QD_CKPT_KIND_COUNT; kind++) {
+        int64_t totals[QD_FAMILY_COUNT] = {0}, before[QD_FAMILY_COUNT] = {0};
+        if (!(kinds & 1u << kind))
+            continue;
+        for (int i = 0; i < p->ledger->param_count; i++) {
+            qd_atom box = box_of(p, kind, i);
+            totals[p->ledger->params[i].family] += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
+        }
+        for (int i = 0; i < p->ledger->param_count; i++) {
+            qd_atom box = box_of(p, kind, i);
+            int64_t row = box.length[1], count = box.length[0] * row;
+            if (p->ledger->params[i].tied_to >= 0 || count == 0)
+                continue;
+            int family = p->ledger->params[i].family, replica, replicas = replicas_of(p, i, &replica);
+            int64_t begin, length, at = before[family];
+            qd_slice(totals[family], replicas, replica, &begin, &length);
+            /* A row belongs to the stretch that holds its first element. */
+            int64_t from = begin <= at ? 0 : (begin - at + row - 1) / row;
+            int64_t to = begin + length <= at ? 0 : (begin + length - at + row - 1) / row;
+            to = to < box.length[0] ? to : box.length[0];
+            if (from < to)
+                add_piece(pieces, i, kind, &box, from, to - from);
+            before[family] += count;
+        }
+    }
+}
+
+qd_status qd_pieces_plan(const qd_program *p, unsigned kinds, qd_arena *arena, qd_state_pieces *pieces)
+{
+    *pieces = (qd_state_pieces){0};
+    walk(p, kinds, pieces);
+    pieces->list = QD_ARENA_NEW(arena, qd_state_piece, pieces->count + 1);
+    if (!pieces->list)
+        return QD_NO_MEMORY;
+    walk(p, kinds, pieces);
+    return QD_OK;
+}
+
+int64_t qd_pieces_bytes(const qd_program *p)
+{
+    qd_state_pieces pieces = {0};
+    walk(p, qd_pieces_kinds(p), &pieces);
+    return pieces.elements * (int64_t)sizeof(float);
+}

@@ -1,0 +1,37 @@
+#include "spec/layout/tensor.h"
+
+qd_status qd_tensor_check(const qd_model *m, const qd_mesh *mesh)
+{
+    int tp = mesh->degree[QD_AXIS_TP];
+    if (tp > QD_TENSOR_MOST)
+        return QD_FAIL(QD_USAGE, "parallel.tp is %d: at most %d ranks can share a layer", tp, QD_TENSOR_MOST);
+    if (m->heads % tp != 0)
+        return QD_FAIL(QD_USAGE, "parallel.tp is %d, which does not divide the model's %d heads: a head is never cut", tp, m->heads);
+    if (m->kv_heads % tp != 0 && tp % m->kv_heads != 0)
+        return QD_FAIL(QD_USAGE, "parallel.tp is %d, but the model has %d kv heads: one must divide the other, so that each rank "
+                                 "has whole kv heads or all ranks that share one have the same", tp, m->kv_heads);
+    if (m->ffn < tp || m->vocab < tp)
+        return QD_FAIL(QD_USAGE, "parallel.tp is %d, more than the model's %s (%lld)", tp, m->ffn < tp ? "inner width" : "vocabulary",
+                       (long long)(m->ffn < tp ? m->ffn : m->vocab));
+    return QD_OK;
+}
+
+void qd_tensor_place(const qd_model *m, const qd_mesh *mesh, qd_split split, qd_param *p)
+{
+    int tp = mesh->degree[QD_AXIS_TP], repeat = split == QD_SPLIT_KV && tp > m->kv_heads ? tp / m->kv_heads : 0;
+    qd_place *value = &p->value[QD_AXIS_TP], *gradient = &p->gradient[QD_AXIS_TP];
+    if (tp == 1)
+        return;
+    switch (split) {
+    case QD_SPLIT_NONE: break;
+    case QD_SPLIT_NORM: gradient->kind = mesh->sp ? QD_PARTIAL : QD_REPLICATE; break;
+    case QD_SPLIT_HEADS: gradient->kind = QD_PARTIAL; break;
+    case QD_SPLIT_ROWS:
+    case QD_SPLIT_COLS: *value = *gradient = (qd_place){QD_SHARD, split == QD_SPLIT_COLS, 0}; break;
+    case QD_SPLIT_KV:
+        *value = *gradient = (qd_place){QD_SHARD, 0, (int16_t)repeat};
+        if (repeat > 1) /* each of them has the query heads of its own */
+            gradient->kind = QD_PARTIAL;
+        break;
+    }
+}

@@ -1,0 +1,761 @@
+/* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c says when parameters are
+ * gathered, gradients.c when gradients are reduced. */
+#include "spec/layout/experts.h"
+#include "spec/program/program_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const action_names[QD_ACTION_KIND_COUNT] = {
+#define QD_ACTION_NAME(kind, name) [QD_ACTION_##kind] = name,
+    QD_ACTION_TABLE(QD_ACTION_NAME)
+#undef QD_ACTION_NAME
+};
+
+static const char *const buffer_names[QD_BUFFER_KIND_COUNT] = {
+#define QD_BUFFER_NAME(kind, name) [QD_BUFFER_##kind] = name,
+    QD_BUFFER_TABLE(QD_BUFFER_NAME)
+#undef QD_BUFFER_NAME
+};
+
+const char *qd_action_name(qd_action_kind kind)
+{
+    return action_names[kind];
+}
+
+const char *qd_action_row_name(qd_action_kind kind)
+{
+    switch (kind) {
+    case QD_ACTION_NORM: return "gradient norm";
+    case QD_ACTION_ADD: return "gradient add";
+    case QD_ACTION_ZERO: return "gradient zero";
+    case QD_ACTION_REDUCE_SCATTER: return "gradient reduce_scatter";
+    default: return action_names[kind];
+    }
+}
+
+const char *qd_buffer_kind_name(qd_buffer_kind kind)
+{
+    return buffer_names[kind];
+}
+
+qd_coll_kind qd_action_collective(qd_action_kind kind)
+{
+    switch (kind) {
+    case QD_ACTION_REDUCE: return QD_COLL_ALL_REDUCE;
+    case QD_ACTION_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
+    case QD_ACTION_GATHER: return QD_COLL_ALL_GATHER;
+    case QD_ACTION_COLLECT:
+    case QD_ACTION_HAND_BACK: return QD_COLL_ALL_TO_ALL;
+    case QD_ACTION_SHARE: return QD_COLL_BROADCAST;
+    case QD_ACTION_SEND: return QD_COLL_SEND;
+    case QD_ACTION_RECV: return QD_COLL_RECV;
+    default: return QD_COLL_KIND_COUNT;
+    }
+}
+
+typedef qd_builder builder;
+
+int64_t qd_build_port_bytes(const builder *b)
+{
+    int64_t first, rows;
+    qd_ledger_port_rows(b->ledger, b->p->rank, qd_program_rows(b->p), &first, &rows);
+    return rows * b->ledger->model.hidden * (int64_t)qd_dtype_size(b->strategy->activation);
+}
+
+static void set_uses(builder *b, qd_action *a, int module, int mb)
+{
+    const qd_flight *flight = qd_flight_of(b, module, mb), *before = module > 0 ? qd_flight_of(b, module - 1, mb) : NULL;
+    a->bytes = qd_class_exchanged(qd_program_class(b->p, module), qd_action_phases(a));
+    qd_units_uses(b, module, a->use);
+    if (b->strategy->training) {
+        qd_gradients_uses(b, module, mb, a->use);
+        a->overwrite = qd_gradients_first(b, module, mb, qd_action_phases(a));
+    }
+    a->use[QD_USE_IN] = before ? before->port : -1;
+    a->use[QD_USE_OUT] = flight->port;
+    a->use[QD_USE_GRAD_IN] = before ? before->port_grad : -1;
+    a->use[QD_USE_GRAD_OUT] = flight->port_grad;
+    a->use[QD_USE_INPUT] = qd_program_class(b->p, module)->uses_input ? b->input[mb % b->depth] : -1;
+    a->use[QD_USE_STASH_I] = flight->stash_i;
+    a->use[QD_USE_STASH_W] = flight->stash_w;
+    a->use[QD_USE_MID] = flight->mid;
+}
+
+static void alloc_stash(builder *b, int module, int mb)
+{
+    const qd_module_class *c = qd_program_class(b->p, module);
+    qd_flight *flight = qd_flight_of(b, module, mb);
+    flight->stash_i = qd_build_alloc(b, QD_BUFFER_STASH_I, module, mb, c->region[QD_REGION_STASH_I]);
+    flight->stash_w = qd_build_alloc(b, QD_BUFFER_STASH_W, module, mb, c->region[QD_REGION_STASH_W]);
+}
+
+static void forward(builder *b, int item)
+{
+    int module = b->items[item].module, mb = b->items[item].microbatch;
+    const qd_module_class *c = qd_program_class(b->p, module);
+    qd_flight *flight = qd_flight_of(b, module, mb);
+    alloc_stash(b, module, mb);
+    flight->port = module < b->modules - 1 ? qd_build_alloc(b, QD_BUFFER_PORT, module, mb, qd_build_port_bytes(b)) : -1;
+    qd_action *a = qd_build_action(b, QD_ACTION_FORWARD, module, mb);
+    set_uses(b, a, module, mb);
+    a->flops = qd_class_flops(c, QD_PHASE_FORWARD);
+    qd_units_wait(b, item);
+    if (module > 0)
+        qd_build_wait(b, &qd_flight_of(b, module - 1, mb)->arrives);
+    if (c->recompute == QD_RECOMPUTE_FULL) {
+        qd_build_free(b, &flight->stash_i);
+        qd_build_free(b, &flight->stash_w);
+    }
+    if (!b->strategy->training && module > 0)
+        qd_build_free(b, &qd_flight_of(b, module - 1, mb)->port);
+}
+
+/* What dies after a phase of the backward pass. */
+static void free_after(builder *b, int module, int mb, qd_phase phase)
+{
+    const qd_module_class *c = qd_program_class(b->p, module);
+    qd_flight *flight = qd_flight_of(b, module, mb);
+    if (module > 0 && c->in_until <= phase)
+        qd_build_free(b, &qd_flight_of(b, module - 1, mb)->port);
+    if (c->grad_out_until <= phase)
+        qd_build_free(b, &flight->port_grad);
+    qd_build_free(b, &flight->stash_i);
+    if (phase == QD_PHASE_WEIGHT) {
+        qd_build_free(b, &flight->stash_w);
+        qd_build_free(b, &flight->mid);
+    }
+}
+
+static void backward_action(builder *b, qd_action_kind kind, int module, int mb, double flops)
+{
+    qd_action *a = qd_build_action(b, kind, module, mb);
+    set_uses(b, a, module, mb);
+    a->flops = flops;
+    a->squares = mb == b->strategy->micro_batches - 1 && (qd_program_class(b->p, module)->square_phases & qd_action_phases(a));
+    b->last_gradient = b->p->action_count - 1;
+}
+
+/* Fills the stash a second time, from the port that enters the module. */
+static void recompute(builder *b, int item)
+{
+    int module = b->items[item].module, mb = b->items[item].microbatch;
+    alloc_stash(b, module, mb);
+    qd_action *a = qd_build_action(b, QD_ACTION_RECOMPUTE, module, mb);
+    set_uses(b, a, module, mb);
+    a->flops = qd_class_recompute_flops(qd_program_class(b->p, module));
+    qd_units_wait(b, item);
+}
+
+/* Whether an item's backward pass is two actions: where the schedule puts its halves apart, or parallel.split_backward asks for
+ * it. A whole pass of a class that is written for halves is one action all the same: only then do exchanges over tp run beside
+ * products of the other half. */
+static bool in_halves(const builder *b, int item)
+{
+    return b->strategy->split_backward && qd_program_class(b->p, b->items[item].module)->has_weight_phase &&
+           (b->items[item].pass != QD_PASS_B || b->asked_split);
+}
+
+/* Passes B and I. */
+static void backward(builder *b, int item)
+{
+    int module = b->items[item].module, mb = b->items[item].microbatch;
+    const qd_module_class *c = qd_program_class(b->p, module);
+    if (c->recompute == QD_RECOMPUTE_FULL)
+        recompute(b, item);
+    double input_flops = qd_class_flops(c, QD_PHASE_INPUT), weight_flops = qd_class_flops(c, QD_PHASE_WEIGHT);
+    if (module > 0)
+        qd_flight_of(b, module - 1, mb)->port_grad = qd_build_alloc(b, QD_BUFFER_PORT_GRAD, module - 1, mb, qd_build_port_bytes(b));
+    bool halves = in_halves(b, item);
+    if (b->strategy->split_backward && c->has_weight_phase)
+        qd_flight_of(b, module, mb)->mid = qd_build_alloc(b, QD_BUFFER_MID, module, mb, c->region[QD_REGION_MID]);
+    backward_action(b, halves ? QD_ACTION_BACKWARD_INPUT : QD_ACTION_BACKWARD, module, mb,
+                    halves ? input_flops : input_flops + weight_flops);
+    qd_units_wait(b, item);
+    qd_build_wait(b, &qd_flight_of(b, module, mb)->grad_arrives);
+    free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
+}
+
+/* Pass W, and the second half of a pass B in halves. */
+static void backward_weight(builder *b, int item)
+{
+    int module = b->items[item].module, mb = b->items[item].microbatch;
+    if (!in_halves(b, item))
+        return;
+    backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(qd_program_class(b->p, module), QD_PHASE_WEIGHT));
+    qd_units_wait(b, item); /* blocks with experts read parameters here too */
+    free_after(b, module, mb, QD_PHASE_WEIGHT);
+}
+
+/* The modules of a stage in the order of the pass. Modules whose gradients are all computed by I have no pass W. */
+static void write_turn(builder *b, const qd_turn *turn)
+{
+    bool up = turn->pass == QD_PASS_F;
+    for (int i = 0; i < b->modules; i++) {
+        int module = up ? i : b->modules - 1 - i;
+        if (b->ledger->modules[module].stage != turn->stage)
+            continue;
+        if (turn->pass != QD_PASS_W || qd_program_class(b->p, module)->has_weight_phase)
+            b->items[b->item_count++] = (qd_step_item){turn->pass, module, turn->microbatch};
+    }
+}
+
+/* Micro-batches between the first that is not over and the last that has begun, at most. */
+static int find_depth(const builder *b)
+{
+    int depth = 1, low = 0, highest = 0;
+    for (int i = 0; i < b->item_count; i++) {
+        while (low < b->strategy->micro_batches && b->input_left[low] == 0)
+            low++;
+        highest = b->items[i].microbatch > highest ? b->items[i].microbatch : highest;
+        depth = highest - low + 1 > depth ? highest - low + 1 : depth;
+        b->input_left[b->items[i].microbatch]--;
+    }
+    return depth;
+}
+
+/* The order of work, from the schedule. */
+static qd_status write_items(builder *b, qd_arena *arena)
+{
+    const qd_strategy *s = b->strategy;
+    const qd_schedule *schedule = b->schedule;
+    const qd_turn *turns = &schedule->turns[schedule->begin[b->stage_rank]];
+    b->turn_count = schedule->begin[b->stage_rank + 1] - schedule->begin[b->stage_rank];
+    b->items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * (schedule->splits ? 3 : 2));
+    b->turn_begin = QD_ARENA_NEW(arena, int, b->turn_count + 1);
+    b->input_left = QD_ARENA_NEW(arena, int, s->micro_batches);
+    b->input = QD_ARENA_NEW(arena, int, s->micro_batches);
+    if (!b->items || !b->turn_begin || !b->input_left || !b->input)
+        return QD_NO_MEMORY;
+    for (int turn = 0; turn < b->turn_count; turn++) {
+        b->turn_begin[turn] = b->item_count;
+        write_turn(b, &turns[turn]);
+    }
+    b->turn_begin[b->turn_count] = b->item_count;
+    for (int i = 0; i < b->item_count; i++)
+        b->input_left[b->items[i].microbatch]++;
+    b->depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers begin before and end after the passes */
+    memset(b->input, 0xff, (size_t)s->micro_batches * sizeof *b->input);
+    memset(b->input_left, 0, (size_t)s->micro_batches * sizeof *b->input_left);
+    for (int i = 0; i < b->item_count; i++)
+        b->input_left[b->items[i].microbatch]++;
+    size_t flights = (size_t)b->modules * (size_t)b->depth;
+    b->flights = QD_ARENA_NEW(arena, qd_flight, flights);
+    if (!b->flights)
+        return QD_NO_MEMORY;
+    memset(b->flights, 0xff, flights * sizeof *b->flights);
+    return QD_OK;
+}
+
+static void run_item(builder *b, int index)
+{
+    const qd_step_item *item = &b->items[index];
+    int *input = &b->input[item->microbatch % b->depth];
+    if (*input < 0) {
+        *input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, qd_program_input(b->p) * (int64_t)sizeof(int32_t));
+        qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = *input;
+    }
+    qd_units_before(b, index);
+    qd_gradients_before(b, index);
+    if (item->pass == QD_PASS_F)
+        forward(b, index);
+    if (item->pass == QD_PASS_B || item->pass == QD_PASS_I)
+        backward(b, index);
+    if (item->pass == QD_PASS_B || item->pass == QD_PASS_W)
+        backward_weight(b, index);
+    qd_units_after(b, index);
+    qd_gradients_after(b, index);
+    if (--b->input_left[item->microbatch] == 0)
+        qd_build_free(b, input);
+}
+
+/* The sum over the group of the losses and of the tokens counted: two doubles. */
+static void reduce_loss(builder *b)
+{
+    const int groups[] = {b->data_group, b->pipeline_group}; /* all stages but the last add nothing */
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        if (groups[i] < 0)
+            continue;
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, groups[i], 2, QD_F64, -1);
+        a->buffer = b->p->persistent[QD_BUFFER_LOSS];
+        a->stream = QD_STREAM_COMPUTE;
+    }
+}
+
+static qd_status check_context(const qd_strategy *s, const qd_ledger *ledger)
+{
+    const qd_model *m = &ledger->model;
+    int cp = ledger->mesh.degree[QD_AXIS_CP], tp = ledger->mesh.degree[QD_AXIS_TP];
+    if (cp == 1)
+        return QD_OK;
+    if (s->context > 0)
+        return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.cp to 1");
+    int kv_heads = m->kv_heads > tp ? m->kv_heads / tp : 1; /* on a rank of tp */
+    if (s->cp_mode == QD_CP_ULYSSES && (m->heads % (cp * tp) != 0 || (kv_heads % cp != 0 && cp % kv_heads != 0)))
+        return QD_FAIL(QD_USAGE,
+                       "parallel.cp_mode ulysses gives each of the %d ranks of cp × tp heads of its own: the model's %d heads must be "
+                       "a multiple of that, and its %d kv heads a multiple or a divisor; ring and gather take any",
+                       cp * tp, m->heads, m->kv_heads);
+    return qd_context_check(s->seq, cp);
+}
+
+static qd_status check_master(const qd_strategy *s)
+{
+    if (!s->split_master || !s->training)
+        return QD_OK;
+    if (s->param == QD_F32)
+        return QD_FAIL(
+            QD_USAGE,
+            "train.master=split keeps what bf16 weights lack, and with train.precision=fp32 they lack nothing: leave it out, or set "
+            "train.precision=bf16");
+    if (s->offload)
+        return QD_FAIL(
+            QD_UNSUPPORTED,
+            "train.master=split keeps what is split off beside the weights, on the device, and train.offload=optimizer puts it into host "
+            "memory: set train.master=fp32 or train.offload=none");
+    if (s->optimizer == QD_OPTIM_MUON)
+        return QD_FAIL(QD_UNSUPPORTED, "train.master=split is for train.optimizer adamw and sgd; with muon set train.master=fp32");
+    return QD_OK;
+}
+
+/* Under sp every rank of tp works on rows of its own between the layers: one without rows has nothing to work on. */
+static qd_status check_rows(const qd_ledger *ledger, const qd_strategy *s)
+{
+    const qd_mesh *mesh = &ledger->mesh;
+    int tp = mesh->degree[QD_AXIS_TP], cp = mesh->degree[QD_AXIS_CP];
+    int64_t least = s->seq;
+    for (int coord = 0; coord < cp && cp > 1; coord++) {
+        int64_t rows = qd_context_rows(s->seq, cp, coord);
+        least = rows < least ? rows : least;
+    }
+    if (!mesh->sp || s->micro_batch * least >= tp)
+        return QD_OK;
+    int64_t wanted = (tp + s->micro_batch - 1) / s->micro_batch; /* positions of each sequence */
+    const char *without = ledger->model.moe.experts > 0 ? "lower parallel.tp" : "set parallel.sp=false";
+    return QD_FAIL(QD_USAGE,
+                   "parallel.sp gives each of the %d ranks of parallel.tp rows of its own, and a micro-batch has %lld "
+                   "(train.micro_batch=%lld times %lld positions%s): %s, or make data.seq at least %lld",
+                   tp, (long long)(s->micro_batch * least), (long long)s->micro_batch, (long long)least,
+                   cp > 1 ? " of a rank of cp" : "", without,
+                   (long long)(cp > 1 ? (wanted + 1) / 2 * 2 * cp : wanted)); /* a rank of cp has two of 2·cp chunks */
+}
+
+static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
+{
+    if (s->context > 0 && (s->training || s->micro_batch != 1 || s->micro_batches != 1))
+        return QD_FAIL(QD_USAGE, "generation runs one sequence forward at a time");
+    QD_TRY(qd_moe_check(&ledger->model, s));
+    QD_TRY(qd_offload_check(s));
+    QD_TRY(check_master(s));
+    if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
+        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); leave it out",
+                       s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
+    if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
+        return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
+    if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
+        return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
+    return check_rows(ledger, s);
+}
+
+/* One run of gradients is reduced at a time, so all of a module must be partial over the same data axes. */
+static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *module)
+{
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++)
+        if ((qd_ledger_gradient_axes(ledger, i) & ~QD_AXIS_BIT(QD_AXIS_TP)) != QD_AXES_DATA)
+            return QD_FAIL(QD_UNSUPPORTED, "the gradient of %s is not summed over the data axes alone", ledger->params[i].name);
+    return QD_OK;
+}
+
+/* zero 3: neighbours that keep parameters between the passes. They have all experts, some times over. */
+static qd_status choose_kept_groups(builder *b, int shard, bool apart)
+{
+    const qd_strategy *s = b->strategy;
+    const qd_mesh *mesh = &b->ledger->mesh;
+    int together = s->reshard * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
+    b->kept_groups[0] = b->kept_groups[1] = -1;
+    if (s->zero < 3 || s->reshard <= QD_RESHARD_ALL)
+        return QD_OK;
+    if (shard % s->reshard != 0)
+        return QD_FAIL(QD_USAGE, "parallel.reshard_after_forward is %d, which does not divide the %d ranks of a sharded copy", s->reshard,
+                       shard);
+    if (apart && together % ranks != 0)
+        return QD_FAIL(QD_USAGE,
+                       "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which lie on %d "
+                       "(parallel.ep × etp)",
+                       s->reshard, together, ranks);
+    if (!s->training)
+        return QD_OK;
+    b->kept_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1});
+    b->kept_parts[0] = s->reshard;
+    if (apart) {
+        qd_group experts = qd_ledger_data_group(b->ledger, 1);
+        b->kept_parts[1] = experts.size = together / ranks;
+        b->kept_groups[1] = qd_build_group(b, experts);
+    }
+    return QD_OK;
+}
+
+/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
+ * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
+ * meaningless is switched off. */
+static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
+{
+    const qd_mesh *mesh = &b->ledger->mesh;
+    qd_group data = qd_group_whole(mesh, QD_AXES_DATA), shard = data;
+    if (s->shard > 0 && data.size > 1)
+        shard.size = s->shard * mesh->degree[QD_AXIS_CP];
+    if (data.size % shard.size != 0)
+        return QD_FAIL(QD_USAGE, "parallel.dp_shard is %d, which does not divide the data-parallel degree (%d)", s->shard,
+                       mesh->degree[QD_AXIS_DP]);
+    if (s->prefetch < 1)
+        return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
+    bool apart = qd_experts_apart(&b->ledger->model, mesh);
+    /* A copy has all experts, some times over: those are the experts' own copies, over which theirs are sharded. */
+    int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
+    if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
+        return QD_FAIL(QD_USAGE,
+                       "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which lie on %d (parallel.ep × etp)",
+                       s->shard, together, ranks);
+    s->zero = shard.size > 1 ? s->zero : 0;
+    s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
+    if (s->zero == 0)
+        shard.size = 1;
+    b->data_group = qd_build_group(b, data);
+    for (int family = 0; family < QD_FAMILY_COUNT; family++)
+        b->data_groups[family] = family == 0 || apart ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
+    b->shard_group = qd_build_group(b, shard);
+    b->shard_groups[0] = b->shard_group;
+    b->shard_groups[1] = b->replica_groups[0] = b->replica_groups[1] = -1;
+    if (s->zero > 0)
+        b->replica_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size});
+    if (s->zero > 0 && apart) {
+        qd_group experts = qd_ledger_data_group(b->ledger, 1);
+        b->replica_groups[1] = qd_build_group(b, (qd_group){experts.axes, experts.size * ranks / together, together});
+        experts.size = together / ranks;
+        b->shard_groups[1] = qd_build_group(b, experts);
+    }
+    b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
+    QD_TRY(choose_kept_groups(b, shard.size, apart));
+    qd_share shares[QD_FAMILY_COUNT] = {{shard.size, qd_group_coord(mesh, shard, b->p->rank)}, {1, 0}};
+    if (b->shard_groups[1] >= 0)
+        shares[1] = (qd_share){b->p->groups[b->shard_groups[1]].size, qd_group_coord(mesh, b->p->groups[b->shard_groups[1]], b->p->rank)};
+    return qd_storage_create_shares(b->ledger, b->p->rank, shares, arena, storage);
+}
+
+static void add_param_buffer(builder *b, qd_buffer_kind kind, size_t element, int64_t count, bool sharded)
+{
+    int buffer = qd_build_buffer(b, kind, -1, -1, count * (int64_t)element, true);
+    if (!b->no_memory)
+        b->p->buffers[buffer].sharded = sharded;
+}
+
+static void add_persistent(builder *b, int64_t moment2)
+{
+    qd_program *p = b->p;
+    const qd_strategy *s = b->strategy;
+    const qd_model *m = &b->ledger->model;
+    bool sharded = s->zero > 0, grads_sharded;
+    int64_t whole = p->storage.values, shard = p->storage.shard_values, state = sharded ? shard : whole;
+    add_param_buffer(b, QD_BUFFER_PARAM, qd_dtype_size(s->param), s->zero == 3 ? p->storage.shard_params : p->storage.params, s->zero == 3);
+    if (s->training) {
+        int64_t grads = qd_gradients_storage(b, &grads_sharded);
+        add_param_buffer(b, QD_BUFFER_GRAD, qd_dtype_size(s->grad), grads, grads_sharded);
+        if (p->storage.tied > 0 && !b->blocks)
+            add_param_buffer(b, QD_BUFFER_TIED_GRAD, qd_dtype_size(s->grad), p->storage.tied, false);
+        if (qd_master_bytes(s) > 0)
+            add_param_buffer(b, QD_BUFFER_MASTER, (size_t)qd_master_bytes(s), state, sharded);
+        if (s->optimizer != QD_OPTIM_SGD || s->momentum)
+            add_param_buffer(b, QD_BUFFER_MOMENT1, sizeof(float), state, sharded);
+        if (s->optimizer != QD_OPTIM_SGD)
+            add_param_buffer(b, QD_BUFFER_MOMENT2, sizeof(float), p->moment2 ? moment2 : state, sharded);
+        qd_build_buffer(b, QD_BUFFER_SQUARES, -1, -1, qd_program_square_rows(p) * 8, true);
+        qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
+    }
+    if (m->position == QD_POSITION_ROPE)
+        qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
+    if (s->context > 0) {
+        int64_t kv = (int64_t)m->kv_heads * m->head_dim;
+        qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
+        qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
+    }
+    qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
+    int64_t scratch = 0;
+    for (int module = 0; module < b->modules; module++) { /* those of other ranks have no class here */
+        int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];
+        scratch = wanted > scratch ? wanted : scratch;
+    }
+    qd_build_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
+}
+
+/* The groups that the ops of a class communicate in, and what that makes all ranks send. */
+static void bind_exchanges(builder *b, qd_module_class *class_)
+{
+    for (int i = 0; i < class_->op_count; i++) {
+        qd_op_exchange *e = &class_->ops[i].exchange;
+        if (!qd_op_communicates(&class_->ops[i]))
+            continue;
+        e->index = qd_build_group(b, e->group);
+        e->bytes = qd_coll_bytes(qd_op_collective(class_->ops[i].kind), e->count, e->dtype, e->group.size) *
+                   (b->ledger->mesh.world / e->group.size);
+    }
+}
+
+/* The numbers that ops multiply gradients with. Balance is over the tokens of a sequence, or of all that is computed at the same
+ * time (a micro-batch of every rank of dp). */
+static void bind_scales(const builder *b, qd_module_class *class_)
+{
+    const qd_strategy *s = b->strategy;
+    bool batch = b->ledger->model.moe.balance == QD_BALANCE_BATCH;
+    for (int i = 0; i < class_->op_count; i++) {
+        qd_op *op = &class_->ops[i];
+        if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_GRAD || op->kind == QD_OP_ROUTE_GRAD)
+            op->scale = 1.0 / (double)qd_program_tokens(b->p);
+        if (op->kind == QD_OP_ROUTE_GRAD)
+            op->load_tokens = (double)s->seq * (batch ? (double)s->micro_batch * b->ledger->mesh.degree[QD_AXIS_DP] : 1.0);
+    }
+}
+
+/* Who counts which parameter in the norm. */
+static qd_status choose_norm(builder *b, qd_arena *arena)
+{
+    const qd_ledger *l = b->ledger;
+    int tp = l->mesh.degree[QD_AXIS_TP];
+    b->p->norm = QD_ARENA_NEW(arena, qd_norm_rule, l->param_count);
+    if (!b->p->norm)
+        return QD_NO_MEMORY;
+    for (int i = 0; i < l->param_count; i++) {
+        const qd_param *p = &l->params[i];
+        const qd_place *place = &p->value[QD_AXIS_TP];
+        int copies = place->kind != QD_SHARD ? tp : place->repeat > 1 ? place->repeat : 1;
+        if (!p->counts && p->tied_to < 0)
+            b->p->norm[i] = p->family == 1 ? (qd_norm_rule){qd_expert_ranks(&l->mesh), 1} : (qd_norm_rule){tp, copies};
+    }
+    return QD_OK;
+}
+
+/* Moves a finished array from the heap into the arena. */
+static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t size)
+{
+    void *kept = qd_arena_array(arena, (size_t)(count > 0 ? count : 1), size);
+    if (!kept)
+        b->no_memory = true;
+    else if (count > 0)
+        memcpy(kept, array, (size_t)count * size);
+    free(array);
+    return kept;
+}
+
+static qd_status choose_schedule(builder *b, qd_arena *arena)
+{
+    const qd_strategy *s = b->strategy;
+    const qd_mesh *mesh = &b->ledger->mesh;
+    qd_schedule *plain;
+    b->stage_rank = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), b->p->rank);
+    b->schedule = s->schedule;
+    if (!b->schedule) {
+        QD_TRY(qd_schedule_create(QD_SCHEDULE_1F1B, 1, 1, s->micro_batches, s->training, arena, &plain));
+        b->schedule = plain;
+    }
+    if (b->schedule->ranks != mesh->degree[QD_AXIS_PP] || b->schedule->micro_batches != s->micro_batches ||
+        b->schedule->training != s->training)
+        return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d",
+                       b->schedule->ranks, b->schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
+    if (s->context > 0 && b->schedule->ranks > 1)
+        return QD_FAIL(QD_UNSUPPORTED, "generation runs on one rank of a pipeline: set parallel.pp to 1");
+    return QD_OK;
+}
+
+qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy, int rank, qd_arena *arena,
+                            qd_program **program)
+{
+    QD_TRY(check_strategy(ledger, strategy));
+    QD_TRY(check_context(strategy, ledger));
+    qd_program *p = QD_ARENA_NEW(arena, qd_program, 1);
+    if (!p)
+        return QD_NO_MEMORY;
+    p->ledger = ledger;
+    p->strategy = *strategy;
+    p->rank = rank;
+    memset(p->persistent, 0xff, sizeof p->persistent);
+    builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count,
+                 .asked_split = strategy->split_backward};
+    QD_TRY(choose_schedule(&b, arena));
+    p->strategy.split_backward = strategy->split_backward || b.schedule->splits;
+    QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
+    qd_class_config classes = {
+        .rank = rank,
+        .batch = strategy->micro_batch,
+        .seq = strategy->seq,
+        .activation = strategy->activation,
+        .param = strategy->param,
+        .grad = strategy->grad,
+        .training = strategy->training,
+        .context = strategy->context,
+        .split = p->strategy.split_backward,
+        .overlap = strategy->overlap,
+        .tensor_pieces = strategy->tensor_pieces,
+        .expert_rows = strategy->expert_rows,
+        .swiglu = strategy->swiglu,
+        .cp_mode = strategy->cp_mode,
+        .traits = strategy->traits,
+    };
+    for (int module = 0; module < ledger->module_count; module++) {
+        int decl = ledger->modules[module].decl;
+        if (ledger->modules[module].stage_rank != b.stage_rank)
+            continue;
+        QD_TRY(check_gradient_axes(ledger, &ledger->modules[module]));
+        classes.recompute = qd_strategy_recompute(strategy, ledger, module);
+        qd_module_class *class_ = &p->classes[decl][classes.recompute];
+        if (class_->ops)
+            continue;
+        QD_TRY(qd_module_class_create(ledger, decl, &classes, arena, class_));
+        bind_exchanges(&b, class_);
+        bind_scales(&b, class_);
+    }
+    QD_TRY(write_items(&b, arena));
+    QD_TRY(qd_transfers_create(&b, arena));
+    QD_TRY(qd_units_create(&b, arena));
+    QD_TRY(qd_gradients_create(&b, arena));
+    if (strategy->training)
+        QD_TRY(choose_norm(&b, arena));
+    int64_t moment2 = 0;
+    QD_TRY(qd_muon_create(&b, arena, &moment2));
+    add_persistent(&b, moment2);
+    qd_offload_create(&b, arena);
+    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, 2, QD_F64);
+    qd_gradients_begin(&b);
+    for (int turn = 0; turn < b.turn_count; turn++) {
+        qd_transfers_before(&b, turn);
+        for (int item = b.turn_begin[turn]; item < b.turn_begin[turn + 1]; item++)
+            run_item(&b, item);
+        qd_transfers_after(&b, turn);
+    }
+    qd_transfers_finish(&b);
+    if (strategy->context == 0)
+        reduce_loss(&b);
+    if (strategy->training)
+        qd_gradients_finish(&b);
+    free(b.pending);
+    p->actions = settle(&b, arena, p->actions, p->action_count, sizeof *p->actions);
+    p->buffers = settle(&b, arena, p->buffers, p->buffer_count, sizeof *p->buffers);
+    p->deps = settle(&b, arena, p->deps, p->dep_count, sizeof *p->deps);
+    if (b.no_memory)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the step program of rank %d", rank);
+    QD_TRY(qd_memory_plan(p));
+    *program = p;
+    return QD_OK;
+}
+
+unsigned qd_action_phases(const qd_action *a)
+{
+    switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_FORWARD: return 1u << QD_PHASE_FORWARD;
+    case QD_ACTION_RECOMPUTE: return QD_PHASES_AGAIN;
+    case QD_ACTION_BACKWARD: return 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT;
+    case QD_ACTION_BACKWARD_INPUT: return 1u << QD_PHASE_INPUT;
+    case QD_ACTION_BACKWARD_WEIGHT: return 1u << QD_PHASE_WEIGHT;
+    default: return 0;
+    }
+}
+
+int64_t qd_program_square_base(const qd_program *p, int family, int part)
+{
+    int parts = p->storage.share[family].parts;
+    int64_t rows = 0, first, length;
+    for (int earlier = 0; earlier < family; earlier++)
+        rows += p->storage.whole_rows[earlier];
+    if (part == 0 || part == parts)
+        return part == 0 ? rows : rows + p->storage.whole_rows[family];
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        const qd_param *param = &p->ledger->params[i];
+        if (p->storage.rows[i] == 0 || param->tied_to >= 0 || param->family != family)
+            continue; /* most experts lie elsewhere */
+        qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
+        rows += first;
+    }
+    return rows;
+}
+
+int64_t qd_program_square_rows(const qd_program *p)
+{
+    return qd_program_square_base(p, QD_FAMILY_COUNT - 1, p->storage.share[QD_FAMILY_COUNT - 1].parts);
+}
+
+qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int param)
+{
+    const qd_storage *s = &p->storage;
+    qd_share share = qd_storage_share(s, param);
+    qd_extent own = qd_storage_part(s, param, share.parts, share.part);
+    qd_holding h = {.box = qd_ledger_atom(p->ledger, param, p->rank), .count = own.count};
+    h.box.begin[0] += own.first_row;
+    h.box.length[0] = own.rows;
+    bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
+    h.offset = sharded ? s->shard_offset[param] : (param == s->copied ? s->value : s->offset)[param] + own.first;
+    if (kind == QD_BUFFER_MOMENT2 && p->moment2)
+        h.offset = p->moment2[param];
+    if (!qd_program_keeps(p, kind, param))
+        h.count = h.box.length[0] = 0;
+    return h;
+}
+
+bool qd_program_keeps(const qd_program *p, qd_buffer_kind kind, int param)
+{
+    return p->persistent[kind] >= 0 && !(kind == QD_BUFFER_MOMENT2 && p->moment2 && p->moment2[param] < 0);
+}
+
+int64_t qd_program_comm_bytes(const qd_program *program)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < program->action_count; i++)
+        bytes += program->actions[i].bytes;
+    return bytes;
+}
+
+int64_t qd_program_uneven_bytes(const qd_program *p)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->action_count; i++) {
+        unsigned phases = qd_action_phases(&p->actions[i]);
+        const qd_module_class *c = phases ? qd_program_class(p, p->actions[i].module) : NULL;
+        for (int k = 0; c && k < c->op_count; k++)
+            if (c->ops[k].exchange.uneven && qd_op_runs(&c->ops[k], phases))
+                bytes += c->ops[k].exchange.bytes;
+    }
+    return bytes;
+}
+
+bool qd_master_is_split(const qd_strategy *s)
+{
+    return s->split_master && s->param != QD_F32;
+}
+
+int qd_master_bytes(const qd_strategy *s)
+{
+    return s->param == QD_F32 ? 0 : qd_master_is_split(s) ? 2 : 4;
+}
+
+double qd_update_bytes(const qd_strategy *s)
+{
+    int moments = s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum;
+    bool reads = s->param == QD_F32 || s->split_master; /* the values as they are, too: else the update overwrites them */
+    return 8.0 * moments + 2.0 * qd_master_bytes(s) + (double)qd_dtype_size(s->grad) +
+           (double)qd_dtype_size(s->param) * (reads ? 2.0 : 1.0);
+}
+
+double qd_program_flops(const qd_program *program)
+{
+    double flops = 0.0;
+    for (int i = 0; i < program->action_count; i++)
+        if (program->actions[i].kind != QD_ACTION_RECOMPUTE && program->actions[i].kind != QD_ACTION_ORTHOGONALIZE)
+            flops += program->actions[i].flops;
+    return flops;
+}
+
+double qd_program_recompute_flops(const qd_program *program)
+{
+    double flops = 0.0;
+    for (int i = 0; i < program->action_count; i++)
+        if (program->actions[i].kind == QD_ACTION_RECOMPUTE)
+            flops += program->actions[i].flops;
+    return flops;
+}

@@ -1,0 +1,121 @@
+#include "train/exec/model_run.h"
+
+#include "train/exec/state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef char file_path[PATH_MAX];
+
+static bool exists(const char *folder, const char *name, file_path path)
+{
+    struct stat info;
+    return (size_t)snprintf(path, sizeof(file_path), "%s/%s", folder, name) < sizeof(file_path) && stat(path, &info) == 0;
+}
+
+static qd_status open_newest(const char *root, qd_checkpoint **checkpoint, char warning[QD_MODEL_WARNING])
+{
+    char *skipped = NULL;
+    qd_status status = qd_store_open(root, INT64_MAX, true, checkpoint, &skipped);
+    if (status == QD_OK && skipped)
+        snprintf(warning, QD_MODEL_WARNING, "an older checkpoint is used, %.300s, because newer ones are damaged: %.600s",
+                 qd_checkpoint_folder(*checkpoint), skipped);
+    free(skipped);
+    return status;
+}
+
+/* A checkpoint that was copied out of its run is its own run folder. */
+qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING])
+{
+    file_path inner;
+    struct stat info;
+    warning[0] = '\0';
+    if (stat(path, &info) != 0)
+        return QD_FAIL(QD_USAGE, "%s: %s; a run folder or a checkpoint would be right", path, strerror(errno));
+    bool single = exists(path, "manifest.json", inner);
+    if (!single && !exists(path, "checkpoints", inner) && exists(path, "config.json", inner))
+        return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' makes a run folder of it", path, path);
+    if (!single && !exists(path, "checkpoints", inner))
+        return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with --dir)", path);
+    QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : open_newest(inner, checkpoint, warning));
+    snprintf(folder, PATH_MAX, "%s", path);
+    file_path above;
+    if (single && exists(path, "../../config.yaml", inner) && exists(path, "../..", above) && !realpath(above, folder))
+        return QD_FAIL(QD_IO, "%s: %s", above, strerror(errno));
+    return QD_OK;
+}
+
+/* The run folder's own tokenizer counts: what data.tokenizer names may have changed since. */
+static void find_tokenizer(qd_model_run *run)
+{
+    qd_data_config *data = &run->config.data;
+    if (exists(run->folder, "tokenizer.json", run->tokenizer))
+        data->tokenizer = run->tokenizer;
+    else if (data->tokenizer[0] == '\0' && run->config.model.vocab == 256)
+        data->tokenizer = "bytes";
+}
+
+qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run)
+{
+    memset(run, 0, sizeof *run);
+    qd_option_table table = qd_config_table();
+    QD_TRY(qd_model_checkpoint_open(path, &run->checkpoint, run->folder, run->warning));
+    QD_TRY(qd_options_create(&table, 1, &run->options));
+    const char *config = qd_checkpoint_meta(run->checkpoint)->config;
+    QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));
+    QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    /* Not where it was trained: that machine may be another. */
+    run->config.device = device && device[0] ? device : "cpu";
+    run->config.strategy.traits = qd_device_traits_find(run->config.device);
+    run->config.gpu = -1;
+    run->config.world = run->config.ep = run->config.etp = run->config.nodes = 1;
+    for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
+        run->config.degrees[axis] = 1;
+    run->config.pipeline = (qd_pipeline){0};
+    run->config.model.dropout = 0.0;
+    run->config.strategy.training = false;
+    run->config.global_batch = run->config.strategy.micro_batch = 1;
+    run->config.run_dir = run->folder;
+    find_tokenizer(run);
+    return QD_OK;
+}
+
+qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
+{
+    qd_comm_config comm = qd_comm_config_default();
+    QD_TRY(qd_local_world_create(1, &comm, &run->local));
+    QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
+    QD_TRY(qd_trainer_create_blank(&run->config, run->world, source, &run->trainer));
+    return qd_state_load(run->trainer, run->checkpoint, true);
+}
+
+void qd_model_run_close(qd_model_run *run)
+{
+    qd_trainer_destroy(run->trainer);
+    qd_comm_destroy(run->world);
+    if (run->local)
+        qd_local_world_destroy(run->local);
+    qd_options_destroy(run->options);
+    qd_checkpoint_close(run->checkpoint);
+    memset(run, 0, sizeof *run);
+}
+
+qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side)
+{
+    memset(side, 0, sizeof *side);
+    QD_TRY(qd_arena_create(&side->arena));
+    QD_TRY(qd_config_build(config, 0, side->arena, &side->program));
+    QD_TRY(qd_bind(side->program, qd_trainer_device(run->trainer), run->world, NULL, qd_trainer_bound(run->trainer), &side->bound));
+    return qd_interpreter_create(side->bound, &side->interpreter);
+}
+
+void qd_side_program_close(qd_side_program *side)
+{
+    qd_interpreter_destroy(side->interpreter);
+    qd_bound_destroy(side->bound);
+    qd_arena_destroy(side->arena);
+    memset(side, 0, sizeof *side);
+}

@@ -1,0 +1,53 @@
+#include "train/exec/state.h"
+
+#include "train/run/saver.h"
+
+#include <stdlib.h>
+
+static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
+
+qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const char *config, int keep)
+{
+    qd_saver *saver;
+    qd_save_report report;
+    QD_TRY(qd_saver_create(t, world, root, keep, false, &saver));
+    qd_status status = qd_saver_begin(saver, config);
+    if (status == QD_OK)
+        status = qd_saver_poll(saver, true, &report);
+    qd_saver_destroy(saver);
+    return status != QD_OK || report.state == QD_SAVE_DONE ? status : QD_FAIL(report.status, "%s", report.message);
+}
+
+static qd_status load_param(qd_trainer *t, qd_checkpoint *c, int param, qd_ckpt_kind kind, float *values)
+{
+    const qd_program *p = qd_trainer_program(t);
+    qd_holding own = qd_trainer_holding(t, param, tensor_of[kind]);
+    if (own.count == 0)
+        return QD_OK;
+    int owner = p->ledger->params[param].tied_to >= 0 ? p->ledger->params[param].tied_to : param;
+    QD_TRY(qd_checkpoint_read(c, &p->ledger->params[owner], kind, &own.box, values));
+    return qd_trainer_put(t, param, tensor_of[kind], values);
+}
+
+qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
+{
+    const qd_program *p = qd_trainer_program(t);
+    int64_t largest = qd_trainer_largest(t);
+    float *values = malloc((size_t)largest * sizeof *values);
+    if (!values)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to load a checkpoint");
+    qd_status status = QD_OK;
+    for (int kind = 0; kind < QD_CKPT_KIND_COUNT && status == QD_OK; kind++) {
+        if (kind != QD_CKPT_VALUE && (weights_only || !qd_trainer_holds(t, tensor_of[kind])))
+            continue;
+        for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++)
+            if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
+                status = load_param(t, c, i, (qd_ckpt_kind)kind, values);
+    }
+    free(values);
+    if (status == QD_OK && !weights_only) {
+        const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
+        qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});
+    }
+    return status;
+}

@@ -1,0 +1,103 @@
+#include "train/exec/tuning.h"
+
+#include "base/text/strbuf.h"
+#include "train/run/cache_folder.h"
+#include "train/run/long_work.h"
+#include "train/exec/gemm_list.h"
+
+#include <quadrille/log.h>
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct search {
+    const qd_config *config;
+    qd_device *device;
+    qd_products products; /* of all ranks */
+    char path[PATH_MAX];  /* of the file that keeps choices; "": none */
+} search;
+
+/* The most that can be asked for stands for everything. */
+static bool no_limit(const qd_config *config)
+{
+    return config->tuning_seconds >= 3600;
+}
+
+/* Told before the search, which the user waits for. */
+static void tell(void *context, int searches)
+{
+    const search *s = context;
+    char limit[32] = "however long it takes";
+    if (!no_limit(s->config))
+        snprintf(limit, sizeof limit, "about %.3g s", s->config->tuning_seconds);
+    qd_log(QD_LOG_INFO, "tuning", "looking for the fastest algorithms of %d GEMMs, %s%s%s", searches, limit,
+           s->path[0] ? ", once: they are kept in " : " (run.tuning=none: in every run)", s->path);
+}
+
+/* Rank 0. A file that cannot be read or written costs time, not the run. */
+static qd_status search_products(void *context)
+{
+    search *s = context;
+    enum { MOST = 4 << 20 };
+    char *path = s->path, *text = NULL;
+    size_t length;
+    bool searched = false;
+    if (strcmp(s->config->tuning, "none") != 0)
+        qd_cache_file(s->config->tuning, "products", path, sizeof s->path);
+    if (path[0] != '\0' && qd_file_read(path, MOST, &text, &length) == QD_OK)
+        (void)qd_device_tuning_set(s->device, text);
+    free(text);
+    qd_error_clear();
+    const qd_tune_args tune = {.calls = s->products.items, .times = s->products.times, .count = s->products.count,
+                               .seconds = no_limit(s->config) ? INFINITY : s->config->tuning_seconds, .begin = tell, .context = s};
+    QD_TRY(qd_device_tune(s->device, &tune, &searched));
+    if (!searched || path[0] == '\0')
+        return QD_OK;
+    qd_strbuf all = {0};
+    qd_status status = qd_device_tuning_get(s->device, &all);
+    if (status == QD_OK && all.data && qd_file_replace(path, all.data, all.length) != QD_OK)
+        qd_error_clear();
+    qd_strbuf_free(&all);
+    return status;
+}
+
+/* Collective: everyone has rank 0's choices. */
+static qd_status share_choices(qd_device *device, qd_comm *world)
+{
+    qd_strbuf text = {0};
+    int64_t length = 0;
+    if (qd_comm_rank(world) == 0) {
+        QD_TRY(qd_device_tuning_get(device, &text));
+        length = text.data ? (int64_t)text.length : 0;
+    }
+    qd_status status = qd_comm_broadcast(world, &length, 1, QD_I64, 0, NULL);
+    char *copy = status == QD_OK ? calloc((size_t)length + 1, 1) : NULL;
+    if (status == QD_OK && !copy)
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for the choice of products");
+    if (status == QD_OK && qd_comm_rank(world) == 0 && length > 0)
+        memcpy(copy, text.data, (size_t)length);
+    if (status == QD_OK)
+        status = qd_comm_broadcast(world, copy, length, QD_U8, 0, NULL);
+    if (status == QD_OK && qd_comm_rank(world) != 0)
+        status = qd_device_tuning_set(device, copy);
+    qd_strbuf_free(&text);
+    free(copy);
+    return status;
+}
+
+qd_status qd_tune_products(const qd_config *config, const qd_program *program, qd_device *device, qd_comm *world)
+{
+    if (qd_device_get_caps(device)->host_memory)
+        return QD_OK;
+    search s = {.config = config, .device = device, .path = ""};
+    qd_status status = qd_products_collect(program, world, &s.products);
+    if (status == QD_OK)
+        status = qd_long_work_run(world, search_products, &s);
+    if (status == QD_OK && qd_comm_size(world) > 1)
+        status = share_choices(device, world);
+    qd_products_free(&s.products);
+    return status;
+}

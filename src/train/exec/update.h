@@ -1,0 +1,26 @@
+/* The actions that change parameters: the optimizer on what this rank answers for. */
+#ifndef QD_TRAIN_EXEC_UPDATE_H
+#define QD_TRAIN_EXEC_UPDATE_H
+
+#include "optim/optim.h"
+#include "parallel/bind.h"
+
+typedef struct qd_update_context {
+    const qd_bound *bound;
+    const qd_kernels *kernels;
+    qd_stream *stream;
+    const qd_optim *optim;
+    int64_t step; /* from 1 */
+    const double *grad_scale; /* in device memory */
+    double expert_mean; /* assignments of the step per expert */
+} qd_update_context;
+
+/* FETCH and STORE: a chunk of state between host memory and the device; ordered on the stream. */
+qd_status qd_update_copy(const qd_bound *bound, const qd_action *action, qd_stream *stream);
+
+/* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */
+qd_status qd_update_module(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_momentum(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_orthogonalize(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_matrices(const qd_update_context *context, const qd_action *action);
+#endif

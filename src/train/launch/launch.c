@@ -1,0 +1,455 @@
+/* How a process finds its part in a run. This file alone reads from the environment how a run is
+ * started; cache_folder.c asks it where the user keeps caches. */
+#define _GNU_SOURCE
+#include "train/launch/launch.h"
+
+#include "base/error.h"
+#include "train/run/common.h"
+#include "train/run/long_work.h"
+#include "train/run/run_machine.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+/* ---- what the environment says ---- */
+
+typedef enum role { ROLE_FIRST, ROLE_LOCAL_RANK, ROLE_MPI_RANK } role;
+
+typedef struct place {
+    role role;
+    int rank; /* -1: not known before MPI is asked */
+    int size; /* 0: not known */
+    const char *starter; /* of an MPI world: "mpirun", "srun" */
+    bool told; /* the starter has told the process how MPI finds the others */
+    int world_fd, report_fd, config_fd;
+    pid_t launcher;
+} place;
+
+/* A whole number of at least `least`; `otherwise` when the variable is missing or something else. */
+static int env_int(const char *name, int least, int otherwise)
+{
+    const char *text = getenv(name);
+    char *end;
+    errno = 0;
+    long value = text ? strtol(text, &end, 10) : 0;
+    if (!text || end == text || *end != '\0' || errno != 0 || value < least || value > INT_MAX)
+        return otherwise;
+    return (int)value;
+}
+
+/* The first of several names that is set. */
+static int env_first(const char *const *names, int least, int otherwise)
+{
+    for (; *names; names++)
+        if (getenv(*names))
+            return env_int(*names, least, otherwise);
+    return otherwise;
+}
+
+/* A variable of the interfaces by which MPI libraries ask a launcher for their peers: PMI, PMI2, PMIx, Cray's PALS. */
+static bool env_names_peers(void)
+{
+    for (char **variable = environ; *variable; variable++)
+        if (strncmp(*variable, "PMI", 3) == 0 || strncmp(*variable, "PALS_", 5) == 0)
+            return true;
+    return false;
+}
+
+/* A task of a Slurm step, not a process that an mpirun inside a job started. */
+static bool under_srun(void)
+{
+    bool mpirun = getenv("OMPI_COMM_WORLD_SIZE") || getenv("HYDI_CONTROL_FD") || getenv("MPI_LOCALNRANKS");
+    return !mpirun && getenv("SLURM_STEP_ID") && getenv("SLURM_STEP_NUM_TASKS");
+}
+
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an interactive shell,
+ * say, in which a run starts its ranks by itself. A batch script has no tasks. */
+static bool under_mpi(void)
+{
+    if (under_srun())
+        return env_int("SLURM_STEP_NUM_TASKS", 1, 1) > 1;
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
+}
+
+static void find_mpi_place(place *p)
+{
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+    bool srun = under_srun();
+    p->role = ROLE_MPI_RANK;
+    p->starter = srun ? "srun" : "mpirun";
+    p->rank = srun ? env_int("SLURM_PROCID", 0, -1) : env_first(ranks, 0, -1);
+    p->size = srun ? env_int("SLURM_STEP_NUM_TASKS", 1, 0) : env_first(sizes, 1, 0);
+    p->told = !srun || env_names_peers();
+}
+
+static place find_place(void)
+{
+    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1};
+    if (getenv(QD_ENV_RANK)) {
+        p.role = ROLE_LOCAL_RANK;
+        p.rank = env_int(QD_ENV_RANK, 0, -1);
+        p.world_fd = env_int(QD_ENV_WORLD_FD, 0, -1);
+        p.report_fd = env_int(QD_ENV_REPORT_FD, 0, -1);
+        p.config_fd = env_int(QD_ENV_CONFIG_FD, 0, -1);
+        p.launcher = (pid_t)env_int(QD_ENV_LAUNCHER, 1, 0);
+    } else if (under_mpi()) {
+        find_mpi_place(&p);
+    }
+    return p;
+}
+
+/* ---- signals that ask a run to end ---- */
+
+static atomic_int stop_asked;
+/* From here on one MPI rank that fails speaks for all; where they cannot join, rank 0 does. */
+static atomic_int world_joined;
+static atomic_int train_called;
+static atomic_int failure_told; /* by the observer */
+
+static void on_stop_signal(int number)
+{
+    int asked = number == QD_SIGNAL_INTERRUPT ? SIGINT : number;
+    /* SIGTERM after SIGUSR1 changes nothing but the name; SIGINT after either would lose the checkpoint. */
+    if (atomic_load(&stop_asked) < asked)
+        atomic_store(&stop_asked, asked);
+}
+
+/* SIGHUP: the terminal was closed. SIGPIPE: nobody reads standard output any more (`| head`). Both would end the process where
+ * it stands. */
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
+enum { STOP_SIGNALS = 6 };
+
+/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and ends it; the others may come
+ * again and again (SIGPIPE at every line). Local ranks may get
+ * one from the launcher and one from whoever signals all processes of a job; the launcher ends them by other means. What was
+ * ignored stays ignored. */
+static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
+{
+    sigset_t own;
+    sigemptyset(&own);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        int number = stop_signals[i];
+        bool once = !local_rank && (number == SIGINT || number == SIGTERM);
+        struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART | (once ? SA_RESETHAND : 0)};
+        sigemptyset(&action.sa_mask);
+        sigaction(number, NULL, &before[i]);
+        if (number == QD_SIGNAL_INTERRUPT && !local_rank)
+            continue;
+        if (before[i].sa_handler != SIG_IGN)
+            sigaction(number, &action, NULL);
+        if (number != SIGINT)
+            sigaddset(&own, number);
+    }
+    if (local_rank) /* the launcher blocked them until now, so that none came too early */
+        sigprocmask(SIG_UNBLOCK, &own, NULL);
+}
+
+static void restore_stop(const struct sigaction before[STOP_SIGNALS])
+{
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &before[i], NULL);
+}
+
+/* ---- a rank that the launcher started ---- */
+
+static void send_step(void *context, const qd_train_step *step)
+{
+    const place *p = context;
+    qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_STEP, .rank = p->rank, .step = *step});
+}
+
+static void send_end(void *context, const qd_train_end *end)
+{
+    const place *p = context;
+    qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_END, .rank = p->rank, .end = *end});
+}
+
+static void send_note(void *context, const char *text)
+{
+    const place *p = context;
+    qd_report report = {.kind = QD_REPORT_NOTE, .rank = p->rank};
+    snprintf(report.failure.message, sizeof report.failure.message, "%s", text);
+    qd_report_send(p->report_fd, &report);
+}
+
+static qd_status run_local_rank(place *p, qd_run *run)
+{
+    qd_options *options = NULL;
+    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
+        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
+    /* This rank ends with its launcher, however that ends. It may have ended before the line below. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != p->launcher)
+        return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
+    qd_comm *world = NULL;
+    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
+    QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
+    run->options = options;
+    run->observer = &observer;
+    QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
+    status = qd_run_rank(run, world);
+done:
+    qd_comm_destroy(world);
+    qd_options_destroy(options);
+    return status;
+}
+
+/* ---- a rank of an MPI world ---- */
+
+typedef struct readying {
+    const qd_run *run;
+    const qd_train_observer *observer;
+    qd_train_summary *summary;
+} readying;
+
+static qd_status make_ready(void *context)
+{
+    const readying *r = context;
+    return qd_run_make_ready(&r->run->config, r->observer, r->run->stop, r->summary);
+}
+
+/* Several processes that do not find each other would each train the whole run, into one folder. */
+static qd_status check_world(const place *p, bool mpi)
+{
+    if (p->role != ROLE_MPI_RANK || p->size <= 1)
+        return QD_OK;
+    if (!mpi)
+        return QD_FAIL(QD_USAGE,
+                       "run.backend=local, but %s started %d processes, and each would train the whole run: leave run.backend out, or "
+                       "start one process, which starts "
+                       "its ranks by itself (--ranks %d)",
+                       p->starter, p->size, p->size);
+    if (!qd_mpi_built())
+        return QD_FAIL(QD_UNSUPPORTED,
+                       "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library "
+                       "(Debian: libopenmpi-dev and "
+                       "openmpi-bin) and build again, or start one process, which starts its ranks by itself (--ranks %d)",
+                       p->starter, p->size, p->size);
+    if (!p->told)
+        return QD_FAIL(QD_USAGE,
+                       "srun started %d tasks, but not in a way in which MPI finds the others: use srun --mpi=pmix (Open MPI) or "
+                       "--mpi=pmi2 (MPICH); srun --mpi=list "
+                       "shows what this cluster has, and mpirun inside the job does as well",
+                       p->size);
+    return QD_OK;
+}
+
+/* Rank 0, if there is one: ranks lie otherwise than parallel.nodes says. Nothing is wrong with the results. */
+static qd_status note_nodes(const qd_run *run, qd_comm *world)
+{
+    const qd_train_observer *o = run->observer;
+    qd_comm_where where = qd_comm_locate(world);
+    int nodes = run->config.nodes, per_node = qd_comm_size(world) / nodes;
+    int32_t elsewhere = nodes > 1 && where.machine != qd_comm_rank(world) / per_node;
+    char text[256];
+    if (where.machines == 1 || nodes == 1) /* the same on all ranks */
+        return QD_OK;
+    QD_TRY(qd_comm_all_reduce(world, &elsewhere, &elsewhere, 1, QD_I32, QD_MAX, NULL));
+    if (!elsewhere || qd_comm_rank(world) != 0 || !o || !o->on_note)
+        return QD_OK;
+    snprintf(
+        text, sizeof text,
+        "parallel.nodes is %d, but not each machine has %d ranks, one after another: what should stay inside a node crosses the network "
+        "(mpirun --map-by slot and srun -m block deal ranks out in that order)",
+        nodes, per_node);
+    o->on_note(o->context, text);
+    return QD_OK;
+}
+
+/* Rank 0, if there is an observer. */
+static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    if (qd_comm_rank(world) != 0 || !observer || !observer->on_start)
+        return;
+    summary->backend = qd_comm_backend(world);
+    summary->ranks_as = "processes";
+    summary->machines = qd_comm_locate(world).machines;
+    qd_common_hosts(world, summary->hosts, sizeof summary->hosts);
+    observer->on_start(observer->context, summary);
+}
+
+/* Before this rank leaves the world: see on_failure. */
+static void tell_failure(qd_status status, const qd_train_observer *observer)
+{
+    if (status == QD_OK || !observer || !observer->on_failure || !qd_train_report(status))
+        return;
+    observer->on_failure(observer->context, qd_error_message());
+    atomic_store(&failure_told, 1);
+}
+
+/* Where MPI fails too, the failure from before is the one to tell. */
+static qd_status join_world(const qd_comm_config *config, qd_status early, qd_comm **world)
+{
+    qd_error_record record;
+    qd_error_keep(&record);
+    qd_status status = qd_mpi_comm_create(config, world);
+    if (early == QD_OK)
+        return status;
+    qd_error_put_back(&record);
+    return status == QD_OK ? QD_OK : early;
+}
+
+/* Each rank for its machine; the run folder is rank 0's. A rank that has not been told the size of the world before has no plan. */
+static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
+{
+    if (qd_comm_rank(world) == 0)
+        QD_TRY(qd_run_resume_check(&run->config));
+    if (summary->plan.world == 0)
+        return QD_OK;
+    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->warning);
+}
+
+static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
+     * on the others, so that they are told. */
+    qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, run->stop, &run->config, summary)
+                                  : qd_config_resolve(run->options, 0, &run->config);
+    qd_comm_config comm_config = qd_comm_config_default();
+    if (early == QD_OK)
+        comm_config.deadline_seconds = run->config.deadline;
+    qd_comm *world = NULL;
+    bool agreed = false; /* all ranks know of the failure: no alarm is needed */
+    qd_status status = QD_OK;
+    QD_TRY(join_world(&comm_config, early, &world));
+    int size = qd_comm_size(world);
+    if (p->size > 1 && size == 1)
+        QD_TRY_DONE(QD_FAIL(QD_USAGE,
+                            "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was "
+                            "built with, or in a way that "
+                            "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
+                            p->starter, p->size));
+    atomic_store(&world_joined, 1);
+    QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
+    QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
+    QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
+    run->observer = observer;
+    if (qd_comm_rank(world) == 0 && p->size != size)
+        QD_TRY_DONE(qd_run_prepare(run->options, size, run->stop, &run->config, summary));
+    if (run->config.run_dir[0] != '\0')
+        QD_TRY_DONE(qd_common_folder(world, run->config.run_dir, &agreed));
+    QD_TRY_DONE(qd_agree_alone(world, check_start(run, world, summary), &agreed));
+    readying r = {run, observer, summary};
+    QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
+    tell_start(world, summary, observer);
+    QD_TRY_DONE(note_nodes(run, world));
+    agreed = true; /* or what follows raises its own alarm */
+    status = qd_run_rank(run, world);
+done:
+    if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
+        qd_comm_abort(world, qd_error_message());
+    tell_failure(status, observer);
+    qd_comm_destroy(world);
+    return status;
+}
+
+qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer)
+{
+    place p = find_place();
+    qd_comm_config config = qd_comm_config_default();
+    qd_comm *world = NULL;
+    bool agreed;
+    if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
+        return status;
+    if (join_world(&config, status, &world) != QD_OK)
+        return status;
+    if (qd_comm_size(world) == 1) { /* the others are not to be reached in this way */
+        qd_comm_destroy(world);
+        return status;
+    }
+    atomic_store(&world_joined, 1);
+    status = qd_agree_alone(world, status, &agreed);
+    tell_failure(status, observer);
+    qd_comm_destroy(world);
+    return status;
+}
+
+/* ---- the process the user started ---- */
+
+static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
+{
+    if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
+                       (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
+    QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
+    QD_TRY(qd_run_resume_check(&run->config));
+    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->warning));
+    QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
+    const qd_config *c = &run->config;
+    bool one = c->world == 1;
+    run->observer = observer;
+    summary->backend = "local";
+    summary->machines = 1;
+    bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
+    summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
+    if (observer && observer->on_start)
+        observer->on_start(observer->context, summary);
+    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
+}
+
+qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer)
+{
+    struct sigaction before[STOP_SIGNALS];
+    place p = find_place();
+    const char *backend = qd_options_string(options, "run.backend");
+    qd_run run = {.options = options, .stop = &stop_asked};
+    qd_train_summary summary = {0};
+    qd_status status;
+    bool mpi = p.role != ROLE_LOCAL_RANK &&
+               (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
+    atomic_store(&train_called, 1);
+    atomic_store(&failure_told, 0);
+    atomic_store(&stop_asked, 0);
+    catch_stop(p.role == ROLE_LOCAL_RANK, before);
+    status = check_world(&p, mpi);
+    if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
+        status = run_local_rank(&p, &run);
+    else if (status == QD_OK && mpi)
+        status = run_mpi_rank(&p, &run, &summary, observer);
+    else if (status == QD_OK)
+        status = run_first(&run, argv, &summary, observer);
+    restore_stop(before);
+    return status;
+}
+
+bool qd_train_is_rank(void)
+{
+    return find_place().role == ROLE_LOCAL_RANK;
+}
+
+int qd_train_world(void)
+{
+    place p = find_place();
+    return p.role == ROLE_MPI_RANK ? p.size : 0;
+}
+
+int qd_train_rank(void)
+{
+    return find_place().rank;
+}
+
+bool qd_train_report(qd_status status)
+{
+    place p = find_place();
+    const char *message = qd_error_message();
+    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) {
+        qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p.rank, .failure = {.status = status}};
+        snprintf(report.failure.message, sizeof report.failure.message, "%s", message);
+        qd_report_send(p.report_fd, &report);
+        return false;
+    }
+    if (message[0] == '\0' || atomic_load(&failure_told))
+        return false;
+    if (p.role == ROLE_MPI_RANK)
+        return atomic_load(&world_joined) ? status != QD_REMOTE : p.rank <= 0;
+    return true;
+}

@@ -1,0 +1,307 @@
+/* Ranks as processes: starts them with exec, so that no thread, lock or library state is inherited, and watches them
+ * until none is left. */
+#define _GNU_SOURCE
+#include "train/launch/launch.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+/* After the first failure the other ranks have this long to return by themselves, then to react to SIGTERM. */
+#define SECONDS_TO_RETURN 5.0
+#define SECONDS_TO_TERMINATE 2.0
+
+typedef struct child {
+    pid_t pid; /* 0: not started, or reaped */
+    qd_status told; /* the failure it has reported */
+} child;
+
+typedef enum phase { PHASE_RUNNING, PHASE_RETURNING, PHASE_TERMINATING, PHASE_KILLING } phase;
+
+typedef struct crew {
+    const qd_run *run;
+    qd_local_world *world;
+    child *children;
+    int size, alive;
+    int report[2]; /* [0] ours, [1] the ranks' */
+    int config;    /* memfd: the configuration, for the ranks */
+    int signals;   /* signalfd */
+    sigset_t mask_before, watched;
+    struct sigaction child_before;
+    phase phase;
+    double next; /* clock: when the next phase begins */
+    int stop_signal; /* the user's, 0: none */
+    qd_failure failure;
+} crew;
+
+/* ---- starting ---- */
+
+enum { VARIABLES = 5, VARIABLE_BYTES = 48 };
+
+/* The environment of a rank: ours and a few variables. */
+static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_BYTES], char ***environment)
+{
+    size_t count = 0;
+    while (environ[count])
+        count++;
+    char **list = calloc(count + VARIABLES + 1, sizeof *list);
+    if (!list)
+        return QD_FAIL(QD_NO_MEMORY, "no memory to start %d ranks", c->size);
+    for (size_t i = 0; i < VARIABLES; i++)
+        list[i] = text[i];
+    memcpy(list + VARIABLES, environ, count * sizeof *list);
+    snprintf(text[1], VARIABLE_BYTES, QD_ENV_WORLD_FD "=%d", qd_local_world_fd(c->world));
+    snprintf(text[2], VARIABLE_BYTES, QD_ENV_REPORT_FD "=%d", c->report[1]);
+    snprintf(text[3], VARIABLE_BYTES, QD_ENV_LAUNCHER "=%ld", (long)getpid());
+    snprintf(text[4], VARIABLE_BYTES, QD_ENV_CONFIG_FD "=%d", c->config);
+    *environment = list;
+    return QD_OK;
+}
+
+/* Three descriptors go down. SIGINT stays blocked in the ranks, because a terminal sends it to all processes of the job and the
+ * launcher passes it on; the other signals until the rank can take them. */
+static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
+{
+    sigset_t mask = c->mask_before, defaults;
+    int world = qd_local_world_fd(c->world), error;
+    struct sigaction present;
+    static const int late[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGCHLD);
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+        sigaddset(&mask, late[i]);
+        sigaction(late[i], NULL, &present);
+        if (present.sa_handler != SIG_IGN || late[i] == QD_SIGNAL_INTERRUPT) /* nohup holds for the ranks, too */
+            sigaddset(&defaults, late[i]);
+    }
+    if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
+        (error = posix_spawn_file_actions_adddup2(actions, c->report[1], c->report[1])) != 0 ||
+        (error = posix_spawn_file_actions_adddup2(actions, c->config, c->config)) != 0 ||
+        (error = posix_spawn_file_actions_addopen(actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0)) != 0 ||
+        (error = posix_spawnattr_setsigmask(attributes, &mask)) != 0 ||
+        (error = posix_spawnattr_setsigdefault(attributes, &defaults)) != 0)
+        return error;
+    return posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+}
+
+static qd_status start_children(crew *c, char *const *argv)
+{
+    char text[VARIABLES][VARIABLE_BYTES];
+    char **environment = NULL;
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    QD_TRY(qd_launch_config_write(c->run->options, &c->config));
+    QD_TRY(make_environment(c, text, &environment));
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    int error = prepare_spawn(c, &actions, &attributes);
+    for (int rank = 0; rank < c->size && error == 0; rank++) {
+        snprintf(text[0], VARIABLE_BYTES, QD_ENV_RANK "=%d", rank);
+        error = posix_spawn(&c->children[rank].pid, "/proc/self/exe", &actions, &attributes, argv, environment);
+        if (error == 0)
+            c->alive++;
+        else
+            c->children[rank].pid = 0;
+    }
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    free(environment);
+    return error == 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "rank %d: cannot start a process: %s", c->alive, strerror(error));
+}
+
+/* Signals become readable, and children that end stay until they are waited for. */
+static qd_status watch_signals(crew *c)
+{
+    struct sigaction action = {.sa_handler = SIG_DFL}, present;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGCHLD, &action, &c->child_before);
+    sigemptyset(&c->watched);
+    sigaddset(&c->watched, SIGCHLD);
+    /* What the user's shell made ignored (a job in the background) stays ignored. */
+    static const int asking[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++) {
+        int number = asking[i];
+        sigaction(number, NULL, &present);
+        if (present.sa_handler != SIG_IGN)
+            sigaddset(&c->watched, number);
+    }
+    sigprocmask(SIG_BLOCK, &c->watched, &c->mask_before);
+    c->signals = signalfd(-1, &c->watched, SFD_CLOEXEC | SFD_NONBLOCK);
+    return c->signals >= 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "cannot watch signals: %s", strerror(errno));
+}
+
+/* ---- watching ---- */
+
+static void send_all(const crew *c, int number)
+{
+    for (int rank = 0; rank < c->size; rank++)
+        if (c->children[rank].pid > 0)
+            kill(c->children[rank].pid, number);
+}
+
+static void enter(crew *c, phase to)
+{
+    if (to <= c->phase)
+        return;
+    c->phase = to;
+    c->next = qd_clock_now() + (to == PHASE_RETURNING ? SECONDS_TO_RETURN : SECONDS_TO_TERMINATE);
+    if (to == PHASE_TERMINATING)
+        send_all(c, SIGTERM);
+    else if (to == PHASE_KILLING)
+        send_all(c, SIGKILL);
+}
+
+static void take_reports(crew *c)
+{
+    const qd_train_observer *o = c->run->observer;
+    qd_report report;
+    while (qd_report_receive(c->report[0], &report)) {
+        if (report.kind == QD_REPORT_STEP && o && o->on_step) {
+            o->on_step(o->context, &report.step);
+        } else if (report.kind == QD_REPORT_END && o && o->on_end) {
+            o->on_end(o->context, &report.end);
+        } else if (report.kind == QD_REPORT_NOTE && o && o->on_note) {
+            o->on_note(o->context, report.failure.message);
+        } else if (report.kind == QD_REPORT_FAILURE) {
+            qd_failure_add(&c->failure, report.failure.status, report.failure.message);
+            if (report.rank >= 0 && report.rank < c->size)
+                c->children[report.rank].told = report.failure.status;
+            /* An interrupted run ends in order and may still have files to write. */
+            if (!qd_ended_in_order(report.failure.status))
+                enter(c, PHASE_RETURNING);
+        }
+    }
+}
+
+/* A rank that failed. If it ended without a word, what the system knows about it is the message. */
+static void note_death(crew *c, int rank, int wait_status)
+{
+    char how[160], message[256];
+    if (qd_ended_in_order(c->children[rank].told))
+        return;
+    int number = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
+    if (number != 0)
+        snprintf(how, sizeof how, "was killed by signal %d (%s)", number, strsignal(number));
+    else
+        snprintf(how, sizeof how, "exited with status %d without saying why", WEXITSTATUS(wait_status));
+    qd_local_world_mark_dead(c->world, rank, how);
+    /* Those that we end ourselves are no news. */
+    if (c->children[rank].told == QD_OK && c->phase < PHASE_TERMINATING && c->stop_signal == 0) {
+        snprintf(message, sizeof message, "rank %d %s%s", rank, how,
+                 number == SIGKILL ? "; if nobody did that, the machine ran out of memory" : "");
+        qd_failure_add(&c->failure, QD_SYSTEM, message);
+    }
+    enter(c, PHASE_RETURNING);
+}
+
+static void reap(crew *c)
+{
+    for (int rank = 0; rank < c->size; rank++) {
+        int wait_status = 0;
+        child *k = &c->children[rank];
+        if (k->pid <= 0 || waitpid(k->pid, &wait_status, WNOHANG) != k->pid)
+            continue;
+        k->pid = 0;
+        c->alive--;
+        take_reports(c); /* its last words came before its end */
+        if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
+            note_death(c, rank, wait_status);
+    }
+}
+
+/* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does a second SIGTERM; schedulers
+ * send SIGTERM after SIGUSR1 while the checkpoint is being written. SIGHUP and SIGPIPE are nobody's wish to stop: a SIGINT or
+ * SIGTERM after them is the first. */
+static void take_stop(crew *c, int number)
+{
+    if (c->stop_signal == 0) {
+        c->stop_signal = number;
+        send_all(c, number == SIGINT ? QD_SIGNAL_INTERRUPT : number);
+    } else if (c->stop_signal == SIGHUP || c->stop_signal == SIGPIPE) {
+        c->stop_signal = number;
+    } else if (number == SIGINT || (number == SIGTERM && c->stop_signal == SIGTERM)) {
+        enter(c, PHASE_KILLING);
+    } else if (number == SIGTERM) {
+        c->stop_signal = SIGTERM;
+    }
+}
+
+static void take_signals(crew *c)
+{
+    struct signalfd_siginfo info;
+    while (read(c->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD)
+            take_stop(c, (int)info.ssi_signo);
+}
+
+static void supervise(crew *c)
+{
+    if (atomic_load(c->run->stop) != 0) /* came before signals were watched */
+        take_stop(c, atomic_load(c->run->stop));
+    while (c->alive > 0) {
+        struct pollfd files[] = {{.fd = c->signals, .events = POLLIN}, {.fd = c->report[0], .events = POLLIN}};
+        double left = c->next - qd_clock_now();
+        int wait = c->phase == PHASE_RUNNING || c->phase == PHASE_KILLING ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
+        poll(files, 2, wait);
+        take_signals(c);
+        take_reports(c);
+        reap(c);
+        if (c->phase != PHASE_RUNNING && c->phase != PHASE_KILLING && qd_clock_now() >= c->next)
+            enter(c, c->phase + 1);
+    }
+}
+
+static qd_status open_crew(crew *c)
+{
+    qd_comm_config config = qd_comm_config_default();
+    config.deadline_seconds = c->run->config.deadline;
+    c->children = calloc((size_t)c->size, sizeof *c->children);
+    if (!c->children)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", c->size);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, c->report) != 0)
+        return QD_FAIL(QD_SYSTEM, "cannot make a socket for the ranks' reports: %s", strerror(errno));
+    QD_TRY(qd_local_world_create(c->size, &config, &c->world));
+    return watch_signals(c);
+}
+
+qd_status qd_launch_processes(const qd_run *run, char *const *argv)
+{
+    crew c = {.run = run, .size = run->config.world, .report = {-1, -1}, .config = -1, .signals = -1};
+    sigaction(SIGCHLD, NULL, &c.child_before);
+    sigprocmask(SIG_BLOCK, NULL, &c.mask_before);
+    qd_status status = open_crew(&c);
+    if (status == QD_OK)
+        status = start_children(&c, argv);
+    if (status != QD_OK) {
+        qd_failure_add(&c.failure, status, qd_error_message());
+        enter(&c, PHASE_TERMINATING);
+    }
+    supervise(&c);
+    if (c.stop_signal != 0)
+        qd_failure_add(&c.failure, QD_INTERRUPTED, "interrupted");
+    if (c.signals >= 0)
+        close(c.signals);
+    if (c.config >= 0)
+        close(c.config);
+    sigprocmask(SIG_SETMASK, &c.mask_before, NULL);
+    sigaction(SIGCHLD, &c.child_before, NULL);
+    qd_local_world_destroy(c.world);
+    for (int i = 0; i < 2; i++)
+        if (c.report[i] >= 0)
+            close(c.report[i]);
+    free(c.children);
+    return qd_failure_raise(&c.failure);
+}

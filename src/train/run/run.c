@@ -1,0 +1,450 @@
+/* One rank of a training run: preparation, start, steps with their checkpoints, and the end. */
+#include "train/run/run_state.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "device/ceiling.h"
+#include "train/run/common.h"
+#include "train/run/footprint.h"
+#include "train/run/leftovers.h"
+#include "train/run/long_work.h"
+#include "train/run/run_memory.h"
+
+#include <math.h>
+#include <quadrille/machine.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- before the ranks exist ---- */
+
+/* Of those that ask a run to end and to go on later. */
+static const char *signal_name(int number)
+{
+    return number == SIGUSR1   ? "SIGUSR1"
+           : number == SIGHUP  ? "SIGHUP"
+           : number == SIGPIPE ? "SIGPIPE (nobody reads standard output)"
+                               : "SIGTERM";
+}
+
+qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
+                         qd_train_summary *summary)
+{
+    *summary = (qd_train_summary){0};
+    QD_TRY(qd_config_resolve(options, world, config));
+    QD_TRY(qd_check(options, world, &summary->plan));
+    summary->steps = config->steps;
+    return qd_run_folder_check(options, config, stop);
+}
+
+typedef struct watcher {
+    const qd_train_observer *observer;
+    const atomic_int *stop;
+} watcher;
+
+static bool report_progress(void *context, const char *what, int64_t done, int64_t total)
+{
+    const watcher *w = context;
+    if (w->observer && w->observer->on_prepare)
+        w->observer->on_prepare(w->observer->context, what, done, total);
+    return atomic_load(w->stop) == 0;
+}
+
+/* Text is read, perhaps for hours, and there is nothing to keep yet: who asks to stop need not wait for a step. */
+static qd_status tell_early_end(int asked)
+{
+    if (asked == SIGINT)
+        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while text became tokens");
+    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while text became tokens: start again", signal_name(asked));
+}
+
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary)
+{
+    qd_run_corpus corpus;
+    watcher w = {observer, stop};
+    qd_status status = qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, &w}, &corpus);
+    if (status == QD_INTERRUPTED)
+        return tell_early_end(atomic_load(stop));
+    QD_TRY(status);
+    summary->samples = qd_data_windows(corpus.data);
+    qd_run_corpus_close(&corpus);
+    return QD_OK;
+}
+
+/* ---- one rank ---- */
+
+qd_status qd_rank_agree(qd_rank_run *s, qd_status mine)
+{
+    return qd_agree_alone(s->control, mine, &s->agreed);
+}
+
+void qd_rank_note(const qd_rank_run *s, const char *text)
+{
+    const qd_train_observer *o = s->run->observer;
+    if (qd_comm_rank(s->world) == 0 && o && o->on_note)
+        o->on_note(o->context, text);
+}
+
+static bool keeps_checkpoints(const qd_rank_run *s)
+{
+    return s->run->config.save && s->run->config.run_dir[0] != '\0';
+}
+
+/* Collective, after each step: all ranks learn of a signal that has reached any of them, so that they stop after the same
+ * step. Where there are several, the highest number counts: SIGINT, SIGUSR1, SIGTERM. Whether it is time for a checkpoint
+ * is rank 0's decision: clocks differ. */
+static qd_status ask_ranks(qd_rank_run *s)
+{
+    double seconds = s->run->config.save_seconds;
+    bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds;
+    int32_t asked[2] = {atomic_load(s->run->stop), due};
+    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 2, QD_I32, QD_MAX, NULL));
+    s->stop = asked[0];
+    s->time_to_save = asked[1] != 0;
+    return QD_OK;
+}
+
+/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU
+ * each; threads share those that there are. */
+static qd_status measure_peak(qd_rank_run *s)
+{
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    qd_device *device = qd_trainer_device(s->trainer);
+    const qd_device_caps *caps = qd_device_get_caps(device);
+    if (caps->host_memory) {
+        QD_TRY(qd_machine_peak(&s->peak_flops));
+        s->peak_flops *= qd_comm_locate(s->world).machines;
+        return QD_OK;
+    }
+    int ranks = qd_comm_size(s->world);
+    bool one_each = strcmp(qd_comm_backend(s->world), "mpi") == 0 || ranks < caps->count;
+    QD_TRY(qd_device_measure_fma(device, 20, &s->peak_flops));
+    s->peak_flops *= one_each ? ranks : caps->count;
+    return QD_OK;
+}
+
+/* ---- checkpoints ---- */
+
+static qd_status open_saver(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file root;
+    if (!keeps_checkpoints(s))
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", root));
+    return qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver);
+}
+
+/* The state holds what is not finite: training on would waste the time, and every later save would fail. All ranks end, and the
+ * checkpoints from before stay. */
+static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
+{
+    char before[64] = "no checkpoint from before is known";
+    s->agreed = true;
+    if (s->kept >= 0)
+        snprintf(before, sizeof before, "the last one is that of step %lld (--resume)", (long long)s->kept);
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(QD_NOT_FINITE, "no checkpoint is written after step %lld, and the run ends, because its state is not finite: %s; %s",
+                       (long long)report->step, report->message, before);
+    qd_error_clear();
+    return QD_NOT_FINITE;
+}
+
+/* Collective. How the checkpoint that is being written stands. A failure to write one is reported, and training continues; after
+ * the last step it is the run's failure (tell_unsaved), and so is a state that is not finite. */
+static qd_status poll_save(qd_rank_run *s, bool wait)
+{
+    qd_save_report report;
+    char text[640];
+    QD_TRY(qd_saver_poll(s->saver, wait, &report));
+    if (report.state == QD_SAVE_DONE)
+        s->end.saved = s->kept = report.step;
+    if (report.state == QD_SAVE_DONE && report.message[0] != '\0')
+        qd_rank_note(s, report.message);
+    if (report.state == QD_SAVE_FAILED && report.status == QD_NOT_FINITE)
+        return tell_not_finite(s, &report);
+    if (report.state == QD_SAVE_FAILED && report.step == s->run->config.steps) {
+        snprintf(s->unsaved, sizeof s->unsaved, "%s", report.message);
+    } else if (report.state == QD_SAVE_FAILED) {
+        snprintf(text, sizeof text, "no checkpoint after step %lld: %s", (long long)report.step, report.message);
+        qd_rank_note(s, text);
+    }
+    return QD_OK;
+}
+
+/* Collective. One is written at a time; the last of a run, and one without room for a copy, is waited for. */
+static qd_status save(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    QD_TRY(poll_save(s, true));
+    s->saved_at = qd_clock_now();
+    qd_metrics_sync(s->metrics);
+    QD_TRY(qd_saver_begin(s->saver, s->config_text));
+    bool last = s->stop != 0 || qd_trainer_position(s->trainer).step == c->steps;
+    return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
+}
+
+/* When everything else is right, on all ranks: what is taken away cannot come back. Rank 0's; large checkpoints take long to go. */
+static qd_status replace_run(void *state)
+{
+    const qd_run *run = ((const qd_rank_run *)state)->run;
+    bool replaces = run->config.run_dir[0] != '\0' && qd_options_bool(run->options, "run.overwrite");
+    return replaces ? qd_run_folder_clear(&run->config) : QD_OK;
+}
+
+/* Collective, where an MPI library may have made some. */
+static qd_status note_shared_memory(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file path;
+    if (c->run_dir[0] == '\0' || strcmp(qd_comm_backend(s->world), "mpi") != 0)
+        return QD_OK;
+    QD_TRY(qd_run_path(c, QD_LEFTOVERS_FILE, path));
+    return qd_rank_agree(s, qd_leftovers_note(s->control, path));
+}
+
+/* A run that ends in order leaves the world in order, and the library removes its memory itself. */
+static void forget_shared_memory(const qd_rank_run *s)
+{
+    qd_run_file path;
+    if (s->metrics && qd_run_path(&s->run->config, QD_LEFTOVERS_FILE, path) == QD_OK)
+        unlink(path);
+}
+
+static qd_status start(qd_rank_run *s)
+{
+    const qd_run *run = s->run;
+    QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
+    QD_TRY(qd_common_data(s->control, s->corpus.data, run->config.strategy.seq, &s->agreed));
+    qd_batch_source source = qd_data_source(s->corpus.data);
+    const bool loads = run->config.resume || run->config.weights[0] != '\0';
+    QD_TRY((loads ? qd_trainer_create_blank : qd_trainer_create)(&run->config, s->world, &source, &s->trainer));
+    QD_TRY(qd_rank_agree(s, measure_peak(s)));
+    if (run->config.resume) {
+        QD_TRY(qd_run_resume(s));
+        QD_TRY(qd_rank_agree(s, qd_run_compare_data(s)));
+    } else if (run->config.weights[0] != '\0') {
+        QD_TRY(qd_run_load_weights(s));
+    }
+    QD_TRY(qd_rank_agree(s, qd_long_work_run(s->control, replace_run, s)));
+    QD_TRY(qd_rank_agree(s, open_saver(s)));
+    QD_TRY(qd_rank_agree(s, qd_run_folder_open(s)));
+    QD_TRY(note_shared_memory(s));
+    if (run->config.trace) {
+        QD_TRY(qd_trace_create(s->control, &s->trace));
+        qd_trainer_set_trace(s->trainer, s->trace);
+    }
+    return QD_OK;
+}
+
+static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output *output, double seconds, const qd_dispatched *moved)
+{
+    const qd_run *run = s->run;
+    double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
+    double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
+    if (s->peak_flops > 0.0) /* a machine that was busy when it was measured shows later what it can do */
+        s->peak_flops = fmax(s->peak_flops, flops);
+    qd_train_step line = {
+        .step = step,
+        .steps = run->config.steps,
+        .loss = output->loss,
+        .grad_norm = output->grad_norm,
+        .lr = output->lr,
+        .tokens = output->tokens,
+        .step_seconds = seconds,
+        .tokens_per_second = rate,
+        .mfu = s->peak_flops > 0.0 ? flops / s->peak_flops : 0.0,
+        .memory_peak_bytes = qd_trainer_allocated(s->trainer),
+        .dispatch_bytes = moved->bytes,
+        .across_bytes = moved->crossed,
+        .across_flat_bytes = moved->flat,
+    };
+    const char *remark = NULL;
+    if (s->metrics)
+        QD_TRY(qd_metrics_write(s->metrics, &line, &remark));
+    if (remark)
+        qd_rank_note(s, remark);
+    if (run->observer && run->observer->on_step)
+        run->observer->on_step(run->observer->context, &line);
+    return QD_OK;
+}
+
+/* Collective: what the step's ranks have sent to experts. */
+static qd_status count_dispatched(qd_rank_run *s, qd_dispatched *moved)
+{
+    qd_dispatched before = s->dispatched;
+    *moved = (qd_dispatched){0};
+    if (s->run->config.ep * s->run->config.etp == 1)
+        return QD_OK;
+    QD_TRY(qd_trainer_dispatched_all(s->trainer, s->control, &s->dispatched));
+    *moved = (qd_dispatched){.bytes = s->dispatched.bytes - before.bytes, .crossed = s->dispatched.crossed - before.crossed,
+                             .flat = s->dispatched.flat - before.flat};
+    s->end.dispatch_bytes += moved->bytes;
+    s->end.across_bytes += moved->crossed;
+    s->end.across_flat_bytes += moved->flat;
+    return QD_OK;
+}
+
+/* A step that was left out is told; a run that leaves out all of them makes no progress. */
+static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output *output)
+{
+    enum { MOST = 20 };
+    char text[256];
+    s->skipped = output->skipped ? s->skipped + 1 : 0;
+    if (!output->skipped)
+        return QD_OK;
+    snprintf(text, sizeof text, "step %lld was left out: %s", (long long)step, output->not_finite);
+    qd_rank_note(s, text);
+    if (s->skipped < MOST)
+        return QD_OK;
+    return QD_FAIL(QD_NOT_FINITE, "%d steps in a row were left out, the last, %lld, because of %s; the weights are those of step %lld",
+                   MOST, (long long)step, output->not_finite, (long long)(step - MOST));
+}
+
+/* Steps that are not finite end the run, on all ranks alike and in order. The checkpoint that is being written is completed,
+ * and the state, which such steps have not touched, is kept: a run with other settings can resume from it. */
+static qd_status end_saving(qd_rank_run *s, qd_status status)
+{
+    qd_error_record why;
+    if (status != QD_NOT_FINITE || !s->saver)
+        return status;
+    qd_error_keep(&why);
+    qd_status saving = poll_save(s, true); /* its failure is reported by a note, that of communication by the end */
+    if (saving == QD_OK && qd_trainer_position(s->trainer).step > s->kept)
+        saving = save(s);
+    if (saving == QD_OK)
+        (void)poll_save(s, true);
+    qd_error_put_back(&why);
+    return status;
+}
+
+static qd_status run_steps(qd_rank_run *s)
+{
+    const qd_run *run = s->run;
+    double begin = qd_clock_now();
+    int64_t every = run->config.save_every;
+    s->saved_at = begin;
+    for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && s->stop == 0; step++) {
+        qd_step_output output;
+        double from = qd_clock_now();
+        if (s->trace && s->traced++ == run->config.trace_steps)
+            qd_trainer_set_trace(s->trainer, NULL);
+        QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
+        double seconds = qd_clock_now() - from;
+        qd_dispatched moved;
+        QD_TRY(count_dispatched(s, &moved));
+        if (qd_comm_rank(s->world) == 0)
+            QD_TRY(report_step(s, step, &output, seconds, &moved));
+        s->end.steps = step;
+        s->end.loss = output.loss;
+        s->end.tokens += output.tokens;
+        QD_TRY(end_saving(s, note_skipped(s, step, &output)));
+        QD_TRY(ask_ranks(s));
+        if (!s->saver)
+            continue;
+        QD_TRY(poll_save(s, false));
+        if ((every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == run->config.steps)
+            QD_TRY(save(s));
+    }
+    if (s->saver)
+        QD_TRY(poll_save(s, true));
+    s->end.seconds = qd_clock_now() - begin;
+    s->end.interrupted = s->stop != 0 && s->end.steps < run->config.steps;
+    return QD_OK;
+}
+
+/* How an interrupted run ends: rank 0 says it, the others return the same status. */
+static qd_status tell_end(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    bool saved = s->end.saved == s->end.steps, user = s->stop == SIGINT;
+    qd_status status = saved && !user ? QD_STOPPED : QD_INTERRUPTED;
+    s->agreed = true;
+    if (qd_comm_rank(s->world) != 0) {
+        qd_error_clear();
+        return status;
+    }
+    if (saved)
+        return QD_FAIL(status, "%s%s after step %lld of %lld with a checkpoint: resume with --dir %s --resume",
+                       user ? "" : signal_name(s->stop), user ? "interrupted" : ": stopped", (long long)s->end.steps, (long long)c->steps,
+                       c->run_dir);
+    return QD_FAIL(status, "interrupted after step %lld of %lld%s", (long long)s->end.steps, (long long)c->steps,
+                   c->run_dir[0] == '\0' ? " without a checkpoint: there is no run.dir"
+                   : !c->save              ? " without a checkpoint: run.save is false"
+                                           : " without a checkpoint");
+}
+
+/* A run whose result was to be kept and is not has failed, on all ranks. */
+static qd_status tell_unsaved(qd_rank_run *s)
+{
+    s->agreed = true;
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(QD_IO, "all %lld steps are done, but there is no checkpoint after the last: %s", (long long)s->end.steps,
+                       s->unsaved);
+    qd_error_clear();
+    return QD_IO;
+}
+
+static qd_status finish(qd_rank_run *s)
+{
+    const qd_run *run = s->run;
+    qd_footprint footprint;
+    qd_run_memory most;
+    qd_run_file path;
+    QD_TRY(qd_footprint_read(&footprint));
+    QD_TRY(qd_run_path(&run->config, "memory.json", path));
+    /* Memory of other ranks that this process has mapped counts for them. */
+    int64_t staging, shared = qd_comm_shared_bytes(s->world, &staging), others = shared < 0 ? 0 : footprint.shared - shared;
+    int64_t resident = footprint.peak - (others > 0 ? others : 0);
+    QD_TRY(qd_run_memory_write(s->control,
+                               (qd_run_memory){qd_trainer_allocated(s->trainer), qd_trainer_allocated_host(s->trainer), staging, resident},
+                               run->config.run_dir[0] != '\0' ? path : NULL, &most));
+    s->end.allocated_bytes = most.allocated;
+    s->end.host_bytes = most.host;
+    s->end.resident_bytes = most.resident;
+    const char *lost = qd_metrics_lost(s->metrics);
+    if (lost)
+        qd_rank_note(s, lost);
+    if (s->trace) {
+        QD_TRY(qd_run_path(&run->config, "trace.json", path));
+        QD_TRY(qd_trace_write(s->trace, qd_trainer_program(s->trainer), s->control, path));
+    }
+    if (qd_comm_rank(s->world) == 0 && run->observer && run->observer->on_end)
+        run->observer->on_end(run->observer->context, &s->end);
+    return s->end.interrupted ? tell_end(s) : s->unsaved[0] != '\0' ? tell_unsaved(s) : QD_OK;
+}
+
+/* A failure of one of several says whose it is, unless it names a rank: many know of what is not finite, or who is missing. */
+static void name_rank(const qd_comm *world, qd_status status)
+{
+    if (qd_comm_size(world) > 1 && !strstr(qd_error_message(), "rank "))
+        qd_error_prefix(status, "rank %d: ", qd_comm_rank(world));
+}
+
+qd_status qd_run_rank(const qd_run *run, qd_comm *world)
+{
+    qd_rank_run s = {.run = run, .world = world, .end.saved = -1, .kept = -1};
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
+    QD_TRY_DONE(start(&s));
+    QD_TRY_DONE(run_steps(&s));
+    QD_TRY_DONE(finish(&s));
+done:
+    if (status != QD_OK && status != QD_REMOTE && !s.agreed) {
+        name_rank(world, status);
+        qd_comm_abort(world, qd_error_message());
+    }
+    if (status == QD_OK || status == QD_STOPPED || status == QD_INTERRUPTED)
+        forget_shared_memory(&s);
+    qd_metrics_destroy(s.metrics);
+    qd_saver_destroy(s.saver);
+    qd_trainer_destroy(s.trainer);
+    qd_trace_destroy(s.trace);
+    qd_run_corpus_close(&s.corpus);
+    free(s.config_text);
+    qd_comm_destroy(s.control);
+    return status;
+}

@@ -1,0 +1,154 @@
+/* The files of run.dir: whether the folder can be used, and what is written there when a run starts. */
+#include "train/run/run_state.h"
+
+#include "base/text/strbuf.h"
+#include "train/run/common.h"
+#include "train/run/leftovers.h"
+#include "train/run/run_data.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_WAIT 10.0 /* seconds for another run to leave the folder */
+
+qd_status qd_run_path(const qd_config *c, const char *name, qd_run_file path)
+{
+    int n = snprintf(path, sizeof(qd_run_file), "%s/%s", c->run_dir, name);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", c->run_dir);
+}
+
+/* The deepest part of the path that exists must be a folder in which something can be made. */
+static qd_status check_place(const char *folder)
+{
+    qd_run_file path;
+    struct stat info;
+    snprintf(path, sizeof path, "%s", folder);
+    QD_TRY(qd_path_existing(path));
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
+        return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", path);
+    if (access(path, W_OK | X_OK) != 0)
+        return QD_FAIL(QD_USAGE, "run.dir: nothing can be written in %s: %s", path, strerror(errno));
+    return QD_OK;
+}
+
+/* A saved data.tokenizer may be gone: the run has kept its own. One that is named now is to be there. */
+static qd_status check_named_now(const qd_options *options, const qd_config *c)
+{
+    const char *named = c->data.tokenizer;
+    bool given = strcmp(qd_options_origin(options, "data.tokenizer"), "command line") == 0;
+    if (!given || named[0] == '\0' || strcmp(named, "bytes") == 0 || access(named, F_OK) == 0)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; leave it out to go on with the run's own", named, strerror(errno));
+}
+
+qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, const atomic_int *stop)
+{
+    qd_run_file path;
+    struct stat info;
+    if (c->run_dir[0] == '\0')
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    QD_TRY(check_place(c->run_dir));
+    qd_run_file checkpoints;
+    QD_TRY(qd_run_path(c, "checkpoints", checkpoints));
+    bool held = stat(path, &info) == 0 || qd_store_holds(checkpoints);
+    if (c->resume && qd_options_bool(options, "run.overwrite"))
+        return QD_FAIL(QD_USAGE, "run.resume and run.overwrite are both set: resume the run in %s, or replace it", c->run_dir);
+    if (held && !c->resume && !qd_options_bool(options, "run.overwrite"))
+        return QD_FAIL(QD_USAGE, "run.dir: %s holds another run: name another folder, resume that run with --resume, or "
+                                 "replace it with --overwrite", c->run_dir);
+    if (!held && c->resume)
+        return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to resume", c->run_dir);
+    /* Longer than the dying of a killed run takes, and not so long that other ranks give up. */
+    double wait = c->deadline / 2 < MOST_WAIT ? c->deadline / 2 : MOST_WAIT;
+    QD_TRY(qd_metrics_wait_free(path, wait, stop));
+    return c->resume ? check_named_now(options, c) : QD_OK;
+}
+
+/* A file of an earlier run, or none, is no longer there. */
+static qd_status clear_file(const qd_config *c, const char *name)
+{
+    qd_run_file path;
+    QD_TRY(qd_run_path(c, name, path));
+    return unlink(path) == 0 || errno == ENOENT ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+}
+
+static qd_status write_asked(const qd_rank_run *s)
+{
+    qd_run_file path;
+    char *text = NULL;
+    QD_TRY(qd_run_path(&s->run->config, "config.yaml", path));
+    QD_TRY(qd_run_config_text(s->run->options, &s->run->config, NULL, &text));
+    qd_status status = qd_file_replace(path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+/* What stands beside the metrics. */
+static qd_status write_files(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file path;
+    QD_TRY(clear_file(c, "trace.json"));
+    QD_TRY(clear_file(c, "memory.json"));
+    QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
+    QD_TRY(write_asked(s));
+    QD_TRY(qd_run_path(c, "effective.yaml", path));
+    QD_TRY(qd_file_replace(path, s->config_text, strlen(s->config_text)));
+    QD_TRY(qd_run_path(c, "data.json", path));
+    QD_TRY(qd_run_data_write(path, s->corpus.data));
+    QD_TRY(qd_run_path(c, "tokenizer.json", path));
+    if (c->resume && access(path, F_OK) == 0) /* the checkpoints need it as it is */
+        return QD_OK;
+    if (!s->corpus.tokenizer)
+        return clear_file(c, "tokenizer.json");
+    QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is of no use without the tokenizer it was trained with */
+    qd_run_file key, new_key;
+    QD_TRY(qd_run_path(c, "tokenizer.key", key));
+    QD_TRY(qd_run_path(c, QD_RUN_NEW_TOKENIZER_KEY, new_key));
+    if (rename(new_key, key) != 0 && errno != ENOENT)
+        return QD_FAIL(QD_IO, "%s: cannot be replaced: %s", key, strerror(errno));
+    return clear_file(c, QD_RUN_NEW_TOKENIZER);
+}
+
+/* Rank 0, once everything else stands: the folder appears with its first files. The metrics come first, for they are locked: of two
+ * runs that begin at the same time one gets the folder. */
+qd_status qd_run_folder_open(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file path;
+    if (c->run_dir[0] == '\0' || qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_folder_make(c->run_dir));
+    QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    if (c->resume && access(path, F_OK) != 0)
+        qd_rank_note(s, "metrics.jsonl is missing: the lines of earlier steps are lost, and the file starts anew");
+    QD_TRY(qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics));
+    qd_run_file shared;
+    char remark[512];
+    QD_TRY(qd_run_path(c, QD_LEFTOVERS_FILE, shared));
+    qd_leftovers_clear(shared, remark, sizeof remark);
+    if (remark[0] != '\0')
+        qd_rank_note(s, remark);
+    qd_status status = write_files(s);
+    if (status != QD_OK && !c->resume)
+        unlink(path); /* or the folder would hold a run that never was */
+    return status;
+}
+
+qd_status qd_run_folder_clear(const qd_config *c)
+{
+    /* metrics.jsonl starts anew by itself */
+    static const char *const files[] = {"config.yaml", "effective.yaml", "trace.json", "memory.json", "evaluations.jsonl"};
+    qd_run_file path;
+    QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    QD_TRY(qd_metrics_check_free(path)); /* once more: text may have been read for hours since */
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        QD_TRY(clear_file(c, files[i]));
+    QD_TRY(qd_run_path(c, "checkpoints", path));
+    return qd_store_clear(path);
+}

@@ -1,0 +1,347 @@
+/* Resuming a run, and starting one with the weights of another: which checkpoint is loaded, on all ranks alike, and what
+ * is reported of settings and data that differ from those it was written with. */
+#include "train/run/run_state.h"
+
+#include "train/run/long_work.h"
+#include "train/exec/model_run.h"
+#include "train/run/run_data.h"
+#include "train/exec/state.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the way. */
+static bool same_tensors(const qd_model *now, const qd_model *then)
+{
+    qd_model other = *then;
+    other.rope = now->rope;
+    other.dropout = now->dropout;
+    other.init_std = now->init_std;
+    if (now->position == QD_POSITION_ROPE)
+        other.max_seq = now->max_seq;
+    return qd_model_equal(now, &other);
+}
+
+/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. early: the data has
+ * not been opened yet, which names a tokenizer that differs. */
+static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
+{
+    const struct {
+        const char *key;
+        bool same;
+    } keys[] = {
+        {"train.seed", now->seed == then->seed},
+        {"train.optimizer", now->optimizer.kind == then->optimizer.kind},
+        {"data.tokenizer", early || qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
+        {"data.validation", now->data.validation == then->data.validation},
+        {"data.document_mask", now->data.document_mask == then->data.document_mask},
+        {"the model", same_tensors(&now->model, &then->model)},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!keys[i].same)
+            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to resume the "
+                                     "run as it was, or start another", keys[i].key);
+    return QD_OK;
+}
+
+/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as it has seen, in the order
+ * that the new windows have. */
+static void rescale_position(qd_rank_run *s, const qd_config *then)
+{
+    qd_position at = qd_trainer_position(s->trainer);
+    int64_t seq = s->run->config.strategy.seq;
+    if (seq == then->strategy.seq)
+        return;
+    at.next_sample = at.next_sample / seq * then->strategy.seq + (at.next_sample % seq * then->strategy.seq + seq - 1) / seq;
+    qd_trainer_set_position(s->trainer, at);
+}
+
+/* Settings that change what is trained. Of the rest, some are compared elsewhere, and some change speed or memory alone. */
+static bool is_compared(const char *key)
+{
+    static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
+                                         "train.grad_sync", "train.swiglu", "train.recompute", "train.recompute_layers",
+                                         "train.offload", "train.offload_chunk_mb", "train.deterministic"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(key, others[i]) == 0)
+            return false;
+    return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0;
+}
+
+/* One line if a setting is not what it was. */
+static qd_status note_change(const qd_rank_run *s, const char *key, const qd_options *then, const qd_options *now)
+{
+    char *before = NULL, *after = NULL, text[1200];
+    qd_status status = qd_options_value_text(then, key, &before);
+    if (status == QD_OK)
+        status = qd_options_value_text(now, key, &after);
+    if (status == QD_OK && strcmp(before, after) != 0) {
+        bool samples = strcmp(key, "data.path") == 0 || strcmp(key, "data.seq") == 0;
+        snprintf(text, sizeof text, "%s was %.500s and is %.500s%s", key, before, after,
+                 samples ? ": samples are others from here on" : "");
+        qd_rank_note(s, text);
+    }
+    free(before);
+    free(after);
+    return status;
+}
+
+/* Whatever the reason, a learning rate that does not continue where it was. */
+static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
+{
+    const qd_optim *now = &s->run->config.optimizer;
+    double before = qd_optim_lr(&then->optimizer, step);
+    char text[160];
+    if (step == 0 || fabs(qd_optim_lr(now, step) - before) <= 1e-9 * fabs(before))
+        return;
+    snprintf(text, sizeof text, "the learning rate jumps from %.4g in step %lld to %.4g in step %lld", before, (long long)step,
+             qd_optim_lr(now, step + 1), (long long)step + 1);
+    qd_rank_note(s, text);
+}
+
+/* Rank 0: names every setting that is not what the checkpoint was written with, also where config.yaml was edited or
+ * damaged since. */
+static qd_status note_changes(const qd_rank_run *s, const qd_options *then_options, const qd_config *then, int64_t step)
+{
+    qd_option_table table = qd_config_table();
+    qd_options *now = NULL;
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_run_config_values(s->run->options, &s->run->config, &now));
+    qd_status status = QD_OK;
+    for (int i = 0; i < table.count && status == QD_OK; i++)
+        if (is_compared(table.options[i].key))
+            status = note_change(s, table.options[i].key, then_options, now);
+    qd_options_destroy(now);
+    if (status == QD_OK)
+        note_rate(s, then, step);
+    return status;
+}
+
+/* The configuration that a checkpoint was written with; `then` refers to *options. */
+static qd_status read_config(const qd_checkpoint *checkpoint, qd_options **options, qd_config *then)
+{
+    const char *text = qd_checkpoint_meta(checkpoint)->config;
+    qd_option_table table = qd_config_table();
+    QD_TRY(qd_options_create(&table, 1, options));
+    QD_TRY(qd_options_load_text(*options, "the checkpoint's configuration", text, strlen(text)));
+    return qd_config_resolve(*options, 0, then);
+}
+
+/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's state is in place. */
+static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoint, bool loaded)
+{
+    qd_options *options = NULL;
+    qd_config then;
+    qd_status status = read_config(checkpoint, &options, &then);
+    if (status == QD_OK)
+        status = check_continues(&s->run->config, &then, false);
+    if (status == QD_OK && loaded) {
+        rescale_position(s, &then);
+        status = note_changes(s, options, &then, qd_checkpoint_meta(checkpoint)->step);
+    }
+    qd_options_destroy(options);
+    return status;
+}
+
+qd_status qd_run_resume_check(const qd_config *c)
+{
+    qd_run_file root;
+    qd_checkpoint *checkpoint = NULL;
+    qd_options *options = NULL;
+    qd_config then;
+    if (!c->resume)
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", root));
+    qd_status status = qd_store_open(root, INT64_MAX, false, &checkpoint, NULL);
+    if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0)
+        status = QD_FAIL(QD_USAGE,
+                         "run.resume: %s holds the weights of a conversion, and no run: run.weights=%s with another run.dir starts one "
+                         "with them",
+                         c->run_dir, c->run_dir);
+    if (status == QD_OK)
+        status = read_config(checkpoint, &options, &then);
+    if (status == QD_OK)
+        status = check_continues(c, &then, true);
+    qd_options_destroy(options);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+typedef struct opening {
+    const char *root;
+    int64_t below; /* steps from here on are damaged */
+    qd_checkpoint *checkpoint;
+    char *passed_over;
+} opening;
+
+static qd_status open_newest(void *context)
+{
+    opening *o = context;
+    qd_status status = qd_store_open(o->root, o->below, false, &o->checkpoint, &o->passed_over);
+    if (status == QD_USAGE && o->below != INT64_MAX)
+        return QD_FAIL(QD_CORRUPT, "%s: no sound checkpoint is left", o->root);
+    return status;
+}
+
+static void note_passed_over(const qd_rank_run *s, const char *why)
+{
+    char text[1200];
+    snprintf(text, sizeof text, "a checkpoint was skipped: %s", why);
+    qd_rank_note(s, text);
+}
+
+/* What all ranks open: the folder's step, which is its manifest's, and the hash of the manifest. */
+typedef struct checkpoint_name {
+    int64_t step, hash;
+} checkpoint_name;
+
+/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open that one. */
+static qd_status open_agreed(qd_rank_run *s, opening *o, checkpoint_name *name)
+{
+    qd_status status = qd_long_work_run(s->control, open_newest, o);
+    *name = (checkpoint_name){-1, 0};
+    if (status == QD_OK && o->checkpoint) {
+        *name = (checkpoint_name){qd_checkpoint_meta(o->checkpoint)->step, (int64_t)qd_checkpoint_hash(o->checkpoint)};
+        status = check_checkpoint(s, o->checkpoint, false);
+    }
+    if (o->passed_over)
+        note_passed_over(s, o->passed_over);
+    free(o->passed_over);
+    o->passed_over = NULL;
+    QD_TRY(qd_rank_agree(s, status));
+    QD_TRY(qd_comm_broadcast(s->control, name, 2, QD_I64, 0, NULL));
+    return QD_OK;
+}
+
+typedef struct loading {
+    qd_rank_run *state;
+    opening *opening;
+    checkpoint_name name;
+} loading;
+
+static qd_status load_step(void *context)
+{
+    const loading *l = context;
+    opening *o = l->opening;
+    if (!o->checkpoint)
+        QD_TRY(qd_store_open_step(o->root, l->name.step, &o->checkpoint));
+    if ((int64_t)qd_checkpoint_hash(o->checkpoint) != l->name.hash)
+        return QD_FAIL(QD_IO, "%s: has another manifest here than on rank 0: all ranks must see the same run.dir",
+                       qd_checkpoint_folder(o->checkpoint));
+    return qd_state_load(l->state->trainer, o->checkpoint, false);
+}
+
+/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
+static qd_status load_agreed(qd_rank_run *s, opening *o, checkpoint_name name, bool *damaged)
+{
+    enum { MESSAGE = 1024 };
+    char message[MESSAGE] = "";
+    int size = qd_comm_size(s->control);
+    qd_status status = qd_long_work_run_all(s->control, load_step, &(loading){s, o, name});
+    if (status == QD_OK)
+        status = check_checkpoint(s, o->checkpoint, true);
+    int32_t found = status == QD_CORRUPT ? size - qd_comm_rank(s->control) : 0;
+    if (found)
+        snprintf(message, sizeof message, "%s", qd_error_message());
+    QD_TRY(qd_comm_all_reduce(s->control, &found, &found, 1, QD_I32, QD_MAX, NULL));
+    *damaged = found > 0;
+    if (!*damaged)
+        return qd_rank_agree(s, status);
+    QD_TRY(qd_comm_broadcast(s->control, message, MESSAGE, QD_U8, size - found, NULL));
+    note_passed_over(s, message);
+    return QD_OK;
+}
+
+/* Collective. Goes on from the newest sound checkpoint. */
+qd_status qd_run_resume(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    qd_run_file root;
+    char text[128];
+    opening o = {.root = root, .below = INT64_MAX};
+    checkpoint_name name;
+    qd_status status = QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", root));
+    for (bool damaged = true; damaged;) {
+        QD_TRY_DONE(open_agreed(s, &o, &name));
+        QD_TRY_DONE(load_agreed(s, &o, name, &damaged));
+        qd_checkpoint_close(o.checkpoint);
+        o.checkpoint = NULL;
+        o.below = name.step;
+    }
+    int64_t step = name.step;
+    if (step >= c->steps)
+        QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to resume it",
+                                     (long long)step)));
+    s->kept = step;
+    snprintf(text, sizeof text, "resumes after step %lld", (long long)step);
+    qd_rank_note(s, text);
+done:
+    qd_checkpoint_close(o.checkpoint);
+    return status;
+}
+
+/* Rank 0's. */
+qd_status qd_run_compare_data(const qd_rank_run *s)
+{
+    qd_run_file path;
+    char remark[QD_RUN_DATA_REMARK];
+    if (qd_comm_rank(s->world) != 0)
+        return QD_OK;
+    QD_TRY(qd_run_path(&s->run->config, "data.json", path));
+    QD_TRY(qd_run_data_compare(path, s->corpus.data, remark));
+    if (remark[0] != '\0')
+        qd_rank_note(s, remark);
+    return QD_OK;
+}
+
+typedef struct weights {
+    const qd_rank_run *state;
+    qd_run_file folder; /* of the run that they come from */
+    char warning[QD_MODEL_WARNING];
+} weights;
+
+/* Every rank reads its own part; what is wrong with the folder is the same for all. */
+static qd_status load_weights(void *context)
+{
+    weights *w = context;
+    qd_checkpoint *checkpoint = NULL;
+    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder, w->warning);
+    if (status == QD_OK)
+        status = qd_state_load(w->state->trainer, checkpoint, true);
+    qd_checkpoint_close(checkpoint);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
+}
+
+/* Weights may be wanted although they know other tokens, but not without a word. */
+static void note_other_tokenizer(const qd_rank_run *s, const char *folder)
+{
+    char path[PATH_MAX + 32], text[PATH_MAX + 512];
+    uint64_t theirs, ours = qd_data_tokenizer_hash(s->corpus.data);
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (qd_comm_rank(s->world) != 0 || access(path, F_OK) != 0)
+        return;
+    if (qd_run_corpus_tokenizer_hash(path, &theirs) != QD_OK)
+        snprintf(text, sizeof text, "run.weights: whether they know the tokens of this run is unknown: %s", qd_error_message());
+    else if (ours != 0 && ours != theirs)
+        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than that of this run (%016llx): "
+                                    "data.tokenizer can name it", path, (unsigned long long)theirs, (unsigned long long)ours);
+    else
+        return;
+    qd_rank_note(s, text);
+}
+
+/* Collective. */
+qd_status qd_run_load_weights(qd_rank_run *s)
+{
+    weights w = {.state = s};
+    QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load_weights, &w)));
+    if (w.warning[0] != '\0')
+        qd_rank_note(s, w.warning);
+    note_other_tokenizer(s, w.folder);
+    return QD_OK;
+}

@@ -1,0 +1,290 @@
+/* The states of a save: copy, write in a thread, agree, commit. See saver.h. */
+#include "train/run/saver.h"
+
+#include "train/run/long_work.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum phase { PHASE_IDLE, PHASE_WRITING, PHASE_COMMITTING } phase;
+
+/* Work of this rank's thread. */
+typedef struct job {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool running, done;
+    qd_status status;
+    char message[512];
+} job;
+
+struct qd_saver {
+    qd_trainer *trainer;
+    qd_comm *control;
+    char *root, *config;
+    int keep;
+    qd_arena *arena;
+    qd_state_pieces pieces;
+    float *snapshot; /* NULL: the state itself is read while it is written */
+    float *tensor;   /* the last that was read */
+    int tensor_param;
+    qd_ckpt_kind tensor_kind;
+    qd_ckpt_meta meta; /* of the save that is going on */
+    phase phase;
+    char *left;        /* NULL, or what its commit could not remove */
+    job job;
+};
+
+static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
+
+/* ---- state ---- */
+
+/* Pieces of one tensor follow each other: it is read once. */
+static qd_status fetch_live(void *context, const qd_state_piece *piece, float *out)
+{
+    qd_saver *s = context;
+    qd_atom held = qd_trainer_holding(s->trainer, piece->param, tensor_of[piece->kind]).box;
+    if (s->tensor_param != piece->param || s->tensor_kind != piece->kind) {
+        s->tensor_param = -1;
+        QD_TRY(qd_trainer_get(s->trainer, piece->param, tensor_of[piece->kind], s->tensor));
+        s->tensor_param = piece->param;
+        s->tensor_kind = piece->kind;
+    }
+    const float *from = s->tensor + (piece->box.begin[0] - held.begin[0]) * held.length[1];
+    memcpy(out, from, (size_t)piece->count * sizeof *out);
+    return QD_OK;
+}
+
+static qd_status fetch_copied(void *context, const qd_state_piece *piece, float *out)
+{
+    const qd_saver *s = context;
+    memcpy(out, s->snapshot + piece->before, (size_t)piece->count * sizeof *out);
+    return QD_OK;
+}
+
+static qd_status take_snapshot(qd_saver *s)
+{
+    for (int i = 0; s->snapshot && i < s->pieces.count; i++)
+        QD_TRY(fetch_live(s, &s->pieces.list[i], s->snapshot + s->pieces.list[i].before));
+    return QD_OK;
+}
+
+/* Rank 0's. To remove what a killed run has left may take long. */
+static qd_status make_folder(void *saver)
+{
+    const qd_saver *s = saver;
+    return qd_store_prepare(s->root, s->meta.step);
+}
+
+/* ---- the thread ---- */
+
+static qd_status work(qd_saver *s)
+{
+    const qd_ledger *ledger = qd_trainer_program(s->trainer)->ledger;
+    if (s->phase == PHASE_COMMITTING)
+        return qd_store_commit(s->root, ledger, &s->meta, qd_comm_size(s->control), s->keep, &s->left);
+    return qd_store_write(s->root, s->meta.step, qd_comm_rank(s->control), ledger, &s->pieces, s->snapshot ? fetch_copied : fetch_live, s);
+}
+
+static void end_job(job *j, qd_status status)
+{
+    pthread_mutex_lock(&j->lock);
+    j->status = status;
+    snprintf(j->message, sizeof j->message, "%s", status == QD_OK ? "" : qd_error_message());
+    j->done = true;
+    pthread_cond_signal(&j->ended);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static void *thread_main(void *argument)
+{
+    qd_saver *s = argument;
+    end_job(&s->job, work(s));
+    return NULL;
+}
+
+static void start_job(qd_saver *s)
+{
+    s->job.done = false;
+    int error = pthread_create(&s->job.thread, NULL, thread_main, s);
+    s->job.running = error == 0;
+    if (error != 0)
+        end_job(&s->job, QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error)));
+}
+
+static void join_job(qd_saver *s)
+{
+    if (s->job.running)
+        pthread_join(s->job.thread, NULL);
+    s->job.running = false;
+}
+
+/* Whether the work has ended; waits a quarter of a second for it at most. */
+static bool job_ended(job *j, bool wait)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += wait ? 250 * 1000 * 1000 : 0;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&j->lock);
+    while (wait && !j->done && pthread_cond_timedwait(&j->ended, &j->lock, &until) == 0)
+        continue;
+    bool ended = j->done;
+    pthread_mutex_unlock(&j->lock);
+    return ended;
+}
+
+/* ---- what all ranks agree on ---- */
+
+/* Collective: whether a rank is still at work, and the lowest that failed (-1: none). */
+static qd_status agree(qd_saver *s, bool busy, bool failed, bool *any_busy, int *who)
+{
+    int size = qd_comm_size(s->control);
+    int32_t mine[2] = {busy, failed ? size - qd_comm_rank(s->control) : 0}, all[2];
+    QD_TRY(qd_comm_all_reduce(s->control, mine, all, 2, QD_I32, QD_MAX, NULL));
+    *any_busy = all[0] != 0;
+    *who = all[1] > 0 ? size - all[1] : -1;
+    return QD_OK;
+}
+
+/* Collective: the failure of rank `who` becomes everyone's, and what was written goes. */
+static qd_status give_up(qd_saver *s, int who, qd_save_report *report)
+{
+    struct {
+        int32_t status;
+        char message[sizeof s->job.message];
+    } said = {.status = (int32_t)s->job.status};
+    report->state = QD_SAVE_FAILED;
+    snprintf(said.message, sizeof said.message, "%s", s->job.message);
+    QD_TRY(qd_comm_broadcast(s->control, &said, sizeof said, QD_U8, who, NULL));
+    report->status = (qd_status)said.status;
+    snprintf(report->message, sizeof report->message, "rank %d: %.480s", who, said.message);
+    if (qd_comm_rank(s->control) == 0)
+        qd_store_abandon(s->root, s->meta.step);
+    s->phase = PHASE_IDLE;
+    return QD_OK;
+}
+
+/* One round of the states: all write, then rank 0 commits. */
+static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
+{
+    int who;
+    bool busy = !job_ended(&s->job, wait), any_busy;
+    QD_TRY(agree(s, busy, !busy && s->job.status != QD_OK, &any_busy, &who));
+    report->step = s->meta.step;
+    report->state = QD_SAVE_GOING_ON;
+    if (any_busy)
+        return QD_OK;
+    join_job(s);
+    if (who >= 0)
+        return give_up(s, who, report);
+    if (s->phase == PHASE_WRITING) {
+        s->phase = PHASE_COMMITTING;
+        if (qd_comm_rank(s->control) == 0)
+            start_job(s);
+        return QD_OK;
+    }
+    s->phase = PHASE_IDLE;
+    report->state = QD_SAVE_DONE;
+    if (s->left)
+        snprintf(report->message, sizeof report->message, "the checkpoint was written, but an old one stays: %.440s", s->left);
+    return QD_OK;
+}
+
+qd_status qd_saver_begin(qd_saver *s, const char *config)
+{
+    qd_position position = qd_trainer_position(s->trainer);
+    free(s->config);
+    free(s->left);
+    s->left = NULL;
+    s->config = config ? strdup(config) : NULL;
+    s->meta = (qd_ckpt_meta){.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(s->trainer),
+                             .config = s->config ? s->config : "", .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
+    s->phase = PHASE_WRITING;
+    s->tensor_param = -1;
+    qd_status folder = qd_long_work_run(s->control, make_folder, s);
+    if (qd_comm_rank(s->control) != 0)
+        QD_TRY(folder); /* communication; on rank 0 the next fails too, if it was that */
+    qd_status status = folder != QD_OK           ? folder
+                       : config && !s->config    ? QD_FAIL(QD_NO_MEMORY, "no memory for a checkpoint")
+                                                 : take_snapshot(s);
+    int who;
+    bool busy;
+    end_job(&s->job, status);
+    QD_TRY(agree(s, false, status != QD_OK, &busy, &who));
+    if (who < 0) /* the folder is there for everyone */
+        start_job(s);
+    return QD_OK;
+}
+
+qd_status qd_saver_poll(qd_saver *s, bool wait, qd_save_report *report)
+{
+    *report = (qd_save_report){.state = QD_SAVE_IDLE};
+    if (s->phase == PHASE_IDLE)
+        return QD_OK;
+    do
+        QD_TRY(advance(s, wait, report));
+    while (wait && report->state == QD_SAVE_GOING_ON);
+    return QD_OK;
+}
+
+/* ---- life ---- */
+
+static qd_status build(qd_saver *s, const char *root, bool snapshot)
+{
+    const qd_program *p = qd_trainer_program(s->trainer);
+    int64_t largest = qd_trainer_largest(s->trainer);
+    QD_TRY(qd_arena_create(&s->arena));
+    QD_TRY(qd_pieces_plan(p, qd_pieces_kinds(p), s->arena, &s->pieces));
+    s->root = strdup(root);
+    s->tensor = malloc((size_t)largest * sizeof *s->tensor);
+    s->snapshot = snapshot ? malloc((size_t)s->pieces.elements * sizeof *s->snapshot + 1) : NULL;
+    if (!s->root || !s->tensor || (snapshot && !s->snapshot))
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the copy of the state that checkpoints are written from (%lld bytes): "
+                                     "run.async_save=false needs none", (long long)(s->pieces.elements * 4));
+    return QD_OK;
+}
+
+qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver)
+{
+    qd_saver *s = calloc(1, sizeof *s);
+    if (!s)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for checkpoints");
+    s->trainer = trainer;
+    s->control = control;
+    s->keep = keep;
+    pthread_mutex_init(&s->job.lock, NULL);
+    pthread_cond_init(&s->job.ended, NULL);
+    qd_status status = build(s, root, snapshot);
+    if (status != QD_OK) {
+        qd_saver_destroy(s);
+        return status;
+    }
+    *saver = s;
+    return QD_OK;
+}
+
+void qd_saver_destroy(qd_saver *s)
+{
+    if (!s)
+        return;
+    join_job(s);
+    pthread_cond_destroy(&s->job.ended);
+    pthread_mutex_destroy(&s->job.lock);
+    free(s->snapshot);
+    free(s->tensor);
+    free(s->config);
+    free(s->left);
+    free(s->root);
+    qd_arena_destroy(s->arena);
+    free(s);
+}
+
+int64_t qd_saver_snapshot(const qd_saver *s)
+{
+    return s->snapshot ? s->pieces.elements * (int64_t)sizeof *s->snapshot : 0;
+}

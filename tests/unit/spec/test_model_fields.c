@@ -1,0 +1,250 @@
+/* The table of model fields (src/model/fields.h): it covers the structs, and what is made from it
+ * loses no field: options, presets, equality, the saved configuration. */
+#include "model/field_table.h"
+#include "support/layout.h"
+#include "train/run/run.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+#define EACH_FIELD(f) \
+    int count_of_fields; \
+    const qd_model_field *f = qd_model_fields(&count_of_fields), *const end_of_fields = f + count_of_fields; \
+    for (; f < end_of_fields; f++)
+
+static size_t size_of(const qd_model_field *f)
+{
+    return f->kind == QD_FIELD_FLAG ? sizeof(bool) : f->kind == QD_FIELD_INT || f->kind == QD_FIELD_ENUM ? sizeof(int) : 8;
+}
+
+static size_t group_length(const qd_model_field *f)
+{
+    const char *point = strchr(f->member, '.');
+    return point ? (size_t)(point - f->member) : 0;
+}
+
+static size_t aligned(size_t at, size_t to)
+{
+    return (at + to - 1) / to * to;
+}
+
+/* Rows are in the order of the members and leave nothing between them but the padding of C. */
+static void rows_cover_the_model(void **state)
+{
+    (void)state;
+    size_t at = sizeof((qd_model *)0)->name, group = 0;
+    EACH_FIELD(f) {
+        if (group_length(f) != group)
+            at = aligned(at, 8);
+        group = group_length(f);
+        at = aligned(at, size_of(f));
+        if (f->offset != at)
+            fail_msg("%s is at %zu, but what the table has before it ends at %zu", f->member, f->offset, at);
+        at += size_of(f);
+    }
+    assert_int_equal(aligned(at, 8), sizeof(qd_model));
+}
+
+/* A model in which every field counts. */
+static qd_model full(void)
+{
+    qd_model m = qd_model_default(QD_ARCH_LLAMA);
+    m.moe.experts = 8;
+    m.rope.scaling = QD_ROPE_LLAMA3;
+    return m;
+}
+
+/* Another value, which is in the limits of the option if there is one. */
+static void change(const qd_model_field *f, qd_model *m)
+{
+    if (f->kind == QD_FIELD_REAL)
+        qd_field_set_real(f, qd_field_real(f, m) == f->option.least ? f->option.most : f->option.least, m);
+    else if (f->kind == QD_FIELD_INT || f->kind == QD_FIELD_SIZE)
+        qd_field_set_whole(f, qd_field_whole(f, m) == (int64_t)f->option.most ? (int64_t)f->option.least : (int64_t)f->option.most, m);
+    else
+        qd_field_set_whole(f, qd_field_whole(f, m) == 0, m);
+}
+
+static void equality_notices_every_field(void **state)
+{
+    (void)state;
+    const qd_model dense = qd_model_default(QD_ARCH_GPT2), experts = full();
+    EACH_FIELD(f) {
+        qd_model m = experts;
+        assert_true(qd_model_equal(&experts, &m));
+        change(f, &m);
+        if (qd_model_equal(&experts, &m) || qd_model_equal(&m, &experts))
+            fail_msg("models that differ in %s are equal", f->member);
+        m = dense;
+        change(f, &m);
+        assert_int_equal(qd_model_equal(&dense, &m), f->when != QD_WHEN_ALWAYS);
+    }
+}
+
+static void texts_are_read_back(void **state)
+{
+    (void)state;
+    EACH_FIELD(f) {
+        qd_model m = full(), other = m;
+        char text[QD_FIELD_TEXT];
+        change(f, &m);
+        qd_field_text(f, &m, text);
+        assert_true(qd_field_set_text(f, text, &other));
+        assert_memory_equal((char *)&m + f->offset, (char *)&other + f->offset, size_of(f));
+        assert_false(qd_field_set_text(f, "neither number nor word", &other));
+    }
+}
+
+static void presets_state_every_field(void **state)
+{
+    (void)state;
+    EACH_FIELD(f) {
+        qd_model m = full(), other = m;
+        const char *key = qd_field_preset(f), *point = strchr(key, '.');
+        const char *quote = f->kind == QD_FIELD_ENUM ? "\"" : "";
+        char value[QD_FIELD_TEXT], text[256], outer[64] = "";
+        qd_json *document;
+        change(f, &m);
+        qd_field_text(f, &m, value);
+        if (point)
+            snprintf(outer, sizeof outer, "\"%.*s\": {", (int)(point - key), key);
+        snprintf(text, sizeof text, "{%s\"%s\": %s%s%s%s}", outer, point ? point + 1 : key, quote, value, quote, point ? "}" : "");
+        ok(qd_json_load_text("preset", text, strlen(text), &document));
+        ok(qd_model_read(document, qd_json_root(document), &other));
+        qd_json_destroy(document);
+        assert_memory_equal(&m, &other, sizeof m);
+    }
+}
+
+/* ---- through the options ---- */
+
+static qd_model resolved(const qd_options *options)
+{
+    qd_config config;
+    ok(qd_config_resolve(options, 0, &config));
+    return config.model;
+}
+
+/* What a run folder keeps. */
+static char *saved_text(const qd_options *options)
+{
+    qd_config config;
+    qd_options *values;
+    char *text;
+    ok(qd_config_resolve(options, 0, &config));
+    ok(qd_run_config_values(options, &config, &values));
+    ok(qd_options_to_yaml(values, &text));
+    qd_options_destroy(values);
+    return text;
+}
+
+/* As another start reads it. */
+static qd_model saved_and_loaded(const qd_options *options)
+{
+    qd_options *again = layout_options("");
+    char *text = saved_text(options);
+    ok(qd_options_load_text(again, "config.yaml", text, strlen(text)));
+    qd_model m = resolved(again);
+    free(text);
+    qd_options_destroy(again);
+    return m;
+}
+
+/* Finds a value that makes another valid model of the one that `words` describe, and follows it. */
+static bool option_counts(const qd_model_field *f, const char *words)
+{
+    static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
+                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh"};
+    qd_options *before = layout_options(words);
+    qd_model plain = resolved(before);
+    bool found = false;
+    for (size_t i = 0; i < sizeof values / sizeof *values && !found; i++) {
+        qd_options *options = layout_options(words);
+        qd_config config;
+        if (qd_options_set(options, f->option.key, values[i]) == QD_OK && qd_config_resolve(options, 0, &config) == QD_OK &&
+            !qd_model_equal(&plain, &config.model)) {
+            char text[QD_FIELD_TEXT];
+            qd_field_text(f, &config.model, text);
+            assert_string_equal(text, values[i]);
+            qd_model again = saved_and_loaded(options);
+            if (!qd_model_equal(&config.model, &again))
+                fail_msg("%s=%s is lost in the saved configuration", f->option.key, values[i]);
+            found = true;
+        }
+        qd_options_destroy(options);
+    }
+    qd_options_destroy(before);
+    return found;
+}
+
+static void options_go_through_the_saved_configuration(void **state)
+{
+    (void)state;
+    static const char experts[] = "model.experts=16 model.experts_per_token=2 model.router_groups=4 model.router_top_groups=2 "
+                                  "model.rope_scaling=llama3";
+    EACH_FIELD(f)
+        if (f->option.key && !option_counts(f, "model.qkv_bias=false") && !option_counts(f, experts))
+            fail_msg("%s changes no model", f->option.key);
+}
+
+/* What an earlier version wrote for deepseek-tiny: it is read as the same model, and still written. */
+static void older_folders_are_read(void **state)
+{
+    (void)state;
+    static const char older[] =
+        "model:\n  preset: \"\"\n  arch: llama\n  layers: 4\n  hidden: 128\n  heads: 4\n  kv_heads: 4\n  head_dim: 32\n  ffn: 352\n"
+        "  vocab: 256\n  max_seq: 1024\n  norm_eps: 1e-05\n  rope_base: 10000\n  rope_scaling: none\n  rope_factor: 8\n"
+        "  rope_low_factor: 1\n  rope_high_factor: 4\n  rope_original_seq: 8192\n  activation: swiglu\n  qk_norm: \"false\"\n"
+        "  qkv_bias: \"false\"\n  linear_bias: \"false\"\n  tied: \"false\"\n  dropout: 0\n  init_std: 0.02\n  experts: 16\n"
+        "  experts_per_token: 4\n  expert_ffn: 64\n  shared_experts: 1\n  first_dense: 1\n  router: sigmoid\n"
+        "  router_normalised: true\n  router_scale: 2.5\n  router_groups: 4\n  router_top_groups: 2\n  router_bias: \"true\"\n"
+        "  router_bias_rate: 0.001\n  aux_loss: 0.0001\n  balance: sequence\n  z_loss: 0\n  expert_capacity: 0\n  drop: last\n";
+    qd_options *preset = layout_options("model.preset=deepseek-tiny"), *then = layout_options("");
+    ok(qd_options_load_text(then, "config.yaml", older, sizeof older - 1));
+    qd_model now = resolved(preset), read = resolved(then);
+    assert_true(qd_model_equal(&now, &read));
+    char *text = saved_text(preset);
+    for (const char *line = older; *line; line = strchr(line, '\n') + 1) {
+        char whole[64];
+        snprintf(whole, sizeof whole, "%.*s", (int)(strchr(line, '\n') + 1 - line), line);
+        assert_non_null(strstr(text, whole));
+    }
+    free(text);
+    qd_options_destroy(preset);
+    qd_options_destroy(then);
+}
+
+static void every_architecture_has_a_name(void **state)
+{
+    (void)state;
+    qd_options *options = layout_options("");
+    for (int arch = 0; arch < QD_ARCH_COUNT; arch++) {
+        const char *name = qd_arch_name((qd_arch)arch);
+        assert_int_equal(qd_arch_find(name), arch);
+        ok(qd_options_set(options, "model.arch", name));
+        assert_int_equal(resolved(options).arch, arch);
+    }
+    assert_int_equal(qd_arch_find("other"), QD_ARCH_COUNT);
+    qd_options_destroy(options);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_cover_the_model),
+        cmocka_unit_test(equality_notices_every_field),
+        cmocka_unit_test(texts_are_read_back),
+        cmocka_unit_test(presets_state_every_field),
+        cmocka_unit_test(options_go_through_the_saved_configuration),
+        cmocka_unit_test(older_folders_are_read),
+        cmocka_unit_test(every_architecture_has_a_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,506 @@
+/* The proof of gradients refuses wrong programs: finished programs of dense models and models with experts are changed in one place, on
+ * all ranks alike, so that their communication still matches; each is refused, naming what was changed. Among them is what users of
+ * other systems have reported: gradients scaled by the degree of an axis, losses off by its logarithm, norms that count parameters
+ * several times, gradients that are not summed over an axis. QUADRILLE_SHOW=1 shows the messages.
+ * ctest: timeout 120 */
+#include "support/mutate.h"
+
+#include "spec/proof/proof.h"
+
+#include <quadrille/check.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "support/ok.h"
+
+#define SIZES "model.layers=2 model.hidden=32 model.heads=4 model.vocab=97 data.seq=8 train.global_batch=8 train.micro_batch=2 "
+#define LLAMA SIZES "model.kv_heads=2 model.tied=false "
+#define GPT2 SIZES "model.arch=gpt2 "
+#define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
+#define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
+#define TP2 "parallel.ranks=4 parallel.tp=2 "
+#define PLAIN "parallel.sp=false parallel.overlap=false "
+#define EP2 "parallel.ranks=4 parallel.ep=2 "
+
+typedef struct mutant {
+    const char *words;
+    mutation m;
+    const char *expected[3]; /* in the message; NULL: nothing more */
+} mutant;
+
+static const mutant mutants[] = {
+    /* ---- tensor parallelism: partial sums that are not reduced, reduced twice, or over other ranks ---- */
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 1}, {"(add)", "'mlp_branch'", "axis tp"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 2}, {"(norm.grad)", "'d_mlp_normed'", "axis tp: it is a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 3}, {"(norm.grad)", "'d_attn_normed'", "axis tp: it is a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_TWICE, "all_reduce", "block.0", .nth = 0}, {"(all_reduce)", "'attn_branch'", "axis tp: it is replicated"}},
+    {LLAMA TP2 PLAIN, {OP_TWICE, "all_reduce", "block.0", .nth = 3}, {"(all_reduce)", "'d_attn_normed'", "multiplies it by 2"}},
+    {LLAMA TP2 PLAIN, {OP_GROUP, "all_reduce", "block.0", .nth = 1, .to = "dp×cp"}, {"(all_reduce)", "'mlp_branch'", "axis dp"}},
+    {LLAMA TP2 PLAIN, {OP_REDUCE, "all_reduce", "block.0", .nth = 1}, {"(all_reduce)", "'mlp_branch'", "a partial maximum"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "embed", .nth = 0}, {"(embed)", "axis tp", "leaves the module a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_TWICE, "all_reduce", "embed", .nth = 0}, {"embed", "(all_reduce)", "it is replicated"}},
+    {LLAMA TP2 PLAIN, {OP_FIRST, "embed", "embed", .nth = 0, .number = 7}, {"(embed)", "'tokens.weight'", "tokens from"}},
+    {LLAMA TP2 PLAIN, {OP_FIRST, "embed.grad", "embed", .nth = 0, .number = 7}, {"(embed.grad)", "'tokens.weight'", "tokens from"}},
+    {LLAMA TP2 "parallel.sp=false ",
+     {OP_EARLY, "all_reduce", "block.0", .nth = 1, .number = 3},
+     {"(add)", "'mlp_branch'", "may still write"}},
+    {LLAMA TP2, {OP_DROP, "all_gather", "block.0", .nth = 0}, {"(linear)", "'attn_normed of all ranks'", "no op has written it"}},
+    {LLAMA TP2, {OP_SLOT, "linear", "block.0", .nth = 0, .number = QD_LINEAR_X, .to = "attn_normed"}, {"(linear)", "'attn_normed'", NULL}},
+    {LLAMA TP2, {OP_SLOT, "norm", "block.0", .nth = 1, .number = QD_NORM_ADD, .to = "attn_branch"}, {"(norm)", "'attn_branch'", "axis tp"}},
+    {LLAMA TP2,
+     {OP_SLOT, "linear.dw", "block.0", .nth = 3, .number = QD_LINEAR_DW_X, .to = "attn_normed"},
+     {"(linear.dw)", "'attn_normed'", NULL}},
+    {LLAMA TP2, {OP_DROP, "reduce_scatter", "block.0", .nth = 2}, {"(norm.grad)", "'d_mlp_normed of the port'", "no op has written"}},
+    {LLAMA TP2 "parallel.tp_overlap=2 ", {OP_DROP, "reduce_scatter", "block.0", .nth = 1}, {"(norm)", "'attn_branch of the port'", "rows"}},
+    {LLAMA TP2 "parallel.tp_overlap=2 ", {OP_DROP, "linear", "block.0", .nth = -1}, {"(reduce_scatter)", "'mlp_branch'", "rows"}},
+    {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.attn.out.weight", .number = 0}, {"(linear)", "'attended'", "axis tp"}},
+    {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.mlp_norm.weight", .number = 1}, {"(norm)", "'mlp_norm.weight'", "axis tp"}},
+    /* biases, and positions, on every rank of a partial sum */
+    {GPT2 TP2 PLAIN,
+     {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},
+     {"(linear)", "'attn.out.bias'", "2 of 2 ranks add it to a partial sum"}},
+    {GPT2 TP2,
+     {OP_SLOT, "linear", "block.0", .nth = 3, .number = QD_LINEAR_BIAS, .to = "mlp.down.bias"},
+     {"(linear)", "'mlp.down.bias'", "2 of 2 ranks add it to a partial sum"}},
+    {GPT2 TP2,
+     {OP_SLOT, "embed", "embed", .nth = 0, .number = QD_EMBED_POSITION_TABLE, .to = "positions.weight"},
+     {"(embed)", "'positions.weight'", "2 of 2 ranks add it"}},
+    {GPT2 TP2,
+     {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "-"},
+     {"block.0", "attn.out.bias", "no rank uses it"}},
+    {GPT2 TP2,
+     {OP_SLOT, "linear.dw", "block.0", .nth = 0, .number = QD_LINEAR_DW_BIAS_GRAD, .to = "-"},
+     {"block.0", "mlp.down.bias", "no op computes its gradient"}},
+    /* the loss over a vocabulary that ranks share: off by log(tp) and the like */
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "head", .nth = 0}, {"(loss.part)", "'row_max'", "axis tp: it is a partial maximum"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "head", .nth = 1}, {"(loss.grad)", "'row_sums'", "axis tp: it is a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_REDUCE, "all_reduce", "head", .nth = 0}, {"(all_reduce)", "'row_max'", "axis tp"}},
+    {LLAMA TP2 PLAIN, {OP_REDUCE, "all_reduce", "head", .nth = 1}, {"(all_reduce)", "'row_sums'", "axis tp"}},
+    {LLAMA TP2 PLAIN, {OP_TWICE, "all_reduce", "head", .nth = 1}, {"(all_reduce)", "'row_sums'", "multiplies it by 2"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "head", .nth = 2}, {"(norm.grad)", "'d_normed'", "axis tp: it is a partial sum"}},
+    {LLAMA TP2 PLAIN, {OP_DROP, "loss.grad", "head", .nth = 0}, {"(linear.dx)", "'logits'", "where a gradient belongs"}},
+    {LLAMA TP2 PLAIN, {OP_TO, "loss.grad", "head", .nth = 0, .number = 1}, {"(loss.grad)", "'logits'", "taken for token"}},
+    {LLAMA TP2 PLAIN, {OP_TWICE, "loss.sum", "head", .nth = 0}, {"(loss.sum)", "'losses'", "a second time"}},
+    {LLAMA TP2 PLAIN, {OP_ROWS, "linear.dw", "head", .nth = 0, .number = 1}, {"(linear.dw)", "count in the gradient", NULL}},
+    /* gradients of what tp replicates */
+    {LLAMA TP2,
+     {ACTION_DROP, "reduce", "tp", .param = "block.0.attn_norm.weight", .nth = -1},
+     {"squares", "block.0.attn_norm.weight, axis tp", "(of norm.grad)"}},
+    {LLAMA TP2 "parallel.zero=2 ",
+     {ACTION_TWICE, "reduce", "tp", .param = "block.0.mlp_norm.weight", .nth = 0},
+     {"reduce", "block.0.mlp_norm.weight, axis tp", "multiplies it by 2"}},
+    {LLAMA TP2 "model.qk_norm=true ",
+     {ACTION_DROP, "reduce", "tp", .param = "block.1.attn.q_norm.weight", .nth = 0},
+     {"squares", "block.1.attn.q_norm.weight, axis tp", "(of head.norm.grad)"}},
+    {LLAMA TP2 "model.qk_norm=true parallel.sp=false ",
+     {ACTION_DROP, "reduce", "tp", .param = "block.0.attn.k_norm.weight", .nth = 0},
+     {"squares", "block.0.attn.k_norm.weight, axis tp", "(of head.norm.grad)"}},
+    {LLAMA "parallel.ranks=4 parallel.tp=4 ",
+     {ACTION_DROP, "reduce", "tp (2)", .param = "block.0.attn.k.weight", .nth = 0},
+     {"squares", "block.0.attn.k.weight, axis tp", "(of linear.dw)"}},
+    {LLAMA "parallel.ranks=4 parallel.tp=4 ",
+     {ACTION_GROUP, "reduce", "tp (2)", .param = "block.0.attn.k.weight", .nth = 0, .to = "tp"},
+     {"reduce", "block.0.attn.k.weight, axis tp", "sharded by rows"}},
+    {LLAMA "parallel.ranks=4 parallel.tp=4 ",
+     {ACTION_GROUP, "reduce", "tp ", .param = "block.0.attn_norm.weight", .nth = 0, .to = "tp (2)"},
+     {"squares", "block.0.attn_norm.weight, axis tp", "never summed"}},
+    /* ---- data parallelism and ZeRO ---- */
+    {LLAMA "parallel.ranks=4 ",
+     {ACTION_DROP, "reduce", "gradients[", .param = "block.0.attn.q.weight", .nth = 0},
+     {"squares", "axis dp", "is never summed over that axis"}},
+    {LLAMA "parallel.ranks=4 ",
+     {ACTION_TWICE, "reduce", "gradients[", .param = "block.0.attn.q.weight", .nth = 0},
+     {"reduce", "axis dp", "multiplies it by 4"}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_COUNT, "reduce", "gradients[", .nth = 0}, {"squares", "axis dp", "is never summed"}},
+    {LLAMA TP2, {ACTION_GROUP, "reduce", "dp×cp", .param = "block.0.attn.q.weight", .nth = 0, .to = "tp"}, {"reduce", "axis tp", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "reduce_scatter", .nth = 0}, {"squares", "gradient of head", "0 of its"}},
+    {LLAMA "parallel.ranks=4 parallel.zero=2 ", {ACTION_TWICE, "reduce_scatter", .nth = 0}, {"reduce_scatter", "overwritten", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.zero=2 ",
+     {ACTION_PARTS, "reduce_scatter", .nth = 0, .number = 2},
+     {"reduce_scatter", "cut into 4 parts", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "unpack", .nth = 0}, {"squares", "axis dp", "never summed"}},
+    {LLAMA "parallel.ranks=8 train.micro_batch=1 parallel.zero=2 parallel.dp_shard=4 parallel.overlap=false ",
+     {ACTION_DROP, "reduce", "apart", .nth = 0},
+     {"squares", "axis dp", "never summed"}},
+    {LLAMA "parallel.ranks=8 train.micro_batch=1 parallel.zero=1 parallel.dp_shard=4 ",
+     {ACTION_GROUP, "reduce", "apart", .nth = 0, .to = "dp×cp"},
+     {"reduce", "axis dp", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_DROP, "gather", "block.1", .nth = 0}, {"forward", "block.1", "up to date"}},
+    {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "gather", "head", .nth = 0}, {"forward", "head", "up to date"}},
+    /* exchanges that run beside computation and are not waited for */
+    {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "squares", "head", .nth = 0}, {"squares", "gradient of", "does not wait for action"}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "reduce", "gradients[", .nth = 0}, {"reduce", "gradient of", "does not wait for action"}},
+    {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "gather", "a parameter"}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "recv", "what it reads"}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "send", "mb 1", .nth = 0}, {"send", "backward|forward", "what it sends"}},
+    /* micro-batches: each counts once */
+    {LLAMA "parallel.ranks=2 ",
+     {ACTION_OVERWRITE, "backward", "block.0 mb 0", .nth = 0},
+     {"backward", "gradient of block.0", "nothing has set it to 0"}},
+    {LLAMA "parallel.ranks=2 ",
+     {ACTION_OVERWRITE, "backward", "block.0 mb 1", .nth = 0},
+     {"backward", "gradient of block.0", "overwrites it"}},
+    {LLAMA "parallel.ranks=2 ",
+     {OP_OVERWRITES, "linear.dw", "block.0", .nth = 1},
+     {"backward", "gradient of block.1", "linear.dw adds to it"}},
+    {LLAMA "parallel.ranks=2 ",
+     {ACTION_DROP, "zero", "gradients", .nth = 0},
+     {"backward", "gradient of embed.tokens.weight", "embed.grad adds to it"}},
+    {LLAMA "parallel.ranks=2 ", {ACTION_TWICE, "backward", "block.1 mb 0", .nth = 0}, {"backward", "block.1 mb 0", "count twice"}},
+    {LLAMA "parallel.ranks=2 ", {ACTION_DROP, "backward", "block.0 mb 1", .nth = 0}, {"backward", "embed", "nothing has written"}},
+    {LLAMA "parallel.ranks=2 ", {ACTION_BATCH, "load", "mb 1", .nth = 0, .number = -1}, {"load", "a second time", NULL}},
+    {LLAMA "parallel.ranks=2 train.grad_sync=per_microbatch ", {ACTION_OVERWRITE, "add", .nth = 1}, {"add", "overwrites it", NULL}},
+    {LLAMA "parallel.ranks=2 train.grad_sync=per_microbatch ", {ACTION_DROP, "add", .nth = -1}, {"squares", "terms", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.split_backward=true ",
+     {ACTION_DROP, "backward_weight", "block.0 mb 0", .nth = 0},
+     {"gradient of block.0", NULL, NULL}},
+    {LLAMA "parallel.ranks=2 train.recompute=full ",
+     {ACTION_DROP, "recompute", "block.1 mb 1", .nth = 0},
+     {"backward", "computed again", NULL}},
+    /* the mean over the tokens of the global batch */
+    {LLAMA "parallel.ranks=4 ", {OP_SCALE, "head.loss", "head", .nth = 0, .number = 4}, {"(head.loss)", "tokens", "global batch"}},
+    {LLAMA "parallel.ranks=4 parallel.pp=2 ",
+     {OP_SCALE, "head.loss", "head", .nth = 0, .number = 2},
+     {"(head.loss)", "divided by 32 tokens", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 ",
+     {OP_SCALE, "head.loss", "head", .nth = 0, .number = 0.5},
+     {"(head.loss)", "divided by 128 tokens", NULL}},
+    {LLAMA TP2, {OP_SCALE, "loss.grad", "head", .nth = 0, .number = 8}, {"(loss.grad)", "divided by 8 tokens", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.pp=2 ", {ACTION_COUNT, "norm", .nth = 0}, {"norm", "mean over 32 tokens", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 ", {ACTION_DROP, "reduce", "loss", .nth = 0}, {"norm", "axis cp", "the loss is not summed"}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 ", {ACTION_TWICE, "reduce", "loss", .nth = 0}, {"reduce", "axis cp", "multiplies it by 2"}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_TWICE, "reduce", "loss", .nth = 0}, {"norm", "summed over pp 2 times", NULL}},
+    {LLAMA TP2, {ACTION_GROUP, "reduce", "loss", .nth = 0, .to = "tp"}, {"reduce", "axis tp", "multiplies it by 2"}},
+    /* ---- the norm ---- */
+    {LLAMA TP2, {NORM_REPEAT, "block.0.attn_norm.weight", .number = 1}, {"(norm)", "block.0.attn_norm.weight", "count the same elements"}},
+    {LLAMA "parallel.ranks=4 parallel.tp=4 ",
+     {NORM_REPEAT, "block.1.attn.k.weight", .number = 1},
+     {"(norm)", "block.1.attn.k.weight", "count the same elements"}},
+    {LLAMA TP2, {NORM_REPEAT, "block.0.attn.q.weight", .number = 2}, {"(norm)", "block.0.attn.q.weight", "elements are counted"}},
+    {LLAMA TP2, {NORM_HOLDERS, "head.norm.weight", .number = 0}, {"(norm)", "head.norm.weight", "0 of its 32 elements"}},
+    {LLAMA TP2, {ACTION_DROP, "reduce", "sums", .nth = 0}, {"(norm)", "elements are counted", NULL}},
+    {LLAMA TP2, {ACTION_GROUP, "reduce", "sums", .nth = 0, .to = "dp×cp"}, {"(norm)", "elements", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.pp=2 ", {ACTION_DROP, "reduce", "sums", .nth = 0}, {"(norm), axis pp", "0 times", NULL}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_DROP, "squares", "block.1", .nth = 0}, {"sums", "block.1 are missing from the norm", NULL}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_TWICE, "squares", "block.1", .nth = 0}, {"squares", "block.1", "a second time"}},
+    {LLAMA "parallel.ranks=4 parallel.zero=2 ",
+     {ACTION_DROP, "gather", "sums for the gradient norm", .nth = 0},
+     {"sums", "gathered 0 times", NULL}},
+    {MOE EP2, {NORM_HOLDERS, "block.0.mlp.experts.7.gate.weight", .number = 1}, {"(norm)", "experts.7.gate.weight", "0 of its"}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_TWICE, "update", "block.0", .nth = 0}, {"gradient of block.0", "elements are applied", NULL}},
+    {LLAMA "parallel.ranks=4 ", {ACTION_DROP, "update", "head", .nth = 0}, {"gradient of head", "0 of its", NULL}},
+    /* ---- pipelines and tied embeddings ---- */
+    {LLAMA "model.tied=true parallel.ranks=2 ", {ACTION_DROP, "add_tied", .nth = 0}, {"gradient of embed.tokens.weight", "terms", NULL}},
+    {LLAMA "model.tied=true parallel.ranks=2 parallel.pp=2 ",
+     {ACTION_DROP, "add_tied", .nth = 0},
+     {"gradient of embed.tokens.weight", "terms", NULL}},
+    {LLAMA "model.tied=true parallel.ranks=2 parallel.pp=2 ",
+     {ACTION_TWICE, "add_tied", .nth = 0},
+     {"gradient of embed.tokens.weight", "terms", NULL}},
+    {LLAMA "model.tied=true parallel.ranks=4 parallel.pp=2 ",
+     {ACTION_DROP, "send", "tied gradients", .nth = 0},
+     {"recv", "no stage sends it", NULL}},
+    {LLAMA "model.tied=true parallel.ranks=4 parallel.pp=2 ",
+     {ACTION_DROP, "recv", "tied gradients", .nth = 0},
+     {"add_tied", "before it is there", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.pp=2 parallel.schedule=gpipe ",
+     {ACTION_BATCH, "recv", "mb 1", .nth = 0, .number = -1},
+     {"micro-batch", NULL, NULL}},
+    /* ---- context parallelism ---- */
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.overlap=false ",
+     {OP_DROP, "attention.part", "block.0", .nth = 1},
+     {"(linear)", "'attended'", "not complete"}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.overlap=false ",
+     {OP_DROP, "context.shift", "block.0", .nth = 0},
+     {"(attention.part)", "'kv passed on'", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.cp=4 parallel.overlap=false ",
+     {OP_ROUND, "attention.part", "block.0", .nth = 1, .number = 1},
+     {"(attention.part)", "'kv passed on'", "passed on 1 times"}},
+    {LLAMA "parallel.ranks=4 parallel.cp=4 parallel.overlap=false ",
+     {OP_DROP, "add", "block.0", .nth = 2},
+     {"axis cp|(add)", "d_kv", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.overlap=false ",
+     {OP_DROP, "context.shift", "block.0", .nth = -1},
+     {"(columns)", "'d_kv', axis cp", "terms of 1 of 2 ranks"}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather ",
+     {OP_DROP, "context.scatter", "block.0", .nth = 0},
+     {"(columns)", "'d_kv'", "no op has written"}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather ",
+     {OP_DROP, "zero", "block.0", .nth = 1},
+     {"(attention.part.grad)", "'d_kv of whole sequences'", NULL}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
+     {OP_SLOT, "attention", "block.0", .nth = 0, .number = QD_ATTENTION_QKV, .to = "qkv"},
+     {"(attention)", "'qkv'", "axis cp"}},
+    {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
+     {OP_DROP, "heads.join", "block.0", .nth = -1},
+     {"(rope.grad)", "no op has written", NULL}},
+    {LLAMA "parallel.ranks=4 parallel.cp=2 ",
+     {ACTION_GROUP, "reduce", "gradients[", .nth = 0, .to = "cp"},
+     {"squares", "axis dp", "never summed"}},
+    /* ---- experts ---- */
+    {MOE EP2,
+     {ACTION_GROUP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0, .to = "dp×cp"},
+     {"reduce", "experts.0", "not placed in one way|axis ep"}},
+    {MOE EP2,
+     {ACTION_DROP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0},
+     {"squares", "experts.0", "axis edp"}},
+    {MOE EP2,
+     {ACTION_TWICE, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0},
+     {"reduce", "axis edp", "multiplies it by 2"}},
+    {MOE EP2 "parallel.overlap=false ", {OP_DROP, "dispatch", "block.0", .nth = 0}, {"(experts)", "'expert_in'", "no op has written"}},
+    {MOE EP2 "parallel.overlap=false ", {OP_DROP, "return", "block.0", .nth = 1}, {"'d_rows from experts'", "no op has written", NULL}},
+    {MOE EP2 "parallel.overlap=false ",
+     {OP_SLOT, "experts", "block.0", .nth = 0, .number = QD_EXPERTS_X, .to = "rows by expert"},
+     {"(experts)", "'rows by expert'", "not with their experts"}},
+    {MOE EP2, {OP_DROP, "all_gather", "block.0", .nth = 0}, {"(dispatch)", "'expert_rows of all ranks'", NULL}},
+    {MOE EP2,
+     {OP_SLOT, "combine", "block.0", .nth = 0, .number = QD_COMBINE_WEIGHT, .to = "-"},
+     {"(combine)", "'rows from experts'", "without the router's weights"}},
+    {MOE EP2,
+     {OP_SLOT, "combine", "block.0", .nth = 1, .number = QD_COMBINE_WEIGHT, .to = "expert_weight"},
+     {"(combine)", "'expert_weight'", "a second time"}},
+    {MOE "parallel.ranks=4 parallel.ep=2 parallel.etp=2 ",
+     {OP_ROWS, "combine", "block.0", .nth = 0, .number = 1},
+     {"(combine)", "'rows from experts'", "1 terms of each row"}},
+    {MOE "parallel.ranks=4 parallel.cp=2 ",
+     {OP_DROP, "all_reduce", "block.0", .nth = 0},
+     {"(route.grad)", "'expert_load'", "axis cp: it is a partial sum"}},
+    {MOE TP2, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(route.grad)", "'expert_load'", "axis tp: it is a partial sum"}},
+    {MOE TP2, {OP_TWICE, "all_reduce", "block.0", .nth = 0}, {"(all_reduce)", "'expert_load'", "multiplies it by 2"}},
+    {MOE "model.balance=batch parallel.ranks=4 ",
+     {OP_DROP, "all_reduce", "block.0", .nth = 0},
+     {"(route.grad)", "'expert_load'", "axis dp"}},
+    {MOE "parallel.ranks=4 ",
+     {OP_TOKENS, "route.grad", "block.0", .nth = 0, .number = 2},
+     {"(route.grad)", "'expert_load'", "loads are divided by 16 tokens"}},
+    {DEEPSEEK TP2, {OP_SCALE, "route.grad", "block.0", .nth = 0, .number = 2}, {"(route.grad)", "auxiliary losses", NULL}},
+    {MOE TP2,
+     {ACTION_DROP, "reduce", "tp", .param = "block.0.mlp.router.weight", .nth = 0},
+     {"squares", "block.0.mlp_norm.weight, axis tp", "never summed"}},
+    {DEEPSEEK TP2,
+     {ACTION_DROP, "reduce", "tp", .param = "block.0.mlp.shared.down.weight", .nth = 0},
+     {"squares", "mlp.shared.gate.weight, axis tp", "never summed"}},
+    {DEEPSEEK "parallel.ranks=4 parallel.tp=2 parallel.zero=1 ",
+     {ACTION_TWICE, "reduce", "tp", .param = "block.1.mlp.router.bias", .nth = 0},
+     {"reduce", "block.1.mlp_norm.weight, axis tp", "multiplies it by 2"}},
+    {MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
+     {OP_DROP, "nodes.return", "block.0", .nth = 0},
+     {"(combine)", "'sums by node'", NULL}},
+    {MOE "parallel.ranks=2 run.device=cuda ", {OP_TWICE, "experts.dw", "block.0", .nth = 0}, {"backward", "experts", "overwrites it"}},
+};
+enum { MUTANTS = sizeof mutants / sizeof *mutants };
+
+/* Every rank with a program of its own. */
+static qd_program **build(const char *words, qd_arena *arena, qd_options **options, int *world)
+{
+    qd_config config;
+    *options = layout_options(words);
+    ok(qd_config_resolve(*options, 0, &config));
+    qd_program **programs = QD_ARENA_NEW(arena, qd_program *, config.world);
+    for (int rank = 0; rank < config.world; rank++)
+        ok(qd_config_build(&config, rank, arena, &programs[rank]));
+    *world = config.world;
+    return programs;
+}
+
+/* One of the texts that '|' separates. */
+static bool says(const char *message, const char *texts)
+{
+    char copy[200], *rest = copy;
+    snprintf(copy, sizeof copy, "%s", texts);
+    for (char *text; (text = strtok_r(rest, "|", &rest)) != NULL;)
+        if (strstr(message, text))
+            return true;
+    return false;
+}
+
+static void mutants_are_refused(void **state)
+{
+    (void)state;
+    int wrong = 0;
+    for (int i = 0; i < MUTANTS; i++) {
+        const mutant *m = &mutants[i];
+        qd_arena *arena;
+        qd_options *options;
+        int world;
+        ok(qd_arena_create(&arena));
+        qd_program **programs = build(m->words, arena, &options, &world);
+        const qd_mesh *mesh = &programs[0]->ledger->mesh;
+        ok(qd_prove_programs(mesh, (const qd_program *const *)programs, NULL));
+        int changed = mutate(programs, world, &m->m, arena);
+        qd_status status = qd_prove_programs(mesh, (const qd_program *const *)programs, NULL);
+        const char *message = status == QD_OK ? "" : qd_error_message();
+        bool right = changed > 0 && status == QD_MISMATCH;
+        for (int k = 0; k < 3 && m->expected[k]; k++)
+            right = right && says(message, m->expected[k]);
+        if (getenv("QUADRILLE_SHOW") || !right)
+            print_message("%s%d: %s, %d programs changed, %s: %s\n", right ? "" : "WRONG ", i, m->m.what, changed, m->words, message);
+        wrong += !right;
+        qd_options_destroy(options);
+        qd_arena_destroy(arena);
+    }
+    print_message("%d mutants\n", MUTANTS);
+    assert_int_equal(wrong, 0);
+}
+
+/* Leaving out any op of all ranks, or any action of one that computes or communicates, is refused by the proof (what one stage sends to
+ * another: by the checker of communication). */
+static void everything_is_needed(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        LLAMA TP2,
+        LLAMA TP2 PLAIN "parallel.zero=1 model.qk_norm=true ",
+        GPT2 TP2 "train.recompute=full ",
+        LLAMA "parallel.ranks=4 parallel.cp=2 parallel.zero=3 ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather train.precision=bf16 ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
+        LLAMA "model.tied=true parallel.ranks=2 parallel.pp=2 parallel.schedule=zb_h1 ",
+        DEEPSEEK "parallel.ranks=4 parallel.tp=2 parallel.ep=4 parallel.zero=2 ",
+        MOE "parallel.ranks=4 parallel.ep=2 parallel.etp=2 train.grad_sync=per_microbatch ",
+        MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
+        GPT2 "parallel.ranks=2 run.device=cuda model.dropout=0.1 ",
+    };
+    int dropped = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        qd_arena *arena;
+        qd_options *options;
+        int world;
+        ok(qd_arena_create(&arena));
+        qd_program **programs = build(layouts[l], arena, &options, &world);
+        const qd_mesh *mesh = &programs[0]->ledger->mesh;
+        for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
+            for (int module = 0; module < programs[0]->ledger->module_count; module++) {
+                const qd_module *of = &programs[0]->ledger->modules[module];
+                if (module > 1 && of->decl == of[-1].decl)
+                    continue;
+                for (int nth = 0;; nth++) {
+                    qd_program copies[8], *list[8];
+                    for (int r = 0; r < world; r++) {
+                        copies[r] = *programs[r];
+                        list[r] = &copies[r];
+                    }
+                    if (mutate(list, world, &(mutation){OP_DROP, qd_op_name((qd_op_kind)kind), of->name, .nth = nth}, arena) == 0)
+                        break;
+                    dropped++;
+                    if (qd_prove_programs(mesh, (const qd_program *const *)list, NULL) == QD_OK)
+                        fail_msg("%s: accepted without %s number %d of %s", layouts[l], qd_op_name((qd_op_kind)kind), nth, of->name);
+                }
+            }
+        }
+        for (int rank = 0; rank < world; rank++)
+            for (int i = 0; i < programs[rank]->action_count; i++) {
+                qd_program copy = *programs[rank], *list[8];
+                memcpy(list, programs, (size_t)world * sizeof *list);
+                list[rank] = &copy;
+                qd_action_kind kind = (qd_action_kind)copy.actions[i].kind;
+                if (kind == QD_ACTION_ALLOC || kind == QD_ACTION_FREE)
+                    continue;
+                mutate_drop_action(&copy, i, arena);
+                dropped++;
+                if (qd_prove_programs(mesh, (const qd_program *const *)list, NULL) == QD_OK &&
+                    qd_check_programs(mesh, (const qd_program *const *)list) == QD_OK) {
+                    char text[200];
+                    qd_action_describe(programs[rank], i, text, sizeof text);
+                    fail_msg("%s: accepted without action %d of rank %d, %s", layouts[l], i, rank, text);
+                }
+            }
+        qd_options_destroy(options);
+        qd_arena_destroy(arena);
+    }
+    print_message("%d ops and actions left out\n", dropped);
+    assert_true(dropped > 1000);
+}
+
+/* Names of values that are computed, or sent, again. */
+static bool same_name(const char *a, const char *b)
+{
+    char names[2][96];
+    for (int k = 0; k < 2; k++) {
+        snprintf(names[k], sizeof names[k], "%s", k ? b : a);
+        char *again = strstr(names[k], "again");
+        if (again)
+            again[-1] = '\0';
+    }
+    return strcmp(names[0], names[1]) == 0;
+}
+
+/* Each operand of each op becomes, on all ranks, any other value of the same shape: the backward pass is then that of another forward
+ * pass, and is refused. */
+static void operands_are_the_right_ones(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        LLAMA TP2,
+        GPT2 "parallel.ranks=2 run.device=cuda ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 model.qk_norm=true ",
+        LLAMA "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=gather train.precision=bf16 ",
+        GPT2 "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses train.recompute=selective model.dropout=0.1 ",
+        DEEPSEEK "parallel.ranks=4 parallel.tp=2 parallel.ep=4 ",
+        MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
+    };
+    int tried = 0;
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        qd_arena *arena;
+        qd_options *options;
+        int world;
+        ok(qd_arena_create(&arena));
+        qd_program **programs = build(layouts[l], arena, &options, &world);
+        const qd_mesh *mesh = &programs[0]->ledger->mesh;
+        for (int module = 0; module < programs[0]->ledger->module_count; module++) {
+            const qd_module *of = &programs[0]->ledger->modules[module];
+            const qd_module_class *c = qd_program_class(programs[0], module);
+            if (module > 1 && of->decl == of[-1].decl)
+                continue;
+            for (int i = 0; i < c->op_count; i++)
+                for (int j = 0; j < QD_OP_SLOTS; j++) {
+                    int kept = c->ops[i].slot[j];
+                    if (kept < 0 || qd_op_roles(c->ops[i].kind)[j] != 'r' || c->slots[kept].kind == QD_SLOT_PARAM)
+                        continue;
+                    for (int s = 0; s < c->slot_count; s++) {
+                        const qd_slot *a = &c->slots[kept], *b = &c->slots[s];
+                        if (a->rows != b->rows || a->cols != b->cols || a->dtype != b->dtype || b->kind == QD_SLOT_PARAM ||
+                            b->kind == QD_SLOT_GRAD || same_name(a->name, b->name))
+                            continue;
+                        for (int r = 0; r < world; r++)
+                            qd_program_class(programs[r], module)->ops[i].slot[j] = (int16_t)s;
+                        tried++;
+                        if (qd_prove_programs(mesh, (const qd_program *const *)programs, NULL) == QD_OK)
+                            fail_msg("%s: %s, op %d (%s): '%s' accepted in place of '%s'", layouts[l], of->name, i,
+                                     qd_op_name(c->ops[i].kind), b->name, a->name);
+                        for (int r = 0; r < world; r++)
+                            qd_program_class(programs[r], module)->ops[i].slot[j] = (int16_t)kept;
+                    }
+                }
+        }
+        qd_options_destroy(options);
+        qd_arena_destroy(arena);
+    }
+    print_message("%d operands changed\n", tried);
+    assert_true(tried > 1000);
+}
+
+/* What `check` prints is what the proof has gone through. */
+static void check_proves(void **state)
+{
+    (void)state;
+    qd_options *options = layout_options(MOE EP2);
+    qd_check_report report;
+    ok(qd_check(options, 0, &report));
+    assert_true(report.proved_values > 50 && report.proved_ops > 30);
+    qd_options_destroy(options);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(mutants_are_refused), cmocka_unit_test(everything_is_needed),
+                                       cmocka_unit_test(operands_are_the_right_ones), cmocka_unit_test(check_proves)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
