@@ -59,7 +59,8 @@ qd_status cli_print_help(const cli_command *command);
 /* No arguments are left over. */
 qd_status cli_no_words(const cli_call *call);
 
-/* Options that contradict each other, and one that says nothing without another: refused, rather than passed over. */
+/* Options that contradict each other, and one that says nothing without another: refused, rather
+ * than passed over. */
 qd_status cli_apart(const cli_call *call, const char *option, const char *other);
 qd_status cli_needs(const cli_call *call, const char *option, const char *other);
 
@@ -79,9 +80,11 @@ qd_status cli_write(const char *path, const char *text, size_t length);
 
 bool cli_utf8(void);         /* the locale's characters are UTF-8 */
 int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one that cannot rewrite a line (TERM=dumb) */
-/* UTF-8 text with what the locale lacks spelt out: "×" as "x", "·" as "*", "…" as "...", "Ψ" as "P". */
+/* UTF-8 text with what the locale lacks spelt out: "×" as "x", "·" as "*", "…" as "...", "Ψ" as
+ * "P". */
 void cli_put(FILE *file, const char *text);
-/* A line of standard output that begins with a word of its own column: broken at blanks on terminals that are narrower. */
+/* A line of standard output that begins with a word of its own column: broken at blanks on
+ * terminals that are narrower. */
 void cli_say(const char *word, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* a paragraph; in a file too its lines are no longer than a page is wide */
 void cli_explain(const char *format, ...) __attribute__((format(printf, 1, 2)));

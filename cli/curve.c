@@ -20,7 +20,8 @@ static void set_dot(canvas *c, int x, int y)
     c->dots[y / c->cell_height][x / c->cell_width] |= braille[y % c->cell_height][x % c->cell_width];
 }
 
-/* What column x of `width` shows: the mean of its values, or a point between two where they are fewer than columns. */
+/* What column x of `width` shows: the mean of its values, or a point between two where they are
+ * fewer than columns. */
 static double column_value(const double *values, int64_t count, int x, int width)
 {
     if (count < width) {

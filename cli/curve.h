@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* values[0 .. count): one per step, the first of step `first`. A column shows the mean of its steps. */
+/* values[0 .. count): one per step, the first of step `first`. A column shows the mean of its
+ * steps. */
 void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, int columns, int rows);
 #endif

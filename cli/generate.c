@@ -15,7 +15,8 @@ typedef struct view {
     const qd_generate_options *options;
 } view;
 
-/* Text of a model may hold any byte. What is printed is UTF-8 wherever it goes, and a terminal must not obey it. */
+/* Text of a model may hold any byte. What is printed is UTF-8 wherever it goes, and a terminal must
+ * not obey it. */
 static void put_text(view *v, const char *text, size_t length)
 {
     qd_strbuf shown = {0};

@@ -177,7 +177,8 @@ static bool has_word(int argc, char *const *argv, const char *word)
     return false;
 }
 
-/* Accepted by every command; main looks for them itself, so that they work whatever else is wrong. */
+/* Accepted by every command; main looks for them itself, so that they work whatever else is
+ * wrong. */
 static const qd_option common_options[] = {
     {"help", QD_OPTION_BOOL, "false", 0, 0, NULL, "shows this text", NULL},
     {"debug", QD_OPTION_BOOL, "false", 0, 0, NULL, "after an error, shows where in the program it happened", NULL},
@@ -242,8 +243,9 @@ static qd_status dispatch(int argc, char *const *argv)
     return run_command(command, argc - 2, argv + 2, argv);
 }
 
-/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at run time; 75 (EX_TEMPFAIL):
- * nothing is wrong, and the same call is to be made again: it was asked to stop, or another run still has the folder. */
+/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at
+ * run time; 75 (EX_TEMPFAIL): nothing is wrong, and the same call is to be made again: it was asked
+ * to stop, or another run still has the folder. */
 static int exit_status(qd_status status)
 {
     if (status == QD_STOPPED || status == QD_BUSY)
@@ -262,7 +264,8 @@ static void fill_standard_files(void)
         close(fd);
 }
 
-/* What the library warns of while it goes on, such as a kernel that is slower than it need be: told once, by one rank. */
+/* What the library warns of while it goes on, such as a kernel that is slower than it need be: told
+ * once, by one rank. */
 static void on_log(void *context, qd_log_level level, const char *subsystem, const char *text)
 {
     enum { MOST = 32 };

@@ -141,7 +141,8 @@ static void print_choices(const qd_plan_report *r)
     }
 }
 
-/* What the first choice changes in the configuration that was given, as it is written on a command line. */
+/* What the first choice changes in the configuration that was given, as it is written on a command
+ * line. */
 static qd_status print_keys(const qd_options *before, const qd_options *planned, const qd_plan_choice *choice)
 {
     char *was = NULL, *is = NULL, section[64] = "";

@@ -11,7 +11,8 @@ static qd_status run(cli_call *call)
     const char *path = qd_options_string(call->options, "out");
     if (csv && svg)
         return QD_FAIL(QD_USAGE, "schedule: --csv and --svg do not go together");
-    /* In memory first: the file may be the one that parallel.schedule_file names, and stays as it is when something is wrong. */
+    /* In memory first: the file may be the one that parallel.schedule_file names, and stays as it
+     * is when something is wrong. */
     char *text = NULL;
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);

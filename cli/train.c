@@ -261,7 +261,8 @@ static bool given(const qd_options *options, const char *key)
     return strcmp(qd_options_origin(options, key), "command line") == 0;
 }
 
-/* A key that the command line does not give goes back to what it is without the saved configuration. */
+/* A key that the command line does not give goes back to what it is without the saved
+ * configuration. */
 static qd_status forget(qd_options *options, const char *key, const char *value)
 {
     return given(options, key) ? QD_OK : qd_options_set(options, key, value);
@@ -298,9 +299,10 @@ static bool degrees_fit(const qd_options *options, int64_t world)
     return model < 0 || (dp > 0 ? dp * model == world : divides(model, world));
 }
 
-/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved one had do not hold for it.
- * A degree alone changes the data-parallel one first, and the others where that is not enough. Returns whether anything is
- * another. saved: as the run was laid out last. */
+/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved
+ * one had do not hold for it. A degree alone changes the data-parallel one first, and the others
+ * where that is not enough. Returns whether anything is another. saved: as the run was laid out
+ * last. */
 static qd_status forget_degrees(qd_options *options, const qd_options *saved, int64_t world, bool counted, bool *other)
 {
     *other = world != qd_options_int(saved, "parallel.ranks");
@@ -317,8 +319,8 @@ static qd_status forget_degrees(qd_options *options, const qd_options *saved, in
     return QD_OK;
 }
 
-/* Of the rest of the layout, what no longer fits goes. world: ranks of this start; counted: the command line, mpirun or srun
- * says how many. */
+/* Of the rest of the layout, what no longer fits goes. world: ranks of this start; counted: the
+ * command line, mpirun or srun says how many. */
 static qd_status forget_layout(qd_options *options, const qd_options *saved, int64_t world, bool counted)
 {
     bool other;
@@ -347,7 +349,8 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved, int
     return forget(options, "parallel.schedule_file", "");
 }
 
-/* Where the batch alone is another: a micro-batch that does not divide it was most likely chosen for the one before, and is chosen anew. */
+/* Where the batch alone is another: a micro-batch that does not divide it was most likely chosen
+ * for the one before, and is chosen anew. */
 static qd_status forget_micro_batch(qd_options *options, int64_t world)
 {
     int64_t dp = data_degree(options, world), batch = qd_options_int(options, "train.global_batch");
@@ -356,8 +359,8 @@ static qd_status forget_micro_batch(qd_options *options, int64_t world)
     return given(options, "train.global_batch") && !fits ? forget(options, "train.micro_batch", "0") : QD_OK;
 }
 
-/* A model that is named on the command line, as when the first call is repeated, is that model and not the saved one; that they are
- * the same is seen when the checkpoint is read. */
+/* A model that is named on the command line, as when the first call is repeated, is that model and
+ * not the saved one; that they are the same is seen when the checkpoint is read. */
 static qd_status forget_model(qd_options *options)
 {
     qd_option_table table = qd_config_table();
@@ -375,8 +378,8 @@ static qd_status forget_schedule(qd_options *options)
     return given(options, "parallel.schedule") ? forget(options, "parallel.schedule_file", "") : QD_OK;
 }
 
-/* A run that goes on is the run it was: its saved configuration stands below the command line. With a CONFIG of their own,
- * users say what they want, and the run is compared with its checkpoint. */
+/* A run that goes on is the run it was: its saved configuration stands below the command line. With
+ * a CONFIG of their own, users say what they want, and the run is compared with its checkpoint. */
 static qd_status load_saved(cli_call *call)
 {
     char path[4096];

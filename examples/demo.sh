@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The first minutes: trains a tokenizer and a small Llama-style model on four local ranks, compares it with a trigram model,
-# and lets it speak. `make demo` builds the program and runs this; further arguments are settings, for example --ranks 2.
+# The first minutes: trains a tokenizer and a small Llama-style model on four local ranks, compares
+# it with a trigram model, and lets it speak. `make demo` builds the program and runs this; further
+# arguments are settings, for example --ranks 2.
 set -euo pipefail
 
 quadrille=${QUADRILLE:-$(dirname "$0")/../build/release/bin/quadrille}
@@ -34,7 +35,8 @@ next "$q train examples/demo.yaml --ranks 2 --dir runs/two" "another number of r
 next "$q verify examples/demo.yaml --against \"ranks=1 dp=1\"" "... and the proof"
 next "$q train examples/demo.yaml --steps 20 --trace --dir runs/t" "who does what when: runs/t/trace.json at ui.perfetto.dev"
 if command -v mpirun >/dev/null; then
-    # Open MPI wants to be asked to run as root, and to run more ranks than there are cores; both are usual in containers.
+    # Open MPI wants to be asked to run as root, and to run more ranks than there are cores; both
+    # are usual in containers.
     flags=
     if mpirun --version 2>/dev/null | grep -q "Open MPI"; then
         [ "$(id -u)" != 0 ] || flags="--allow-run-as-root "

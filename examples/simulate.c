@@ -1,4 +1,5 @@
-/* How long would a training step take on a cluster that is not here? The library's answer, in a program of one's own:
+/* How long would a training step take on a cluster that is not here? The library's answer, in a
+ * program of one's own:
  *
  *     cc simulate.c $(pkg-config --cflags --libs quadrille-plan) -o simulate && ./simulate h100 parallel.ranks=64 parallel.zero=1
  */

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages that the build needs and the machine lacks. Asks nothing; does nothing when all
-# are present. Elsewhere it only says what is needed, when something is missing.
+# Installs the Debian or Ubuntu packages that the build needs and the machine lacks. Asks nothing;
+# does nothing when all are present. Elsewhere it only says what is needed, when something is
+# missing.
 #
 #   tools/bootstrap.sh [PACKAGE …]              these too
 #   tools/bootstrap.sh --if-possible PACKAGE…   these only, where they exist and can be installed; never fails

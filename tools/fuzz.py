@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
-# Short histories of allocations, few freed blocks kept: more runs per second. To look into a failure, run the target by hand.
+# Short histories of allocations, few freed blocks kept: more runs per second. To look into a
+# failure, run the target by hand.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=3:quarantine_size_mb=32", "UBSAN_OPTIONS": "print_stacktrace=1"}
 LIMITS = ["-max_len=8192", "-rss_limit_mb=1024", "-verbosity=0", "-print_final_stats=1"]
 

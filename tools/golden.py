@@ -45,10 +45,11 @@ def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
             "vocab": vocab, "max_seq": max_seq, "seq": seq, "batch": BATCH, "steps": STEPS, "optimizer": OPTIMIZER}
 
 
-# Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden; max_seq may exceed seq.
-# The base and original length of the scaled case put its frequencies in all three regimes (kept, blended, divided).
-# Adam hardly notices gradients that are all clipped alike: one case has a limit that only some of its steps exceed.
-# Muon's GPT-2 has no bias of q, k and v: the key's gradient would be rounding alone, which Adam turns into weights.
+# Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden;
+# max_seq may exceed seq. The base and original length of the scaled case put its frequencies in all
+# three regimes (kept, blended, divided). Adam hardly notices gradients that are all clipped alike:
+# one case has a limit that only some of its steps exceed. Muon's GPT-2 has no bias of q, k and v:
+# the key's gradient would be rounding alone, which Adam turns into weights.
 CASES = {
     "gpt2-tied": {**GPT2, **dims(2, 32, 4, 4, 8, 128, 61, 16, 24), "tied": True},
     "gpt2-untied-gelu": {**GPT2, **dims(3, 32, 2, 2, 16, 96, 97, 17, 17), "tied": False, "activation": "gelu"},
@@ -487,7 +488,8 @@ def main():
     if args.command == "check":
         # The fixture's gradients are rounded to float32: 1e-7 is all that can be asked of them.
         return check(args.folder, lambda c, init, data: run_ours(c, init, data, torch.float64), 1e-10, 1e-6)
-    # Hugging Face computes rotary angles, and RMSNorm in part, in float32 whatever the model's type.
+    # Hugging Face computes rotary angles, and RMSNorm in part, in float32 whatever the model's
+    # type.
     return check(args.folder, run_hf, 1e-5, 1e-5)
 
 

@@ -14,7 +14,8 @@ import sys
 LLAMA3_SCALING = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_seq": 8192}
 
-# What the source does not say and the models' public configurations do: (norm eps, rope base) by name, else by family.
+# What the source does not say and the models' public configurations do: (norm eps, rope base) by
+# name, else by family.
 PUBLIC = {
     "gpt2": (1e-5, None), "gpt3": (1e-5, None), "mpt": (1e-5, None), "bloom": (1e-5, None),
     "llama": (1e-5, 10000.0), "llama2": (1e-5, 10000.0), "llama3": (1e-5, 500000.0), "llama4": (1e-5, 500000.0),
@@ -41,8 +42,8 @@ QK_NORM = ("qwen3",)
 SINKS = ("gpt-oss",)
 # What an MLP computes -> matrices of (hidden, ffn) it has.
 ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3}
-# How experts are chosen, where it is not plain softmax over all of them. DeepSeek-V3's bias moves by 0.001 per step and its
-# sequence-wise loss has the coefficient 0.0001.
+# How experts are chosen, where it is not plain softmax over all of them. DeepSeek-V3's bias moves
+# by 0.001 per step and its sequence-wise loss has the coefficient 0.0001.
 DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "router_top_groups": 4, "router_bias_rate": 0.001,
                "aux_loss": 0.0001, "balance": "sequence"}
 ROUTERS = {"mixtral-8x7b": {"aux_loss": 0.02, "balance": "batch"}, "mixtral-8x22b": {"aux_loss": 0.02, "balance": "batch"},

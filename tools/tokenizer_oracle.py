@@ -143,7 +143,8 @@ def report(what, differences, detail=""):
             print("     " + line)
 
 
-# --- the corpus ------------------------------------------------------------------------------------------------------
+# --- the corpus
+# ------------------------------------------------------------------------------------------------------
 
 def local_documents(random_source, size):
     """Documents of text and code found on this machine, about `size` bytes."""
@@ -223,7 +224,8 @@ def corpus(megabytes, seed):
     return documents
 
 
-# --- vocabularies ----------------------------------------------------------------------------------------------------
+# --- vocabularies
+# ----------------------------------------------------------------------------------------------------
 
 def fetch(folder):
     """gpt2 from the package openai-whisper, the others from litellm: only their data files are taken out."""
@@ -262,7 +264,8 @@ def tiktoken_of(name, path):
     return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks, special_tokens=specials)
 
 
-# --- the comparisons -------------------------------------------------------------------------------------------------
+# --- the comparisons
+# -------------------------------------------------------------------------------------------------
 
 def check_classes(library):
     characters = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]

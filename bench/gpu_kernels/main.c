@@ -1,15 +1,17 @@
-/* Products and attention of a training step on one GPU, each by itself: what is chosen for each product, what it reaches and
- * what the other choices would have cost; attention forward and backward. A line per product and pass, a sum per case.
- * Then products over experts, with unequal counts, beside one product of the same size in all: in turn, a tenth of a second each, so that
- * both run on a card at its power limit, as in a step. `one` has one expert, and so the same product on both sides.
+/* Products and attention of a training step on one GPU, each by itself: what is chosen for each
+ * product, what it reaches and what the other choices would have cost; attention forward and
+ * backward. A line per product and pass, a sum per case. Then products over experts, with unequal
+ * counts, beside one product of the same size in all: in turn, a tenth of a second each, so that
+ * both run on a card at its power limit, as in a step. `one` has one expert, and so the same
+ * product on both sides.
  *
  *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd; without: all but the last
  *
- * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of 50,304, and in the two parts that it is run
- * as.
+ * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of
+ * 50,304, and in the two parts that it is run as.
  *
- * Times are medians on random data. The sum of a case is what the same work takes inside a step when nothing else is in
- * the way: compare it with the step's breakdown. */
+ * Times are medians on random data. The sum of a case is what the same work takes inside a step
+ * when nothing else is in the way: compare it with the step's breakdown. */
 #include "device/cuda/gemm/search.h"
 #include "device/aligned_gemm.h"
 #include "device/device.h"
@@ -366,7 +368,8 @@ static void expert_products(qd_device *device, const expert_layer *l)
     }
 }
 
-/* Device and library versions, and which engines attention uses: the lines of the tuning text that say so. */
+/* Device and library versions, and which engines attention uses: the lines of the tuning text that
+ * say so. */
 static void print_engines(qd_device *device)
 {
     qd_strbuf text = {0};

@@ -6,7 +6,8 @@ Case = namedtuple("Case", "layers hidden heads kv_heads vocab experts per_token 
 CASES = {
     # Mixtral's proportions: 8 experts, 2 per token; 2.4 billion parameters, 0.8 used by a token
     "mixtral-2b": Case(8, 2048, 16, 8, 32000, 8, 2, 5632, 0, 0, 5632, 8, 2048),
-    # DeepSeekMoE's: 64 small experts, 6 per token, 2 for all; 2.5 billion parameters, 0.5 used by a token
+    # DeepSeekMoE's: 64 small experts, 6 per token, 2 for all; 2.5 billion parameters, 0.5 used by a
+    # token
     "fine-2b": Case(5, 2048, 16, 16, 32000, 64, 6, 1408, 2, 1, 10944, 8, 2048),
 }
 AUX_LOSS = 0.01

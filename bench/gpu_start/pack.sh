@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Packs the programs that measure.py needs for a machine with a GPU but without our libraries: build/gpu.tar.xz. On that machine:
+# Packs the programs that measure.py needs for a machine with a GPU but without our libraries:
+# build/gpu.tar.xz. On that machine:
 #
 #   tar xJf build/gpu.tar.xz -C /tmp && python3 bench/gpu_start/measure.py --quadrille /tmp/gpu/bin/quadrille --tests /tmp/gpu/tests
 #

@@ -2,7 +2,8 @@
 
 PEAK_FLOPS = 989.5e12  # dense bf16 of an H100 or H200, as its maker states it
 
-# name: layers, hidden, heads, kv heads, ffn, vocabulary, Llama-style (else GPT-2), micro-batch, sequence
+# name: layers, hidden, heads, kv heads, ffn, vocabulary, Llama-style (else GPT-2), micro-batch,
+# sequence
 CASES = {
     "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False, 64, 1024),
     "gpt2-355m": (24, 1024, 16, 16, 4096, 50304, False, 32, 1024),

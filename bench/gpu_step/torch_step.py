@@ -169,8 +169,9 @@ def run_floor(name, o):
                      for n, k, times in products(case) for m in [min(rows, 8192) if n == vocab else rows])
     attention_ms = attention(case) * layers
     weights = sum(n * k * times for n, k, times in products(case)) + (vocab * hidden if llama else 0)
-    # bf16 passes over the rows in each layer: norms and residual sums 14 of `hidden`, activations 5 (GELU) or 7 (SwiGLU) of
-    # `ffn`; logits are read twice and written once; AdamW reads 14 and writes 14 bytes of each weight.
+    # bf16 passes over the rows in each layer: norms and residual sums 14 of `hidden`, activations 5
+    # (GELU) or 7 (SwiGLU) of `ffn`; logits are read twice and written once; AdamW reads 14 and
+    # writes 14 bytes of each weight.
     moved = layers * (14 * rows * hidden + (7 if llama else 5) * rows * ffn) * 2 + 3 * rows * vocab * 2 + weights * 28
     bytes_ms = moved / COPY_BYTES * 1e3
     return {"case": name, "products_ms": product_ms, "attention_ms": attention_ms, "bytes_ms": bytes_ms,

@@ -10,8 +10,8 @@
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"};
 enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
-/* What the table is about unless the user says otherwise: four uniform stages. A head and a token table of 16 entries weigh next to
- * nothing beside the blocks. */
+/* What the table is about unless the user says otherwise: four uniform stages. A head and a token
+ * table of 16 entries weigh next to nothing beside the blocks. */
 static qd_status set_defaults(qd_options *o)
 {
     static const char *const defaults[][2] = {{"model.layers", "16"},    {"model.hidden", "256"},       {"model.heads", "4"},
@@ -30,7 +30,8 @@ typedef struct measured {
     double single;
 } measured;
 
-/* What else the machine does often lasts for seconds: the steps of a schedule are not timed all in one go. */
+/* What else the machine does often lasts for seconds: the steps of a schedule are not timed all in
+ * one go. */
 enum { ROUNDS = 3 };
 
 static qd_status measure(cli_call *call, bool one, measured *rows)

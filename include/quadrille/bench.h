@@ -19,16 +19,18 @@ typedef struct qd_bench_collectives_config {
     int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
     double seconds;                        /* time to spend on each size and operation, about, all sides together */
     int operation;                         /* only this qd_coll_kind (send stands for receive too); -1: all */
-    /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments appended to it. */
+    /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments
+     * appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
 QD_API qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
 
-/* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes(); all-to-all: of what a
- * rank sends, its own block included. Messages that are cut in parts are rounded so that all parts are equal and none
- * is empty. The root of broadcast, reduce, gather and scatter moves on by one rank from call
- * to call, so that no call can run ahead of its receivers. send: all ranks send to their right and receive from their
- * left neighbour. Bus bandwidth is that of NCCL's tests: bytes that each rank must move, per second. */
+/* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes();
+ * all-to-all: of what a rank sends, its own block included. Messages that are cut in parts are
+ * rounded so that all parts are equal and none is empty. The root of broadcast, reduce, gather and
+ * scatter moves on by one rank from call to call, so that no call can run ahead of its receivers.
+ * send: all ranks send to their right and receive from their left neighbour. Bus bandwidth is that
+ * of NCCL's tests: bytes that each rank must move, per second. */
 typedef struct qd_bench_collectives_row {
     qd_coll_kind kind;
     int ranks;
@@ -52,13 +54,14 @@ typedef struct qd_bench_collectives_result {
     int count;
 } qd_bench_collectives_result;
 
-/* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi and this build has
- * no MPI. Prints nothing; what mpirun itself has to say goes to standard error. */
+/* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi
+ * and this build has no MPI. Prints nothing; what mpirun itself has to say goes to standard
+ * error. */
 QD_API qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result);
 QD_API void qd_bench_collectives_free(qd_bench_collectives_result *result);
 
-/* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure in an MPI job this
- * does not return: it ends the job. */
+/* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure
+ * in an MPI job this does not return: it ends the job. */
 QD_API qd_status qd_bench_collectives_rank(int count, char *const *arguments);
 
 /* ---- kernels and the training step ---- */
@@ -79,13 +82,15 @@ enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     char device[96];              /* instruction set, product library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
-    /* step: the mean of fma_flops as measured right before and after each step and, with one rank, between its ops */
+    /* step: the mean of fma_flops as measured right before and after each step and, with one rank,
+     * between its ops */
     double beside_flops;
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
 
-/* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with run.threads threads. */
+/* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with
+ * run.threads threads. */
 QD_API qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
 
 typedef struct qd_bench_step_result {
@@ -107,8 +112,9 @@ typedef struct qd_bench_step_result {
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_bench_step_result;
 
-/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another configuration on the
- * same kind of device, whose steps are taken in turn with these, so that both see the same machine; NULL: none. */
+/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another
+ * configuration on the same kind of device, whose steps are taken in turn with these, so that both
+ * see the same machine; NULL: none. */
 QD_API qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
 
 /* ---- the machine ---- */
@@ -122,7 +128,8 @@ typedef struct qd_bench_exchange {
     double latency, bandwidth;
 } qd_bench_exchange;
 
-/* What ranks on this machine's cores reach: rates are per core, with a rank of one thread on each. */
+/* What ranks on this machine's cores reach: rates are per core, with a rank of one thread on
+ * each. */
 typedef struct qd_bench_machine {
     int cores;
     double peak;                   /* FLOPs per second of multiply-adds, all cores */
@@ -133,35 +140,36 @@ typedef struct qd_bench_machine {
     double stream, update;         /* bytes per second of kernels between products, and of the optimizer */
     double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
     qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
-    /* seconds by which products take longer when ranks meet after each: with a core to each rank, with two ranks to
-     * a core */
+    /* seconds by which products take longer when ranks meet after each: with a core to each rank,
+     * with two ranks to a core */
     double meeting, meeting_crowd;
     double late[3]; /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
                                       the last); products of two ranks per core, which take turns */
 } qd_bench_machine;
 
-/* Steps of the configured model with a rank on each core and with one rank on all of them; products around its shapes,
- * also with two ranks on each core; exchanges: all in turn, and medians over the steps. Ranks are threads of this
- * process. */
+/* Steps of the configured model with a rank on each core and with one rank on all of them; products
+ * around its shapes, also with two ranks on each core; exchanges: all in turn, and medians over the
+ * steps. Ranks are threads of this process. */
 enum { QD_BENCH_MACHINE_STEPS = 100 };
 QD_API qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 
 /* ---- actions ---- */
 
-/* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for the others. All zero before the first
- * measurement. */
+/* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for
+ * the others. All zero before the first measurement. */
 typedef struct qd_bench_actions {
     int ranks, steps;
     int *counts;      /* per rank: actions */
-    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being shorter (micro-batches
-     * x steps) */
+    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being
+     * shorter (micro-batches x steps) */
     double **pass;
     double **single;  /* the action for itself: median over steps */
     double **samples; /* per rank: steps x actions */
 } qd_bench_actions;
 
-/* Steps of the configured run on random tokens, ranks as threads of this process with one compute thread each; added to what `actions`
- * has of the same run, so that measurements can be spread over time. `actions` is freed by the caller, also after a failure. */
+/* Steps of the configured run on random tokens, ranks as threads of this process with one compute
+ * thread each; added to what `actions` has of the same run, so that measurements can be spread over
+ * time. `actions` is freed by the caller, also after a failure. */
 QD_API qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
 QD_API void qd_bench_actions_free(qd_bench_actions *actions);
 

@@ -1,4 +1,5 @@
-/* Looking at a run before it starts: memory, communication and the program itself. Needs no device and no ranks. */
+/* Looking at a run before it starts: memory, communication and the program itself. Needs no device
+ * and no ranks. */
 #ifndef QUADRILLE_CHECK_H
 #define QUADRILLE_CHECK_H
 
@@ -15,7 +16,8 @@ typedef struct qd_check_line {
     int64_t bytes;    /* at the moment of the rank's peak */
 } qd_check_line;
 
-/* What an axis of model parallelism sends by a closed formula of the shapes, and what the program says. */
+/* What an axis of model parallelism sends by a closed formula of the shapes, and what the program
+ * says. */
 typedef struct qd_check_formula {
     char text[160];
     int64_t bytes, planned; /* in one step, all ranks together */
@@ -77,15 +79,16 @@ typedef struct qd_check_report {
     int64_t proved_values, proved_ops; /* of the proof of gradients: placements of values, ops that gave them */
 } qd_check_report;
 
-/* Builds the program of every rank, proves that their communication matches and that together they compute the gradient of the mean
- * loss, and adds up memory. world 0: as in the configuration. QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs
- * that do not match. */
+/* Builds the program of every rank, proves that their communication matches and that together they
+ * compute the gradient of the mean loss, and adds up memory. world 0: as in the configuration.
+ * QD_USAGE for a configuration that cannot run, QD_MISMATCH for programs that do not match. */
 QD_API qd_status qd_check(const qd_options *options, int world, qd_check_report *report);
 
 /* Writes the program of one rank, a line per action. */
 QD_API qd_status qd_check_print(const qd_options *options, int world, int rank, FILE *out);
 
-/* Writes the pipeline's schedule: figures and a drawing of letters; lines that parallel.schedule_file reads; or a drawing in SVG. */
+/* Writes the pipeline's schedule: figures and a drawing of letters; lines that
+ * parallel.schedule_file reads; or a drawing in SVG. */
 typedef enum qd_drawing { QD_DRAWING_TEXT, QD_DRAWING_CSV, QD_DRAWING_SVG } qd_drawing;
 QD_API qd_status qd_check_schedule(const qd_options *options, int world, qd_drawing drawing, FILE *out);
 

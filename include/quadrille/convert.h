@@ -31,8 +31,9 @@ typedef struct qd_convert_report {
     qd_strbuf notes;   /* what the user should know, a line each; the caller frees it, after a failure too */
 } qd_convert_report;
 
-/* Works tensor by tensor: memory for the largest, not for the model. The folder appears when it is complete. QD_USAGE names
- * tensors that are missing, unknown or of another shape, QD_UNSUPPORTED what the other side has no place for. */
+/* Works tensor by tensor: memory for the largest, not for the model. The folder appears when it is
+ * complete. QD_USAGE names tensors that are missing, unknown or of another shape, QD_UNSUPPORTED
+ * what the other side has no place for. */
 QD_API qd_status qd_convert(const qd_convert_options *options, qd_convert_report *report);
 
 #ifdef __cplusplus

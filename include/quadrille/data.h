@@ -1,8 +1,9 @@
 /* Text and tokens: what a run trains on.
  *
- * A data set is named by one text, `data.path`: a text file, a folder of text files, a file of tokens (a shard), a
- * folder of shards, or a mixture of these with weights, "books:0.7,code:0.3". Text becomes tokens through an encoder;
- * without one its bytes are the tokens. docs/formats.md describes the files. */
+ * A data set is named by one text, `data.path`: a text file, a folder of text files, a file of
+ * tokens (a shard), a folder of shards, or a mixture of these with weights, "books:0.7,code:0.3".
+ * Text becomes tokens through an encoder; without one its bytes are the tokens. docs/formats.md
+ * describes the files. */
 #ifndef QUADRILLE_DATA_H
 #define QUADRILLE_DATA_H
 
@@ -22,13 +23,14 @@ extern "C" {
 /* How text becomes tokens: a tokenizer behind a few functions. */
 typedef struct qd_text_encoder {
     void *context;
-    /* Appends the tokens of `text`, nothing before or after them. Called by several threads at once; `thread` is
-     * 0 .. threads-1 of the last prepare(). */
+    /* Appends the tokens of `text`, nothing before or after them. Called by several threads at
+     * once; `thread` is 0 .. threads-1 of the last prepare(). */
     qd_status (*encode)(void *context, int thread, const char *text, size_t length, qd_tokens *out);
     /* Optional: told before encode() is called how many threads will call it. */
     qd_status (*prepare)(void *context, int threads);
-    /* Optional: the last place inside `text`, before its end, where it can be cut without a change of its tokens; 0:
-     * none. Without this function any place will do. Long documents are encoded in such parts. */
+    /* Optional: the last place inside `text`, before its end, where it can be cut without a change
+     * of its tokens; 0: none. Without this function any place will do. Long documents are encoded
+     * in such parts. */
     size_t (*cut)(void *context, const char *text, size_t length);
     int64_t vocab;        /* tokens are below it */
     uint64_t hash;        /* of all that decides the tokens; kept in the shards, never 0 */
@@ -38,14 +40,15 @@ typedef struct qd_text_encoder {
 /* The bytes themselves: 256 tokens, no end of document. Nothing to destroy. */
 QD_API qd_text_encoder qd_text_encoder_bytes(void);
 
-/* A tokenizer, which must outlive the encoder; special tokens in text are ordinary text. document_end: the text of a
- * special token; NULL: the first that the tokenizer knows of <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any;
- * "": none. */
+/* A tokenizer, which must outlive the encoder; special tokens in text are ordinary text.
+ * document_end: the text of a special token; NULL: the first that the tokenizer knows of
+ * <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any; "": none. */
 QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
 QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* a zeroed one is legal */
 
-/* How text is cut into documents. One per file, except: a line that equals `separator` ends a document and belongs to
- * none; each line of a file whose name ends in .jsonl is an object whose member `field` is a document. */
+/* How text is cut into documents. One per file, except: a line that equals `separator` ends a
+ * document and belongs to none; each line of a file whose name ends in .jsonl is an object whose
+ * member `field` is a document. */
 typedef struct qd_document_rule {
     const char *separator; /* NULL or "": none */
     const char *field;     /* NULL: "text" */
@@ -68,7 +71,8 @@ typedef struct qd_tokenize_options {
     qd_document_rule documents;
     int64_t shard_tokens; /* most tokens of one shard */
     int threads;          /* 0: all cores */
-    /* Called a few times per second, from the calling thread; false ends with QD_INTERRUPTED. May be NULL. */
+    /* Called a few times per second, from the calling thread; false ends with QD_INTERRUPTED. May
+     * be NULL. */
     bool (*progress)(void *context, const qd_tokenize_progress *progress);
     void *progress_context;
 } qd_tokenize_options;
@@ -82,8 +86,9 @@ typedef struct qd_tokenize_report {
     int token_bytes; /* 2 or 4 */
 } qd_tokenize_report;
 
-/* Writes shard-00000.qds, … into the folder. Memory stays at some MiB per thread, whatever the size of the text.
- * The shards are the same for any number of threads. The folder appears when all of it is complete. */
+/* Writes shard-00000.qds, … into the folder. Memory stays at some MiB per thread, whatever the size
+ * of the text. The shards are the same for any number of threads. The folder appears when all of it
+ * is complete. */
 QD_API qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
 
 /* ---- data sets ---- */
@@ -140,8 +145,9 @@ typedef struct qd_trigram_report {
     double seconds;
 } qd_trigram_report;
 
-/* An interpolated Kneser-Ney trigram model (modified discounts) of the training tokens of all sources, scored on the
- * targets of the held-out windows. Targets that the document mask leaves out are not scored. */
+/* An interpolated Kneser-Ney trigram model (modified discounts) of the training tokens of all
+ * sources, scored on the targets of the held-out windows. Targets that the document mask leaves out
+ * are not scored. */
 QD_API qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report);
 
 #ifdef __cplusplus

@@ -18,10 +18,11 @@ typedef struct qd_evaluate_options {
     const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;       /* 0: all cores */
     bool baseline;     /* also a trigram model of the training tokens, on the same held-out tokens; not with a text */
-    /* NULL, or a safetensors file to write, for comparisons with other programs: tokens (int32) and logits (fp32, one row per
-     * token) of the first window. */
+    /* NULL, or a safetensors file to write, for comparisons with other programs: tokens (int32) and
+     * logits (fp32, one row per token) of the first window. */
     const char *logits;
-    /* Called after each pass with windows done and in all; false ends with QD_INTERRUPTED. May be NULL. */
+    /* Called after each pass with windows done and in all; false ends with QD_INTERRUPTED. May be
+     * NULL. */
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *context;
 } qd_evaluate_options;
@@ -38,9 +39,10 @@ typedef struct qd_evaluate_report {
     qd_trigram_report baseline; /* scored is 0 without one */
 } qd_evaluate_report;
 
-/* The tokens are cut into windows of `seq`, each token predicted from the ones before it in its window: every token but
- * the first of a source counts once, except where the model's document mask forbids it. Nothing is written. QD_USAGE: no
- * checkpoint, no text, nothing held out, a vocabulary that is not the model's. Not collective. */
+/* The tokens are cut into windows of `seq`, each token predicted from the ones before it in its
+ * window: every token but the first of a source counts once, except where the model's document mask
+ * forbids it. Nothing is written. QD_USAGE: no checkpoint, no text, nothing held out, a vocabulary
+ * that is not the model's. Not collective. */
 QD_API qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report);
 
 #ifdef __cplusplus

@@ -52,8 +52,9 @@ typedef struct qd_generate_options {
 
 QD_API qd_generate_options qd_generate_options_default(void); /* 200 tokens, temperature 0.8, the rest 0 or all */
 
-/* An empty prompt starts from the token that ends documents, if the tokenizer has one, else from a line end. When the
- * context is full, its last half is read anew and the text goes on. Not collective. */
+/* An empty prompt starts from the token that ends documents, if the tokenizer has one, else from a
+ * line end. When the context is full, its last half is read anew and the text goes on. Not
+ * collective. */
 QD_API qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report);
 
 #ifdef __cplusplus

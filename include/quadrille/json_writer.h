@@ -1,6 +1,6 @@
-/* Writes JSON piece by piece into a growing text, which may be drained and cleared at any time. Doubles get 17
- * significant digits, so that runs can be compared bit by bit; JSON has no NaN or infinity, they become null. Strings
- * are escaped, and bytes that are not UTF-8 become U+FFFD.
+/* Writes JSON piece by piece into a growing text, which may be drained and cleared at any time.
+ * Doubles get 17 significant digits, so that runs can be compared bit by bit; JSON has no NaN or
+ * infinity, they become null. Strings are escaped, and bytes that are not UTF-8 become U+FFFD.
  *
  *   qd_json_writer writer = qd_json_writer_on(&buffer);
  *   qd_json_object_begin(&writer, NULL);
@@ -42,7 +42,8 @@ QD_API void qd_json_put_string(qd_json_writer *writer, const char *key, const ch
 QD_API void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *bytes, size_t length);
 QD_API void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value);
 QD_API void qd_json_put_double(qd_json_writer *writer, const char *key, double value);
-/* The same with a point or an exponent in it, also of 0 and 1: for readers to whom 0 is an integer and 0.0 is not. */
+/* The same with a point or an exponent in it, also of 0 and 1: for readers to whom 0 is an integer
+ * and 0.0 is not. */
 QD_API void qd_json_put_real(qd_json_writer *writer, const char *key, double value);
 QD_API void qd_json_put_bool(qd_json_writer *writer, const char *key, bool value);
 QD_API void qd_json_put_null(qd_json_writer *writer, const char *key);

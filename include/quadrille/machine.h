@@ -37,12 +37,13 @@ typedef struct qd_machine {
 /* Takes about 0.2 s. */
 QD_API qd_status qd_machine_look(qd_machine *machine);
 
-/* Bytes of memory that a run could take now: what is free, within what the control groups of this process still allow; 0:
- * unknown. *swap (NULL: not asked for): what could be swapped out beyond that. */
+/* Bytes of memory that a run could take now: what is free, within what the control groups of this
+ * process still allow; 0: unknown. *swap (NULL: not asked for): what could be swapped out beyond
+ * that. */
 QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
-/* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may not use all cores,
- * scaled to all. */
+/* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may
+ * not use all cores, scaled to all. */
 QD_API qd_status qd_machine_peak(double *flops);
 
 #ifdef __cplusplus

@@ -1,12 +1,13 @@
 /* Options: one descriptor table gives parser, validation, help and documentation.
  *
- * A key with a dot ("parallel.tp") belongs to the run's configuration: it may stand in the YAML file (nested mappings
- * become dotted keys), on the command line as `parallel.tp=2`, `--parallel.tp 2` or by its short form `--tp 2`, and is
- * saved with the run. A key without a dot ("json") belongs to the command: it is given as `--json` only and not saved.
+ * A key with a dot ("parallel.tp") belongs to the run's configuration: it may stand in the YAML
+ * file (nested mappings become dotted keys), on the command line as `parallel.tp=2`, `--parallel.tp
+ * 2` or by its short form `--tp 2`, and is saved with the run. A key without a dot ("json") belongs
+ * to the command: it is given as `--json` only and not saved.
  *
- * The command line wins over the file, the file over the default, in whatever order they are read. Every bad input is
- * QD_USAGE with one line that names the place and says what would be right. Nothing here is collective. An object may
- * be read by several threads once it is filled. */
+ * The command line wins over the file, the file over the default, in whatever order they are read.
+ * Every bad input is QD_USAGE with one line that names the place and says what would be right.
+ * Nothing here is collective. An object may be read by several threads once it is filled. */
 #ifndef QUADRILLE_OPTIONS_H
 #define QUADRILLE_OPTIONS_H
 
@@ -39,7 +40,8 @@ typedef struct qd_option {
     const char *flag;     /* short form without dashes ("tp"); NULL: none. One of a single letter takes one dash too: -o FILE */
 } qd_option;
 
-/* Several tables may be joined: those of the configuration and those of a command. They must outlive the object. */
+/* Several tables may be joined: those of the configuration and those of a command. They must
+ * outlive the object. */
 typedef struct qd_option_table {
     const qd_option *options;
     int count;
@@ -56,9 +58,9 @@ QD_API void qd_options_destroy(qd_options *options); /* NULL is legal */
 
 /* ---- filling ---- */
 
-/* Reads a YAML file. Refused: unknown and repeated keys, anchors and aliases, tags, several documents, more than 1 MiB,
- * nesting deeper than 16, anything that is not UTF-8 text. Messages start with "file:line:column: ". When it fails the
- * object is as before the call. */
+/* Reads a YAML file. Refused: unknown and repeated keys, anchors and aliases, tags, several
+ * documents, more than 1 MiB, nesting deeper than 16, anything that is not UTF-8 text. Messages
+ * start with "file:line:column: ". When it fails the object is as before the call. */
 QD_API qd_status qd_options_load(qd_options *options, const char *path);
 /* The same from memory; `name` stands for the file in messages. */
 QD_API qd_status qd_options_load_text(qd_options *options, const char *name, const char *text, size_t length);
@@ -68,20 +70,22 @@ QD_API qd_status qd_options_assign(qd_options *options, const char *assignment);
 /* Counts as given on the command line; `key` is a key or a short form. */
 QD_API qd_status qd_options_set(qd_options *options, const char *key, const char *value);
 
-/* Reads command-line words (without the program and command names): `key=value`, `--flag value`, `--flag=value`,
- * `--bool`. Other words are put into words[0 .. *word_count), which must have room for argc; after `--` all are.
- * A single dash is a word. */
+/* Reads command-line words (without the program and command names): `key=value`, `--flag value`,
+ * `--flag=value`, `--bool`. Other words are put into words[0 .. *word_count), which must have room
+ * for argc; after `--` all are. A single dash is a word. */
 QD_API qd_status qd_options_parse(qd_options *options, int argc, char *const *argv, const char **words, int *word_count);
 
-/* Replaces a value by what the program made of it (dp: -1 became 4). Checked like a user's value; qd_options_is_set and
- * qd_options_origin do not change. */
+/* Replaces a value by what the program made of it (dp: -1 became 4). Checked like a user's value;
+ * qd_options_is_set and qd_options_origin do not change. */
 QD_API qd_status qd_options_resolve(qd_options *options, const char *key, const char *value);
 
-/* Takes back what a file set: the default counts again, as if the file did not have the key. What the command line gave stays. */
+/* Takes back what a file set: the default counts again, as if the file did not have the key. What
+ * the command line gave stays. */
 QD_API qd_status qd_options_forget(qd_options *options, const char *key);
 
 /* ---- reading ----
- * The key must be in the table and have the type: anything else is a broken invariant (assertion). */
+ * The key must be in the table and have the type: anything else is a broken invariant
+ * (assertion). */
 
 QD_API int64_t qd_options_int(const qd_options *options, const char *key);
 QD_API double qd_options_float(const qd_options *options, const char *key);
@@ -102,16 +106,18 @@ QD_API const qd_option *qd_options_find(const qd_options *options, const char *k
 
 /* ---- writing; *text must be freed with free() ---- */
 
-/* All configuration keys with their present values, as YAML that qd_options_load reads back to the same values. */
+/* All configuration keys with their present values, as YAML that qd_options_load reads back to the
+ * same values. */
 QD_API qd_status qd_options_to_yaml(const qd_options *options, char **text);
 /* One value as it stands there. */
 QD_API qd_status qd_options_value_text(const qd_options *options, const char *key, char **text);
 /* A key that is not written by the above: left open, to be decided anew by who reads the text. */
 QD_API void qd_options_leave_out(qd_options *options, const char *key);
-/* Writes that to a file: beside it first, then renamed, so that the file is old or new and never half. */
+/* Writes that to a file: beside it first, then renamed, so that the file is old or new and never
+ * half. */
 QD_API qd_status qd_options_save(const qd_options *options, const char *path);
-/* For a terminal of `width` columns (0: 100). section: NULL for all, "parallel" for the keys below it, "" for the keys
- * without a dot. */
+/* For a terminal of `width` columns (0: 100). section: NULL for all, "parallel" for the keys below
+ * it, "" for the keys without a dot. */
 QD_API qd_status qd_options_help(const qd_option_table *tables, int count, const char *section, int width, char **text);
 /* Markdown: one table per section. */
 QD_API qd_status qd_options_to_markdown(const qd_option_table *tables, int count, char **text);

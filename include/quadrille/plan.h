@@ -1,5 +1,5 @@
-/* Choosing a layout: which axes, ZeRO stage, micro-batch, recompute and schedule train a model fastest on a cluster. Every layout
- * that fits is built as a step program and simulated. */
+/* Choosing a layout: which axes, ZeRO stage, micro-batch, recompute and schedule train a model
+ * fastest on a cluster. Every layout that fits is built as a step program and simulated. */
 #ifndef QUADRILLE_PLAN_H
 #define QUADRILLE_PLAN_H
 
@@ -52,13 +52,15 @@ typedef struct qd_plan_report {
     bool late;                               /* the clock ended it before that: another machine may find another answer */
 } qd_plan_report;
 
-/* Searches for the fastest layout of the model, sequence and global batch in `options` on parallel.ranks accelerators of the cluster
- * (tables of qd_config_table() and qd_cluster_table()). What the user has set among the axes stays as it is. QD_NO_MEMORY with
- * the smallest need when nothing fits, QD_USAGE when nothing can be built. */
+/* Searches for the fastest layout of the model, sequence and global batch in `options` on
+ * parallel.ranks accelerators of the cluster (tables of qd_config_table() and qd_cluster_table()).
+ * What the user has set among the axes stays as it is. QD_NO_MEMORY with the smallest need when
+ * nothing fits, QD_USAGE when nothing can be built. */
 QD_API qd_status qd_plan(const qd_options *options, qd_plan_report *report);
 
-/* The same, and the layout that `layout` sets (a copy of `options` with its keys) beside the first choice: by how much it is behind, and
- * why. Both must have the same model, batch, sequence and number of accelerators. */
+/* The same, and the layout that `layout` sets (a copy of `options` with its keys) beside the first
+ * choice: by how much it is behind, and why. Both must have the same model, batch, sequence and
+ * number of accelerators. */
 QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report);
 
 /* A published layout: the run and the layout as words key=value, and where it was read. */
@@ -76,12 +78,13 @@ QD_API qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options
 /* Writes the configuration part of `options` as a YAML file that train, check and simulate read. */
 QD_API qd_status qd_plan_write(const qd_options *options, const char *path);
 
-/* The fewest accelerators, in powers of two times the cluster's node, that train `tokens` tokens in `days`; *days_taken: what the first
- * choice there needs. QD_USAGE when `most` are not enough. */
+/* The fewest accelerators, in powers of two times the cluster's node, that train `tokens` tokens in
+ * `days`; *days_taken: what the first choice there needs. QD_USAGE when `most` are not enough. */
 QD_API qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
                               qd_plan_report *report);
 
-/* The largest preset that some layout fits into parallel.ranks accelerators; *name belongs to the library. */
+/* The largest preset that some layout fits into parallel.ranks accelerators; *name belongs to the
+ * library. */
 QD_API qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report);
 
 #ifdef __cplusplus

@@ -1,8 +1,10 @@
-/* The report: one HTML page, complete in itself, that shows a run: figures, curves, memory by kind and rank, timelines of all
- * ranks. It is made from the folder of a run, or from a description in memory, which is how simulated runs are shown.
+/* The report: one HTML page, complete in itself, that shows a run: figures, curves, memory by kind
+ * and rank, timelines of all ranks. It is made from the folder of a run, or from a description in
+ * memory, which is how simulated runs are shown.
  *
- * A description borrows everything it points to; nothing of it is kept after a call. Texts are UTF-8 and may be NULL where
- * nothing is to be said. Nothing here is collective, and nothing needs a device. */
+ * A description borrows everything it points to; nothing of it is kept after a call. Texts are
+ * UTF-8 and may be NULL where nothing is to be said. Nothing here is collective, and nothing needs
+ * a device. */
 #ifndef QUADRILLE_REPORT_H
 #define QUADRILLE_REPORT_H
 
@@ -22,7 +24,8 @@ typedef struct qd_report_figure {
     const char *note;  /* smaller, below: "median of 300 steps" */
 } qd_report_figure;
 
-/* A curve. Series of one chart are drawn on the same axes; the first of them gives these their names. */
+/* A curve. Series of one chart are drawn on the same axes; the first of them gives these their
+ * names. */
 typedef struct qd_report_series {
     const char *chart;  /* the heading: "loss" */
     const char *name;   /* of this curve among those of the chart: "training" */
@@ -49,7 +52,8 @@ typedef struct qd_report_memory {
     int64_t capacity; /* of the device of one rank; 0: unknown */
 } qd_report_memory;
 
-/* What ran when. Names are those of the step program's actions, so that timelines can be compared line by line. */
+/* What ran when. Names are those of the step program's actions, so that timelines can be compared
+ * line by line. */
 typedef struct qd_report_event {
     int32_t rank;   /* as in the timeline's ranks */
     int32_t stream; /* index in the timeline's streams */
@@ -99,13 +103,15 @@ typedef struct qd_report {
     const char *config; /* the configuration, shown folded at the end */
 } qd_report;
 
-/* Appends the page to `html`. QD_USAGE for a description that contradicts itself, such as an event of an unknown rank. */
+/* Appends the page to `html`. QD_USAGE for a description that contradicts itself, such as an event
+ * of an unknown rank. */
 QD_API qd_status qd_report_render(const qd_report *report, qd_strbuf *html);
 /* Writes it to a file, which is old or new and never half. */
 QD_API qd_status qd_report_write(const qd_report *report, const char *path);
 
-/* The report of a run's folder. simulated: a second trace in the format of trace.json, or NULL. path: where the page goes;
- * NULL: report.html in the folder. *written, if not NULL, is the path, to be freed with free(). */
+/* The report of a run's folder. simulated: a second trace in the format of trace.json, or NULL.
+ * path: where the page goes; NULL: report.html in the folder. *written, if not NULL, is the path,
+ * to be freed with free(). */
 QD_API qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written);
 
 /* A trace in the format of trace.json as a timeline, which belongs to the object. */

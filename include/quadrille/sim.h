@@ -1,5 +1,6 @@
-/* Simulating a training step on a cluster that need not exist: how long it takes, what fills the time, what fits. Reads the
- * step program that the trainer interprets. Needs no device and no ranks. */
+/* Simulating a training step on a cluster that need not exist: how long it takes, what fills the
+ * time, what fits. Reads the step program that the trainer interprets. Needs no device and no
+ * ranks. */
 #ifndef QUADRILLE_SIM_H
 #define QUADRILLE_SIM_H
 
@@ -14,18 +15,19 @@ extern "C" {
 
 /* ---- clusters ---- */
 
-/* accelerator.*, node.*, network.*, software.*, cost.*: what a cluster file says and a command line may change. */
+/* accelerator.*, node.*, network.*, software.*, cost.*: what a cluster file says and a command line
+ * may change. */
 QD_API qd_option_table qd_cluster_table(void);
 
 /* Names of the clusters that are built in, NULL-terminated. */
 QD_API const char *const *qd_cluster_names(void);
 
-/* Fills the cluster keys of `options`: `cluster` is a built-in name or a YAML file. What the user has set on the command line
- * stays. */
+/* Fills the cluster keys of `options`: `cluster` is a built-in name or a YAML file. What the user
+ * has set on the command line stays. */
 QD_API qd_status qd_cluster_load(qd_options *options, const char *cluster);
 
-/* Where model.preset names a model that this version cannot train, puts the nearest one that it can into `options`, and says so in
- * `note` (else ""). */
+/* Where model.preset names a model that this version cannot train, puts the nearest one that it can
+ * into `options`, and says so in `note` (else ""). */
 QD_API qd_status qd_simulate_nearest(qd_options *options, char *note, size_t size);
 
 /* ---- one layout ---- */
@@ -79,8 +81,9 @@ typedef struct qd_sim_report {
 
 typedef struct qd_simulation qd_simulation;
 
-/* Simulates the configuration on the cluster, both in `options` (tables of qd_config_table() and qd_cluster_table()). A layout
- * that does not fit is simulated too; `fits` says so. QD_USAGE for what cannot run. */
+/* Simulates the configuration on the cluster, both in `options` (tables of qd_config_table() and
+ * qd_cluster_table()). A layout that does not fit is simulated too; `fits` says so. QD_USAGE for
+ * what cannot run. */
 QD_API qd_status qd_simulate(const qd_options *options, qd_simulation **simulation);
 QD_API void qd_simulation_destroy(qd_simulation *simulation); /* NULL is legal */
 QD_API const qd_sim_report *qd_simulation_report(const qd_simulation *simulation);
@@ -88,7 +91,8 @@ QD_API const qd_sim_stage *qd_simulation_stage(const qd_simulation *simulation, 
 
 /* The report as one JSON object. */
 QD_API void qd_simulation_json(const qd_simulation *simulation, qd_strbuf *out);
-/* The timeline in Perfetto's format, with the names that the trainer's trace has; one process per stage. */
+/* The timeline in Perfetto's format, with the names that the trainer's trace has; one process per
+ * stage. */
 QD_API qd_status qd_simulation_trace(const qd_simulation *simulation, const char *path);
 /* The timeline as lines of characters, one per stage, `width` columns. */
 QD_API void qd_simulation_draw(const qd_simulation *simulation, int width, qd_strbuf *out);
@@ -102,8 +106,9 @@ typedef struct qd_scaling_point {
     char refusal[200]; /* why it is not possible */
 } qd_scaling_point;
 
-/* The same layout with more and more data parallelism: gpus from the smallest that the layout allows, doubled up to `most`.
- * strong: the global batch stays, else it grows with the ranks. QD_USAGE when the layout needs more than `most`. */
+/* The same layout with more and more data parallelism: gpus from the smallest that the layout
+ * allows, doubled up to `most`. strong: the global batch stays, else it grows with the ranks.
+ * QD_USAGE when the layout needs more than `most`. */
 QD_API qd_status qd_simulate_scaling(const qd_options *options, int most, bool strong, qd_scaling_point *points, int capacity, int *count);
 
 /* ---- against published runs ---- */
@@ -130,7 +135,8 @@ typedef struct qd_sim_scores {
     int oom_count;
 } qd_sim_scores;
 
-/* Simulates every row of a file in the format of data/published/runs.json. core_only: the others are skipped. */
+/* Simulates every row of a file in the format of data/published/runs.json. core_only: the others
+ * are skipped. */
 QD_API qd_status qd_simulate_published(const char *path, bool core_only, qd_sim_scores *scores);
 QD_API void qd_sim_scores_free(qd_sim_scores *scores);
 
@@ -147,8 +153,9 @@ typedef struct qd_replay_report {
     int in_flight[64];    /* of the first 64 ranks: most micro-batches whose input is in memory at once */
 } qd_replay_report;
 
-/* Replays the forward and backward passes of the configured pipeline through the dependencies of the step programs, transfers
- * taking no time. seconds: per rank of the world and action of its program. */
+/* Replays the forward and backward passes of the configured pipeline through the dependencies of
+ * the step programs, transfers taking no time. seconds: per rank of the world and action of its
+ * program. */
 QD_API qd_status qd_replay_pipeline(const qd_options *options, const double *const *seconds, qd_replay_report *report);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* Status codes and the thread-local error record.
  *
- * Every function that can fail returns qd_status. The library never prints and never exits: the first
- * failure writes a message that names the file, key or rank and says what would be right, and each caller
- * that passes it on adds its place (QD_TRY), so that the whole path can be shown. */
+ * Every function that can fail returns qd_status. The library never prints and never exits: the
+ * first failure writes a message that names the file, key or rank and says what would be right, and
+ * each caller that passes it on adds its place (QD_TRY), so that the whole path can be shown. */
 #ifndef QUADRILLE_STATUS_H
 #define QUADRILLE_STATUS_H
 
@@ -39,7 +39,8 @@ typedef enum qd_status {
 /* One line for a code, for example "out of memory". Never NULL. */
 QD_API const char *qd_status_text(qd_status status);
 
-/* The message of this thread's last failure; "" when there was none. Valid until the next failure. */
+/* The message of this thread's last failure; "" when there was none. Valid until the next
+ * failure. */
 QD_API const char *qd_error_message(void);
 
 /* The places the failure passed through, innermost first, one per line; "" when there was none. */
@@ -48,7 +49,8 @@ QD_API const char *qd_error_trace(void);
 /* Forgets this thread's failure. */
 QD_API void qd_error_clear(void);
 
-/* Records a failure with a printf-style message and returns `status`. Replaces an earlier record. */
+/* Records a failure with a printf-style message and returns `status`. Replaces an earlier
+ * record. */
 QD_API qd_status qd_fail_at(const char *file, int line, const char *function, qd_status status, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
@@ -70,7 +72,8 @@ QD_API void qd_error_frame(const char *file, int line, const char *function);
         }                                                                                                   \
     } while (0)
 
-/* Like QD_TRY, for functions with one `done:` label that cleans up and returns the variable `status`. */
+/* Like QD_TRY, for functions with one `done:` label that cleans up and returns the variable
+ * `status`. */
 #define QD_TRY_DONE(expression)                                                                             \
     do {                                                                                                    \
         status = (expression);                                                                              \

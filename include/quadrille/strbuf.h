@@ -1,5 +1,5 @@
-/* A growing text. A failure to grow is remembered and reported once, by qd_strbuf_take, so that callers can append
- * without checking each time. */
+/* A growing text. A failure to grow is remembered and reported once, by qd_strbuf_take, so that
+ * callers can append without checking each time. */
 #ifndef QUADRILLE_STRBUF_H
 #define QUADRILLE_STRBUF_H
 

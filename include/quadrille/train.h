@@ -1,9 +1,11 @@
-/* A training run, from options to the last step: starts the ranks, or joins the world that mpirun or srun made.
+/* A training run, from options to the last step: starts the ranks, or joins the world that mpirun
+ * or srun made.
  *
- * A program that calls qd_train() with local ranks as processes is started again once per rank, with the same
- * arguments, and must come to the same call: there it becomes a rank. So call it early, before threads exist, from a
- * program whose arguments say what to do. Only one process speaks to the user: the observer is called there and
- * nowhere else, and a failure that another process tells comes back with qd_train_report() == false. */
+ * A program that calls qd_train() with local ranks as processes is started again once per rank,
+ * with the same arguments, and must come to the same call: there it becomes a rank. So call it
+ * early, before threads exist, from a program whose arguments say what to do. Only one process
+ * speaks to the user: the observer is called there and nowhere else, and a failure that another
+ * process tells comes back with qd_train_report() == false. */
 #ifndef QUADRILLE_TRAIN_H
 #define QUADRILLE_TRAIN_H
 
@@ -21,7 +23,8 @@ typedef struct qd_train_summary {
     const char *backend;  /* "local" or "mpi" */
     const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
     int machines;         /* that the ranks lie on */
-    /* "alpha 0 to 3, beta 4 to 7": where each rank lies; "" on one machine, or where they are too many to list. */
+    /* "alpha 0 to 3, beta 4 to 7": where each rank lies; "" on one machine, or where they are too
+     * many to list. */
     char hosts[256];
     int64_t steps;
     int64_t samples; /* sequences in the data: one epoch */
@@ -61,38 +64,45 @@ typedef struct qd_train_observer {
     void (*on_start)(void *context, const qd_train_summary *summary);
     void (*on_step)(void *context, const qd_train_step *step);
     void (*on_end)(void *context, const qd_train_end *end); /* also after an interruption, not after a failure */
-    /* Before the first step: `what` is "tokenizer" or "tokens"; text is being read, out of `total` bytes or merges. */
+    /* Before the first step: `what` is "tokenizer" or "tokens"; text is being read, out of `total`
+     * bytes or merges. */
     void (*on_prepare)(void *context, const char *what, int64_t done, int64_t total);
-    /* Something the user should know and the run goes on: a checkpoint that was written, or could not be. */
+    /* Something the user should know and the run goes on: a checkpoint that was written, or could
+     * not be. */
     void (*on_note)(void *context, const char *text);
-    /* Under MPI, in the one process that tells of a failure, which need not be rank 0, before it leaves the world: when one
-     * has left with another status than 0, mpirun ends the others. qd_train_report() is false afterwards. */
+    /* Under MPI, in the one process that tells of a failure, which need not be rank 0, before it
+     * leaves the world: when one has left with another status than 0, mpirun ends the others.
+     * qd_train_report() is false afterwards. */
     void (*on_failure)(void *context, const char *message);
 } qd_train_observer;
 
-/* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step that runs:
- * QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a checkpoint in run.dir:
- * QD_STOPPED, or QD_INTERRUPTED where none could be written; before the first step, while text becomes tokens, at once.
- * A second SIGINT or SIGTERM ends it at once. Returns when no rank is left; the failure is that of the rank that failed
- * first. */
+/* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step
+ * that runs: QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a
+ * checkpoint in run.dir: QD_STOPPED, or QD_INTERRUPTED where none could be written; before the
+ * first step, while text becomes tokens, at once. A second SIGINT or SIGTERM ends it at once.
+ * Returns when no rank is left; the failure is that of the rank that failed first. */
 QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
-/* True in a process that qd_train() started as a local rank: it gets its configuration from there, and need not read the
- * configuration file. */
+/* True in a process that qd_train() started as a local rank: it gets its configuration from there,
+ * and need not read the configuration file. */
 QD_API bool qd_train_is_rank(void);
 
-/* For a failure before qd_train() could be called (a configuration file that is missing on one machine): ranks of mpirun or
- * srun join the others, which may have seen no failure, so that all end and one tells. Returns the status to end with; then
- * qd_train_report(). Elsewhere, and after qd_train() was called, it returns `status`. */
+/* For a failure before qd_train() could be called (a configuration file that is missing on one
+ * machine): ranks of mpirun or srun join the others, which may have seen no failure, so that all
+ * end and one tells. Returns the status to end with; then qd_train_report(). Elsewhere, and after
+ * qd_train() was called, it returns `status`. */
 QD_API qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer);
 
-/* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not say. */
+/* How many ranks mpirun or srun has started; 0: this process is not one of theirs, or they do not
+ * say. */
 QD_API int qd_train_world(void);
-/* Which of the ranks that qd_train(), mpirun or srun has started this process is; -1: none of them, or they do not say. */
+/* Which of the ranks that qd_train(), mpirun or srun has started this process is; -1: none of them,
+ * or they do not say. */
 QD_API int qd_train_rank(void);
 
-/* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks to the user. True
- * when that is this one: the caller shows qd_error_message() and exits with a status other than 0 in any case. */
+/* Hands a failure, of qd_train() or of what the program did before it, to the process that speaks
+ * to the user. True when that is this one: the caller shows qd_error_message() and exits with a
+ * status other than 0 in any case. */
 QD_API bool qd_train_report(qd_status status);
 
 #ifdef __cplusplus

@@ -54,25 +54,30 @@ typedef enum qd_coll_kind {
 } qd_coll_kind;
 QD_API const char *qd_coll_kind_name(qd_coll_kind kind); /* "all-reduce", "send", … */
 
-/* Payload bytes that cross from one rank to another, summed over the ranks of the group, when `kind` moves
- * `counts[i]` elements for rank i (equal counts: all the same). This is the one statement of "who moves
- * what": the backends choose their algorithm with qd_coll_direct() and qd_coll_split() and count what they copy; the step
- * program carries the figure of qd_coll_bytes(); a test compares the two.
+/* Payload bytes that cross from one rank to another, summed over the ranks of the group, when
+ * `kind` moves `counts[i]` elements for rank i (equal counts: all the same). This is the one
+ * statement of "who moves what": the backends choose their algorithm with qd_coll_direct() and
+ * qd_coll_split() and count what they copy; the step program carries the figure of qd_coll_bytes();
+ * a test compares the two.
  *
- * `count` is: all-reduce, broadcast, reduce: the elements of the whole message; reduce-scatter: the elements of
- * the whole input; all-gather: of the whole output; gather, scatter: of the whole message at the root; send, recv:
- * of the message (counted at the receiver). All-to-all: use the sum of all off-diagonal counts as `count`. */
+ * `count` is: all-reduce, broadcast, reduce: the elements of the whole message; reduce-scatter: the
+ * elements of the whole input; all-gather: of the whole output; gather, scatter: of the whole
+ * message at the root; send, recv: of the message (counted at the receiver). All-to-all: use the
+ * sum of all off-diagonal counts as `count`. */
 QD_API int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int group_size);
 
-/* Small all-reduces are summed by every rank from all inputs (one exchange, no second phase); larger ones are cut
- * in one slice per rank, summed by its owner and handed out. The order of summation is the same in both. */
+/* Small all-reduces are summed by every rank from all inputs (one exchange, no second phase);
+ * larger ones are cut in one slice per rank, summed by its owner and handed out. The order of
+ * summation is the same in both. */
 QD_API bool qd_coll_direct(int64_t bytes, int group_size);
 
-/* Small reduces are summed by the root from all inputs; larger ones are cut in one slice per rank, summed by its owner and
- * gathered at the root, so that all ranks sum. The order of summation is the same in both. */
+/* Small reduces are summed by the root from all inputs; larger ones are cut in one slice per rank,
+ * summed by its owner and gathered at the root, so that all ranks sum. The order of summation is
+ * the same in both. */
 QD_API bool qd_coll_split(int64_t bytes);
 
-/* Slice of `count` elements that coordinate `index` of `parts` owns: the first count % parts slices are one longer. */
+/* Slice of `count` elements that coordinate `index` of `parts` owns: the first count % parts slices
+ * are one longer. */
 QD_API void qd_slice(int64_t count, int parts, int index, int64_t *offset, int64_t *length);
 
 #ifdef __cplusplus

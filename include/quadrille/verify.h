@@ -1,4 +1,5 @@
-/* Runs two layouts of one configuration side by side and finds the first place where they differ. */
+/* Runs two layouts of one configuration side by side and finds the first place where they
+ * differ. */
 #ifndef QUADRILLE_VERIFY_H
 #define QUADRILLE_VERIFY_H
 
@@ -20,9 +21,10 @@ typedef struct qd_verify_report {
     char first_what[192]; /* "gradient of block.0.attn.q.weight: relative difference 3.2e-03" */
 } qd_verify_report;
 
-/* Ranks are threads of this process. Returns QD_DIFFERENT (with first_what as message) when a difference exceeds
- * `tolerance`; other codes when a layout cannot run. AdamW (also of what Muon leaves to it) divides each gradient by its own size: with
- * the usual train.eps it makes full steps of gradients that are rounding alone. Both runs take at least `eps` instead. */
+/* Ranks are threads of this process. Returns QD_DIFFERENT (with first_what as message) when a
+ * difference exceeds `tolerance`; other codes when a layout cannot run. AdamW (also of what Muon
+ * leaves to it) divides each gradient by its own size: with the usual train.eps it makes full steps
+ * of gradients that are rounding alone. Both runs take at least `eps` instead. */
 QD_API qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
                            qd_verify_report *report);
 

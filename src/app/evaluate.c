@@ -17,8 +17,9 @@ static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
     return count > 1 ? count : 1;
 }
 
-/* The windows that are left when they are fewer than a pass has: a program for so many, which shares the weights. Rows of a
- * pass do not know of each other, so the losses are those of a pass filled up with windows that do not count. */
+/* The windows that are left when they are fewer than a pass has: a program for so many, which
+ * shares the weights. Rows of a pass do not know of each other, so the losses are those of a pass
+ * filled up with windows that do not count. */
 static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int64_t first, int64_t count, qd_step_output *out)
 {
     qd_side_program side;

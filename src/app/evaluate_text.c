@@ -90,7 +90,8 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
-/* Opens the text, or what the run was trained on with the tokens that it kept. Nothing is written. */
+/* Opens the text, or what the run was trained on with the tokens that it kept. Nothing is
+ * written. */
 static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *run, qd_run_corpus *corpus)
 {
     qd_config c = run->config;

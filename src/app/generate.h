@@ -1,4 +1,5 @@
-/* Continues a sequence of tokens with a trained model. Keys and values of earlier tokens are cached. */
+/* Continues a sequence of tokens with a trained model. Keys and values of earlier tokens are
+ * cached. */
 #ifndef QD_APP_GENERATE_H
 #define QD_APP_GENERATE_H
 
@@ -13,8 +14,8 @@ typedef struct qd_sampling {
 
 typedef struct qd_generator qd_generator;
 
-/* context: most tokens of prompt and continuation together; 0: the longest the model was trained for. device: NULL for the
- * CPU. */
+/* context: most tokens of prompt and continuation together; 0: the longest the model was trained
+ * for. device: NULL for the CPU. */
 qd_status qd_generator_create(const char *model, int64_t context, const char *device, int threads, qd_generator **generator);
 void qd_generator_destroy(qd_generator *generator); /* NULL is legal */
 
@@ -25,9 +26,11 @@ int64_t qd_generator_step(const qd_generator *generator);       /* of the checkp
 const char *qd_generator_warning(const qd_generator *generator); /* of the checkpoint, as in qd_model_run */
 const qd_config *qd_generator_config(const qd_generator *generator); /* as qd_model_run_open() found it */
 
-/* Appends tokens to the sequence. QD_NOT_FINITE when the logits after the last are not: there is nothing to draw from. */
+/* Appends tokens to the sequence. QD_NOT_FINITE when the logits after the last are not: there is
+ * nothing to draw from. */
 qd_status qd_generator_feed(qd_generator *generator, const int32_t *tokens, int64_t count);
-/* Empties the context. The token that is fed next is number `position` of the sequence: what is drawn depends on it. */
+/* Empties the context. The token that is fed next is number `position` of the sequence: what is
+ * drawn depends on it. */
 void qd_generator_forget(qd_generator *generator, int64_t position);
 /* Logits (vocab) after the last token that was fed; valid until the next call. */
 const float *qd_generator_logits(const qd_generator *generator);

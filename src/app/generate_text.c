@@ -45,7 +45,8 @@ static qd_status remember(qd_tokens *history, int32_t token)
     return QD_OK;
 }
 
-/* Feeds the last `count` tokens of the history. If they do not fit, the context starts anew with its last half. */
+/* Feeds the last `count` tokens of the history. If they do not fit, the context starts anew with
+ * its last half. */
 static qd_status feed(session *s, int64_t count, bool *started_anew)
 {
     const int64_t all = (int64_t)s->history.count, half = qd_generator_context(s->generator) / 2;

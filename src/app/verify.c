@@ -16,8 +16,8 @@ typedef struct side {
     float *values; /* of one tensor */
 } side;
 
-/* Differences of all tensors of one kind after a step: ‖a−b‖ against max(‖b‖, 1e-3 · RMS of all norms), because some
- * gradients are zero in exact arithmetic and consist of rounding alone. */
+/* Differences of all tensors of one kind after a step: ‖a−b‖ against max(‖b‖, 1e-3 · RMS of all
+ * norms), because some gradients are zero in exact arithmetic and consist of rounding alone. */
 typedef struct comparison {
     double worst;
     char name[128];

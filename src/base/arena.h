@@ -1,4 +1,5 @@
-/* The run arena: memory for configuration and plans that lives as long as its owner and is freed at once. */
+/* The run arena: memory for configuration and plans that lives as long as its owner and is freed at
+ * once. */
 #ifndef QD_BASE_ARENA_H
 #define QD_BASE_ARENA_H
 

@@ -1,4 +1,5 @@
-/* Opening, reading and replacing files; see file.h for why nothing here maps a file or waits for one. */
+/* Opening, reading and replacing files; see file.h for why nothing here maps a file or waits for
+ * one. */
 #define _GNU_SOURCE
 #include "base/file.h"
 
@@ -35,7 +36,8 @@ static const char *kind_of(mode_t mode)
     return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "named pipe" : S_ISSOCK(mode) ? "socket" : "device";
 }
 
-/* O_NONBLOCK: the opening of a named pipe would wait for a writer. streams: anonymous pipes and devices are as good as files. */
+/* O_NONBLOCK: the opening of a named pipe would wait for a writer. streams: anonymous pipes and
+ * devices are as good as files. */
 static qd_status open_any(const char *path, bool streams, int *fd, struct stat *info)
 {
     struct statfs system;

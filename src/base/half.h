@@ -1,5 +1,5 @@
-/* Conversions between fp32 and the two 16-bit types: round to nearest even, infinities kept, NaN stays NaN. Written
- * without branches where compilers vectorise them. */
+/* Conversions between fp32 and the two 16-bit types: round to nearest even, infinities kept, NaN
+ * stays NaN. Written without branches where compilers vectorise them. */
 #ifndef QD_BASE_HALF_H
 #define QD_BASE_HALF_H
 
@@ -29,15 +29,18 @@ static inline uint16_t qd_f32_to_bf16(float value)
 {
     uint32_t bits = qd_f32_bits(value);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    /* Rounding could turn a NaN into an infinity: cut it instead, and set the quiet bit so that something remains. */
+    /* Rounding could turn a NaN into an infinity: cut it instead, and set the quiet bit so that
+     * something remains. */
     uint32_t nan = bits >> 16 | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* A float in two parts: its bf16 rounding, and what that has cut off (positive) or added (negative), as a number on bits. The value
- * comes back exactly, but for one in 131,072: of a tie that was rounded down, what is missing is one more than fits, and the value moves
- * by one unit in its last place toward the rounding. So `half` is always the rounding of the value that the parts give. A NaN stays one: no
- * remainder is as large as the quiet bit, which its rounding has. A finite value that rounds to infinity stays finite. */
+/* A float in two parts: its bf16 rounding, and what that has cut off (positive) or added
+ * (negative), as a number on bits. The value comes back exactly, but for one in 131,072: of a tie
+ * that was rounded down, what is missing is one more than fits, and the value moves by one unit in
+ * its last place toward the rounding. So `half` is always the rounding of the value that the parts
+ * give. A NaN stays one: no remainder is as large as the quiet bit, which its rounding has. A
+ * finite value that rounds to infinity stays finite. */
 static inline int16_t qd_f32_rest(float value, uint16_t half)
 {
     int32_t rest = (int32_t)(qd_f32_bits(value) - ((uint32_t)half << 16));

@@ -24,7 +24,8 @@ void qd_log_set_sink(qd_log_sink sink, void *context, qd_log_level most)
 
 void qd_log(qd_log_level level, const char *subsystem, const char *format, ...)
 {
-    /* Read without the lock: the sink is set before threads exist, and a silent log must cost nothing. */
+    /* Read without the lock: the sink is set before threads exist, and a silent log must cost
+     * nothing. */
     if (!state.sink || level > state.most)
         return;
     char text[LINE_BYTES];

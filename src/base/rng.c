@@ -76,7 +76,8 @@ uint64_t qd_rng_below(qd_philox_key key, uint64_t index, uint64_t bound)
 {
     uint32_t words[4];
     qd_philox4x32(key, index, 0, words);
-    /* The high word of random * bound; products of 32-bit halves, as 64 x 64 bits have no standard type. */
+    /* The high word of random * bound; products of 32-bit halves, as 64 x 64 bits have no standard
+     * type. */
     uint64_t low = (uint64_t)words[0] * (uint32_t)bound;
     uint64_t cross = (uint64_t)words[1] * (uint32_t)bound + (low >> 32);
     uint64_t middle = (uint64_t)words[0] * (bound >> 32) + (uint32_t)cross;

@@ -1,5 +1,6 @@
-/* Counter-based random numbers: Philox4x32-10. A draw is a pure function of (seed, stream, index), so a parameter or
- * a dropout mask has the same bits on any layout, computed by anyone, in any order. */
+/* Counter-based random numbers: Philox4x32-10. A draw is a pure function of (seed, stream, index),
+ * so a parameter or a dropout mask has the same bits on any layout, computed by anyone, in any
+ * order. */
 #ifndef QD_BASE_RNG_H
 #define QD_BASE_RNG_H
 
@@ -21,8 +22,9 @@ static inline float qd_rng_to_uniform(uint32_t word)
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* out[i] = mean-free normal number of element `first + i` with the given standard deviation (Box-Muller in double on
- * the words of block (first + i) / 2, so any sub-range gives the same values). */
+/* out[i] = mean-free normal number of element `first + i` with the given standard deviation
+ * (Box-Muller in double on the words of block (first + i) / 2, so any sub-range gives the same
+ * values). */
 void qd_rng_normal(qd_philox_key key, int64_t first, int64_t count, double stddev, float *out);
 
 /* Uniform integer in [0, bound) for index, free of modulo bias to 2^-32. */

@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* Rows `row` .. row + count - 1 of the part stand at positions `position` .. position + count - 1. */
+/* Rows `row` .. row + count - 1 of the part stand at positions `position` .. position + count -
+ * 1. */
 typedef struct qd_row_run {
     int64_t row, position, count;
 } qd_row_run;

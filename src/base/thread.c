@@ -16,17 +16,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How the threads meet. The caller writes the job and opens the gate; workers enter, take ranges and leave; the caller
- * takes ranges too, then closes the gate and waits until nobody is inside. A worker that wakes late finds the gate
- * closed and touches nothing, so a short job never waits for a sleeping thread.
+/* How the threads meet. The caller writes the job and opens the gate; workers enter, take ranges
+ * and leave; the caller takes ranges too, then closes the gate and waits until nobody is inside. A
+ * worker that wakes late finds the gate closed and touches nothing, so a short job never waits for
+ * a sleeping thread.
  *
- * gate: generation << 32 | OPEN | number of workers inside. All hand-overs go through it: the caller's store releases
- * the job, a worker's entry acquires it; a worker's leave releases its results, the caller's last look acquires them. */
+ * gate: generation << 32 | OPEN | number of workers inside. All hand-overs go through it: the
+ * caller's store releases the job, a worker's entry acquires it; a worker's leave releases its
+ * results, the caller's last look acquires them. */
 #define GATE_OPEN ((uint64_t)1 << 31)
 #define GATE_INSIDE (GATE_OPEN - 1)
 #define GATE_GENERATION(gate) ((gate) >> 32)
 
-/* Two lines of 64 bytes, which x86 fetches in pairs, or one of the arm64 machines whose lines are longer. */
+/* Two lines of 64 bytes, which x86 fetches in pairs, or one of the arm64 machines whose lines are
+ * longer. */
 enum { CACHE_LINE = 128, SPINS = 512, SPINS_PER_YIELD = 32 };
 
 typedef struct worker {
@@ -123,8 +126,8 @@ static void *worker_main(void *argument)
             leave(pool);
             continue;
         }
-        /* The caller changes the word, then looks for sleepers; we count ourselves, then the kernel compares the word:
-         * one of the two sees the other. */
+        /* The caller changes the word, then looks for sleepers; we count ourselves, then the kernel
+         * compares the word: one of the two sees the other. */
         atomic_fetch_add(&pool->sleepers, 1);
         futex_wait(&pool->job_word, word);
         atomic_fetch_sub(&pool->sleepers, 1);

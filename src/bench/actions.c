@@ -36,8 +36,8 @@ static qd_status begin(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* Cores are not alike where other programs and other guests of the machine use them, and a rank tends to stay on its own: each has its
- * turn on all of them. */
+/* Cores are not alike where other programs and other guests of the machine use them, and a rank
+ * tends to stay on its own: each has its turn on all of them. */
 static qd_status move_on(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)trainer;
@@ -60,8 +60,9 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The value that a tenth of them lie below: of `count`, which are put in order. Other work on the machine's cores and caches only
- * adds to a time, often for longer than a step; the least alone would be a single lucky sample. */
+/* The value that a tenth of them lie below: of `count`, which are put in order. Other work on the
+ * machine's cores and caches only adds to a time, often for longer than a step; the least alone
+ * would be a single lucky sample. */
 static double lower_tenth(double *values, size_t count)
 {
     qsort(values, count, sizeof *values, by_value);

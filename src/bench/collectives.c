@@ -135,8 +135,8 @@ static qd_status start(launch *l, const qd_bench_collectives_config *config)
     return error ? QD_FAIL(QD_SYSTEM, "cannot start '%s': %s", l->words[0], strerror(error)) : QD_OK;
 }
 
-/* Waits for all children, and for no other child of this process. The local rank of a child that dies is told to the
- * others, so that none waits for it. */
+/* Waits for all children, and for no other child of this process. The local rank of a child that
+ * dies is told to the others, so that none waits for it. */
 static bool wait_all(launch *l, bool under_mpi)
 {
     bool good = true;

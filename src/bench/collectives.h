@@ -8,8 +8,9 @@
 #define QD_BENCH_ROWS_MOST 512
 #define QD_BENCH_RANKS_MOST 256
 
-/* A memfd of the parent. Ranks open it, like the segment of the local world, through /proc/<parent>/fd: mpirun hands no
- * descriptors down, and nothing has a name that could be left behind. */
+/* A memfd of the parent. Ranks open it, like the segment of the local world, through
+ * /proc/<parent>/fd: mpirun hands no descriptors down, and nothing has a name that could be left
+ * behind. */
 typedef struct qd_bench_board {
     _Atomic int failed; /* the first rank that fails claims the message */
     int status;         /* qd_status of it */

@@ -1,5 +1,5 @@
-/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes, and beside them the bare
- * copies that an operation cannot do without. */
+/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes, and
+ * beside them the bare copies that an operation cannot do without. */
 #define _GNU_SOURCE /* process_vm_readv */
 #include "bench/collectives.h"
 
@@ -20,7 +20,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* LOCAL and MPI_MEMORY: in memory that the library has given for it; the others: in ordinary memory. */
+/* LOCAL and MPI_MEMORY: in memory that the library has given for it; the others: in ordinary
+ * memory. */
 typedef enum side { LOCAL, PLAIN, COPIES, BARE, BARE_PAST, MPI_BACKEND, MPI_OWN, MPI_MEMORY, SIDES } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
@@ -73,7 +74,8 @@ static qd_status ours(qd_comm *comm, qd_coll_kind kind, const float *in, float *
     return qd_comm_barrier(comm, NULL);
 }
 
-/* What a rank copies from others and from itself when the ranks share an operation's copies evenly. */
+/* What a rank copies from others and from itself when the ranks share an operation's copies
+ * evenly. */
 static void copies_of(qd_coll_kind kind, int64_t bytes, int ranks, int64_t *others, int64_t *own)
 {
     *others = *own = 0;
@@ -153,7 +155,8 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
 {
     int right = (b->rank + 1) % b->ranks, left = (b->rank + b->ranks - 1) % b->ranks;
     double begin = 0;
-    /* Before the clock starts: calls that bring this side's buffers back near, after the other sides' turn. */
+    /* Before the clock starts: calls that bring this side's buffers back near, after the other
+     * sides' turn. */
     for (int64_t i = -b->ranks; i < rounds; i++) {
         if (i == 0) {
             QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));

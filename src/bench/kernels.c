@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or logits, w weights.
- * Products read x, y and w and write y (from x and w), z and the gradient, so that numbers stay as they are however
- * often they run. */
+/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or
+ * logits, w weights. Products read x, y and w and write y (from x and w), z and the gradient, so
+ * that numbers stay as they are however often they run. */
 enum { X, Y, Z, W, GRADIENT, STATISTICS, MOMENT1, MOMENT2, TOKENS, BUFFERS };
 
 typedef struct context {
@@ -65,9 +65,10 @@ static double median(double *values, int count)
     return count ? values[count / 2] : 0.0;
 }
 
-/* What a product's row runs, and its runs so far. Rows are visited round and round, so that each has its part of calm and busy times; in a
- * visit, looks at the machine and runs are strictly in turn: look, run, look, run, look. A look at multiply-adds takes about as long as
- * a run, LOOK_MOST times their loop at most; one at additions is short, and next to the run. */
+/* What a product's row runs, and its runs so far. Rows are visited round and round, so that each
+ * has its part of calm and busy times; in a visit, looks at the machine and runs are strictly in
+ * turn: look, run, look, run, look. A look at multiply-adds takes about as long as a run, LOOK_MOST
+ * times their loop at most; one at additions is short, and next to the run. */
 enum { RUNS_LEAST = 5, RUNS_MOST = 2000, QUIET_RUNS = 15, PATIENCE = 5, LOOK_MOST = 8 };
 static const double VISIT = 0.05; /* seconds, but one run at least */
 typedef struct product {
@@ -89,8 +90,9 @@ static double share_of(const product *p, int i)
     return p->flops / p->seconds[i] / (0.5 * (p->fma[i][0] + p->fma[i][1]));
 }
 
-/* Nobody else was on our cores before and after: the machine did nearly its best. Not nearer, because for moments its clock is 5 to 10 %
- * faster; a neighbour takes half of the additions from a core. */
+/* Nobody else was on our cores before and after: the machine did nearly its best. Not nearer,
+ * because for moments its clock is 5 to 10 % faster; a neighbour takes half of the additions from a
+ * core. */
 static bool is_quiet(const context *c, const product *p, int i)
 {
     static const double nearly = 0.85;
@@ -170,8 +172,8 @@ static qd_status visit(context *c, product *p)
     return QD_OK;
 }
 
-/* A machine that shares its cores with others has a ceiling that moves within milliseconds, so each run is held against
- * the one beside it. */
+/* A machine that shares its cores with others has a ceiling that moves within milliseconds, so each
+ * run is held against the one beside it. */
 static void end_product(const context *c, const product *p, qd_kernel_bench_row *row)
 {
     double all[RUNS_MOST], quiet[RUNS_MOST], best = INFINITY;
@@ -363,7 +365,8 @@ static qd_status measure_memory_bound(context *c)
     QD_TRY(measure(c, "cross-entropy", logit_shape, (call){CALL_cross_entropy, &loss}, 2 * logits));
     qd_param_range range = {.count = f->hidden * f->channels, .decay = true};
     snprintf(weight_shape, sizeof weight_shape, "%lld parameters", (long long)range.count);
-    /* fp32: parameter, gradient and two moments read, three written; a bf16 parameter has its own fp32 master */
+    /* fp32: parameter, gradient and two moments read, three written; a bf16 parameter has its own
+     * fp32 master */
     qd_adamw_args adamw = {
         .param = c->buffer[W], .grad = c->buffer[GRADIENT], .master = c->buffer[d == QD_F32 ? W : Z],
         .m = c->buffer[MOMENT1], .v = c->buffer[MOMENT2], .ranges = &range, .range_count = 1, .lr = 1e-4f,

@@ -1,4 +1,5 @@
-/* This machine in figures that a simulation of its ranks needs: training steps taken apart, and products, attention and exchanges alone. */
+/* This machine in figures that a simulation of its ranks needs: training steps taken apart, and
+ * products, attention and exchanges alone. */
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
@@ -107,7 +108,8 @@ static double fitted(const qd_program *p, const qd_bench_product *product, qd_op
 
 static const qd_op_kind of_product[] = {QD_OP_LINEAR, QD_OP_LINEAR_DX, QD_OP_LINEAR_DW};
 
-/* Bytes per second, or FLOPs per second, of ops: those named, or without names all that only move bytes. */
+/* Bytes per second, or FLOPs per second, of ops: those named, or without names all that only move
+ * bytes. */
 static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
 {
     double work = 0.0, seconds = 0.0;
@@ -138,8 +140,8 @@ static double sums(const crew *c, const qd_bench_exchange *sum)
            (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
 }
 
-/* How much longer a step takes than its computing, by the medians that the rates are taken from, and its sums: what
- * else is not computing is waiting for the last rank, and the interpreter. */
+/* How much longer a step takes than its computing, by the medians that the rates are taken from,
+ * and its sums: what else is not computing is waiting for the last rank, and the interpreter. */
 static double late(const crew *c, const qd_bench_exchange *sum)
 {
     static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
@@ -151,8 +153,8 @@ static double late(const crew *c, const qd_bench_exchange *sum)
     return fmax(0.0, (median_of(c, offsetof(step_times, seconds)) - sums(c, sum)) / computing - 1.0);
 }
 
-/* The configured model without any of its parallelism, on a batch that its ranks can share. The configuration points into *own, which is
- * freed by the caller. */
+/* The configured model without any of its parallelism, on a batch that its ranks can share. The
+ * configuration points into *own, which is freed by the caller. */
 static qd_status resolve(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, qd_options **own,
                          qd_config *config)
 {
@@ -210,8 +212,8 @@ static void close_crew(crew *c)
     free(c->times);
 }
 
-/* Rates of a core, from ranks of one thread on all cores: the rate of a product is that of the step, which has more to do between
- * products; the fit says how it depends on shapes. */
+/* Rates of a core, from ranks of one thread on all cores: the rate of a product is that of the
+ * step, which has more to do between products; the fit says how it depends on shapes. */
 static void fill_rates(const crew *apart, const qd_rates *rates, qd_bench_machine *m)
 {
     static const qd_op_kind attention[2] = {QD_OP_ATTENTION, QD_OP_ATTENTION_GRAD};
@@ -245,8 +247,9 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
 
 enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: it shares its state out, for want of memory */
 
-/* Everything in turn, step by step: a machine that others share becomes faster and slower within seconds. The order
- * changes, and the number of runs, so that what comes at even intervals does not always meet the same. */
+/* Everything in turn, step by step: a machine that others share becomes faster and slower within
+ * seconds. The order changes, and the number of runs, so that what comes at even intervals does not
+ * always meet the same. */
 enum { MOST_RUNS = 3 }; /* after a step */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
 {
@@ -275,7 +278,8 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
                        qd_options_string(options, "run.device"));
     if (steps > QD_BENCH_MACHINE_STEPS)
         return QD_FAIL(QD_USAGE, "bench machine: %d steps are more than it takes a median of: at most %d", steps, QD_BENCH_MACHINE_STEPS);
-    /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as many sequences in both crowds. */
+    /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as
+     * many sequences in both crowds. */
     int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
     int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
     qd_status status;
@@ -287,8 +291,8 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
     fill_rates(&crews[APART], apart, m);
     fill_gains(&crews[TOGETHER], &crews[APART], m);
-    /* The ranks of a core share the loss of meeting as they share the core, and so the time of an exchange; on one core only a crowd
-     * exchanges. */
+    /* The ranks of a core share the loss of meeting as they share the core, and so the time of an
+     * exchange; on one core only a crowd exchanges. */
     double share = cores > 1 ? 1.0 : 0.5;
     for (int kind = 0; kind < QD_RATE_EXCHANGES; kind++) {
         qd_rates_exchange(cores > 1 ? apart : crowd, kind, &m->exchange[kind]);

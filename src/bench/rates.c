@@ -19,7 +19,8 @@ double qd_rates_median(double *values, int count)
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-/* Operands are taken in turn from SLOTS places each, so that they come from where they come from in a step: not from the nearest cache. */
+/* Operands are taken in turn from SLOTS places each, so that they come from where they come from in
+ * a step: not from the nearest cache. */
 enum { SLOTS = 4 };
 static const int64_t counts[2] = {4096, 262144}; /* elements of exchanges: 16 KiB, 1 MiB */
 
@@ -32,8 +33,8 @@ typedef struct place {
 
 /* What one run gives, of a rank and then as the mean of the ranks. */
 typedef struct sample {
-    /* when all products began and ended, with and without meeting after each: the first rank's begin and the last
-     * one's end */
+    /* when all products began and ended, with and without meeting after each: the first rank's
+     * begin and the last one's end */
     double met[2], apart[2];
     double product[QD_RATE_KINDS][QD_RATE_SHAPES], attention[2][QD_RATE_CUTS];
     double exchange[QD_RATE_EXCHANGES][2];
@@ -53,8 +54,8 @@ struct qd_rates {
 
 /* ---- products ---- */
 
-/* Products of a block and of their parts under tp, cp and smaller micro-batches: (m, n) over k of y = x Wᵀ, as parts of rows, ffn and
- * hidden. */
+/* Products of a block and of their parts under tp, cp and smaller micro-batches: (m, n) over k of y
+ * = x Wᵀ, as parts of rows, ffn and hidden. */
 static void shape_of(const qd_rates *r, int kind, int index, int64_t shape[3])
 {
     const int64_t rows = r->rows, f = r->ffn, h = r->hidden;
@@ -79,7 +80,8 @@ static qd_status run_product(qd_device *device, const qd_rates *r, const place *
     return qd_stream_wait(qd_device_compute_stream(device));
 }
 
-/* Every product once; group: the ranks that meet after each, NULL: none do. times: begin and end. */
+/* Every product once; group: the ranks that meet after each, NULL: none do. times: begin and
+ * end. */
 static qd_status run_products(qd_device *device, qd_comm *world, const qd_rates *r, qd_comm *group, sample *own, double times[2])
 {
     const place *mine = &r->places[qd_comm_rank(world)];
@@ -98,7 +100,8 @@ static qd_status run_products(qd_device *device, qd_comm *world, const qd_rates 
     return qd_comm_barrier(world, NULL);
 }
 
-/* Solves the equations of `use` unknowns by elimination with the largest pivots; singular ones become 0. */
+/* Solves the equations of `use` unknowns by elimination with the largest pivots; singular ones
+ * become 0. */
 static void solve(double a[4][5], const bool use[4], double x[4])
 {
     int rows[4], count = 0;
@@ -131,7 +134,8 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Elements of the largest operand or result of all products: any of them may be (m, k), (n, k) or (m, n). */
+/* Elements of the largest operand or result of all products: any of them may be (m, k), (n, k) or
+ * (m, n). */
 static int64_t largest_operand(const qd_rates *r)
 {
     int64_t most = 0;
@@ -230,7 +234,8 @@ static double median_of(const qd_rates *r, size_t offset)
     return r->runs > 0 ? qd_rates_median(values, r->runs) : 0.0;
 }
 
-/* Least squares of relative errors: seconds per FLOP = x0 + x1 / m + x2 / n + x3 / k, with what would be negative left out. */
+/* Least squares of relative errors: seconds per FLOP = x0 + x1 / m + x2 / n + x3 / k, with what
+ * would be negative left out. */
 void qd_rates_product(const qd_rates *r, int kind, qd_bench_product *product)
 {
     bool use[4] = {true, true, true, true};

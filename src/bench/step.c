@@ -13,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Multiply-adds between the ops of a step, twice a millisecond of which the better counts, this often, in seconds. */
+/* Multiply-adds between the ops of a step, twice a millisecond of which the better counts, this
+ * often, in seconds. */
 static const double LOOK_EVERY = 0.03;
 
 static void describe_device(const qd_device *device, char *text, size_t size)
@@ -71,7 +72,8 @@ static qd_status set_profile(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-/* Rank 0 measures with all ranks' threads at work: they share the machine, so their ceiling is that of all together. */
+/* Rank 0 measures with all ranks' threads at work: they share the machine, so their ceiling is that
+ * of all together. */
 static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     qd_ceiling mine, *sum = argument;
@@ -84,7 +86,8 @@ static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argu
     return QD_OK;
 }
 
-/* The multiply-add rate of all ranks' threads together, as it is now: the mean over some ten milliseconds. */
+/* The multiply-add rate of all ranks' threads together, as it is now: the mean over some ten
+ * milliseconds. */
 static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     enum { RUNS = 20 };
@@ -118,8 +121,8 @@ static void add_row(qd_bench_step_result *r, double mean, const char *name, doub
     }
 }
 
-/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains. beside: copies from and to host memory
- * have streams of their own. */
+/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains.
+ * beside: copies from and to host memory have streams of their own. */
 static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profile *p, int steps, bool beside)
 {
     double explained = 0.0, per = 1.0 / steps;
@@ -178,7 +181,8 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
-/* A step from when the first rank begins, without the waking of its thread, until it has ended on all of them. */
+/* A step from when the first rank begins, without the waking of its thread, until it has ended on
+ * all of them. */
 typedef struct timed_step {
     pthread_mutex_t lock; /* begin */
     double begin, end;    /* by rank 0 */
@@ -208,7 +212,8 @@ static qd_status time_step(qd_team *team, double *seconds)
     return status;
 }
 
-/* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate between them. */
+/* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate
+ * between them. */
 typedef struct looks {
     double at;             /* when the last one ended */
     double seconds, rates; /* what they took, and the sum of what they found */
@@ -229,8 +234,8 @@ static qd_status look_at_machine(void *context, qd_stream *stream)
     return QD_OK;
 }
 
-/* Each step between two looks at what the machine can do just then, and with those of `within` inside it: on a
- * shared machine it moves. Their time is not the step's. */
+/* Each step between two looks at what the machine can do just then, and with those of `within`
+ * inside it: on a shared machine it moves. Their time is not the step's. */
 static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *within, double *mean, qd_bench_step_result *r)
 {
     qd_status status;
@@ -260,8 +265,9 @@ done:
     return status;
 }
 
-/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a scheduler's share for
- * others does, then hits both alike, and a ratio is of two steps each. Nothing comes between the steps. */
+/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a
+ * scheduler's share for others does, then hits both alike, and a ratio is of two steps each.
+ * Nothing comes between the steps. */
 static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r)
 {
     qd_status status = QD_OK;
@@ -347,8 +353,8 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
         QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     QD_TRY_DONE(run_steps(team, warm_up));
     QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL));
-    /* On a device that runs behind the host, the events of a profile take time of their own: there the steps that are timed are
-     * not those that are profiled. */
+    /* On a device that runs behind the host, the events of a profile take time of their own: there
+     * the steps that are timed are not those that are profiled. */
     if (on_host)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
     /* Ranks would have to meet for it, and not all of them do in the middle of a step. */

@@ -1,4 +1,5 @@
-/* Reading checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c, manifest.c and store.c. */
+/* Reading checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c,
+ * manifest.c and store.c. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -314,7 +315,8 @@ static bool intersect(const qd_atom *a, const qd_atom *b, qd_atom *shared)
     return true;
 }
 
-/* Elements [first, first + count) of a piece, in c->chunk: those of the shared box go to their places in `out`, a box. */
+/* Elements [first, first + count) of a piece, in c->chunk: those of the shared box go to their
+ * places in `out`, a box. */
 static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, int64_t count, const qd_atom *shared, const qd_atom *box,
                        float *out)
 {
@@ -334,8 +336,8 @@ static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, in
     }
 }
 
-/* Reads a piece once, checks it (checksum, all values finite) unless that is done, and copies what it shares
- * with a box; shared NULL: nothing. What was copied counts only if this succeeds. */
+/* Reads a piece once, checks it (checksum, all values finite) unless that is done, and copies what
+ * it shares with a box; shared NULL: nothing. What was copied counts only if this succeeds. */
 static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, const qd_atom *shared, const qd_atom *box, float *out)
 {
     QD_TRY(find_entry(c, t, p));

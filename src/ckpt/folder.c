@@ -1,4 +1,5 @@
-/* What writing and reading checkpoints share: paths, folders, checksums as text, the search for what is not finite. */
+/* What writing and reading checkpoints share: paths, folders, checksums as text, the search for
+ * what is not finite. */
 #define _GNU_SOURCE /* nftw */
 #include "ckpt/checkpoint_impl.h"
 

@@ -1,6 +1,7 @@
-/* Reads config.json of transformers. A key that is missing has the default of the family's configuration class; one that is
- * ill-typed, that contradicts another, or that asks for arithmetic which our models do not have is refused by name. Sizes have
- * the limits of the options they become, so that nothing is built from absurd ones. */
+/* Reads config.json of transformers. A key that is missing has the default of the family's
+ * configuration class; one that is ill-typed, that contradicts another, or that asks for arithmetic
+ * which our models do not have is refused by name. Sizes have the limits of the options they
+ * become, so that nothing is built from absurd ones. */
 #include "ckpt/huggingface_impl.h"
 
 #include <math.h>
@@ -47,7 +48,8 @@ static const qd_option *option_of(const char *key)
     return &f->option;
 }
 
-/* The value becomes the option `ours` and has its limits. 0 after a failure, so that what is computed from it stays small. */
+/* The value becomes the option `ours` and has its limits. 0 after a failure, so that what is
+ * computed from it stays small. */
 static int64_t size_of(reader *r, const char *key, int64_t otherwise, const char *ours)
 {
     int64_t value = otherwise, most = (int64_t)option_of(ours)->most;
@@ -235,7 +237,8 @@ static void read_llama3(reader *r, reader *s, const char *where, int64_t positio
     rope->factor = needed(s, where, "factor", "model.rope_factor");
     rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
     rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");
-    /* transformers takes the model's positions where nothing says how long the first training's were. */
+    /* transformers takes the model's positions where nothing says how long the first training's
+     * were. */
     int64_t outside = size_of(r, original, positions, ours);
     rope->original_seq = size_of(s, original, outside, ours);
     if (given(r, original) && rope->original_seq != outside)
@@ -243,7 +246,8 @@ static void read_llama3(reader *r, reader *s, const char *where, int64_t positio
                (long long)outside, (long long)rope->original_seq, where);
 }
 
-/* Newer folders keep the base and the scaling in rope_parameters, older ones in rope_theta and rope_scaling. */
+/* Newer folders keep the base and the scaling in rope_parameters, older ones in rope_theta and
+ * rope_scaling. */
 static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_rope *rope)
 {
     const qd_json_node *parameters = collection(r, "rope_parameters", QD_JSON_OBJECT);
@@ -322,11 +326,12 @@ static void read_dense_blocks(reader *r, qd_moe *e)
     }
 }
 
-/* transformers adds router_aux_loss_coef · E · Σ over experts of F·P, where F and P are the choices and the probabilities per
- * token, as means over the tokens of all layers, and only with output_router_logits. We add aux_loss · Σ over layers of
- * E / per_token · Σ F·P of the layer. At an even load the first is per_token and the second the number of layers, and with one
- * layer the two are the same function, so the coefficient is multiplied with per_token / layers. With several layers they
- * differ in F, which is pooled there and the layer's own here. */
+/* transformers adds router_aux_loss_coef · E · Σ over experts of F·P, where F and P are the choices
+ * and the probabilities per token, as means over the tokens of all layers, and only with
+ * output_router_logits. We add aux_loss · Σ over layers of E / per_token · Σ F·P of the layer. At
+ * an even load the first is per_token and the second the number of layers, and with one layer the
+ * two are the same function, so the coefficient is multiplied with per_token / layers. With several
+ * layers they differ in F, which is pooled there and the layer's own here. */
 static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 {
     double theirs = number(r, "router_aux_loss_coef", 0.001, "model.aux_loss");

@@ -1,5 +1,5 @@
-/* Writes config.json for transformers. A model that none of its classes computes is refused; settings of the training that
- * config.json has no place for become notes. */
+/* Writes config.json for transformers. A model that none of its classes computes is refused;
+ * settings of the training that config.json has no place for become notes. */
 #include "ckpt/huggingface_impl.h"
 
 #include <quadrille/json_writer.h>

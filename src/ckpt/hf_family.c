@@ -1,5 +1,6 @@
-/* The model types of transformers that convert knows: one row each. The defaults are those of the configuration classes of
- * transformers 5.22 (LlamaConfig and so on); tests/golden/test_hf_config.c has them a second time, as that version prints them. */
+/* The model types of transformers that convert knows: one row each. The defaults are those of the
+ * configuration classes of transformers 5.22 (LlamaConfig and so on); tests/golden/test_hf_config.c
+ * has them a second time, as that version prints them. */
 #include "ckpt/huggingface_impl.h"
 
 #include <stdio.h>

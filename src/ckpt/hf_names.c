@@ -101,7 +101,8 @@ void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, s
     snprintf(name, size, "%s%s%d.%s%d.%s", f->prefix, f->blocks, layer, names->before, expert, names->gate);
 }
 
-/* What follows the block's own name for a parameter of experts; false: it is none that transformers' models have. */
+/* What follows the block's own name for a parameter of experts; false: it is none that
+ * transformers' models have. */
 static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, char *theirs, size_t size)
 {
     const expert_names *names = names_of(m);

@@ -1,4 +1,5 @@
-/* Reading Hugging Face folders: which files hold the tensors, whether they fit the model, and their values as fp32. */
+/* Reading Hugging Face folders: which files hold the tensors, whether they fit the model, and their
+ * values as fp32. */
 #include "base/half.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/huggingface_impl.h"
@@ -164,8 +165,9 @@ static qd_status check_counts(const qd_hf_source *s)
 
 /* ---- biases ---- */
 
-/* Ours: q, k and v, and apart from them output and MLP. Theirs: q, k, v and output, and apart from them the MLP. Where one says
- * yes and the other no, zeros stand in; our own exports come back as they were. */
+/* Ours: q, k and v, and apart from them output and MLP. Theirs: q, k, v and output, and apart from
+ * them the MLP. Where one says yes and the other no, zeros stand in; our own exports come back as
+ * they were. */
 static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
 {
     qd_hf_config *c = &s->config;
@@ -185,7 +187,8 @@ static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
             qkv = qkv || (i < 3 && used);
         }
     c->model.linear_bias = c->mlp_bias || output;
-    /* All zero: new biases, which a model that asks for them has, or those that our export had to add. */
+    /* All zero: new biases, which a model that asks for them has, or those that our export had to
+     * add. */
     c->model.qkv_bias = c->attention_bias && (qkv || !c->mlp_bias);
     if (c->model.linear_bias && c->model.moe.experts > 0)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'attention_bias' is true and the biases of attention's output are not 0: blocks with experts "
@@ -390,7 +393,8 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
     return check_unknown(s, arena);
 }
 
-/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that stay in the cache */
+/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that stay in the
+ * cache */
 static void copy_transposed(const qd_safetensors_entry *e, const void *data, int64_t first, int64_t rows, int64_t cols, float *out)
 {
     enum { TILE = 32 };

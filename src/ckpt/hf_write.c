@@ -53,7 +53,8 @@ static void share_out(exporter *x)
     }
 }
 
-/* theirs (cols, total)[:, first:first + rows] = ours (rows, cols), in tiles that stay in the cache */
+/* theirs (cols, total)[:, first:first + rows] = ours (rows, cols), in tiles that stay in the
+ * cache */
 static void put_transposed(const float *ours, int64_t rows, int64_t cols, int64_t first, int64_t total, float *theirs)
 {
     enum { TILE = 32 };
@@ -152,7 +153,8 @@ static qd_status write_index(const exporter *x)
     return status;
 }
 
-/* Biases that the family's config.json has no key for: transformers would pass over them. Zeros do nothing and are left out. */
+/* Biases that the family's config.json has no key for: transformers would pass over them. Zeros do
+ * nothing and are left out. */
 static bool is_held(const qd_hf_family *f, const char *name)
 {
     size_t length = strlen(name);

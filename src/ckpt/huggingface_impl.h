@@ -1,4 +1,5 @@
-/* What the files of the Hugging Face converter share: families, config.json as it was read, names. */
+/* What the files of the Hugging Face converter share: families, config.json as it was read,
+ * names. */
 #ifndef QD_CKPT_HUGGINGFACE_IMPL_H
 #define QD_CKPT_HUGGINGFACE_IMPL_H
 
@@ -8,14 +9,15 @@
 #define QD_HF_FILE "model.safetensors"
 #define QD_HF_INDEX "model.safetensors.index.json"
 
-/* What a family calls a field, where the table of model fields (model/fields.h) has another name or none for it. */
+/* What a family calls a field, where the table of model fields (model/fields.h) has another name or
+ * none for it. */
 typedef struct qd_hf_key {
     const char *field;        /* model.<field> */
     const char *name, *other; /* NULL: the family has no such key. other: is read, too */
 } qd_hf_key;
 
-/* A model_type of transformers: how it maps to our models, and the defaults of its configuration class, which count wherever
- * config.json leaves a key out. */
+/* A model_type of transformers: how it maps to our models, and the defaults of its configuration
+ * class, which count wherever config.json leaves a key out. */
 typedef struct qd_hf_family {
     const char *kind, *class_; /* model_type, and the class with a head */
     qd_arch arch;
@@ -51,7 +53,8 @@ static inline int qd_hf_expert_layers(const qd_model *m)
     return m->moe.experts > 0 ? m->layers - m->moe.first_dense : 0;
 }
 
-/* Where the names of an architecture's tensors begin; folders of models without a head leave it out. */
+/* Where the names of an architecture's tensors begin; folders of models without a head leave it
+ * out. */
 const char *qd_hf_prefix(qd_arch arch);
 /* Their name of a tensor that every block has, and of one that every expert of a block has. */
 void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size);

@@ -1,5 +1,5 @@
-/* What one rank writes: its pieces in two safetensors files, and a list of them for the manifest. Values lie apart from
- * optimizer state, so that a model can be taken without it. */
+/* What one rank writes: its pieces in two safetensors files, and a list of them for the manifest.
+ * Values lie apart from optimizer state, so that a model can be taken without it. */
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
@@ -49,7 +49,8 @@ static void key_of(const part_writer *w, const qd_state_piece *piece, char *key,
                       (long long)(piece->box.begin[d] + piece->box.length[d]), d == p->ndim - 1 ? "]" : "");
 }
 
-/* A checkpoint with a number that is not finite would pass every checksum and end the run that resumes from it. */
+/* A checkpoint with a number that is not finite would pass every checksum and end the run that
+ * resumes from it. */
 static qd_status check_finite(const part_writer *w, const qd_state_piece *piece)
 {
     const int64_t at = qd_ckpt_first_not_finite(w->values, piece->count), width = piece->box.length[1];

@@ -1,4 +1,5 @@
-/* Writing and reading safetensors files. Files are read with pread(), not mapped: see base/file.h. */
+/* Writing and reading safetensors files. Files are read with pread(), not mapped: see
+ * base/file.h. */
 #include "ckpt/safetensors.h"
 
 #include "base/file.h"
@@ -284,7 +285,8 @@ static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_
     return QD_OK;
 }
 
-/* Tensors must fill the data exactly, one behind the other: a damaged header cannot point two names at one place. */
+/* Tensors must fill the data exactly, one behind the other: a damaged header cannot point two names
+ * at one place. */
 static qd_status check_places(qd_safetensors *f)
 {
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_place);
@@ -301,8 +303,9 @@ static qd_status check_places(qd_safetensors *f)
     return QD_OK;
 }
 
-/* A file that is not what it should be is damage, whose remedy is another copy. Not so where nothing is known of the file:
- * permissions, memory and descriptors can be mended, and going on without the file would hide that. */
+/* A file that is not what it should be is damage, whose remedy is another copy. Not so where
+ * nothing is known of the file: permissions, memory and descriptors can be mended, and going on
+ * without the file would hide that. */
 static qd_status as_damage(qd_status status, int error)
 {
     if ((status != QD_USAGE && status != QD_IO) || error == EACCES || error == EPERM)

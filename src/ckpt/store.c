@@ -1,4 +1,5 @@
-/* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found; old ones go. */
+/* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found;
+ * old ones go. */
 #define _GNU_SOURCE /* renameat2 */
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -71,8 +72,8 @@ static int list_steps(const char *root, long long **steps)
 
 /* ---- the run's identity ---- */
 
-/* "0123456789abcdef", and its XXH3 after a space: a file that was damaged says nothing, instead of disowning all
- * checkpoints. */
+/* "0123456789abcdef", and its XXH3 after a space: a file that was damaged says nothing, instead of
+ * disowning all checkpoints. */
 static void read_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     char *path = qd_ckpt_path(root, QD_CKPT_RUN_ID), *text = NULL, hash[QD_CKPT_HASH_TEXT];
@@ -116,7 +117,8 @@ static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
     free(steps);
 }
 
-/* The first commit under `root` gives the run its identity; one whose file was lost gets it back from its checkpoints. */
+/* The first commit under `root` gives the run its identity; one whose file was lost gets it back
+ * from its checkpoints. */
 static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     char text[2 * QD_CKPT_HASH_TEXT + 1], hash[QD_CKPT_HASH_TEXT];
@@ -156,7 +158,8 @@ void qd_store_abandon(const char *root, int64_t step)
     free(aside);
 }
 
-/* `aside` gets the name `folder`. One of that name changes places with it, so that there is a whole one at every moment. */
+/* `aside` gets the name `folder`. One of that name changes places with it, so that there is a whole
+ * one at every moment. */
 static qd_status move_into_place(const char *aside, const char *folder)
 {
     if (renameat2(AT_FDCWD, aside, AT_FDCWD, folder, RENAME_NOREPLACE) == 0)
@@ -183,8 +186,8 @@ static void add_message(char **messages, const char *message)
     *messages = longer;
 }
 
-/* Replaces the link in one step. Where there are no links, there is none; a folder of that name, as a copy that follows
- * links makes one, stays and is reported. */
+/* Replaces the link in one step. Where there are no links, there is none; a folder of that name, as
+ * a copy that follows links makes one, stays and is reported. */
 static qd_status point_latest(const char *root, int64_t step, char **left)
 {
     char target[64];
@@ -223,9 +226,10 @@ static qd_status remove_old(const char *root, char *folder, char **left)
     return QD_OK;
 }
 
-/* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left (damaged, or overtaken by
- * a resume from before them) and do not count. What lies aside was left by a kill or a replacement. What cannot be removed is told
- * in *left (NULL: is a failure). A later one that stays is a failure in any case: a resume would begin with it. */
+/* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left
+ * (damaged, or overtaken by a resume from before them) and do not count. What lies aside was left
+ * by a kill or a replacement. What cannot be removed is told in *left (NULL: is a failure). A later
+ * one that stays is a failure in any case: a resume would begin with it. */
 static qd_status prune(const char *root, int keep, long long newest, char **left)
 {
     long long *steps, step;

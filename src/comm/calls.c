@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What every call must satisfy. `in` and `out` may be NULL where the rank moves nothing through them. */
+/* What every call must satisfy. `in` and `out` may be NULL where the rank moves nothing through
+ * them. */
 static qd_status check(const qd_comm *comm, const qd_coll_request *r, bool uses_in, bool uses_out)
 {
     const char *kind = qd_coll_kind_name(r->kind);

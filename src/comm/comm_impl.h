@@ -1,20 +1,23 @@
 /* Inside src/comm: what the core and the backends (local/, mpi/) share.
  *
- * The core (comm.c, calls.c, work.c, progress.c, transfer.c) owns the public functions, argument checks, sequence
- * numbers, queues, work handles, deadlines, messages and statistics. A backend moves bytes: it executes one operation at a
- * time per queue through start/poll/finish, never blocks in them, and never touches queues or handles.
+ * The core (comm.c, calls.c, work.c, progress.c, transfer.c) owns the public functions, argument
+ * checks, sequence numbers, queues, work handles, deadlines, messages and statistics. A backend
+ * moves bytes: it executes one operation at a time per queue through start/poll/finish, never
+ * blocks in them, and never touches queues or handles.
  *
- * An operation (qd_transfer) lives on the caller's stack for a blocking call and inside a qd_work otherwise.
+ * An operation (qd_transfer) lives on the caller's stack for a blocking call and inside a qd_work
+ * otherwise.
  *
  *   start(op)          once, when the op has become the head of its queue
  *   poll(op, ...)      again and again until it says done or fails; must return quickly when nothing can be done
  *   finish(op)         once after done or failure (also after a failed start): frees what start took
  *
- * Queues: a communicator has one queue for collectives and, for every peer, one for sends and one for receives. Only
- * the head of a queue is started or polled, and start/poll/finish of one op are never called by two threads at once
- * (but two heads of different queues, of one or of several communicators, may be polled by two threads at the same
- * time, unless the backend sets `serialized`: then the core holds one lock per world around every backend call marked
- * [S] below). */
+ * Queues: a communicator has one queue for collectives and, for every peer, one for sends and one
+ * for receives. Only the head of a queue is started or polled, and start/poll/finish of one op are
+ * never called by two threads at once (but two heads of different queues, of one or of several
+ * communicators, may be polled by two threads at the same time, unless the backend sets
+ * `serialized`: then the core holds one lock per world around every backend call marked [S]
+ * below). */
 #ifndef QD_COMM_COMM_IMPL_H
 #define QD_COMM_COMM_IMPL_H
 
@@ -43,14 +46,15 @@ typedef struct qd_coll_request {
     int64_t count; /* elements as in qd_coll_bytes(); vectored forms: the sum over all lists; all-to-all: 0 */
     const void *in; /* broadcast: data at the root, also elsewhere; send: data; may be NULL when nothing is read */
     void *out;      /* broadcast: data; recv: data; may be NULL when nothing is written */
-    /* Who owns which part of the full buffer (reduce-scatter, all-gather): NULL means qd_slice(). Read it through
-     * qd_transfer_segment(). */
+    /* Who owns which part of the full buffer (reduce-scatter, all-gather): NULL means qd_slice().
+     * Read it through qd_transfer_segment(). */
     const qd_segment_list *lists;
     /* all-to-all only, `size` entries each; the core fills them for the even form too. */
     const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
 } qd_coll_request;
 
-/* What travels between the ranks to compare calls. Plain data without padding: may be sent as bytes. */
+/* What travels between the ranks to compare calls. Plain data without padding: may be sent as
+ * bytes. */
 typedef struct qd_fingerprint {
     uint64_t sequence; /* collectives: the communicator's operation number, from 1; send, recv: the message number of
                           this (sender, receiver), from 1 */
@@ -78,8 +82,8 @@ struct qd_transfer {
     _Alignas(64) unsigned char state[QD_TRANSFER_STATE_BYTES]; /* the backend's; not cleared before start() */
 };
 
-/* A rank's place (qd_comm_at), written by one thread and read by others at any time: words, so that a reader sees old
- * or new words and never a data race. */
+/* A rank's place (qd_comm_at), written by one thread and read by others at any time: words, so that
+ * a reader sees old or new words and never a data race. */
 typedef struct qd_comm_place {
     _Atomic uint64_t words[QD_COMM_PLACE_BYTES / 8];
 } qd_comm_place;
@@ -87,9 +91,10 @@ void qd_comm_place_set(qd_comm_place *place, const char *text); /* truncated */
 void qd_comm_place_get(const qd_comm_place *place, char text[QD_COMM_PLACE_BYTES]);
 
 /* ---- who waits for whom ----
- * An operation that has waited for a while says so in a note that every rank can read, and renews it as long as it waits.
- * After the deadline a rank follows the notes from whom it waits for to the one that waits for nobody: a rank that was
- * stopped writes nothing, so its notes grow old. Notes are words like places: a torn one only blurs a message. */
+ * An operation that has waited for a while says so in a note that every rank can read, and renews
+ * it as long as it waits. After the deadline a rank follows the notes from whom it waits for to the
+ * one that waits for nobody: a rank that was stopped writes nothing, so its notes grow old. Notes
+ * are words like places: a torn one only blurs a message. */
 
 #define QD_WAIT_NOTES 8 /* operations of one rank that wait at the same time; more are not noted */
 #define QD_WAIT_PEERS 4
@@ -178,35 +183,38 @@ struct qd_comm_backend_ops {
     /* True if `op` waits for group rank `peer`; then *report says what is known about it. [S] */
     bool (*late)(const qd_transfer *op, int peer, qd_peer_report *report);
 
-    /* What world rank `rank` has shown of its waiting, as far as it is known here; this rank's own is written by the
-     * core. [S] */
+    /* What world rank `rank` has shown of its waiting, as far as it is known here; this rank's own
+     * is written by the core. [S] */
     qd_wait_board *(*board)(qd_world *world, int rank);
 
-    /* Sleeping. prepare() announces that a thread of this rank is about to sleep; the core then polls once more, and
-     * either cancels or sleeps. sleep() returns when a peer has moved, wake() was called on this rank since prepare(),
-     * or the seconds have passed; it may return early at any time. */
+    /* Sleeping. prepare() announces that a thread of this rank is about to sleep; the core then
+     * polls once more, and either cancels or sleeps. sleep() returns when a peer has moved, wake()
+     * was called on this rank since prepare(), or the seconds have passed; it may return early at
+     * any time. */
     uint32_t (*sleep_prepare)(qd_world *world);
     void (*sleep_cancel)(qd_world *world);
     void (*sleep)(qd_world *world, uint32_t ticket, double seconds);
     void (*wake)(qd_world *world); /* any thread of this rank */
 
-    /* World-wide failure. abort: publish that this rank failed (the first one counts), never blocks for long [S].
-     * aborted: true if some rank has; cheap, called often; fills rank and reason only when true [S]. */
+    /* World-wide failure. abort: publish that this rank failed (the first one counts), never blocks
+     * for long [S]. aborted: true if some rank has; cheap, called often; fills rank and reason only
+     * when true [S]. */
     void (*abort)(qd_world *world, const char *reason);
     bool (*aborted)(qd_world *world, int *rank, char *reason, size_t reason_bytes);
 
-    /* Optional: memory that the other ranks reach by address. alloc: *memory stays NULL where ordinary memory does.
-     * free: false if it is not from alloc. */
+    /* Optional: memory that the other ranks reach by address. alloc: *memory stays NULL where
+     * ordinary memory does. free: false if it is not from alloc. */
     qd_status (*alloc)(qd_world *world, int64_t bytes, void **memory);
     bool (*free)(qd_world *world, void *memory);
     int64_t (*shared_bytes)(qd_world *world, int64_t *staging);
 
     void (*at)(qd_world *world, const char *place); /* what this rank is doing, for late() on other ranks [S] */
 
-    /* Groups. The core exchanges colours over the parent, then calls reserve_id on the first rank of each new group,
-     * hands the id (> 0, unique in the world among living groups) to the members, then group_create on each member
-     * with comm's rank, size, world_ranks, name and id filled. A member calls group_destroy when it drops the group;
-     * the id may be used again when all members have. release_id: the reserved id is not needed after all. [S] */
+    /* Groups. The core exchanges colours over the parent, then calls reserve_id on the first rank
+     * of each new group, hands the id (> 0, unique in the world among living groups) to the
+     * members, then group_create on each member with comm's rank, size, world_ranks, name and id
+     * filled. A member calls group_destroy when it drops the group; the id may be used again when
+     * all members have. release_id: the reserved id is not needed after all. [S] */
     qd_status (*reserve_id)(qd_comm *parent, int64_t *id);
     void (*release_id)(qd_comm *parent, int64_t id);
     qd_status (*group_create)(qd_comm *comm);
@@ -216,13 +224,14 @@ struct qd_comm_backend_ops {
 };
 
 /* ---- communicators on devices ----
- * Their data is moved by one of these tables; everything that concerns the world (sleeping, failure, places) stays with
- * its backend. start, poll, finish and late are as above, but never called under the lock of a serialized backend, so they may
- * use communicators for host memory. */
+ * Their data is moved by one of these tables; everything that concerns the world (sleeping,
+ * failure, places) stays with its backend. start, poll, finish and late are as above, but never
+ * called under the lock of a serialized backend, so they may use communicators for host memory. */
 
 struct qd_comm_device_ops {
     const char *name;
-    /* Makes comm->backend_data. The core has filled host, device, rank, size and name. Collective. */
+    /* Makes comm->backend_data. The core has filled host, device, rank, size and name.
+     * Collective. */
     qd_status (*create)(qd_comm *comm);
     void (*destroy)(qd_comm *comm);
     qd_status (*submit)(qd_transfer *op); /* in the caller's thread, at the call: marks the place in the compute stream */
@@ -230,8 +239,8 @@ struct qd_comm_device_ops {
     qd_status (*poll)(qd_transfer *op, bool *done, bool *moved); /* done: everything is enqueued */
     void (*finish)(qd_transfer *op);
     bool (*late)(const qd_transfer *op, int peer, qd_peer_report *report);
-    /* In the thread that waits, after finish (or a failed submit): if good, the compute stream goes on only after the
-     * operation. Frees what submit took. */
+    /* In the thread that waits, after finish (or a failed submit): if good, the compute stream goes
+     * on only after the operation. Frees what submit took. */
     qd_status (*complete)(qd_transfer *op, bool good);
 };
 
@@ -243,26 +252,28 @@ qd_status qd_comm_one_process(qd_comm *host, bool *one);
 
 /* ---- what the core offers to backends ---- */
 
-/* Makes this rank's world communicator (name "world", id 0). The backend has filled its own world data; group_create
- * is called for it. On failure world_destroy has been called. world_ranks are 0 .. size-1. */
+/* Makes this rank's world communicator (name "world", id 0). The backend has filled its own world
+ * data; group_create is called for it. On failure world_destroy has been called. world_ranks are 0
+ * .. size-1. */
 qd_status qd_comm_create_world(const qd_comm_backend_ops *backend, void *backend_data, const qd_comm_config *config,
                                int rank, int size, qd_comm **comm);
 
-/* Segment i of the list of group rank `rank` (i < qd_transfer_segment_count), for reduce-scatter, all-gather, gather
- * and scatter; and the elements of its packed buffer. */
+/* Segment i of the list of group rank `rank` (i < qd_transfer_segment_count), for reduce-scatter,
+ * all-gather, gather and scatter; and the elements of its packed buffer. */
 int qd_transfer_segment_count(const qd_transfer *op, int rank);
 qd_segment qd_transfer_segment(const qd_transfer *op, int rank, int i);
 int64_t qd_transfer_packed_count(const qd_transfer *op, int rank);
 
-/* Copies packed elements [first, first + count) of `rank`: from the full buffer into `packed` (which stands for
- * element `first`), or back. */
+/* Copies packed elements [first, first + count) of `rank`: from the full buffer into `packed`
+ * (which stands for element `first`), or back. */
 void qd_transfer_pack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *full, void *packed);
 void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t count, const void *packed, void *full);
 
 /* A reduce in which every rank sums a slice (qd_coll_split). */
 bool qd_transfer_is_split(const qd_transfer *op);
 
-/* Whether group rank `rank` has data for others, and whether it takes data from others. A barrier has neither. */
+/* Whether group rank `rank` has data for others, and whether it takes data from others. A barrier
+ * has neither. */
 bool qd_transfer_produces(const qd_transfer *op, int rank);
 bool qd_transfer_consumes(const qd_transfer *op, int rank);
 
@@ -270,15 +281,17 @@ bool qd_transfer_consumes(const qd_transfer *op, int rank);
 typedef void (*qd_transfer_visit)(void *context, void *to, const void *from, int64_t bytes);
 void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context);
 
-/* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the root (nothing when
- * it is in place already), past the caches also when it is large by itself. For a group of one this is the whole
- * operation; the core never calls a backend for those. */
+/* Copies what stays on this rank: its own part in all-gather, all-to-all, gather and scatter at the
+ * root (nothing when it is in place already), past the caches also when it is large by itself. For
+ * a group of one this is the whole operation; the core never calls a backend for those. */
 void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way);
 
-/* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For send and receive:
- * kinds are expected to be each other's counterpart and roots are not compared. */
+/* Compares a peer's call with ours. QD_MISMATCH with both sides named; peer_place may be "". For
+ * send and receive: kinds are expected to be each other's counterpart and roots are not
+ * compared. */
 qd_status qd_transfer_check(const qd_transfer *op, int peer, const qd_fingerprint *theirs, const char *peer_place);
-/* The same error for all-to-all pairs: the peer sends `sends` elements to us, we expected `expected`. */
+/* The same error for all-to-all pairs: the peer sends `sends` elements to us, we expected
+ * `expected`. */
 qd_status qd_transfer_check_pair(const qd_transfer *op, int peer, int64_t sends, int64_t expected,
                                  const char *peer_place);
 

@@ -3,17 +3,19 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* What is copied several times is read once: a block stays in the first-level cache, past the caches, or in the second. */
+/* What is copied several times is read once: a block stays in the first-level cache, past the
+ * caches, or in the second. */
 #define STREAM_BLOCK (8 << 10)
 #define COPY_BLOCK (64 << 10)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Whole lines, LINE by LINE; `to` is on a line. Returns how much was copied: all but less than a line. What comes two pages
- * later is fetched, beyond the end too, where the next copy often begins: the processor's own prefetching stops at each page.
- * Far copies take two pages at a time, so that misses of the TLB overlap; others are faster without, and if they fetch one line
- * of each pair. */
+/* Whole lines, LINE by LINE; `to` is on a line. Returns how much was copied: all but less than a
+ * line. What comes two pages later is fetched, beyond the end too, where the next copy often
+ * begins: the processor's own prefetching stops at each page. Far copies take two pages at a time,
+ * so that misses of the TLB overlap; others are faster without, and if they fetch one line of each
+ * pair. */
 #define PAGE 4096
 #define FETCH(from) _mm_prefetch((from) + 2 * PAGE, _MM_HINT_T0)
 #define DEFINE_LINES(NAME, TARGET, LINE)                                                                    \

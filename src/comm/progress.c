@@ -1,6 +1,6 @@
-/* The progress thread of a rank: polls the heads of all non-empty queues, so that a receive that waits never holds back
- * a gather. It sleeps when nothing moves, and on a condition variable when every queue is empty or polled by a thread
- * that waits for its work. */
+/* The progress thread of a rank: polls the heads of all non-empty queues, so that a receive that
+ * waits never holds back a gather. It sleeps when nothing moves, and on a condition variable when
+ * every queue is empty or polled by a thread that waits for its work. */
 #include "comm/work.h"
 
 #include <stdlib.h>
@@ -18,7 +18,8 @@ struct qd_progress {
     qd_queue *polling; /* must not be freed now */
 };
 
-/* True if some listed queue has work that nobody else is polling. Empty queues are taken off the list. */
+/* True if some listed queue has work that nobody else is polling. Empty queues are taken off the
+ * list. */
 static bool any_active(qd_progress *progress)
 {
     bool active = false;

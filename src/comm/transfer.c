@@ -1,4 +1,5 @@
-/* An operation seen by itself: its segments, its fingerprint, and the messages when ranks disagree. */
+/* An operation seen by itself: its segments, its fingerprint, and the messages when ranks
+ * disagree. */
 #include "comm/comm_impl.h"
 
 #include <stdio.h>
@@ -45,7 +46,8 @@ int64_t qd_transfer_packed_count(const qd_transfer *op, int rank)
     return count;
 }
 
-/* Calls for the pieces of packed range [first, first + count): full offset, packed offset, length. */
+/* Calls for the pieces of packed range [first, first + count): full offset, packed offset,
+ * length. */
 static void copy_pieces(const qd_transfer *op, int rank, int64_t first, int64_t count, char *full, char *packed,
                         bool pack)
 {

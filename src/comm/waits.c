@@ -101,7 +101,8 @@ static void add(hunt *h, int rank, int waiter, uint64_t entered, const char *pla
     h->count++;
 }
 
-/* The waits of suspect i: that in the operation where it is awaited, if it is there, else whatever holds it. */
+/* The waits of suspect i: that in the operation where it is awaited, if it is there, else whatever
+ * holds it. */
 static void follow(hunt *h, int i)
 {
     qd_world *world = h->op->comm->world;
@@ -138,7 +139,8 @@ static void follow(hunt *h, int i)
     }
 }
 
-/* "rank 1 on host a (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same operation waits as for the first. */
+/* "rank 1 on host a (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same
+ * operation waits as for the first. */
 static int list(const hunt *h, char *text, size_t bytes)
 {
     const char(*hosts)[QD_COMM_HOST_BYTES] = h->op->comm->world->hosts;

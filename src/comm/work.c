@@ -58,7 +58,8 @@ void qd_world_wake(qd_world *world)
 
 /* ---- one operation ---- */
 
-/* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when needed". */
+/* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when
+ * needed". */
 static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
 {
     qd_status status = QD_OK;
@@ -78,7 +79,8 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
     return status;
 }
 
-/* Abort record, deadline and note, for an operation that has been idle for a while. holds: see qd_wait_note. */
+/* Abort record, deadline and note, for an operation that has been idle for a while. holds: see
+ * qd_wait_note. */
 static qd_status op_check_idle(qd_transfer *op, bool holds)
 {
     QD_TRY(qd_world_check(op->comm->world));
@@ -116,7 +118,8 @@ static void op_end(qd_transfer *op, qd_status status)
     pthread_mutex_unlock(&comm->stats_lock);
 }
 
-/* In the caller's thread, before the operation is known to anybody, and when it is over. Nothing for host memory. */
+/* In the caller's thread, before the operation is known to anybody, and when it is over. Nothing
+ * for host memory. */
 static qd_status op_submit(qd_transfer *op)
 {
     if (!op->comm->on_device) return QD_OK;
@@ -339,7 +342,8 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
         queue->tail = item;
         atomic_fetch_add_explicit(&queue->length, 1, memory_order_release);
         pthread_mutex_unlock(&queue->lock);
-        /* The peers may already wait: start at once if nobody is at it, then leave it to the progress thread. */
+        /* The peers may already wait: start at once if nobody is at it, then leave it to the
+         * progress thread. */
         if (work) {
             bool moved = false;
             qd_queue_poll(queue, &moved);

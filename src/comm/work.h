@@ -1,4 +1,5 @@
-/* Queues, work handles and waiting: what comm.c, calls.c, work.c and progress.c share. Backends do not need it. */
+/* Queues, work handles and waiting: what comm.c, calls.c, work.c and progress.c share. Backends do
+ * not need it. */
 #ifndef QD_COMM_WORK_H
 #define QD_COMM_WORK_H
 
@@ -15,7 +16,8 @@ struct qd_work {
     void *owned; /* copies of lists and counts that the caller need not keep */
 };
 
-/* Works in the order of their calls. Only the thread that holds `turn` starts, polls and removes the head. */
+/* Works in the order of their calls. Only the thread that holds `turn` starts, polls and removes
+ * the head. */
 struct qd_queue {
     qd_world *world;
     pthread_mutex_t lock; /* head, tail */
@@ -29,23 +31,28 @@ struct qd_queue {
 
 void qd_queue_init(qd_queue *queue, qd_world *world);
 void qd_queue_destroy(qd_queue *queue);
-/* Polls the head, and following ones as long as they complete at once. *moved is set when anything happened. */
+/* Polls the head, and following ones as long as they complete at once. *moved is set when anything
+ * happened. */
 void qd_queue_poll(qd_queue *queue, bool *moved);
 
-/* Runs or queues an operation whose request is filled. `owned` (may be NULL) is freed when it is done. */
+/* Runs or queues an operation whose request is filled. `owned` (may be NULL) is freed when it is
+ * done. */
 qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned,
                              qd_work **work);
 
-/* The failure that this world is in, as a status with its message recorded; QD_OK if none (also asks the backend). */
+/* The failure that this world is in, as a status with its message recorded; QD_OK if none (also
+ * asks the backend). */
 qd_status qd_world_check(qd_world *world);
-/* Records a failure of this rank (message of the calling thread) and tells the others, unless another rank was first. */
+/* Records a failure of this rank (message of the calling thread) and tells the others, unless
+ * another rank was first. */
 void qd_world_fail(qd_world *world, qd_status status);
 
 /* Waiting. A thread spins, then yields, then sleeps; it sets `step` to 0 after progress. */
 typedef struct qd_idle {
     int step, spins, yields;
 } qd_idle;
-/* One idle step. `again` is called once more between announcing the sleep and sleeping; true: do not sleep. */
+/* One idle step. `again` is called once more between announcing the sleep and sleeping; true: do
+ * not sleep. */
 typedef bool (*qd_again)(void *context);
 void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context);
 void qd_world_wake(qd_world *world);
@@ -71,7 +78,8 @@ static inline void qd_world_unlock(qd_world *world)
     if (world->backend->serialized) pthread_mutex_unlock(&world->serialize);
 }
 
-/* Who moves the data of an operation: the world's backend, or the table of a communicator on a device. */
+/* Who moves the data of an operation: the world's backend, or the table of a communicator on a
+ * device. */
 static inline qd_status qd_op_start(qd_transfer *op)
 {
     const qd_comm_device_ops *on_device = op->comm->on_device;

@@ -40,8 +40,8 @@ qd_status qd_token_part_read(const qd_token_part *part, int64_t first, int64_t c
     return QD_FAIL(QD_CORRUPT, "%s; leave a text alone while it is read, or make shards of it (quadrille tokenize)", qd_error_message());
 }
 
-/* From token_bytes each, which are in the last bytes of `out`, to 4 each, from the front: a token is never written over one that
- * is still to be read. Returns the largest. */
+/* From token_bytes each, which are in the last bytes of `out`, to 4 each, from the front: a token
+ * is never written over one that is still to be read. Returns the largest. */
 static uint32_t widen(int token_bytes, int64_t count, int32_t *out)
 {
     const char *from = (const char *)out + count * (4 - token_bytes);
@@ -68,7 +68,8 @@ qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t 
         int64_t at = first - part->first, length = part->count - at;
         length = count < length ? count : length;
         QD_TRY(qd_token_part_read(part, at, length, (char *)out + length * (4 - part->token_bytes)));
-        /* Checked here too: the shards need not have been verified, and such a token would read beside the embedding. */
+        /* Checked here too: the shards need not have been verified, and such a token would read
+         * beside the embedding. */
         if ((int64_t)widen(part->token_bytes, length, out) >= vocab)
             for (int64_t i = 0; i < length; i++)
                 if ((uint32_t)out[i] >= (uint64_t)vocab)
@@ -93,8 +94,9 @@ static qd_status read_documents(const qd_token_part *part, int64_t first, int64_
     return QD_OK;
 }
 
-/* Number of the part's documents that begin before its token `position`, and the beginning of the next one, if there is one. By
- * halves as long as there are many, then with one read for the rest. */
+/* Number of the part's documents that begin before its token `position`, and the beginning of the
+ * next one, if there is one. By halves as long as there are many, then with one read for the
+ * rest. */
 static qd_status find_document(const qd_token_part *part, int64_t position, int64_t *before, uint64_t *next)
 {
     enum { FEW = 64 };

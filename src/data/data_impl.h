@@ -5,7 +5,8 @@
 #include "data/shard.h"
 #include "data/stored.h"
 
-/* Tokens that follow each other: a shard, a text whose bytes are the tokens, or text that was encoded into memory. */
+/* Tokens that follow each other: a shard, a text whose bytes are the tokens, or text that was
+ * encoded into memory. */
 typedef struct qd_token_part {
     char *path; /* for messages */
     int token_bytes;      /* 1, 2 or 4 */

@@ -14,8 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A piece is about PIECE bytes, longer when it has no good place to end. A batch is what all threads work on before the
- * results are handed on: enough for an even load, few enough that memory does not matter. */
+/* A piece is about PIECE bytes, longer when it has no good place to end. A batch is what all
+ * threads work on before the results are handed on: enough for an even load, few enough that memory
+ * does not matter. */
 enum {
     PIECE = 1 << 20,
     LONGEST_TEXT = 16 << 20,  /* then text is cut where it must be */
@@ -87,7 +88,8 @@ static size_t forced_cut(const char *text, size_t length)
     return at;
 }
 
-/* Where the encoder says, or at the very end; at a line end when documents are separated by lines. 0: nowhere. */
+/* Where the encoder says, or at the very end; at a line end when documents are separated by lines.
+ * 0: nowhere. */
 static size_t good_cut(const encode_state *s, const char *text, size_t length)
 {
     const qd_text_encoder *e = s->job->encoder;

@@ -22,7 +22,8 @@ typedef struct qd_encode_job {
     void *progress_context;
 } qd_encode_job;
 
-/* What comes out does not depend on the number of threads. `total` counts what was done, also after a failure. */
+/* What comes out does not depend on the number of threads. `total` counts what was done, also after
+ * a failure. */
 qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, qd_tokenize_progress *total);
 
 /* QD_USAGE when it is missing or its figures make no sense. */
@@ -32,8 +33,8 @@ int qd_threads_or_all(int threads); /* 0: the cores this process may use */
 
 /* ---- shards of one folder ---- */
 
-/* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The folder is made beside its place
- * and renamed when complete; it may exist if it is empty. */
+/* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The folder is made
+ * beside its place and renamed when complete; it may exist if it is empty. */
 qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int64_t shard_tokens,
                               qd_tokenize_report *report);
 

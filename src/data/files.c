@@ -165,7 +165,8 @@ static int by_path(const void *a, const void *b)
     return strcmp(((const qd_file *)a)->path, ((const qd_file *)b)->path);
 }
 
-/* Moves the files of one folder into the list. Beside shards, text is left out: it is what they were made from. */
+/* Moves the files of one folder into the list. Beside shards, text is left out: it is what they
+ * were made from. */
 static qd_status take_found(qd_file_list *list, const char *folder, qd_file_list *found)
 {
     int64_t shards = 0;

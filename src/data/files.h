@@ -22,13 +22,14 @@ typedef struct qd_file_list {
     int64_t skipped; /* regular files of folders that were not taken */
 } qd_file_list;
 
-/* Adds what `path` names. A file is taken as it is. A folder gives its regular files, those of its folders too, sorted
- * by path: its shards if it has any, else its text: names with an extension of text, or contents that are UTF-8 without
- * NUL. Hidden names, empty files and links to folders are left out. QD_USAGE: it does not exist, is empty, or is a
- * folder without text. */
+/* Adds what `path` names. A file is taken as it is. A folder gives its regular files, those of its
+ * folders too, sorted by path: its shards if it has any, else its text: names with an extension of
+ * text, or contents that are UTF-8 without NUL. Hidden names, empty files and links to folders are
+ * left out. QD_USAGE: it does not exist, is empty, or is a folder without text. */
 qd_status qd_file_list_add(qd_file_list *list, const char *path);
 void qd_file_list_free(qd_file_list *list);
-/* QD_USAGE names a file of text that is none: compressed, an archive, with NUL bytes, or mostly not UTF-8 in its first 64 KiB. */
+/* QD_USAGE names a file of text that is none: compressed, an archive, with NUL bytes, or mostly not
+ * UTF-8 in its first 64 KiB. */
 qd_status qd_file_list_check_text(const qd_file_list *list);
 
 /* The first 64 KiB of a file, freed by the caller. *whole: that is all of it. */
@@ -37,7 +38,8 @@ qd_status qd_file_head(const char *path, char **bytes, size_t *length, bool *who
 /* XXH3 of all bytes of a file. */
 qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash);
 
-/* Bytes of the mark that some editors put before UTF-8 text: 3, or 0 when `text`, the start of a file, has none. */
+/* Bytes of the mark that some editors put before UTF-8 text: 3, or 0 when `text`, the start of a
+ * file, has none. */
 size_t qd_byte_order_mark(const void *text, size_t length);
 /* Length of the line at `text` with its end, and without it and a carriage return before it. */
 size_t qd_line_length(const char *text, size_t length, size_t *inner);

@@ -37,7 +37,8 @@ static qd_status add_bytes(XXH3_state_t *state, const qd_token_part *part, bool 
     return status;
 }
 
-/* A shard's header has the hash of a table of the hashes of all else: it stands for all tokens and documents. */
+/* A shard's header has the hash of a table of the hashes of all else: it stands for all tokens and
+ * documents. */
 static qd_status add_part(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
 {
     const uint64_t size = (uint64_t)part->count;

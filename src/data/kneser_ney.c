@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A trigram is one word of 3 × 21 bits, so sorting groups it by context. The start is the token `vocab`. */
+/* A trigram is one word of 3 × 21 bits, so sorting groups it by context. The start is the token
+ * `vocab`. */
 enum { TOKEN_BITS = 21 };
 #define TOKEN_MASK ((UINT64_C(1) << TOKEN_BITS) - 1)
 
@@ -145,8 +146,9 @@ static int count_class(uint32_t count)
     return count >= 3 ? 2 : (int)count - 1;
 }
 
-/* From n[k] = how many things were seen k times. Small texts have gaps there, which give no estimate or one outside
- * (0, k]: then one discount n1/(n1 + 2 n2) for all, and 1/2 when even that says nothing. */
+/* From n[k] = how many things were seen k times. Small texts have gaps there, which give no
+ * estimate or one outside (0, k]: then one discount n1/(n1 + 2 n2) for all, and 1/2 when even that
+ * says nothing. */
 static void estimate_discounts(const int64_t n[5], double discount[3])
 {
     double y = n[1] > 0 ? (double)n[1] / (double)(n[1] + 2 * n[2]) : 0.5;
@@ -189,8 +191,8 @@ static qd_status table_alloc(context_table *t, int64_t contexts, int64_t entries
     return QD_OK;
 }
 
-/* Fills entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an entry, its length the
- * count. */
+/* Fills entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an entry,
+ * its length the count. */
 static void table_fill(context_table *t, const uint64_t *keys, int64_t count)
 {
     int64_t entry = -1, context = -1;
@@ -264,7 +266,8 @@ qd_status qd_kn_finish(qd_kn *m)
     QD_TRY(table_alloc(&m->trigrams, count_different(m->keys, m->count, TOKEN_BITS), trigrams, true));
     table_fill(&m->trigrams, m->keys, m->count);
     table_weigh(&m->trigrams);
-    /* Each different trigram uvw once, as vw: how often vw stands there is how many different u it followed. */
+    /* Each different trigram uvw once, as vw: how often vw stands there is how many different u it
+     * followed. */
     int64_t at = 0;
     for (int64_t i = 0; i < m->count; i++)
         if (i == 0 || m->keys[i] != m->keys[i - 1])
@@ -283,7 +286,8 @@ qd_status qd_kn_finish(qd_kn *m)
 
 /* ---- asking ---- */
 
-/* (count - discount) / total + free · lower, with the count of `token` after context number c (-1: never seen). */
+/* (count - discount) / total + free · lower, with the count of `token` after context number c (-1:
+ * never seen). */
 static double interpolate(const context_table *t, int64_t c, uint32_t token, double lower)
 {
     if (c < 0 || t->begin[c] == t->begin[c + 1])

@@ -41,8 +41,9 @@ void qd_mixture_bounds(const double *weights, int sources, int64_t *bounds)
         counts[s] = counts[s] > 0 ? counts[s] : 1;
         total += counts[s];
     }
-    /* Too few: one more where the share exceeds the count most. Too many (tiny sources got their 1): one less where the
-     * count exceeds the share most among those that can give. Equal ones: the first. */
+    /* Too few: one more where the share exceeds the count most. Too many (tiny sources got their
+     * 1): one less where the count exceeds the share most among those that can give. Equal ones:
+     * the first. */
     while (total != QD_MIXTURE_BLOCK) {
         const int64_t step = total < QD_MIXTURE_BLOCK ? 1 : -1;
         int best = -1;

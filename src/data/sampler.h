@@ -1,5 +1,6 @@
-/* Which sample of a run is which window of which source: pure functions of (seed, sample index), without state and
- * without a layout in them. Any rank can compute any sample, and a run can go on anywhere. */
+/* Which sample of a run is which window of which source: pure functions of (seed, sample index),
+ * without state and without a layout in them. Any rank can compute any sample, and a run can go on
+ * anywhere. */
 #ifndef QD_DATA_SAMPLER_H
 #define QD_DATA_SAMPLER_H
 
@@ -8,11 +9,13 @@
 
 enum { QD_MIXTURE_BLOCK = 4096 };
 
-/* Image of `index` under permutation number `epoch` of [0, size): a Feistel network, cycled until it falls inside. */
+/* Image of `index` under permutation number `epoch` of [0, size): a Feistel network, cycled until
+ * it falls inside. */
 int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size);
 
-/* Samples are dealt to the sources in blocks of QD_MIXTURE_BLOCK. Within a block each source has a fixed number of
- * samples, its weight rounded by largest remainders and at least 1, in an order permuted per block. */
+/* Samples are dealt to the sources in blocks of QD_MIXTURE_BLOCK. Within a block each source has a
+ * fixed number of samples, its weight rounded by largest remainders and at least 1, in an order
+ * permuted per block. */
 typedef struct qd_mixture {
     uint64_t seed;
     int sources;
@@ -28,7 +31,8 @@ typedef struct qd_sample {
     int64_t epoch, window;
 } qd_sample;
 
-/* Sample number `index` of the run. Over `windows[s]` samples of source s in a row each of its windows comes once. */
+/* Sample number `index` of the run. Over `windows[s]` samples of source s in a row each of its
+ * windows comes once. */
 qd_sample qd_mixture_sample(const qd_mixture *mixture, int64_t index);
 
 #endif

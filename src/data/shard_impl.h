@@ -10,7 +10,8 @@
 #define SHARD_MAGIC "QDTOKENS"
 enum { SHARD_VERSION = 1, SHARD_HEADER_BYTES = 128, SHARD_CHUNK_BYTES = 1 << 20 };
 
-/* At offset 0. After it: tokens, zeros up to a multiple of 8, documents and the checksum table (u64 each), end. */
+/* At offset 0. After it: tokens, zeros up to a multiple of 8, documents and the checksum table (u64
+ * each), end. */
 typedef struct shard_header {
     char magic[8];
     uint32_t version, token_bytes;

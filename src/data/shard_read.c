@@ -1,4 +1,5 @@
-/* Reading shards: nothing of the header is believed before it fits, and everything is read with pread() (data/stored.h). */
+/* Reading shards: nothing of the header is believed before it fits, and everything is read with
+ * pread() (data/stored.h). */
 #include "data/shard.h"
 
 #include "base/file.h"
@@ -58,8 +59,9 @@ static qd_status check_header_bytes(const char *path, const shard_header *h, siz
     return QD_OK;
 }
 
-/* A header with a right checksum may still be made by somebody else's program: nothing in it is believed before it
- * fits. Offsets follow from the counts, so each must be the one value that the counts give. */
+/* A header with a right checksum may still be made by somebody else's program: nothing in it is
+ * believed before it fits. Offsets follow from the counts, so each must be the one value that the
+ * counts give. */
 static qd_status check_header_sense(const char *path, const shard_header *h, size_t size)
 {
     const uint64_t most = size; /* no count can be larger than the file */
@@ -166,7 +168,8 @@ static void verify_tokens(verify_job *job, const void *tokens, int64_t first, in
         }
 }
 
-/* Checksum and tokens in one pass. Chunks, buffers and tokens begin at multiples of 8 bytes, or of one token, after the header. */
+/* Checksum and tokens in one pass. Chunks, buffers and tokens begin at multiples of 8 bytes, or of
+ * one token, after the header. */
 static qd_status verify_chunk(verify_job *job, int64_t chunk, XXH3_state_t *hash, unsigned char *buffer)
 {
     const qd_shard *s = job->shard;

@@ -1,5 +1,5 @@
-/* What a path names becomes parts of a source: shards as they are, text through the encoder, into the cache or into
- * memory. */
+/* What a path names becomes parts of a source: shards as they are, text through the encoder, into
+ * the cache or into memory. */
 #include "base/text/json.h"
 #include "data/data_impl.h"
 #include "data/encode.h"
@@ -110,7 +110,8 @@ static size_t folder_of(const char *path)
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-/* What the folder of `path`, its last shard, says of itself. Folders of earlier versions say nothing. */
+/* What the folder of `path`, its last shard, says of itself. Folders of earlier versions say
+ * nothing. */
 static qd_status check_count(const char *path, int64_t shards)
 {
     const size_t length = folder_of(path);
@@ -128,7 +129,8 @@ static qd_status check_count(const char *path, int64_t shards)
     return status;
 }
 
-/* A folder that was copied in part: shards are numbered from 0, so a gap shows, and the folder says how many they are. */
+/* A folder that was copied in part: shards are numbered from 0, so a gap shows, and the folder says
+ * how many they are. */
 static qd_status check_numbers(const qd_file_list *files)
 {
     int expected = 0;
@@ -265,7 +267,8 @@ static void hash_text(XXH3_state_t *hash, const char *text)
     XXH3_128bits_update(hash, text ? text : "", text ? strlen(text) + 1 : 1);
 }
 
-/* Name of the folder for this text and this encoder: 32 hexadecimal digits of a hash of all that decides the tokens. */
+/* Name of the folder for this text and this encoder: 32 hexadecimal digits of a hash of all that
+ * decides the tokens. */
 static qd_status cache_key(const qd_encode_job *job, char key[40])
 {
     XXH3_state_t *hash = XXH3_createState();
@@ -293,12 +296,14 @@ static qd_status cache_key(const qd_encode_job *job, char key[40])
     return status;
 }
 
-/* One of all ranks and runs that want this folder makes it; the others wait for the lock and find it made. */
+/* One of all ranks and runs that want this folder makes it; the others wait for the lock and find
+ * it made. */
 static qd_status make_cached(const qd_encode_job *job, const char *folder)
 {
     qd_tokenize_report report;
     struct stat info;
-    /* It gets its name when it is complete. So a cache that cannot be written serves what it has. */
+    /* It gets its name when it is complete. So a cache that cannot be written serves what it
+     * has. */
     if (stat(folder, &info) == 0)
         return QD_OK;
     char *lock_path = qd_path_with(folder, ".lock");

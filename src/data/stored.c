@@ -1,5 +1,5 @@
-/* Files of a data set with a bound on open descriptors. The bound is one for the process, as that of the system is, and so is the
- * list of open files: ranks may be threads. */
+/* Files of a data set with a bound on open descriptors. The bound is one for the process, as that
+ * of the system is, and so is the list of open files: ranks may be threads. */
 #include "data/stored.h"
 
 #include "base/file.h"
@@ -57,7 +57,8 @@ static void list_first(qd_stored *f)
     open_count++;
 }
 
-/* Closes the ones that nobody reads and that have not been used for longest, until there are at most `most`. */
+/* Closes the ones that nobody reads and that have not been used for longest, until there are at
+ * most `most`. */
 static void close_old(int most)
 {
     for (qd_stored *f = oldest, *next; f && open_count > most; f = next) {

@@ -1,5 +1,6 @@
-/* Refuses files that are not text before they become tokens: archives and compressed files by their first bytes, others by NUL
- * bytes and by what is not UTF-8. A model trains on anything, so that nothing later would show the mistake. */
+/* Refuses files that are not text before they become tokens: archives and compressed files by their
+ * first bytes, others by NUL bytes and by what is not UTF-8. A model trains on anything, so that
+ * nothing later would show the mistake. */
 #include "base/text/strbuf.h"
 #include "data/files.h"
 

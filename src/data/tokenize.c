@@ -37,7 +37,8 @@ static qd_status finish_shard(shard_set *set)
     return QD_OK;
 }
 
-/* How many they are: of a folder that was copied in part the last may be missing, and nothing else would show it. */
+/* How many they are: of a folder that was copied in part the last may be missing, and nothing else
+ * would show it. */
 static qd_status write_count(const shard_set *set, const qd_tokenize_progress *total)
 {
     qd_strbuf text = {0};
@@ -111,8 +112,8 @@ static qd_status check_output(const char *folder)
     return empty ? QD_OK : QD_FAIL(QD_USAGE, "%s: the folder is not empty: remove it or name another", folder);
 }
 
-/* Makes the folder that shards are written to before it gets its name, and locks it: what a killed process left there
- * is removed, what a living one writes is not. */
+/* Makes the folder that shards are written to before it gets its name, and locks it: what a killed
+ * process left there is removed, what a living one writes is not. */
 static qd_status open_partial(const char *partial, int *lock)
 {
     QD_TRY(qd_folder_make(partial));

@@ -8,7 +8,8 @@
 
 enum { CHUNK = 1 << 16 };
 
-/* Walks over tokens [first, end) of a source in chunks that end where a document begins, if the mask asks for that. */
+/* Walks over tokens [first, end) of a source in chunks that end where a document begins, if the
+ * mask asks for that. */
 typedef struct token_walk {
     const qd_data *data;
     const qd_token_source *source;
@@ -53,8 +54,9 @@ static qd_status count_source(token_walk *w, qd_kn *model)
     }
 }
 
-/* The targets of the held-out windows. The two tokens before each are known, as they are to a model that reads the
- * window, except at the very beginning of a window, where the trigram knows a little more. */
+/* The targets of the held-out windows. The two tokens before each are known, as they are to a model
+ * that reads the window, except at the very beginning of a window, where the trigram knows a little
+ * more. */
 static qd_status score_source(token_walk *w, const qd_kn *model, double *sum, int64_t *scored)
 {
     const int64_t held = w->source->windows * w->data->seq; /* its first token is no target */

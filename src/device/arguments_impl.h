@@ -13,7 +13,8 @@ qd_status qd_grouped_check(const qd_grouped_args *a);
 /* Types, sizes, strides, and which steps go with which. */
 qd_status qd_matmul_check(const qd_matmul_args *a);
 
-/* QD_USAGE unless runs cover each of a part's rows at most once, lie within them and within `positions`, and go up in position. */
+/* QD_USAGE unless runs cover each of a part's rows at most once, lie within them and within
+ * `positions`, and go up in position. */
 qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t rows,
                             int64_t positions);
 

@@ -1,11 +1,13 @@
 /* A device: memory, streams and a table of kernels. src/device/README.md says what may live here.
  *
- * Addresses in argument structs are device addresses (plain pointers on the CPU). Matrices are row-major. Kernels are
- * enqueued on a stream and take their element type at run time; on the CPU they have run when the call returns.
- * Kernels never allocate: what they need beyond their arguments is the device's workspace, of the size announced in
- * qd_device_caps. Results do not depend on the number of compute threads: each output element is computed by one
- * thread in an order fixed by the shapes. On an accelerator the host does not wait: errors of a kernel may come back
- * from a later call, and host memory that a copy uses must stay as it is until the stream has come so far. */
+ * Addresses in argument structs are device addresses (plain pointers on the CPU). Matrices are
+ * row-major. Kernels are enqueued on a stream and take their element type at run time; on the CPU
+ * they have run when the call returns. Kernels never allocate: what they need beyond their
+ * arguments is the device's workspace, of the size announced in qd_device_caps. Results do not
+ * depend on the number of compute threads: each output element is computed by one thread in an
+ * order fixed by the shapes. On an accelerator the host does not wait: errors of a kernel may come
+ * back from a later call, and host memory that a copy uses must stay as it is until the stream has
+ * come so far. */
 #ifndef QD_DEVICE_DEVICE_H
 #define QD_DEVICE_DEVICE_H
 
@@ -38,11 +40,13 @@ typedef struct qd_device_caps {
     int64_t workspace_bytes; /* held for kernels as long as the device lives */
     int count;               /* such devices in this machine; ranks may share one */
     bool host_memory;        /* the host can read and write device memory: addresses are plain pointers */
-    /* What products can do in the same pass; see qd_matmul_args. The op lists are written for it. */
+    /* What products can do in the same pass; see qd_matmul_args. The op lists are written for
+     * it. */
     bool fused_residual, fused_gelu, fused_bias_grad;
 } qd_device_caps;
 
-/* kind: "cpu" or "cuda". QD_UNSUPPORTED with the reason when this build or machine has no such device. */
+/* kind: "cpu" or "cuda". QD_UNSUPPORTED with the reason when this build or machine has no such
+ * device. */
 qd_status qd_device_create(const char *kind, const qd_device_config *config, qd_device **device);
 void qd_device_destroy(qd_device *device);
 const qd_device_caps *qd_device_get_caps(const qd_device *device);
@@ -50,27 +54,32 @@ const qd_device_caps *qd_device_get_caps(const qd_device *device);
 /* Zeroed memory, aligned to 64 bytes or better. bytes == 0 gives a valid empty allocation. */
 qd_status qd_device_alloc(qd_device *device, int64_t bytes, void **address);
 void qd_device_free(qd_device *device, void *address, int64_t bytes);
-/* Counts memory that somebody else has given for this device's buffers, or with a negative number its return. */
+/* Counts memory that somebody else has given for this device's buffers, or with a negative number
+ * its return. */
 void qd_device_adopt(qd_device *device, int64_t bytes);
 int64_t qd_device_allocated(const qd_device *device); /* bytes now held through qd_device_alloc, or adopted */
 
 /* What the accelerator (or the machine) has, and what of it is free now. */
 qd_status qd_device_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes);
-/* Library workspaces and the like by name, for the accountant's page: "cuBLAS workspace 64.0 MiB, ...". */
+/* Library workspaces and the like by name, for the accountant's page: "cuBLAS workspace 64.0 MiB,
+ * ...". */
 void qd_device_describe_workspace(const qd_device *device, qd_strbuf *text);
 
-/* Host memory that copies to and from the device reach directly (page-locked); plain memory on the CPU. */
+/* Host memory that copies to and from the device reach directly (page-locked); plain memory on the
+ * CPU. */
 qd_status qd_host_alloc(qd_device *device, int64_t bytes, void **address);
 void qd_host_free(qd_device *device, void *address);
 
-/* Two streams: kernels of the step run on the first, communication on the second. Work on one stream runs in order. */
+/* Two streams: kernels of the step run on the first, communication on the second. Work on one
+ * stream runs in order. */
 qd_stream *qd_device_compute_stream(qd_device *device);
 qd_stream *qd_device_comm_stream(qd_device *device);
 qd_device *qd_stream_device(qd_stream *stream);
 qd_status qd_stream_wait(qd_stream *stream); /* the host waits until all enqueued work has run */
 
-/* Events order streams, also of different devices of this process, and take times. An event that was never recorded has
- * happened. On the CPU everything has happened when a call returns; times are those of recording. */
+/* Events order streams, also of different devices of this process, and take times. An event that
+ * was never recorded has happened. On the CPU everything has happened when a call returns; times
+ * are those of recording. */
 qd_status qd_event_create(qd_device *device, qd_event **event);
 void qd_event_destroy(qd_event *event); /* NULL is legal */
 qd_status qd_event_record(qd_event *event, qd_stream *stream);
@@ -80,14 +89,16 @@ qd_status qd_event_wait(qd_event *event);                           /* the host 
 qd_status qd_event_done(qd_event *event, bool *done);
 qd_status qd_event_seconds(qd_event *from, qd_event *to, double *seconds); /* both have happened */
 
-/* Makes memory of `other` reachable for kernels and copies of `device`. QD_UNSUPPORTED where the two cannot. */
+/* Makes memory of `other` reachable for kernels and copies of `device`. QD_UNSUPPORTED where the
+ * two cannot. */
 qd_status qd_device_reach(qd_device *device, qd_device *other);
-/* For libraries that bring their own calls (NCCL): the device becomes current in the calling thread, and the stream in the
- * library's terms (a cudaStream_t); NULL on the CPU. */
+/* For libraries that bring their own calls (NCCL): the device becomes current in the calling
+ * thread, and the stream in the library's terms (a cudaStream_t); NULL on the CPU. */
 qd_status qd_device_make_current(qd_device *device);
 void *qd_stream_native(qd_stream *stream);
 
-/* Host to device, device to host or within the device, ordered on the stream; host memory must stay valid until then. */
+/* Host to device, device to host or within the device, ordered on the stream; host memory must stay
+ * valid until then. */
 qd_status qd_copy(qd_stream *stream, void *to, const void *from, int64_t bytes);
 qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
 
@@ -116,10 +127,11 @@ typedef struct qd_matmul_args {
     void *bias_grad;
 } qd_matmul_args;
 
-/* Devices whose library offers several algorithms per GEMM choose by timing. `calls`: the GEMMs a run will make, addresses
- * ignored. Those without a choice yet are timed (memory is taken for it and given back); *searched says whether there were
- * any. The choices are a text that other ranks, or a later run on the same kind of device, take over; a text of another
- * device or library version is ignored. On devices without a choice the text is empty. */
+/* Devices whose library offers several algorithms per GEMM choose by timing. `calls`: the GEMMs a
+ * run will make, addresses ignored. Those without a choice yet are timed (memory is taken for it
+ * and given back); *searched says whether there were any. The choices are a text that other ranks,
+ * or a later run on the same kind of device, take over; a text of another device or library version
+ * is ignored. On devices without a choice the text is empty. */
 typedef struct qd_tune_args {
     const qd_matmul_args *calls;
     const int64_t *times; /* how often a step makes each; NULL: once */
@@ -133,7 +145,8 @@ qd_status qd_device_tune(qd_device *device, const qd_tune_args *args, bool *sear
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_device_tuning_set(qd_device *device, const char *text);
 
-/* grad (cols) = sum over rows of dy (rows, cols) [+ grad if accumulate], rows in ascending order within fixed blocks. */
+/* grad (cols) = sum over rows of dy (rows, cols) [+ grad if accumulate], rows in ascending order
+ * within fixed blocks. */
 typedef struct qd_bias_grad_args {
     const void *dy;
     void *grad;
@@ -142,8 +155,9 @@ typedef struct qd_bias_grad_args {
     qd_dtype dtype, grad_dtype;
 } qd_bias_grad_args;
 
-/* LayerNorm (rms false) or RMSNorm over the last dimension. If `add` is set: sum = x + add is written to `sum` and
- * normalised instead of x. y = (x - mean) * rstd * gamma + beta. mean is NULL for RMSNorm; beta may be NULL. */
+/* LayerNorm (rms false) or RMSNorm over the last dimension. If `add` is set: sum = x + add is
+ * written to `sum` and normalised instead of x. y = (x - mean) * rstd * gamma + beta. mean is NULL
+ * for RMSNorm; beta may be NULL. */
 typedef struct qd_norm_forward_args {
     const void *x, *add, *gamma, *beta;
     void *sum, *y;
@@ -154,9 +168,10 @@ typedef struct qd_norm_forward_args {
     qd_dtype dtype, param_dtype;
 } qd_norm_forward_args;
 
-/* dx = gradient through the norm [+ add, the residual branch's gradient, if not NULL; add may equal dx].
- * add_grad and dx_grad: sums over rows of add and of dx, which are gradients of biases that were added to the residual stream.
- * dgamma, dbeta, add_grad and dx_grad (each may be NULL) are added to if accumulate, else overwritten. */
+/* dx = gradient through the norm [+ add, the residual branch's gradient, if not NULL; add may equal
+ * dx]. add_grad and dx_grad: sums over rows of add and of dx, which are gradients of biases that
+ * were added to the residual stream. dgamma, dbeta, add_grad and dx_grad (each may be NULL) are
+ * added to if accumulate, else overwritten. */
 typedef struct qd_norm_backward_args {
     const void *dy, *x, *gamma, *add;
     const float *mean, *rstd;
@@ -166,9 +181,9 @@ typedef struct qd_norm_backward_args {
     qd_dtype dtype, param_dtype, grad_dtype;
 } qd_norm_backward_args;
 
-/* Rotates pairs (i, i + head_dim/2) of `heads` heads in each row of x, in place, by the angle of the row's position
- * (positions[row], or row % seq if NULL). table: (max positions, head_dim/2, 2) fp32, cosine then sine.
- * inverse: the backward pass. */
+/* Rotates pairs (i, i + head_dim/2) of `heads` heads in each row of x, in place, by the angle of
+ * the row's position (positions[row], or row % seq if NULL). table: (max positions, head_dim/2, 2)
+ * fp32, cosine then sine. inverse: the backward pass. */
 typedef struct qd_rope_args {
     void *x;
     const float *table;
@@ -179,11 +194,12 @@ typedef struct qd_rope_args {
     qd_dtype dtype;
 } qd_rope_args;
 
-/* Causal self-attention of `batch` sequences of `seq` rows. q, k, v and their gradients are strided views of one or
- * several buffers: element (row, head, i) is at row * stride + head * head_dim + i. Query head h uses key head
- * h / (heads / kv_heads). Row t sees rows max(doc_start[row], 0) .. t of its sequence (doc_start: position within the
- * sequence at which the row's document begins; NULL: 0). Memory linear in seq: scores are never stored.
- * lse: (batch, heads, seq), log of the sum of exponentials of the scaled scores. */
+/* Causal self-attention of `batch` sequences of `seq` rows. q, k, v and their gradients are strided
+ * views of one or several buffers: element (row, head, i) is at row * stride + head * head_dim + i.
+ * Query head h uses key head h / (heads / kv_heads). Row t sees rows max(doc_start[row], 0) .. t of
+ * its sequence (doc_start: position within the sequence at which the row's document begins; NULL:
+ * 0). Memory linear in seq: scores are never stored. lse: (batch, heads, seq), log of the sum of
+ * exponentials of the scaled scores. */
 typedef struct qd_attention_args {
     const void *q, *k, *v;
     void *o; /* forward: output; backward: input */
@@ -199,14 +215,15 @@ typedef struct qd_attention_args {
     float *delta; /* (batch, heads, seq) scratch; attention_delta: output, rowsum(d_o * o) of each head */
 } qd_attention_args;
 
-/* Causal attention of some rows of each sequence against keys and values of others, for sequences whose rows are shared out
- * over ranks. q holds q_seq rows of each of `batch` sequences, k and v k_seq rows; runs say at which positions they stand
- * (host memory; ascending positions, each row in one run). A row at position t sees the keys at positions
- * max(doc_start, 0) .. t, if there are any. Views, heads and scale as above.
- * Forward: o (fp32) and lse are a running result: the keys of this call are merged in by their log-sum-exp, so that calls
- * for all parts of the keys, in any order, give the attention over all. begin: nothing is there yet, both are overwritten.
- * A row that has seen no key yet has o 0 and lse minus infinity.
- * Backward: lse is the final one, delta what attention_delta gives. dq, dk, dv are fp32 and accumulated into. */
+/* Causal attention of some rows of each sequence against keys and values of others, for sequences
+ * whose rows are shared out over ranks. q holds q_seq rows of each of `batch` sequences, k and v
+ * k_seq rows; runs say at which positions they stand (host memory; ascending positions, each row in
+ * one run). A row at position t sees the keys at positions max(doc_start, 0) .. t, if there are
+ * any. Views, heads and scale as above. Forward: o (fp32) and lse are a running result: the keys of
+ * this call are merged in by their log-sum-exp, so that calls for all parts of the keys, in any
+ * order, give the attention over all. begin: nothing is there yet, both are overwritten. A row that
+ * has seen no key yet has o 0 and lse minus infinity. Backward: lse is the final one, delta what
+ * attention_delta gives. dq, dk, dv are fp32 and accumulated into. */
 typedef struct qd_attention_part_args {
     const void *q, *k, *v;
     float *o, *lse;           /* lse: (batch, heads, q_seq) */
@@ -225,9 +242,10 @@ typedef struct qd_attention_part_args {
     int64_t dq_stride, dk_stride, dv_stride;
 } qd_attention_part_args;
 
-/* Attention of new rows of one sequence against a cache of earlier ones, for generation. Row r of q, k, v stands at
- * position past + r: its key and value are first stored in the caches, (context, kv_heads * head_dim) each, then it sees
- * positions 0 .. past + r. past + rows must not exceed context. */
+/* Attention of new rows of one sequence against a cache of earlier ones, for generation. Row r of
+ * q, k, v stands at position past + r: its key and value are first stored in the caches, (context,
+ * kv_heads * head_dim) each, then it sees positions 0 .. past + r. past + rows must not exceed
+ * context. */
 typedef struct qd_attention_cached_args {
     const void *q, *k, *v;
     void *o, *k_cache, *v_cache;
@@ -237,9 +255,9 @@ typedef struct qd_attention_cached_args {
     qd_dtype dtype;
 } qd_attention_cached_args;
 
-/* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) * up (rows, cols).
- * Backward: dx from dy and x; dx may equal x (gelu: also dy). If y is given, it becomes the forward result again, which
- * needs a dx apart from x. */
+/* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) *
+ * up (rows, cols). Backward: dx from dy and x; dx may equal x (gelu: also dy). If y is given, it
+ * becomes the forward result again, which needs a dx apart from x. */
 typedef struct qd_activation_args {
     qd_activation kind;
     const void *x, *dy;
@@ -248,7 +266,8 @@ typedef struct qd_activation_args {
     qd_dtype dtype;
 } qd_activation_args;
 
-/* Rows of a matrix into another: to[r * to_stride + c] [+]= from[r * from_stride + c], converted to nearest even. */
+/* Rows of a matrix into another: to[r * to_stride + c] [+]= from[r * from_stride + c], converted to
+ * nearest even. */
 typedef struct qd_copy_rows_args {
     const void *from;
     void *to;
@@ -265,8 +284,9 @@ typedef struct qd_add_args {
     qd_dtype a_dtype, b_dtype, y_dtype;
 } qd_add_args;
 
-/* y = x * mask / (1 - p); element (row, col) is kept if the Philox draw for (seed, site, step, (first_row + row) * cols
- * + col) is at least p, so forward, backward and any layout agree. first_row: global index of row 0. y may equal x. */
+/* y = x * mask / (1 - p); element (row, col) is kept if the Philox draw for (seed, site, step,
+ * (first_row + row) * cols + col) is at least p, so forward, backward and any layout agree.
+ * first_row: global index of row 0. y may equal x. */
 typedef struct qd_dropout_args {
     const void *x;
     void *y;
@@ -277,8 +297,9 @@ typedef struct qd_dropout_args {
     qd_dtype dtype;
 } qd_dropout_args;
 
-/* y (rows, cols) = token_table[tokens[row]] [+ position_table[positions[row] or row % seq]]. Of the vocabulary's rows the table
- * holds `held` from `first` on (held 0: all); tokens of other rows count as rows of zeros. */
+/* y (rows, cols) = token_table[tokens[row]] [+ position_table[positions[row] or row % seq]]. Of the
+ * vocabulary's rows the table holds `held` from `first` on (held 0: all); tokens of other rows
+ * count as rows of zeros. */
 typedef struct qd_embedding_forward_args {
     const int32_t *tokens, *positions;
     const void *token_table, *position_table; /* position_table may be NULL */
@@ -287,7 +308,8 @@ typedef struct qd_embedding_forward_args {
     qd_dtype dtype, param_dtype;
 } qd_embedding_forward_args;
 
-/* Tables' gradients += rows of dy, rows in ascending order for each table row. No atomics. first, held: as above. */
+/* Tables' gradients += rows of dy, rows in ascending order for each table row. No atomics. first,
+ * held: as above. */
 typedef struct qd_embedding_backward_args {
     const int32_t *tokens, *positions;
     const void *dy;
@@ -296,8 +318,9 @@ typedef struct qd_embedding_backward_args {
     qd_dtype dtype, grad_dtype;
 } qd_embedding_backward_args;
 
-/* logits (rows, vocab) with row stride ld, fp32 or bf16. losses[row] = -log softmax(logits)[target], 0 if target < 0.
- * If grad: logits become (softmax - onehot) * scale (0 where target < 0), columns beyond vocab up to ld are set to 0. */
+/* logits (rows, vocab) with row stride ld, fp32 or bf16. losses[row] = -log
+ * softmax(logits)[target], 0 if target < 0. If grad: logits become (softmax - onehot) * scale (0
+ * where target < 0), columns beyond vocab up to ld are set to 0. */
 typedef struct qd_cross_entropy_args {
     void *logits;
     const int32_t *targets;
@@ -308,11 +331,13 @@ typedef struct qd_cross_entropy_args {
     qd_dtype dtype;
 } qd_cross_entropy_args;
 
-/* The same where ranks have the logits of a part of the tokens each, columns [first, first + vocab) of `all`, in three stages
- * between which the ranks take the maximum of `top` and the sum of `sums`:
+/* The same where ranks have the logits of a part of the tokens each, columns [first, first + vocab)
+ * of `all`, in three stages between which the ranks take the maximum of `top` and the sum of
+ * `sums`:
  *   MAX   top[row] = maximum of the row's logits
  *   SUM   sums[2 row] = sum of e^(logit - top), sums[2 row + 1] = the target's logit - top if the rank has it, else 0
- *   GRAD  losses[row] = log sums[2 row] - sums[2 row + 1], 0 if target < 0; if grad: logits become gradients as above */
+ *   GRAD  losses[row] = log sums[2 row] - sums[2 row + 1], 0 if target < 0; if grad: logits become gradients as
+ * above */
 typedef enum qd_cross_entropy_stage { QD_CROSS_ENTROPY_MAX, QD_CROSS_ENTROPY_SUM, QD_CROSS_ENTROPY_GRAD } qd_cross_entropy_stage;
 typedef struct qd_cross_entropy_part_args {
     qd_cross_entropy_stage stage;
@@ -333,8 +358,8 @@ typedef struct qd_loss_sum_args {
     double *total, *counted;
 } qd_loss_sum_args;
 
-/* out[row] = sum of squares of row (rows, cols), in double, in an order fixed by cols. Not finite stays not finite.
- * next: another matrix, or NULL; small ones take less time together. */
+/* out[row] = sum of squares of row (rows, cols), in double, in an order fixed by cols. Not finite
+ * stays not finite. next: another matrix, or NULL; small ones take less time together. */
 typedef struct qd_row_squares_args {
     const void *x;
     double *out;
@@ -343,8 +368,9 @@ typedef struct qd_row_squares_args {
     const struct qd_row_squares_args *next;
 } qd_row_squares_args;
 
-/* sums[r.sum] = sum of x over the run r and those of the same sum that follow it, in an order fixed by the number of elements, however
- * they are cut into runs; on the CPU one after another. Sums without a run are left alone. */
+/* sums[r.sum] = sum of x over the run r and those of the same sum that follow it, in an order fixed
+ * by the number of elements, however they are cut into runs; on the CPU one after another. Sums
+ * without a run are left alone. */
 typedef struct qd_sum_run {
     int64_t first, count; /* elements of x */
     int32_t sum;
@@ -356,10 +382,12 @@ typedef struct qd_run_sums_args {
     double *sums;
 } qd_run_sums_args;
 
-/* The norm of all gradients, from the sums of squares of each parameter (added in ascending order on the CPU, in one fixed by `count`
- * elsewhere), and the factor that gradients are to be multiplied with. Gradients were scaled for `planned` tokens, the loss counts
- * those that had a target: norm = root of the sum * planned / counted. factor = planned / counted, times clip / norm or so where the
- * norm is above clip (0: never); NaN if the loss, a sum or the norm is not finite. */
+/* The norm of all gradients, from the sums of squares of each parameter (added in ascending order
+ * on the CPU, in one fixed by `count` elsewhere), and the factor that gradients are to be
+ * multiplied with. Gradients were scaled for `planned` tokens, the loss counts those that had a
+ * target: norm = root of the sum * planned / counted. factor = planned / counted, times clip / norm
+ * or so where the norm is above clip (0: never); NaN if the loss, a sum or the norm is not
+ * finite. */
 typedef struct qd_grad_norm_args {
     const double *sums, *loss; /* loss: its sum, tokens counted */
     int64_t count;
@@ -373,12 +401,14 @@ typedef struct qd_param_range {
     bool decay; /* weight decay applies */
 } qd_param_range;
 
-/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float. master is the fp32
- * parameter; a `param` of bf16 is another buffer, into which the new value is rounded. Addresses are those of element
- * 0, whether a buffer has it or not. bias_correction{1,2} = 1 - beta^step. If grad_scale is not finite nothing is done.
- * Coefficients are double because 1 - beta would lose half of its digits in fp32; moments decay by it, as x - x*(1 - beta), because a
- * beta rounded to fp32 (0.99999999 is 1) would decay at another rate. rest, if given, takes the place of
- * master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it lacks (qd_f32_rest). */
+/* Decoupled weight decay (AdamW). Gradient g * *grad_scale, which is in device memory, as a float.
+ * master is the fp32 parameter; a `param` of bf16 is another buffer, into which the new value is
+ * rounded. Addresses are those of element 0, whether a buffer has it or not. bias_correction{1,2} =
+ * 1 - beta^step. If grad_scale is not finite nothing is done. Coefficients are double because 1 -
+ * beta would lose half of its digits in fp32; moments decay by it, as x - x*(1 - beta), because a
+ * beta rounded to fp32 (0.99999999 is 1) would decay at another rate. rest, if given, takes the
+ * place of master: the fp32 values are in two parts, `param` (bf16), which is read too, and what it
+ * lacks (qd_f32_rest). */
 typedef struct qd_adamw_args {
     void *param, *grad;
     float *master, *m, *v;
@@ -390,7 +420,8 @@ typedef struct qd_adamw_args {
     qd_dtype param_dtype, grad_dtype;
 } qd_adamw_args;
 
-/* As above; the momentum buffer `m` may be NULL when momentum is 0: m = momentum*m + g; p -= lr*(m + weight_decay*p). */
+/* As above; the momentum buffer `m` may be NULL when momentum is 0: m = momentum*m + g; p -= lr*(m
+ * + weight_decay*p). */
 typedef struct qd_sgd_args {
     void *param, *grad;
     float *master, *m;
@@ -402,10 +433,11 @@ typedef struct qd_sgd_args {
     qd_dtype param_dtype, grad_dtype;
 } qd_sgd_args;
 
-/* Muon, in steps: `momentum` makes the matrix that is orthogonalized, optim/muon.h orthogonalizes it with products,
- * unit_norm and axpby, matrix_update applies the result. n elements, one after another.
- * m = momentum*m + (1 - momentum)*g; out = m, or with nesterov momentum*m + (1 - momentum)*g; g = grad * *grad_scale.
- * out may be NULL. If grad_scale is not finite nothing is done. */
+/* Muon, in steps: `momentum` makes the matrix that is orthogonalized, optim/muon.h orthogonalizes
+ * it with products, unit_norm and axpby, matrix_update applies the result. n elements, one after
+ * another. m = momentum*m + (1 - momentum)*g; out = m, or with nesterov momentum*m + (1 -
+ * momentum)*g; g = grad * *grad_scale. out may be NULL. If grad_scale is not finite nothing is
+ * done. */
 typedef struct qd_momentum_args {
     const void *grad;
     float *m, *out;
@@ -416,7 +448,8 @@ typedef struct qd_momentum_args {
     qd_dtype grad_dtype;
 } qd_momentum_args;
 
-/* x (rows, cols) fp32 becomes x / max(root of the sum of row_squares, eps); row_squares (rows) are added in ascending order. */
+/* x (rows, cols) fp32 becomes x / max(root of the sum of row_squares, eps); row_squares (rows) are
+ * added in ascending order. */
 typedef struct qd_unit_norm_args {
     float *x;
     const double *row_squares;
@@ -432,8 +465,8 @@ typedef struct qd_axpby_args {
     float alpha, beta;
 } qd_axpby_args;
 
-/* master = master*(1 - decay) - rate*direction; `param`, if it is another buffer, gets the new value rounded.
- * If grad_scale is given and not finite nothing is done. */
+/* master = master*(1 - decay) - rate*direction; `param`, if it is another buffer, gets the new
+ * value rounded. If grad_scale is given and not finite nothing is done. */
 typedef struct qd_matrix_update_args {
     void *param;
     float *master;
@@ -453,11 +486,13 @@ typedef struct qd_cast_args {
 } qd_cast_args;
 
 /* ---- between ranks that are threads of one process ----
- * Addresses may belong to several devices of one kind that reach each other (qd_device_reach). Unlike other kernels these
- * may be called by a second thread while the rank's own thread enqueues kernels. */
+ * Addresses may belong to several devices of one kind that reach each other (qd_device_reach).
+ * Unlike other kernels these may be called by a second thread while the rank's own thread enqueues
+ * kernels. */
 
-/* For each segment and each output j: outs[j][out + i] = reduction of sources[0][in + i] .. sources[n-1][in + i], along the
- * pairwise tree of device/sum.h, with its bits. An output may be one of the sources if in == out. */
+/* For each segment and each output j: outs[j][out + i] = reduction of sources[0][in + i] ..
+ * sources[n-1][in + i], along the pairwise tree of device/sum.h, with its bits. An output may be
+ * one of the sources if in == out. */
 #define QD_SUM_RANKS_MOST 64 /* sources, outputs */
 typedef struct qd_sum_segment {
     int64_t in, out, count; /* elements */

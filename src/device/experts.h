@@ -1,16 +1,16 @@
 /* Kernel arguments of blocks with experts, and of norms of queries and keys. Part of device.h.
  *
- * An assignment is a pair (row, j), j below per_token: row's j-th choice. Assignments that are carried out are numbered by
- * expert, then row, then j: their place. An expert may have none. */
+ * An assignment is a pair (row, j), j below per_token: row's j-th choice. Assignments that are
+ * carried out are numbered by expert, then row, then j: their place. An expert may have none. */
 #ifndef QD_DEVICE_EXPERTS_H
 #define QD_DEVICE_EXPERTS_H
 
 #include <quadrille/types.h>
 
-/* x (rows, row_stride): heads queries, then kv_heads keys, of head_dim each; what follows them is copied. Each head's vector
- * becomes x * rstd * gamma, rstd = 1 / sqrt(mean(x²) + eps). rstd: (rows, heads + kv_heads).
- * Backward: d (rows, row_stride) in place, from the gradient of the result to that of x; gradients of gammas are added to if
- * accumulate, else overwritten. */
+/* x (rows, row_stride): heads queries, then kv_heads keys, of head_dim each; what follows them is
+ * copied. Each head's vector becomes x * rstd * gamma, rstd = 1 / sqrt(mean(x²) + eps). rstd:
+ * (rows, heads + kv_heads). Backward: d (rows, row_stride) in place, from the gradient of the
+ * result to that of x; gradients of gammas are added to if accumulate, else overwritten. */
 typedef struct qd_head_norm_args {
     const void *x, *q_gamma, *k_gamma;
     void *y;
@@ -24,18 +24,20 @@ typedef struct qd_head_norm_args {
     qd_dtype grad_dtype;
 } qd_head_norm_args;
 
-/* How experts are chosen. Scores are softmax or sigmoid of the logits. Experts lie in `groups` equal groups; the score of a
- * group is the sum of its group_best highest (score + bias), and the top_groups highest groups may be chosen from: the
- * per_token highest (score + bias), of equal ones the lowest index. Weights are scores (without bias), divided by their sum if
- * normalised, times scale. */
+/* How experts are chosen. Scores are softmax or sigmoid of the logits. Experts lie in `groups`
+ * equal groups; the score of a group is the sum of its group_best highest (score + bias), and the
+ * top_groups highest groups may be chosen from: the per_token highest (score + bias), of equal ones
+ * the lowest index. Weights are scores (without bias), divided by their sum if normalised, times
+ * scale. */
 typedef struct qd_route_rule {
     int experts, per_token, groups, top_groups, group_best;
     bool sigmoid, normalised;
     float scale;
 } qd_route_rule;
 
-/* logits (rows, experts) -> choice, weight (rows, per_token), best first. load (loads, experts) = how many rows chose each
- * expert, by sequence: row r belongs to sequence (first_row + r) / load_rows. */
+/* logits (rows, experts) -> choice, weight (rows, per_token), best first. load (loads, experts) =
+ * how many rows chose each expert, by sequence: row r belongs to sequence (first_row + r) /
+ * load_rows. */
 typedef struct qd_route_args {
     const float *logits;
     const void *bias; /* (experts) or NULL */
@@ -60,9 +62,9 @@ typedef struct qd_route_grad_args {
     qd_dtype grad_dtype;
 } qd_route_grad_args;
 
-/* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at a place, count (experts).
- * limit > 0: an expert takes at most so many; the last, or (least) those of least weight, of equal ones the last, have
- * place -1. */
+/* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at a
+ * place, count (experts). limit > 0: an expert takes at most so many; the last, or (least) those of
+ * least weight, of equal ones the last, have place -1. */
 typedef struct qd_route_plan_args {
     const int32_t *choice;
     const float *weight;
@@ -81,8 +83,8 @@ typedef struct qd_route_load_args {
 } qd_route_load_args;
 
 /* y[place] = x[row] [* weight[assignment]], for all places. With `old` (backward of combine): also
- * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a place. `place` may be NULL
- * without `old`; a GPU then reads rows once per choice. */
+ * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a
+ * place. `place` may be NULL without `old`; a GPU then reads rows once per choice. */
 typedef struct qd_permute_args {
     const void *x;
     const int32_t *from, *place, *count; /* count (experts): places in all are their sum */
@@ -96,7 +98,8 @@ typedef struct qd_permute_args {
     qd_dtype dtype;
 } qd_permute_args;
 
-/* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], in this order. */
+/* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], in this
+ * order. */
 typedef struct qd_combine_args {
     const void *x, *add; /* x (copies, copy_rows, cols) */
     const int32_t *place;
@@ -108,9 +111,10 @@ typedef struct qd_combine_args {
     qd_dtype dtype;
 } qd_combine_args;
 
-/* Products over experts. Rows of a come in `sources` blocks, one per rank that sent them, in each by expert: counts[s *
- * count_stride + e] rows for e below experts. Of this list the rows [begin, begin + rows) are at hand, a's and c's row 0 being
- * number begin; rows beyond the end of the list are left alone.
+/* Products over experts. Rows of a come in `sources` blocks, one per rank that sent them, in each
+ * by expert: counts[s * count_stride + e] rows for e below experts. Of this list the rows [begin,
+ * begin + rows) are at hand, a's and c's row 0 being number begin; rows beyond the end of the list
+ * are left alone.
  *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
  *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; an expert without rows has 0. With
  *               accumulate all this is added to b. squares (experts, n), if given, are then the sums of squares of b's rows, as they
@@ -133,8 +137,9 @@ typedef struct qd_grouped_args {
     qd_dtype a_dtype, b_dtype, c_dtype;
 } qd_grouped_args;
 
-/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another buffer. If grad_scale
- * is given and not finite nothing is done. rest: instead of bias, as in qd_adamw_args. */
+/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another
+ * buffer. If grad_scale is given and not finite nothing is done. rest: instead of bias, as in
+ * qd_adamw_args. */
 typedef struct qd_expert_bias_args {
     float *bias, *total;
     int16_t *rest;
@@ -145,11 +150,12 @@ typedef struct qd_expert_bias_args {
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 
-/* Copies of rows, one for each node that has experts of the row (spec/layout/nodes.h): experts lie on `nodes` nodes, equally
- * many on each, one after another. Copies are numbered by node, then by row. An assignment whose `kept` is below 0 is
- * not carried out. place (rows, nodes): a copy's number, or -1; from: row * nodes + node of each copy; copies (nodes):
- * how many there are; counts (experts + nodes): `count`, then `copies`; chosen (copies, 2 * per_token): the row's
- * choices, as the node numbers its experts, -1 for those elsewhere, then all its weights. */
+/* Copies of rows, one for each node that has experts of the row (spec/layout/nodes.h): experts lie
+ * on `nodes` nodes, equally many on each, one after another. Copies are numbered by node, then by
+ * row. An assignment whose `kept` is below 0 is not carried out. place (rows, nodes): a copy's
+ * number, or -1; from: row * nodes + node of each copy; copies (nodes): how many there are; counts
+ * (experts + nodes): `count`, then `copies`; chosen (copies, 2 * per_token): the row's choices, as
+ * the node numbers its experts, -1 for those elsewhere, then all its weights. */
 typedef struct qd_node_plan_args {
     const int32_t *choice, *kept; /* (rows, per_token) */
     const int32_t *count;         /* (experts) */
@@ -159,8 +165,8 @@ typedef struct qd_node_plan_args {
     int experts, nodes, per_token;
 } qd_node_plan_args;
 
-/* d_weight (rows, per_token) from those of the copies, (copies, per_token): each choice's from the copy that went to its node, 0 where
- * `kept` is below 0. */
+/* d_weight (rows, per_token) from those of the copies, (copies, per_token): each choice's from the
+ * copy that went to its node, 0 where `kept` is below 0. */
 typedef struct qd_node_weights_args {
     const int32_t *choice, *kept; /* (rows, per_token) */
     const int32_t *place;         /* (rows, nodes) */
@@ -170,10 +176,11 @@ typedef struct qd_node_weights_args {
     int experts, nodes, per_token;
 } qd_node_weights_args;
 
-/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's assignments, in the order of
- * rows, those from number taken[e] on, take[e] of them. place (rows, per_token): -1 for all others; from: the
- * assignment at each place; count (experts) = take. Of `rows` rows the first `relayed` are there. weight (relayed,
- * per_token), or NULL: those that came with the choices. */
+/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's
+ * assignments, in the order of rows, those from number taken[e] on, take[e] of them. place (rows,
+ * per_token): -1 for all others; from: the assignment at each place; count (experts) = take. Of
+ * `rows` rows the first `relayed` are there. weight (relayed, per_token), or NULL: those that came
+ * with the choices. */
 typedef struct qd_relay_plan_args {
     const int32_t *chosen;       /* (relayed, 2 * per_token), as node_plan makes them */
     const int32_t *taken, *take; /* (experts) */

@@ -15,8 +15,9 @@ typedef struct qd_device_info {
 /* kind: "cuda". QD_UNSUPPORTED with the reason where there is none. */
 qd_status qd_device_look(const char *kind, int ordinal, qd_device_info *info);
 
-/* Whether there is that accelerator, without a context on it, which would take memory there: ranks ask before they know which
- * one is theirs. Any kind of device; ordinal -1: one of them is enough. */
+/* Whether there is that accelerator, without a context on it, which would take memory there: ranks
+ * ask before they know which one is theirs. Any kind of device; ordinal -1: one of them is
+ * enough. */
 qd_status qd_device_exists(const char *kind, int ordinal);
 
 /* The CUDA device's part of it; in builds without CUDA it says so. */

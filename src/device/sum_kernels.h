@@ -1,6 +1,7 @@
-/* Bodies of the tree reductions for one instruction set: included by sum.c once per set, with QD_SUM_ISA(name) giving
- * the suffix and QD_SUM_WIDTH the bytes of its vectors. Elements are independent, so every set does the same additions
- * in the same order. No product is followed by an addition: nothing can be contracted. */
+/* Bodies of the tree reductions for one instruction set: included by sum.c once per set, with
+ * QD_SUM_ISA(name) giving the suffix and QD_SUM_WIDTH the bytes of its vectors. Elements are
+ * independent, so every set does the same additions in the same order. No product is followed by an
+ * addition: nothing can be contracted. */
 
 /* Unaligned, may alias: user buffers have only their element's alignment. */
 #define VECTOR(name, type, lanes)                                                                           \
@@ -37,7 +38,8 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
     }                                                                                                       \
     break
 
-/* Defines the reduction NAME for elements ELEM, with accumulator vectors ACC, from LOAD, STORE, COMBINE and SCALE. */
+/* Defines the reduction NAME for elements ELEM, with accumulator vectors ACC, from LOAD, STORE,
+ * COMBINE and SCALE. */
 #define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                                   \
     static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)           \
     {                                                                                                       \
@@ -127,7 +129,8 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(load_fp16)(f32_vect
 {
     u32_vector h = __builtin_convertvector(*(const u16_vector *)from, u32_vector);
     u32_vector magnitude = (h & 0x7fff) << 13;
-    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's and is exact for subnormals too. */
+    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's and is exact for subnormals
+     * too. */
     u32_vector finite = (u32_vector)((f32_vector)magnitude * 0x1p112f);
     u32_vector special = (u32_vector)((h & 0x7c00) == 0x7c00);
     *to = (f32_vector)(SELECT(special, magnitude | 0x7f800000, finite) | ((h & 0x8000) << 16));
@@ -148,7 +151,8 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(store_fp16)(uint16_
     *(u16_vector *)to = __builtin_convertvector(r | (sign >> 16), u16_vector);
 }
 
-/* ---- floating point: COMBINE works on values; max keeps NaN because a NaN `a` is chosen and `a > NaN` is false ---- */
+/* ---- floating point: COMBINE works on values; max keeps NaN because a NaN `a` is chosen and `a > NaN` is false
+ * ---- */
 
 #define C(a, b) ((a) + (b))
 #define SCALE(r) (void)0

@@ -71,7 +71,8 @@ static qd_status grow(qd_timeline *t)
     return QD_OK;
 }
 
-/* The clock's time of the first event is that of asking for it while the stream is idle: the host waits for it once. */
+/* The clock's time of the first event is that of asking for it while the stream is idle: the host
+ * waits for it once. */
 qd_status qd_timeline_start(qd_timeline *t, const qd_timeline *beside)
 {
     if (!t->events)

@@ -34,15 +34,18 @@ int64_t qd_field_whole(const qd_model_field *field, const qd_model *model);
 double qd_field_real(const qd_model_field *field, const qd_model *model);
 void qd_field_set_whole(const qd_model_field *field, int64_t value, qd_model *model);
 void qd_field_set_real(const qd_model_field *field, double value, qd_model *model);
-/* As a user writes it: 12, 1e-05, true, swiglu. Setting: false where it is no such value; auto changes nothing. */
+/* As a user writes it: 12, 1e-05, true, swiglu. Setting: false where it is no such value; auto
+ * changes nothing. */
 enum { QD_FIELD_TEXT = QD_DOUBLE_TEXT > 32 ? QD_DOUBLE_TEXT : 32 };
 void qd_field_text(const qd_model_field *field, const qd_model *model, char text[QD_FIELD_TEXT]);
 bool qd_field_set_text(const qd_model_field *field, const char *text, qd_model *model);
 
-/* Takes over what the options say. `always`: defaults count too; else only what the user has set. */
+/* Takes over what the options say. `always`: defaults count too; else only what the user has
+ * set. */
 void qd_model_take(const qd_options *options, bool always, qd_model *model);
 /* The reverse: the options say what the model is (qd_options_resolve), without a preset's name. */
 qd_status qd_model_put(const qd_model *model, qd_options *options);
-/* Takes over what an object of data/models.json says; a member that is missing or null changes nothing. */
+/* Takes over what an object of data/models.json says; a member that is missing or null changes
+ * nothing. */
 qd_status qd_model_read(const qd_json *document, const qd_json_node *object, qd_model *model);
 #endif

@@ -1,11 +1,12 @@
 /* One table of model fields. A row is a member of qd_model or of one of its groups (qd_rope,
- * qd_moe), the option that sets it, its keys in data/models.json and in config.json of transformers,
- * and when it counts. The structs, the option rows, presets, equality, the saved configuration and
- * the plain part of the Hugging Face mapping are made from it (model.h, field_table.h,
- * spec/config/config.c, ckpt/hf_config.c), so a new field is one row and its use.
+ * qd_moe), the option that sets it, its keys in data/models.json and in config.json of
+ * transformers, and when it counts. The structs, the option rows, presets, equality, the saved
+ * configuration and the plain part of the Hugging Face mapping are made from it (model.h,
+ * field_table.h, spec/config/config.c, ckpt/hf_config.c), so a new field is one row and its use.
  *
- * F(kind, member, key, default, limits, preset, hf, when, help): a field with the option model.<key>.
- * I(kind, member, words, preset): one that the architecture implies, without an option.
+ * F(kind, member, key, default, limits, preset, hf, when, help): a field with the option
+ * model.<key>. I(kind, member, words, preset): one that the architecture implies, without an
+ * option.
  *   kind     INT, SIZE (64 bits), REAL, FLAG, AUTO (a flag with the option auto|true|false),
  *            ENUM(type), whose values are the words of `limits` in their order
  *   default  as a user would write it; auto: what the architecture or the preset has
@@ -19,7 +20,8 @@
 #ifndef QD_MODEL_FIELDS_H
 #define QD_MODEL_FIELDS_H
 
-/* Architectures: enumerator, name in model.arch, family that declares it. The first is the default. */
+/* Architectures: enumerator, name in model.arch, family that declares it. The first is the
+ * default. */
 #define QD_ARCHS(A) \
     A(LLAMA, "llama", prenorm) \
     A(GPT2, "gpt2", prenorm)

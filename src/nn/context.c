@@ -1,4 +1,5 @@
-/* Attention over rows that are shared out over the ranks of cp, and the moves of rows and columns around it. */
+/* Attention over rows that are shared out over the ranks of cp, and the moves of rows and columns
+ * around it. */
 #include "nn/nn_impl.h"
 
 #include <math.h>
@@ -23,7 +24,8 @@ qd_status qd_run_columns(const qd_op_call *c)
     });
 }
 
-/* Which rows meet: this rank's queries, and the keys of the rank that stands `round` before it in cp, or all (round -1). */
+/* Which rows meet: this rank's queries, and the keys of the rank that stands `round` before it in
+ * cp, or all (round -1). */
 typedef struct meeting {
     qd_row_run q[QD_CONTEXT_RUNS], k[QD_CONTEXT_RUNS];
     qd_attention_part_args args; /* what forward and backward share */
@@ -119,8 +121,9 @@ static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t r
                                                                                .accumulate = add, .from_dtype = dtype, .to_dtype = dtype});
 }
 
-/* x: rows of queries, keys and values (n, k, k columns), or of queries alone (k 0). by: for each rank, all rows of its heads'
- * columns of each of them. A kv head that several ranks read goes to each; what they give back is added, in the order of ranks. */
+/* x: rows of queries, keys and values (n, k, k columns), or of queries alone (k 0). by: for each
+ * rank, all rows of its heads' columns of each of them. A kv head that several ranks read goes to
+ * each; what they give back is added, in the order of ranks. */
 static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 {
     qd_dtype dtype = call_dtype(c, QD_HEADS_SPLIT_X);

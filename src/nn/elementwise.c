@@ -33,7 +33,8 @@ qd_status qd_run_add(const qd_op_call *c)
     });
 }
 
-/* Masks go by the row's index in the global batch: with cp the rows of a sequence stand at other positions, run by run. */
+/* Masks go by the row's index in the global batch: with cp the rows of a sequence stand at other
+ * positions, run by run. */
 qd_status qd_run_dropout(const qd_op_call *c)
 {
     const qd_frame *f = c->frame;

@@ -1,5 +1,5 @@
-/* Weights are stored (out, in): y = x·Wᵀ + b. GEMMs may be of a window of rows.
- * Rows of logits, which a head that is cut over tp computes here, lie further apart than they are long. */
+/* Weights are stored (out, in): y = x·Wᵀ + b. GEMMs may be of a window of rows. Rows of logits,
+ * which a head that is cut over tp computes here, lie further apart than they are long. */
 #include "nn/nn_impl.h"
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */

@@ -1,5 +1,5 @@
-/* The head: logits exist for one chunk of rows at a time; the same pass gives the loss, the gradient of the rows and the
- * gradient of the matrix. */
+/* The head: logits exist for one chunk of rows at a time; the same pass gives the loss, the
+ * gradient of the rows and the gradient of the matrix. */
 #include "nn/nn_impl.h"
 
 /* The GEMMs of a chunk of rows, in their order. */

@@ -23,8 +23,9 @@ qd_status qd_run_route(const qd_op_call *c)
     });
 }
 
-/* The balance: f of an expert is its load divided by the mean load, over the tokens of a sequence or of all that is computed
- * at the same time. Each token's part of the loss has the scale of its part of the loss of the model. */
+/* The balance: f of an expert is its load divided by the mean load, over the tokens of a sequence
+ * or of all that is computed at the same time. Each token's part of the loss has the scale of its
+ * part of the loss of the model. */
 qd_status qd_run_route_grad(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
@@ -63,7 +64,8 @@ qd_status qd_run_route_load(const qd_op_call *c)
 
 /* ---- rows ---- */
 
-/* Slots say how many choices a row has and what it chooses from: experts, or nodes (parallel.dispatch). */
+/* Slots say how many choices a row has and what it chooses from: experts, or nodes
+ * (parallel.dispatch). */
 static int choices_of(const qd_op_call *c, int from)
 {
     return c->op->m > 0 ? (int)(call_stride(c, from) / c->op->m) : 1;
@@ -107,7 +109,8 @@ qd_status qd_run_combine_grad(const qd_op_call *c)
     });
 }
 
-/* ---- products over experts: n, k of the op are those of one expert's matrix as the product sees it ---- */
+/* ---- products over experts: n, k of the op are those of one expert's matrix as the product sees it
+ * ---- */
 
 static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, int y)
 {
@@ -169,8 +172,9 @@ qd_status qd_run_experts_dw(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* Rows that are there: of all sources, for this rank's experts. Where the host has no counts, because there is one source and the
- * counts are the device's affair, all of the room: nobody reads what becomes of the rest. */
+/* Rows that are there: of all sources, for this rank's experts. Where the host has no counts,
+ * because there is one source and the counts are the device's affair, all of the room: nobody reads
+ * what becomes of the rest. */
 static qd_status expert_rows(const qd_op_call *c, int counts, int64_t *rows)
 {
     const qd_slot *table = &c->slots[c->op->slot[counts]];

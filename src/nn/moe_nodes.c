@@ -1,12 +1,13 @@
-/* Rows that go to the experts of a node once (spec/layout/nodes.h): lists of who goes where, and further rounds inside a node.
- * What a round takes is worked out by the host, from the gathered table of counts, and told to the device; kernels make
- * the lists. */
+/* Rows that go to the experts of a node once (spec/layout/nodes.h): lists of who goes where, and
+ * further rounds inside a node. What a round takes is worked out by the host, from the gathered
+ * table of counts, and told to the device; kernels make the lists. */
 #include "nn/nn_impl.h"
 #include "spec/layout/nodes.h"
 
 #include <string.h>
 
-/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first` rows at most. i: the table. */
+/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first`
+ * rows at most. i: the table. */
 static qd_status nodes_of(const qd_op_call *c, int i, qd_nodes *nodes)
 {
     const qd_program *p = c->frame->program;
@@ -67,7 +68,8 @@ qd_status qd_run_node_resend(const qd_op_call *c)
 
 /* ---- on the relay ---- */
 
-/* A round as the host has worked it out becomes the device's, and so its places. taken, rows (locals, experts of a node): on the device. */
+/* A round as the host has worked it out becomes the device's, and so its places. taken, rows
+ * (locals, experts of a node): on the device. */
 static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_t *chosen, int32_t *taken, int32_t *rows, int32_t *place,
                             int32_t *from, int32_t *count, float *weight)
 {
@@ -151,7 +153,8 @@ static void *at(const rounds *r, int64_t element)
     return r->base + element * (int64_t)qd_dtype_size(r->dtype);
 }
 
-/* To the ranks of experts, or back; *to becomes where the rows are: with one rank per node they stay. */
+/* To the ranks of experts, or back; *to becomes where the rows are: with one rank per node they
+ * stay. */
 static qd_status move(const rounds *r, bool back, void *from, void **to)
 {
     const qd_exchange *e = r->call->frame->exchange;
@@ -184,7 +187,8 @@ static int64_t expert_rows(const rounds *r)
     return rows;
 }
 
-/* Relayed rows by expert. With `back`, which is what the experts made of them, also their parts of d_weight. */
+/* Relayed rows by expert. With `back`, which is what the experts made of them, also their parts of
+ * d_weight. */
 static qd_status sort_rows(const rounds *r, const void *x, const float *weight, const void *back, void *sorted)
 {
     return r->call->frame->kernels->permute(r->call->frame->stream, &(qd_permute_args){

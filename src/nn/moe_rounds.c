@@ -1,5 +1,6 @@
-/* Rows beyond the planned room of a rank's experts: the same exchanges and products once more for each further round, in a room
- * that is used again. Nothing of them is kept: the backward pass sends the rows a second time. */
+/* Rows beyond the planned room of a rank's experts: the same exchanges and products once more for
+ * each further round, in a room that is used again. Nothing of them is kept: the backward pass
+ * sends the rows a second time. */
 #include "nn/nn_impl.h"
 #include "spec/layout/experts.h"
 

@@ -3,8 +3,8 @@
 
 #include "nn/nn.h"
 
-/* One op with its addresses resolved: at[i] is the address of operand i (QD_LINEAR_X, …), NULL if absent. Below, i is such
- * a place of an operand. */
+/* One op with its addresses resolved: at[i] is the address of operand i (QD_LINEAR_X, …), NULL if
+ * absent. Below, i is such a place of an operand. */
 typedef struct qd_op_call {
     const qd_frame *frame;
     const qd_op *op;
@@ -51,7 +51,8 @@ static inline const int32_t *input_targets(const qd_op_call *c, int i)
 {
     return (const int32_t *)c->at[i] + call_rows(c);
 }
-/* In generation the second row holds positions, with cp the fourth; elsewhere they count from 0 in each sequence. */
+/* In generation the second row holds positions, with cp the fourth; elsewhere they count from 0 in
+ * each sequence. */
 static inline const int32_t *input_positions(const qd_op_call *c, int i)
 {
     if (c->frame->program->strategy.context > 0)
@@ -71,7 +72,8 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
-/* The counts of all ranks in operand i, which the op ALL_GATHER has put there, as the host can read them. */
+/* The counts of all ranks in operand i, which the op ALL_GATHER has put there, as the host can read
+ * them. */
 qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
 
 /* The GEMMs that an op makes: fills the arguments of number `number`; false: it makes fewer. */

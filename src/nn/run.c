@@ -1,4 +1,5 @@
-/* Runs op lists: finds the addresses of operands, calls the function of each op, waits for exchanges. */
+/* Runs op lists: finds the addresses of operands, calls the function of each op, waits for
+ * exchanges. */
 #include "nn/nn_impl.h"
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
@@ -89,8 +90,8 @@ bool qd_nn_has_runner(qd_op_kind kind)
     return runners[kind] != NULL;
 }
 
-/* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is tied to and collects
- * its gradient in a buffer of its own. */
+/* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is
+ * tied to and collects its gradient in a buffer of its own. */
 static char *param_address(const qd_frame *f, const qd_slot *slot, bool grad)
 {
     const qd_program *p = f->program;
@@ -133,8 +134,9 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     return NULL;
 }
 
-/* Waits for the asynchronous ops of these phases among ops [*from, index) that must have ended before op `index`. They end in
- * the order of the list, so *from, the first that may still run, only grows. */
+/* Waits for the asynchronous ops of these phases among ops [*from, index) that must have ended
+ * before op `index`. They end in the order of the list, so *from, the first that may still run,
+ * only grows. */
 static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *class_, unsigned phases, int index, int *from)
 {
     for (; *from < index; ++*from) {

@@ -4,7 +4,8 @@
 
 #include <math.h>
 
-/* p(s) = as + bs³ + cs⁵: steep at 0, so that small singular values grow fast, and within 0.7 .. 1.2 near 1 (Jordan et al.). */
+/* p(s) = as + bs³ + cs⁵: steep at 0, so that small singular values grow fast, and within 0.7 .. 1.2
+ * near 1 (Jordan et al.). */
 static const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
 
 /* x = a x + (b A + c A²) x with A = x xᵀ, or from the right with A = xᵀ x if that is smaller. */
@@ -27,7 +28,8 @@ static qd_status iterate(const qd_kernels *k, qd_stream *stream, float *x, int64
 qd_status qd_muon_orthogonalize(const qd_kernels *k, qd_stream *stream, float *x, int64_t rows, int64_t cols, int steps,
                                 const qd_muon_room *room)
 {
-    /* No singular value is above the Frobenius norm: after the division the iteration does not diverge. */
+    /* No singular value is above the Frobenius norm: after the division the iteration does not
+     * diverge. */
     QD_TRY(k->row_squares(stream, &(qd_row_squares_args){.x = x, .out = room->squares, .rows = rows, .cols = cols, .dtype = QD_F32}));
     QD_TRY(k->unit_norm(stream, &(qd_unit_norm_args){.x = x, .row_squares = room->squares, .rows = rows, .cols = cols, .eps = 1e-7}));
     for (int step = 0; step < steps; step++)

@@ -22,7 +22,8 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
 qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_stream *stream, const qd_optim_state *s,
                           const qd_param_range *ranges, int range_count, int64_t step, const double *grad_scale)
 {
-    /* Coefficients stay double up to the kernels, which form 1 - beta and products of them before they round. */
+    /* Coefficients stay double up to the kernels, which form 1 - beta and products of them before
+     * they round. */
     double lr = qd_optim_lr(o, step);
     if (o->kind == QD_OPTIM_SGD)
         return kernels->sgd(stream, &(qd_sgd_args){

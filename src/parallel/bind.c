@@ -13,7 +13,8 @@ static int find_group(const qd_group *groups, int count, qd_group wanted)
     return -1;
 }
 
-/* The groups that any rank's program names, in the order of ranks: stages of a pipeline may name different ones. Free *out. */
+/* The groups that any rank's program names, in the order of ranks: stages of a pipeline may name
+ * different ones. Free *out. */
 static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
 {
     const qd_program *p = b->program;
@@ -39,7 +40,8 @@ static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
     return status;
 }
 
-/* Splits are collective: every rank walks through all groups in the same order, and stays out of those it does not need. */
+/* Splits are collective: every rank walks through all groups in the same order, and stays out of
+ * those it does not need. */
 static qd_status make_groups(qd_bound *b, qd_comm *data)
 {
     const qd_program *p = b->program;
@@ -65,7 +67,8 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
-/* Smaller ones are copied through the lanes of a communicator wherever they lie, and a block that others reach takes whole pages. */
+/* Smaller ones are copied through the lanes of a communicator wherever they lie, and a block that
+ * others reach takes whole pages. */
 #define REACHED_LEAST (16 << 10)
 
 static void reach(qd_bound *b, int buffer)

@@ -1,4 +1,5 @@
-/* Binds a program to a device and a world: memory of the planned size, a communicator for each group the program names. */
+/* Binds a program to a device and a world: memory of the planned size, a communicator for each
+ * group the program names. */
 #ifndef QD_PARALLEL_BIND_H
 #define QD_PARALLEL_BIND_H
 
@@ -23,10 +24,12 @@ typedef struct qd_bound {
     struct qd_shard_lists **lists; /* per first parameter of a run, and one for the norm's sums; see shard.h */
 } qd_bound;
 
-/* Collective over `world`, whose buffers are host memory; `data` (NULL: world) has the same ranks and moves memory of the device.
- * Allocates exactly program->persistent_bytes + program->dynamic_bytes, and program->host_bytes of host memory. On a CPU, what
- * collectives touch comes from qd_comm_alloc(), and is given back when the bound is destroyed, before `world`. With `share` (NULL: none),
- * persistent buffers of the same kind and size are those of that bound, which must outlive this one. */
+/* Collective over `world`, whose buffers are host memory; `data` (NULL: world) has the same ranks
+ * and moves memory of the device. Allocates exactly program->persistent_bytes +
+ * program->dynamic_bytes, and program->host_bytes of host memory. On a CPU, what collectives touch
+ * comes from qd_comm_alloc(), and is given back when the bound is destroyed, before `world`. With
+ * `share` (NULL: none), persistent buffers of the same kind and size are those of that bound, which
+ * must outlive this one. */
 qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
 

@@ -28,8 +28,8 @@ qd_status qd_context_shift(qd_bound *bound, const qd_op *op, void *const *at, qd
     return qd_comm_recv(group, at[QD_CONTEXT_SHIFT_Y], held(p, (of + n - 1) % n, op->n), op->exchange.dtype, (rank + n - 1) % n, &works[1]);
 }
 
-/* Rows for heads (round 1): each rank gets all of this rank's rows, and hands over all of its own. Back (round 0): the same the
- * other way round. */
+/* Rows for heads (round 1): each rank gets all of this rank's rows, and hands over all of its own.
+ * Back (round 0): the same the other way round. */
 qd_status qd_context_swap(qd_bound *bound, const qd_op *op, void *const *at, qd_work **work)
 {
     enum { RANKS = 1024 };

@@ -1,4 +1,5 @@
-/* Rows on their way to the ranks of their experts and back: uneven exchanges, in rounds of a planned size. */
+/* Rows on their way to the ranks of their experts and back: uneven exchanges, in rounds of a
+ * planned size. */
 #ifndef QD_PARALLEL_DISPATCH_H
 #define QD_PARALLEL_DISPATCH_H
 
@@ -12,13 +13,14 @@ typedef struct qd_dispatcher {
     int64_t rounds;    /* exchanges beyond the first round so far */
 } qd_dispatcher;
 
-/* One round of an op DISPATCH or RETURN. `back`: from the ranks of experts. from, to: rows as the op's slots are. Collective
- * over the op's group; work as in quadrille/comm.h. table: in host memory. */
+/* One round of an op DISPATCH or RETURN. `back`: from the ranks of experts. from, to: rows as the
+ * op's slots are. Collective over the op's group; work as in quadrille/comm.h. table: in host
+ * memory. */
 qd_status qd_dispatch_run(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, int64_t round, bool back, const int32_t *table,
                           const void *from, void *to, qd_work **work);
 
-/* dispatch_nodes.c: an op NODE_DISPATCH, NODE_RETURN or NODE_RESEND; table: in host memory; at: the addresses of its
- * slots. Collective over the op's group. work: NULL, or room for two. */
+/* dispatch_nodes.c: an op NODE_DISPATCH, NODE_RETURN or NODE_RESEND; table: in host memory; at: the
+ * addresses of its slots. Collective over the op's group. work: NULL, or room for two. */
 qd_status qd_dispatch_nodes(qd_dispatcher *dispatcher, const qd_bound *bound, const qd_op *op, const int32_t *table, void *const *at,
                             qd_work **work);
 #endif

@@ -7,7 +7,8 @@
 
 #include <stdlib.h>
 
-/* The rows that each rank has in a gather or scatter by rows; made when first asked for, then kept. */
+/* The rows that each rank has in a gather or scatter by rows; made when first asked for, then
+ * kept. */
 typedef struct row_lists {
     struct row_lists *next;
     const qd_op *op;
@@ -15,9 +16,9 @@ typedef struct row_lists {
     qd_segment *segments;
 } row_lists;
 
-/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told by the host. Tables
- * live as long as the activations of their micro-batch, so the backward pass finds the copy that the forward pass has
- * made. */
+/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told
+ * by the host. Tables live as long as the activations of their micro-batch, so the backward pass
+ * finds the copy that the forward pass has made. */
 typedef struct counts_copy {
     struct counts_copy *next;
     const void *table;

@@ -19,8 +19,8 @@ static qd_status find_buffer(const qd_bound *b, int buffer, void **address)
     return buffer >= 0 ? qd_bound_buffer(b, buffer, address) : QD_OK;
 }
 
-/* With each rank of the group, this rank exchanges its box of that rank's matrix for that rank's box of its own. Boxes that
- * several ranks have are sent by one of them, and handed back to all. */
+/* With each rank of the group, this rank exchanges its box of that rank's matrix for that rank's
+ * box of its own. Boxes that several ranks have are sent by one of them, and handed back to all. */
 static qd_status exchange(qd_bound *b, const qd_action *a, bool collect, qd_work **work)
 {
     const qd_program *p = b->program;

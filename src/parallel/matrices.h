@@ -1,4 +1,5 @@
-/* Moves Muon's matrices between the ranks that have their rows and those that orthogonalize them; see spec/program/muon.h. */
+/* Moves Muon's matrices between the ranks that have their rows and those that orthogonalize them;
+ * see spec/program/muon.h. */
 #ifndef QD_PARALLEL_MATRICES_H
 #define QD_PARALLEL_MATRICES_H
 

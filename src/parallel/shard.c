@@ -95,7 +95,8 @@ static int own_part(const qd_bound *b, const qd_action *a)
     return qd_group_coord(&p->ledger->mesh, data, rank) % a->parts; /* parts belong to neighbours */
 }
 
-/* Addresses of the run's first element in the whole buffer and in that of this rank's parts (NULL: it has none). */
+/* Addresses of the run's first element in the whole buffer and in that of this rank's parts (NULL:
+ * it has none). */
 static qd_status addresses(qd_bound *b, const qd_action *a, const qd_shard_lists *l, char **whole, char **part)
 {
     const qd_program *p = b->program;

@@ -1,4 +1,5 @@
-/* A layout that was asked about, beside the first choice: how far behind it is, and what it loses. */
+/* A layout that was asked about, beside the first choice: how far behind it is, and what it
+ * loses. */
 #include "plan/search_impl.h"
 
 #include "spec/schedule/schedule.h"
@@ -48,7 +49,8 @@ static double seconds_of(const parts *p, const char *what)
 static parts take_apart(const qd_sim_report *r)
 {
     parts p = {.count = 0};
-    /* What is neither bubble nor exposed communication is computing, in the shares of the busiest stage. */
+    /* What is neither bubble nor exposed communication is computing, in the shares of the busiest
+     * stage. */
     double all = r->product_seconds + r->attention_seconds + r->memory_seconds + r->launch_seconds + r->optimizer_seconds;
     double slowed = r->compute_seconds > all ? r->compute_seconds - all : 0.0, rest = r->step_seconds - r->bubble_seconds;
     for (int i = 0; i < r->exposed_count; i++)

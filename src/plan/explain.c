@@ -1,4 +1,5 @@
-/* Why the first choice is the first: the rules it follows, what its neighbours lose, what to change next. Or why there is none. */
+/* Why the first choice is the first: the rules it follows, what its neighbours lose, what to change
+ * next. Or why there is none. */
 #include "plan/search_impl.h"
 
 #include <math.h>
@@ -166,8 +167,8 @@ static void say_next(qd_search *s, const qd_candidate *b)
 
 /* ---- nothing fits, or nothing can be built ---- */
 
-/* Parameters, gradients and state take so much of all accelerators together, however they are shared out. Layouts that were refused
- * might have fitted: the first reason is given too. */
+/* Parameters, gradients and state take so much of all accelerators together, however they are
+ * shared out. Layouts that were refused might have fitted: the first reason is given too. */
 static qd_status explain_size(const qd_search *s)
 {
     const double gib = 1073741824.0;

@@ -84,8 +84,8 @@ qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_
     return *name ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no preset fits on these accelerators");
 }
 
-/* Keys of the configuration that were set, by the user or by the plan: keys of clusters are no part of a run, and defaults
- * written down would win over a preset. */
+/* Keys of the configuration that were set, by the user or by the plan: keys of clusters are no part
+ * of a run, and defaults written down would win over a preset. */
 static bool is_written(const qd_options *options, const char *section, const char *line)
 {
     char key[160];

@@ -1,5 +1,6 @@
-/* The search for the fastest layout: a first look at all axes, a closer one at the best of them, then what changes little. How far it
- * goes is counted in work, not in seconds, so that every machine gives the same answer. */
+/* The search for the fastest layout: a first look at all axes, a closer one at the best of them,
+ * then what changes little. How far it goes is counted in work, not in seconds, so that every
+ * machine gives the same answer. */
 #include "plan/search_impl.h"
 
 #include "base/clock.h"
@@ -10,17 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How far behind the best a first look may be: micro-batches and stages of sharding change a layout's time by less,
- * schedules take so much of its bubble away. */
+/* How far behind the best a first look may be: micro-batches and stages of sharding change a
+ * layout's time by less, schedules take so much of its bubble away. */
 static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
 /* What promises to be so much slower than the best so far did is not looked at. */
 static const double PROMISING = 1.4;
-/* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best layouts. */
+/* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best
+ * layouts. */
 enum { PIECES = 4 };
-/* A plan is given within about a minute on one core: the first look ends after so many actions of programs built and simulated, and
- * the search. dualpipe_v has some more of its own. */
+/* A plan is given within about a minute on one core: the first look ends after so many actions of
+ * programs built and simulated, and the search. dualpipe_v has some more of its own. */
 static const int64_t LOOK_WORK = 20000000, MOST_WORK = 48000000, REFINE_WORK = 54000000, SETTLE_WORK = 64000000, PAIRS_WORK = 4000000;
-/* On a machine so slow that even that takes longer, the clock ends the search, and the report says so. */
+/* On a machine so slow that even that takes longer, the clock ends the search, and the report says
+ * so. */
 static const double CLOCK_SECONDS = 600.0;
 
 /* ---- one candidate ---- */
@@ -43,7 +46,8 @@ static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *lon
                 lines[i].value += times * (longer[j].value - lines[i].value);
 }
 
-/* The report of a step as many times longer than `r` as `longer` is, times `times`: every part grows by the same amount again. */
+/* The report of a step as many times longer than `r` as `longer` is, times `times`: every part
+ * grows by the same amount again. */
 static void continue_report(qd_sim_report *r, const qd_sim_report *longer, double times, int64_t batch)
 {
     double *parts[] = {&r->step_seconds,      &r->compute_seconds, &r->product_seconds,
@@ -70,7 +74,8 @@ static void continue_report(qd_sim_report *r, const qd_sim_report *longer, doubl
     r->loss_count = 0; /* words about the short step */
 }
 
-/* A step with many micro-batches repeats itself: two short ones give the time of each further micro-batch, and the most memory. */
+/* A step with many micro-batches repeats itself: two short ones give the time of each further
+ * micro-batch, and the most memory. */
 qd_status qd_search_simulate(qd_search *s, qd_options *o, bool anyway, qd_candidate *c)
 {
     int64_t each = c->micro * qd_candidate_dp(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
@@ -129,8 +134,8 @@ static void refuse(qd_search *s)
     qd_error_clear();
 }
 
-/* What the rows of experts take over the network, there and back in both passes, where these lie on several nodes; less what the rest may
- * hide of it. */
+/* What the rows of experts take over the network, there and back in both passes, where these lie on
+ * several nodes; less what the rest may hide of it. */
 static double dispatch_bound(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
@@ -142,8 +147,8 @@ static double dispatch_bound(const qd_search *s, const qd_candidate *c)
     return 0.7 * rows * (double)m->hidden * 2.0 * 4.0 * (1.0 - (double)node / ranks) / s->cluster.network_bandwidth;
 }
 
-/* The least time that the layout could take: all FLOPs at the best rate, the pipeline's bubble, and what experts exchange. Layouts that
- * could not come within a tenth of the best are not built. */
+/* The least time that the layout could take: all FLOPs at the best rate, the pipeline's bubble, and
+ * what experts exchange. Layouts that could not come within a tenth of the best are not built. */
 static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
     double flops =
@@ -162,8 +167,9 @@ static double input_bytes(const qd_search *s, const qd_candidate *c)
     return 2.0 * tokens * (double)s->model.hidden * s->model.layers * fmin(1.0, micros / c->pp);
 }
 
-/* What no layout goes below: parameters, shared out in stage 3, gradients, from stage 2 on, state, from stage 1 on, and the inputs
- * of the blocks that are in flight, which recompute leaves. What is too large for that need not be built. */
+/* What no layout goes below: parameters, shared out in stage 3, gradients, from stage 2 on, state,
+ * from stage 1 on, and the inputs of the blocks that are in flight, which recompute leaves. What is
+ * too large for that need not be built. */
 static double least_bytes(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
@@ -178,7 +184,8 @@ static double least_bytes(const qd_search *s, const qd_candidate *c)
            state * (c->zero > 0 ? shared : whole) + input_bytes(s, c);
 }
 
-/* Selective recompute gives back at most this share of the activations: what fails by more needs not be tried with it. */
+/* Selective recompute gives back at most this share of the activations: what fails by more needs
+ * not be tried with it. */
 static const double SELECTIVE_MOST = 0.5;
 
 static bool is_selective_hopeless(const qd_candidate *c)
@@ -248,8 +255,9 @@ static bool is_spent(qd_search *s, int64_t work)
     return true;
 }
 
-/* More and more sequences per micro-batch, until they do not fit, or too few micro-batches are left for the schedule. One that the user
- * has given is tried all the same: then the refusal says why. */
+/* More and more sequences per micro-batch, until they do not fit, or too few micro-batches are left
+ * for the schedule. One that the user has given is tried all the same: then the refusal says
+ * why. */
 static qd_status try_micros(qd_search *s, qd_candidate c)
 {
     int dp = qd_candidate_dp(s, &c);
@@ -316,7 +324,8 @@ static qd_status look_one(qd_search *s, qd_candidate c, bool stage_given, int *b
     return QD_OK;
 }
 
-/* A first look at the axes alone: one micro-batch size, the lowest stage, and every way of exchanging keys over cp. */
+/* A first look at the axes alone: one micro-batch size, the lowest stage, and every way of
+ * exchanging keys over cp. */
 static qd_status look(qd_search *s, qd_candidate c)
 {
     bool stage_given = qd_options_is_set(s->options, "parallel.zero"), micro_given = qd_options_is_set(s->options, "train.micro_batch");
@@ -393,9 +402,9 @@ static qd_status note(axes_list *a, const qd_candidate *c)
     return QD_OK;
 }
 
-/* The order of the first look: what could be fast and needs little recompute comes first, small degrees before large
- * ones. A block keeps about 34 bytes per token and unit of width, 17 times its input, and the rows of its experts with
- * room for twice the mean load. */
+/* The order of the first look: what could be fast and needs little recompute comes first, small
+ * degrees before large ones. A block keeps about 34 bytes per token and unit of width, 17 times its
+ * input, and the rows of its experts with room for twice the mean load. */
 static double promise(const qd_search *s, qd_candidate c)
 {
     const qd_model *m = &s->model;
@@ -441,7 +450,8 @@ static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
     return QD_OK;
 }
 
-/* Long sequences are cut down to 4,096 tokens; where there are too few of them for the accelerators, down to 512. */
+/* Long sequences are cut down to 4,096 tokens; where there are too few of them for the
+ * accelerators, down to 512. */
 static int64_t most_cp(const qd_search *s)
 {
     bool few = s->batch < s->most_tp || 2 * s->batch * s->most_tp <= s->gpus;
@@ -502,7 +512,8 @@ static void drop_repeats(qd_search *s)
     s->count = kept;
 }
 
-/* What changes little: the pieces of tp's products, and experts cut in two instead of shared out over twice the ranks; for the best. */
+/* What changes little: the pieces of tp's products, and experts cut in two instead of shared out
+ * over twice the ranks; for the best. */
 static qd_status refine(qd_search *s)
 {
     enum { BEST = 6 };
@@ -556,7 +567,8 @@ static qd_status look_closer(qd_search *s)
     return QD_OK;
 }
 
-/* Sorted, without repeats. Rough times among the first are made exact, until they are; the first of all in any case. */
+/* Sorted, without repeats. Rough times among the first are made exact, until they are; the first of
+ * all in any case. */
 static qd_status settle(qd_search *s)
 {
     enum { FIRST = 10 };
@@ -578,8 +590,8 @@ static qd_status settle(qd_search *s)
     return QD_OK;
 }
 
-/* dualpipe_v takes about the time of zb_v and less memory. It comes when everything else has been tried, the best first: a search that
- * the clock ends finds what it would find without. */
+/* dualpipe_v takes about the time of zb_v and less memory. It comes when everything else has been
+ * tried, the best first: a search that the clock ends finds what it would find without. */
 static qd_status try_pairs(qd_search *s)
 {
     if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
@@ -635,7 +647,8 @@ static qd_status set_up(qd_search *s)
     s->cluster.accelerator.memory -= s->reserve;
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
-    /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host has them. */
+    /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host
+     * has them. */
     s->state_bytes =
         config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
     s->param_bytes = (double)qd_dtype_size(config.strategy.param);
@@ -660,7 +673,8 @@ static qd_status search(qd_search *s)
     return search_all(s);
 }
 
-/* Where nothing fits: what fits with the optimizer's state in host memory, unless the user says where it is to be. */
+/* Where nothing fits: what fits with the optimizer's state in host memory, unless the user says
+ * where it is to be. */
 static qd_status search_offloaded(qd_search *s, qd_options **options)
 {
     if (s->count > 0 || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))

@@ -60,7 +60,8 @@ int qd_candidate_order(const void *a, const void *b); /* by time; for qsort */
 
 /* ---- search.c ---- */
 
-/* Builds and simulates a candidate: the recompute it names. QD_OK and `fits` false when memory does not suffice. */
+/* Builds and simulates a candidate: the recompute it names. QD_OK and `fits` false when memory does
+ * not suffice. */
 qd_status qd_search_try(qd_search *search, qd_candidate *candidate);
 /* The same for keys that are set already; `anyway`: also what does not fit. */
 qd_status qd_search_simulate(qd_search *search, qd_options *options, bool anyway, qd_candidate *candidate);

@@ -27,10 +27,12 @@ double qd_spans_length(const qd_span *joined, int64_t count);
 /* Length of what is in both; both joined. */
 double qd_spans_overlap(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count);
 
-/* What is in a and not in b, both joined, into `left`, which has room for a_count + b_count; returns how many. */
+/* What is in a and not in b, both joined, into `left`, which has room for a_count + b_count;
+ * returns how many. */
 int64_t qd_spans_subtract(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count, qd_span *left);
 
-/* A timeline made ready: events in the order of rank, stream and begin, each with its rank's index. */
+/* A timeline made ready: events in the order of rank, stream and begin, each with its rank's
+ * index. */
 typedef struct qd_sorted_event {
     const qd_report_event *event;
     int32_t rank; /* index in the timeline's ranks */

@@ -1,4 +1,5 @@
-/* The report of a run's folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json, trace.json. */
+/* The report of a run's folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json,
+ * trace.json. */
 #include "base/arena.h"
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
@@ -344,7 +345,8 @@ static qd_status fill_kinds(run_report *r, const qd_memory_report *accounts, int
     return QD_OK;
 }
 
-/* Ranks from `first` on that are drawn as one bar: alone up to 32 of them, else those that share a program. */
+/* Ranks from `first` on that are drawn as one bar: alone up to 32 of them, else those that share a
+ * program. */
 static int alike(const run_report *r, const qd_program *const *programs, int first)
 {
     int end = first + 1;

@@ -113,8 +113,8 @@ typedef struct rank_work {
     int64_t computes, communicates;
 } rank_work;
 
-/* A rank waits for a message until another stage has come so far: where nothing else is under way that is the pipeline's bubble,
- * and idle time rather than communication. */
+/* A rank waits for a message until another stage has come so far: where nothing else is under way
+ * that is the pipeline's bubble, and idle time rather than communication. */
 static bool is_message(const qd_report_event *e)
 {
     return strcmp(e->kind, "send") == 0 || strcmp(e->kind, "recv") == 0;
@@ -138,7 +138,8 @@ static int64_t collect_communication(const rank_work *r, qd_span *spans)
     return qd_spans_join(spans, n);
 }
 
-/* When the rank computed: its actions, less the time for which they waited for exchanges inside them. */
+/* When the rank computed: its actions, less the time for which they waited for exchanges inside
+ * them. */
 static void collect_compute(rank_work *r)
 {
     int64_t waits = 0;
@@ -168,8 +169,8 @@ static qd_status find_rows(rank_work *r, totals *t)
     return QD_OK;
 }
 
-/* Exposed: what of it no computation of the same rank hides. Operations beside each other count once, so that both
- * together may be less than the sum of their times. */
+/* Exposed: what of it no computation of the same rank hides. Operations beside each other count
+ * once, so that both together may be less than the sum of their times. */
 static void add_exposed(rank_work *r, totals *t, double weight)
 {
     for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {

@@ -1,4 +1,5 @@
-/* A timeline as the page reads it: a table of different actions, and columns of when each of them ran. */
+/* A timeline as the page reads it: a table of different actions, and columns of when each of them
+ * ran. */
 #include "report/intern.h"
 #include "report/report_impl.h"
 

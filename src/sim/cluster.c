@@ -77,7 +77,8 @@ qd_option_table qd_cluster_table(void)
     return QD_OPTION_TABLE(table);
 }
 
-/* Six ways of training, told apart by features. Where the figures come from stands in docs/simulator.md. */
+/* Six ways of training, told apart by features. Where the figures come from stands in
+ * docs/simulator.md. */
 static const qd_profile profiles[] = {
     /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
     {.name = "native",
@@ -106,7 +107,8 @@ static const qd_profile profiles[] = {
      .overhead_bytes = 3e9,
      .fragments = 0.12,
      .kept = 1.1},
-    /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by one. */
+    /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by
+     * one. */
     {.name = "eager",
      .attention = QD_ATTENTION_FLASH1,
      .passes = 3.0,
@@ -120,8 +122,8 @@ static const qd_profile profiles[] = {
      .overhead_bytes = 1.5e9,
      .fragments = 0.02,
      .kept = 1.0},
-    /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused norms, gradients
-     * summed after the step. */
+    /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused
+     * norms, gradients summed after the step. */
     {.name = "modern",
      .attention = QD_ATTENTION_FLASH2,
      .passes = 2.0,
@@ -135,7 +137,8 @@ static const qd_profile profiles[] = {
      .overhead_bytes = 2e9,
      .fragments = 0.05,
      .kept = 1.5},
-    /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of all axes overlapped. */
+    /* Megatron-Core with Transformer Engine: the vendor's attention, fused kernels, collectives of
+     * all axes overlapped. */
     {.name = "fused",
      .attention = QD_ATTENTION_TUNED,
      .passes = 1.4,
@@ -207,7 +210,8 @@ static qd_status load_one(qd_options *options, const char *cluster)
     return status;
 }
 
-/* The cluster's file says which accelerator; that file is read first, so that the cluster's own keys win over it. */
+/* The cluster's file says which accelerator; that file is read first, so that the cluster's own
+ * keys win over it. */
 qd_status qd_cluster_load(qd_options *options, const char *cluster)
 {
     qd_options *probe = NULL;

@@ -1,4 +1,5 @@
-/* What a cluster and its software can do, read from the keys of qd_cluster_table(). SI units throughout. */
+/* What a cluster and its software can do, read from the keys of qd_cluster_table(). SI units
+ * throughout. */
 #ifndef QD_SIM_CLUSTER_H
 #define QD_SIM_CLUSTER_H
 
@@ -37,8 +38,8 @@ typedef struct qd_profile {
     qd_attention_kernel attention;
     double passes;       /* how often memory-bound kernels read and write what the op list counts once */
     double gap;          /* seconds between kernels */
-    /* our own program: the kernel of each product is searched for, not chosen by the library, and gradients are
-     * overwritten, not zeroed */
+    /* our own program: the kernel of each product is searched for, not chosen by the library, and
+     * gradients are overwritten, not zeroed */
     bool searched;
     bool recompute_whole; /* full recompute runs the whole forward pass again, not only what the backward pass reads */
     double product_share; /* of what the best product reaches, kept inside a whole step (other kernels between, power) */

@@ -1,4 +1,5 @@
-/* Cluster and accelerator files kept inside the library, so that nothing has to be found at run time. */
+/* Cluster and accelerator files kept inside the library, so that nothing has to be found at run
+ * time. */
 #ifndef QD_SIM_CLUSTER_FILES_H
 #define QD_SIM_CLUSTER_FILES_H
 

@@ -5,26 +5,32 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an H200. */
+/* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an
+ * H200. */
 static const double STREAM_SHARE = 0.9;
 /* A tile's first loads and last stores cost as much as so many more terms of its sum. */
 static const double TILE_FILL = 128.0;
-/* A product may be cut so that the last wave is full too; that costs a second pass over the cut tiles. */
+/* A product may be cut so that the last wave is full too; that costs a second pass over the cut
+ * tiles. */
 static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
-/* Attention ramps up with the sequence, t/(t + 300) (FlashAttention 2's own table: 153 TFLOP/s at 1k, 201 at 16k on an A100), is
- * slower with small heads, and its backward pass reaches less than its forward pass. */
+/* Attention ramps up with the sequence, t/(t + 300) (FlashAttention 2's own table: 153 TFLOP/s at
+ * 1k, 201 at 16k on an A100), is slower with small heads, and its backward pass reaches less than
+ * its forward pass. */
 static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.70, ATTENTION_BACKWARD = 0.80;
-/* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax, dropout and its mask, read again. */
+/* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax,
+ * dropout and its mask, read again. */
 static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
-/* Libraries pass the rows of experts through memory this often for each time of ours: permuted, sorted by local expert, and both again
- * on the way back, where we read and write them once; with biases so much more, because these are cut out, weighted, added and
- * joined again expert by expert around both products (Megatron-Core's TEGroupedMLP). Products over experts reach so much of one large
- * product's rate. Calibrated. */
+/* Libraries pass the rows of experts through memory this often for each time of ours: permuted,
+ * sorted by local expert, and both again on the way back, where we read and write them once; with
+ * biases so much more, because these are cut out, weighted, added and joined again expert by expert
+ * around both products (Megatron-Core's TEGroupedMLP). Products over experts reach so much of one
+ * large product's rate. Calibrated. */
 static const double EXPERT_PASSES = 4.0, EXPERT_BIAS_PASSES = 16.0, GROUPED_SHARE = 0.95;
-/* Over the logits, by the loss and by its products: written by the product, read and overwritten by the loss, read by the products of
- * both gradients. */
+/* Over the logits, by the loss and by its products: written by the product, read and overwritten by
+ * the loss, read by the products of both gradients. */
 static const double HEAD_PASSES = 5.0;
-/* With a fused loss only the second and third take time of their own; the products' traffic runs beside their arithmetic. */
+/* With a fused loss only the second and third take time of their own; the products' traffic runs
+ * beside their arithmetic. */
 static const double FUSED_HEAD_PASSES = 2.0;
 
 void qd_cost_add(qd_cost *sum, const qd_cost *more)
@@ -47,7 +53,8 @@ double qd_cost_stream(const qd_cluster *c, double bytes)
     return bytes / (STREAM_SHARE * c->accelerator.bandwidth);
 }
 
-/* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands more often. */
+/* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands
+ * more often. */
 static const struct {
     double m, n, rate;
 } tiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {128, 64, 0.75}, {64, 64, 0.55}};
@@ -74,7 +81,8 @@ double qd_cost_products(const qd_cluster *c, double groups, double m, double n, 
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         double count = groups * ceil(m / tiles[i].m) * ceil(n / tiles[i].n), waves = count / a->units;
         double whole = ceil(waves), cut = waves * CUT_COST;
-        /* Fewer tiles than units leave some idle, unless sums are cut, down to 512 terms, and added in a further pass. */
+        /* Fewer tiles than units leave some idle, unless sums are cut, down to 512 terms, and added
+         * in a further pass. */
         if (waves < 1.0)
             cut = fmax(waves, 1.0 / fmax(1.0, floor(k / 512.0))) * SPLIT_COST;
         double seconds = fmin(whole, cut) * 2.0 * tiles[i].m * tiles[i].n * (k + TILE_FILL) / (rate / a->units * tiles[i].rate);
@@ -245,7 +253,8 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
 
 double qd_cost_collective_load(const qd_cluster *c)
 {
-    /* Which takes multiprocessors, memory bandwidth and power from it: 18.9 % in the mean on A100 and H100 (arXiv:2507.03114). */
+    /* Which takes multiprocessors, memory bandwidth and power from it: 18.9 % in the mean on A100
+     * and H100 (arXiv:2507.03114). */
     return c->accelerator.units > 0 ? 0.19 : 0.0;
 }
 
@@ -276,8 +285,8 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     return cost;
 }
 
-/* The ops of an action in order. A collective that is waited for at once adds its time; one that runs beside the ops after it makes
- * the op wait that names it. */
+/* The ops of an action in order. A collective that is waited for at once adds its time; one that
+ * runs beside the ops after it makes the op wait that names it. */
 typedef struct walk {
     const qd_cluster *cluster;
     const qd_span *spans;
@@ -303,8 +312,8 @@ static void wait_for(walk *w, int which)
     w->now = end;
 }
 
-/* Rows for experts that are cut. Our program sends them to each of the etp ranks that share an expert; libraries send them to one, and
- * gather them among these, which are neighbours. */
+/* Rows for experts that are cut. Our program sends them to each of the etp ranks that share an
+ * expert; libraries send them to one, and gather them among these, which are neighbours. */
 static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
 {
     const qd_cluster *c = w->cluster;
@@ -315,8 +324,8 @@ static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
     return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
 }
 
-/* Which axis an exchange is counted with. Groups over several axes that each have more than one rank are those of experts: rows,
- * counts and loads of theirs. */
+/* Which axis an exchange is counted with. Groups over several axes that each have more than one
+ * rank are those of experts: rows, counts and loads of theirs. */
 static int axis_of(const walk *w, const qd_op *op)
 {
     unsigned axes = qd_mesh_spread(w->mesh, op->exchange.group.axes);
@@ -339,7 +348,8 @@ static void exchange(walk *w, const qd_op *op, int index)
     bool beside = x->async && w->cluster->processor.cores == 0 &&
                   (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = axis_of(w, op);
-    /* Transformer Engine's pieces of tp go round in a ring by copy engines ("ring_exchange", use_ce); all others are NCCL's kernels. */
+    /* Transformer Engine's pieces of tp go round in a ring by copy engines ("ring_exchange",
+     * use_ce); all others are NCCL's kernels. */
     w->load = w->axis == (int)QD_AXIS_TP && w->cluster->profile->overlap_tp ? 0.0 : qd_cost_collective_load(w->cluster);
     seconds += qd_processor_meeting(&w->cluster->processor);
     double begin = fmax(w->link, w->now);
@@ -351,7 +361,8 @@ static void exchange(walk *w, const qd_op *op, int index)
         wait_for(w, w->count - 1);
 }
 
-/* Further rounds of rows for experts: at the even load that is planned for there are none, and ranks do not meet for them. */
+/* Further rounds of rows for experts: at the even load that is planned for there are none, and
+ * ranks do not meet for them. */
 static bool is_spare(const qd_op *op)
 {
     return op->exchange.uneven && op->exchange.count == 0;
@@ -380,8 +391,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
     for (int i = 0; i < class_->op_count; i++) {
         if (!qd_op_runs(&class_->ops[i], phases))
             continue;
-        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many bytes as are not
-         * read here, and add to them. */
+        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many
+         * bytes as are not read here, and add to them. */
         const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = overwrites ? &run : &class_->ops[i];
         double zeros = qd_cost_stream(c, (double)(op->bytes - run.bytes));
         w->sum.memory += zeros;
@@ -438,8 +449,9 @@ void qd_cost_ops(const qd_cluster *c, const qd_program *p, const qd_span *spans,
     module_action(c, p, spans, a, NULL, seconds, &cost);
 }
 
-/* Elements of a module's parameters that this rank has and an action goes through: SQUARES those that products have not summed (ours do, of
- * bf16 gradients), UPDATE those that are not Muon's matrices. */
+/* Elements of a module's parameters that this rank has and an action goes through: SQUARES those
+ * that products have not summed (ours do, of bf16 gradients), UPDATE those that are not Muon's
+ * matrices. */
 static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
 {
     const qd_module *m = &p->ledger->modules[a->module];

@@ -40,20 +40,21 @@ bool qd_op_has_cost(qd_op_kind kind);
 /* One op of a class; ops that communicate cost nothing here. */
 qd_cost qd_cost_op(const qd_cluster *cluster, const qd_model *model, const qd_module_class *class_, const qd_op *op);
 
-/* An action that is no collective itself: its ops, those that communicate with them, or what it moves. spans: of the program's
- * groups. */
+/* An action that is no collective itself: its ops, those that communicate with them, or what it
+ * moves. spans: of the program's groups. */
 qd_cost qd_cost_action(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action);
 
-/* A collective inside a module, in seconds after its action began; waited: from when on computation stood still for it,
- * `end` if it did not. */
+/* A collective inside a module, in seconds after its action began; waited: from when on computation
+ * stood still for it, `end` if it did not. */
 typedef struct qd_cost_exchange {
     int op;
     double begin, end, waited;
 } qd_cost_exchange;
-/* Those of a module's action, in the order of its ops; `out` has room for all ops of the class. Returns their number. */
+/* Those of a module's action, in the order of its ops; `out` has room for all ops of the class.
+ * Returns their number. */
 int qd_cost_exchanges(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action,
                       qd_cost_exchange *out);
-/* Adds the seconds of a module's action by kind of op (QD_OP_KIND_COUNT), as it runs: those that communicate, and waits
- * for them, left out. */
+/* Adds the seconds of a module's action by kind of op (QD_OP_KIND_COUNT), as it runs: those that
+ * communicate, and waits for them, left out. */
 void qd_cost_ops(const qd_cluster *cluster, const qd_program *program, const qd_span *spans, const qd_action *action, double *seconds);
 #endif

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Items are numbered through all participants. Dependencies, the order of a stream and messages all become edges to
- * successors. What runs is an *activity*: a single item, or a meeting, known by the item that came to it last; its members
- * are a list. */
+/* Items are numbered through all participants. Dependencies, the order of a stream and messages all
+ * become edges to successors. What runs is an *activity*: a single item, or a meeting, known by the
+ * item that came to it last; its members are a list. */
 typedef struct engine {
     const qd_sim_problem *problem;
     qd_sim_result *result;
@@ -221,8 +221,8 @@ static qd_status check_item(const qd_sim_problem *p, int who, int index)
     return good ? QD_OK : QD_FAIL(QD_USAGE, "simulation: item %d of participant %d has a number out of range", index, who);
 }
 
-/* Counts the successors of each item at [item + 2]; after the sums over them, [item + 1] is where its list begins, and moves
- * to its end while the lists are written. */
+/* Counts the successors of each item at [item + 2]; after the sums over them, [item + 1] is where
+ * its list begins, and moves to its end while the lists are written. */
 static void visit_edges(engine *e, bool write)
 {
     const qd_sim_problem *problem = e->problem;

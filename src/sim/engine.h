@@ -1,5 +1,5 @@
-/* The event engine: participants (ranks, or one rank for each kind of them) with streams of items that take time, wait for
- * each other and share links. Knows nothing of models or machines. */
+/* The event engine: participants (ranks, or one rank for each kind of them) with streams of items
+ * that take time, wait for each other and share links. Knows nothing of models or machines. */
 #ifndef QD_SIM_ENGINE_H
 #define QD_SIM_ENGINE_H
 
@@ -8,8 +8,9 @@
 
 enum { QD_SIM_STREAMS = 8, QD_SIM_LINKS = 4 };
 
-/* Items of a stream run in the order of the participant's list. An item begins when the item before it on its stream, its
- * dependencies and the message it awaits are done, and, if it meets others, when they can begin too. */
+/* Items of a stream run in the order of the participant's list. An item begins when the item before
+ * it on its stream, its dependencies and the message it awaits are done, and, if it meets others,
+ * when they can begin too. */
 typedef struct qd_sim_item {
     double seconds;    /* alone on its link */
     float load;        /* while it runs, items of its participant that use no link run slower by this share */
@@ -32,7 +33,8 @@ typedef struct qd_sim_problem {
     const qd_sim_participant *participants;
     int count;
     int messages, meetings; /* numbers run from 0 */
-    /* that all participants share: items that would take more of them together run slower by as much; 0: no limit */
+    /* that all participants share: items that would take more of them together run slower by as
+     * much; 0: no limit */
     double cores;
     /* Says in words what an item is, for the message about a standstill; NULL: by number alone. */
     void (*describe)(const void *context, int participant, int item, char *text, size_t size);
@@ -51,8 +53,9 @@ typedef struct qd_sim_result {
     double *busy;        /* (count, QD_SIM_STREAMS): seconds in which an item of the stream was running */
 } qd_sim_result;
 
-/* O(n log s) for n items and s streams that run at a time. QD_USAGE for numbers out of range, QD_MISMATCH when the items
- * wait for each other, with the circle in words. The result is freed by the caller, also after a failure. */
+/* O(n log s) for n items and s streams that run at a time. QD_USAGE for numbers out of range,
+ * QD_MISMATCH when the items wait for each other, with the circle in words. The result is freed by
+ * the caller, also after a failure. */
 qd_status qd_sim_run(const qd_sim_problem *problem, qd_sim_result *result);
 void qd_sim_result_free(qd_sim_result *result);
 

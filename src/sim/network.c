@@ -3,13 +3,16 @@
 #include <math.h>
 #include <string.h>
 
-/* Seconds from the call to the first byte: a kernel's launch and the meeting of the ranks. NCCL needs 10 to 20 µs for 8 bytes
- * (data/published/collectives.json), of which the hops are counted apart. */
+/* Seconds from the call to the first byte: a kernel's launch and the meeting of the ranks. NCCL
+ * needs 10 to 20 µs for 8 bytes (data/published/collectives.json), of which the hops are counted
+ * apart. */
 static const double START = 6e-6;
-/* An in-switch sum against a ring's bandwidth: 275 GB/s of algorithm bandwidth where a ring has 364 GB/s of bus bandwidth (8 H100). */
+/* An in-switch sum against a ring's bandwidth: 275 GB/s of algorithm bandwidth where a ring has 364
+ * GB/s of bus bandwidth (8 H100). */
 static const double NVLS_SHARE = 0.75;
-/* A ring between nodes moves chunks through buffers at every card; so much longer takes each pass until they are full (32 GPUs, 64 MiB:
- * 157 of 381 GB/s; one node reaches three quarters of its best at that size). */
+/* A ring between nodes moves chunks through buffers at every card; so much longer takes each pass
+ * until they are full (32 GPUs, 64 MiB: 157 of 381 GB/s; one node reaches three quarters of its
+ * best at that size). */
 static const double NETWORK_FILL = 80e-6;
 static const int NVLS_FROM = 5; /* ranks; below, rings are as fast and NCCL uses them */
 
@@ -86,7 +89,8 @@ static double network_bandwidth(const qd_cluster *c, const qd_span *s)
     return c->network_bandwidth / (s->beyond ? c->oversubscription : 1.0);
 }
 
-/* A ring through all ranks, node by node: as many parallel rings as a node has members, each with its own card. */
+/* A ring through all ranks, node by node: as many parallel rings as a node has members, each with
+ * its own card. */
 static double ring_bandwidth(const qd_cluster *c, const qd_span *s)
 {
     int cards = c->profile->cards > 0 && c->profile->cards < s->local ? c->profile->cards : s->local;
@@ -140,7 +144,8 @@ static double switched_seconds(const qd_cluster *c, qd_coll_kind kind, double by
     }
 }
 
-/* Both directions of every dimension that the group spans work at once; a part of a dimension has no closing link. */
+/* Both directions of every dimension that the group spans work at once; a part of a dimension has
+ * no closing link. */
 static double torus_seconds(const qd_cluster *c, qd_coll_kind kind, double bytes, const qd_span *s)
 {
     double bandwidth = 0.0, hops = 0.0, widest = 0.0, spread = 0.0;

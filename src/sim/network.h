@@ -5,7 +5,8 @@
 #include "sim/cluster.h"
 #include "spec/layout/mesh.h"
 
-/* How a group of ranks lies in the cluster; ranks fill nodes (and the dimensions of a torus, the first one fastest) in order. */
+/* How a group of ranks lies in the cluster; ranks fill nodes (and the dimensions of a torus, the
+ * first one fastest) in order. */
 typedef struct qd_span {
     int size;
     int local;   /* of them in one node; torus: in one slice */
@@ -21,9 +22,10 @@ qd_span qd_span_of_pair(const qd_cluster *cluster, int rank, int other);
 /* Seconds. `bytes` as qd_network_message() gives them. */
 double qd_network_seconds(const qd_cluster *cluster, qd_coll_kind kind, double bytes, const qd_span *span);
 
-/* From the elements that a step program counts, as qd_coll_bytes() does, to what qd_network_seconds() takes: of collectives the
- * whole message; all-to-all: what one rank sends, its own part included; messages: one of them. A count of messages is that of
- * the whole group (each rank of a ring passes a part on), but a SEND between stages is one message. */
+/* From the elements that a step program counts, as qd_coll_bytes() does, to what
+ * qd_network_seconds() takes: of collectives the whole message; all-to-all: what one rank sends,
+ * its own part included; messages: one of them. A count of messages is that of the whole group
+ * (each rank of a ring passes a part on), but a SEND between stages is one message. */
 double qd_network_message(qd_coll_kind kind, double elements, qd_dtype dtype, int group_size);
 
 /* Does it leave the node? */

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The loss alone reads the logits for their maximum, for the sum of exponentials, and reads and writes them for the gradient; the rates of
- * products are measured with their operands. */
+/* The loss alone reads the logits for their maximum, for the sum of exponentials, and reads and
+ * writes them for the gradient; the rates of products are measured with their operands. */
 static const double LOSS_PASSES = 4.0;
 
 /* `count` numbers of a key, separated by blanks, times `scale`. */
@@ -79,7 +79,8 @@ void qd_processor_set(qd_processor *p, int ranks, int threads)
 
 enum { TOGETHER_PRODUCTS, TOGETHER_ATTENTION, TOGETHER_STREAMS };
 
-/* How many cores' rates a rank's threads reach together: measured with one and with all cores, in between along a line. */
+/* How many cores' rates a rank's threads reach together: measured with one and with all cores, in
+ * between along a line. */
 static double width(const qd_processor *p, int what)
 {
     double t = p->threads < p->cores ? p->threads : p->cores;
@@ -133,7 +134,8 @@ double qd_processor_experts(const qd_processor *p, const qd_module_class *class_
     if (weights)
         return count * qd_processor_product(p, QD_PRODUCT_WEIGHTS, n, k, each);
     double seconds = count * qd_processor_product(p, inputs ? QD_PRODUCT_INPUTS : QD_PRODUCT_FORWARD, each, n, k);
-    /* SwiGLU is a pass over rows that are still in the cache, at best: counted as a pass over memory. */
+    /* SwiGLU is a pass over rows that are still in the cache, at best: counted as a pass over
+     * memory. */
     if (op->kind == QD_OP_EXPERTS_SWIGLU)
         seconds += qd_processor_stream(p, swiglu_bytes(class_, op, QD_EXPERTS_SWIGLU_GATE_UP, QD_EXPERTS_SWIGLU_Y));
     if (op->kind == QD_OP_EXPERTS_DX_SWIGLU)

@@ -1,5 +1,6 @@
-/* A machine whose ranks are threads or processes on the same cores, as `quadrille bench machine` measures it. Unlike accelerators,
- * ranks there take turns where they outnumber the cores, and what communicates takes a core from what computes. */
+/* A machine whose ranks are threads or processes on the same cores, as `quadrille bench machine`
+ * measures it. Unlike accelerators, ranks there take turns where they outnumber the cores, and what
+ * communicates takes a core from what computes. */
 #ifndef QD_SIM_PROCESSOR_H
 #define QD_SIM_PROCESSOR_H
 
@@ -7,8 +8,8 @@
 
 #include <quadrille/options.h>
 
-/* (m, n) over k takes 2 m n k (1 + half_m / m + half_n / n + half_k / k) / flops: packing either operand and writing the result
- * take time that the other dimensions share out. */
+/* (m, n) over k takes 2 m n k (1 + half_m / m + half_n / n + half_k / k) / flops: packing either
+ * operand and writing the result take time that the other dimensions share out. */
 typedef struct qd_product_rate {
     double flops, half_m, half_n, half_k;
 } qd_product_rate;
@@ -32,15 +33,16 @@ typedef struct qd_processor {
     double stream, update;        /* bytes per second of kernels between products, and of the optimizer */
     double together[3];           /* products, attention, streams: what all cores reach on one rank's work, over the sum of their rates */
     qd_exchange_rate sum, gather, scatter, send;
-    /* seconds by which a product takes longer when ranks meet after it: with a core to each rank, with several ranks
-     * to a core */
+    /* seconds by which a product takes longer when ranks meet after it: with a core to each rank,
+     * with several ranks to a core */
     double meeting, meeting_crowd;
     double late
         [3]; /* how much longer a step takes than its computing: of one rank, of a rank per core, which wait for the slowest; products of
                                      more ranks than cores, which take turns */
 } qd_processor;
 
-/* From the keys processor.*; cores 0: there are none. QD_USAGE names the key that is missing or is not as it should be. */
+/* From the keys processor.*; cores 0: there are none. QD_USAGE names the key that is missing or is
+ * not as it should be. */
 qd_status qd_processor_resolve(const qd_options *options, qd_processor *processor);
 
 /* For a run of so many ranks; threads 0: shared out. */
@@ -57,8 +59,10 @@ double qd_processor_head(const qd_processor *p, const qd_module_class *class_, c
 /* Products over experts; rows are shared out evenly. */
 double qd_processor_experts(const qd_processor *p, const qd_module_class *class_, const qd_op *op);
 
-/* A core's time for one rank's part in a collective of n ranks; bytes as qd_network_seconds() has them. */
+/* A core's time for one rank's part in a collective of n ranks; bytes as qd_network_seconds() has
+ * them. */
 double qd_processor_exchange(const qd_processor *p, qd_coll_kind kind, double bytes, int n);
-/* What it costs ranks to meet inside a block: one waits for the other, sleeps, and finds its cache cold. */
+/* What it costs ranks to meet inside a block: one waits for the other, sleeps, and finds its cache
+ * cold. */
 double qd_processor_meeting(const qd_processor *p);
 #endif

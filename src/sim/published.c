@@ -1,5 +1,5 @@
-/* Published runs as configurations of ours: every rule by which a row is read, and the scores of the predictions. The rules are
- * the same for all rows and are listed in docs/simulator.md. */
+/* Published runs as configurations of ours: every rule by which a row is read, and the scores of
+ * the predictions. The rules are the same for all rows and are listed in docs/simulator.md. */
 #include "sim/simulate_impl.h"
 
 #include "base/text/json.h"
@@ -35,7 +35,8 @@ static double number_of(const qd_json_node *object, const char *key, double othe
     return otherwise;
 }
 
-/* Counts of a row, and the least that each may be. Products and quotients of them decide on a layout. */
+/* Counts of a row, and the least that each may be. Products and quotients of them decide on a
+ * layout. */
 static const struct {
     const char *object, *key;
     double least;
@@ -93,10 +94,11 @@ static bool set(row *r, const char *key, const char *format, ...)
 
 /* ---- the rules ---- */
 
-/* Software by its features: the first row whose word occurs in the name of the framework. Gradients in fp32: where its recipes do not
- * say otherwise, as those of Megatron-Bridge and NeMo do (grad_reduce_in_fp32 = False). Attention, where it is not the profile's:
- * PaxML's runs turn the fused kernel off (xla_gpu_enable_cudnn_fmha=false), MaxText's on GPUs name cuDNN's, and Megatron-Core's own tests
- * are deterministic, without most fusions. */
+/* Software by its features: the first row whose word occurs in the name of the framework. Gradients
+ * in fp32: where its recipes do not say otherwise, as those of Megatron-Bridge and NeMo do
+ * (grad_reduce_in_fp32 = False). Attention, where it is not the profile's: PaxML's runs turn the
+ * fused kernel off (xla_gpu_enable_cudnn_fmha=false), MaxText's on GPUs name cuDNN's, and
+ * Megatron-Core's own tests are deterministic, without most fusions. */
 static const struct {
     const char *word, *profile;
     bool fp32_grads;
@@ -130,15 +132,16 @@ static bool read_software(row *r)
         return false;
     if ((fused || torus) && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
         return false;
-    /* PyTorch's own data parallelism sums 25 MiB at a time, nanotron all in one call (reduce_scatter_coalesced), the others about 100. */
+    /* PyTorch's own data parallelism sums 25 MiB at a time, nanotron all in one call
+     * (reduce_scatter_coalesced), the others about 100. */
     int bucket = has_word(framework, "nanotron") ? 4096 : strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
     return set(r, "software.profile", "%s", frameworks[i].profile) &&
            set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", bucket);
 }
 
-/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging Face's, which is joined
- * by Ethernet (EFA). */
+/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging
+ * Face's, which is joined by Ethernet (EFA). */
 static const struct {
     const char *gpu, *network, *cluster;
 } machines[] = {
@@ -190,7 +193,8 @@ static bool read_cluster(row *r)
     return skip(r, gpu[0] ? "there is no cluster of %s" : "%sthe accelerator is not stated", gpu);
 }
 
-/* Experts; those that all tokens use are counted in widths of one. Layers with experts follow the dense ones. */
+/* Experts; those that all tokens use are counted in widths of one. Layers with experts follow the
+ * dense ones. */
 static bool read_experts(row *r)
 {
     const qd_json_node *m = r->model;
@@ -240,8 +244,9 @@ static bool read_stages(row *r)
     return qd_options_set(r->options, "parallel.layers", text) == QD_OK || skip(r, "%s", qd_error_message());
 }
 
-/* Each expert is cut as everything else is, tp ways, where that divides the ranks and the row does not say otherwise: Megatron's default,
- * and the meaning of tp elsewhere. Benchmarks spread tokens evenly over experts: a rank has room for the mean load. */
+/* Each expert is cut as everything else is, tp ways, where that divides the ranks and the row does
+ * not say otherwise: Megatron's default, and the meaning of tp elsewhere. Benchmarks spread tokens
+ * evenly over experts: a rank has room for the mean load. */
 static bool read_expert_axes(row *r, double ep)
 {
     if (number_of(r->model, "experts", 0) <= 0)
@@ -332,8 +337,9 @@ static bool simulate_fewest(row *r, qd_sim_report *report)
     return simulate_with(r, "full", all, QD_STEP_TIMES, report);
 }
 
-/* Where nothing is said: no recompute if that fits, else selective, else full in as many blocks as must. Recipes of Megatron-Core
- * and its kin stop at selective: they name modules (layernorm, moe_act, core_attn), never whole blocks. */
+/* Where nothing is said: no recompute if that fits, else selective, else full in as many blocks as
+ * must. Recipes of Megatron-Core and its kin stop at selective: they name modules (layernorm,
+ * moe_act, core_attn), never whole blocks. */
 static bool simulate_row(row *r, qd_sim_report *report)
 {
     static const char *const choices[] = {"none", "selective"};
@@ -352,7 +358,8 @@ static bool simulate_row(row *r, qd_sim_report *report)
 
 /* ---- what was published ---- */
 
-/* Tokens per second and accelerator: as stated, from the step time, or from FLOPs in the row's convention. */
+/* Tokens per second and accelerator: as stated, from the step time, or from FLOPs in the row's
+ * convention. */
 static double published_rate(const row *r)
 {
     double rate = number_of(r->result, "tokens_per_sec_per_gpu", 0);

@@ -1,5 +1,5 @@
-/* Measured times of actions, replayed through the dependencies of the programs: what a pipeline would take on ranks that do not
- * share cores. */
+/* Measured times of actions, replayed through the dependencies of the programs: what a pipeline
+ * would take on ranks that do not share cores. */
 #include <quadrille/sim.h>
 
 #include "sim/step.h"
@@ -49,7 +49,8 @@ static qd_status fill(stage *s, const double *seconds, int ranks)
     return QD_OK;
 }
 
-/* The n-th message to a rank is the n-th that it receives from there. Items and actions that transfer follow each other alike. */
+/* The n-th message to a rank is the n-th that it receives from there. Items and actions that
+ * transfer follow each other alike. */
 static int number_messages(stage *stages, int ranks)
 {
     int count = 0;

@@ -17,8 +17,9 @@ static void put_lines(qd_json_writer *w, const char *key, const qd_sim_line *lin
     qd_json_end(w);
 }
 
-/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside the exchanges of
- * their module, and actions that are not made of ops. What ops wait for is not in it. */
+/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside
+ * the exchanges of their module, and actions that are not made of ops. What ops wait for is not in
+ * it. */
 static void put_ops(qd_json_writer *w, const qd_simulation *s)
 {
     const qd_step_stage *stage = &s->step.stages[0];
@@ -175,7 +176,8 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
         put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
         qd_trace_put_tracks(&w, stage->program, stage->rank);
-        /* Memory that waits for the other stream to be given back is an item of the simulation, and no event of a trace. */
+        /* Memory that waits for the other stream to be given back is an item of the simulation, and
+         * no event of a trace. */
         drawing d;
         status = start_drawing(&s->step, stage, &d);
         for (int k = 0; k < stage->item_count && status == QD_OK; k++)

@@ -1,4 +1,5 @@
-/* From the times of a step to what they mean: utilisation, what communication costs, memory, the largest losses. */
+/* From the times of a step to what they mean: utilisation, what communication costs, memory, the
+ * largest losses. */
 #include "sim/simulate_impl.h"
 
 #include "base/clock.h"
@@ -8,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Relative deviation of a rank's step time: a published 2048-GPU run is two to four percent slower than the same on 16. */
+/* Relative deviation of a rank's step time: a published 2048-GPU run is two to four percent slower
+ * than the same on 16. */
 static const double RANK_JITTER = 0.005;
 
 /* ---- what the compute stream waits for ---- */
@@ -120,7 +122,8 @@ static void subtract_exposed(qd_sim_report *r)
 
 /* ---- memory ---- */
 
-/* Logits of a whole micro-batch on the stage of the head: in 16 bits, in fp32, and their gradients in fp32. */
+/* Logits of a whole micro-batch on the stage of the head: in 16 bits, in fp32, and their gradients
+ * in fp32. */
 static double whole_logits(const qd_step *step, int stage)
 {
     const qd_program *p = step->stages[stage].program;
@@ -142,8 +145,9 @@ static const qd_module_class *layer_kept(const qd_program *p)
     return NULL;
 }
 
-/* Activations that the software keeps and our op lists do not: its copies, and without flash attention the scores, 5 bytes each with
- * softmax, mask and dropout (Korthikanti et al.), in every block that is in flight. */
+/* Activations that the software keeps and our op lists do not: its copies, and without flash
+ * attention the scores, 5 bytes each with softmax, mask and dropout (Korthikanti et al.), in every
+ * block that is in flight. */
 static double kept_more(const qd_step *step, int stage)
 {
     const qd_profile *profile = step->cluster->profile;
@@ -214,7 +218,8 @@ static void put_loss(loss *losses, int *count, double seconds, double step, cons
     va_end(args);
 }
 
-/* What the step would take if every accelerator computed the model's FLOPs at its peak is no loss; all else is. */
+/* What the step would take if every accelerator computed the model's FLOPs at its peak is no loss;
+ * all else is. */
 static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_sim_report *r)
 {
     loss losses[24];
@@ -273,9 +278,9 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
 }
 
-/* What a step on processors takes beside its actions: cores are not equally fast for long, and all ranks wait for the
- * slowest, once a step or in every block; ranks that take turns find their caches cold. Stages of a pipeline with a
- * core each wait for each other in the simulation. */
+/* What a step on processors takes beside its actions: cores are not equally fast for long, and all
+ * ranks wait for the slowest, once a step or in every block; ranks that take turns find their
+ * caches cold. Stages of a pipeline with a core each wait for each other in the simulation. */
 static double late(const qd_step *step)
 {
     const qd_processor *p = &step->cluster->processor;

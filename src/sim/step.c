@@ -17,7 +17,8 @@ static qd_coll_kind collective_of(const qd_action *a)
     return qd_action_collective((qd_action_kind)a->kind);
 }
 
-/* Costs of a program's actions; those of modules are the same for all of a class that overwrite gradients, or do not. */
+/* Costs of a program's actions; those of modules are the same for all of a class that overwrite
+ * gradients, or do not. */
 typedef struct pricer {
     const qd_cluster *cluster;
     const qd_program *program;
@@ -79,7 +80,8 @@ static double exchanged(const qd_cost *cost)
     return sum;
 }
 
-/* Chunks of optimizer state between host memory and the accelerator. A processor copies them itself. */
+/* Chunks of optimizer state between host memory and the accelerator. A processor copies them
+ * itself. */
 static void price_copy(const pricer *p, const qd_action *a, qd_sim_item *item)
 {
     bool processor = p->cluster->processor.cores > 0;
@@ -89,8 +91,8 @@ static void price_copy(const pricer *p, const qd_action *a, qd_sim_item *item)
         item->stream = QD_STREAM_COMPUTE;
 }
 
-/* Messages between stages run beside everything else, one after another to each peer. The sender's item takes the time, the
- * receiver's waits for it. Numbers are given when all stages are known. */
+/* Messages between stages run beside everything else, one after another to each peer. The sender's
+ * item takes the time, the receiver's waits for it. Numbers are given when all stages are known. */
 static void price_transfer(const qd_step *step, const qd_step_stage *stage, const qd_action *a, qd_sim_item *item)
 {
     enum { FIRST = QD_STREAM_COUNT, WAYS = 2 };
@@ -144,8 +146,8 @@ static bool is_late(const qd_step *step, const qd_program *p, const qd_action *a
     return !step->cluster->profile->overlap && sums && a->stream == QD_STREAM_COMM && p->strategy.zero <= 1 && !p->strategy.sync_each;
 }
 
-/* They depend on the last pass of a module, which comes later in the list; what our program does with a sum between passes (unpacking
- * it) costs its time there and does not wait. */
+/* They depend on the last pass of a module, which comes later in the list; what our program does
+ * with a sum between passes (unpacking it) costs its time there and does not wait. */
 static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
 {
     const qd_program *p = stage->program;
@@ -179,7 +181,8 @@ void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spa
         spans[g] = qd_span_of_group(step->cluster, &p->ledger->mesh, p->groups[g], stage->rank);
 }
 
-/* All ranks of a stage do the same at the same time; one thread of each communicates, all compute. */
+/* All ranks of a stage do the same at the same time; one thread of each communicates, all
+ * compute. */
 static float cores_of(const qd_step *step, const qd_action *a)
 {
     const qd_processor *p = &step->cluster->processor;
@@ -187,7 +190,8 @@ static float cores_of(const qd_step *step, const qd_action *a)
     return p->cores == 0 ? 0.0f : (float)(communicates ? 1 : p->threads) * (float)step->config->world / (float)step->stage_count;
 }
 
-/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets the n-th on the others. */
+/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets
+ * the n-th on the others. */
 static qd_status fill_items(const qd_step *step, qd_step_stage *stage)
 {
     const qd_program *p = stage->program;

@@ -1,6 +1,6 @@
-/* One step of a configuration on a cluster, in time: the programs of representative ranks, their actions with costs, and when
- * each of them runs. Ranks that differ only along the data, context and tensor axes do the same at the same time; one rank
- * stands for each stage of the pipeline. */
+/* One step of a configuration on a cluster, in time: the programs of representative ranks, their
+ * actions with costs, and when each of them runs. Ranks that differ only along the data, context
+ * and tensor axes do the same at the same time; one rank stands for each stage of the pipeline. */
 #ifndef QD_SIM_STEP_H
 #define QD_SIM_STEP_H
 
@@ -36,8 +36,8 @@ typedef struct qd_step {
     qd_sim_result result;
 } qd_step;
 
-/* The configuration as it would run there: with the op lists of accelerators, unless the cluster is a machine of processors.
- * It points into the cluster. */
+/* The configuration as it would run there: with the op lists of accelerators, unless the cluster is
+ * a machine of processors. It points into the cluster. */
 qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster, qd_config *config);
 
 /* Builds the programs and accounts for memory. */
@@ -50,7 +50,8 @@ void qd_step_free(qd_step *step);
 typedef enum qd_step_extent { QD_STEP_MEMORY, QD_STEP_TIMES, QD_STEP_TIMES_IF_FITS } qd_step_extent;
 qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, qd_step_extent extent, qd_sim_report *report);
 
-/* How a program's groups lie in the cluster, as its stage sees them: spans has QD_GROUP_LIMIT places. */
+/* How a program's groups lie in the cluster, as its stage sees them: spans has QD_GROUP_LIMIT
+ * places. */
 void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans);
 
 /* Whether an action does more than take or give back a place in memory. */

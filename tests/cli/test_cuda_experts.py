@@ -37,7 +37,8 @@ SGD = ["train.optimizer=sgd", "train.lr=0.05", "train.steps=20"]
 class CudaExperts(gpu.GpuTest):
     def test_models_follow_the_cpu(self):
         for name, model in MODELS.items():
-            # With its usual epsilon AdamW turns rounding of gradients near zero into full steps; a few later a token may choose another expert.
+            # With its usual epsilon AdamW turns rounding of gradients near zero into full steps; a
+            # few later a token may choose another expert.
             run = [*model, "train.steps=20", "train.eps=1e-3"]
             cpu = self.train(f"cpu-{name}", *run, "--device", "cpu")
             with self.subTest(model=name):
@@ -83,8 +84,9 @@ class CudaExperts(gpu.GpuTest):
                     first = [self.metrics(way)[0] for way in ("node", "flat")]
                     self.assertLess(first[0]["dispatch_across_nodes_bytes"], first[1]["dispatch_across_nodes_bytes"])
                     if precision == "fp32" and name != "in rounds":
-                        # The same choices, so as many rows whose experts lie on other nodes; but for one token or two between equal scores,
-                        # because the two ways add a token's results in different orders.
+                        # The same choices, so as many rows whose experts lie on other nodes; but
+                        # for one token or two between equal scores, because the two ways add a
+                        # token's results in different orders.
                         self.assertLessEqual(abs(first[0][across] - first[1][across]), 0.002 * first[1][across])
 
     def test_muon_and_replicas_follow_one_rank(self):

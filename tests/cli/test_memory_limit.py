@@ -19,8 +19,9 @@ MODEL = ["model.layers=12", "model.hidden=512", "model.heads=8", "data.seq=16", 
          "run.threads=1", "parallel.ranks=4", "parallel.bucket_mb=4"]
 
 
-# Limit, and the line of /proc/PID/status that it is about. Ranks reserve address space that they share, one rank alone does not:
-# where the number of ranks differs, it is their own memory that counts.
+# Limit, and the line of /proc/PID/status that it is about. Ranks reserve address space that they
+# share, one rank alone does not: where the number of ranks differs, it is their own memory that
+# counts.
 ADDRESSES = (resource.RLIMIT_AS, "VmPeak:")
 OWN = (resource.RLIMIT_DATA, "VmData:")
 NEVER_REACHED = 1 << 46  # a limit all the same: under one, ranks have their buffers in memory of their own

@@ -125,7 +125,8 @@ class Outputs(program.ProgramTest):
         report = self.json_of(*arguments, "parallel.tp=2", "--against", "parallel.tp=1", "--steps", "2")
         self.assertTrue(report["equal_within_tolerance"])
         self.assertEqual(report["eps"], 1e-3)
-        # Experts under AdamW: with the usual eps it magnifies what layouts round differently (tests/equiv/test_adamw_rounding.c).
+        # Experts under AdamW: with the usual eps it magnifies what layouts round differently
+        # (tests/equiv/test_adamw_rounding.c).
         experts = [*arguments, "model.experts=4", "model.experts_per_token=2", "model.expert_ffn=32", "parallel.ranks=4", "parallel.tp=2", "parallel.ep=2"]
         one = ["--against", "parallel.ranks=1 parallel.tp=1 parallel.ep=1"]
         report = self.json_of(*experts, *one)

@@ -49,7 +49,8 @@ class Resume(program.ProgramTest):
     def test_goes_on_with_the_same_bits(self):
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=7", "run.keep=0")
-        # as if it had been stopped after step 23: later checkpoints are gone, later metrics are of steps that are repeated
+        # as if it had been stopped after step 23: later checkpoints are gone, later metrics are of
+        # steps that are repeated
         for step in (28, 30):
             shutil.rmtree(os.path.join(part, "checkpoints", f"step-{step:012d}"))
         kept = lines(part)[:23]
@@ -62,7 +63,8 @@ class Resume(program.ProgramTest):
     def test_what_was_derived_is_derived_again(self):
         part = self.path("part")
         self.train(f"run.dir={part}", "train.steps=10", "train.schedule=wsd", "train.warmup=0", "run.save_every=10")
-        # Not BASE: only what is said here is new. The decay is a fifth of all steps, and the micro-batch was that of another batch.
+        # Not BASE: only what is said here is new. The decay is a fifth of all steps, and the
+        # micro-batch was that of another batch.
         self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=20", "train.global_batch=6"))
         rates = [json.loads(line)["lr"] for line in lines(part)]
         self.assertEqual(len(rates), 20)

@@ -63,7 +63,8 @@ class RunTokenizer(program.ProgramTest):
         self.ok(self.run_program(*new, "--ranks", "2"))
         self.assertNotEqual(self.tokenizer("run"), self.kept)
         self.assertEqual([name for name in os.listdir(self.path("run")) if ".new." in name], [])
-        # What stands there now is of another text, or somebody else's: it is not taken for the run's own.
+        # What stands there now is of another text, or somebody else's: it is not taken for the
+        # run's own.
         own = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.dir=run", "--overwrite"]
         self.ok(self.run_program(*own))
         self.assertEqual(self.tokenizer("run"), self.kept)

@@ -49,7 +49,8 @@ class Simulate(program.ProgramTest):
             "pieces": ["--model", "llama-tiny", "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"],
             "cp": ["--model", "llama-tiny", "--ranks", "2", "--cp", "2"],
             "ep": ["--model", "mixtral-tiny", "--ranks", "2", "--ep", "2"],
-            # Room for less than the worst load: further rounds stand in the op list, and are no exchange of either trace.
+            # Room for less than the worst load: further rounds stand in the op list, and are no
+            # exchange of either trace.
             "rounds": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4"],
             "nodes": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4", "parallel.nodes=2", "parallel.dispatch=node"],
         }

@@ -1,5 +1,5 @@
-/* What the collectives must give, computed serially and independently of src/comm: inputs from a hash, sums by a plain
- * recursion over the ranks. Shared by the tests of this tier. */
+/* What the collectives must give, computed serially and independently of src/comm: inputs from a
+ * hash, sums by a plain recursion over the ranks. Shared by the tests of this tier. */
 #ifndef QD_TEST_DIST_REFERENCE_H
 #define QD_TEST_DIST_REFERENCE_H
 
@@ -108,8 +108,8 @@ static inline void ref_reduced(void *to, qd_dtype dtype, qd_reduce_op op, uint64
 
 /* ---- where a body's buffers lie ---- */
 
-/* What a run's text says: "" ordinary memory, "shared" that of qd_comm_alloc(), "mixed" one here and the other there,
- * differently on even and odd ranks. */
+/* What a run's text says: "" ordinary memory, "shared" that of qd_comm_alloc(), "mixed" one here
+ * and the other there, differently on even and odd ranks. */
 static inline bool ref_is_shared(const qd_comm *comm, const char *text, int which)
 {
     if (strcmp(text, "mixed") == 0) return (qd_comm_rank(comm) + which) % 2 == 0;

@@ -1,4 +1,5 @@
-/* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes() says. */
+/* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes()
+ * says. */
 #include "dist/reference.h"
 #include "support/ranks.h"
 

@@ -1,5 +1,6 @@
-/* Every operation, type and count pattern against a serial reference, on threads, processes and MPI; and that the three
- * give the same bits. Beside it runs the test of failures, which mostly waits.
+/* Every operation, type and count pattern against a serial reference, on threads, processes and
+ * MPI; and that the three give the same bits. Beside it runs the test of failures, which mostly
+ * waits.
  * ctest: timeout 400 */
 #include "dist/reference.h"
 #include "support/ranks.h"
@@ -12,7 +13,8 @@
 
 #include <cmocka.h>
 
-/* Buffers of a body: `in` and `out` with a guard behind, and a running hash of all results of this rank. */
+/* Buffers of a body: `in` and `out` with a guard behind, and a running hash of all results of this
+ * rank. */
 typedef struct bench {
     qd_comm *comm;
     const char *text; /* where buffers lie: see ref_take() */
@@ -24,8 +26,9 @@ typedef struct bench {
 
 #define GUARD 64
 #define MOST_ELEMENTS 100003
-/* More bytes than any limit below which processes reach into each other's memory, or write past the caches. Under the thread
- * sanitizer, where the plain reference takes minutes at that size and ranks are threads first of all, less. */
+/* More bytes than any limit below which processes reach into each other's memory, or write past the
+ * caches. Under the thread sanitizer, where the plain reference takes minutes at that size and
+ * ranks are threads first of all, less. */
 #if defined(__SANITIZE_THREAD__)
 #define HUGE_ELEMENTS 300007
 #else
@@ -180,8 +183,8 @@ static qd_status try_gather_scatter(bench *b, int64_t count, qd_dtype dtype, int
     return expect_guard(b, "scatter", element(b->out, dtype, length));
 }
 
-/* Segments dealt out in an order that is not the ranks': piece j of the buffer belongs to rank (j * 3 + 1) % size, some
- * pieces are empty, and some ranks may have none. */
+/* Segments dealt out in an order that is not the ranks': piece j of the buffer belongs to rank (j *
+ * 3 + 1) % size, some pieces are empty, and some ranks may have none. */
 enum { PIECES = 11 };
 typedef struct deal {
     qd_segment segments[64][PIECES];
@@ -441,7 +444,8 @@ static qd_status body_groups(qd_comm *world, void *arg)
 
 enum { FLIGHTS = 12, GROUPS = 3 };
 
-/* Many operations in flight on several communicators, started and waited for in an order that differs by rank. */
+/* Many operations in flight on several communicators, started and waited for in an order that
+ * differs by rank. */
 static qd_status body_async(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
@@ -460,7 +464,8 @@ static qd_status body_async(qd_comm *world, void *arg)
             for (int64_t i = 0; i < n; i++) ref_input(&in[g][f][i], QD_F32, (uint64_t)(g * 100 + f), rank, i);
         }
     for (int round = 0; round < 3; round++) {
-        /* A receive that waits for long must hold back nothing: it is posted first and sent last. */
+        /* A receive that waits for long must hold back nothing: it is posted first and sent
+         * last. */
         float late_in[2000] = {0}, late_out[2000];
         qd_work *late = NULL;
         int next = (rank + 1) % size, previous = (rank + size - 1) % size;
@@ -536,7 +541,8 @@ static qd_status body_arguments(qd_comm *world, void *arg)
 
 /* ---- shared memory ---- */
 
-/* Blocks do not overlap, are zero when they are new and when they are taken again, and go through any operation. */
+/* Blocks do not overlap, are zero when they are new and when they are taken again, and go through
+ * any operation. */
 static qd_status body_memory(qd_comm *world, void *arg)
 {
     (void)arg;

@@ -1,6 +1,6 @@
-/* Communicators on devices: buffers in device memory, work ordered by streams alone. Everything is done twice, with host
- * memory on the world and with device memory on its devices, and must give the same bits. On the CPU, and on a GPU that all
- * ranks share where there is one.
+/* Communicators on devices: buffers in device memory, work ordered by streams alone. Everything is
+ * done twice, with host memory on the world and with device memory on its devices, and must give
+ * the same bits. On the CPU, and on a GPU that all ranks share where there is one.
  * ctest: timeout 300 */
 #include "comm/device.h"
 #include "dist/reference.h"
@@ -172,8 +172,9 @@ static qd_status every_trial(bench *b)
     return QD_OK;
 }
 
-/* A ring of messages both ways, all in flight, forwarded without the host ever looking: after `size` rounds every block is
- * home. What was received is overwritten as soon as it is sent on: only the order of the streams protects it. */
+/* A ring of messages both ways, all in flight, forwarded without the host ever looking: after
+ * `size` rounds every block is home. What was received is overwritten as soon as it is sent on:
+ * only the order of the streams protects it. */
 static qd_status ring(bench *b)
 {
     int next = (b->rank + 1) % b->size, previous = (b->rank + b->size - 1) % b->size;
@@ -196,7 +197,8 @@ static qd_status ring(bench *b)
     return memcmp(b->got, b->in, (size_t)(4 * count)) == 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "a block came back changed");
 }
 
-/* Sums in flight on several groups at once, in buffers that are overwritten right behind each wait. */
+/* Sums in flight on several groups at once, in buffers that are overwritten right behind each
+ * wait. */
 static qd_status in_flight(bench *b)
 {
     enum { GROUPS = 3 };

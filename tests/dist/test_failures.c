@@ -1,6 +1,6 @@
-/* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them within the deadline, and
- * everyone exits. Most of the time all ranks wait, so the kinds of ranks take their turns side by side, and another test may run
- * beside this one.
+/* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them
+ * within the deadline, and everyone exits. Most of the time all ranks wait, so the kinds of ranks
+ * take their turns side by side, and another test may run beside this one.
  * ctest: timeout 400 */
 #include "support/ranks.h"
 #include "support/sample.h"
@@ -44,9 +44,9 @@ static void die_now(int signal_number)
     raise(SIGKILL);
 }
 
-/* Large messages all the time; the culprit stops or dies by a timer, most likely in the middle of one. One-way
- * operations are those in which ranks write into each other's memory; in an all-to-all of shared memory they do each other's
- * work. */
+/* Large messages all the time; the culprit stops or dies by a timer, most likely in the middle of
+ * one. One-way operations are those in which ranks write into each other's memory; in an all-to-all
+ * of shared memory they do each other's work. */
 typedef enum traffic { SUMS, ONE_WAY, EXCHANGES } traffic;
 
 static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, traffic what, void (*end)(int))
@@ -81,8 +81,8 @@ static qd_status find_culprit(qd_comm *world, pid_t *process)
     return QD_OK;
 }
 
-/* The culprit stops in the middle of a large message and goes on when the others have given up and their memory is
- * gone: nobody may touch it then. Memory is mapped, so that a touch is a crash. */
+/* The culprit stops in the middle of a large message and goes on when the others have given up and
+ * their memory is gone: nobody may touch it then. Memory is mapped, so that a touch is a crash. */
 static qd_status go_on(qd_comm *world, bool culprit)
 {
     pid_t process;
@@ -280,7 +280,8 @@ static bool good_result(const scenario *s, int r, const qd_ranks_result *got, ch
     const char *ranks = qd_ranks_mode_name(mode);
     if (r == CULPRIT) {
         bool died = strncmp(s->name, "kill", 4) == 0 || strncmp(s->name, "stop", 4) == 0;
-        /* mpirun lets a stopped process go on before it ends it, and that may come to its end first. */
+        /* mpirun lets a stopped process go on before it ends it, and that may come to its end
+         * first. */
         if (got->returned == died && !(died && mode == QD_RANKS_MPI))
             COMPLAIN("%s, %s: the culprit %s", s->name, ranks, died ? "lives" : "did not return");
         if (!died && (got->status != QD_OK) != s->culprit_fails)
@@ -290,7 +291,8 @@ static bool good_result(const scenario *s, int r, const qd_ranks_result *got, ch
     if (!got->returned) COMPLAIN("%s, %s: rank %d did not return", s->name, ranks, r);
     if (got->status != s->status && got->status != QD_REMOTE)
         COMPLAIN("%s, %s: rank %d got status %d: %s", s->name, ranks, r, (int)got->status, got->message);
-    /* The culprit is the rank that did not arrive, also for who waits for a rank that waits for it. */
+    /* The culprit is the rank that did not arrive, also for who waits for a rank that waits for
+     * it. */
     bool missing = strncmp(s->text, "did not arrive", 14) == 0;
     bool other = strstr(got->message, "rank 0 (last in") || strstr(got->message, "rank 2 (last in");
     if (!strstr(got->message, missing ? "rank 1 (last in" : "rank 1") || (missing && other) || !strstr(got->message, s->text))
@@ -318,8 +320,8 @@ static bool good_run(const scenario *s, bool tell, char *why, size_t size)
     return true;
 }
 
-/* On a machine where a thread wakes up as late as half the deadline, innocent ranks miss it too, and are rightly named with
- * the culprit: such a run says nothing, and is made again. */
+/* On a machine where a thread wakes up as late as half the deadline, innocent ranks miss it too,
+ * and are rightly named with the culprit: such a run says nothing, and is made again. */
 static void run_scenario(const scenario *s, bool tell)
 {
     for (int attempt = 1;; attempt++) {

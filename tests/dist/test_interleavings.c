@@ -1,6 +1,7 @@
-/* Random sequences of collectives over every mixture of memory, with ranks that stop for a while between any two steps of the
- * backend: what an operation gives must not depend on who is late, and buffers may be used again as soon as it is over.
- * test_interleavings OPERATIONS SEED [KIND] goes through one longer sequence per case.
+/* Random sequences of collectives over every mixture of memory, with ranks that stop for a while
+ * between any two steps of the backend: what an operation gives must not depend on who is late, and
+ * buffers may be used again as soon as it is over. test_interleavings OPERATIONS SEED [KIND] goes
+ * through one longer sequence per case.
  * ctest: wrap qd_clock_now qd_comm_copy qd_comm_spread qd_sum_tree qd_transfer_consumes */
 #include "dist/reference.h"
 #include "support/ranks.h"
@@ -49,8 +50,9 @@ static uint64_t next(uint64_t *state)
     return ref_hash(*state, 1, 2);
 }
 
-/* For up to half a millisecond: long enough for the others to go as far ahead as they may. How often changes all the time: what
- * goes wrong may need a rank that stops twice in a row beside one that does not. */
+/* For up to half a millisecond: long enough for the others to go as far ahead as they may. How
+ * often changes all the time: what goes wrong may need a rank that stops twice in a row beside one
+ * that does not. */
 static void stop_sometimes(void)
 {
     uint64_t seed = atomic_load_explicit(&stop_seed, memory_order_relaxed);
@@ -67,7 +69,8 @@ static void stop_sometimes(void)
     nanosleep(&t, NULL);
 }
 
-/* Or as it is written: at the count-th call of a kind from now on; the first line of those that are left counts. */
+/* Or as it is written: at the count-th call of a kind from now on; the first line of those that are
+ * left counts. */
 enum call { NO_CALL, CLOCK, CONSUMES, COPY };
 #define UNTIL_CONTINUED (-1) /* by SIGCONT */
 typedef struct planned_stop {
@@ -88,8 +91,9 @@ static void stop_as_planned(enum call call)
         pause_ms(ms);
 }
 
-/* The backend reads the clock at the beginning and end of each step, sums and copies in the middle of it, and asks who consumes
- * after it has looked what else there is to do, before it looks whether it may produce. */
+/* The backend reads the clock at the beginning and end of each step, sums and copies in the middle
+ * of it, and asks who consumes after it has looked what else there is to do, before it looks
+ * whether it may produce. */
 double __wrap_qd_clock_now(void)
 {
     stop_sometimes();
@@ -193,7 +197,8 @@ static void deal(buffers *b, const operation *o, int size)
     }
 }
 
-/* Elements of an all-to-all from one rank to another: whole blocks, or none, half or all of each. */
+/* Elements of an all-to-all from one rank to another: whole blocks, or none, half or all of
+ * each. */
 static int64_t block_count(const operation *o, int size, int from, int to)
 {
     int64_t part = o->count / size;
@@ -213,7 +218,8 @@ static qd_status differs(const operation *o, int rank, int64_t i, uint64_t got, 
                    o->root, rank, (long long)i, (unsigned long long)got, (unsigned long long)want);
 }
 
-/* `count` elements at `got` are those of `from`, or the sum over `n` ranks if from < 0, from `first` on. */
+/* `count` elements at `got` are those of `from`, or the sum over `n` ranks if from < 0, from
+ * `first` on. */
 static qd_status expect(const operation *o, int rank, int from, int n, int64_t first, int64_t count, const unsigned char *got)
 {
     int64_t width = (int64_t)qd_dtype_size(o->dtype);
@@ -390,10 +396,12 @@ done:
     return status;
 }
 
-/* Two ranks, an all-reduce through rings of four buffers. Rank 1 produces one round and stops. Rank 0 sums that, produces four,
- * finds no sum of rank 1 to fetch, and stops before it looks whether it may produce more. Rank 1 goes on: it sums all four rounds
- * and fetches the one sum of rank 0. Rank 0 goes on and produces the fifth round, since rank 1 is through with the first, and stops
- * again before it has fetched anything. Now rank 1 could sum the fifth round, in the place of its first sum, which rank 0 needs. */
+/* Two ranks, an all-reduce through rings of four buffers. Rank 1 produces one round and stops. Rank
+ * 0 sums that, produces four, finds no sum of rank 1 to fetch, and stops before it looks whether it
+ * may produce more. Rank 1 goes on: it sums all four rounds and fetches the one sum of rank 0. Rank
+ * 0 goes on and produces the fifth round, since rank 1 is through with the first, and stops again
+ * before it has fetched anything. Now rank 1 could sum the fifth round, in the place of its first
+ * sum, which rank 0 needs. */
 static qd_status body_ahead(qd_comm *world, void *arg)
 {
     (void)arg;
@@ -419,9 +427,9 @@ done:
     return status;
 }
 
-/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its memory for something
- * else; then rank 1 goes on. It may not take what it now finds for the message: its call fails, or has been given the
- * message before. text: kind and bytes. */
+/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its
+ * memory for something else; then rank 1 goes on. It may not take what it now finds for the
+ * message: its call fails, or has been given the message before. text: kind and bytes. */
 static qd_status body_outdated(qd_comm *world, void *arg)
 {
     int kind = 0, rank = qd_comm_rank(world), size = qd_comm_size(world);

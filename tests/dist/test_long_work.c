@@ -1,4 +1,5 @@
-/* Work that takes longer than the deadline: ranks that wait for it keep in touch, and an error of one is its own.
+/* Work that takes longer than the deadline: ranks that wait for it keep in touch, and an error of
+ * one is its own.
  * ctest: timeout 60 */
 #include "support/ranks.h"
 #include "train/run/long_work.h"
@@ -14,7 +15,8 @@
 #include "support/ok.h"
 
 enum { RANKS = 3, SLOW = 1 };
-/* A busy machine may hold up any rank for seconds: those that keep in touch have that long, those that must notice too. */
+/* A busy machine may hold up any rank for seconds: those that keep in touch have that long, those
+ * that must notice too. */
 static const double deadline = 4.0, long_time = 5.0, early_deadline = 0.5;
 
 typedef struct job {

@@ -1,5 +1,6 @@
-/* Rank 0 looks for algorithms for the GEMMs of all ranks' programs: under pp the last stage alone has the head's. The vocabulary
- * is odd, and so is a rank's part of it: rows of logits begin aligned all the same. */
+/* Rank 0 looks for algorithms for the GEMMs of all ranks' programs: under pp the last stage alone
+ * has the head's. The vocabulary is odd, and so is a rank's part of it: rows of logits begin
+ * aligned all the same. */
 #include "base/arena.h"
 #include "nn/nn.h"
 #include "support/layout.h"

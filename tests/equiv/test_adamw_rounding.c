@@ -1,5 +1,6 @@
-/* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its own size, so that one
- * which is rounding alone becomes a full step. The first step is checked element by element against the formula. */
+/* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its
+ * own size, so that one which is rounding alone becomes a full step. The first step is checked
+ * element by element against the formula. */
 #include "optim/optim.h"
 #include "support/models/expert_models.h"
 #include "support/trained.h"
@@ -36,7 +37,8 @@ static double step_of(const first_step *f, int64_t i)
     return f->rate * g / (fabs(g) + f->eps);
 }
 
-/* Relative difference of all weights; *unexplained: what of it the formula does not make of the gradients' difference. */
+/* Relative difference of all weights; *unexplained: what of it the formula does not make of the
+ * gradients' difference. */
 static double compare(const char *more, double *unexplained)
 {
     char one[1024], many[1100];

@@ -1,4 +1,5 @@
-/* The same run on threads, processes and MPI gives the same bits, and takes the memory that was planned.
+/* The same run on threads, processes and MPI gives the same bits, and takes the memory that was
+ * planned.
  * ctest: timeout 600
  * ctest: not under address: shadow memory and red zones are resident too
  * ctest: not under thread: as above */
@@ -141,7 +142,8 @@ static void device_communicators_give_the_same_bits(void **state)
 
 enum { STAGING_MOST = 4 << 20 };
 
-/* Resident peak over the baseline against the plan, item by item; what is left must be below 5 %. */
+/* Resident peak over the baseline against the plan, item by item; what is left must be below 5
+ * %. */
 static qd_status measure(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
@@ -167,8 +169,9 @@ static qd_status measure(qd_comm *world, void *arg)
     const qd_program *p = qd_trainer_program(trainer);
     int64_t planned = p->persistent_bytes + p->dynamic_bytes;
     int64_t workspace = qd_device_get_caps(qd_trainer_device(trainer))->workspace_bytes;
-    /* Of the shared memory one part is of the plan, another this rank's staging. The rest is what this process has mapped of the
-     * other rank's, which is not more memory: the other one has it. */
+    /* Of the shared memory one part is of the plan, another this rank's staging. The rest is what
+     * this process has mapped of the other rank's, which is not more memory: the other one has
+     * it. */
     int64_t reached = qd_trainer_bound(trainer)->reached_bytes, most = (qd_comm_size(world) - 1) * (reached + STAGING_MOST);
     int64_t others = after.shared - before.shared - own, files = after.file - before.file;
     int64_t grown = after.peak - before.resident;

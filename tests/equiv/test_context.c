@@ -1,5 +1,5 @@
-/* Context parallelism beyond test_layouts.c: packed documents never see each other, one degree of cp gives one set of bits, and the
- * bytes are those of the closed formulas.
+/* Context parallelism beyond test_layouts.c: packed documents never see each other, one degree of
+ * cp gives one set of bits, and the bytes are those of the closed formulas.
  * ctest: timeout 300 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -21,7 +21,8 @@
 
 /* ---- documents ---- */
 
-/* Three documents in each sequence; only those of the middle one have targets. The tokens of the others are drawn with `other`. */
+/* Three documents in each sequence; only those of the middle one have targets. The tokens of the
+ * others are drawn with `other`. */
 typedef struct packed {
     qd_random_tokens own, other;
 } packed;
@@ -84,7 +85,8 @@ static void documents_do_not_leak(void **state)
 
 /* ---- bits ---- */
 
-/* For one degree and mode of cp: sharding, recompute, overlap, split backward passes and compute threads change nothing. */
+/* For one degree and mode of cp: sharding, recompute, overlap, split backward passes and compute
+ * threads change nothing. */
 static void one_degree_gives_one_set_of_bits(void **state)
 {
     (void)state;
@@ -108,8 +110,9 @@ static void one_degree_gives_one_set_of_bits(void **state)
 
 /* ---- bytes ---- */
 
-/* What the ops of context parallelism make all ranks send in one step is what the closed formula says, and check shows both. T:
- * tokens of a micro-batch of one group of cp; s: bytes of an activation; gradients of keys and values are fp32. */
+/* What the ops of context parallelism make all ranks send in one step is what the closed formula
+ * says, and check shows both. T: tokens of a micro-batch of one group of cp; s: bytes of an
+ * activation; gradients of keys and values are fp32. */
 static void formulas(void **state)
 {
     (void)state;
@@ -139,7 +142,8 @@ static void formulas(void **state)
     }
 }
 
-/* Storage in bf16: the running results are fp32, so that parts do not add roundings of their own. */
+/* Storage in bf16: the running results are fp32, so that parts do not add roundings of their
+ * own. */
 static void bf16_stays_close(void **state)
 {
     (void)state;

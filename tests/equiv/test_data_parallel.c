@@ -50,7 +50,8 @@ static void more_ranks_same_loss(void **state)
     }
 }
 
-/* The same mesh gives the same bits: again, with and without overlap, other buckets, split backward, other threads. */
+/* The same mesh gives the same bits: again, with and without overlap, other buckets, split
+ * backward, other threads. */
 static void same_mesh_same_bits(void **state)
 {
     (void)state;
@@ -76,7 +77,8 @@ static void same_mesh_same_bits(void **state)
     }
 }
 
-/* Gradients of the head are summed over chunks of rows, inside an op or by several: with half the rows there is one chunk. */
+/* Gradients of the head are summed over chunks of rows, inside an op or by several: with half the
+ * rows there is one chunk. */
 static void head_in_chunks(void **state)
 {
     (void)state;
@@ -150,12 +152,14 @@ static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* The trainer interprets the list: every action that is changed changes the run or makes it fail. */
+/* The trainer interprets the list: every action that is changed changes the run or makes it
+ * fail. */
 static void mutated_actions_show(void **state)
 {
     (void)state;
     const char *words = GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.bucket_mb=0.02 run.deadline=20";
-    /* two steps: buffers start as zeros, so what is not overwritten, or zeroed, shows in the second */
+    /* two steps: buffers start as zeros, so what is not overwritten, or zeroed, shows in the
+     * second */
     trained good = trained_run(words, 2, (qd_random_tokens){.seed = 9});
     qd_config config = layout_config(words);
     qd_arena *arena;
@@ -210,7 +214,8 @@ static void mutated_actions_show(void **state)
     qd_arena_destroy(arena);
 }
 
-/* Everything that a step must not find: gradients of the step before, and what lay in the memory that buffers share. */
+/* Everything that a step must not find: gradients of the step before, and what lay in the memory
+ * that buffers share. */
 static qd_status poison(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
@@ -224,7 +229,8 @@ static qd_status poison(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* The first micro-batch overwrites gradients, or they are zeroed: wherever they are collected, nothing of before is in them. */
+/* The first micro-batch overwrites gradients, or they are zeroed: wherever they are collected,
+ * nothing of before is in them. */
 static void gradients_begin_anew(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Families that no registry knows train under every kind of layout as on one rank: nothing but their declarations is written by
- * hand. The first is the worked example of docs/adding-a-model.md, and the page shows the file that is built.
+/* Families that no registry knows train under every kind of layout as on one rank: nothing but
+ * their declarations is written by hand. The first is the worked example of docs/adding-a-model.md,
+ * and the page shows the file that is built.
  * ctest: timeout 200 */
 #include "spec/proof/proof.h"
 #include "support/models/expert_models.h"
@@ -31,8 +32,9 @@ static void two_norms(qd_layer *b, int which)
     qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
 }
 
-/* Declared the other way round: the MLP is computed before the value that it is added to. Every other layer has experts, and is
- * normed behind its branches instead of before, so that the input is read by no norm at all. */
+/* Declared the other way round: the MLP is computed before the value that it is added to. Every
+ * other layer has experts, and is normed behind its branches instead of before, so that the input
+ * is read by no norm at all. */
 static int alternating(const qd_model *m, int layer)
 {
     return qd_model_has_experts(m, layer) && layer % 2 == 0;
@@ -215,7 +217,8 @@ static void programs_are_proved(void **state)
     }
 }
 
-/* Masks are numbered by module and site: with one dropout too many a layer would use those of the next. */
+/* Masks are numbered by module and site: with one dropout too many a layer would use those of the
+ * next. */
 static void too_many_dropouts(qd_layer *b, int which)
 {
     (void)which;

@@ -1,4 +1,5 @@
-/* The op lists that are written for an accelerator, carried out on the CPU, train like the CPU's own.
+/* The op lists that are written for an accelerator, carried out on the CPU, train like the CPU's
+ * own.
  * ctest: timeout 120 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -105,8 +106,9 @@ static qd_status forget_squares(qd_trainer *trainer, qd_comm *world, void *actio
     return QD_OK;
 }
 
-/* Products over experts sum the squares of the gradients that they write last, SQUARES those of all others: without one of them the norm
- * is another. Where other ranks add to the gradients, SQUARES takes all. */
+/* Products over experts sum the squares of the gradients that they write last, SQUARES those of all
+ * others: without one of them the norm is another. Where other ranks add to the gradients, SQUARES
+ * takes all. */
 static void products_sum_squares(void **state)
 {
     (void)state;
@@ -163,8 +165,8 @@ static void count_fused(const char *words, unsigned phases, int fused[2])
     qd_arena_destroy(arena);
 }
 
-/* SwiGLU and its gradient are fused into the grouped GEMMs before them, unless rows come from several ranks, or SwiGLU is an op
- * that selective recompute runs again. */
+/* SwiGLU and its gradient are fused into the grouped GEMMs before them, unless rows come from
+ * several ranks, or SwiGLU is an op that selective recompute runs again. */
 static void swiglu_goes_with_products(void **state)
 {
     (void)state;

@@ -48,7 +48,8 @@ static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
     return qd_state_save(trainer, world, s->folder, s->config, 0);
 }
 
-/* Trains a few steps on a text of the form 0 1 2 … that a model can learn, and saves it as a run folder. */
+/* Trains a few steps on a text of the form 0 1 2 … that a model can learn, and saves it as a run
+ * folder. */
 static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start)
 {
@@ -140,11 +141,12 @@ static void cache_equals_forward(void **state)
     }
 }
 
-/* Steps after which the models below have learnt to count. With a sanitizer they learn nothing, and what they say is not
- * looked at. */
+/* Steps after which the models below have learnt to count. With a sanitizer they learn nothing, and
+ * what they say is not looked at. */
 enum { LEARNT = !QD_TEST_SANITIZED, LEARNING = LEARNT ? 150 : 4 };
 
-/* It learns to count; greedy continuation counts on; sampling is a function of the seed and keeps to top-k. */
+/* It learns to count; greedy continuation counts on; sampling is a function of the seed and keeps
+ * to top-k. */
 static void continues_what_it_learnt(void **state)
 {
     (void)state;
@@ -213,7 +215,8 @@ static qd_status fill_asked(void *context, int64_t first, int64_t count, int64_t
     return QD_OK;
 }
 
-/* The last pass has the windows that are left and no others, which changes no bit: the same as beside windows that do not count. */
+/* The last pass has the windows that are left and no others, which changes no bit: the same as
+ * beside windows that do not count. */
 static void the_last_pass_is_as_long_as_it_needs(void **state)
 {
     (void)state;
@@ -297,7 +300,8 @@ static bool hear(void *context, const char *text, size_t length)
     return ++h->calls != h->stop_after;
 }
 
-/* Bytes that count on, far beyond the context: the text goes on where the window slides, and characters come whole. */
+/* Bytes that count on, far beyond the context: the text goes on where the window slides, and
+ * characters come whole. */
 static void text_goes_on_beyond_the_context(void **state)
 {
     (void)state;
@@ -329,7 +333,8 @@ static void text_goes_on_beyond_the_context(void **state)
     assert_int_equal(report.end, QD_GENERATE_STOPPED);
     assert_true(report.tokens >= 5 && (!LEARNT || report.tokens == 5)); /* a call may come after several */
 
-    /* C2, C3, ... each ask for one more byte, which counting does not give: nothing is held back for ever. */
+    /* C2, C3, ... each ask for one more byte, which counting does not give: nothing is held back
+     * for ever. */
     h = (heard){0};
     o.prompt = "\xB9\xBA\xBB\xBC\xBD\xBE\xBF\xC0\xC1";
     o.prompt_length = 9;

@@ -1,7 +1,8 @@
-/* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages, schedules, sequence
- * parallelism, recompute, when gradients are summed, how experts are laid out. Each against one rank within 1e-5, and
- * to the bit against the others with the same degrees of dp, cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample
- * takes more, QUADRILLE_SEED=2 others, QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding). ctest: timeout 900
+/* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages,
+ * schedules, sequence parallelism, recompute, when gradients are summed, how experts are laid out.
+ * Each against one rank within 1e-5, and to the bit against the others with the same degrees of dp,
+ * cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample takes more, QUADRILLE_SEED=2 others,
+ * QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding). ctest: timeout 900
  * ctest: processors 2 */
 #include "support/layout_sample.h"
 #include "support/outcome.h"
@@ -15,7 +16,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-/* Five blocks on up to four stages, a vocabulary and a sequence that nothing divides; packed documents; dropout. */
+/* Five blocks on up to four stages, a vocabulary and a sequence that nothing divides; packed
+ * documents; dropout. */
 static const layout_model models[] = {
     {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ",
      4,

@@ -1,5 +1,6 @@
-/* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the first, all weights after the
- * fifth, within 1e-5; planned memory is what is allocated, planned bytes are what the backend counted. One row per layout.
+/* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the
+ * first, all weights after the fifth, within 1e-5; planned memory is what is allocated, planned
+ * bytes are what the backend counted. One row per layout.
  * ctest: timeout 300 */
 #include "spec/config/formulas.h"
 #include "support/models/expert_models.h"
@@ -173,7 +174,8 @@ static void exchanges_matter(void **state)
     assert_true(met >= 20 && tried >= sample_count((int)met, (int)met / 7));
 }
 
-/* Bytes that the communicators over tp moved, less those of gradients and of the norm: what modules exchanged. */
+/* Bytes that the communicators over tp moved, less those of gradients and of the norm: what modules
+ * exchanged. */
 static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     const qd_program *p = qd_trainer_program(trainer);
@@ -226,7 +228,8 @@ static void bytes_follow_the_formula(void **state)
     }
 }
 
-/* A run that moves to the next layout every two steps, optimizer state and all, has the losses of one that stays on one rank. */
+/* A run that moves to the next layout every two steps, optimizer state and all, has the losses of
+ * one that stays on one rank. */
 static void checkpoints_travel(void **state)
 {
     (void)state;
@@ -265,7 +268,8 @@ static void checkpoints_travel(void **state)
     }
 }
 
-/* Experts over ep, folded with tp and cut by etp; loads (the gradients of biases) must agree exactly, and so choices do. */
+/* Experts over ep, folded with tp and cut by etp; loads (the gradients of biases) must agree
+ * exactly, and so choices do. */
 static void expert_parallel(void **state)
 {
     (void)state;
@@ -295,8 +299,8 @@ static void expert_parallel(void **state)
     COMPARE(DEEPSEEK, ((qd_random_tokens){.seed = 7}), layouts);
 }
 
-/* Experts sharded over edp, alone or with others: the bits of zero 0 on the same mesh, and gradients reduced per micro-batch those of
- * the same without ZeRO. */
+/* Experts sharded over edp, alone or with others: the bits of zero 0 on the same mesh, and
+ * gradients reduced per micro-batch those of the same without ZeRO. */
 static void sharded_experts(void **state)
 {
     (void)state;
@@ -329,7 +333,8 @@ static void sharded_experts(void **state)
         }
 }
 
-/* One expert gets all rows, the ranks of the others none: further rounds, no further memory, nothing that is not a number. */
+/* One expert gets all rows, the ranks of the others none: further rounds, no further memory,
+ * nothing that is not a number. */
 static void one_expert_has_all(void **state)
 {
     (void)state;
@@ -346,8 +351,8 @@ static void one_expert_has_all(void **state)
     outcome r = outcome_run(RUN DEEPSEEK
                             "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
                             (qd_random_tokens){.seed = 8});
-    /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows once more for the backward pass:
-     * three rounds beyond the first. */
+    /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows
+     * once more for the backward pass: three rounds beyond the first. */
     assert_int_equal(r.rounds, OUTCOME_STEPS * 4 * 2 * 5 * 3);
     outcome_prepare = NULL;
     outcome_free(&r);

@@ -1,5 +1,5 @@
-/* Masters in two parts (train.master=split): the same bits in every layout, those of whole masters but for ties, 14 bytes per parameter,
- * checkpoints from either to either. ctest: timeout 300 */
+/* Masters in two parts (train.master=split): the same bits in every layout, those of whole masters
+ * but for ties, 14 bytes per parameter, checkpoints from either to either. ctest: timeout 300 */
 #include "support/scratch.h"
 #include "support/trained.h"
 #include "base/half.h"
@@ -41,8 +41,8 @@ static void stages_give_the_same_bits(void **state)
     TRAINED_COMPARE(LLAMA RUN SPLIT "parallel.ranks=4 train.global_batch=4 train.grad_dtype=fp32 ", replicas, 4, 2, .seed = 5);
 }
 
-/* Beside the other axes. A tied embedding of the last stage is a copy, which has no remainder; biases of experts have a
- * rule of their own. */
+/* Beside the other axes. A tied embedding of the last stage is a copy, which has no remainder;
+ * biases of experts have a rule of their own. */
 static const char *const meshes[] = {
     LLAMA RUN "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step model.tied=true ",
     LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 model.tied=true ",
@@ -62,8 +62,8 @@ static void axes_give_the_same_bits(void **state)
     }
 }
 
-/* Every weight is what it would be beside whole masters, and these differ by a unit in the last place where there was a tie, or by what
- * became of it. */
+/* Every weight is what it would be beside whole masters, and these differ by a unit in the last
+ * place where there was a tie, or by what became of it. */
 static void weights_are_those_of_whole_masters(void **state)
 {
     (void)state;
@@ -106,7 +106,8 @@ static qd_team *start(const char *words, qd_random_tokens *random)
     return team;
 }
 
-/* What is planned is what is taken (trained_count says so), and it is half of what whole masters take. */
+/* What is planned is what is taken (trained_count says so), and it is half of what whole masters
+ * take. */
 static void memory_is_as_planned(void **state)
 {
     (void)state;
@@ -131,8 +132,8 @@ static void memory_is_as_planned(void **state)
 
 /* ---- checkpoints, and numbers that are not finite ---- */
 
-/* Trains a little on one layout and loads its checkpoint on another: the values are the same bits, or, where whole masters come into two
- * parts, what the parts can hold. */
+/* Trains a little on one layout and loads its checkpoint on another: the values are the same bits,
+ * or, where whole masters come into two parts, what the parts can hold. */
 static void checkpoints_fit_either(void **state)
 {
     static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=2 parallel.zero=1 ", "parallel.ranks=4 parallel.zero=3 ",
@@ -172,7 +173,8 @@ static void checkpoints_fit_either(void **state)
         }
 }
 
-/* A step that is left out leaves both parts as they were, and values that are not finite, or round to ones that are not, are kept. */
+/* A step that is left out leaves both parts as they were, and values that are not finite, or round
+ * to ones that are not, are kept. */
 static void skipped_steps_touch_nothing(void **state)
 {
     (void)state;
@@ -199,7 +201,8 @@ static void skipped_steps_touch_nothing(void **state)
     qd_team_destroy(team);
 }
 
-/* A run that does not fit is told of it, and of a state in host memory only together with whole masters. */
+/* A run that does not fit is told of it, and of a state in host memory only together with whole
+ * masters. */
 static void advice_names_it(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Muon: every stage, bucket and way of sharing the work gives the bits of plain data parallelism, with the bytes and the memory
- * that the program says; each matrix is orthogonalized once per copy, and the work is shared out evenly.
+/* Muon: every stage, bucket and way of sharing the work gives the bits of plain data parallelism,
+ * with the bytes and the memory that the program says; each matrix is orthogonalized once per copy,
+ * and the work is shared out evenly.
  * ctest: timeout 300 */
 #include "spec/program/muon.h"
 #include "support/sample.h"
@@ -53,7 +54,8 @@ static void bf16_gives_the_same_bits(void **state)
                       "train.grad_sync=per_microbatch ", stages, 8, .seed = 6);
 }
 
-/* Replicas of sharded copies: each copy orthogonalizes for itself. More ranks than matrices, and than rows of small ones. */
+/* Replicas of sharded copies: each copy orthogonalizes for itself. More ranks than matrices, and
+ * than rows of small ones. */
 static void hybrid_gives_the_same_bits(void **state)
 {
     (void)state;
@@ -182,8 +184,8 @@ static void actions_matter(void **state)
     assert_true(met > 30 && tried >= sample_count((int)met, (int)met / 6));
 }
 
-/* Matrices that tp cuts by rows, by columns, or not at all (kv heads that neighbours share): for one mesh the bits are the same
- * under all stages, and across meshes losses agree. */
+/* Matrices that tp cuts by rows, by columns, or not at all (kv heads that neighbours share): for
+ * one mesh the bits are the same under all stages, and across meshes losses agree. */
 static void tensor_parallel(void **state)
 {
     (void)state;

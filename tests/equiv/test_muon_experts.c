@@ -1,5 +1,6 @@
-/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh whatever the stage, every
- * expert's matrix orthogonalized once, and the bytes that the formula says. ctest: timeout 300 */
+/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh
+ * whatever the stage, every expert's matrix orthogonalized once, and the bytes that the formula
+ * says. ctest: timeout 300 */
 #include "spec/layout/experts.h"
 #include "spec/program/muon.h"
 #include "support/models/expert_models.h"
@@ -17,7 +18,8 @@
 #include <cmocka.h>
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
-/* An eps that gradients of the rest, which is AdamW's, do not fall below: else it magnifies their rounding. */
+/* An eps that gradients of the rest, which is AdamW's, do not fall below: else it magnifies their
+ * rounding. */
 #define MUON RUN "train.optimizer=muon train.lr=2e-3 train.eps=1e-3 "
 
 /* Experts whole or cut by etp, on neighbours or across tp, cp and dp, with copies or without. */
@@ -55,7 +57,8 @@ static void against_one_rank(void **state)
                      i % 2 ? "per_step" : "per_microbatch");
             list[count++] = layouts[i];
         }
-        /* The balance of the first is over what is computed at the same time: its micro-batches are as large as they can be. */
+        /* The balance of the first is over what is computed at the same time: its micro-batches are
+         * as large as they can be. */
         outcome_compare_all(model ? MUON DEEPSEEK "train.micro_batch=1 " : MUON MIXTRAL,
                             (qd_random_tokens){.seed = 6, .documents = model ? 0 : 3}, list, count);
     }
@@ -86,8 +89,8 @@ static void masters_give_the_same_bits(void **state)
                     2, .seed = 11);
 }
 
-/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded), twice, or cut by etp.
- * With any optimizer. */
+/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded),
+ * twice, or cut by etp. With any optimizer. */
 static void replicas_give_the_same_bits(void **state)
 {
     (void)state;
@@ -110,8 +113,8 @@ static void replicas_give_the_same_bits(void **state)
                         all, COUNT(all));
 }
 
-/* Groups that keep parameters between the passes: they have every expert once (nothing is gathered then), twice, or as
- * often as all ranks. */
+/* Groups that keep parameters between the passes: they have every expert once (nothing is gathered
+ * then), twice, or as often as all ranks. */
 static void kept_groups_give_the_same_bits(void **state)
 {
     (void)state;
@@ -137,7 +140,8 @@ static double cost_of(const qd_param *x)
     return (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
 }
 
-/* Over the programs of all ranks: each matrix has one owner, and no rank of those that may do it has much more to do than the others. */
+/* Over the programs of all ranks: each matrix has one owner, and no rank of those that may do it
+ * has much more to do than the others. */
 static void matrices_are_given_out_once_and_evenly(void **state)
 {
     (void)state;
@@ -183,8 +187,8 @@ static void matrices_are_given_out_once_and_evenly(void **state)
     }
 }
 
-/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results; sharded or cut in n
- * parts 4 (n - 1) / n there and back. */
+/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results;
+ * sharded or cut in n parts 4 (n - 1) / n there and back. */
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;

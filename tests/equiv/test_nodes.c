@@ -1,4 +1,5 @@
-/* Dispatch that sends a row to a node once, against one rank and against flat dispatch; the bytes that cross nodes.
+/* Dispatch that sends a row to a node once, against one rank and against flat dispatch; the bytes
+ * that cross nodes.
  * ctest: timeout 300 */
 #include "spec/layout/nodes.h"
 #include "support/models/expert_models.h"
@@ -65,7 +66,8 @@ static void favour_one(qd_team *team)
     outcome_favour(team, (const int[]){5}, 1);
 }
 
-/* One expert gets all rows, the ranks of the others none: no further memory, which outcome_run compares with the plan. */
+/* One expert gets all rows, the ranks of the others none: no further memory, which outcome_run
+ * compares with the plan. */
 static void one_expert_has_all(void **state)
 {
     (void)state;
@@ -78,9 +80,9 @@ static void one_expert_has_all(void **state)
     outcome_prepare = favour_one;
     outcome_compare_all(RUN DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ",
                         (qd_random_tokens){.seed = 8}, layouts, COUNT(layouts));
-    /* Two nodes of two ranks: the node of expert 5 relays all 4 · 2 · 17 rows, 68 on each rank, to one rank that has
-     * room for 34; each relay for 34: three further rounds, in which rows go there and back, and in the backward pass
-     * twice, on two ranks and in two blocks. */
+    /* Two nodes of two ranks: the node of expert 5 relays all 4 · 2 · 17 rows, 68 on each rank, to
+     * one rank that has room for 34; each relay for 34: three further rounds, in which rows go
+     * there and back, and in the backward pass twice, on two ranks and in two blocks. */
     outcome r = outcome_run(RUN DEEPSEEK NODE "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 parallel.ranks=4 "
                             "parallel.ep=4 parallel.nodes=2 parallel.expert_rows=1 ", (qd_random_tokens){.seed = 8});
     assert_int_equal(r.rounds, OUTCOME_STEPS * 3 * (2 + 4) * 2 * 2);
@@ -152,8 +154,9 @@ static crossing cross(const char *words, const int *experts, int experts_count)
     return result;
 }
 
-/* What a step must send, from choices that are known: rows of each rank, with what travels beside them, there and back, forward and
- * backward, in two blocks. Full recompute sends rows there again; flat dispatch brings them back again, too. */
+/* What a step must send, from choices that are known: rows of each rank, with what travels beside
+ * them, there and back, forward and backward, in two blocks. Full recompute sends rows there again;
+ * flat dispatch brings them back again, too. */
 static crossing by_hand(const qd_mesh *mesh, const int *experts, int k, int64_t rows, int64_t row_bytes, bool recompute)
 {
     int64_t copy_bytes = (4 + recompute) * row_bytes + 8 * k * (1 + recompute) + 4 * k;
@@ -214,7 +217,8 @@ static void bytes(void **state)
                 printf("%s: experts %d, %d, %d: %.2f times less across nodes\n", layouts[i], experts[0], experts[1], experts[2],
                        (double)flat.crossed / (double)node.crossed);
             } else {
-                /* Each copy is as many bytes; at least one of a row's choices lies on its node, at most all. */
+                /* Each copy is as many bytes; at least one of a row's choices lies on its node, at
+                 * most all. */
                 int64_t copy = (4 + recompute) * 32 * 4 + (12 + 8 * recompute) * 3,
                         far = flat.crossed / (mesh->etp * (4 + 2 * recompute) * 32 * 4);
                 assert_int_equal(node.crossed % copy, 0);

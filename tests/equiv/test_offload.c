@@ -1,4 +1,5 @@
-/* Optimizer state in host memory: the same bits as without, planned memory on both sides, checkpoints from either to either.
+/* Optimizer state in host memory: the same bits as without, planned memory on both sides,
+ * checkpoints from either to either.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -22,7 +23,8 @@
 
 #define COMPARE(base, variants, steps, ...) TRAINED_COMPARE(base, variants, steps, 3, __VA_ARGS__)
 
-/* Against plain data parallelism with the state on the device. The small chunks cut tensors anywhere; large ones hold a module. */
+/* Against plain data parallelism with the state on the device. The small chunks cut tensors
+ * anywhere; large ones hold a module. */
 static const char *const stages[] = {
     OFFLOAD,
     OFFLOAD "parallel.zero=1",
@@ -51,7 +53,8 @@ static void accumulation_gives_the_same_bits(void **state)
     COMPARE(GPT2 RUN "parallel.ranks=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", stages, 5, .seed = 6);
 }
 
-/* Other optimizers keep other state: momentum; master weights alone; Muon's momentum of matrices beside moments of the rest. */
+/* Other optimizers keep other state: momentum; master weights alone; Muon's momentum of matrices
+ * beside moments of the rest. */
 static void optimizers_give_the_same_bits(void **state)
 {
     (void)state;
@@ -116,7 +119,8 @@ static taken measure(const char *words)
     return after;
 }
 
-/* The device has all but the state, and no more than three chunks beside what it would have had; here activations make room for them. */
+/* The device has all but the state, and no more than three chunks beside what it would have had;
+ * here activations make room for them. */
 static void memory_is_as_planned(void **state)
 {
     (void)state;
@@ -140,7 +144,8 @@ static void memory_is_as_planned(void **state)
     }
 }
 
-/* All of the state goes through the device once: the first element to the last, no gap, nothing twice. */
+/* All of the state goes through the device once: the first element to the last, no gap, nothing
+ * twice. */
 static void chunks_cover_the_state(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits of one stage with the same
- * data parallelism, with the bytes and the memory that the programs say.
+/* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits
+ * of one stage with the same data parallelism, with the bytes and the memory that the programs say.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -160,8 +160,9 @@ static qd_replay_report replayed(const char *more)
     return r;
 }
 
-/* The bubble of a pipeline is about the textbook's (stages of this size are not quite uniform: embedding and head weigh more), a
- * zero-bubble schedule's is smaller, and as many micro-batches are in flight as theory says. */
+/* The bubble of a pipeline is about the textbook's (stages of this size are not quite uniform:
+ * embedding and head weigh more), a zero-bubble schedule's is smaller, and as many micro-batches
+ * are in flight as theory says. */
 static void replayed_bubbles_are_about_right(void **state)
 {
     (void)state;
@@ -182,8 +183,9 @@ static void replayed_bubbles_are_about_right(void **state)
     assert_true(bubbles[2] < bubbles[0]);
 }
 
-/* A stage that has more to do than the others shows, however times are summed up: five blocks of eight on one of four ranks are
- * 2.5 times the mean, and 3 of 4 ranks wait for it most of the time. */
+/* A stage that has more to do than the others shows, however times are summed up: five blocks of
+ * eight on one of four ranks are 2.5 times the mean, and 3 of 4 ranks wait for it most of the
+ * time. */
 static void stages_that_are_uneven_show(void **state)
 {
     (void)state;

@@ -50,7 +50,8 @@ static void same_bits(void **state)
     "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=67 data.seq=16 model.experts=4 model.experts_per_token=2 " \
     "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 "
 
-/* SwiGLU's results, kept or computed again, in dense blocks, routed and shared experts; also in rounds and beside what recompute does. */
+/* SwiGLU's results, kept or computed again, in dense blocks, routed and shared experts; also in
+ * rounds and beside what recompute does. */
 static void swiglu_has_the_same_bits(void **state)
 {
     (void)state;
@@ -136,7 +137,8 @@ static plan make_plan(const char *mode)
     return made;
 }
 
-/* Full keeps one block's activations at a time instead of eight; selective about two thirds. Work is counted apart. */
+/* Full keeps one block's activations at a time instead of eight; selective about two thirds. Work
+ * is counted apart. */
 static void memory_and_work(void **state)
 {
     (void)state;
@@ -151,8 +153,8 @@ static void memory_and_work(void **state)
     assert_true(half.again * 2 == full.again);
 }
 
-/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each choice. By itself:
- * dense blocks keep it on the CPU, experts do not. */
+/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each
+ * choice. By itself: dense blocks keep it on the CPU, experts do not. */
 static void swiglu_memory(void **state)
 {
     (void)state;

@@ -129,7 +129,8 @@ static qd_status finish(qd_trainer *trainer, qd_comm *world, void *argument)
     return report.state == QD_SAVE_IDLE ? QD_OK : QD_FAIL(QD_DIFFERENT, "a save is told twice");
 }
 
-/* A checkpoint holds the step at which it was begun, however much was trained while it was written. */
+/* A checkpoint holds the step at which it was begun, however much was trained while it was
+ * written. */
 static void written_while_training(void **state)
 {
     (void)state;

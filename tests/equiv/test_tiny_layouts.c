@@ -1,6 +1,7 @@
-/* What `check` accepts, trains: a seeded sample of layouts with sizes at the lower end (one row, one token more than ranks, one layer,
- * one head per rank), each checked as the command does and then run for two steps. QUADRILLE_LAYOUTS=5000 test_tiny_layouts takes
- * more, QUADRILLE_SEED=2 others. ctest: timeout 300
+/* What `check` accepts, trains: a seeded sample of layouts with sizes at the lower end (one row,
+ * one token more than ranks, one layer, one head per rank), each checked as the command does and
+ * then run for two steps. QUADRILLE_LAYOUTS=5000 test_tiny_layouts takes more, QUADRILLE_SEED=2
+ * others. ctest: timeout 300
  * ctest: processors 2 */
 #include "base/rng.h"
 #include "support/sample.h"

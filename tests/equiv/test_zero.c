@@ -1,5 +1,5 @@
-/* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy gives the bits of plain data
- * parallelism, with the bytes and the memory that the program says.
+/* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy gives the bits
+ * of plain data parallelism, with the bytes and the memory that the program says.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -119,7 +119,8 @@ static bool moves(const qd_action *a)
            a->kind == QD_ACTION_RECOMPUTE;
 }
 
-/* Every action that moves parameters or gradients matters: without it the run fails or ends with other bits. */
+/* Every action that moves parameters or gradients matters: without it the run fails or ends with
+ * other bits. */
 static void actions_matter(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* A checkpoint of two ranks, damaged in every way: each is noticed, file and tensor are named, and the one before is used.
+/* A checkpoint of two ranks, damaged in every way: each is noticed, file and tensor are named, and
+ * the one before is used.
  * ctest: wrap open read pread
  * ctest: timeout 200 */
 #define _GNU_SOURCE
@@ -87,7 +88,8 @@ static int make(void **state)
     return failed;
 }
 
-/* The newest one is refused with the file's name, and with a tensor's where tensors are concerned. */
+/* The newest one is refused with the file's name, and with a tensor's where tensors are
+ * concerned. */
 static void noticed(const victim *v, bool tensor, const char *what, size_t at)
 {
     qd_checkpoint *checkpoint = NULL;
@@ -249,7 +251,8 @@ ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
     return refused(fd) ? -1 : __real_pread(fd, data, count, offset);
 }
 
-/* An unreadable sector, or a file that the disk does not give at all: damage, with the file's name, and the one before is used. */
+/* An unreadable sector, or a file that the disk does not give at all: damage, with the file's name,
+ * and the one before is used. */
 static void sectors_that_cannot_be_read(void **state)
 {
     (void)state;
@@ -277,7 +280,8 @@ static void sectors_that_cannot_be_read(void **state)
         free(files[f].bytes);
 }
 
-/* Something else under the name of a file. Nothing is waited for: the opening of a pipe would be, without end. */
+/* Something else under the name of a file. Nothing is waited for: the opening of a pipe would be,
+ * without end. */
 static void what_is_no_file(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what was there before is intact. And the
- * process is killed at the nth: what is found afterwards is whole, the old or the new, and the run goes on with the same bits.
+/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what
+ * was there before is intact. And the process is killed at the nth: what is found afterwards is
+ * whole, the old or the new, and the run goes on with the same bits.
  * ctest: wrap write fsync open mkdir rename renameat2 symlink unlink remove
  * ctest: timeout 200 */
 #define _GNU_SOURCE
@@ -35,7 +36,8 @@ static atomic_int armed, calls, fail_at, failed;
 static atomic_bool shorten; /* a write that fails is a short one, and the next fails */
 static atomic_bool deadly;  /* the process is killed instead */
 
-/* Writes to these files count. Descriptors of other files (sockets, memfd) are left alone: the test has none open for writing. */
+/* Writes to these files count. Descriptors of other files (sockets, memfd) are left alone: the test
+ * has none open for writing. */
 static int refused(int error)
 {
     if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at) || atomic_load(&failed) > 0)
@@ -193,13 +195,15 @@ static void every_call_fails(void **state)
         if (!reached)
             ok(o.status[0]);
         nothing_lies_aside(n);
-        /* Either what was there before, or the new one as a whole; what was told to be saved is saved. */
+        /* Either what was there before, or the new one as a whole; what was told to be saved is
+         * saved. */
         int64_t found = 0;
         ok(qd_team_call(other, load, &found));
         assert_true(found == last || (o.status[0] != QD_OK && found == step));
         last = found;
     }
-    /* header, tensors and flush of two files on two ranks, their lists, the manifest and its hash, the folders, the link */
+    /* header, tensors and flush of two files on two ranks, their lists, the manifest and its hash,
+     * the folders, the link */
     assert_true(failures > 60 && failures <= n);
     qd_team_destroy(other);
     qd_team_destroy(team);
@@ -252,7 +256,8 @@ static qd_status run_child(witness *w, int n)
     return QD_OK;
 }
 
-/* n = 0: no save; else the process is killed at the nth call of its save. Returns whether it was. */
+/* n = 0: no save; else the process is killed at the nth call of its save. Returns whether it
+ * was. */
 static bool in_child(witness *w, int n)
 {
     w->ended = false;

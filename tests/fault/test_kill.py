@@ -36,7 +36,8 @@ class Kill(program.ProgramTest):
         length = time.monotonic() - begin
         kills = resumed = 0
         while kills < KILLS:
-            # A run of its own now and then, so that its start is hit too; else the one that was killed.
+            # A run of its own now and then, so that its start is hit too; else the one that was
+            # killed.
             fresh = not os.path.exists(self.path("run/checkpoints/latest"))
             run = self.start("--overwrite" if fresh else "--resume")
             resumed += not fresh

@@ -1,5 +1,5 @@
-/* The nth allocation of a save, and of a load, fails, n = 1, 2, …: it ends, says that memory is short and nothing else, and the
- * checkpoint that was there before is intact.
+/* The nth allocation of a save, and of a load, fails, n = 1, 2, …: it ends, says that memory is
+ * short and nothing else, and the checkpoint that was there before is intact.
  * ctest: wrap malloc calloc realloc strdup
  * ctest: timeout 120 */
 #include "ckpt/checkpoint.h"

@@ -1,5 +1,6 @@
-/* A weight or moment that is not finite is not saved: the element, its tensor and the rank are named, all ranks agree, the run
- * ends, and the checkpoint from before stays. One that an earlier version saved is not resumed from.
+/* A weight or moment that is not finite is not saved: the element, its tensor and the rank are
+ * named, all ranks agree, the run ends, and the checkpoint from before stays. One that an earlier
+ * version saved is not resumed from.
  * ctest: wrap qd_trainer_get */
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
@@ -99,7 +100,8 @@ static void replace_text(char *text, const char *old, const char *new)
     memcpy(at, new, strlen(new));
 }
 
-/* NaN in row 0 of the token table, which no text of letters reads, with checksums that fit: as an earlier version wrote it. */
+/* NaN in row 0 of the token table, which no text of letters reads, with checksums that fit: as an
+ * earlier version wrote it. */
 static void plant(const char *folder)
 {
     char path[700], old[24], new[24];

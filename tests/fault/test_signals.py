@@ -67,7 +67,8 @@ class Signals(program.ProgramTest):
                 self.assertEqual(run.returncode, STOPPED, errors)
                 self.assertRegex(errors, rf"^quadrille: {number.name}: stopped after step \d+ of 80 with a checkpoint: .*--resume\n$")
                 last = len(self.metrics(folder))
-                # The step that ran, and one that a rank had begun before; the launcher may be slow to pass it on.
+                # The step that ran, and one that a rank had begun before; the launcher may be slow
+                # to pass it on.
                 if target != "launcher":
                     self.assertLessEqual(last, sent + 2)
                 self.assertEqual(self.saved(folder), [last])

@@ -1,5 +1,6 @@
-/* libFuzzer target of the readers of documents: text with a separator line, and .jsonl. The first byte chooses. Lines of
- * objects are documents or one named refusal; text gives the bytes and the documents that a slow reading finds. */
+/* libFuzzer target of the readers of documents: text with a separator line, and .jsonl. The first
+ * byte chooses. Lines of objects are documents or one named refusal; text gives the bytes and the
+ * documents that a slow reading finds. */
 #define _GNU_SOURCE
 #include "data/encode.h"
 

@@ -1,5 +1,6 @@
-/* libFuzzer target of the JSON reader and writer (headers, manifests, lines of objects): any bytes are one value or one
- * refusal that gives its place; what is read and written again reads as the same text. */
+/* libFuzzer target of the JSON reader and writer (headers, manifests, lines of objects): any bytes
+ * are one value or one refusal that gives its place; what is read and written again reads as the
+ * same text. */
 #include "base/text/json.h"
 
 #include <quadrille/json_writer.h>

@@ -1,5 +1,5 @@
-/* libFuzzer target of the configuration reader: any bytes are a configuration or one clear refusal; one that is accepted
- * reads back to the same text. */
+/* libFuzzer target of the configuration reader: any bytes are a configuration or one clear refusal;
+ * one that is accepted reads back to the same text. */
 #include "spec/config/config.h"
 
 #include <assert.h>

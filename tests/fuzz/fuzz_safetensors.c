@@ -1,7 +1,9 @@
-/* libFuzzer target of the safetensors reader: any bytes are refused, or every tensor lies inside them.
+/* libFuzzer target of the safetensors reader: any bytes are refused, or every tensor lies inside
+ * them.
  *
- * The first eight bytes, the length of the header, would stop nearly every mutation. So each input is tried as it is, and
- * once more as header alone, with its length in front and `last byte` bytes of data behind. */
+ * The first eight bytes, the length of the header, would stop nearly every mutation. So each input
+ * is tried as it is, and once more as header alone, with its length in front and `last byte` bytes
+ * of data behind. */
 #include "ckpt/safetensors.h"
 
 #include <assert.h>

@@ -1,7 +1,9 @@
-/* libFuzzer target of the shard reader: bytes from anywhere are refused or read without a step outside them.
+/* libFuzzer target of the shard reader: bytes from anywhere are refused or read without a step
+ * outside them.
  *
- * Checksums would stop every mutation at the door. So each input is tried as it is, and, when it is long enough, once
- * more with its checksums made right, so that what lies behind them is reached too. */
+ * Checksums would stop every mutation at the door. So each input is tried as it is, and, when it is
+ * long enough, once more with its checksums made right, so that what lies behind them is reached
+ * too. */
 #include "data/shard.h"
 #include "data/shard_impl.h"
 
@@ -41,8 +43,8 @@ static void try_both(const void *bytes, size_t size)
     }
 }
 
-/* Makes the fixed fields and the checksums right, as far as the counts allow; the counts and offsets stay wild, or,
- * when the input asks for it, become those that fit its size. */
+/* Makes the fixed fields and the checksums right, as far as the counts allow; the counts and
+ * offsets stay wild, or, when the input asks for it, become those that fit its size. */
 static void repair(unsigned char *bytes, size_t size)
 {
     shard_header *h = (shard_header *)bytes;

@@ -1,6 +1,6 @@
-/* Encoding and decoding of any bytes, with the pattern that the first byte chooses: they come back; the cache changes
- * nothing; a text cut where qd_tokenizer_cut says
- * has the tokens of the whole; the patterns written by hand end. */
+/* Encoding and decoding of any bytes, with the pattern that the first byte chooses: they come back;
+ * the cache changes nothing; a text cut where qd_tokenizer_cut says has the tokens of the whole;
+ * the patterns written by hand end. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>

@@ -1,4 +1,5 @@
-/* tokenizer.json: anything is read or refused. What is read encodes, decodes, and is written so that it reads again. */
+/* tokenizer.json: anything is read or refused. What is read encodes, decodes, and is written so
+ * that it reads again. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>

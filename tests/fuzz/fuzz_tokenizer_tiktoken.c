@@ -1,5 +1,6 @@
-/* tiktoken files: the first byte chooses the encoding, the rest is put before or behind the lines of all bytes, so that many
- * inputs are whole vocabularies. One in four that is read also encodes its own text: an encoder costs more than the file. */
+/* tiktoken files: the first byte chooses the encoding, the rest is put before or behind the lines
+ * of all bytes, so that many inputs are whole vocabularies. One in four that is read also encodes
+ * its own text: an encoder costs more than the file. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>

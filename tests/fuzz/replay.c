@@ -1,4 +1,5 @@
-/* Gives a fuzz target the inputs that are kept in the repository, so that they are tried by every build: fuzz_x FOLDER. */
+/* Gives a fuzz target the inputs that are kept in the repository, so that they are tried by every
+ * build: fuzz_x FOLDER. */
 #include "base/text/strbuf.h"
 
 #include <dirent.h>

@@ -1,5 +1,6 @@
-/* The gradients that are derived from declarations, against finite differences of the declared forward pass in double
- * (support/models/reference_model.h). One row per model; together they use every declared op, in odd shapes, with the lists of both devices.
+/* The gradients that are derived from declarations, against finite differences of the declared
+ * forward pass in double (support/models/reference_model.h). One row per model; together they use
+ * every declared op, in odd shapes, with the lists of both devices.
  * ctest: timeout 200 */
 #include "support/layout.h"
 #include "support/models/parallel_family.h"
@@ -22,7 +23,8 @@
 #define EXPERTS \
     RUN "model.layers=2 model.hidden=19 model.heads=4 model.kv_heads=2 model.head_dim=4 model.ffn=13 model.vocab=23 data.seq=9 "
 
-/* The MLP reads the layer's input itself, attention what a norm leaves of it; both are normed once more. */
+/* The MLP reads the layer's input itself, attention what a norm leaves of it; both are normed once
+ * more. */
 static void normed_behind(qd_layer *b, int which)
 {
     (void)which;
@@ -74,7 +76,8 @@ static double uniform(uint64_t *state) /* -1 to 1 */
     return (double)(*state >> 11) / 4503599627370496.0 - 1.0;
 }
 
-/* Nothing stays at 0 or 1, where a wrong gradient may look right. The same values, exactly, for both. */
+/* Nothing stays at 0 or 1, where a wrong gradient may look right. The same values, exactly, for
+ * both. */
 static void draw_values(qd_team *team, reference_model *r, uint64_t *state)
 {
     const qd_ledger *l = r->ledger;

@@ -1,4 +1,5 @@
-/* Loss, gradients and 20 steps of AdamW or Muon of small models against PyTorch's float64 values, on several layouts.
+/* Loss, gradients and 20 steps of AdamW or Muon of small models against PyTorch's float64 values,
+ * on several layouts.
  * ctest: timeout 300 */
 #include "support/layout.h"
 

@@ -1,5 +1,5 @@
-/* config.json of Hugging Face folders: defaults of each family as transformers 5.22 prints them, what is refused by name, and
- * how the coefficient of the load-balancing loss is converted. */
+/* config.json of Hugging Face folders: defaults of each family as transformers 5.22 prints them,
+ * what is refused by name, and how the coefficient of the load-balancing loss is converted. */
 #include "ckpt/huggingface_impl.h"
 #include "support/scratch.h"
 

@@ -1,5 +1,5 @@
-/* Folders that transformers wrote (tools/hf_fixtures.py) against the logits it computed from them, through import and through
- * export and import again. ctest: timeout 120 */
+/* Folders that transformers wrote (tools/hf_fixtures.py) against the logits it computed from them,
+ * through import and through export and import again. ctest: timeout 120 */
 #include "ckpt/safetensors.h"
 #include "ckpt/huggingface.h"
 #include "support/layout.h"
@@ -109,7 +109,8 @@ static void test_export(void **state)
     }
 }
 
-/* What transformers wrote and what we write of it: the same tensors, bit by bit, where nothing has to be added. */
+/* What transformers wrote and what we write of it: the same tensors, bit by bit, where nothing has
+ * to be added. */
 static void test_same_tensors(void **state)
 {
     static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10};
@@ -156,7 +157,8 @@ static qd_status fill_sentence(void *context, int64_t first, int64_t count, int6
     return QD_OK;
 }
 
-/* One step on the fixture's tokens, from the fixture's weights, against the loss and the gradients of transformers. */
+/* One step on the fixture's tokens, from the fixture's weights, against the loss and the gradients
+ * of transformers. */
 static void compare_gradients(const char *name)
 {
     qd_hf_source *source;

@@ -185,7 +185,8 @@ static double backward_bytes(const void *p)
     return (double)(c->rows * (2 * x_cols(c) + c->cols)) * (double)qd_dtype_size(c->dtype);
 }
 
-/* Every element by itself: the errors that vec_math.h states, on each instruction set; not-finite inputs. */
+/* Every element by itself: the errors that vec_math.h states, on each instruction set; not-finite
+ * inputs. */
 static void each_element(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Causal attention, forward and backward: multi-head and grouped-query, separate and fused q, k, v, documents, sequences
- * around the edges of the blocks, every kind of head size. */
+/* Causal attention, forward and backward: multi-head and grouped-query, separate and fused q, k, v,
+ * documents, sequences around the edges of the blocks, every kind of head size. */
 #include "support/ops.h"
 
 #include <math.h>
@@ -15,7 +15,8 @@ typedef struct attention_case {
     double spread;  /* of queries and keys: large values make the softmax sharp; 0 means 1 */
 } attention_case;
 
-/* Forward and backward share the layout; the forward pass leaves the last ones absent. With `fused` Q (DQ) holds all. */
+/* Forward and backward share the layout; the forward pass leaves the last ones absent. With `fused`
+ * Q (DQ) holds all. */
 enum { Q, K, V, O, LSE, DOC, DO, DQ, DK, DV, DELTA, COUNT };
 
 static void describe(const void *p, char *text, size_t size)
@@ -289,7 +290,8 @@ static const attention_case speed_cases[] = {
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0},
 };
 
-/* A score beyond the largest number must show in the result, so that a run that diverges is seen. */
+/* A score beyond the largest number must show in the result, so that a run that diverges is
+ * seen. */
 static void overflow_shows(void **state)
 {
     (void)state;

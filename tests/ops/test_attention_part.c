@@ -1,6 +1,6 @@
-/* Attention of a rank's rows against the keys of all ranks, one rank's part after another: the running result and the summed
- * gradients against attention over whole sequences. Runs of positions that are aligned to nothing, documents, every kind of
- * head size. */
+/* Attention of a rank's rows against the keys of all ranks, one rank's part after another: the
+ * running result and the summed gradients against attention over whole sequences. Runs of positions
+ * that are aligned to nothing, documents, every kind of head size. */
 #include "spec/layout/context.h"
 #include "support/ops.h"
 
@@ -411,7 +411,8 @@ static void attend_once(qd_device *device, int64_t query, int64_t key, bool begi
     *lse = host[LSE_AT];
 }
 
-/* A row that sees none of the keys keeps its running result, and has 0 and minus infinity if it has none. */
+/* A row that sees none of the keys keeps its running result, and has 0 and minus infinity if it has
+ * none. */
 static void rows_that_see_nothing(void **state)
 {
     (void)state;

@@ -33,7 +33,8 @@ static void describe(const void *p, char *text, size_t size)
              (long long)c->ld, qd_dtype_name(c->dtype), c->grad ? ", gradient" : "");
 }
 
-/* The logits' columns are given as ld, because the gradient clears what lies beyond the vocabulary. */
+/* The logits' columns are given as ld, because the gradient clears what lies beyond the
+ * vocabulary. */
 enum { LOGITS, TARGETS, LOSSES, TENSORS };
 
 static int tensors(const void *p, ops_tensor *t)
@@ -143,7 +144,8 @@ static int part_tensors(const void *p, ops_tensor *t)
     return PART_TENSORS;
 }
 
-/* What the stages before would have left: another rank may have the largest logit, and the rest of the sum. */
+/* What the stages before would have left: another rank may have the largest logit, and the rest of
+ * the sum. */
 static void derive_part(const void *p, double *const *v)
 {
     const part_case *c = p;
@@ -250,7 +252,8 @@ static void not_finite_stays_visible(void **state)
     assert_true(fabsf(losses[0] - logf(VOCAB - 1)) < 1e-5f && x[1] == 0);
 }
 
-/* Low logits that begin with many minus infinities and end with a maximum far above: what was computed relative to an earlier maximum. */
+/* Low logits that begin with many minus infinities and end with a maximum far above: what was
+ * computed relative to an earlier maximum. */
 static void maximum_comes_late(void **state)
 {
     (void)state;

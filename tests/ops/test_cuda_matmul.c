@@ -1,6 +1,6 @@
-/* Products on a GPU with everything that runs in the same pass: residual, GELU and its derivative, the bias gradient. Sizes
- * that epilogues take and sizes that they decline, types that go through copies. Tuned products give what untuned ones give,
- * and choices survive as text. */
+/* Products on a GPU with everything that runs in the same pass: residual, GELU and its derivative,
+ * the bias gradient. Sizes that epilogues take and sizes that they decline, types that go through
+ * copies. Tuned products give what untuned ones give, and choices survive as text. */
 #include "base/clock.h"
 #include "base/half.h"
 #include "support/ops.h"
@@ -109,7 +109,8 @@ static void release(operand *o)
     qd_device_free(device, o->there, bytes_of(o));
 }
 
-/* |device - expected| <= tol |expected| over the (rows, columns) elements, and what lies between rows is as it was */
+/* |device - expected| <= tol |expected| over the (rows, columns) elements, and what lies between
+ * rows is as it was */
 static void compare(const operand *o, const double *expected, int64_t rows, int64_t columns, int64_t ld, const char *what,
                     const char *name)
 {
@@ -221,7 +222,8 @@ static void fused_results(void **state)
     run_all("untuned");
 }
 
-/* The search times every way, fused or not; the one it keeps must be right too. Then the text carries it over. */
+/* The search times every way, fused or not; the one it keeps must be right too. Then the text
+ * carries it over. */
 static void tuned_results_and_text(void **state)
 {
     (void)state;
@@ -270,8 +272,9 @@ static void count_searches(void *context, int searches)
     *(int *)context += searches;
 }
 
-/* A start that may not take long: about as long as it was given, results are right, what takes little of a step is left to the library,
- * and a second call searches for nothing. The head's GEMMs over an odd vocabulary are tuned in two parts. */
+/* A start that may not take long: about as long as it was given, results are right, what takes
+ * little of a step is left to the library, and a second call searches for nothing. The head's GEMMs
+ * over an odd vocabulary are tuned in two parts. */
 static void tuned_in_time(void **state)
 {
     (void)state;

@@ -93,8 +93,8 @@ static void apply(drop_case c, const float *x, float *y)
     ops_assert_ok(qd_device_kernels(device)->dropout(qd_device_compute_stream(device), &a));
 }
 
-/* Two halves of the rows, as two ranks would have them, give the mask of the whole; seed, step and site each change it;
- * the share of dropped elements is p. */
+/* Two halves of the rows, as two ranks would have them, give the mask of the whole; seed, step and
+ * site each change it; the share of dropped elements is p. */
 static void masks(void **state)
 {
     (void)state;

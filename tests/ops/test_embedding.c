@@ -139,7 +139,8 @@ static double forward_bytes(const void *p)
     return (double)(c->rows * c->cols) * (double)(qd_dtype_size(c->dtype) + 2 * qd_dtype_size(c->param_dtype));
 }
 
-/* dy twice; each token's gradient read and written (random tokens: nearly all differ); the position gradient. */
+/* dy twice; each token's gradient read and written (random tokens: nearly all differ); the position
+ * gradient. */
 static double backward_bytes(const void *p)
 {
     const embed_case *c = p;
@@ -147,7 +148,8 @@ static double backward_bytes(const void *p)
            (double)(c->seq * c->cols) * 2 * (double)qd_dtype_size(c->param_dtype);
 }
 
-/* fp32 sums follow the rows in ascending order, and a bf16 gradient is rounded once per batch of rows: exact bits. */
+/* fp32 sums follow the rows in ascending order, and a bf16 gradient is rounded once per batch of
+ * rows: exact bits. */
 static void sums_in_row_order(void **state)
 {
     (void)state;

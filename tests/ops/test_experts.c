@@ -158,8 +158,9 @@ static qd_status head_backward_run(const qd_kernels *k, qd_stream *stream, const
 
 /* ---- products over experts ---- */
 
-/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. By rows. SWIGLU: of the results is wanted too;
- * GRADIENT: instead of the results that of SwiGLU, and AGAIN what it is the gradient of. */
+/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. By rows.
+ * SWIGLU: of the results is wanted too; GRADIENT: instead of the results that of SwiGLU, and AGAIN
+ * what it is the gradient of. */
 enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16 };
 
 typedef struct grouped_case {
@@ -189,7 +190,8 @@ static const grouped_case grouped_cases[] = {
     {1, 3, {130, 0, 70}, 0, 210, 131, 77, true, false, QD_BF16, QD_BF16, PLAIN},
     {1, 2, {70, 66}, 0, 136, 70, 67, false, false, QD_F32, QD_F32, PLAIN},
     {2, 2, {65, 3, 0, 129}, 5, 200, 136, 264, false, true, QD_BF16, QD_F32, PLAIN},
-    /* gradients that overwrite: experts without rows become 0, also when there are no rows at all */
+    /* gradients that overwrite: experts without rows become 0, also when there are no rows at
+     * all */
     {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, OVERWRITE},
     {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, OVERWRITE},
     {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE},
@@ -197,7 +199,8 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {130, 0, 70, 0}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, OVERWRITE},
     {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE},
-    /* with sums of squares: several tiles, an expert without rows that keeps or loses what it has, no rows at all */
+    /* with sums of squares: several tiles, an expert without rows that keeps or loses what it has,
+     * no rows at all */
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
     {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 520, false, true, QD_BF16, QD_BF16, SQUARES},
     {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, SQUARES},
@@ -210,8 +213,8 @@ static const grouped_case grouped_cases[] = {
     {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
-    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and odd numbers of tiles
-     * in rows and columns, all rows of one expert */
+    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and
+     * odd numbers of tiles in rows and columns, all rows of one expert */
     {1, 6, {130, 1, 260, 0, 129, 5}, 0, 525, 3848, 136, true, false, QD_BF16, QD_BF16, PLAIN},
     {1, 6, {130, 1, 260, 0, 129, 5}, 0, 530, 3592, 136, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {0, 0, 700, 0}, 0, 700, 520, 328, true, false, QD_BF16, QD_BF16, PLAIN},
@@ -219,7 +222,8 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
-    /* with SwiGLU; rows are as many as the lists have. Many rows and little depth: another kernel on a GPU */
+    /* with SwiGLU; rows are as many as the lists have. Many rows and little depth: another kernel
+     * on a GPU */
     {1, 3, {5, 0, 9}, 0, 14, 34, 23, true, false, QD_F32, QD_F32, SWIGLU},
     {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, false, QD_F32, QD_F32, GRADIENT},
     {2, 2, {65, 3, 0, 129}, 0, 197, 272, 72, true, false, QD_BF16, QD_BF16, SWIGLU},
@@ -385,7 +389,8 @@ static void assert_same_bits(qd_device *device, const char *what, int number, co
     free(host[1]);
 }
 
-/* The product of all rows with SwiGLU, against products of 1000 rows each and SwiGLU in a pass of its own. */
+/* The product of all rows with SwiGLU, against products of 1000 rows each and SwiGLU in a pass of
+ * its own. */
 static void long_case_on(qd_device *device, int number)
 {
     const long_case *c = &long_cases[number];

@@ -1,4 +1,5 @@
-/* Matrix products: all transposes, strides, types, bias and accumulation, sizes around the tiles' edges. */
+/* Matrix products: all transposes, strides, types, bias and accumulation, sizes around the tiles'
+ * edges. */
 #include "device/aligned_gemm.h"
 #include "support/ops.h"
 
@@ -124,7 +125,8 @@ static const matmul_case cases[] = {
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},
-    /* a head's logits, their input gradient and their weight gradient, for a vocabulary of odd size */
+    /* a head's logits, their input gradient and their weight gradient, for a vocabulary of odd
+     * size */
     {24, 257, 40, false, true, false, false, H, H, H, CUT},
     {24, 263, 40, false, true, false, false, H, H, F, CUT},
     {24, 40, 257, false, false, false, false, H, H, H, CUT},
@@ -163,7 +165,8 @@ static void refuses_bad_arguments(void **state)
     ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "negative");
 }
 
-/* What is left whole: nothing odd, more than one odd size, other types, epilogues, rows that do not begin aligned, little work. */
+/* What is left whole: nothing odd, more than one odd size, other types, epilogues, rows that do not
+ * begin aligned, little work. */
 static void cuts_only_what_gains(void **state)
 {
     (void)state;

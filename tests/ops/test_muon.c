@@ -1,4 +1,5 @@
-/* The steps of Muon: momentum, unit norm, sums of multiples, updates, and the orthogonalization made of them.
+/* The steps of Muon: momentum, unit norm, sums of multiples, updates, and the orthogonalization
+ * made of them.
  * ctest: processors 2 */
 #include "support/ops.h"
 
@@ -230,7 +231,8 @@ static double *transposed(const double *x, int64_t rows, int64_t cols)
     return t;
 }
 
-/* Always from the left, as in the publication; the transpose of a tall matrix is taken and given back. */
+/* Always from the left, as in the publication; the transpose of a tall matrix is taken and given
+ * back. */
 static void orthogonalize_reference(const void *p, double *const *v)
 {
     const matrix_case *c = p;
@@ -273,7 +275,8 @@ static qd_status orthogonalize_run(const qd_kernels *k, qd_stream *stream, const
     return qd_muon_orthogonalize(k, stream, t[X], c->rows, c->cols, 5, &room);
 }
 
-/* All singular values end up near 1, whatever they were: the squared norm is near the rank. Zero stays zero. */
+/* All singular values end up near 1, whatever they were: the squared norm is near the rank. Zero
+ * stays zero. */
 static void singular_values_are_near_one(void **state)
 {
     (void)state;

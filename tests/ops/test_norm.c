@@ -38,8 +38,8 @@ static const norm_case cases[] = {
     {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false, false},
 };
 
-/* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes several. Without numerical
- * gradients, which would take too long. */
+/* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes
+ * several. Without numerical gradients, which would take too long. */
 static const norm_case wide[] = {
     {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
     {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false},

@@ -11,8 +11,8 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32 masters; split: beside what
- * they lack of them. */
+/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32
+ * masters; split: beside what they lack of them. */
 typedef struct update_case {
     int64_t n;
     int steps;
@@ -31,7 +31,8 @@ static const update_case speed[] = {
 
 enum { MOST_RANGES = 4 };
 
-/* Ranges of uneven size: from the start, with a gap of up to 3 after each; the second is shorter than a vector. */
+/* Ranges of uneven size: from the start, with a gap of up to 3 after each; the second is shorter
+ * than a vector. */
 static int make_ranges(int64_t n, qd_param_range *ranges)
 {
     int64_t sizes[] = {n / 3, 5, n / 2, n}, at = 0;
@@ -202,8 +203,8 @@ static qd_status sgd_run(const qd_kernels *k, qd_stream *stream, const void *p, 
     return QD_OK;
 }
 
-/* Gradient, and parameter where it is not the master, once; master and `states` states read and written. In two parts:
- * parameter and rest. */
+/* Gradient, and parameter where it is not the master, once; master and `states` states read and
+ * written. In two parts: parameter and rest. */
 static double traffic(const update_case *c, int states)
 {
     double narrow = c->half ? 2 : 4;
@@ -220,8 +221,8 @@ static double sgd_bytes(const void *c)
     return traffic(c, 1);
 }
 
-/* The bf16 parameter is the master rounded to nearest even, exactly; a gradient that is not finite reaches its own
- * parameter and no other; elements outside the ranges keep their bits. */
+/* The bf16 parameter is the master rounded to nearest even, exactly; a gradient that is not finite
+ * reaches its own parameter and no other; elements outside the ranges keep their bits. */
 static void exact_rounding_and_not_finite(void **state)
 {
     (void)state;
@@ -264,7 +265,8 @@ static void move(qd_device *device, void *to, const void *from, size_t bytes)
     ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
 }
 
-/* ---- coefficients from the configuration: no digit of 1 - beta is lost on the way to the kernels ---- */
+/* ---- coefficients from the configuration: no digit of 1 - beta is lost on the way to the kernels
+ * ---- */
 
 static void near(double got, double expected, const char *what, double beta, int64_t step)
 {
@@ -353,8 +355,8 @@ static void step_with(qd_device *device, bool adam, void *const *t, int step)
     ops_assert_ok(adam ? k->adamw(qd_device_compute_stream(device), &a) : k->sgd(qd_device_compute_stream(device), &s));
 }
 
-/* Three runs: whole masters; parts; whole masters that begin each step with what the parts give. A third of the gradients is 0, so that
- * without decay values stay what they are. */
+/* Three runs: whole masters; parts; whole masters that begin each step with what the parts give. A
+ * third of the gradients is 0, so that without decay values stay what they are. */
 static void parts_on(qd_device *device, const char *name, bool adam, bool momentum)
 {
     enum { FREE, SPLIT, LED, RUNS };
@@ -435,7 +437,8 @@ static void parts_give_what_whole_masters_do(void **state)
     }
 }
 
-/* A chunk of masters far into the parameters, whose element 0 would lie where that of the parameters does: two buffers all the same. */
+/* A chunk of masters far into the parameters, whose element 0 would lie where that of the
+ * parameters does: two buffers all the same. */
 static void equal_addresses_on(qd_device *device)
 {
     enum { FIRST = 64, N = 21, ALL = FIRST + N };

@@ -97,8 +97,9 @@ static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void 
 
 /* ---- sums of runs, and the norm ---- */
 
-/* Four sums: of all elements as one run, of none, and twice of all elements cut into runs, which a GPU takes several launches for if they
- * are many: some of these go on with one sum and leave the other to the next. */
+/* Four sums: of all elements as one run, of none, and twice of all elements cut into runs, which a
+ * GPU takes several launches for if they are many: some of these go on with one sum and leave the
+ * other to the next. */
 typedef struct runs_case {
     int64_t count;
     int runs;
@@ -192,7 +193,8 @@ static qd_status norm_run(const qd_kernels *k, qd_stream *stream, const void *p,
                                                      .out = t[2]});
 }
 
-/* So many columns that the partial sums of all rows do not fit the workspace of one thread, but that of three. */
+/* So many columns that the partial sums of all rows do not fit the workspace of one thread, but
+ * that of three. */
 static void several_rounds(void **state)
 {
     (void)state;
@@ -224,8 +226,8 @@ static void several_rounds(void **state)
     free(dy);
 }
 
-/* The norm's squares have the same bits on every instruction set; what overflows fp32 does not overflow double; a NaN
- * or infinity in any place is seen. */
+/* The norm's squares have the same bits on every instruction set; what overflows fp32 does not
+ * overflow double; a NaN or infinity in any place is seen. */
 static void squares_same_bits(void **state)
 {
     (void)state;

@@ -521,7 +521,8 @@ static void places_on(qd_device *device)
         qd_device_free(device, all[i], bytes[i]);
 }
 
-/* Equal scores: the lowest index. Numbers that are not numbers: still experts that exist, each once. */
+/* Equal scores: the lowest index. Numbers that are not numbers: still experts that exist, each
+ * once. */
 static void ties_on(qd_device *device)
 {
     const qd_kernels *k = qd_device_kernels(device);
@@ -545,7 +546,8 @@ static void ties_on(qd_device *device)
     qd_device_free(device, load, 24);
 }
 
-/* Equal logits give equal choices on both devices, also where scores differ in their last digits only. */
+/* Equal logits give equal choices on both devices, also where scores differ in their last digits
+ * only. */
 static void same_choices(void **state)
 {
     (void)state;

@@ -57,7 +57,8 @@ static void itself(void **state)
     qd_options_destroy(same);
 }
 
-/* Each loser is told what it loses: by stages that wait, by the axis that communicates, by memory. */
+/* Each loser is told what it loses: by stages that wait, by the axis that communicates, by
+ * memory. */
 static void why_it_loses(void **state)
 {
     (void)state;
@@ -93,7 +94,8 @@ static void pieces_and_cut_experts(void **state)
     assert_int_equal(report.choices[0].tp_overlap, 1);
 }
 
-/* Published layouts that are quick to plan (`quadrille bench plans` does all): near the first choice, or told why not. */
+/* Published layouts that are quick to plan (`quadrille bench plans` does all): near the first
+ * choice, or told why not. */
 static void published(void **state)
 {
     (void)state;
@@ -122,7 +124,8 @@ static bool is_same(const qd_plan_choice *a, const qd_plan_choice *b)
            strcmp(a->recompute, b->recompute) == 0 && strcmp(a->schedule, b->schedule) == 0;
 }
 
-/* What the first look saw roughly is not listed beside the same layout, and the first ten are exact: seconds times MFU is the same work. */
+/* What the first look saw roughly is not listed beside the same layout, and the first ten are
+ * exact: seconds times MFU is the same work. */
 static void choices_are_exact_and_distinct(void **state)
 {
     (void)state;
@@ -150,8 +153,9 @@ static const qd_plan_choice *listed(const char *schedule)
     return NULL;
 }
 
-/* zb_v and dualpipe_v leave next to no bubble, dualpipe_v with less in memory: where zb_v must compute activations again and
- * dualpipe_v need not, it comes first. With fewer than two micro-batches per stage it is passed over, which is no refusal. */
+/* zb_v and dualpipe_v leave next to no bubble, dualpipe_v with less in memory: where zb_v must
+ * compute activations again and dualpipe_v need not, it comes first. With fewer than two
+ * micro-batches per stage it is passed over, which is no refusal. */
 static void schedules_by_memory(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Rules of thumb as scenarios: following the rule wins, and where its condition does not hold, breaking it does not lose. */
+/* Rules of thumb as scenarios: following the rule wins, and where its condition does not hold,
+ * breaking it does not lose. */
 #include <quadrille/status.h>
 
 #include <stdarg.h>
@@ -71,7 +72,8 @@ static void data_parallelism_for_the_rest(void **state)
     assert_true(simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=8").fits);
 }
 
-/* The lowest stage that fits: zero 3 gathers what zero 1 has, which slow links show; where memory is short it is the one that fits. */
+/* The lowest stage that fits: zero 3 gathers what zero 1 has, which slow links show; where memory
+ * is short it is the one that fits. */
 static void lowest_zero_stage(void **state)
 {
     (void)state;
@@ -136,7 +138,8 @@ static void sequence_parallelism(void **state)
     assert_true(with.step_seconds < 1.02 * without.step_seconds);
 }
 
-/* A torus carries what neighbours exchange as well as a switch with the same links; what all send to all it does not. */
+/* A torus carries what neighbours exchange as well as a switch with the same links; what all send
+ * to all it does not. */
 static void torus_and_switch(void **state)
 {
     (void)state;
@@ -148,7 +151,8 @@ static void torus_and_switch(void **state)
     assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
 }
 
-/* Pipelines across slow links: a stage sends an activation per micro-batch where tp sends several per layer. */
+/* Pipelines across slow links: a stage sends an activation per micro-batch where tp sends several
+ * per layer. */
 static void pipelines_across_slow_links(void **state)
 {
     (void)state;
@@ -157,8 +161,8 @@ static void pipelines_across_slow_links(void **state)
     faster(simulated("h100", words, 8, 2), simulated("h100", words, 16, 1), 1.2);
 }
 
-/* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the halves of zero-bubble
- * schedules shrink it. */
+/* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the
+ * halves of zero-bubble schedules shrink it. */
 static void pipelines_need_micro_batches(void **state)
 {
     (void)state;
@@ -176,7 +180,8 @@ static void pipelines_need_micro_batches(void **state)
     faster(halves, plain, 1.03);
 }
 
-/* Whole backward passes of a schedule that halves some of them hide the exchanges of tp behind products, as 1F1B's do. */
+/* Whole backward passes of a schedule that halves some of them hide the exchanges of tp behind
+ * products, as 1F1B's do. */
 static void whole_passes_hide_tensor_parallelism(void **state)
 {
     (void)state;
@@ -189,7 +194,8 @@ static void whole_passes_hide_tensor_parallelism(void **state)
     assert_true(exposed(&halves, "tp") < 1.3 * exposed(&plain, "tp"));
 }
 
-/* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the node. */
+/* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the
+ * node. */
 static void context_parallelism_for_long_sequences(void **state)
 {
     (void)state;
@@ -220,7 +226,8 @@ static void experts_before_tensors(void **state)
     assert_true(exposed(&apart, "ep") > 2.0 * exposed(&whole, "ep"));
 }
 
-/* Eight choices on four nodes: rows that go to each node once spare the network; inside a node there is nothing to spare. */
+/* Eight choices on four nodes: rows that go to each node once spare the network; inside a node
+ * there is nothing to spare. */
 static void experts_once_per_node(void **state)
 {
     (void)state;

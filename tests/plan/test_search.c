@@ -1,5 +1,5 @@
-/* What the search takes into account: memory that is kept free, host memory, sequences that are too few, types that a model needs; and
- * that its answer is the same on every machine.
+/* What the search takes into account: memory that is kept free, host memory, sequences that are too
+ * few, types that a model needs; and that its answer is the same on every machine.
  * ctest: wrap qd_clock_now */
 #include <quadrille/plan.h>
 
@@ -126,7 +126,8 @@ static void context_parallelism_for_one_sequence(void **state)
         assert_int_equal(report.choices[i].cp, 1);
 }
 
-/* The router's bias counts tokens beside the gradients: auto gives it fp32 gradients, and a refusal is not called a lack of memory. */
+/* The router's bias counts tokens beside the gradients: auto gives it fp32 gradients, and a refusal
+ * is not called a lack of memory. */
 static void gradients_of_a_router_with_a_bias(void **state)
 {
     (void)state;
@@ -148,8 +149,8 @@ static void gradients_of_a_router_with_a_bias(void **state)
     qd_error_clear();
 }
 
-/* A machine on which every look at the clock finds a second gone gives the answer of one that takes no time; one that is slow beyond
- * measure says so. */
+/* A machine on which every look at the clock finds a second gone gives the answer of one that takes
+ * no time; one that is slow beyond measure says so. */
 static void the_clock_does_not_decide(void **state)
 {
     (void)state;

@@ -25,12 +25,14 @@
  *                                norm the one before clipping
  *     losses_f32          fp64   (steps), PyTorch's float32 run
  *
- * Config keys, named as in data/models.json: family ("gpt2", "llama"), layers, hidden, heads, kv_heads, head_dim, ffn,
- * vocab, max_seq, seq, batch, steps, norm ("layernorm", "rmsnorm"), norm_eps, position ("learned", "rope"), rope_base,
- * rope_scaling (null, or factor, low_freq_factor, high_freq_factor, original_max_seq), activation ("gelu_tanh", "gelu",
- * "swiglu"), tied, qkv_bias, linear_bias, packed, optimizer (lr, beta1, beta2, eps, weight_decay, clip; AdamW, constant
- * rate, decay on parameters of two dimensions only; name "muon": muon_momentum, muon_nesterov, muon_steps, muon_lr, muon_scale for
- * two-dimensional weights of blocks). optimizer.clip is not the same in all fixtures. */
+ * Config keys, named as in data/models.json: family ("gpt2", "llama"), layers, hidden, heads,
+ * kv_heads, head_dim, ffn, vocab, max_seq, seq, batch, steps, norm ("layernorm", "rmsnorm"),
+ * norm_eps, position ("learned", "rope"), rope_base, rope_scaling (null, or factor,
+ * low_freq_factor, high_freq_factor, original_max_seq), activation ("gelu_tanh", "gelu", "swiglu"),
+ * tied, qkv_bias, linear_bias, packed, optimizer (lr, beta1, beta2, eps, weight_decay, clip; AdamW,
+ * constant rate, decay on parameters of two dimensions only; name "muon": muon_momentum,
+ * muon_nesterov, muon_steps, muon_lr, muon_scale for two-dimensional weights of blocks).
+ * optimizer.clip is not the same in all fixtures. */
 #ifndef QD_TESTS_SUPPORT_GOLDEN_H
 #define QD_TESTS_SUPPORT_GOLDEN_H
 
@@ -59,7 +61,8 @@ qd_status qd_golden_find(const qd_golden *golden, const char *name, qd_dtype dty
 /* A string of the header's __metadata__, NULL when there is none. */
 const char *qd_golden_metadata(const qd_golden *golden, const char *key);
 
-/* Values of the config by path ("layers", "optimizer.lr"). QD_USAGE when absent or of another type. */
+/* Values of the config by path ("layers", "optimizer.lr"). QD_USAGE when absent or of another
+ * type. */
 qd_status qd_golden_config_int(const qd_golden *golden, const char *path, int64_t *value);
 qd_status qd_golden_config_double(const qd_golden *golden, const char *path, double *value);
 qd_status qd_golden_config_bool(const qd_golden *golden, const char *path, bool *value);
@@ -72,13 +75,16 @@ qd_status qd_golden_model(const qd_golden *golden, qd_model *model);
 /* ‖a‖ of fp32 numbers, in double. */
 double qd_norm_of(const float *a, int64_t count);
 
-/* The RMS norm: root of the mean over tensors of ‖b‖². Of all fp32 tensors whose name begins with `prefix`. */
+/* The RMS norm: root of the mean over tensors of ‖b‖². Of all fp32 tensors whose name begins with
+ * `prefix`. */
 double qd_golden_rms_norm(const qd_golden *golden, const char *prefix);
 
-/* ‖a−b‖ / max(‖b‖, 1e-3 · rms_norm); infinite when a number is not finite, 0 when nothing differs. */
+/* ‖a−b‖ / max(‖b‖, 1e-3 · rms_norm); infinite when a number is not finite, 0 when nothing
+ * differs. */
 double qd_relative_error(const float *a, const float *b, int64_t count, double rms_norm);
 
-/* QD_DIFFERENT, with the tensor, the error and the element that differs most, when the rule is broken. */
+/* QD_DIFFERENT, with the tensor, the error and the element that differs most, when the rule is
+ * broken. */
 qd_status qd_golden_compare(const float *a, int64_t count, const qd_golden_tensor *b, double rms_norm,
                             double tolerance);
 

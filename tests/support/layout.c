@@ -24,7 +24,8 @@ qd_options *layout_options(const char *words)
     return options;
 }
 
-/* QUADRILLE_DEVICE=cuda runs the models of any test on a GPU that all ranks share, with kernels that repeat their bits. */
+/* QUADRILLE_DEVICE=cuda runs the models of any test on a GPU that all ranks share, with kernels
+ * that repeat their bits. */
 static const char *chosen_device(void)
 {
     const char *device = getenv("QUADRILLE_DEVICE");

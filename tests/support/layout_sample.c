@@ -49,7 +49,8 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
                        : cp * tp <= models[model].heads
                            ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
                            : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
-    /* Half of the layouts with experts send rows once per node, of which the experts lie on two or four. */
+    /* Half of the layouts with experts send rows once per node, of which the experts lie on two or
+     * four. */
     char nodes[64] = "";
     if (ep > 1 && strstr(sync, "microbatch"))
         snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ",

@@ -1,5 +1,6 @@
-/* Seeded samples of all layouts of up to eight ranks: degrees of every axis, ZeRO stages, schedules, sequence parallelism, recompute,
- * when gradients are summed, how experts are laid out. */
+/* Seeded samples of all layouts of up to eight ranks: degrees of every axis, ZeRO stages,
+ * schedules, sequence parallelism, recompute, when gradients are summed, how experts are laid
+ * out. */
 #ifndef QD_TESTS_SUPPORT_LAYOUT_SAMPLE_H
 #define QD_TESTS_SUPPORT_LAYOUT_SAMPLE_H
 

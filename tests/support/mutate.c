@@ -150,7 +150,8 @@ static bool takes_action(const qd_program *p, int at, const mutation *m)
     return !m->param || (param >= 0 && touches(p, a, param));
 }
 
-/* Copies what a program shares with the one it is a copy of; dependencies name actions by number: those from `at` on move by `by`. */
+/* Copies what a program shares with the one it is a copy of; dependencies name actions by number:
+ * those from `at` on move by `by`. */
 static void own_actions(qd_program *p, int at, int by, qd_arena *arena)
 {
     qd_action *actions = QD_ARENA_NEW(arena, qd_action, p->action_count + 1);

@@ -1,5 +1,5 @@
-/* Changes to finished step programs, for tests of what reads them: one op or one action of every rank's program is left out, doubled,
- * or given another group, operand, factor or flag. */
+/* Changes to finished step programs, for tests of what reads them: one op or one action of every
+ * rank's program is left out, doubled, or given another group, operand, factor or flag. */
 #ifndef QD_TESTS_SUPPORT_MUTATE_H
 #define QD_TESTS_SUPPORT_MUTATE_H
 
@@ -44,7 +44,8 @@ typedef struct mutation {
     const char *to;
 } mutation;
 
-/* Changes all programs that have such a thing; returns how many do. The programs must not share arrays. */
+/* Changes all programs that have such a thing; returns how many do. The programs must not share
+ * arrays. */
 void mutate_drop_action(qd_program *program, int action, qd_arena *arena); /* of a copy: what it shares is copied */
 int mutate(qd_program **programs, int count, const mutation *m, qd_arena *arena);
 #endif

@@ -4,7 +4,8 @@
 
 #include <quadrille/status.h>
 
-/* Fails the test, with the message and the places it came through, unless the call returns QD_OK. */
+/* Fails the test, with the message and the places it came through, unless the call returns
+ * QD_OK. */
 #define ok(call)                                                               \
     do {                                                                       \
         if ((call) != QD_OK)                                                   \

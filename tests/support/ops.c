@@ -12,8 +12,9 @@
 
 enum { GUARD = 256, SAMPLES = QD_TEST_SANITIZED ? 1 : 10, THREAD_MOST = 3 };
 
-/* "best": no name given to the CPU device, which then takes the best; that it does is tried on one case per kernel, the
- * cases themselves are run on the same kernels under their name. "cuda": the first GPU, in deterministic mode. */
+/* "best": no name given to the CPU device, which then takes the best; that it does is tried on one
+ * case per kernel, the cases themselves are run on the same kernels under their name. "cuda": the
+ * first GPU, in deterministic mode. */
 static const char *const isas[] = {"best", "avx512", "avx2", "neon", "generic", "cuda"};
 const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"avx512", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
@@ -170,7 +171,8 @@ static int list_tensors(const ops_op *op, const void *c, ops_tensor *t)
     return count;
 }
 
-/* One case: tensors, their values as doubles before (v) and expected after (w), and raw bytes as given to the kernel. */
+/* One case: tensors, their values as doubles before (v) and expected after (w), and raw bytes as
+ * given to the kernel. */
 typedef struct instance {
     const ops_op *op;
     const void *c;
@@ -279,7 +281,8 @@ static void check_untouched(const instance *in, int i, const char *got, const ch
     for (int j = 0; j < in->count; j++)
         shared = shared || in->t[j].shares == i + 1;
     int64_t size = (int64_t)qd_dtype_size(t->dtype), end = GUARD + in->bytes[i];
-    /* Most tensors are right as a whole, or have no gaps between their rows; the search is for the others. */
+    /* Most tensors are right as a whole, or have no gaps between their rows; the search is for the
+     * others. */
     const char *was = in->raw[i];
     bool search = shared ? t->ld != t->cols || memcmp(got, was, GUARD) != 0 || memcmp(got + end, was + end, GUARD) != 0
                          : memcmp(got, was, (size_t)(end + GUARD)) != 0;
@@ -319,7 +322,8 @@ static double check_values(const instance *in, int i, const char *payload, const
     return norm > 0 ? error / norm : 0;
 }
 
-/* Numerical derivative of the loss at a sample of elements, against the reference's and the kernel's gradient. */
+/* Numerical derivative of the loss at a sample of elements, against the reference's and the
+ * kernel's gradient. */
 static void check_gradient(const instance *in, int pair, const char *const *payload, const char *isa)
 {
     int of = in->op->gradients[pair].of, grad = in->op->gradients[pair].grad;
@@ -378,7 +382,8 @@ static struct {
     int count;
 } tried;
 
-/* Runs the kernel on one instruction set. CPU: with 1, 2 and 3 compute threads. GPU: the same device three times. */
+/* Runs the kernel on one instruction set. CPU: with 1, 2 and 3 compute threads. GPU: the same
+ * device three times. */
 static void run_on(const job *j, const instance *of, const char *isa, bool gradients)
 {
     instance in = *of;
@@ -434,8 +439,8 @@ static void run_on(const job *j, const instance *of, const char *isa, bool gradi
         free(first[i]);
 }
 
-/* Inputs and reference are the same for all instruction sets. So are numerical gradients of the reference, which the first
- * set checks; a GPU, whose tolerance may be another, again. */
+/* Inputs and reference are the same for all instruction sets. So are numerical gradients of the
+ * reference, which the first set checks; a GPU, whose tolerance may be another, again. */
 static void test_case(void **state)
 {
     const job *j = *state;

@@ -1,4 +1,5 @@
-/* One table of cases per kernel drives four checks on every device, instruction set and thread count of the machine:
+/* One table of cases per kernel drives four checks on every device, instruction set and thread
+ * count of the machine:
  *
  *   values     against a plain reference in double, fresh random inputs (the seed is printed; --seed N repeats a run);
  *              outputs start as NaN, guard zones and the gaps of strided rows must stay as they were, inputs too
@@ -6,9 +7,11 @@
  *   gradients  the forward reference, differentiated numerically in double, against the backward kernel and its reference
  *   speed      with --speed: time, GFLOP/s and GB/s of the speed cases (--isa NAME, --threads N choose the device)
  *
- * --cases TEXT leaves out the cases that have not this text in their names: for sanitizers, which take long.
+ * --cases TEXT leaves out the cases that have not this text in their names: for sanitizers, which
+ * take long.
  *
- * A test file fills one ops_op per kernel and calls ops_main(). Comparison: |a - b| <= tol * |b|, Euclidean norms. */
+ * A test file fills one ops_op per kernel and calls ops_main(). Comparison: |a - b| <= tol * |b|,
+ * Euclidean norms. */
 #ifndef QD_TESTS_SUPPORT_OPS_H
 #define QD_TESTS_SUPPORT_OPS_H
 
@@ -23,8 +26,8 @@
 
 enum { OPS_TENSORS = 16, OPS_GRADIENTS = 6 };
 
-/* OPS_INOUT: random at the start and changed by the kernel (accumulation, or in place). OPS_SCRATCH: what the kernel leaves in
- * it is its own affair. OPS_ABSENT: the kernel gets NULL. */
+/* OPS_INOUT: random at the start and changed by the kernel (accumulation, or in place).
+ * OPS_SCRATCH: what the kernel leaves in it is its own affair. OPS_ABSENT: the kernel gets NULL. */
 typedef enum ops_role { OPS_ABSENT, OPS_IN, OPS_OUT, OPS_INOUT, OPS_SCRATCH } ops_role;
 
 typedef struct ops_tensor {
@@ -47,14 +50,14 @@ typedef struct ops_op {
     void (*describe)(const void *c, char *text, size_t size);
     /* Fills t (zeroed, OPS_TENSORS) and returns how many there are. */
     int (*tensors)(const void *c, ops_tensor *t);
-    /* Optional: replaces random inputs, given as doubles, by meaningful ones (statistics of the forward pass, document
-     * starts …). ops_uniform() is the source of randomness. */
+    /* Optional: replaces random inputs, given as doubles, by meaningful ones (statistics of the
+     * forward pass, document starts …). ops_uniform() is the source of randomness. */
     void (*derive)(const void *c, double *const *v);
     /* v[i] holds tensor i as doubles, ld included: writes the expected outputs. */
     void (*reference)(const void *c, double *const *v);
     qd_status (*run)(const qd_kernels *k, qd_stream *stream, const void *c, void *const *p);
-    /* Backward kernels: sum of the upstream gradient times the forward result, as a function of the inputs v, and which
-     * tensor's gradient (0-based) is in which output. */
+    /* Backward kernels: sum of the upstream gradient times the forward result, as a function of the
+     * inputs v, and which tensor's gradient (0-based) is in which output. */
     double (*loss)(const void *c, double *const *v);
     struct {
         int of, grad;
@@ -73,8 +76,8 @@ double ops_normal(void);
 /* The fastest CPU device with `threads` compute threads, kept until the end of the process. */
 qd_device *ops_device(const char *isa, int threads);
 
-/* The instruction sets that the CPU device has kernels for, on some machine or other, and a device with those of one, kept
- * likewise; NULL: this machine does not have them. */
+/* The instruction sets that the CPU device has kernels for, on some machine or other, and a device
+ * with those of one, kept likewise; NULL: this machine does not have them. */
 enum { OPS_CPU_ISAS = 4 };
 extern const char *const ops_cpu_isas[OPS_CPU_ISAS];
 qd_device *ops_cpu(const char *isa);

@@ -39,7 +39,8 @@ const char *qd_ranks_mode_name(qd_ranks_mode mode)
 bool qd_ranks_mode_available(qd_ranks_mode mode)
 {
 #if defined(__SANITIZE_THREAD__)
-    /* The thread sanitizer sees threads; between processes there is nothing for it to see, only time to spend. */
+    /* The thread sanitizer sees threads; between processes there is nothing for it to see, only
+     * time to spend. */
     if (mode != QD_RANKS_THREADS && mode != QD_RANKS_DEVICE)
         return false;
 #endif
@@ -61,8 +62,8 @@ static void pause_ms(int ms)
     nanosleep(&t, NULL);
 }
 
-/* Runs the body on a joined world and fills the result. As in a real program, a rank that fails aborts the world, and
- * one that succeeds waits for nobody. */
+/* Runs the body on a joined world and fills the result. As in a real program, a rank that fails
+ * aborts the world, and one that succeeds waits for nobody. */
 static void run_body(qd_ranks_body body, qd_comm *world, qd_ranks_call *call, double began, qd_ranks_result *result)
 {
     result->status = body(world, call);
@@ -273,7 +274,8 @@ static void take_options_back(const char *name, char *old)
     free(old);
 }
 
-/* mpirun starts processes that inherit nothing, so results come back as lines on the standard output. */
+/* mpirun starts processes that inherit nothing, so results come back as lines on the standard
+ * output. */
 static qd_status run_mpi(const char *name, int size, const qd_ranks_options *options, const qd_comm_config *config,
                          double limit, qd_ranks_result *results)
 {
@@ -334,7 +336,8 @@ static qd_status run_mpi(const char *name, int size, const qd_ranks_options *opt
     int ended = 0;
     waitpid(pid, &ended, 0);
     if (over) return QD_FAIL(QD_TIMEOUT, "the MPI ranks did not finish within %g s", limit);
-    /* mpirun tells of the first rank that a signal has ended; a crash after the body has left its result. */
+    /* mpirun tells of the first rank that a signal has ended; a crash after the body has left its
+     * result. */
     int by_signal = WIFEXITED(ended) ? WEXITSTATUS(ended) - 128 : 0;
     if (by_signal == SIGSEGV || by_signal == SIGBUS || by_signal == SIGABRT || by_signal == SIGFPE || by_signal == SIGILL)
         return QD_FAIL(QD_SYSTEM, "an MPI rank crashed: %s", strsignal(by_signal));

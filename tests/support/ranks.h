@@ -1,7 +1,8 @@
 /* Runs a test body on several ranks: as threads, as processes, or under MPI.
  *
- * A test's main() calls qd_ranks_main() first, with a table of all its bodies: processes and MPI ranks are made by
- * executing the test program again, which finds its body by name there and never comes back from the call. */
+ * A test's main() calls qd_ranks_main() first, with a table of all its bodies: processes and MPI
+ * ranks are made by executing the test program again, which finds its body by name there and never
+ * comes back from the call. */
 #ifndef QD_TEST_RANKS_H
 #define QD_TEST_RANKS_H
 
@@ -32,7 +33,8 @@ typedef struct qd_ranks_entry {
     qd_ranks_body body;
 } qd_ranks_entry;
 
-/* Runs the body and exits if this process is a rank; returns otherwise. The table must stay valid. */
+/* Runs the body and exits if this process is a rank; returns otherwise. The table must stay
+ * valid. */
 void qd_ranks_main(int argc, char **argv, const qd_ranks_entry *bodies, int count);
 
 typedef struct qd_ranks_options {
@@ -52,7 +54,8 @@ typedef struct qd_ranks_result {
     double seconds; /* from the start of the run to the end of the body, roughly */
 } qd_ranks_result;
 
-/* results: (size). Fails when the ranks could not be started or the limit passed. No process is left behind. */
+/* results: (size). Fails when the ranks could not be started or the limit passed. No process is
+ * left behind. */
 qd_status qd_ranks_run(const char *body, qd_ranks_mode mode, int size, const qd_ranks_options *options,
                        qd_ranks_result *results);
 

@@ -1,6 +1,7 @@
-/* How much of a test a build runs. Plain builds run all of it. Builds with a sanitizer look for memory errors and races, not
- * at numbers, and are 5 to 20 times as slow: they make fewer steps and run a part of each table of cases, another part each
- * time that the table is gone through. The selection is fixed. */
+/* How much of a test a build runs. Plain builds run all of it. Builds with a sanitizer look for
+ * memory errors and races, not at numbers, and are 5 to 20 times as slow: they make fewer steps and
+ * run a part of each table of cases, another part each time that the table is gone through. The
+ * selection is fixed. */
 #ifndef QD_TESTS_SUPPORT_SAMPLE_H
 #define QD_TESTS_SUPPORT_SAMPLE_H
 
@@ -28,8 +29,8 @@ static inline int sample_count(int all, int few)
     return QD_TEST_SANITIZED && few < all ? few : all;
 }
 
-/* Whether case `index` of a table is run the `round`th time that the table is gone through: all of them, or with a sanitizer
- * one in `every`, with the thread sanitizer half of those. */
+/* Whether case `index` of a table is run the `round`th time that the table is gone through: all of
+ * them, or with a sanitizer one in `every`, with the thread sanitizer half of those. */
 static inline bool sample_has(size_t index, size_t round, size_t every)
 {
     return !QD_TEST_SANITIZED || (index + round) % (every * QD_TEST_SANITIZED) == 0;

@@ -4,7 +4,8 @@
 
 #include <quadrille/plan.h>
 
-/* Options of "key=value key=value" on a cluster; the caller destroys them. Fails the test when a word is wrong. */
+/* Options of "key=value key=value" on a cluster; the caller destroys them. Fails the test when a
+ * word is wrong. */
 qd_options *simulated_options(const char *cluster, const char *words);
 /* Simulates them; fails the test when that fails. */
 qd_sim_report simulated(const char *cluster, const char *format, ...) __attribute__((format(printf, 2, 3)));

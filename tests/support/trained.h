@@ -40,28 +40,30 @@ typedef struct trained_first {
 } trained_first;
 trained_first trained_step(const qd_config *config, const qd_batch_source *source);
 
-/* Trains under one layout after another, `each` steps with each, and goes on from checkpoints in the scratch folder.
- * losses: of all steps. */
+/* Trains under one layout after another, `each` steps with each, and goes on from checkpoints in
+ * the scratch folder. losses: of all steps. */
 void trained_onward(const char *base, const char *const *layouts, size_t count, int each, qd_random_tokens random, double *losses);
 
 /* Losses, norms and weights, bit by bit. */
 void trained_same_bits(const trained *a, const trained *b, const char *what);
 
-/* The bits of `base` with each variant against those without; with a sanitizer a part of the variants and at most `few` steps. */
+/* The bits of `base` with each variant against those without; with a sanitizer a part of the
+ * variants and at most `few` steps. */
 void trained_compare(const char *base, const char *const *variants, size_t count, int steps, int few, qd_random_tokens random);
 #define TRAINED_COMPARE(base, variants, steps, few, ...) \
     trained_compare(base, variants, sizeof(variants) / sizeof *(variants), steps, few, (qd_random_tokens){__VA_ARGS__})
 
-/* Leaves out one action after another of rank 0's program, on all ranks, out of those that `wanted` picks: the run must fail or
- * end with other bits. *met counts those, of which one in `every` is tried with a sanitizer; *tried those. */
+/* Leaves out one action after another of rank 0's program, on all ranks, out of those that `wanted`
+ * picks: the run must fail or end with other bits. *met counts those, of which one in `every` is
+ * tried with a sanitizer; *tried those. */
 void trained_actions_matter(const char *words, int steps, bool (*wanted)(const qd_action *action), size_t every, size_t *met, int *tried);
 
 /* For qd_team_call: the newest checkpoint of the scratch folder, into which `save` writes. */
 qd_status trained_save(qd_trainer *trainer, qd_comm *world, void *argument);
 qd_status trained_load(qd_trainer *trainer, qd_comm *world, void *argument);
 
-/* Numbers of all ranks together. For qd_team_call(team, trained_count, &counts), which fails where a rank has allocated anything else than
- * it planned. */
+/* Numbers of all ranks together. For qd_team_call(team, trained_count, &counts), which fails where
+ * a rank has allocated anything else than it planned. */
 typedef struct trained_counts {
     int64_t sent, calls; /* bytes that ranks took from each other so far, in how many operations, as the backend counts */
     int64_t planned;     /* bytes that the programs say of one step; every rank's program tells those of all ranks */
@@ -71,6 +73,7 @@ typedef struct trained_counts {
 } trained_counts;
 qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *counts);
 
-/* One step sends the bytes that the program says and, where only actions communicate and not modules too (tp), in as many calls. */
+/* One step sends the bytes that the program says and, where only actions communicate and not
+ * modules too (tp), in as many calls. */
 void trained_plan_equals_run(const char *words);
 #endif

@@ -14,8 +14,9 @@ enum { SOURCES_MOST = 9, COUNT_MOST = 131, SHIFT_MOST = 3, BYTES_MOST = (COUNT_M
 
 static const char *const faster[] = {"avx2", "avx512"};
 
-/* Bits that matter to one type or another: signed zeros, infinities, quiet NaN of either sign, values that cancel, the
- * largest and the smallest. They are laid over random bits so that each meets each. */
+/* Bits that matter to one type or another: signed zeros, infinities, quiet NaN of either sign,
+ * values that cancel, the largest and the smallest. They are laid over random bits so that each
+ * meets each. */
 static const uint32_t special32[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000,
                                      0x7f7fffff, 0x00000001, 0x3f800000, 0xbf800000};
 static const uint16_t special16[] = {0x0000, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0x7f80, 0xff80, 0x7fc0,
@@ -71,8 +72,8 @@ static void test_instruction_sets_agree(void **unused)
                 for (int op = 0; op < 3; op++) {
                     int64_t bytes = counts[c] * (int64_t)qd_dtype_size(dtypes[d]);
                     const void *sources[SOURCES_MOST];
-                    /* NaN bits of a sum may come from either operand; which one is not promised. So sums get finite
-                     * values, and maxima everything. */
+                    /* NaN bits of a sum may come from either operand; which one is not promised. So
+                     * sums get finite values, and maxima everything. */
                     for (int s = 0; s < n; s++) {
                         unsigned char *at = values[s] + (n + s) % SHIFT_MOST * (int64_t)qd_dtype_size(dtypes[d]);
                         fill(at, dtypes[d], counts[c], op == QD_MAX, &state);

@@ -1,4 +1,5 @@
-/* Values that are drawn ahead, all of them, some of them or none, are those that are drawn piece by piece. */
+/* Values that are drawn ahead, all of them, some of them or none, are those that are drawn piece by
+ * piece. */
 #include "support/trained.h"
 #include "train/exec/initial.h"
 

@@ -1,4 +1,5 @@
-/* metrics.jsonl on a disk that fills up or fails: whole lines only, training continues, and what is left out is counted.
+/* metrics.jsonl on a disk that fills up or fails: whole lines only, training continues, and what is
+ * left out is counted.
  * ctest: wrap write ftruncate */
 #include "support/scratch.h"
 #include "train/run/metrics.h"
@@ -88,8 +89,8 @@ static void full_disk(void **state)
     }
 }
 
-/* A disk that fails, and a file system that was made read-only because of it, refuse everything, the mending of a torn line too:
- * that is made up for before the next line. */
+/* A disk that fails, and a file system that was made read-only because of it, refuse everything,
+ * the mending of a torn line too: that is made up for before the next line. */
 static void failing_disk(void **state)
 {
     const char *path = scratch_path(state, "metrics.jsonl"), *remark;

@@ -49,8 +49,8 @@ static bool is_section(const qd_options *options, const char *name, const char *
 
 /* ---- unknown keys ---- */
 
-/* Distance between what was written and a known key; the last part alone counts too, one further away, because the
- * section is what people forget (train.tp for parallel.tp). */
+/* Distance between what was written and a known key; the last part alone counts too, one further
+ * away, because the section is what people forget (train.tp for parallel.tp). */
 static int key_distance(const char *written, const char *known)
 {
     int best = qd_edit_distance(written, strlen(written), known, strlen(known));
@@ -347,7 +347,8 @@ static bool is_truth_word(const char *word)
     return false;
 }
 
-/* Words such as --overwrite or --steps=5: after an option without its value they are rarely meant as that value. */
+/* Words such as --overwrite or --steps=5: after an option without its value they are rarely meant
+ * as that value. */
 static bool is_known_option(const qd_options *options, const char *word)
 {
     char name[QD_YAML_MOST_KEY];
@@ -495,7 +496,8 @@ const qd_option *qd_options_find(const qd_options *options, const char *key)
 
 /* ---- saving ---- */
 
-/* Writes the keys that start with prefix[0 .. length), a whole part of the path, one level deeper. */
+/* Writes the keys that start with prefix[0 .. length), a whole part of the path, one level
+ * deeper. */
 static void print_level(const qd_options *options, const char *prefix, size_t length, int depth, qd_strbuf *out)
 {
     for (int i = 0; i < options->count; i++) {

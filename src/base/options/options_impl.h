@@ -1,4 +1,5 @@
-/* What options.c (the object), options_value.c (texts to values and back) and options_print.c share. */
+/* What options.c (the object), options_value.c (texts to values and back) and options_print.c
+ * share. */
 #ifndef QD_BASE_OPTIONS_OPTIONS_IMPL_H
 #define QD_BASE_OPTIONS_OPTIONS_IMPL_H
 
@@ -22,7 +23,8 @@ typedef struct option_value {
     char *origin; /* "file:line:column"; NULL for the other sources */
 } option_value;
 
-/* Checks `text` against the descriptor. Messages start with the key. On failure *value is untouched. */
+/* Checks `text` against the descriptor. Messages start with the key. On failure *value is
+ * untouched. */
 qd_status qd_option_value_parse(const qd_option *option, const char *text, option_value *value);
 void qd_option_value_free(option_value *value);
 qd_status qd_option_value_copy(const option_value *from, option_value *to);

@@ -24,7 +24,8 @@ static int shown(const char *text)
     return (int)qd_utf8_valid(text, SHOWN_BYTES);
 }
 
-/* Copies a number without surrounding blanks and without underscores between digits; false when it cannot be one. */
+/* Copies a number without surrounding blanks and without underscores between digits; false when it
+ * cannot be one. */
 static bool copy_number(const char *text, size_t length, char out[NUMBER_BYTES])
 {
     while (length > 0 && (*text == ' ' || *text == '\t')) {
@@ -55,8 +56,8 @@ static bool parse_real(const char *text, double *value)
     return end != text && *end == '\0' && isfinite(*value);
 }
 
-/* The value of "[sign]digits[.digits][e exponent]" times 10^exponent, exactly; false when it is no integer of 64 bits. A double would not
- * do: 4.1 * 1e6 is not 4100000. */
+/* The value of "[sign]digits[.digits][e exponent]" times 10^exponent, exactly; false when it is no
+ * integer of 64 bits. A double would not do: 4.1 * 1e6 is not 4100000. */
 static bool parse_decimal(const char *text, long exponent, int64_t *value)
 {
     int sign = *text == '-' ? -1 : 1;

@@ -1,6 +1,6 @@
-/* Reading JSON, with jansson behind it. jansson does not tell a failed allocation from bad input, and may even go on without
- * the bytes that it had no memory for; so its allocations are counted here, and a document during which one failed is
- * QD_NO_MEMORY whatever jansson made of it. */
+/* Reading JSON, with jansson behind it. jansson does not tell a failed allocation from bad input,
+ * and may even go on without the bytes that it had no memory for; so its allocations are counted
+ * here, and a document during which one failed is QD_NO_MEMORY whatever jansson made of it. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 

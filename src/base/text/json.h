@@ -1,5 +1,5 @@
-/* Reads JSON. Errors of syntax give "file:line:column: "; errors of content name the file and the path inside it. A node
- * belongs to its document. */
+/* Reads JSON. Errors of syntax give "file:line:column: "; errors of content name the file and the
+ * path inside it. A node belongs to its document. */
 #ifndef QD_BASE_TEXT_JSON_H
 #define QD_BASE_TEXT_JSON_H
 
@@ -14,7 +14,8 @@ typedef struct qd_json_node qd_json_node; /* a value inside it */
 /* Repeated keys, NUL bytes and more than 256 MiB are refused. */
 qd_status qd_json_load(const char *path, qd_json **document);
 qd_status qd_json_load_text(const char *name, const char *text, size_t length, qd_json **document);
-/* Text that other programs collected: strings may hold NUL, and half of a surrogate pair is read as U+FFFD. */
+/* Text that other programs collected: strings may hold NUL, and half of a surrogate pair is read as
+ * U+FFFD. */
 qd_status qd_json_load_collected(const char *name, const char *text, size_t length, qd_json **document);
 void qd_json_destroy(qd_json *document); /* NULL is legal */
 
@@ -54,7 +55,8 @@ bool qd_json_as_double(const qd_json_node *node, double *value);
 bool qd_json_as_bool(const qd_json_node *node, bool *value);
 const char *qd_json_as_string(const qd_json_node *node); /* NULL when it is none */
 
-/* Members that must be there: QD_USAGE "file: 'key' is missing" or "file: 'key' must be an integer". */
+/* Members that must be there: QD_USAGE "file: 'key' is missing" or "file: 'key' must be an
+ * integer". */
 qd_status qd_json_get_int(const qd_json *document, const qd_json_node *object, const char *key, int64_t *value);
 qd_status qd_json_get_double(const qd_json *document, const qd_json_node *object, const char *key, double *value);
 qd_status qd_json_get_bool(const qd_json *document, const qd_json_node *object, const char *key, bool *value);

@@ -6,8 +6,8 @@
 
 #include <quadrille/strbuf.h>
 
-/* Shortest decimal text that reads back to the same double, or 17 significant digits; '.' in any locale. `text` needs
- * QD_DOUBLE_TEXT bytes. */
+/* Shortest decimal text that reads back to the same double, or 17 significant digits; '.' in any
+ * locale. `text` needs QD_DOUBLE_TEXT bytes. */
 enum { QD_DOUBLE_TEXT = 32 };
 void qd_double_shortest(double value, char *text);
 void qd_double_17(double value, char *text);
@@ -15,7 +15,8 @@ void qd_double_17(double value, char *text);
 /* strtod in the C locale. */
 double qd_double_parse(const char *text, char **end);
 
-/* Bytes of `text` that are whole UTF-8 characters from the start (== length: all of it is valid). */
+/* Bytes of `text` that are whole UTF-8 characters from the start (== length: all of it is
+ * valid). */
 size_t qd_utf8_valid(const char *text, size_t length);
 
 #endif

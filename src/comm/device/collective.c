@@ -1,9 +1,9 @@
 /* Collectives between devices of one process; see the top of threads_impl.h.
  *
- * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output. Only it touches that
- * slice of any buffer, so the operation works in place and needs no second round. Large reduces are the same with one
- * output. Small ones with more than two ranks are summed by everybody (qd_coll_direct) from copies in page-locked
- * memory, since inputs may be outputs. */
+ * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output.
+ * Only it touches that slice of any buffer, so the operation works in place and needs no second
+ * round. Large reduces are the same with one output. Small ones with more than two ranks are summed
+ * by everybody (qd_coll_direct) from copies in page-locked memory, since inputs may be outputs. */
 #include "comm/device/threads_impl.h"
 
 #include "base/clock.h"
@@ -64,8 +64,8 @@ static bool awaited_by(const qd_transfer *op, int peer)
 
 /* ---- posting ---- */
 
-/* The input of a direct all-reduce, for all to read. The last user of this copy was operation s - 2, which every rank has
- * left. */
+/* The input of a direct all-reduce, for all to read. The last user of this copy was operation s -
+ * 2, which every rank has left. */
 static qd_status stage(qd_transfer *op)
 {
     qd_stream *stream = qd_threads_stream(op);
@@ -111,8 +111,8 @@ qd_status qd_threads_collective_start(qd_transfer *op)
 
 /* ---- this rank's share ---- */
 
-/* Reduces this rank's segments of everybody's input. to_full: results keep their place in the full buffer, of every rank or of the
- * root. */
+/* Reduces this rank's segments of everybody's input. to_full: results keep their place in the full
+ * buffer, of every rank or of the root. */
 static qd_status sum_segments(qd_transfer *op, bool to_full)
 {
     const qd_coll_request *r = &op->request;
@@ -246,7 +246,8 @@ static qd_status enqueue(qd_transfer *op)
     return qd_event_record(lane->parity[parity_of(op)].done, stream);
 }
 
-/* The peers that touch this rank's buffers have enqueued their share: behind that the operation is over. */
+/* The peers that touch this rank's buffers have enqueued their share: behind that the operation is
+ * over. */
 static qd_status end(qd_transfer *op)
 {
     qd_stream *stream = qd_threads_stream(op);
@@ -331,8 +332,8 @@ void qd_threads_collective_finish(qd_transfer *op)
 {
     qd_threads_lane *lane = qd_threads_lane_of(op, op->comm->rank);
     if (atomic_load(&lane->left) >= op->fingerprint.sequence) return;
-    /* Failed with buffers known to others. The world has failed, so nobody begins to use them any more; wait until those who
-     * do have enqueued, and until what they enqueued has run. */
+    /* Failed with buffers known to others. The world has failed, so nobody begins to use them any
+     * more; wait until those who do have enqueued, and until what they enqueued has run. */
     qd_threads_wait_outside(op->comm);
     qd_stream_wait(qd_threads_stream(op)); /* its own errors are of no interest any more */
     atomic_store(&lane->drained, op->fingerprint.sequence);

@@ -1,6 +1,7 @@
-/* Send and receive between devices of one process. The sender posts its message; the receiver, once both have called, copies
- * it on its own stream and says so; the sender's stream goes on behind that copy. A sender posts message s + 1 only after it
- * has left message s, so one post and one event are enough for a channel. */
+/* Send and receive between devices of one process. The sender posts its message; the receiver, once
+ * both have called, copies it on its own stream and says so; the sender's stream goes on behind
+ * that copy. A sender posts message s + 1 only after it has left message s, so one post and one
+ * event are enough for a channel. */
 #include "comm/device/threads_impl.h"
 
 typedef struct state {
@@ -95,8 +96,8 @@ void qd_threads_message_finish(qd_transfer *op)
 {
     state *s = state_of(op);
     if (s->over) return;
-    /* Failed: the other side begins nothing any more, but may be enqueuing its copy. Copies that run are waited for when the
-     * buffers are freed. */
+    /* Failed: the other side begins nothing any more, but may be enqueuing its copy. Copies that
+     * run are waited for when the buffers are freed. */
     qd_threads_wait_outside(op->comm);
 }
 

@@ -276,7 +276,8 @@ static qd_status meet(qd_comm *comm, entry *entries)
                                        "(run.ranks_as=threads); for one rank per GPU there is run.backend=nccl", comm->name);
     qd_threads_shared *made = comm->rank == 0 ? shared_new(comm->size) : NULL;
     entries[comm->rank] = (entry){(int64_t)(intptr_t)made, (int64_t)(intptr_t)comm->device};
-    /* Should this fail on rank 0, others may have the address already: then the memory is not given back. */
+    /* Should this fail on rank 0, others may have the address already: then the memory is not given
+     * back. */
     QD_TRY(qd_comm_all_gather(comm->host, &entries[comm->rank], entries, 2 * (int64_t)comm->size, QD_I64, NULL));
     if (!entries[0].shared) return QD_FAIL(QD_NO_MEMORY, "no memory for what group %s shares", comm->name);
     group->shared = (qd_threads_shared *)(intptr_t)entries[0].shared;
@@ -323,7 +324,8 @@ done:
     return status;
 }
 
-/* Peers may be about to wait for events of this rank's last operations: they are inside them, so this is short. */
+/* Peers may be about to wait for events of this rank's last operations: they are inside them, so
+ * this is short. */
 static void wait_left(const qd_comm *comm)
 {
     const qd_threads_group *group = comm->backend_data;

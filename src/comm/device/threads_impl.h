@@ -1,4 +1,5 @@
-/* Device memory between ranks that are threads of one process: what the ranks of a communicator share.
+/* Device memory between ranks that are threads of one process: what the ranks of a communicator
+ * share.
  *
  * Ranks meet on the host, and events order their streams. For a collective, each rank
  *   posts      its call: fingerprint, addresses, and the event behind which its buffers are ready
@@ -6,11 +7,12 @@
  *              work, and records `done`
  *   leaves     once the peers that touch its buffers have enqueued: its stream waits for their `done`, and records the event
  *              that the compute stream will wait for
- * Every event is recorded before anybody is told of it, so streams wait for the past only: they cannot block each other, and
- * no kernel waits for another one.
+ * Every event is recorded before anybody is told of it, so streams wait for the past only: they
+ * cannot block each other, and no kernel waits for another one.
  *
- * A rank leaves operation s only after all have posted it, so nobody is more than one operation ahead, and what belongs to
- * operation s (its post, its `done`) may be used again in operation s + 2. */
+ * A rank leaves operation s only after all have posted it, so nobody is more than one operation
+ * ahead, and what belongs to operation s (its post, its `done`) may be used again in operation s +
+ * 2. */
 #ifndef QD_COMM_DEVICE_THREADS_IMPL_H
 #define QD_COMM_DEVICE_THREADS_IMPL_H
 
@@ -115,14 +117,16 @@ static inline qd_status qd_threads_piece_end(qd_transfer *op)
     return op->timeline ? qd_timeline_end(op->timeline, op->piece) : QD_OK;
 }
 
-/* Wakes sleeping threads of a rank, or of all but this one. Call after the store that they wait for. */
+/* Wakes sleeping threads of a rank, or of all but this one. Call after the store that they wait
+ * for. */
 void qd_threads_ring(const qd_comm *comm, int rank);
 void qd_threads_ring_all(const qd_comm *comm);
 /* Where a rank says, or last said, that it is. */
 void qd_threads_place(const qd_comm *comm, int rank, char place[QD_COMM_PLACE_BYTES]);
 
-/* Brackets the use of what belongs to other ranks: events, arrays, addresses. False when the world has failed: then they may
- * be gone and must not be touched. A rank that fails waits for the others to be outside before it lets go of its own. */
+/* Brackets the use of what belongs to other ranks: events, arrays, addresses. False when the world
+ * has failed: then they may be gone and must not be touched. A rank that fails waits for the others
+ * to be outside before it lets go of its own. */
 bool qd_threads_enter(const qd_comm *comm);
 void qd_threads_leave(const qd_comm *comm);
 void qd_threads_wait_outside(const qd_comm *comm);

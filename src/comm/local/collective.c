@@ -1,17 +1,19 @@
 /* Collectives over a slot, in rounds where they do not take one pass (onepass.c).
  *
- * A rank's contribution is cut into rounds of at most `part` elements per destination. In each round a rank
+ * A rank's contribution is cut into rounds of at most `part` elements per destination. In each
+ * round a rank
  *   produces   copies its parts into a buffer of its lane (nothing when the others read its memory directly)
  *   combines   all-reduce and split reduce only: sums its slice over all ranks and publishes the result in its own part of
  *              the buffer
  *   consumes   takes what the others produced (or combined) into `out`
- * and the three run as far ahead of each other as the ring of buffers allows. Small messages are one round in the
- * lane's small buffer, written before the post. Small all-reduces (qd_coll_direct) need no second exchange: every rank
- * sums everything.
+ * and the three run as far ahead of each other as the ring of buffers allows. Small messages are
+ * one round in the lane's small buffer, written before the post. Small all-reduces (qd_coll_direct)
+ * need no second exchange: every rank sums everything.
  *
- * Layout of a buffer, by kind: "many" kinds hold a part for each rank (all-reduce, split reduce, reduce-scatter, scatter,
- * all-to-all); the part of the producer itself is empty, or the result it combines. "One" kinds hold one part that
- * everybody reads (all-gather, gather, broadcast, small reduce). */
+ * Layout of a buffer, by kind: "many" kinds hold a part for each rank (all-reduce, split reduce,
+ * reduce-scatter, scatter, all-to-all); the part of the producer itself is empty, or the result it
+ * combines. "One" kinds hold one part that everybody reads (all-gather, gather, broadcast, small
+ * reduce). */
 #include "comm/local/collective_impl.h"
 
 #include "base/clock.h"
@@ -24,9 +26,10 @@
 #define PLACED_LEAST (32 << 10) /* smaller ones go through the lanes, and where there are more ranks than cores */
 #define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
 
-/* Processes: messages above REACH_LEAST bytes (of the whole message) go from memory to memory, and those above these
- * limits through the ring. Measured: below, the system call costs more than a second copy; above, pinning pages does.
- * Where several ranks read the same data, the ring is better at all sizes. */
+/* Processes: messages above REACH_LEAST bytes (of the whole message) go from memory to memory, and
+ * those above these limits through the ring. Measured: below, the system call costs more than a
+ * second copy; above, pinning pages does. Where several ranks read the same data, the ring is
+ * better at all sizes. */
 #define REACH_LEAST (64 << 10)
 static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
     [QD_COLL_ALL_REDUCE] = {2 << 20, 0},      [QD_COLL_REDUCE_SCATTER] = {4 << 20, 0},
@@ -46,7 +49,8 @@ static bool reaches_memory(const qd_transfer *op, int64_t bytes)
            bytes <= reach_most[op->request.kind][op->comm->size > 2];
 }
 
-/* all-to-all: ranks know only their own counts when they begin, so each decides for its own blocks. */
+/* all-to-all: ranks know only their own counts when they begin, so each decides for its own
+ * blocks. */
 static void plan_blocks(qd_transfer *op)
 {
     state *s = qd_local_state_of(op);
@@ -91,7 +95,8 @@ static uint64_t producers(const qd_transfer *op)
     return ranks;
 }
 
-/* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds come later). */
+/* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds
+ * come later). */
 static void plan(qd_transfer *op)
 {
     state *s = qd_local_state_of(op);
@@ -132,7 +137,8 @@ static void plan(qd_transfer *op)
         s->reaches = true;
         s->part_elements = most;
         s->rounds = 1;
-        /* The root of a scatter has its own part to copy, and could help several others only with trifles. */
+        /* The root of a scatter has its own part to copy, and could help several others only with
+         * trifles. */
         s->shares = r->count * size >= QD_LOCAL_SHARE_BYTES && (r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_GATHER ||
                                                        (r->kind == QD_COLL_SCATTER && n == 2));
     } else {
@@ -253,7 +259,8 @@ static bool can_produce(const qd_transfer *op)
     if (!s->produces || s->produced >= s->rounds) return false;
     if (s->way == QD_LOCAL_SMALL) return true;
     if (s->produced < QD_LOCAL_RING) return s->entered == op->comm->size || ring_is_free(op);
-    /* Who has combined, or consumed where nobody combines, has read what this rank had produced for it. */
+    /* Who has combined, or consumed where nobody combines, has read what this rank had produced for
+     * it. */
     uint64_t read = s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1);
     return s->combines ? ALL_REACHED(op, combined, everyone, read) : ALL_REACHED(op, consumed, fetches, read);
 }
@@ -265,8 +272,8 @@ static bool inputs_ready(const qd_transfer *op, int64_t k)
     return !s->awaited || ALL_REACHED(op, produced, is_awaited, s->base + (uint64_t)k + 1);
 }
 
-/* A sum takes the place of that of QD_LOCAL_RING rounds before. That a peer has produced this round does not say that it has
- * fetched the old sum: it waited for the others to combine. */
+/* A sum takes the place of that of QD_LOCAL_RING rounds before. That a peer has produced this round
+ * does not say that it has fetched the old sum: it waited for the others to combine. */
 static uint64_t old_sum_fetched(const state *s)
 {
     return s->base + (uint64_t)(s->combined - QD_LOCAL_RING + 1);
@@ -308,7 +315,8 @@ static void agree_on_reading(qd_transfer *op)
     if (op->comm->id == 0) atomic_store_explicit(&group->view->remote, now, memory_order_relaxed);
 }
 
-/* Calls must agree before data is used: everybody's in rounds, those of the two sides of a copy in one pass. */
+/* Calls must agree before data is used: everybody's in rounds, those of the two sides of a copy in
+ * one pass. */
 static qd_status enter(qd_transfer *op, bool *moved)
 {
     state *s = qd_local_state_of(op);
@@ -463,8 +471,8 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
                 op->bytes += group->lanes[r]->parity[op->fingerprint.sequence & 1].pushed[op->comm->rank];
     if (worked) {
         *moved = true;
-        /* The last thing a rank does in an operation of small messages is of no interest to anybody, unless it is a sum for the
-         * root. */
+        /* The last thing a rank does in an operation of small messages is of no interest to
+         * anybody, unless it is a sum for the root. */
         bool silent = *done && s->way == QD_LOCAL_SMALL && !s->awaited && (s->consumes || !s->combines);
         if (!silent) qd_local_ring_all(op->comm);
         if (timed) op->busy_seconds += qd_clock_now() - began;
@@ -479,8 +487,8 @@ void qd_local_collective_finish(qd_transfer *op)
     int me = op->comm->rank;
     atomic_store_explicit(&group->lanes[me]->finished, op->fingerprint.sequence, memory_order_release);
     if (!is_exposed(op) || s->done) return;
-    /* Failed with our buffers still known to others: the world is aborted, so nobody enters them any more; wait for
-     * those who are inside. */
+    /* Failed with our buffers still known to others: the world is aborted, so nobody enters them
+     * any more; wait for those who are inside. */
     for (int r = 0; r < op->comm->size; r++)
         if (r != me) qd_local_wait_left(group, &group->lanes[r]->inside);
 }

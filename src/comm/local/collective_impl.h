@@ -1,4 +1,5 @@
-/* Inside src/comm/local: what collective.c, rounds.c (rounds through lanes, rings and remote memory) and onepass.c share. */
+/* Inside src/comm/local: what collective.c, rounds.c (rounds through lanes, rings and remote
+ * memory) and onepass.c share. */
 #ifndef QD_COMM_LOCAL_COLLECTIVE_IMPL_H
 #define QD_COMM_LOCAL_COLLECTIVE_IMPL_H
 
@@ -82,16 +83,19 @@ static inline qd_local_block *qd_local_blocks_of(const qd_transfer *op, int rank
     return (qd_local_block *)qd_local_small_of(op, rank);
 }
 
-/* ---- rounds.c: what is done in a round, when everything it needs is there; false when the world is aborted ---- */
+/* ---- rounds.c: what is done in a round, when everything it needs is there; false when the world is aborted
+ * ---- */
 
-/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
+/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others
+ * once posted. */
 int64_t qd_local_elements_for(const qd_transfer *op, int from, int to);
 void qd_local_produce(qd_transfer *op);
 bool qd_local_combine(qd_transfer *op);
 bool qd_local_consume(qd_transfer *op);
 bool qd_local_push_share(qd_transfer *op); /* where both sides copy: this rank's share, into the memory of the consumers */
 void qd_local_sum_direct(qd_transfer *op); /* a direct all-reduce */
-/* How many of the elements that `from` has for a consumer the consumer reads where both copy; `from` writes the others. */
+/* How many of the elements that `from` has for a consumer the consumer reads where both copy;
+ * `from` writes the others. */
 int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements);
 
 /* ---- common.c: all-to-all between buffers that all reach by address ---- */
@@ -103,13 +107,15 @@ bool qd_local_common_is_done(qd_transfer *op); /* then adds what others copied f
 
 /* ---- onepass.c; not for all-to-all, where each rank's blocks say how they travel ---- */
 
-/* Messages of this size and more take one pass if they can: the same on all ranks. Smaller ones go through the lanes. */
+/* Messages of this size and more take one pass if they can: the same on all ranks. Smaller ones go
+ * through the lanes. */
 bool qd_local_pass_large(const qd_transfer *op);
-/* Undecided if this rank's own buffers and the size allow one pass (at the start), then what the posts say. */
+/* Undecided if this rank's own buffers and the size allow one pass (at the start), then what the
+ * posts say. */
 qd_local_pass qd_local_pass_begin(const qd_transfer *op);
 qd_local_pass qd_local_pass_decide(const qd_transfer *op);
-/* What the root of a broadcast says in its post: elements that a consumer reads whose memory the root reaches; the root
- * writes the rest. */
+/* What the root of a broadcast says in its post: elements that a consumer reads whose memory the
+ * root reaches; the root writes the rest. */
 int64_t qd_local_pass_pulled(const qd_transfer *op);
 /* All-gather: the own part is better copied in the pass than at the start. */
 bool qd_local_pass_leaves_own(const qd_transfer *op);
@@ -117,7 +123,8 @@ bool qd_local_pass_leaves_own(const qd_transfer *op);
 void qd_local_pass_plan(qd_transfer *op);
 /* Does a piece of it; false if there is nothing that can be done now. */
 bool qd_local_pass_work(qd_transfer *op);
-/* True if everything that touches this rank's buffers has been done; then adds what others wrote to op->bytes. */
+/* True if everything that touches this rank's buffers has been done; then adds what others wrote to
+ * op->bytes. */
 bool qd_local_pass_is_done(qd_transfer *op);
 /* True if the buffers of this rank are touched by `peer`, which has not finished. */
 bool qd_local_pass_waits_for(const qd_transfer *op, int peer);

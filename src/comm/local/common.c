@@ -1,8 +1,9 @@
 /* All-to-all where all ranks reach everybody's buffers by address: whoever runs does the work.
  *
- * What a rank receives is its list of chunks (qd_local_claim). A rank takes chunks of its own list from the front, and when none
- * is left helps the others, from the back of theirs: where ranks outnumber cores, those that wait for a core are not waited
- * for. It is over when all lists are done. Before the posts nobody knows what to copy, so the own block is not in the list. */
+ * What a rank receives is its list of chunks (qd_local_claim). A rank takes chunks of its own list
+ * from the front, and when none is left helps the others, from the back of theirs: where ranks
+ * outnumber cores, those that wait for a core are not waited for. It is over when all lists are
+ * done. Before the posts nobody knows what to copy, so the own block is not in the list. */
 #include "comm/local/collective_impl.h"
 
 #include <string.h>
@@ -30,7 +31,8 @@ void qd_local_common_begin(qd_transfer *op)
         if (from != me) post->chunks += chunks_of(r->out_counts[from] * size, post->chunk);
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     atomic_store_explicit(&lane->claims, qd_local_state_of(op)->base, memory_order_relaxed);
-    /* Tells a rank that is still in the operation before that all this rank's chunks of that one were done. */
+    /* Tells a rank that is still in the operation before that all this rank's chunks of that one
+     * were done. */
     atomic_store_explicit(&lane->moved, qd_local_state_of(op)->base, memory_order_release);
 }
 

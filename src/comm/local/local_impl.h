@@ -5,22 +5,25 @@
  *   lane    = what one rank shows to its group: posts, counters, small data, staging ring
  *   channel = the same for messages of one sender to one receiver
  *
- * The file is sparse: a slot costs memory only where it has been used. Every counter is written by one rank only and
- * never goes back while its communicator lives (but `claims` and `moved`, which count what all do for one):
+ * The file is sparse: a slot costs memory only where it has been used. Every counter is written by
+ * one rank only and never goes back while its communicator lives (but `claims` and `moved`, which
+ * count what all do for one):
  *   a counter value is (operation number << 24) + rounds, so "peer has reached round k of operation s" is one compare.
- * A rank posts operation s in post[s & 1] and leaves every operation only after all of the group have posted it, so
- * nobody is ever more than one operation ahead, and data of operation s may be overwritten in operation s + 2 without
- * asking. The staging ring outlives that rule only within an operation, where `consumed` says what may be reused.
+ * A rank posts operation s in post[s & 1] and leaves every operation only after all of the group
+ * have posted it, so nobody is ever more than one operation ahead, and data of operation s may be
+ * overwritten in operation s + 2 without asking. The staging ring outlives that rule only within an
+ * operation, where `consumed` says what may be reused.
  *
- * Behind the slots each rank has its own part of the file for memory that all reach by address (heap.c). Ranks as
- * threads reach all memory in that way (with no_remote_reads only what lies in the heaps, so that every way can be
- * tried with threads, where the thread sanitizer sees it). Messages whose buffers are reached take one pass: whoever
- * can copies or sums straight from buffer to buffer (onepass.c). For other memory of processes there are
- * process_vm_readv() and process_vm_writev() where the system lets them (middling messages), and the staging ring
- * otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the same on all ranks:
- * each post says whether its rank can reach the memory of all others, and operation s + 1 goes by what all have seen in
- * operation s. Where data flows one way only, one side reads a share of it and the other writes the rest, so that both
- * cores copy. */
+ * Behind the slots each rank has its own part of the file for memory that all reach by address
+ * (heap.c). Ranks as threads reach all memory in that way (with no_remote_reads only what lies in
+ * the heaps, so that every way can be tried with threads, where the thread sanitizer sees it).
+ * Messages whose buffers are reached take one pass: whoever can copies or sums straight from buffer
+ * to buffer (onepass.c). For other memory of processes there are process_vm_readv() and
+ * process_vm_writev() where the system lets them (middling messages), and the staging ring
+ * otherwise. Small messages are copied into the lane in all cases. Which way is taken must be the
+ * same on all ranks: each post says whether its rank can reach the memory of all others, and
+ * operation s + 1 goes by what all have seen in operation s. Where data flows one way only, one
+ * side reads a share of it and the other writes the rest, so that both cores copy. */
 #ifndef QD_COMM_LOCAL_LOCAL_IMPL_H
 #define QD_COMM_LOCAL_LOCAL_IMPL_H
 
@@ -101,8 +104,8 @@ typedef struct qd_local_channel {
     _Alignas(QD_LOCAL_LINE) unsigned char ring[QD_LOCAL_RING][QD_LOCAL_MESSAGE_BUFFER];
 } qd_local_channel;
 
-/* First pages of a slot. Even reading an untouched page of a shared file would make it real: the marks say which
- * channels have ever been used. */
+/* First pages of a slot. Even reading an untouched page of a shared file would make it real: the
+ * marks say which channels have ever been used. */
 typedef struct qd_local_marks {
     _Atomic uint8_t channel[QD_LOCAL_MAX_RANKS * QD_LOCAL_MAX_RANKS]; /* as the channels */
 } qd_local_marks;
@@ -191,14 +194,16 @@ static inline unsigned char *qd_local_ring(const qd_local_group *group, int rank
 
 qd_local_channel *qd_local_channel_of(const qd_comm *comm, int from, int to);
 
-/* Sequentially consistent: who marks itself as inside another rank's memory asks this next (qd_threads_enter). */
+/* Sequentially consistent: who marks itself as inside another rank's memory asks this next
+ * (qd_threads_enter). */
 static inline bool qd_local_is_aborted(const qd_local_header *header)
 {
     return atomic_load_explicit(&header->abort_state, memory_order_seq_cst) == 2;
 }
 
-/* Fences. The thread sanitizer knows none, so under it each machine's own instruction takes their place; x86 needs one only where a
- * load must not pass an earlier store, and a locked instruction is one. */
+/* Fences. The thread sanitizer knows none, so under it each machine's own instruction takes their
+ * place; x86 needs one only where a load must not pass an earlier store, and a locked instruction
+ * is one. */
 static inline void qd_local_full_fence(void)
 {
 #if !defined(__SANITIZE_THREAD__)
@@ -238,34 +243,37 @@ int64_t qd_local_filled(const void *from, const void *to);
 qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory);
 bool qd_local_heap_free(qd_world *world, void *memory);
 
-/* Wakes sleeping threads of one rank of the group, or of all but this one. Call after the store that they wait for. */
+/* Wakes sleeping threads of one rank of the group, or of all but this one. Call after the store
+ * that they wait for. */
 void qd_local_ring_rank(const qd_comm *comm, int rank);
 void qd_local_ring_all(const qd_comm *comm);
 
-/* Brackets access to another rank's buffers by a mark. enter is false when the world has been aborted (the other rank
- * may be gone); then the buffers must not be touched. A rank that fails with its buffers known to others waits for
- * their marks: for as long as it takes for threads, and for a second for processes, since one that was killed or
- * stopped would never clear its mark. */
+/* Brackets access to another rank's buffers by a mark. enter is false when the world has been
+ * aborted (the other rank may be gone); then the buffers must not be touched. A rank that fails
+ * with its buffers known to others waits for their marks: for as long as it takes for threads, and
+ * for a second for processes, since one that was killed or stopped would never clear its mark. */
 bool qd_local_enter(qd_local_group *group, _Atomic uint32_t *mark);
 static inline void qd_local_leave(_Atomic uint32_t *mark)
 {
     atomic_store_explicit(mark, 0, memory_order_release);
 }
 void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark);
-/* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A rank that fails
- * does not wait for ever, so what was read may have been freed or used again and does not count. A load alone, even an
- * acquiring one, could be made before the copy's own. */
+/* Ask after each copy and before anybody is told of it: false if the world was aborted meanwhile. A
+ * rank that fails does not wait for ever, so what was read may have been freed or used again and
+ * does not count. A load alone, even an acquiring one, could be made before the copy's own. */
 static inline bool qd_local_counts(const qd_local_group *group)
 {
     qd_local_read_fence();
     return atomic_load_explicit(&group->header->abort_state, memory_order_seq_cst) == 0;
 }
 
-/* Work that whoever runs may do: where ranks outnumber cores, waiting for one that does not run costs more than doing its part.
- * It is cut into chunks, and `claims` says how many are taken from the front and from the back:
+/* Work that whoever runs may do: where ranks outnumber cores, waiting for one that does not run
+ * costs more than doing its part. It is cut into chunks, and `claims` says how many are taken from
+ * the front and from the back:
  *   (operation number << 24) + (back << 12) + front
- * begun by its owner with those of the operation taken by none. A rank that is left behind in an earlier operation finds
- * another number there and takes nothing. Returns a chunk that is now the caller's, or -1. */
+ * begun by its owner with those of the operation taken by none. A rank that is left behind in an
+ * earlier operation finds another number there and takes nothing. Returns a chunk that is now the
+ * caller's, or -1. */
 #define QD_LOCAL_CHUNKS 4095
 static inline int64_t qd_local_claim(_Atomic uint64_t *claims, uint64_t base, int64_t chunks, bool back)
 {
@@ -279,8 +287,8 @@ static inline int64_t qd_local_claim(_Atomic uint64_t *claims, uint64_t base, in
     }
 }
 #define QD_LOCAL_PIECE (1 << 20) /* bytes that one poll moves: other operations of this rank have their turn in between */
-/* Bytes of a chunk, in whole pages: small enough to be a fair share, and large enough that claiming it, for which the
- * processor waits until all its stores are out, costs little. */
+/* Bytes of a chunk, in whole pages: small enough to be a fair share, and large enough that claiming
+ * it, for which the processor waits until all its stores are out, costs little. */
 static inline int64_t qd_local_chunk_bytes(int64_t bytes)
 {
     /* Some lists consist of blocks of several ranks, and each may end with less than a chunk. */
@@ -295,7 +303,8 @@ bool qd_local_pull(const qd_comm *comm, int rank, void *to, const void *from, in
 bool qd_local_push(const qd_comm *comm, int rank, void *to, const void *from, int64_t bytes);
 /* Spin while waiting, if every rank has a core. Once all have joined. */
 void qd_local_choose_spin(const qd_comm *comm);
-/* True if this process can reach the memory of every rank of the group, all of which have joined. */
+/* True if this process can reach the memory of every rank of the group, all of which have
+ * joined. */
 bool qd_local_probe(const qd_comm *comm);
 
 /* collective.c, message.c: the backend's op functions for their kinds. */

@@ -1,17 +1,19 @@
-/* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel and the send
- * is done. Larger ones go from memory to memory, by address where the sender's memory has a place and by system call otherwise.
- * From SHARE_BYTES on both sides copy. By address each takes chunks as long as there are any, the receiver from the front and
- * the sender from the back: where ranks share cores, whoever of the two runs does the work. By system call the receiver reads
- * the first half and the sender writes the second if cores are free, and else the receiver reads all. Processes use the channel's
- * ring for middling messages, and for all where they cannot reach each other's memory. */
+/* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the
+ * channel and the send is done. Larger ones go from memory to memory, by address where the sender's
+ * memory has a place and by system call otherwise. From SHARE_BYTES on both sides copy. By address
+ * each takes chunks as long as there are any, the receiver from the front and the sender from the
+ * back: where ranks share cores, whoever of the two runs does the work. By system call the receiver
+ * reads the first half and the sender writes the second if cores are free, and else the receiver
+ * reads all. Processes use the channel's ring for middling messages, and for all where they cannot
+ * reach each other's memory. */
 #include "comm/local/local_impl.h"
 
 #include "base/clock.h"
 
 #include <string.h>
 
-/* Processes: below these sizes a second copy is cheaper than a system call, or than a sender that has to wait for its
- * receiver where ranks share cores. */
+/* Processes: below these sizes a second copy is cheaper than a system call, or than a sender that
+ * has to wait for its receiver where ranks share cores. */
 #define REACH_LEAST (16 * 1024)
 #define REACH_LEAST_CROWDED (64 * 1024)
 #define PLACED_LEAST (16 * 1024)
@@ -112,8 +114,8 @@ static void push(qd_transfer *op, bool *moved)
     op->busy_seconds += qd_clock_now() - began;
 }
 
-/* A message that both sides copy and that its receiver has agreed to: takes what chunks it can. True if all of it has been
- * copied. */
+/* A message that both sides copy and that its receiver has agreed to: takes what chunks it can.
+ * True if all of it has been copied. */
 static bool copy_chunks(qd_transfer *op, bool *moved)
 {
     state *s = state_of(op);
@@ -304,7 +306,8 @@ void qd_local_message_finish(qd_transfer *op)
         qd_local_ring_rank(op->comm, op->request.root);
         return;
     }
-    /* Failed: the world is aborted, so the other side does not enter our memory any more, but may be inside. */
+    /* Failed: the world is aborted, so the other side does not enter our memory any more, but may
+     * be inside. */
     if (!memory || !s->posted) return;
     if (!s->sends)
         qd_local_wait_left(group, &s->channel->writing);

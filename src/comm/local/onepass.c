@@ -1,7 +1,8 @@
 /* Collectives in one pass, where the buffers concerned are reached by address.
  *
- * After the posts every rank does its share of the copies and sums straight from buffer to buffer and says so in
- * `consumed`; who has had its buffers touched waits for those that touch them. Which buffers must be reached, by kind:
+ * After the posts every rank does its share of the copies and sums straight from buffer to buffer
+ * and says so in `consumed`; who has had its buffers touched waits for those that touch them. Which
+ * buffers must be reached, by kind:
  *   all-reduce       in and out of all     a rank sums its slice of all inputs and writes it into all outputs
  *   reduce           in of all, root's out the same, into the root's output
  *   reduce-scatter   in of all             a rank sums its own slice
@@ -9,8 +10,8 @@
  *   broadcast        the root's data       the others copy; the root copies a share to those whose data it reaches
  *   scatter          the root's input      the others copy their slices
  *   gather           the root's output     the others write their slices into it
- * In place is safe: what a rank overwrites of another's buffer is read by nobody but itself. A copy begins as soon as the
- * other side of it has posted; a sum needs all. */
+ * In place is safe: what a rank overwrites of another's buffer is read by nobody but itself. A copy
+ * begins as soon as the other side of it has posted; a sum needs all. */
 #include "comm/local/collective_impl.h"
 #include "device/sum.h"
 
@@ -18,14 +19,15 @@
 
 #define OWN_BYTES (512 << 10)   /* all-gather: own parts up to this size are copied within the cache */
 
-/* Results of messages from this size on are written past the caches. Measured; it is larger where the result is the
- * source of the next message. */
+/* Results of messages from this size on are written past the caches. Measured; it is larger where
+ * the result is the source of the next message. */
 static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = 768 << 10, [QD_COLL_REDUCE_SCATTER] = 4 << 20, [QD_COLL_ALL_GATHER] = 768 << 10,
     [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
     [QD_COLL_SCATTER] = 4 << 20,
 };
-/* And take one pass from this size on: in smaller ones it is better not to wait for those who read. */
+/* And take one pass from this size on: in smaller ones it is better not to wait for those who
+ * read. */
 static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = (64 << 10) + 1, [QD_COLL_REDUCE_SCATTER] = (64 << 10) + 1, [QD_COLL_ALL_GATHER] = 64 << 10,
     [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = INT64_MAX /* split */,  [QD_COLL_GATHER] = 64 << 10,
@@ -142,7 +144,8 @@ void qd_local_pass_plan(qd_transfer *op)
 
 /* ---- pieces ---- */
 
-/* One run of elements that lies together: of the full buffer from in_full on, of the rank's packed one from in_packed. */
+/* One run of elements that lies together: of the full buffer from in_full on, of the rank's packed
+ * one from in_packed. */
 typedef struct run {
     int64_t in_full, in_packed, length;
 } run;

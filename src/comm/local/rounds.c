@@ -1,4 +1,5 @@
-/* What a rank does in the rounds of a collective: see the top of collective.c, which decides when. */
+/* What a rank does in the rounds of a collective: see the top of collective.c, which decides
+ * when. */
 #include "comm/local/collective_impl.h"
 #include "device/sum.h"
 
@@ -9,7 +10,8 @@
 
 typedef qd_local_state state;
 
-/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others once posted. */
+/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others
+ * once posted. */
 int64_t qd_local_elements_for(const qd_transfer *op, int from, int to)
 {
     switch (op->request.kind) {
@@ -77,8 +79,9 @@ void qd_local_produce(qd_transfer *op)
                           memory_order_release);
 }
 
-/* `length` elements of this rank's own segments, summed over every rank's input. in_full: where they are in the full
- * buffer; in_part: where in a part of round k. Reads from other processes go through this rank's idle ring. */
+/* `length` elements of this rank's own segments, summed over every rank's input. in_full: where
+ * they are in the full buffer; in_part: where in a part of round k. Reads from other processes go
+ * through this rank's idle ring. */
 static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int64_t in_part, int64_t length)
 {
     const qd_coll_request *r = &op->request;
@@ -113,8 +116,9 @@ static int64_t sum_block_bytes(const qd_transfer *op, bool copy)
     return room < REMOTE_BLOCK ? room : REMOTE_BLOCK;
 }
 
-/* Sums packed elements [first, first + count) of this rank's own segments into `packed` (this rank's packed buffer) or,
- * if full, to their places in it; also, or if both are NULL only, into `copy` if not NULL. */
+/* Sums packed elements [first, first + count) of this rank's own segments into `packed` (this
+ * rank's packed buffer) or, if full, to their places in it; also, or if both are NULL only, into
+ * `copy` if not NULL. */
 static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
 {
     const state *s = qd_local_state_of(op);
@@ -159,7 +163,8 @@ bool qd_local_combine(qd_transfer *op)
     return true;
 }
 
-/* The root, one against all, copies the smaller share: 1/size, and less where it has a part of its own to copy first. */
+/* The root, one against all, copies the smaller share: 1/size, and less where it has a part of its
+ * own to copy first. */
 int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements)
 {
     qd_coll_kind kind = op->request.kind;
@@ -233,7 +238,8 @@ static bool consume_from(qd_transfer *op, int from)
     if (s->shares) elements = qd_local_pulled(op, from, elements);
     round_range(s, k, elements, &first, &count);
     if (count == 0) return true;
-    /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is in one piece. */
+    /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is
+     * in one piece. */
     const char *in = memory ? qd_local_post_of(op, from)->in : NULL;
     const char *source = memory ? in + first * size : (const char *)part_of(op, from, k, me);
     char *to = (char *)r->out + first * size;

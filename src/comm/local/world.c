@@ -43,7 +43,8 @@ static qd_local_rank *rank_lines(qd_local_header *header)
     return (qd_local_rank *)((char *)header + qd_local_round_up((int64_t)at, QD_LOCAL_LINE));
 }
 
-/* By who makes the world: its ranks as threads use that mapping, and need the heaps only if they do not reach all memory. */
+/* By who makes the world: its ranks as threads use that mapping, and need the heaps only if they do
+ * not reach all memory. */
 static int64_t mapped_bytes(const qd_local_header *header)
 {
     return header->no_remote_reads ? header->total_bytes : header->heap_at;
@@ -56,7 +57,8 @@ static bool may_write(int64_t bytes)
     return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY || most.rlim_cur >= (rlim_t)bytes;
 }
 
-/* Shared memory does not count against the limits on a process's own: where there are some, buffers are its own. */
+/* Shared memory does not count against the limits on a process's own: where there are some, buffers
+ * are its own. */
 static bool is_limited(void)
 {
     struct rlimit addresses, data;
@@ -64,7 +66,8 @@ static bool is_limited(void)
            data.rlim_cur != RLIM_INFINITY;
 }
 
-/* The file's first bytes, at an address that lets its huge pages be mapped as such; MAP_FAILED with errno. */
+/* The file's first bytes, at an address that lets its huge pages be mapped as such; MAP_FAILED with
+ * errno. */
 static void *map_file(int fd, int64_t bytes)
 {
     size_t room = (size_t)(bytes + QD_HUGE_PAGE), length = (size_t)qd_local_round_up(bytes, sysconf(_SC_PAGESIZE));
@@ -283,7 +286,8 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     }
     add_cores(header);
     QD_TRY(qd_comm_create_world(&local_backend, view, &config, rank, size, comm));
-    /* A spinning rank would take the core that the awaited one needs. Who has which is known when all have joined. */
+    /* A spinning rank would take the core that the awaited one needs. Who has which is known when
+     * all have joined. */
     view->spin = atomic_exchange(&(*comm)->world->spin, 0);
     return QD_OK;
 }
@@ -326,8 +330,9 @@ static void world_destroy(qd_world *world)
 }
 
 /* ---- sleeping and waking ----
- * A sleeper counts itself in `sleepers`, looks once more, and sleeps on the doorbell. A waker stores its news, and then
- * reads `sleepers`; with a full fence between the two on both sides, one of them sees the other. */
+ * A sleeper counts itself in `sleepers`, looks once more, and sleeps on the doorbell. A waker
+ * stores its news, and then reads `sleepers`; with a full fence between the two on both sides, one
+ * of them sees the other. */
 
 static void ring_line(qd_local_rank *line)
 {
@@ -390,7 +395,8 @@ static void publish_abort(qd_local_header *header, int rank, const char *reason)
 {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&header->abort_state, &none, 1)) {
-        /* From here on the caller takes all ranks to know. It does not take long, unless the one that writes is killed. */
+        /* From here on the caller takes all ranks to know. It does not take long, unless the one
+         * that writes is killed. */
         for (double until = qd_clock_now() + 1; atomic_load(&header->abort_state) != 2 && qd_clock_now() < until;) sched_yield();
         return;
     }
@@ -460,7 +466,8 @@ static qd_local_channel *channels_at(const qd_local_header *header, unsigned cha
     return (qd_local_channel *)(slot + header->marks_bytes + header->size * header->lane_bytes);
 }
 
-/* Clears the counters of the slot's last life. Data needs no clearing, and untouched pages stay untouched. */
+/* Clears the counters of the slot's last life. Data needs no clearing, and untouched pages stay
+ * untouched. */
 static void reset_slot(qd_local_header *header, int64_t id)
 {
     for (int r = 0; r < header->size; r++) {
@@ -488,7 +495,8 @@ static void reset_slot(qd_local_header *header, int64_t id)
     }
 }
 
-/* A slot's id is its index. Being reserved counts as one member until group_create of the members is done. */
+/* A slot's id is its index. Being reserved counts as one member until group_create of the members
+ * is done. */
 static qd_status reserve_id(qd_comm *parent, int64_t *id)
 {
     qd_local_rank_world *view = parent->world->backend_data;
@@ -518,7 +526,8 @@ static qd_status group_create(qd_comm *comm)
     group->ranks = view->ranks;
     group->threads = view->threads;
     group->view = view;
-    /* Every member of a new group has made its world's first operations, so all begin with the same answer. */
+    /* Every member of a new group has made its world's first operations, so all begin with the same
+     * answer. */
     group->probed = comm->id > 0;
     group->can_read = atomic_load(&view->remote);
     atomic_store(&group->remote, atomic_load(&view->remote));

@@ -7,8 +7,9 @@
  *           its place (all others)
  *   second  sliced all-reduce and split reduce: the owner of a slice hands out its sum, to all or to the root
  *
- * Payloads are cut into chunks, so that sums, sends and receives of different chunks overlap and staging stays small.
- * The chunk size depends on the operation and the group only: both ends of a link cut alike. */
+ * Payloads are cut into chunks, so that sums, sends and receives of different chunks overlap and
+ * staging stays small. The chunk size depends on the operation and the group only: both ends of a
+ * link cut alike. */
 #include "base/clock.h"
 #include "comm/mpi/mpi_impl.h"
 #include "device/sum.h"
@@ -96,8 +97,8 @@ static int64_t slice_length(const qd_transfer *op, int rank)
     return length;
 }
 
-/* Where elements [first, first + count) of what `peer` gets in the first phase lie; packed into `scratch` if they are
- * scattered. peer may be this rank: its own contribution to a sum. */
+/* Where elements [first, first + count) of what `peer` gets in the first phase lie; packed into
+ * `scratch` if they are scattered. peer may be this rank: its own contribution to a sum. */
 static const void *first_source(const qd_transfer *op, int peer, int64_t first, int64_t count, void *scratch)
 {
     const run *r = run_of(op);
@@ -160,7 +161,8 @@ static void plan_flows(qd_transfer *op)
     run *r = run_of(op);
     const qd_coll_request *q = &op->request;
     int n = op->comm->size, rank = op->comm->rank;
-    /* Distance from the root, for the binomial tree of a broadcast: the parent of v is v without its lowest bit. */
+    /* Distance from the root, for the binomial tree of a broadcast: the parent of v is v without
+     * its lowest bit. */
     int v = q->root >= 0 ? (rank - q->root + n) % n : 0;
     r->parent = q->kind == QD_COLL_BROADCAST && v ? (q->root + (v & (v - 1))) % n : -1;
     for (int p = 0; p < n; p++) {
@@ -301,7 +303,8 @@ static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
     return flow->done > chunk || flow->done == flow->chunks;
 }
 
-/* Where the sum of chunk c of our part goes. A rank receives nothing from itself, so it has a stage to spare. */
+/* Where the sum of chunk c of our part goes. A rank receives nothing from itself, so it has a stage
+ * to spare. */
 static unsigned char *sum_place(const qd_transfer *op, int64_t c)
 {
     const run *r = run_of(op);
@@ -388,7 +391,8 @@ static qd_status post(qd_transfer *op, int peer)
                            request_of(group, peer, QD_MPI_SECOND_TX + (int)(c % QD_MPI_DEPTH))));
     }
 
-    /* In place, the sum of a chunk comes to where our contribution to it was: only after that has left. */
+    /* In place, the sum of a chunk comes to where our contribution to it was: only after that has
+     * left. */
     flow = &link->second_rx;
     ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
     for (; may_post(flow, ready); flow->posted++) {
@@ -578,7 +582,8 @@ static bool waits_for(const qd_transfer *op, int peer)
     return peer != op->comm->rank && link_busy(&run_of(op)->group->links[peer]);
 }
 
-/* A rank that answered and has entered the operation is itself waiting for another: it is not the late one. */
+/* A rank that answered and has entered the operation is itself waiting for another: it is not the
+ * late one. */
 static bool silent(const qd_transfer *op, int peer)
 {
     const qd_mpi_link *link = &run_of(op)->group->links[peer];

@@ -1,15 +1,17 @@
 /* Inside src/comm/mpi: the MPI backend's state and what its files share.
  *
- * MPI moves bytes and nothing else; sums are ours (device/sum.h), so the bits equal those of the local backend. The
- * backend is `serialized`: the core holds one lock around every call into it, so MPI_THREAD_SERIALIZED is enough.
+ * MPI moves bytes and nothing else; sums are ours (device/sum.h), so the bits equal those of the
+ * local backend. The backend is `serialized`: the core holds one lock around every call into it, so
+ * MPI_THREAD_SERIALIZED is enough.
  *
- * All traffic of a world runs over one private duplicate of MPI_COMM_WORLD; a group is a range of tags, so making one
- * needs no collective MPI call that could hang. Control messages (abort, who-is-late) have a second duplicate.
+ * All traffic of a world runs over one private duplicate of MPI_COMM_WORLD; a group is a range of
+ * tags, so making one needs no collective MPI call that could hang. Control messages (abort,
+ * who-is-late) have a second duplicate.
  *
- * A message from one rank to another begins with a head: the caller's fingerprint, its place, and how many payload
- * bytes follow. Short payloads travel inside the head's message. Long ones follow in chunks on tags of their own, and
- * the receiver posts them only after it has checked the head: a rank that disagrees never receives into a wrong
- * buffer, whatever the sizes. */
+ * A message from one rank to another begins with a head: the caller's fingerprint, its place, and
+ * how many payload bytes follow. Short payloads travel inside the head's message. Long ones follow
+ * in chunks on tags of their own, and the receiver posts them only after it has checked the head: a
+ * rank that disagrees never receives into a wrong buffer, whatever the sizes. */
 #ifndef QD_COMM_MPI_MPI_IMPL_H
 #define QD_COMM_MPI_MPI_IMPL_H
 
@@ -17,7 +19,8 @@
 
 #include <mpi.h>
 
-/* A head with its payload stays under the eager limit of the common MPI libraries (4 KiB with their own header). */
+/* A head with its payload stays under the eager limit of the common MPI libraries (4 KiB with their
+ * own header). */
 #define QD_MPI_HEAD_BYTES 3968
 
 typedef struct qd_mpi_head {
@@ -31,7 +34,8 @@ typedef struct qd_mpi_head {
 /* Tags of a group: id * QD_MPI_CHANNELS + channel. */
 enum { QD_MPI_TAG_HEAD, QD_MPI_TAG_FIRST, QD_MPI_TAG_SECOND, QD_MPI_TAG_P2P_HEAD, QD_MPI_TAG_P2P, QD_MPI_CHANNELS = 8 };
 
-/* A flow has at most this many messages under way: while one is copied or summed, the next is on its way. */
+/* A flow has at most this many messages under way: while one is copied or summed, the next is on
+ * its way. */
 #define QD_MPI_DEPTH 2
 
 /* Requests of a link; chunk c of a flow uses the flow's slot c % QD_MPI_DEPTH. */
@@ -45,8 +49,8 @@ enum {
     QD_MPI_REQUESTS = QD_MPI_SECOND_RX + QD_MPI_DEPTH
 };
 
-/* `count` elements in `chunks` messages, of which `posted` were given to MPI and the first `done` have completed;
- * ended: the later one has completed before the earlier one. */
+/* `count` elements in `chunks` messages, of which `posted` were given to MPI and the first `done`
+ * have completed; ended: the later one has completed before the earlier one. */
 typedef struct qd_mpi_flow {
     int64_t count, chunks, posted, done;
     bool ended[QD_MPI_DEPTH];
@@ -101,9 +105,9 @@ typedef struct qd_mpi_control_send {
 struct qd_mpi_world {
     MPI_Comm data, control;
     bool finalize; /* we initialised MPI, so we end it */
-    /* A request of a failed operation could not be ended: MPI may still read or write its buffers. Ours are never
-     * freed; the caller's are its own to free, so from then on nothing here lets MPI make progress, and the process
-     * leaves without MPI_Finalize. */
+    /* A request of a failed operation could not be ended: MPI may still read or write its buffers.
+     * Ours are never freed; the caller's are its own to free, so from then on nothing here lets MPI
+     * make progress, and the process leaves without MPI_Finalize. */
     bool dirty;
     int rank, size;
     int spin; /* for qd_world, as are `where` and `hosts` */
@@ -141,20 +145,20 @@ qd_status qd_mpi_send(qd_mpi_group *group, int peer, int channel, const void *da
                       MPI_Request *request);
 qd_status qd_mpi_recv(qd_mpi_group *group, int peer, int channel, void *data, int64_t bytes, MPI_Request *request);
 
-/* Writes the head of `op` into `buffer` (QD_MPI_HEAD_BYTES) and, if it fits and `payload` is given, `bytes` bytes
- * behind it. Returns the message's length. */
+/* Writes the head of `op` into `buffer` (QD_MPI_HEAD_BYTES) and, if it fits and `payload` is given,
+ * `bytes` bytes behind it. Returns the message's length. */
 int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer);
 
-/* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, again and again once `op` has waited for
- * half the deadline. Those that an answer names are asked in turn. The answers are for late() and for the boards.
- * *asked: when it was done last for this operation. */
+/* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, again and again once
+ * `op` has waited for half the deadline. Those that an answer names are asked in turn. The answers
+ * are for late() and for the boards. *asked: when it was done last for this operation. */
 void qd_mpi_ask(qd_mpi_group *group, const qd_transfer *op, int peer, double *asked);
 /* The group rank has answered, not long ago. */
 bool qd_mpi_answers(const qd_mpi_group *group, int peer);
 
-/* Gives up requests of a failed operation: receives are cancelled, and what does not end within a moment is left to
- * MPI (world->dirty). */
+/* Gives up requests of a failed operation: receives are cancelled, and what does not end within a
+ * moment is left to MPI (world->dirty). */
 void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count);
 
 /* coll.c */

@@ -13,9 +13,10 @@
 
 /* A poll is a call into MPI, not a look at a flag: a few hundred are some tens of microseconds. */
 enum { SPIN_POLLS = 200 };
-/* A failed rank waits this long for the others to come to the end before it leaves without MPI_Finalize, upon which the
- * launcher ends them. A turn of waiting counts as TURN_MOST_SECONDS at most: where processes starve, turns are long, and the
- * others need the more time to report. LEAVE_SECONDS is the limit of all that. */
+/* A failed rank waits this long for the others to come to the end before it leaves without
+ * MPI_Finalize, upon which the launcher ends them. A turn of waiting counts as TURN_MOST_SECONDS at
+ * most: where processes starve, turns are long, and the others need the more time to report.
+ * LEAVE_SECONDS is the limit of all that. */
 #define FAILED_GRACE_SECONDS 2.0
 #define TURN_MOST_SECONDS 0.005
 #define LEAVE_SECONDS 20.0
@@ -66,7 +67,8 @@ int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int6
 
 /* ---- requests of failed operations ---- */
 
-/* Turns MPI's progress until the requests are done or the seconds have passed; true if they are done. */
+/* Turns MPI's progress until the requests are done or the seconds have passed; true if they are
+ * done. */
 static bool turn_until_done(MPI_Request *requests, int count, double seconds)
 {
     for (double end = qd_clock_now() + seconds;;) {
@@ -86,7 +88,8 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
         if (requests[i] == MPI_REQUEST_NULL)
             continue;
         any = true;
-        /* Harmless for sends: the library may refuse, and the request then ends or stays as it would have. */
+        /* Harmless for sends: the library may refuse, and the request then ends or stays as it
+         * would have. */
         MPI_Cancel(&requests[i]);
     }
     if (!any || turn_until_done(requests, count, 0.1))
@@ -113,7 +116,8 @@ static void control_reap(qd_mpi_world *world)
     }
 }
 
-/* A lost control message (no memory) only makes an error message less exact: the deadline still ends every wait. */
+/* A lost control message (no memory) only makes an error message less exact: the deadline still
+ * ends every wait. */
 static void control_send(qd_mpi_world *world, int to, const qd_mpi_control *message)
 {
     qd_mpi_control_send *send = malloc(sizeof *send);
@@ -339,7 +343,8 @@ static void sleep_wake(qd_world *w)
 
 /* ---- groups ---- */
 
-/* Ids are never used again, so a slow rank's old messages cannot reach a new group; the tags allow for millions. */
+/* Ids are never used again, so a slow rank's old messages cannot reach a new group; the tags allow
+ * for millions. */
 static qd_status reserve_id(qd_comm *parent, int64_t *id)
 {
     qd_mpi_world *world = parent->world->backend_data;
@@ -431,15 +436,16 @@ static void group_destroy(qd_comm *comm)
 
 /* ---- start and end of a world ---- */
 
-/* Meets the others before MPI_Finalize, which would wait without limit for a rank that has stopped. False if they do
- * not all come. A dirty world only gives the others the time to report. */
+/* Meets the others before MPI_Finalize, which would wait without limit for a rank that has stopped.
+ * False if they do not all come. A dirty world only gives the others the time to report. */
 static bool meet_at_end(qd_mpi_world *world)
 {
     MPI_Request all = MPI_REQUEST_NULL;
     if (!world->dirty && MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
         return false;
     bool failed = world->aborted_by >= 0;
-    /* A rank that is done early outlasts the deadline of those who wait for it in vain: they are to say so first. */
+    /* A rank that is done early outlasts the deadline of those who wait for it in vain: they are to
+     * say so first. */
     double left = FAILED_GRACE_SECONDS + (failed ? 0.0 : world->deadline), before = qd_clock_now(), end = before + left + LEAVE_SECONDS;
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
@@ -487,8 +493,9 @@ static void world_destroy(qd_world *w)
     }
     if (!world->dirty)
         control_reap(world);
-    /* Without the others, freeing communicators or MPI_Finalize could wait for ever; the process then ends without
-     * them (qd_mpi_end), and the launcher takes that as a failure, which it is. */
+    /* Without the others, freeing communicators or MPI_Finalize could wait for ever; the process
+     * then ends without them (qd_mpi_end), and the launcher takes that as a failure, which it
+     * is. */
     if (met) {
         MPI_Comm_free(&world->control);
         MPI_Comm_free(&world->data);
@@ -498,8 +505,9 @@ static void world_destroy(qd_world *w)
     world_free(world);
 }
 
-/* In a dirty world any call could touch memory that the failed operation's caller has freed: nothing is started, polled
- * or given up any more, and the core ends what is under way with the world's failure. */
+/* In a dirty world any call could touch memory that the failed operation's caller has freed:
+ * nothing is started, polled or given up any more, and the core ends what is under way with the
+ * world's failure. */
 static bool is_dirty(const qd_transfer *op)
 {
     const qd_mpi_world *world = op->comm->world->backend_data;
@@ -522,8 +530,9 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
     }
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     QD_TRY(p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved));
-    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has given up has said
-     * so before it used that memory again, so what came after that does not count. */
+    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has
+     * given up has said so before it used that memory again, so what came after that does not
+     * count. */
     qd_mpi_world *world = op->comm->world->backend_data;
     if (!*done || op->bytes <= QD_MPI_CARRY_BYTES)
         return QD_OK;
@@ -571,8 +580,8 @@ static const qd_comm_backend_ops mpi_backend = {
     .world_destroy = world_destroy,
 };
 
-/* Polls before a waiting thread yields: none where the ranks of this machine outnumber the cores they may use together
- * (mpirun may have bound each to a core of its own). */
+/* Polls before a waiting thread yields: none where the ranks of this machine outnumber the cores
+ * they may use together (mpirun may have bound each to a core of its own). */
 static qd_status choose_spin(qd_mpi_world *world, MPI_Comm machine)
 {
     cpu_set_t cores;

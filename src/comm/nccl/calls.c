@@ -10,7 +10,8 @@ static ncclDataType_t type_of(qd_dtype dtype)
     return types[dtype];
 }
 
-/* The average of one rank is its sum; NCCL 2.28's average of fp64 numbers of a single rank is wrong in the last element. */
+/* The average of one rank is its sum; NCCL 2.28's average of fp64 numbers of a single rank is wrong
+ * in the last element. */
 static ncclRedOp_t reduction_of(const qd_comm *comm, qd_reduce_op op)
 {
     return op == QD_MAX ? ncclMax : op == QD_AVG && comm->size > 1 ? ncclAvg : ncclSum;

@@ -101,7 +101,8 @@ static void lane_end(const qd_comm *comm, qd_nccl_lane *lane)
 
 /* ---- the watching thread ---- */
 
-/* False when the lane's oldest operation has not ended within the deadline. lost: seconds in which this process was stopped. */
+/* False when the lane's oldest operation has not ended within the deadline. lost: seconds in which
+ * this process was stopped. */
 static bool lane_moves(const qd_comm *comm, qd_nccl_lane *lane, double lost)
 {
     pthread_mutex_lock(&lane->lock);

@@ -1,5 +1,6 @@
-/* NCCL, loaded when it is first used: commands that do not need it start without it, also on machines that lack it. Each
- * function that we call stands here under its own name and passes the call on. */
+/* NCCL, loaded when it is first used: commands that do not need it start without it, also on
+ * machines that lack it. Each function that we call stands here under its own name and passes the
+ * call on. */
 #include "comm/nccl/nccl_impl.h"
 
 #include <dlfcn.h>

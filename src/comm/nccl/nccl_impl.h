@@ -8,7 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-/* One NCCL communicator and its stream: that of a group's collectives, or of the messages of a pair in one direction. */
+/* One NCCL communicator and its stream: that of a group's collectives, or of the messages of a pair
+ * in one direction. */
 typedef struct qd_nccl_lane {
     pthread_mutex_t lock; /* everything below, and every NCCL call: the watching thread may abort at any time */
     ncclComm_t comm;      /* NULL before it is made and after an abort */
@@ -82,7 +83,8 @@ qd_status qd_nccl_lane_poll(const qd_comm *comm, qd_nccl_lane *lane, bool *ready
 /* An operation has been enqueued on the lane: watch it. The caller holds the lock. */
 qd_status qd_nccl_lane_watch(const qd_comm *comm, qd_nccl_lane *lane);
 
-/* calls.c: hands the operation to NCCL. The caller holds the lane's lock. QD_OK also while NCCL is still at it. */
+/* calls.c: hands the operation to NCCL. The caller holds the lane's lock. QD_OK also while NCCL is
+ * still at it. */
 qd_status qd_nccl_call(qd_transfer *op);
 
 #endif

@@ -1,4 +1,5 @@
-/* The table of the core: an operation is matched on the host, enqueued, and ordered on the streams. */
+/* The table of the core: an operation is matched on the host, enqueued, and ordered on the
+ * streams. */
 #include "comm/nccl/nccl_impl.h"
 
 #include <stdlib.h>
@@ -81,7 +82,8 @@ static qd_status start_collective(qd_transfer *op, qd_nccl_group *group)
     return QD_OK;
 }
 
-/* Both sides say hello. The sender of a pair's first message names the communicator they will make. */
+/* Both sides say hello. The sender of a pair's first message names the communicator they will
+ * make. */
 static qd_status start_message(qd_transfer *op, qd_nccl_group *group)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -151,7 +153,8 @@ static qd_status match_collective(qd_transfer *op, bool *matched)
     return QD_OK;
 }
 
-/* Then, for the first message of a pair, a communicator of two is made: the sender is its rank 0. */
+/* Then, for the first message of a pair, a communicator of two is made: the sender is its rank
+ * 0. */
 static qd_status match_message(qd_transfer *op, bool *matched)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);

@@ -43,7 +43,8 @@ static uint32_t rank_of(const qd_vocab *vocab, uint32_t left, uint32_t right)
     return merge ? merge->rank : NO_RANK;
 }
 
-/* ranks[i] belongs to the pair (i, i + 1). Removing a symbol moves what is behind it: cheap while it is short. */
+/* ranks[i] belongs to the pair (i, i + 1). Removing a symbol moves what is behind it: cheap while
+ * it is short. */
 static size_t merge_short(const qd_vocab *vocab, uint32_t *ids, uint32_t *ranks, size_t count)
 {
     for (size_t i = 0; i + 1 < count; i++)
@@ -89,7 +90,8 @@ static void sift_up(uint64_t *heap, size_t at)
     heap[at] = item;
 }
 
-/* Looks up the pair that starts at `place` anew and queues it. Each merge queues two at most, so 3 · count is room. */
+/* Looks up the pair that starts at `place` anew and queues it. Each merge queues two at most, so 3
+ * · count is room. */
 static void queue_pair(const qd_vocab *vocab, qd_bpe_work *work, uint32_t place, size_t *queued)
 {
     uint32_t next = work->next[place];

@@ -12,8 +12,9 @@ typedef struct qd_bpe_work {
 } qd_bpe_work;
 void qd_bpe_work_free(qd_bpe_work *work);
 
-/* Always the pair of the lowest rank, the leftmost of equals, until no pair is left. *ids (count) belongs to `work` and
- * holds until the next call. Short pieces are searched, long ones use a heap: n log n. */
+/* Always the pair of the lowest rank, the leftmost of equals, until no pair is left. *ids (count)
+ * belongs to `work` and holds until the next call. Short pieces are searched, long ones use a heap:
+ * n log n. */
 qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
                  const uint32_t **ids, size_t *count);
 

@@ -206,8 +206,9 @@ static bool accept_added(const qd_added *added, const uint8_t *text, const uint8
     return true;
 }
 
-/* Takes out added tokens: first those that match the text as it came (pass 0), then those that match it normalised
- * (pass 1), which is the same text here. What lies between goes through the stages. */
+/* Takes out added tokens: first those that match the text as it came (pass 0), then those that
+ * match it normalised (pass 1), which is the same text here. What lies between goes through the
+ * stages. */
 static qd_status take_added(qd_encoder *encoder, const qd_encode_options *options, const uint8_t *text, size_t size, int pass,
                             size_t offset)
 {
@@ -251,8 +252,8 @@ static bool all_space(const qd_tokenizer *tokenizer, int32_t id)
     return true;
 }
 
-/* tiktoken's way with bytes that are not UTF-8: `valid` bytes are cut as usual, then the last piece (with the space before
- * it, when it is space) and all that follows are merged as one. */
+/* tiktoken's way with bytes that are not UTF-8: `valid` bytes are cut as usual, then the last piece
+ * (with the space before it, when it is space) and all that follows are merged as one. */
 static qd_status encode_as_tiktoken(qd_encoder *encoder, const uint8_t *text, size_t length, size_t valid)
 {
     const qd_tokenizer *tokenizer = encoder->tokenizer;

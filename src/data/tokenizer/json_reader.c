@@ -124,7 +124,8 @@ static char *write_utf8(char *out, uint32_t character)
     return out;
 }
 
-/* The escape whose '\\' is at reader->at; *out moves on. An escape is never shorter than what it stands for. */
+/* The escape whose '\\' is at reader->at; *out moves on. An escape is never shorter than what it
+ * stands for. */
 static qd_status read_escape(qd_json_reader *reader, char **out)
 {
     static const char letters[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";

@@ -45,7 +45,8 @@ static qd_status read_type(loader *load, const char *at, const char *what, qd_js
     return qd_json_reader_string(&load->reader, what, type);
 }
 
-/* A text of the file as the vocabulary holds it. `room` bytes of load->bytes from `offset` on take the result. */
+/* A text of the file as the vocabulary holds it. `room` bytes of load->bytes from `offset` on take
+ * the result. */
 static qd_token_kind token_of(loader *load, qd_json_text text, size_t offset, const void **bytes, size_t *length)
 {
     if (qd_byte_level_read(text.data, text.length, load->bytes + offset, length)) {
@@ -138,7 +139,8 @@ static qd_status read_vocab(loader *load, const char *at)
     }
 }
 
-/* One merge: "left right" or ["left", "right"]. *left stays QD_NO_TOKEN for a line that is a comment. */
+/* One merge: "left right" or ["left", "right"]. *left stays QD_NO_TOKEN for a line that is a
+ * comment. */
 static qd_status read_merge(loader *load, size_t index, uint32_t *left, uint32_t *right)
 {
     qd_json_reader *reader = &load->reader;
@@ -269,7 +271,8 @@ static qd_status read_model(loader *load, const char *at)
     return QD_OK;
 }
 
-/* The token's id as `tokenizers` gives it: that of the vocabulary, else the next free one behind it. */
+/* The token's id as `tokenizers` gives it: that of the vocabulary, else the next free one behind
+ * it. */
 static qd_status place_added(loader *load, size_t index, qd_json_text content, int64_t id, uint32_t *next)
 {
     qd_vocab *vocab = &load->tokenizer->vocab;

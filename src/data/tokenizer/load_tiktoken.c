@@ -174,9 +174,10 @@ static qd_status read_ranks(rank_file *file, qd_vocab *vocab)
     }
 }
 
-/* tiktoken merges two tokens whenever their bytes together are a token. A token that merges of lower ranks reduce to
- * two parts can only ever arise from these two: a merge across its border would never be undone, and inside all goes as
- * if it were alone. When that holds for all tokens, one merge each says the same as all pairs. */
+/* tiktoken merges two tokens whenever their bytes together are a token. A token that merges of
+ * lower ranks reduce to two parts can only ever arise from these two: a merge across its border
+ * would never be undone, and inside all goes as if it were alone. When that holds for all tokens,
+ * one merge each says the same as all pairs. */
 static qd_status one_merge_each(qd_tokenizer *tokenizer, qd_bpe_work *work, bool *enough)
 {
     qd_vocab *vocab = &tokenizer->vocab;

@@ -157,8 +157,8 @@ static void put_added(saver *save)
     qd_json_end(writer);
 }
 
-/* All tokens stand in the vocabulary, the added ones too: `tokenizers` numbers those that do not by itself, which would
- * move them where ids have holes. */
+/* All tokens stand in the vocabulary, the added ones too: `tokenizers` numbers those that do not by
+ * itself, which would move them where ids have holes. */
 static qd_status put_model(saver *save)
 {
     const qd_tokenizer *tokenizer = save->tokenizer;
@@ -193,7 +193,8 @@ static qd_status put_model(saver *save)
     return QD_OK;
 }
 
-/* In the vocabulary a name made only of the characters of ByteLevel would be read as other bytes. */
+/* In the vocabulary a name made only of the characters of ByteLevel would be read as other
+ * bytes. */
 static qd_status check_names(const qd_tokenizer *tokenizer)
 {
     for (size_t i = 0; i < tokenizer->added_count; i++) {

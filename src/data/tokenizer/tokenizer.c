@@ -175,8 +175,8 @@ qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids,
 
 size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at)
 {
-    /* Between a line end that follows something visible and a letter every known pattern cuts, whatever stands around:
-     * the line end neither joins the letter nor waits for more space. */
+    /* Between a line end that follows something visible and a letter every known pattern cuts,
+     * whatever stands around: the line end neither joins the letter nor waits for more space. */
     for (int i = 0; i < tokenizer->stage_count; i++)
         if (tokenizer->stages[i].kind == QD_STAGE_PREFIX || tokenizer->stages[i].pattern == QD_PATTERN_CUSTOM)
             return 0;

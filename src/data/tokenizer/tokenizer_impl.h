@@ -49,7 +49,8 @@ qd_status qd_tokenizer_new(const char *name, qd_tokenizer **tokenizer);
 int64_t qd_tokenizer_find_added(const qd_tokenizer *tokenizer, const char *content, size_t length);
 /* Takes byte tokens and tries from the vocabulary and the added tokens, when all are there. */
 qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer);
-/* Appends a stage that cuts at a known pattern or (QD_PATTERN_CUSTOM) at the expression `source`. */
+/* Appends a stage that cuts at a known pattern or (QD_PATTERN_CUSTOM) at the expression
+ * `source`. */
 qd_status qd_tokenizer_add_split(qd_tokenizer *tokenizer, const char *where, const char *source, size_t length);
 
 qd_status qd_tokenizer_read_json(qd_tokenizer *tokenizer, const char *text, size_t length);

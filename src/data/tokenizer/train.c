@@ -1,6 +1,7 @@
-/* Learns merges as the package `tokenizers` does, step for step: the pair with the highest count, of equals the one with
- * the lower ids. What looks odd below is needed for equal results: a merged pair keeps its count, and when a token that is
- * known already arises in a second way, pairs with it are queued anew beside their former entries. */
+/* Learns merges as the package `tokenizers` does, step for step: the pair with the highest count,
+ * of equals the one with the lower ids. What looks odd below is needed for equal results: a merged
+ * pair keeps its count, and when a token that is known already arises in a second way, pairs with
+ * it are queued anew beside their former entries. */
 #include "data/encode.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/word_count.h"
@@ -304,7 +305,8 @@ static qd_status learn(trainer *train)
     return train->full ? QD_FAIL(QD_NO_MEMORY, "no memory to learn merges") : QD_OK;
 }
 
-/* Special tokens first, then the bytes in the order of the characters that tokenizer.json writes for them. */
+/* Special tokens first, then the bytes in the order of the characters that tokenizer.json writes
+ * for them. */
 static qd_status first_tokens(trainer *train, const qd_word_counts *counts)
 {
     const qd_tokenizer_training *training = train->training;

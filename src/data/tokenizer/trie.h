@@ -21,7 +21,8 @@ typedef struct qd_trie {
 void qd_trie_free(qd_trie *trie);
 /* Adding a text again replaces its value. length > 0. */
 qd_status qd_trie_add(qd_trie *trie, const void *text, size_t length, int32_t value);
-/* Leftmost, then longest text in [at, end): its place, *length and *value; NULL when there is none. */
+/* Leftmost, then longest text in [at, end): its place, *length and *value; NULL when there is
+ * none. */
 const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_t *end, size_t *length, int32_t *value);
 
 #endif

@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 #define QD_NO_TOKEN UINT32_MAX
-/* Ids may have holes, but a small file must not ask for much memory: the highest is below 2 · entries + this. */
+/* Ids may have holes, but a small file must not ask for much memory: the highest is below 2 ·
+ * entries + this. */
 #define QD_MOST_HOLES 65536
 
 typedef enum qd_token_kind {
@@ -36,9 +37,11 @@ typedef struct qd_vocab {
 } qd_vocab;
 
 void qd_vocab_free(qd_vocab *vocab);
-/* Makes room for `tokens` entries with ids below `size` and `bytes` bytes, so that nothing grows in between. */
+/* Makes room for `tokens` entries with ids below `size` and `bytes` bytes, so that nothing grows in
+ * between. */
 qd_status qd_vocab_reserve(qd_vocab *vocab, uint32_t size, uint32_t tokens, size_t bytes);
-/* *old: QD_NO_TOKEN, or what stands in the way: the same id, or the same bytes of the same kind; nothing was added then. */
+/* *old: QD_NO_TOKEN, or what stands in the way: the same id, or the same bytes of the same kind;
+ * nothing was added then. */
 qd_status qd_vocab_add(qd_vocab *vocab, uint32_t id, const void *bytes, size_t length, qd_token_kind kind, uint32_t *old);
 uint32_t qd_vocab_find(const qd_vocab *vocab, const void *bytes, size_t length, qd_token_kind kind);
 

@@ -10,8 +10,8 @@
 
 enum { QD_WORD_MOST = 64, QD_WORD_PACKED = 16, QD_WORD_INLINE = 3 };
 
-/* Half a cache line. Words of up to 16 bytes stand in the key itself; longer ones have their hash and the place of their
- * bytes there. Up to three tokens stand in the slot. */
+/* Half a cache line. Words of up to 16 bytes stand in the key itself; longer ones have their hash
+ * and the place of their bytes there. Up to three tokens stand in the slot. */
 typedef struct qd_word {
     uint64_t key[2];
     uint8_t length; /* 0: empty */
@@ -33,7 +33,8 @@ typedef struct qd_word_cache {
 qd_status qd_word_cache_create(qd_word_cache *cache);
 void qd_word_cache_free(qd_word_cache *cache);
 
-/* The slot of a word of 1 to QD_WORD_MOST bytes, new ones with known = false. Bytes from the word to `end` may be read. */
+/* The slot of a word of 1 to QD_WORD_MOST bytes, new ones with known = false. Bytes from the word
+ * to `end` may be read. */
 qd_word *qd_word_cache_find(qd_word_cache *cache, const uint8_t *word, size_t length, const uint8_t *end);
 /* Gives the slot found last its tokens. */
 void qd_word_cache_fill(qd_word_cache *cache, qd_word *slot, const uint32_t *ids, size_t count);

@@ -167,7 +167,8 @@ static qd_status count_separated(const count_job *job, counter *own, bool by_lin
     return count(job, own, text + from, length - from);
 }
 
-/* Lines of a .jsonl file, from byte `place` of it on: the texts that would be encoded, without the JSON around them. */
+/* Lines of a .jsonl file, from byte `place` of it on: the texts that would be encoded, without the
+ * JSON around them. */
 static qd_status count_documents(const count_job *job, counter *own, const char *path, int64_t place, const uint8_t *text,
                                  size_t length)
 {
@@ -218,8 +219,8 @@ static qd_status read_range(counter *own, int fd, const char *path, size_t used,
     return QD_OK;
 }
 
-/* First place in the buffer, from `from` on, where a part may begin: behind a line end, or for whole files where the pattern
- * cuts in any case. -1: none. */
+/* First place in the buffer, from `from` on, where a part may begin: behind a line end, or for
+ * whole files where the pattern cuts in any case. -1: none. */
 static int64_t part_start(const count_job *job, const counter *own, bool by_line, size_t from, size_t length)
 {
     if (by_line) {
@@ -237,8 +238,8 @@ static int64_t part_start(const count_job *job, const counter *own, bool by_line
     return -1;
 }
 
-/* The parts that begin in chunk `chunk` of a file: each part belongs to the chunk that its first byte is in. A file without
- * such places is one part, of its first chunk. */
+/* The parts that begin in chunk `chunk` of a file: each part belongs to the chunk that its first
+ * byte is in. A file without such places is one part, of its first chunk. */
 static qd_status count_chunk(const count_job *job, counter *own, const qd_file *file, int64_t chunk)
 {
     /* Two bytes earlier, to see what stands before the first place. */

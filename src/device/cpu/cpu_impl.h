@@ -1,9 +1,10 @@
 /* The CPU device, as its kernels see it.
  *
- * A kernel of slot S is the function qd_cpu_S(stream, args). It checks its arguments, cuts the work into ranges that
- * depend on the shapes only, and hands them to qd_pool_for. What is worth vectorising lives in a file *_isa.c, which
- * the build compiles once per instruction set with QD_ISA set to its name and which exports one table of functions;
- * QD_CPU_TABLE declares the tables and the function that picks one for a device. */
+ * A kernel of slot S is the function qd_cpu_S(stream, args). It checks its arguments, cuts the work
+ * into ranges that depend on the shapes only, and hands them to qd_pool_for. What is worth
+ * vectorising lives in a file *_isa.c, which the build compiles once per instruction set with
+ * QD_ISA set to its name and which exports one table of functions; QD_CPU_TABLE declares the tables
+ * and the function that picks one for a device. */
 #ifndef QD_DEVICE_CPU_CPU_IMPL_H
 #define QD_DEVICE_CPU_CPU_IMPL_H
 
@@ -27,8 +28,8 @@ typedef enum qd_cpu_isa {
         QD_CPU_ISA_COUNT
 } qd_cpu_isa;
 
-/* Workspace of each compute thread, aligned to 64 bytes, contents undefined at the start of a range. A kernel that
- * wants more cuts its ranges smaller. */
+/* Workspace of each compute thread, aligned to 64 bytes, contents undefined at the start of a
+ * range. A kernel that wants more cuts its ranges smaller. */
 #define QD_CPU_WORKSPACE_BYTES ((int64_t)4 << 20)
 
 typedef struct qd_cpu {
@@ -50,8 +51,9 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
     return cpu->workspace + thread * QD_CPU_WORKSPACE_BYTES;
 }
 
-/* QD_CPU_TABLE(struct_type, qd_cpu_norm) declares qd_cpu_norm_avx512, qd_cpu_norm_avx2 … (each defined in norm_isa.c as
- * `const struct_type QD_ISA_NAME(qd_cpu_norm) = {…};`) and qd_cpu_norm_for(cpu). */
+/* QD_CPU_TABLE(struct_type, qd_cpu_norm) declares qd_cpu_norm_avx512, qd_cpu_norm_avx2 … (each
+ * defined in norm_isa.c as `const struct_type QD_ISA_NAME(qd_cpu_norm) = {…};`) and
+ * qd_cpu_norm_for(cpu). */
 #define QD_CPU_TABLE_EXTERN(type, name, isa) extern const type name##_##isa;
 #if defined(__x86_64__)
 #define QD_CPU_TABLE(type, name)                                                                            \

@@ -1,5 +1,6 @@
-/* What the row-wise and element-wise kernels take from their *_isa.c files: functions over a range that
- * depends on the shapes only. The kernels (norm.c …) check arguments and hand the ranges to the pool. */
+/* What the row-wise and element-wise kernels take from their *_isa.c files: functions over a range
+ * that depends on the shapes only. The kernels (norm.c …) check arguments and hand the ranges to
+ * the pool. */
 #ifndef QD_DEVICE_CPU_KERNELS_IMPL_H
 #define QD_DEVICE_CPU_KERNELS_IMPL_H
 
@@ -15,7 +16,8 @@ static inline int64_t qd_cpu_row_grain(int64_t cols)
     return cols >= QD_CPU_GRAIN || cols < 1 ? 1 : QD_CPU_GRAIN / cols;
 }
 
-/* Hands [0, count) to the threads in ranges of `grain`; body's context is `args`, which it only reads. */
+/* Hands [0, count) to the threads in ranges of `grain`; body's context is `args`, which it only
+ * reads. */
 static inline void qd_cpu_for(qd_stream *stream, int64_t count, int64_t grain, qd_pool_body body, const void *args)
 {
     qd_pool_for(qd_cpu_of(stream)->pool, count, grain, body, (void *)(uintptr_t)args);
@@ -75,7 +77,8 @@ QD_CPU_TABLE(qd_cpu_dropout_ops, qd_cpu_dropout_ops)
 
 typedef struct qd_cpu_embedding_ops {
     qd_pool_body forward; /* rows */
-    /* grad (cols) += rows (uint32_t)keys[0], (uint32_t)keys[1] … of dy, in this order, rounded once. */
+    /* grad (cols) += rows (uint32_t)keys[0], (uint32_t)keys[1] … of dy, in this order, rounded
+     * once. */
     void (*add_rows)(void *grad, qd_dtype grad_dtype, const void *dy, qd_dtype dtype, int64_t cols,
                      const uint64_t *keys, int64_t count);
 } qd_cpu_embedding_ops;
@@ -116,9 +119,10 @@ typedef struct qd_cpu_reduce_ops {
 } qd_cpu_reduce_ops;
 QD_CPU_TABLE(qd_cpu_reduce_ops, qd_cpu_reduce_ops)
 
-/* Sums over rows: cuts [0, rows) into blocks of a fixed number of rows, calls body(context, begin, end, part) for each
- * with a zeroed part (width), adds the parts in ascending order, and gives the sum (width, fp32), which lies in the
- * device's workspace. Neither blocks nor order depend on the threads. */
+/* Sums over rows: cuts [0, rows) into blocks of a fixed number of rows, calls body(context, begin,
+ * end, part) for each with a zeroed part (width), adds the parts in ascending order, and gives the
+ * sum (width, fp32), which lies in the device's workspace. Neither blocks nor order depend on the
+ * threads. */
 typedef void (*qd_cpu_row_sum_body)(void *context, int64_t begin, int64_t end, float *part);
 qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
                          void *context, const float **sum);

@@ -1,5 +1,5 @@
-/* Kernels between ranks. They run in the calling thread and leave the pool alone: the thread that makes communication
- * progress calls them while the rank's own thread computes with the pool. */
+/* Kernels between ranks. They run in the calling thread and leave the pool alone: the thread that
+ * makes communication progress calls them while the rank's own thread computes with the pool. */
 #include "device/cpu/cpu_impl.h"
 #include "device/sum.h"
 

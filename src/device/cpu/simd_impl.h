@@ -1,8 +1,9 @@
-/* Vectors for *_isa.c files: one source, compiled for each instruction set. Built on the compilers' vector extension;
- * intrinsics only where the extension has no word for it. Arithmetic uses plain operators (a * b + c is contracted to
- * a fused multiply-add where the instruction set has one).
+/* Vectors for *_isa.c files: one source, compiled for each instruction set. Built on the compilers'
+ * vector extension; intrinsics only where the extension has no word for it. Arithmetic uses plain
+ * operators (a * b + c is contracted to a fused multiply-add where the instruction set has one).
  *
- * vf is QD_VF floats wide; vi the same number of int32. Loads and stores take any alignment of the element. */
+ * vf is QD_VF floats wide; vi the same number of int32. Loads and stores take any alignment of the
+ * element. */
 #ifndef QD_DEVICE_CPU_SIMD_IMPL_H
 #define QD_DEVICE_CPU_SIMD_IMPL_H
 
@@ -48,8 +49,9 @@ QD_INLINE vf vf_set(float x)
 /* The compiler forgets what it knows about the value of an integer or pointer in a register. */
 #define QD_HIDE(x) __asm__("" : "+r"(x))
 
-/* Inner loops that go over the same panels again and again would keep the thread sanitizer busy for 80 % of a test's time.
- * They are marked QD_UNSEEN_BY_TSAN, and their caller shows the sanitizer the same memory once: `rows` of `count` floats. */
+/* Inner loops that go over the same panels again and again would keep the thread sanitizer busy for
+ * 80 % of a test's time. They are marked QD_UNSEEN_BY_TSAN, and their caller shows the sanitizer
+ * the same memory once: `rows` of `count` floats. */
 #if defined(__SANITIZE_THREAD__)
 #define QD_UNSEEN_BY_TSAN __attribute__((no_sanitize_thread))
 void __tsan_read_range(void *from, long bytes);
@@ -72,8 +74,8 @@ QD_INLINE void show_writes(float *to, int64_t rows, int64_t stride, int64_t coun
         __tsan_write_range(to + r * stride, (long)(count * (int64_t)sizeof *to));
 }
 
-/* One number that many vectors are multiplied by: in all lanes, or in one where multiply-adds take any lane for all. A copy
- * into the others would cost arm64 an instruction of the same units. */
+/* One number that many vectors are multiplied by: in all lanes, or in one where multiply-adds take
+ * any lane for all. A copy into the others would cost arm64 an instruction of the same units. */
 #if defined(__aarch64__)
 typedef float vf_factor;
 #else
@@ -91,7 +93,8 @@ QD_INLINE vf_factor vf_factor_of(float x)
 #endif
 }
 
-/* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register tile about. */
+/* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register
+ * tile about. */
 QD_INLINE vf vf_add_product(vf sum, vf_factor x, vf y)
 {
 #if defined(__x86_64__) && defined(__FMA__)
@@ -138,8 +141,8 @@ QD_INLINE void vf_store_n(float *p, vf v, int n)
 #endif
 }
 
-/* A store past the caches to an aligned vector, for what will not stay in them: nothing is read that is overwritten. The sanitizers
- * would not see it, and shorter vectors are not whole lines. */
+/* A store past the caches to an aligned vector, for what will not stay in them: nothing is read
+ * that is overwritten. The sanitizers would not see it, and shorter vectors are not whole lines. */
 #if defined(__x86_64__) && QD_VF == 16 && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 QD_INLINE void put_past(float *to, vf lanes)
 {
@@ -271,8 +274,8 @@ QD_INLINE vh vf_rest(vf v, vh half)
 #endif
 }
 
-/* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an always_inline
- * function called with a constant) the branch disappears. */
+/* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an
+ * always_inline function called with a constant) the branch disappears. */
 QD_INLINE vf vf_load_as(const void *p, int64_t i, qd_dtype dtype)
 {
     if (dtype == QD_F32)
@@ -324,8 +327,9 @@ QD_INLINE void store_as(void *p, int64_t i, float x, qd_dtype dtype)
         ((uint16_t *)p)[i] = qd_f32_to_bf16(x);
 }
 
-/* e^x, relative error below 1e-7. 0 below -87.33 (the result would be subnormal), infinity above 88.72, NaN for NaN.
- * Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a minimax polynomial in r. */
+/* e^x, relative error below 1e-7. 0 below -87.33 (the result would be subnormal), infinity above
+ * 88.72, NaN for NaN. Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a minimax polynomial in
+ * r. */
 QD_INLINE vf vf_exp(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */

@@ -46,8 +46,9 @@ QD_INLINE void load_square(vf *r, const void *x, int64_t at, int64_t stride, int
         r[i] = i < lines ? vf_load_n_as(x, at + i * stride, count, dtype) : (vf){0};
 }
 
-/* to (count, >= lines; row stride ld) = factor * transpose of x (lines, count; row stride `stride`) from element `first` on.
- * Columns of `to` from `lines` up to the next multiple of QD_VF are set to 0 and must exist. */
+/* to (count, >= lines; row stride ld) = factor * transpose of x (lines, count; row stride `stride`)
+ * from element `first` on. Columns of `to` from `lines` up to the next multiple of QD_VF are set to
+ * 0 and must exist. */
 QD_INLINE void transpose_panel(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int64_t lines,
                                int64_t count, float factor, qd_dtype dtype)
 {

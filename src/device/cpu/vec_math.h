@@ -1,12 +1,13 @@
-/* What the activations need beyond vf_exp, for *_isa.c files. Errors are stated against the exact value;
- * tests/ops/test_activation.c measures them through the kernels. Not a number stays not a number. */
+/* What the activations need beyond vf_exp, for *_isa.c files. Errors are stated against the exact
+ * value; tests/ops/test_activation.c measures them through the kernels. Not a number stays not a
+ * number. */
 #ifndef QD_DEVICE_CPU_VEC_MATH_H
 #define QD_DEVICE_CPU_VEC_MATH_H
 
 #include "device/cpu/simd_impl.h"
 
-/* Runs the block once per vector of [0, count): element index i, lanes n. n is a constant in all but the last, partial
- * vector, so that loads and stores by n cost nothing extra. */
+/* Runs the block once per vector of [0, count): element index i, lanes n. n is a constant in all
+ * but the last, partial vector, so that loads and stores by n cost nothing extra. */
 #define QD_FOR_VECTORS(i, n, count, ...)                                                                    \
     do {                                                                                                    \
         int64_t i = 0;                                                                                      \
@@ -81,8 +82,9 @@ QD_INLINE vf vec_sqrt(vf x)
     return x;
 }
 
-/* 1 / (1 + e^-x), relative error below 3e-7 for x > -80; 1.8e-35 below, so that products with x vanish in practice and
- * infinities stay visible. *complement = 1 - result, with the same relative error for x < 80. */
+/* 1 / (1 + e^-x), relative error below 3e-7 for x > -80; 1.8e-35 below, so that products with x
+ * vanish in practice and infinities stay visible. *complement = 1 - result, with the same relative
+ * error for x < 80. */
 QD_INLINE vf vec_logistic(vf x, vf *complement)
 {
     vf e = vf_exp(vf_min(vf_set(80.0f), -x)); /* -x second: vf_min gives it back if it is NaN */
@@ -91,14 +93,15 @@ QD_INLINE vf vec_logistic(vf x, vf *complement)
     return s;
 }
 
-/* The standard normal distribution's cumulative function, relative error below 5e-7 + 3e-8 x^2 (the rounding of x^2),
- * and its density in *density. 0 below x = -13.2. */
+/* The standard normal distribution's cumulative function, relative error below 5e-7 + 3e-8 x^2 (the
+ * rounding of x^2), and its density in *density. 0 below x = -13.2. */
 QD_INLINE vf vec_normal_cdf(vf x, vf *density)
 {
     vf a = vf_min(vf_max(x, -x), vf_set(1e6f));
     vf e = vf_exp(-0.5f * (x * x));
-    /* Phi(-a) = e^(-a^2/2) * t * Q(t) / 2 with t = 1 / (1 + z/2), z = a / sqrt 2: Q is a minimax polynomial for the
-     * scaled complementary error function over t, 0 <= z <= 9.5, relative error 4.2e-8. */
+    /* Phi(-a) = e^(-a^2/2) * t * Q(t) / 2 with t = 1 / (1 + z/2), z = a / sqrt 2: Q is a minimax
+     * polynomial for the scaled complementary error function over t, 0 <= z <= 9.5, relative error
+     * 4.2e-8. */
     vf t = vec_reciprocal(1.0f + a * 0.35355339f);
     vf q = vf_set(-0.0588906216f);
     q = q * t + 0.283701207f;

@@ -1,5 +1,5 @@
-/* The CUDA device: memory, streams, events, copies, and the table of kernels. Every entry point makes its device current,
- * because ranks are threads that may have a GPU each. */
+/* The CUDA device: memory, streams, events, copies, and the table of kernels. Every entry point
+ * makes its device current, because ranks are threads that may have a GPU each. */
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/libraries.h"
 
@@ -145,8 +145,9 @@ static void cuda_host_free(qd_device *device, void *address)
         (void)cudaFreeHost(address);
 }
 
-/* In the stream's order: cudaFree would wait for all kernels of the device, also for those that wait for other ranks, which may in turn
- * wait for what this one has yet to send. Devices without memory pools have no other way. */
+/* In the stream's order: cudaFree would wait for all kernels of the device, also for those that
+ * wait for other ranks, which may in turn wait for what this one has yet to send. Devices without
+ * memory pools have no other way. */
 static qd_status grow_workspace(qd_cuda *cuda, qd_cuda_stream *s, int64_t bytes)
 {
     const int64_t step = (int64_t)1 << 20;

@@ -1,8 +1,9 @@
-/* The CUDA device, as its C files see it: cuda.c (memory, streams, events), matmul*.c (cuBLASLt), attention_cudnn*.c. The
- * kernels in .cu files see launch_impl.h only.
+/* The CUDA device, as its C files see it: cuda.c (memory, streams, events), matmul*.c (cuBLASLt),
+ * attention_cudnn*.c. The kernels in .cu files see launch_impl.h only.
  *
- * Ranks may be threads of one process that share a GPU or have one each: every entry point makes its device current first
- * (cuda.c does it for the kernel table and for the calls below, so the functions declared here find it current). */
+ * Ranks may be threads of one process that share a GPU or have one each: every entry point makes
+ * its device current first (cuda.c does it for the kernel table and for the calls below, so the
+ * functions declared here find it current). */
 #ifndef QD_DEVICE_CUDA_CUDA_IMPL_H
 #define QD_DEVICE_CUDA_CUDA_IMPL_H
 
@@ -12,10 +13,12 @@
 #include <cublasLt.h>
 #include <cudnn.h>
 
-/* Workspace that the compute stream starts with: what cuBLASLt may use. The communication stream starts without. */
+/* Workspace that the compute stream starts with: what cuBLASLt may use. The communication stream
+ * starts without. */
 #define QD_CUDA_WORKSPACE_BYTES ((int64_t)64 << 20)
 
-/* The ceiling's product has size x size operands of bf16. Large enough to run for more than a millisecond. */
+/* The ceiling's product has size x size operands of bf16. Large enough to run for more than a
+ * millisecond. */
 #define QD_CUDA_CEILING_SIZE 8192
 #define QD_CUDA_CEILING_BYTES ((int64_t)3 * 2 * QD_CUDA_CEILING_SIZE * QD_CUDA_CEILING_SIZE)
 
@@ -54,14 +57,16 @@ static inline cudaStream_t qd_cuda_stream_of(qd_stream *stream)
     return ((qd_cuda_stream *)stream)->stream;
 }
 
-/* Called once, after streams, workspace and properties are there. qd_cuda_products_create sets blas_handle, products, the
- * text `blas` ("cuBLASLt 13.0") and the fused_* fields of base.caps. The destroy functions take a half-built device. */
+/* Called once, after streams, workspace and properties are there. qd_cuda_products_create sets
+ * blas_handle, products, the text `blas` ("cuBLASLt 13.0") and the fused_* fields of base.caps. The
+ * destroy functions take a half-built device. */
 qd_status qd_cuda_products_create(qd_cuda *cuda);
 void qd_cuda_products_destroy(qd_cuda *cuda);
 qd_status qd_cuda_attention_create(qd_cuda *cuda);
 void qd_cuda_attention_destroy(qd_cuda *cuda);
 
-/* Device memory that the two hold themselves beyond the workspace, by name, each item begun with ", ". */
+/* Device memory that the two hold themselves beyond the workspace, by name, each item begun with ",
+ * ". */
 void qd_cuda_products_describe(const qd_cuda *cuda, qd_strbuf *text);
 void qd_cuda_attention_describe(const qd_cuda *cuda, qd_strbuf *text);
 
@@ -70,8 +75,8 @@ qd_status qd_cuda_tune(qd_device *device, const qd_tune_args *args, bool *search
 qd_status qd_cuda_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_cuda_tuning_set(qd_device *device, const char *text);
 
-/* Attention through cuDNN. QD_UNSUPPORTED, before any work and without recording an error, for what it does not take:
- * types, head sizes, document masks. Then kernels of our own run. */
+/* Attention through cuDNN. QD_UNSUPPORTED, before any work and without recording an error, for what
+ * it does not take: types, head sizes, document masks. Then kernels of our own run. */
 qd_status qd_cuda_attention_forward_cudnn(qd_stream *stream, const qd_attention_args *a);
 qd_status qd_cuda_attention_backward_cudnn(qd_stream *stream, const qd_attention_args *a);
 
@@ -83,7 +88,8 @@ void *qd_cuda_native(qd_stream *stream);
 /* qd_device_ops.run_fma: one large bf16 product (ceiling.c). */
 qd_status qd_cuda_run_fma(qd_stream *stream, double *flops);
 
-/* Lines of the tuning text that concern attention (attention/attention_cudnn.c): writes all, or takes one over. */
+/* Lines of the tuning text that concern attention (attention/attention_cudnn.c): writes all, or
+ * takes one over. */
 void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text);
 qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line);
 #endif

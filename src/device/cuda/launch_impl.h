@@ -1,5 +1,5 @@
-/* What kernels (.cu files, C++) and the rest of the CUDA device (C) share. Neither `struct qd_cuda` nor library handles are
- * visible here: see cuda_impl.h, which is C only. */
+/* What kernels (.cu files, C++) and the rest of the CUDA device (C) share. Neither `struct qd_cuda`
+ * nor library handles are visible here: see cuda_impl.h, which is C only. */
 #ifndef QD_DEVICE_CUDA_LAUNCH_IMPL_H
 #define QD_DEVICE_CUDA_LAUNCH_IMPL_H
 
@@ -11,8 +11,8 @@ extern "C" {
 
 #include <cuda_runtime_api.h>
 
-/* What a kernel that was given an impossible index leaves behind in device memory. The host cannot look before the kernel
- * runs, so the next qd_stream_wait reports it. */
+/* What a kernel that was given an impossible index leaves behind in device memory. The host cannot
+ * look before the kernel runs, so the next qd_stream_wait reports it. */
 typedef enum qd_cuda_fault_kind {
     QD_CUDA_NO_FAULT,
     QD_CUDA_BAD_TOKEN,
@@ -37,13 +37,14 @@ typedef struct qd_cuda_launch {
 } qd_cuda_launch;
 qd_cuda_launch qd_cuda_launch_of(qd_stream *stream);
 
-/* At least `bytes` of memory for the call that is being enqueued on this stream; its contents are undefined, and the next
- * call on the stream may use it too, which is safe because a stream runs its work in order. Grows where it is too small,
- * which waits for the stream: calls of one shape do so once at most. Aligned to 256 bytes. */
+/* At least `bytes` of memory for the call that is being enqueued on this stream; its contents are
+ * undefined, and the next call on the stream may use it too, which is safe because a stream runs
+ * its work in order. Grows where it is too small, which waits for the stream: calls of one shape do
+ * so once at most. Aligned to 256 bytes. */
 qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address);
 
-/* Records the failure of a call of the CUDA runtime and clears its sticky state. Out of memory becomes QD_NO_MEMORY, with
- * what is free and what there is. */
+/* Records the failure of a call of the CUDA runtime and clears its sticky state. Out of memory
+ * becomes QD_NO_MEMORY, with what is free and what there is. */
 qd_status qd_cuda_fail_at(const char *file, int line, const char *function, const char *call, cudaError_t error);
 #define QD_CUDA_TRY(call)                                                                                   \
     do {                                                                                                    \
@@ -61,7 +62,8 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
         }                                                                                                   \
     } while (0)
 
-/* The kernels. Slot S of the table is qd_cuda_S; when it is called the stream's device is current. */
+/* The kernels. Slot S of the table is qd_cuda_S; when it is called the stream's device is
+ * current. */
 #define QD_CUDA_KERNEL(slot, args) qd_status qd_cuda_##slot(qd_stream *stream, const args *a);
 QD_KERNEL_TABLE(QD_CUDA_KERNEL)
 #undef QD_CUDA_KERNEL

@@ -1,8 +1,9 @@
-/* cuBLASLt and cuDNN, loaded when they are first used. Linked, they would take a tenth of a second at the start of every
- * command, on any device, and programs built with CUDA would not start on machines without it.
+/* cuBLASLt and cuDNN, loaded when they are first used. Linked, they would take a tenth of a second
+ * at the start of every command, on any device, and programs built with CUDA would not start on
+ * machines without it.
  *
- * Each function of theirs that we call stands here under its own name, with the declaration of its header, and passes the
- * call on. */
+ * Each function of theirs that we call stands here under its own name, with the declaration of its
+ * header, and passes the call on. */
 #include "device/cuda/libraries.h"
 
 #include <cublasLt.h>

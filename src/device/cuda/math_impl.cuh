@@ -1,4 +1,5 @@
-/* What the kernels share: vectors of elements in registers as fp32, sums over warps and blocks, and launches. */
+/* What the kernels share: vectors of elements in registers as fp32, sums over warps and blocks, and
+ * launches. */
 #ifndef QD_DEVICE_CUDA_MATH_IMPL_CUH
 #define QD_DEVICE_CUDA_MATH_IMPL_CUH
 
@@ -9,10 +10,12 @@
 
 typedef __nv_bfloat16 bf16;
 
-/* Elements that a thread moves at a time where everything is aligned: 16 bytes of bf16, two times 16 of fp32. */
+/* Elements that a thread moves at a time where everything is aligned: 16 bytes of bf16, two times
+ * 16 of fp32. */
 #define VECTOR 8
 
-/* ---- loads and stores: N consecutive elements, N 8, 4 or 1; for N > 1 the address is a multiple of N elements ---- */
+/* ---- loads and stores: N consecutive elements, N 8, 4 or 1; for N > 1 the address is a multiple of N elements
+ * ---- */
 
 template <int N> static __device__ __forceinline__ void load(const float *p, float (&v)[N])
 {
@@ -82,7 +85,8 @@ template <int N> static __device__ __forceinline__ void store(bf16 *p, const flo
     }
 }
 
-/* fp32 values in two parts, see base/half.h: bf16 roundings, and remainders (which are 16-bit integers). Pairs lie in words. */
+/* fp32 values in two parts, see base/half.h: bf16 roundings, and remainders (which are 16-bit
+ * integers). Pairs lie in words. */
 static __device__ __forceinline__ void join_pair(uint32_t halves, uint32_t rests, float &low, float &high)
 {
     low = __uint_as_float((halves << 16) + (uint32_t)(int32_t)(int16_t)(rests & 0xffffu));
@@ -194,8 +198,8 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* The sum over the block, in every thread. blockDim.x is a multiple of 32. `room` holds 32 values and is free again when
- * all threads have passed the next barrier. */
+/* The sum over the block, in every thread. blockDim.x is a multiple of 32. `room` holds 32 values
+ * and is free again when all threads have passed the next barrier. */
 template <typename V> static __device__ __forceinline__ V block_sum(V x, V *room)
 {
     int warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -243,7 +247,8 @@ static inline bool is_aligned(const void *p)
     return ((uintptr_t)p & 15) == 0;
 }
 
-/* Whether rows of `cols` elements at these addresses can be read VECTOR elements at a time. NULL counts as aligned. */
+/* Whether rows of `cols` elements at these addresses can be read VECTOR elements at a time. NULL
+ * counts as aligned. */
 static inline bool can_vector(int64_t cols, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL,
                               const void *e = NULL)
 {

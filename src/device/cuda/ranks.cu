@@ -1,12 +1,13 @@
-/* Kernels between ranks: sums along the tree of device/sum.h with the same bits, and copies of many pieces at once. No
- * kernel here waits for another one. */
+/* Kernels between ranks: sums along the tree of device/sum.h with the same bits, and copies of many
+ * pieces at once. No kernel here waits for another one. */
 #include "device/cuda/launch_impl.h"
 
 #include <stdint.h>
 
 enum { THREADS = 256, SEGMENTS = 48, PIECES = 96, COPY_ENGINE_BYTES = 512 << 10 };
 
-/* ---- elements: loaded into an accumulator, combined, stored; as sum_kernels.h does it, bit by bit ---- */
+/* ---- elements: loaded into an accumulator, combined, stored; as sum_kernels.h does it, bit by bit
+ * ---- */
 
 template <typename T> struct element;
 template <> struct element<float> {
@@ -122,8 +123,8 @@ template <typename T, int REDUCE, int WIDTH> struct tree<T, REDUCE, WIDTH, 1> {
     }
 };
 
-/* Any number of sources: finished left parts wait on a stack until their right part, of the same size, is there; what is
- * left at the end is combined from the right. That is the same tree. */
+/* Any number of sources: finished left parts wait on a stack until their right part, of the same
+ * size, is there; what is left at the end is combined from the right. That is the same tree. */
 template <typename T, int REDUCE, int WIDTH> struct tree<T, REDUCE, WIDTH, 0> {
     typedef typename element<T>::acc acc;
     static __device__ void run(const sum_call &c, int, int64_t i, acc *r)
@@ -324,7 +325,8 @@ static qd_status run_copy(const qd_cuda_launch *launch, copy_call *c)
     return QD_OK;
 }
 
-/* Large pieces go by themselves, through the driver's fastest way between two addresses; small ones share a kernel. */
+/* Large pieces go by themselves, through the driver's fastest way between two addresses; small ones
+ * share a kernel. */
 qd_status qd_cuda_copy_pieces(qd_stream *stream, const qd_copy_pieces_args *a)
 {
     qd_cuda_launch launch = qd_cuda_launch_of(stream);

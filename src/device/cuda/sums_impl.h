@@ -9,8 +9,8 @@ extern "C" {
 #endif
 
 enum { QD_CUDA_PARTS_MOST = 4 };
-/* Each to[i] (cols) that is not NULL = the sum over `count` parts of the next cols of their columns [+ to[i] if accumulate]; at most
- * QD_CUDA_PARTS_MOST outputs. In an order fixed by `count`. */
+/* Each to[i] (cols) that is not NULL = the sum over `count` parts of the next cols of their columns
+ * [+ to[i] if accumulate]; at most QD_CUDA_PARTS_MOST outputs. In an order fixed by `count`. */
 qd_status qd_cuda_add_parts(cudaStream_t stream, void *const *to, int outputs, qd_dtype dtype, const float *parts, int count, int64_t cols,
                             bool accumulate);
 

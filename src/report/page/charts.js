@@ -1,4 +1,5 @@
-/* Curves, as SVG. A curve with more points than pixels is drawn as the range of each pixel's values. */
+/* Curves, as SVG. A curve with more points than pixels is drawn as the range of each pixel's
+ * values. */
 
 const MARGIN = { left: 52, right: 10, top: 10, bottom: 24 };
 const RUNNING = 60; /* curves with more points get a running mean over 1/RUNNING of them */
@@ -147,7 +148,8 @@ function extent(arrays, positive) {
   return low <= high ? [low, high] : [0, 1];
 }
 
-/* The running mean of a curve that is long enough and has noise; null: the curve speaks for itself. */
+/* The running mean of a curve that is long enough and has noise; null: the curve speaks for
+ * itself. */
 function meanOf(series) {
   if (series.y.length < 2 * RUNNING || series.log_x)
     return null;

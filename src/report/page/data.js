@@ -1,7 +1,8 @@
 "use strict";
 /* The data of the page, and amounts as people read them. */
 
-/* Columns of little-endian numbers as typed arrays; every machine with a browser is little-endian. */
+/* Columns of little-endian numbers as typed arrays; every machine with a browser is
+ * little-endian. */
 function column(text, Type) {
   const binary = atob(text), bytes = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i++)

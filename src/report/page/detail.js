@@ -1,4 +1,5 @@
-/* Level of detail: a million actions are drawn by looking at as many of them as there are pixels. */
+/* Level of detail: a million actions are drawn by looking at as many of them as there are
+ * pixels. */
 
 const CLASSES = [
   { name: "forward", colour: "--forward" },

@@ -25,13 +25,15 @@ class Model {
   }
 }
 
-/* What may stand in an action's box, the longest first: "backward block.3 · 2", where 2 is the micro-batch, down to "2". */
+/* What may stand in an action's box, the longest first: "backward block.3 · 2", where 2 is the
+ * micro-batch, down to "2". */
 function labelsOf(action, several) {
   const names = action.module === undefined ? [action.name] : [action.name, action.module];
   return several && action.microbatch !== undefined ? [...names.map(name => `${name} · ${action.microbatch}`), String(action.microbatch)] : names;
 }
 
-/* When a rank's computation stood still for exchanges inside its actions: [begin, end, begin, end, …] in order. */
+/* When a rank's computation stood still for exchanges inside its actions: [begin, end, begin, end,
+ * …] in order. */
 function waitsOf(timeline, tracks) {
   const list = [];
   for (const track of tracks)
@@ -392,7 +394,8 @@ class TimelineView {
     return this.widths.get(text);
   }
 
-  /* Pales those parts of what a rank computes in which it waits; where they are narrower than pixels, nothing is to be seen. */
+  /* Pales those parts of what a rank computes in which it waits; where they are narrower than
+   * pixels, nothing is to be seen. */
   drawWaits(g, row, y) {
     const list = row.model.waits?.[row.track.rank], origin = row.model.origin, scale = this.plot / (this.t1 - this.t0);
     if (!list || row.talks)

@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The shape of what a rank holds of a parameter, and its part of the rows, which may differ by one with the rank's place among those
- * that share them. Experts are alike: the first stands for all, held or not. False: another one stands for it. */
+/* The shape of what a rank holds of a parameter, and its part of the rows, which may differ by one
+ * with the rank's place among those that share them. Experts are alike: the first stands for all,
+ * held or not. False: another one stands for it. */
 static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int rank, int64_t shape[3])
 {
     const qd_param *p = &l->params[param];
@@ -180,8 +181,8 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
     }
 }
 
-/* What gradients and parameters of a stage take by the textbook: ranks that share a copy pass each of them on n - 1 times, sums that
- * all of them get pass twice. */
+/* What gradients and parameters of a stage take by the textbook: ranks that share a copy pass each
+ * of them on n - 1 times, sums that all of them get pass twice. */
 static int64_t data_theory(const qd_program *p, int zero, bool each, int64_t *gathered)
 {
     const qd_strategy *s = &p->strategy;
@@ -243,7 +244,8 @@ static void name_modules(const qd_ledger *l, int rank, char *text, size_t size)
     }
 }
 
-/* What the stages send each other: rows of a micro-batch for each boundary between ranks, forward and backward. */
+/* What the stages send each other: rows of a micro-batch for each boundary between ranks, forward
+ * and backward. */
 static qd_status fill_pipeline(const qd_program *p, qd_check_report *r)
 {
     const qd_schedule *s = p->strategy.schedule;
@@ -274,8 +276,8 @@ typedef struct fullest_program {
     qd_memory_report memory;
 } fullest_program;
 
-/* Ranks of a stage need not be alike: they may have more or fewer rows of a sequence, of a parameter or of a shard. Each program is
- * looked at once, with the first rank that runs it. */
+/* Ranks of a stage need not be alike: they may have more or fewer rows of a sequence, of a
+ * parameter or of a shard. Each program is looked at once, with the first rank that runs it. */
 static qd_status add_ranks(const qd_program *const *programs, int stage, qd_check_report *r, fullest_program *fullest, double *flops)
 {
     int ranks = r->world / r->pipeline, begin = stage * ranks, end = begin + ranks; /* pp is the slowest axis */

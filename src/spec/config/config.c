@@ -186,7 +186,8 @@ qd_option_table qd_config_table(void)
     return QD_OPTION_TABLE(options_table);
 }
 
-/* A preset of the command line over a file with every dimension, as run folders have it, would have nothing to say. */
+/* A preset of the command line over a file with every dimension, as run folders have it, would have
+ * nothing to say. */
 static qd_status check_preset_counts(const qd_options *o, const char *preset)
 {
     static const char *const sizes[] = {"model.layers", "model.hidden", "model.heads", "model.kv_heads", "model.ffn"};
@@ -443,8 +444,9 @@ bool qd_config_snapshot(const qd_config *c)
     return c->save_every > 0 && c->async_save;
 }
 
-/* A program takes 2 to 6 KB for each module of each micro-batch (measured: plain 2.3, ZeRO 3 with recompute 4.7, with ZB-V 6.2 for all
- * stages): it stays within about 2 GB. To be asked before a schedule is made, which has turns for all of them. */
+/* A program takes 2 to 6 KB for each module of each micro-batch (measured: plain 2.3, ZeRO 3 with
+ * recompute 4.7, with ZB-V 6.2 for all stages): it stays within about 2 GB. To be asked before a
+ * schedule is made, which has turns for all of them. */
 static qd_status check_length(const qd_config *c, const qd_strategy *s, int64_t share)
 {
     enum { MOST_PASSES = 400000 }; /* model.layers is at most a quarter of it */

@@ -51,14 +51,16 @@ typedef struct qd_config {
     double deadline;
 } qd_config;
 
-/* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE names the key. */
+/* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE
+ * names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
 
-/* Whether checkpoints are written from a copy of the state. Those by time alone are rare: training waits for them, and no
- * memory is set aside. */
+/* Whether checkpoints are written from a copy of the state. Those by time alone are rare: training
+ * waits for them, and no memory is set aside. */
 bool qd_config_snapshot(const qd_config *config);
 
-/* The ledger and the strategy that all ranks' programs are made from. Everything lives in `arena`. */
+/* The ledger and the strategy that all ranks' programs are made from. Everything lives in
+ * `arena`. */
 qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy);
 /* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
@@ -66,11 +68,12 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
 /* The program of every rank, (*programs)[world]; ranks that do the same share one. */
 qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs);
 
-/* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none, QD_UNSUPPORTED with what it
- * needs when this version cannot train it. */
+/* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none,
+ * QD_UNSUPPORTED with what it needs when this version cannot train it. */
 qd_status qd_preset_find(const char *name, qd_model *model);
 
-/* For looking at runs, not for running them: where model.preset names a model that cannot be trained by this version, replaces
- * it by the keys of the nearest one that can, and says in `differences` (else "") what is not as in the model. */
+/* For looking at runs, not for running them: where model.preset names a model that cannot be
+ * trained by this version, replaces it by the keys of the nearest one that can, and says in
+ * `differences` (else "") what is not as in the model. */
 qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size);
 #endif

@@ -136,7 +136,8 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, bool 
     for (int i = 0; i < count && fits < 2; i++) {
         qd_memory_report other;
         qd_strategy unused;
-        /* Host memory is no way out of host memory, and terabytes of state make a program of too many chunks. */
+        /* Host memory is no way out of host memory, and terabytes of state make a program of too
+         * many chunks. */
         if (changes[i].config.strategy.offload && !config->strategy.offload && (host || memory.total >> 40 >= 4))
             continue;
         if (planned_bytes(&changes[i].config, rank, &other, &unused) != QD_OK) {

@@ -9,8 +9,9 @@ typedef struct exchanges {
     int reduces, gathers, scatters;
 } exchanges;
 
-/* Forward: before the products that are cut by columns rows are gathered, after those cut by rows they are summed. Backward: the
- * same of the gradients; and rows that were gathered for a product are gathered again for its weight gradient. */
+/* Forward: before the products that are cut by columns rows are gathered, after those cut by rows
+ * they are summed. Backward: the same of the gradients; and rows that were gathered for a product
+ * are gathered again for its weight gradient. */
 static exchanges block_exchanges(bool sp, bool training, qd_recompute recompute)
 {
     bool again = training && recompute == QD_RECOMPUTE_FULL; /* up to the last product, whose sum the backward pass does not read */
@@ -118,7 +119,8 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
     int n = mesh->degree[QD_AXIS_CP], tp = mesh->degree[QD_AXIS_TP];
     if (n == 1)
         return false;
-    /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by several. */
+    /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by
+     * several. */
     int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
     qd_context_theory t =
         qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));

@@ -1,4 +1,5 @@
-/* Model presets: data/models.json, kept inside the library so that nothing has to be found at run time. */
+/* Model presets: data/models.json, kept inside the library so that nothing has to be found at run
+ * time. */
 #include "model/field_table.h"
 #include "spec/config/config.h"
 
@@ -48,7 +49,8 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     return QD_OK;
 }
 
-/* The known name that shares the longest beginning with `name`, three letters or more: presets are told apart at their ends. NULL: none. */
+/* The known name that shares the longest beginning with `name`, three letters or more: presets are
+ * told apart at their ends. NULL: none. */
 static const char *nearest(const qd_json_node *presets, const char *name)
 {
     const char *best = NULL;
@@ -92,9 +94,10 @@ static qd_status set_word(qd_options *o, const char *key, const char *value)
     return qd_options_is_set(o, key) ? QD_OK : qd_options_set(o, key, value);
 }
 
-/* Latent attention becomes heads of 128 with eight of keys and values: about its parameters and its FLOPs. Norms are those of
- * the architecture; gated activation functions are SwiGLU, others GELU; experts, where only some blocks have them, are in all
- * after the dense ones; windows and sinks are left out, and learned positions are as many as the data needs. */
+/* Latent attention becomes heads of 128 with eight of keys and values: about its parameters and its
+ * FLOPs. Norms are those of the architecture; gated activation functions are SwiGLU, others GELU;
+ * experts, where only some blocks have them, are in all after the dense ones; windows and sinks are
+ * left out, and learned positions are as many as the data needs. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
     bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;

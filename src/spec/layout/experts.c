@@ -94,7 +94,8 @@ qd_atom qd_expert_atom(const qd_ledger *ledger, const qd_param *p, int rank)
 
 /* ---- rows ---- */
 
-/* Rows that rank `source` has for the experts of the rank at ep place `owner`, and *before: those it has for earlier ones. */
+/* Rows that rank `source` has for the experts of the rank at ep place `owner`, and *before: those
+ * it has for earlier ones. */
 static int64_t rows_for(const qd_dispatch *d, int source, int owner, int64_t *before)
 {
     const int32_t *row = d->table + (int64_t)source * d->experts;

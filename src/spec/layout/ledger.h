@@ -1,6 +1,7 @@
-/* The placement ledger: every logical parameter and every port between modules says, once, how it is placed on each
- * axis of the mesh. Initial values, storage, gradient reductions, the multiplicity in the gradient norm, checkpoint
- * slices, memory and traffic are all derived from this table. */
+/* The placement ledger: every logical parameter and every port between modules says, once, how it
+ * is placed on each axis of the mesh. Initial values, storage, gradient reductions, the
+ * multiplicity in the gradient norm, checkpoint slices, memory and traffic are all derived from
+ * this table. */
 #ifndef QD_SPEC_LAYOUT_LEDGER_H
 #define QD_SPEC_LAYOUT_LEDGER_H
 
@@ -60,12 +61,12 @@ typedef struct qd_ledger {
     qd_port *ports;     /* module_count - 1 */
 } qd_ledger;
 
-/* Everything lives in `arena`. family: NULL for the one that the registry has for the model; it outlives the ledger. QD_USAGE when
- * the model cannot be laid out on the mesh, with the reason. */
+/* Everything lives in `arena`. family: NULL for the one that the registry has for the model; it
+ * outlives the ledger. QD_USAGE when the model cannot be laid out on the mesh, with the reason. */
 qd_status qd_ledger_create(const qd_model *model, const qd_family *family, const qd_mesh *mesh, qd_arena *arena, qd_ledger **ledger);
 
-/* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor; empty when its module is on other
- * ranks. */
+/* What a rank holds of a parameter: the box [begin, begin + length) of the logical tensor; empty
+ * when its module is on other ranks. */
 typedef struct qd_atom {
     int64_t begin[QD_PARAM_DIMS], length[QD_PARAM_DIMS];
 } qd_atom;
@@ -73,15 +74,16 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank);
 
 int64_t qd_atom_count(const qd_atom *atom, int ndim);
 
-/* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that hold the same, in
- * checkpoints. */
+/* Whether the rank is the one that speaks for its box among those along the model's axes (tp) that
+ * hold the same, in checkpoints. */
 bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank);
 
 /* The ranks that hold what this one holds of a family of parameters, sharded or not. */
 #define QD_FAMILY_COUNT 2
 qd_group qd_ledger_data_group(const qd_ledger *ledger, int family);
 
-/* The ranks of tp, neighbours, over which the gradient of a parameter must be summed before any other sum; size 1: none. */
+/* The ranks of tp, neighbours, over which the gradient of a parameter must be summed before any
+ * other sum; size 1: none. */
 qd_group qd_ledger_tensor_group(const qd_ledger *ledger, int param);
 
 /* Positions of a sequence that a rank holds: all, or its share of them with cp. */

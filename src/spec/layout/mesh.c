@@ -165,7 +165,8 @@ bool qd_group_equal(qd_group a, qd_group b)
     return a.axes == b.axes && a.size == b.size && a.stride == b.stride;
 }
 
-/* Positions of the whole group lie in blocks of size × stride; a block holds `stride` parts, interleaved. */
+/* Positions of the whole group lie in blocks of size × stride; a block holds `stride` parts,
+ * interleaved. */
 int qd_group_colour(const qd_mesh *mesh, qd_group group, int rank)
 {
     int at = qd_mesh_group_coord(mesh, group.axes, rank), block = group.size * group.stride;

@@ -1,5 +1,5 @@
-/* The mesh: how the ranks of the world are arranged. world = pp × dp × cp × tp, tp fastest, pp slowest, so that
- * neighbours in tp are neighbours in the machine. */
+/* The mesh: how the ranks of the world are arranged. world = pp × dp × cp × tp, tp fastest, pp
+ * slowest, so that neighbours in tp are neighbours in the machine. */
 #ifndef QD_SPEC_LAYOUT_MESH_H
 #define QD_SPEC_LAYOUT_MESH_H
 
@@ -41,8 +41,8 @@ int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int co
 /* "dp", "dp×cp", … into text. */
 void qd_mesh_mask_name(unsigned mask, char *text, size_t size);
 
-/* A part of such a group: of its positions every `stride`-th, `size` of them. size and stride multiply to a divisor of the
- * whole group's size. */
+/* A part of such a group: of its positions every `stride`-th, `size` of them. size and stride
+ * multiply to a divisor of the whole group's size. */
 typedef struct qd_group {
     unsigned axes;
     int size, stride;

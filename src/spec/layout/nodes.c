@@ -93,7 +93,8 @@ double qd_nodes_expected(const qd_moe *e, int nodes)
     return nodes * (1.0 - missed);
 }
 
-/* Of the ranks that hold all experts together, the part that lies on another node than a rank of theirs, on average. */
+/* Of the ranks that hold all experts together, the part that lies on another node than a rank of
+ * theirs, on average. */
 static double far_share(const qd_mesh *mesh)
 {
     qd_group group = qd_expert_group(mesh);
@@ -198,7 +199,8 @@ static int64_t relay_rows(const qd_nodes *n, int node, int local, int expert)
     return rows;
 }
 
-/* Each rank of experts in turn takes what the relays have for it, as long as there is room on both sides. */
+/* Each rank of experts in turn takes what the relays have for it, as long as there is room on both
+ * sides. */
 bool qd_relay_next(const qd_nodes *n, int node, int32_t *taken, int32_t *rows)
 {
     int experts = qd_nodes_experts(n), held = experts * n->etp / n->locals;

@@ -10,8 +10,8 @@ unsigned qd_pieces_kinds(const qd_program *p)
     return kinds;
 }
 
-/* What the rank answers for of a parameter, and with how many others it shares that: under ZeRO the ranks that hold the same
- * part, else all of a group. */
+/* What the rank answers for of a parameter, and with how many others it shares that: under ZeRO the
+ * ranks that hold the same part, else all of a group. */
 static qd_atom box_of(const qd_program *p, int kind, int param)
 {
     static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
@@ -55,8 +55,9 @@ static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_ato
     }
 }
 
-/* The held boxes of a family one after another are one long list of elements; each replica takes an even stretch of it, rounded to rows. So
- * most tensors are written whole, and a rank that shares with n others writes n + 1 cut ones more than it must. */
+/* The held boxes of a family one after another are one long list of elements; each replica takes an
+ * even stretch of it, rounded to rows. So most tensors are written whole, and a rank that shares
+ * with n others writes n + 1 cut ones more than it must. */
 static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
 {
     *pieces = (qd_state_pieces){.list = pieces->list};

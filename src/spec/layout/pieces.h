@@ -1,5 +1,6 @@
-/* Which boxes of which logical tensors a rank writes into a checkpoint. Pure arithmetic: every rank knows its own without
- * asking, the boxes of all ranks cover each tensor once, and ranks that hold the same share the work evenly. */
+/* Which boxes of which logical tensors a rank writes into a checkpoint. Pure arithmetic: every rank
+ * knows its own without asking, the boxes of all ranks cover each tensor once, and ranks that hold
+ * the same share the work evenly. */
 #ifndef QD_SPEC_LAYOUT_PIECES_H
 #define QD_SPEC_LAYOUT_PIECES_H
 
@@ -7,7 +8,8 @@
 
 typedef enum qd_ckpt_kind { QD_CKPT_VALUE, QD_CKPT_MOMENT1, QD_CKPT_MOMENT2, QD_CKPT_KIND_COUNT } qd_ckpt_kind;
 
-/* At most this much in one piece (a row is never cut), so that a reader checks little more than what it wants. */
+/* At most this much in one piece (a row is never cut), so that a reader checks little more than
+ * what it wants. */
 #define QD_PIECE_BYTES ((int64_t)64 << 20)
 
 typedef struct qd_state_piece {

@@ -16,7 +16,8 @@ bool qd_ledger_tied_apart(const qd_ledger *l, int param)
 
 /* ---- stages ---- */
 
-/* Elements of the matrices of a declared op that a token meets: of experts, those that it chooses. */
+/* Elements of the matrices of a declared op that a token meets: of experts, those that it
+ * chooses. */
 static double elements_met(const qd_layer *decl, const qd_decl_op *op)
 {
     double elements = 0.0;
@@ -27,9 +28,9 @@ static double elements_met(const qd_layer *decl, const qd_decl_op *op)
     return op->kind == QD_DECL_GROUPED_LINEAR ? elements * decl->model->moe.per_token / decl->model->moe.experts : elements;
 }
 
-/* Work of a module per token, forward and backward, in FLOPs: 6 per element of a matrix, attention over
- * the causal half with its scores computed once more in the backward pass. A lookup and the sum into its
- * rows are counted by the bytes they move. */
+/* Work of a module per token, forward and backward, in FLOPs: 6 per element of a matrix, attention
+ * over the causal half with its scores computed once more in the backward pass. A lookup and the
+ * sum into its rows are counted by the bytes they move. */
 static double cost(const qd_ledger *l, int module, int64_t seq)
 {
     const qd_layer *decl = &l->decls[l->modules[module].decl];
@@ -48,7 +49,8 @@ static double cost(const qd_ledger *l, int module, int64_t seq)
     return flops;
 }
 
-/* Modules i .. on the stages s .. : the least sum of squared costs with no stage above `most`; next: where stage s ends. */
+/* Modules i .. on the stages s .. : the least sum of squared costs with no stage above `most`;
+ * next: where stage s ends. */
 typedef struct cutting {
     int modules, stages;
     const double *before; /* cost of the modules before each */
@@ -56,7 +58,8 @@ typedef struct cutting {
     int *next;
 } cutting;
 
-/* Whether `stages` are enough with none above `most`: filled one after the other. Stages that are left over split others. */
+/* Whether `stages` are enough with none above `most`: filled one after the other. Stages that are
+ * left over split others. */
 static bool enough(const cutting *c, double most)
 {
     int stages = 1;
@@ -84,7 +87,8 @@ static void cut(cutting *c, double most)
                 double own = c->before[j] - c->before[i], rest = c->best[(s + 1) * width + j];
                 if (own > most)
                     break;
-                /* Of equals the first, with the fewer modules: early ranks have more micro-batches in flight. */
+                /* Of equals the first, with the fewer modules: early ranks have more micro-batches
+                 * in flight. */
                 if (rest >= 0.0 && (*best < 0.0 || own * own + rest < *best * (1.0 - 1e-12))) {
                     *best = own * own + rest;
                     c->next[s * width + i] = j;

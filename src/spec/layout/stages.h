@@ -12,12 +12,14 @@ typedef struct qd_pipeline {
     const char *file;   /* that the schedule is read from; "" or NULL: none */
 } qd_pipeline;
 
-/* Gives each module its stage and rank, and makes the schedule for the mesh's pp ranks. Blocks are shared out so that the costliest
- * stage costs least, the embedding and the head counted; a number of blocks that does not divide gives uneven stages. QD_USAGE with
- * the reason when they cannot be. */
+/* Gives each module its stage and rank, and makes the schedule for the mesh's pp ranks. Blocks are
+ * shared out so that the costliest stage costs least, the embedding and the head counted; a number
+ * of blocks that does not divide gives uneven stages. QD_USAGE with the reason when they cannot
+ * be. */
 qd_status qd_pipeline_place(qd_ledger *ledger, const qd_pipeline *pipeline, int64_t seq, int micro_batches, bool training, qd_arena *arena,
                             const qd_schedule **schedule);
 
-/* Whether a parameter shares its values with one that other ranks hold: its rank then keeps a copy of them. */
+/* Whether a parameter shares its values with one that other ranks hold: its rank then keeps a copy
+ * of them. */
 bool qd_ledger_tied_apart(const qd_ledger *ledger, int param);
 #endif

@@ -1,19 +1,22 @@
 /* Where a rank's parameters lie in its buffers, in elements, and what of them it answers for.
  *
- * A whole buffer holds each local tensor; values, gradients and optimizer state share its offsets. Each fused group starts
- * at a multiple of QD_STORAGE_ALIGN elements. Gradients of tied parameters lie in a buffer of their own.
+ * A whole buffer holds each local tensor; values, gradients and optimizer state share its offsets.
+ * Each fused group starts at a multiple of QD_STORAGE_ALIGN elements. Gradients of tied parameters
+ * lie in a buffer of their own.
  *
- * A sharded buffer holds one part of each tensor: tensors keep their shape and are cut by rows, unevenly where rows do not
- * divide (each logical tensor by its own rows, fused or not), and the parts follow each other without gaps. So the parts
- * of any run of parameters are one stretch of a sharded buffer and a list of segments of a whole one, and one vectored
- * collective carries them. */
+ * A sharded buffer holds one part of each tensor: tensors keep their shape and are cut by rows,
+ * unevenly where rows do not divide (each logical tensor by its own rows, fused or not), and the
+ * parts follow each other without gaps. So the parts of any run of parameters are one stretch of a
+ * sharded buffer and a list of segments of a whole one, and one vectored collective carries
+ * them. */
 #ifndef QD_SPEC_LAYOUT_STORAGE_H
 #define QD_SPEC_LAYOUT_STORAGE_H
 
 #include "spec/layout/ledger.h"
 
 #define QD_STORAGE_ALIGN 32
-/* Rows of each tensor of a family of parameters are cut into so many parts, and this rank has one of them; 1 and 0: whole. */
+/* Rows of each tensor of a family of parameters are cut into so many parts, and this rank has one
+ * of them; 1 and 0: whole. */
 typedef struct qd_share {
     int parts, part;
 } qd_share;
@@ -55,12 +58,14 @@ static inline qd_share qd_storage_share(const qd_storage *storage, int param)
 }
 qd_extent qd_storage_part(const qd_storage *storage, int param, int parts, int part);
 
-/* Whether the rank has values of a parameter of its own: all that it holds but tied ones, and the copy. */
+/* Whether the rank has values of a parameter of its own: all that it holds but tied ones, and the
+ * copy. */
 static inline bool qd_storage_has(const qd_ledger *ledger, const qd_storage *storage, int param)
 {
     return ledger->params[param].tied_to < 0 || param == storage->copied;
 }
 
-/* Elements of the parts of parameters [param, param + params) that rank `part` of `parts` has; tied ones have none, but the copy. */
+/* Elements of the parts of parameters [param, param + params) that rank `part` of `parts` has; tied
+ * ones have none, but the copy. */
 int64_t qd_storage_run(const qd_ledger *ledger, const qd_storage *storage, int param, int params, int parts, int part);
 #endif

@@ -1,8 +1,9 @@
 /* Tensor parallelism: how the ranks of tp share a layer (as Megatron does).
  *
- * Query, key and value heads, the inner width of the MLP and the vocabulary are cut: q, k, v, gate, up, the token table and
- * the head by rows (their outputs), attention output and down by columns (their inputs). A kv head that fewer query heads
- * than a rank has need is held by several neighbours. */
+ * Query, key and value heads, the inner width of the MLP and the vocabulary are cut: q, k, v, gate,
+ * up, the token table and the head by rows (their outputs), attention output and down by columns
+ * (their inputs). A kv head that fewer query heads than a rank has need is held by several
+ * neighbours. */
 #ifndef QD_SPEC_LAYOUT_TENSOR_H
 #define QD_SPEC_LAYOUT_TENSOR_H
 

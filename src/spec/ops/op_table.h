@@ -161,8 +161,8 @@ typedef enum qd_op_kind {
     QD_OP_KIND_COUNT
 } qd_op_kind;
 
-/* Places of operands: QD_LINEAR_X is 0, QD_LINEAR_WEIGHT 1, and so on; QD_LINEAR_OPERANDS their number. One enum, so that code
- * that treats kinds alike may choose between their places. */
+/* Places of operands: QD_LINEAR_X is 0, QD_LINEAR_WEIGHT 1, and so on; QD_LINEAR_OPERANDS their
+ * number. One enum, so that code that treats kinds alike may choose between their places. */
 typedef enum qd_operand {
 #define QD_OPERAND_ENTRY(kind, operand) QD_OPERAND_PLACE(kind, QD_OPERAND_NAME(operand)),
 #define QD_OP_OPERANDS(kind, name, ...) QD_##kind##_BEFORE = -1, QD_EACH(QD_OPERAND_ENTRY, kind, __VA_ARGS__) QD_##kind##_OPERANDS,
@@ -175,8 +175,8 @@ typedef enum qd_operand {
 QD_OP_TABLE(QD_OP_FITS)
 #undef QD_OP_FITS
 
-/* Where code treats several kinds alike and names operands by one of them, the others have these operands at the same places.
- * What several files rely on: */
+/* Where code treats several kinds alike and names operands by one of them, the others have these
+ * operands at the same places. What several files rely on: */
 #define QD_SAME_PLACE(name, kind, other) \
     _Static_assert(QD_OPERAND_PASTE(kind, name) == QD_OPERAND_PASTE(other, name), #kind " and " #other " differ in " #name)
 QD_SAME_PLACE(WEIGHT, LINEAR, LINEAR_ADD);

@@ -3,9 +3,11 @@
 #include <string.h>
 
 static const qd_device_traits traits_table[] = {
-    /* 128 MiB of fp32 logits: with half of it, the products of a GPT-2 head are slower, by up to a sixth */
+    /* 128 MiB of fp32 logits: with half of it, the products of a GPT-2 head are slower, by up to a
+     * sixth */
     {.device = "cpu", .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
-    /* About a gigabyte of bf16 logits: products of many rows, and few roundings of the head's gradient. */
+    /* About a gigabyte of bf16 logits: products of many rows, and few roundings of the head's
+     * gradient. */
     {.device = "cuda",
      .fused_residual = true,
      .fused_gelu = true,

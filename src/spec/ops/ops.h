@@ -1,9 +1,11 @@
-/* The second level of the step program: what a module does in each phase, as a list of ops over slots.
+/* The second level of the step program: what a module does in each phase, as a list of ops over
+ * slots.
  *
- * A *slot* is a tensor seen by one module: a parameter, a gradient, a port, an input of the step, or a local value. How
- * long a local value lives (and so whether it is scratch, or stashed for the backward pass, and until which part of it)
- * is derived from the ops that read and write it. An *op* names the kernel, its slots and its sizes. `spec` writes the
- * lists; `nn` executes them and has no second copy. */
+ * A *slot* is a tensor seen by one module: a parameter, a gradient, a port, an input of the step,
+ * or a local value. How long a local value lives (and so whether it is scratch, or stashed for the
+ * backward pass, and until which part of it) is derived from the ops that read and write it. An
+ * *op* names the kernel, its slots and its sizes. `spec` writes the lists; `nn` executes them and
+ * has no second copy. */
 #ifndef QD_SPEC_OPS_OPS_H
 #define QD_SPEC_OPS_OPS_H
 
@@ -12,8 +14,9 @@
 #include "spec/layout/ledger.h"
 #include "spec/ops/op_table.h"
 
-/* What the device does in one pass, and what suits it; the lists are written for it. One row per kind of device in
- * ops.c, so that `check` knows without the device what a run on it will do; a run compares it with what its device says. */
+/* What the device does in one pass, and what suits it; the lists are written for it. One row per
+ * kind of device in ops.c, so that `check` knows without the device what a run on it will do; a run
+ * compares it with what its device says. */
 typedef struct qd_device_traits {
     const char *device;         /* "cpu", "cuda" */
     bool fused_residual;        /* a product adds the residual stream */
@@ -21,7 +24,8 @@ typedef struct qd_device_traits {
     bool fused_bias_grad;       /* the weight gradient's product gives the bias gradient */
     bool sums_in_norm;          /* the norm's gradient sums what it reads and writes, for the gradients of biases */
     bool ranks_as_threads;      /* local ranks share its memory, so they are threads of one process */
-    /* dense blocks: SwiGLU's result is computed again beside its gradient, unless train.swiglu says otherwise */
+    /* dense blocks: SwiGLU's result is computed again beside its gradient, unless train.swiglu says
+     * otherwise */
     bool remade_activation;
     bool squares_in_products;   /* products over experts sum the squares of the gradients that they write */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
@@ -29,18 +33,19 @@ typedef struct qd_device_traits {
 } qd_device_traits;
 const qd_device_traits *qd_device_traits_find(const char *device); /* NULL: unknown */
 
-/* Phases of a module for one micro-batch. I and W are the two halves of the backward pass: gradients of the inputs,
- * gradients of the weights. */
+/* Phases of a module for one micro-batch. I and W are the two halves of the backward pass:
+ * gradients of the inputs, gradients of the weights. */
 typedef enum qd_phase { QD_PHASE_FORWARD, QD_PHASE_INPUT, QD_PHASE_WEIGHT, QD_PHASE_COUNT } qd_phase;
 
-/* What a block does not keep for its backward pass and computes again.
- * Selective: results of ops that only move bytes, where that frees more than their inputs take; the op is run again inside
- * the backward pass, just before its result is read. Full: everything but the port that enters the block; the ops of
- * phase F that the backward pass needs are run again before it, as an action of their own. */
+/* What a block does not keep for its backward pass and computes again. Selective: results of ops
+ * that only move bytes, where that frees more than their inputs take; the op is run again inside
+ * the backward pass, just before its result is read. Full: everything but the port that enters the
+ * block; the ops of phase F that the backward pass needs are run again before it, as an action of
+ * their own. */
 typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMPUTE_FULL, QD_RECOMPUTE_COUNT } qd_recompute;
 
-/* SwiGLU's results: kept for the backward pass, or computed again in the pass that gives their gradients. AUTO: again
- * in routed experts, and where the device's traits say so. */
+/* SwiGLU's results: kept for the backward pass, or computed again in the pass that gives their
+ * gradients. AUTO: again in routed experts, and where the device's traits say so. */
 typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_swiglu;
 
 const char *qd_op_name(qd_op_kind kind);
@@ -51,9 +56,10 @@ bool qd_decl_has_lowering(qd_decl_kind kind); /* a rule of the pass `forward`: e
 bool qd_op_has_gradient(qd_op_kind kind);  /* a rule of the pass `gradient`: ops that forward lists may hold */
 bool qd_op_has_placement(qd_op_kind kind); /* a rule of the pass `place` */
 
-/* What an op that communicates adds. Of all ranks of its group, each has the same op at the same place of its list. An
- * asynchronous one runs beside the ops after it, up to the first op that names it or a later one in `after`; its slots must
- * not be touched in between, except rows outside its window. */
+/* What an op that communicates adds. Of all ranks of its group, each has the same op at the same
+ * place of its list. An asynchronous one runs beside the ops after it, up to the first op that
+ * names it or a later one in `after`; its slots must not be touched in between, except rows outside
+ * its window. */
 typedef struct qd_op_exchange {
     qd_group group;      /* size 0: the op does not communicate */
     int32_t index;       /* of the group in the program's groups; -1: one rank, nothing to do */
@@ -110,8 +116,8 @@ typedef enum qd_slot_kind {
     QD_SLOT_LOCAL
 } qd_slot_kind;
 
-/* How the rows and columns of a value are placed on tp. The rows of a port are those that a rank has between modules: all R of
- * its micro-batch, or under sp a slice of them. */
+/* How the rows and columns of a value are placed on tp. The rows of a port are those that a rank
+ * has between modules: all R of its micro-batch, or under sp a slice of them. */
 typedef enum qd_layout {
     QD_LAYOUT_NONE,    /* a parameter, an input, a result of its own shape */
     QD_LAYOUT_PORT,    /* the rows of a port, whole columns */
@@ -150,7 +156,8 @@ typedef struct qd_module_class {
     int64_t region[QD_REGION_COUNT];   /* bytes */
     qd_phase in_until, grad_out_until; /* last phase that reads IN and GRAD_OUT: the program frees them after it */
     bool has_weight_phase, uses_input;
-    /* bits 1 << qd_phase: those with ops that write gradients of parameters, that overwrite them, that sum their squares */
+    /* bits 1 << qd_phase: those with ops that write gradients of parameters, that overwrite them,
+     * that sum their squares */
     unsigned grad_phases, overwrite_phases, square_phases;
     qd_recompute recompute;
 } qd_module_class;
@@ -171,11 +178,13 @@ typedef struct qd_class_config {
     const qd_device_traits *traits;
 } qd_class_config;
 
-/* Derives the lists of the modules with declaration `decl` of the ledger, for the rank of `config`. Lives in `arena`. */
+/* Derives the lists of the modules with declaration `decl` of the ledger, for the rank of `config`.
+ * Lives in `arena`. */
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out);
 
-/* Phases that an action runs are bits 1 << qd_phase, or this: the ops of phase F that the backward pass needs once more. */
+/* Phases that an action runs are bits 1 << qd_phase, or this: the ops of phase F that the backward
+ * pass needs once more. */
 #define QD_PHASES_AGAIN (1u << QD_PHASE_COUNT)
 static inline bool qd_op_runs(const qd_op *op, unsigned phases)
 {
@@ -210,13 +219,14 @@ static inline int64_t qd_positions(int64_t seq, int64_t context)
     return context > 0 ? context : seq;
 }
 
-/* Rows of logits the head holds at a time: fixed by the vocabulary and the kind of device alone, so that no sum depends
- * on the layout. */
+/* Rows of logits the head holds at a time: fixed by the vocabulary and the kind of device alone, so
+ * that no sum depends on the layout. */
 int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab);
 
-/* The row stride of logits, in elements. A vocabulary, or a rank's part of one, may have any size; rows that all begin at
- * multiples of 128 bytes are what GEMMs on GPUs need to run at full speed. What lies between the vocabulary and the stride is
- * room only: the loss does not read it, and zeroes it in gradients. */
+/* The row stride of logits, in elements. A vocabulary, or a rank's part of one, may have any size;
+ * rows that all begin at multiples of 128 bytes are what GEMMs on GPUs need to run at full speed.
+ * What lies between the vocabulary and the stride is room only: the loss does not read it, and
+ * zeroes it in gradients. */
 static inline int64_t qd_logits_stride(int64_t tokens)
 {
     return (tokens + 63) / 64 * 64;

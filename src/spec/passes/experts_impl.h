@@ -5,8 +5,8 @@
 #include "spec/layout/nodes.h"
 #include "spec/passes/passes.h"
 
-/* Rows that go to experts once per node (spec/layout/nodes.h), as slots. A copy is a row on its way to
- * one node. */
+/* Rows that go to experts once per node (spec/layout/nodes.h), as slots. A copy is a row on its way
+ * to one node. */
 typedef struct qd_node_plan {
     int place, from, count;             /* copies of each row, one per node; rows per node */
     int counts, table;                  /* rows per expert and node, of this rank and of all */

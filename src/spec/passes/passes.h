@@ -84,7 +84,8 @@ void qd_op_set_operands(qd_op *op, qd_operands operands);
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* the bytes alone */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
-/* An op that communicates, over `rows` × `cols` elements from row `first` of its first operand on. */
+/* An op that communicates, over `rows` × `cols` elements from row `first` of its first operand
+ * on. */
 qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
                          int64_t cols);
 /* The place of the operand whose rows a GEMM with a weight multiplies: x, or dy. */

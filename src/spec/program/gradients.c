@@ -1,10 +1,13 @@
-/* Gradients in the step: where they are collected, how they are summed over the ranks, and what becomes of the sums.
+/* Gradients in the step: where they are collected, how they are summed over the ranks, and what
+ * becomes of the sums.
  *
- * Collected in GRAD itself, or (zero 2 and 3, or a reduction after each micro-batch) in a block of modules of their own that
- * lives until it is reduced. Reduced whole (zero 0) or each rank its part, over the ranks that share a copy and then over
- * the replicas. The sums end up in GRAD: in place, unpacked into it, received by it, or added to it.
+ * Collected in GRAD itself, or (zero 2 and 3, or a reduction after each micro-batch) in a block of
+ * modules of their own that lives until it is reduced. Reduced whole (zero 0) or each rank its
+ * part, over the ranks that share a copy and then over the replicas. The sums end up in GRAD: in
+ * place, unpacked into it, received by it, or added to it.
  *
- * A block's reduction runs while the next block is computed. What follows it is written into the program one block later. */
+ * A block's reduction runs while the next block is computed. What follows it is written into the
+ * program one block later. */
 #include "spec/layout/experts.h"
 #include "spec/program/program_impl.h"
 
@@ -77,7 +80,8 @@ static qd_status find_written(qd_builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* Gradients of the modules low .. high that nothing overwrites begin as 0: of tied parameters, or of the others. */
+/* Gradients of the modules low .. high that nothing overwrites begin as 0: of tied parameters, or
+ * of the others. */
 static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool tied)
 {
     const qd_module *last = &b->ledger->modules[high];
@@ -259,7 +263,8 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
     }
 }
 
-/* The run of whole parameters that ends before `end` and is about a bucket long; *param: its first. */
+/* The run of whole parameters that ends before `end` and is about a bucket long; *param: its
+ * first. */
 static int64_t choose_run(const qd_builder *b, int begin, int end, int *param)
 {
     int64_t count = 0;
@@ -324,7 +329,8 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
 
 /* ---- and its end ---- */
 
-/* Sums this rank's part over the replicas. Ranks at the same place of each copy have the same parts. */
+/* Sums this rank's part over the replicas. Ranks at the same place of each copy have the same
+ * parts. */
 static void reduce_replicas(qd_builder *b, qd_pending *pending)
 {
     if (!pending->replicas || b->no_memory)
@@ -392,8 +398,9 @@ static void finish_until(qd_builder *b, int until)
         finish_pending(b, &b->pending[b->pending_done]);
 }
 
-/* Gradients that several ranks of tp have parts of (norms under sp, kv heads that neighbours share) are summed over those
- * first: small sums, one for each run of such parameters, that nothing runs beside. */
+/* Gradients that several ranks of tp have parts of (norms under sp, kv heads that neighbours share)
+ * are summed over those first: small sums, one for each run of such parameters, that nothing runs
+ * beside. */
 static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
 {
     const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
@@ -438,7 +445,8 @@ static void reduce_block(qd_builder *b, int index, int microbatch)
     slot->pending = begin;
     slot->pending_count = b->pending_count - begin;
     slot->reducing = b->blocks;
-    /* The previous block's sums go on over the replicas; those before it, or without replicas this one, have arrived. */
+    /* The previous block's sums go on over the replicas; those before it, or without replicas this
+     * one, have arrived. */
     int keep = begin;
     for (int k = b->pending_done; k < begin; k++) {
         if (b->pending[k].replicas && keep == begin)
@@ -493,8 +501,8 @@ bool qd_gradients_sums(const qd_builder *b)
     return qd_norm_group(&b->ledger->model, &b->ledger->mesh).size > 1 || b->ledger->mesh.degree[QD_AXIS_PP] > 1;
 }
 
-/* One number for each parameter, then its sum over tp (with experts, over the ranks that hold all of them) and over pp: the same
- * bits whatever lies on which stage. */
+/* One number for each parameter, then its sum over tp (with experts, over the ranks that hold all
+ * of them) and over pp: the same bits whatever lies on which stage. */
 static void reduce_sums(qd_builder *b)
 {
     const qd_group groups[] = {qd_norm_group(&b->ledger->model, &b->ledger->mesh),
@@ -509,8 +517,8 @@ static void reduce_sums(qd_builder *b)
     }
 }
 
-/* Reductions end in the order in which they started, from the last module to the first; so do the norms, each waiting only
- * for the reductions that cover its module. */
+/* Reductions end in the order in which they started, from the last module to the first; so do the
+ * norms, each waiting only for the reductions that cover its module. */
 void qd_gradients_finish(qd_builder *b)
 {
     qd_program *p = b->p;

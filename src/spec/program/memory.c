@@ -1,5 +1,5 @@
-/* The accountant: where each dynamic buffer lies, and what is alive at the peak. Both walk the program's ALLOC and FREE
- * actions; nothing else decides memory. */
+/* The accountant: where each dynamic buffer lies, and what is alive at the peak. Both walk the
+ * program's ALLOC and FREE actions; nothing else decides memory. */
 #include "spec/program/program.h"
 
 #include <stdlib.h>
@@ -12,7 +12,8 @@ static int64_t aligned(int64_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Free stretches of the dynamic area, by offset, never adjacent to each other. The area ends at `end`. */
+/* Free stretches of the dynamic area, by offset, never adjacent to each other. The area ends at
+ * `end`. */
 typedef struct hole {
     int64_t offset, bytes;
 } hole;
@@ -22,7 +23,8 @@ typedef struct area {
     int64_t end;
 } area;
 
-/* Best fit; at the end of the area if nothing fits (the last hole, if it touches the end, is used first). */
+/* Best fit; at the end of the area if nothing fits (the last hole, if it touches the end, is used
+ * first). */
 static int64_t take(area *a, int64_t bytes)
 {
     int best = -1;
@@ -75,7 +77,8 @@ static qd_status give(area *a, int64_t offset, int64_t bytes)
     return QD_OK;
 }
 
-/* Calls `change` (may be NULL) at each ALLOC (+1) and FREE (-1) and refuses programs whose buffers are not in order. */
+/* Calls `change` (may be NULL) at each ALLOC (+1) and FREE (-1) and refuses programs whose buffers
+ * are not in order. */
 typedef qd_status (*change_fn)(void *context, int action, int buffer, int sign);
 
 static qd_status bad(const qd_program *p, int action, int buffer, const char *what)
@@ -85,8 +88,8 @@ static qd_status bad(const qd_program *p, int action, int buffer, const char *wh
     return QD_FAIL(QD_USAGE, "step program, action %d (%s): buffer %d %s", action, text, buffer, what);
 }
 
-/* Communication on its own stream has ended for an action that waits for it, or for a later one of its group. `busy` names
- * the last such action that works on each buffer. */
+/* Communication on its own stream has ended for an action that waits for it, or for a later one of
+ * its group. `busy` names the last such action that works on each buffer. */
 static void note_communication(const qd_program *p, int index, int *busy, int *ended)
 {
     const qd_action *a = &p->actions[index];

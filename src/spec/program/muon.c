@@ -176,7 +176,8 @@ static qd_status assign(candidate *list, int count, int ranks)
     return QD_OK;
 }
 
-/* The matrices of a family that this rank has something of. Refuses those that are cut along other axes than the groups have. */
+/* The matrices of a family that this rank has something of. Refuses those that are cut along other
+ * axes than the groups have. */
 static qd_status find_matrices(const qd_builder *b, int family, candidate *list, int *count)
 {
     *count = 0;
@@ -307,8 +308,9 @@ static void set_run(qd_action *a, const muon_round *r)
     a->params = r->count;
 }
 
-/* The elements of the round that change ranks at an exchange, in all groups that have a matrix of it: of each matrix, every box but
- * the owner's; of boxes that several ranks of tp have, one is collected, and all are handed back. */
+/* The elements of the round that change ranks at an exchange, in all groups that have a matrix of
+ * it: of each matrix, every box but the owner's; of boxes that several ranks of tp have, one is
+ * collected, and all are handed back. */
 static int64_t moved(const qd_builder *b, const muon_team *t, qd_action_kind kind, const muon_round *r)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -462,7 +464,8 @@ static void end_share(qd_builder *b, muon_team *t)
     qd_build_free(b, &r->matrix);
 }
 
-/* As many results are on their way as fit a bucket, and two at least: the next round is computed meanwhile. */
+/* As many results are on their way as fit a bucket, and two at least: the next round is computed
+ * meanwhile. */
 static void share(qd_builder *b, muon_team *t, int round, int matrix)
 {
     int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4,

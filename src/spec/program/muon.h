@@ -1,28 +1,30 @@
-/* Muon in the step program: the two-dimensional weights of blocks are *matrices*, logical tensors (q, k, v apart), each
- * of which one rank orthogonalizes as a whole; everything else is AdamW's.
+/* Muon in the step program: the two-dimensional weights of blocks are *matrices*, logical tensors
+ * (q, k, v apart), each of which one rank orthogonalizes as a whole; everything else is AdamW's.
  *
- * Two groups of ranks do it together. Those of a matrix_group have parts of every matrix: the ranks of a sharded copy,
- * times tp, which cuts matrices by rows or columns. Those of a share_group have the same parts: without sharding, the
- * ranks of the data axes. Matrices are given to all of them by cost, the most expensive first, each to the rank that
- * has the least to do. The k-th matrices of all ranks are round k: program->matrices lists the rounds one after
- * another, in each the ranks of one matrix_group after another, and an action names a run of that list by `param` and
+ * Two groups of ranks do it together. Those of a matrix_group have parts of every matrix: the ranks
+ * of a sharded copy, times tp, which cuts matrices by rows or columns. Those of a share_group have
+ * the same parts: without sharding, the ranks of the data axes. Matrices are given to all of them
+ * by cost, the most expensive first, each to the rank that has the least to do. The k-th matrices
+ * of all ranks are round k: program->matrices lists the rounds one after another, in each the ranks
+ * of one matrix_group after another, and an action names a run of that list by `param` and
  * `params`.
  *
- * Experts that are laid out apart are a family of parameters with groups of their own: etp in place of tp, edp in place
- * of the data axes. A rank takes part in the rounds of its own experts only. Where etp and ZeRO both cut them, the
- * ranks that do (etp times edp) are no neighbours: their group is all ranks of a copy, and those of other experts send
- * each other nothing.
+ * Experts that are laid out apart are a family of parameters with groups of their own: etp in place
+ * of tp, edp in place of the data axes. A rank takes part in the rounds of its own experts only.
+ * Where etp and ZeRO both cut them, the ranks that do (etp times edp) are no neighbours: their
+ * group is all ranks of a copy, and those of other experts send each other nothing.
  *
- * MOMENTUM writes this rank's boxes of the round's matrices that its matrix_group orthogonalizes into `part`, one
- * matrix after another; COLLECT brings those of one matrix together in `buffer` of its owner; ORTHOGONALIZE; HAND_BACK
- * brings boxes of the results back into `part`; UPDATE_MATRICES applies them. The next round is collected, and the one
- * before handed back, while this one is computed. A rank that has whole matrices leaves out both exchanges: `part` is
- * -1, and MOMENTUM writes its own matrix into `buffer`. With a share_group, SHARE then brings this rank's box of each
- * result into `buffer` of all ranks of the group but one, which has it in `part`: where HAND_BACK left it, or the
- * matrix itself. ORTHOGONALIZE has its scratch in `part`.
+ * MOMENTUM writes this rank's boxes of the round's matrices that its matrix_group orthogonalizes
+ * into `part`, one matrix after another; COLLECT brings those of one matrix together in `buffer` of
+ * its owner; ORTHOGONALIZE; HAND_BACK brings boxes of the results back into `part`; UPDATE_MATRICES
+ * applies them. The next round is collected, and the one before handed back, while this one is
+ * computed. A rank that has whole matrices leaves out both exchanges: `part` is -1, and MOMENTUM
+ * writes its own matrix into `buffer`. With a share_group, SHARE then brings this rank's box of
+ * each result into `buffer` of all ranks of the group but one, which has it in `part`: where
+ * HAND_BACK left it, or the matrix itself. ORTHOGONALIZE has its scratch in `part`.
  *
- * All ranks have the same actions and, boxes aside, the same buffers; a rank without a matrix in a round computes
- * nothing in it. */
+ * All ranks have the same actions and, boxes aside, the same buffers; a rank without a matrix in a
+ * round computes nothing in it. */
 #ifndef QD_SPEC_PROGRAM_MUON_H
 #define QD_SPEC_PROGRAM_MUON_H
 

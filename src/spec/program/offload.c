@@ -7,7 +7,8 @@
 
 /* One buffer is filled, one updated, one emptied. */
 enum { SLOTS = 3 };
-/* Sections begin as far from a multiple of this as they do in host memory: vector loads stay aligned as they were. */
+/* Sections begin as far from a multiple of this as they do in host memory: vector loads stay
+ * aligned as they were. */
 enum { ALIGN = 64 };
 
 /* A stretch of the state that is on the device at a time. */
@@ -99,8 +100,8 @@ static void add_stretch(qd_builder *b, int module, int param, int64_t first, int
     }
 }
 
-/* A module's state is one stretch. Without Muon's matrices, whose actions fetch them, and with second moments that lie closer
- * together than the rest, it is several. */
+/* A module's state is one stretch. Without Muon's matrices, whose actions fetch them, and with
+ * second moments that lie closer together than the rest, it is several. */
 static void add_module(qd_builder *b, const qd_module *module, int index)
 {
     const qd_program *p = b->p;

@@ -166,7 +166,8 @@ static void event_name(const qd_program *p, const qd_action *a, char *text, size
     snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
 }
 
-/* An event up to what its arguments have in common; the caller adds more of them, and ends both objects. */
+/* An event up to what its arguments have in common; the caller adds more of them, and ends both
+ * objects. */
 static void begin_event(qd_json_writer *w, const qd_program *p, int rank, int action, const char *name, const char *kind, int track,
                         int64_t step, double begin, double end)
 {

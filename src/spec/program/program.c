@@ -1,5 +1,5 @@
-/* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c says when parameters are
- * gathered, gradients.c when gradients are reduced. */
+/* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c
+ * says when parameters are gathered, gradients.c when gradients are reduced. */
 #include "spec/layout/experts.h"
 #include "spec/program/program_impl.h"
 
@@ -147,9 +147,9 @@ static void recompute(builder *b, int item)
     qd_units_wait(b, item);
 }
 
-/* Whether an item's backward pass is two actions: where the schedule puts its halves apart, or parallel.split_backward asks for
- * it. A whole pass of a class that is written for halves is one action all the same: only then do exchanges over tp run beside
- * products of the other half. */
+/* Whether an item's backward pass is two actions: where the schedule puts its halves apart, or
+ * parallel.split_backward asks for it. A whole pass of a class that is written for halves is one
+ * action all the same: only then do exchanges over tp run beside products of the other half. */
 static bool in_halves(const builder *b, int item)
 {
     return b->strategy->split_backward && qd_program_class(b->p, b->items[item].module)->has_weight_phase &&
@@ -187,7 +187,8 @@ static void backward_weight(builder *b, int item)
     free_after(b, module, mb, QD_PHASE_WEIGHT);
 }
 
-/* The modules of a stage in the order of the pass. Modules whose gradients are all computed by I have no pass W. */
+/* The modules of a stage in the order of the pass. Modules whose gradients are all computed by I
+ * have no pass W. */
 static void write_turn(builder *b, const qd_turn *turn)
 {
     bool up = turn->pass == QD_PASS_F;
@@ -318,7 +319,8 @@ static qd_status check_master(const qd_strategy *s)
     return QD_OK;
 }
 
-/* Under sp every rank of tp works on rows of its own between the layers: one without rows has nothing to work on. */
+/* Under sp every rank of tp works on rows of its own between the layers: one without rows has
+ * nothing to work on. */
 static qd_status check_rows(const qd_ledger *ledger, const qd_strategy *s)
 {
     const qd_mesh *mesh = &ledger->mesh;
@@ -357,7 +359,8 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     return check_rows(ledger, s);
 }
 
-/* One run of gradients is reduced at a time, so all of a module must be partial over the same data axes. */
+/* One run of gradients is reduced at a time, so all of a module must be partial over the same data
+ * axes. */
 static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *module)
 {
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++)
@@ -366,7 +369,8 @@ static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *m
     return QD_OK;
 }
 
-/* zero 3: neighbours that keep parameters between the passes. They have all experts, some times over. */
+/* zero 3: neighbours that keep parameters between the passes. They have all experts, some times
+ * over. */
 static qd_status choose_kept_groups(builder *b, int shard, bool apart)
 {
     const qd_strategy *s = b->strategy;
@@ -395,9 +399,9 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
     return QD_OK;
 }
 
-/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at the same place of each
- * copy, and those that keep gathered parameters together between the passes. What one rank or one micro-batch makes
- * meaningless is switched off. */
+/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at
+ * the same place of each copy, and those that keep gathered parameters together between the passes.
+ * What one rank or one micro-batch makes meaningless is switched off. */
 static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -410,7 +414,8 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
-    /* A copy has all experts, some times over: those are the experts' own copies, over which theirs are sharded. */
+    /* A copy has all experts, some times over: those are the experts' own copies, over which theirs
+     * are sharded. */
     int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
     if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
         return QD_FAIL(QD_USAGE,
@@ -500,8 +505,8 @@ static void bind_exchanges(builder *b, qd_module_class *class_)
     }
 }
 
-/* The numbers that ops multiply gradients with. Balance is over the tokens of a sequence, or of all that is computed at the same
- * time (a micro-batch of every rank of dp). */
+/* The numbers that ops multiply gradients with. Balance is over the tokens of a sequence, or of all
+ * that is computed at the same time (a micro-batch of every rank of dp). */
 static void bind_scales(const builder *b, qd_module_class *class_)
 {
     const qd_strategy *s = b->strategy;

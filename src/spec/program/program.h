@@ -1,6 +1,6 @@
-/* The step program: what one rank does in one training step, as a list of actions. Built once from (model, mesh,
- * strategy); executed by the trainer, added up by the accountant, checked across ranks by the checker, named by the
- * tracer. Ranks that do the same share one program. */
+/* The step program: what one rank does in one training step, as a list of actions. Built once from
+ * (model, mesh, strategy); executed by the trainer, added up by the accountant, checked across
+ * ranks by the checker, named by the tracer. Ranks that do the same share one program. */
 #ifndef QD_SPEC_PROGRAM_PROGRAM_H
 #define QD_SPEC_PROGRAM_PROGRAM_H
 
@@ -128,8 +128,9 @@ typedef enum qd_buffer_kind {
     QD_BUFFER_KIND_COUNT
 } qd_buffer_kind;
 
-/* Doubles of LOSS: sum of losses, tokens counted; NORM: the gradient norm, the factor that updates multiply gradients with (not finite:
- * no update), the first parameter whose gradient is not finite or -1. */
+/* Doubles of LOSS: sum of losses, tokens counted; NORM: the gradient norm, the factor that updates
+ * multiply gradients with (not finite: no update), the first parameter whose gradient is not finite
+ * or -1. */
 enum { QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD, QD_LOSS_COUNT };
 
 typedef struct qd_buffer {
@@ -175,20 +176,22 @@ typedef struct qd_action {
     int32_t parts;               /* of those: into how many parts tensors are cut */
                                  /* MOMENTUM .. UPDATE_MATRICES: see spec/program/muon.h */
     int32_t use[QD_USE_COUNT];   /* FORWARD, BACKWARD…: buffer indices, -1: none */
-    /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with a chunk: of the
-     * state; NORM: the tokens of the global batch, by which the ops have divided (qd_op.scale) */
+    /* ZERO, REDUCE, ADD: elements, counted as the buffer's `first`; collectives: count in all; with
+     * a chunk: of the state; NORM: the tokens of the global batch, by which the ops have divided
+     * (qd_op.scale) */
     int64_t first, count;
     qd_dtype dtype;              /* of those elements */
     int32_t group;               /* collectives, SEND, RECV: in the program's groups; -1: none */
     int32_t peer;                /* SEND, RECV: how far behind this rank in the group, round and round */
-    /* what all ranks of the world together send, if all do as this one does: of a collective, a SEND, or the ops of
-     * a module action */
+    /* what all ranks of the world together send, if all do as this one does: of a collective, a
+     * SEND, or the ops of a module action */
     int64_t bytes;
     double flops;
     int32_t dep_first, dep_count; /* in the program's deps: actions of other streams that must have ended */
 } qd_action;
 
-/* A matrix that Muon orthogonalizes, and the places in the two groups of the rank that does; see spec/program/muon.h. */
+/* A matrix that Muon orthogonalizes, and the places in the two groups of the rank that does; see
+ * spec/program/muon.h. */
 typedef struct qd_matrix {
     int param, round;
     int owner;  /* in the matrix_group of its family */
@@ -196,8 +199,9 @@ typedef struct qd_matrix {
     int64_t part; /* element of a round's parts at which this rank's box of it lies */
 } qd_matrix;
 
-/* Which ranks of the norm's group (qd_norm_group) count a parameter's squares: those whose place in the group is below `holders`
- * and a multiple of `repeat`. Each element is then counted once. holders 0: no rank does, it is no part of the norm. */
+/* Which ranks of the norm's group (qd_norm_group) count a parameter's squares: those whose place in
+ * the group is below `holders` and a multiple of `repeat`. Each element is then counted once.
+ * holders 0: no rank does, it is no part of the norm. */
 typedef struct qd_norm_rule {
     int32_t holders, repeat;
 } qd_norm_rule;
@@ -278,9 +282,9 @@ static inline const qd_module_class *qd_program_class(const qd_program *program,
     return &program->classes[program->ledger->modules[module].decl][qd_strategy_recompute(&program->strategy, program->ledger, module)];
 }
 
-/* What this rank answers for of a parameter in a persistent kind of buffer: a box of the logical tensor, whose elements lie
- * one after another from `offset` on. Ranks that hold the same box hold the same bits; elements outside it may be out of
- * date between steps. */
+/* What this rank answers for of a parameter in a persistent kind of buffer: a box of the logical
+ * tensor, whose elements lie one after another from `offset` on. Ranks that hold the same box hold
+ * the same bits; elements outside it may be out of date between steps. */
 typedef struct qd_holding {
     qd_atom box;
     int64_t offset, count;
@@ -315,8 +319,8 @@ static inline bool qd_program_squared(const qd_program *p, int param)
     return p->squared && p->squared[param];
 }
 
-/* First row of a rank's part of a family in SQUARES: families follow each other, and in each the parts by rank, so that one piece
- * of each rank is gathered. */
+/* First row of a rank's part of a family in SQUARES: families follow each other, and in each the
+ * parts by rank, so that one piece of each rank is gathered. */
 int64_t qd_program_square_base(const qd_program *program, int family, int part);
 int64_t qd_program_square_rows(const qd_program *program); /* of all families, all parts */
 
@@ -331,8 +335,9 @@ typedef struct qd_memory_report {
     int peak_action;        /* where that is */
 } qd_memory_report;
 
-/* Gives each dynamic buffer its offset from the order of ALLOC and FREE, and sets dynamic_bytes. QD_USAGE when the
- * program uses a buffer that is not allocated, or allocates or frees one twice. */
+/* Gives each dynamic buffer its offset from the order of ALLOC and FREE, and sets dynamic_bytes.
+ * QD_USAGE when the program uses a buffer that is not allocated, or allocates or frees one
+ * twice. */
 qd_status qd_memory_plan(qd_program *program);
 qd_status qd_memory_account(const qd_program *program, qd_memory_report *report);
 
@@ -353,12 +358,14 @@ void qd_trace_put_name(qd_json_writer *writer, const char *what, int rank, int t
 void qd_trace_put_tracks(qd_json_writer *writer, const qd_program *program, int rank);
 /* One event, begin and end in seconds. */
 void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
-/* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: from when on the rank waited for it. */
+/* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: from
+ * when on the rank waited for it. */
 void qd_exchange_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int op, int64_t step, double begin,
                              double end, double waited);
 
-/* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the same pointer where
- * shared). Every collective must be met by all ranks of its group in the same order with the same kind, count and type.
- * QD_MISMATCH with the first two actions that disagree, or the ranks that wait for each other. */
+/* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the
+ * same pointer where shared). Every collective must be met by all ranks of its group in the same
+ * order with the same kind, count and type. QD_MISMATCH with the first two actions that disagree,
+ * or the ranks that wait for each other. */
 qd_status qd_check_programs(const qd_mesh *mesh, const qd_program *const *programs);
 #endif

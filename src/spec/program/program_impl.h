@@ -55,7 +55,8 @@ typedef struct qd_grad_block {
     bool reduced; /* once at least */
 } qd_grad_block;
 
-/* What a block collects between two of its reductions: the gradients of the step, or of one micro-batch of those in flight. */
+/* What a block collects between two of its reductions: the gradients of the step, or of one
+ * micro-batch of those in flight. */
 typedef struct qd_grad_slot {
     int buffer; /* where they are collected, -1: in GRAD, or not allocated */
     int done;   /* modules whose gradients are complete */
@@ -129,7 +130,8 @@ static inline bool qd_build_holds(const qd_builder *b, int module)
     return b->ledger->modules[module].stage_rank == b->stage_rank;
 }
 
-/* build.c: the growing lists. When memory is out, no_memory is set and the build fails as a whole. */
+/* build.c: the growing lists. When memory is out, no_memory is set and the build fails as a
+ * whole. */
 void *qd_build_grow(qd_builder *b, void *array, int count, int *capacity, size_t size);
 int qd_build_buffer(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes, bool persistent);
 qd_action *qd_build_action(qd_builder *b, qd_action_kind kind, int module, int microbatch);
@@ -140,8 +142,8 @@ void qd_build_free(qd_builder *b, int *buffer); /* if there is one; a second cal
 void qd_build_zero(qd_builder *b, int buffer, int64_t first, int64_t count, qd_dtype dtype);
 int qd_build_group(qd_builder *b, qd_group group); /* index; -1 for one rank */
 int qd_build_last_compute(const qd_builder *b);    /* last action that computes; -1: none */
-/* REDUCE, REDUCE_SCATTER or GATHER of `count` elements, on a stream of its own if the strategy overlaps; it then starts when
- * action `after` has ended. */
+/* REDUCE, REDUCE_SCATTER or GATHER of `count` elements, on a stream of its own if the strategy
+ * overlaps; it then starts when action `after` has ended. */
 qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, int group, int64_t count, qd_dtype dtype, int after);
 
 /* moe.c: what cannot be done with experts, or with norms of queries and keys, is refused. */
@@ -173,23 +175,26 @@ void qd_gradients_before(qd_builder *b, int item);               /* a place for 
 void qd_gradients_after(qd_builder *b, int item);
 void qd_gradients_finish(qd_builder *b);                         /* norm and update */
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use);
-/* Whether an action that runs these phases of a module is the first to do so with its gradients there, and has some to overwrite. Each
- * action asks once. */
+/* Whether an action that runs these phases of a module is the first to do so with its gradients
+ * there, and has some to overwrite. Each action asks once. */
 bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phases);
 bool qd_gradients_sums(const qd_builder *b); /* the norm's sums of each parameter come from several ranks of tp or pp */
 int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of GRAD; 0: none */
 
-/* muon.c: matrices and who orthogonalizes them. All but the first do nothing for other optimizers. */
+/* muon.c: matrices and who orthogonalizes them. All but the first do nothing for other
+ * optimizers. */
 qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2); /* *moment2: elements of MOMENT2 */
 void qd_muon_begin(qd_builder *b);  /* after the norm: what other work may be done beside */
 void qd_muon_finish(qd_builder *b);
 
-/* offload.c: optimizer state that lies in host memory. All but the first two do nothing where it does not. */
+/* offload.c: optimizer state that lies in host memory. All but the first two do nothing where it
+ * does not. */
 qd_status qd_offload_check(const qd_strategy *strategy); /* there must be some */
 void qd_offload_create(qd_builder *b, qd_arena *arena);
 void qd_offload_begin(qd_builder *b);   /* takes room for chunks; the first come in while gradients are still summed and normed */
 bool qd_offload_updates(qd_builder *b); /* UPDATE of all modules, chunk by chunk; false: there are no chunks */
-/* Brings this rank's box of a matrix's state to the device: the chunk it is in, -1: it lies there, or the rank has none. */
+/* Brings this rank's box of a matrix's state to the device: the chunk it is in, -1: it lies there,
+ * or the rank has none. */
 int qd_offload_matrix_begin(qd_builder *b, int matrix, qd_buffer_kind kind);
 /* `action`, the newest, works on it; then it goes back. chunk -1: nothing. */
 void qd_offload_matrix_end(qd_builder *b, int matrix, qd_buffer_kind kind, qd_action *action, int chunk);

@@ -1,13 +1,16 @@
-/* What passes between the ranks of a pipeline: activations to the stage after, their gradients to the stage before, and the gradient
- * of a tied parameter from the last stage to the first.
+/* What passes between the ranks of a pipeline: activations to the stage after, their gradients to
+ * the stage before, and the gradient of a tied parameter from the last stage to the first.
  *
- * Sends and receives are on the communication stream. A receive is asked for one turn ahead of its use, so that it runs beside that
- * turn. Between two ranks messages arrive in the order in which they are sent, so receives are asked for in that order too.
+ * Sends and receives are on the communication stream. A receive is asked for one turn ahead of its
+ * use, so that it runs beside that turn. Between two ranks messages arrive in the order in which
+ * they are sent, so receives are asked for in that order too.
  *
- * Nothing can wait for ever, even if a send blocks until it is received. Every rank replays the schedule with the same unit times
- * and places its waits by that clock: it waits for a message at the turn that uses it, which begins no earlier than the sender's
- * turn ends; and for the end of a send (to give back its memory) at a turn that begins later than the receiver's turn that asks for
- * it. So each wait is for something that happens at an earlier time on that clock, and there is no circle. */
+ * Nothing can wait for ever, even if a send blocks until it is received. Every rank replays the
+ * schedule with the same unit times and places its waits by that clock: it waits for a message at
+ * the turn that uses it, which begins no earlier than the sender's turn ends; and for the end of a
+ * send (to give back its memory) at a turn that begins later than the receiver's turn that asks for
+ * it. So each wait is for something that happens at an earlier time on that clock, and there is no
+ * circle. */
 #include "spec/layout/stages.h"
 #include "spec/program/program_impl.h"
 

@@ -1,8 +1,9 @@
 /* Parameters that a rank has to gather before a module can read them.
  *
- * zero 3: a module's parameters are in memory from their gather to the end of the use after which they are not needed soon.
- * At any item of the step the `prefetch` modules that are needed next are gathered or on their way. zero 1 and 2: whole
- * parameters stay in memory, and the parts that other ranks have updated are gathered once, ahead of the first use. */
+ * zero 3: a module's parameters are in memory from their gather to the end of the use after which
+ * they are not needed soon. At any item of the step the `prefetch` modules that are needed next are
+ * gathered or on their way. zero 1 and 2: whole parameters stay in memory, and the parts that other
+ * ranks have updated are gathered once, ahead of the first use. */
 #include "spec/program/program_impl.h"
 
 #include <string.h>
@@ -38,7 +39,8 @@ static qd_pass_units find_units(const qd_builder *b, int module_index, qd_pass p
     return units;
 }
 
-/* Those of an item. Its pass of its module comes again with every micro-batch, so they are looked for once. */
+/* Those of an item. Its pass of its module comes again with every micro-batch, so they are looked
+ * for once. */
 static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
 {
     qd_pass_units *units = &b->units[item->module].read[item->pass];
@@ -146,7 +148,8 @@ static void gather_run(qd_builder *b, int module, run r)
             return;
         }
     }
-    /* The memory it writes may have been given back by the last action that computed; what it reads was written before. */
+    /* The memory it writes may have been given back by the last action that computed; what it reads
+     * was written before. */
     qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, module, group, count, s->param, qd_build_last_compute(b));
     set_run(a, r, whole, part, parts);
     unit->pending[r.family] = b->p->action_count - 1;
@@ -176,7 +179,8 @@ static bool resident(const qd_builder *b, int module)
     return b->strategy->zero < 3 ? b->units[module].gathered : b->units[module].buffer >= 0;
 }
 
-/* The modules that items from `first` on read: all of the first, and further ones up to the number that fits. */
+/* The modules that items from `first` on read: all of the first, and further ones up to the number
+ * that fits. */
 static void find_window(qd_builder *b, int first)
 {
     if (b->window_item == first)
@@ -218,7 +222,8 @@ void qd_units_wait(qd_builder *b, int item)
     }
 }
 
-/* The parameters leave; what this rank keeps of them for the gather before the backward pass stays. */
+/* The parameters leave; what this rank keeps of them for the gather before the backward pass
+ * stays. */
 static void release(qd_builder *b, int module, bool keep)
 {
     qd_unit *unit = &b->units[module];

@@ -1,22 +1,28 @@
-/* Proves that the communication of all ranks matches and cannot stand still, or finds a counter-example.
+/* Proves that the communication of all ranks matches and cannot stand still, or finds a
+ * counter-example.
  *
- * The model. A rank goes through its list. An operation on the communication stream, or an asynchronous op of a module, is *posted*;
- * others are posted and waited for. Operations of one queue (a group's collectives; the messages to, or from, one peer) run in the
- * order in which they are posted. The n-th operation of a group's queue belongs to the n-th of every other member, the n-th send to a
- * peer to its n-th receive. One ends when all that belong to it are at the heads of their queues: so a send blocks until it is
- * received. Nothing else ends anything, and ending one never takes another's turn away. Therefore the order in which ranks are looked
- * at does not matter: every way to run the step ends the same operations, and following one of them is a proof for all.
+ * The model. A rank goes through its list. An operation on the communication stream, or an
+ * asynchronous op of a module, is *posted*; others are posted and waited for. Operations of one
+ * queue (a group's collectives; the messages to, or from, one peer) run in the order in which they
+ * are posted. The n-th operation of a group's queue belongs to the n-th of every other member, the
+ * n-th send to a peer to its n-th receive. One ends when all that belong to it are at the heads of
+ * their queues: so a send blocks until it is received. Nothing else ends anything, and ending one
+ * never takes another's turn away. Therefore the order in which ranks are looked at does not
+ * matter: every way to run the step ends the same operations, and following one of them is a proof
+ * for all.
  *
- * Folding. If all ranks that differ along an axis share their program, the step looks the same after moving every rank along that
- * axis. The one outcome does then too: such ranks are always at the same place. One of them stands for all, and members of a group
- * that it stands for are there when it is. So 16,384 ranks are checked as a few: one for each program. */
+ * Folding. If all ranks that differ along an axis share their program, the step looks the same
+ * after moving every rank along that axis. The one outcome does then too: such ranks are always at
+ * the same place. One of them stands for all, and members of a group that it stands for are there
+ * when it is. So 16,384 ranks are checked as a few: one for each program. */
 #include "spec/layout/experts.h"
 #include "spec/program/program.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A place in a program where it communicates: an action, or an op of a module action (op -1: the action itself). */
+/* A place in a program where it communicates: an action, or an op of a module action (op -1: the
+ * action itself). */
 typedef struct place {
     int32_t action, op;
     int32_t queue, number; /* the number-th of its queue */
@@ -28,7 +34,8 @@ typedef struct event {
     int32_t index;
 } event;
 
-/* A program's communication. Queues: one per group, then one per peer for sends, one per peer for receives. */
+/* A program's communication. Queues: one per group, then one per peer for sends, one per peer for
+ * receives. */
 typedef struct flat {
     const qd_program *program;
     place *places;
@@ -222,7 +229,8 @@ static int find_group(const qd_program *p, qd_group wanted)
     return -1;
 }
 
-/* Followers that stand for the members of a group, each once. All members share the list of the first, whose rank is the lowest. */
+/* Followers that stand for the members of a group, each once. All members share the list of the
+ * first, whose rank is the lowest. */
 static qd_status list_members(checker *c, follower *f, int group)
 {
     qd_group g = f->flat->program->groups[group];
@@ -361,8 +369,8 @@ static int next_held(const qd_program *p, int param, int end)
     return param;
 }
 
-/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it was made for: each
- * counts by its place among a rank's. */
+/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it
+ * was made for: each counts by its place among a rank's. */
 static bool same_run(const qd_program *p, const qd_action *x, const qd_program *q, const qd_action *y)
 {
     if (x->param == y->param && x->params == y->params)
@@ -408,7 +416,8 @@ static qd_status disagree(const follower *f, const place *a, const follower *g, 
     return QD_FAIL(QD_MISMATCH, "rank %d, action %d: %s; but rank %d, action %d: %s", f->rank, a->action, mine, g->rank, b->action, theirs);
 }
 
-/* Calls `visit` for each follower whose head of the queue belongs to that of `f`, until one says no. */
+/* Calls `visit` for each follower whose head of the queue belongs to that of `f`, until one says
+ * no. */
 typedef struct counterpart {
     int follower, queue;
 } counterpart;
@@ -476,7 +485,8 @@ static qd_status go_on(checker *c, follower *f)
 
 /* ---- counter-examples ---- */
 
-/* Whom a follower that stands still waits for: one whose operation at the head of the same queue is missing. -1: nobody more. */
+/* Whom a follower that stands still waits for: one whose operation at the head of the same queue is
+ * missing. -1: nobody more. */
 static int waits_for(const checker *c, const follower *f, int i)
 {
     if (f->at >= f->flat->event_count)
@@ -495,7 +505,8 @@ static const place *head_of(const follower *f)
     return nth(f->flat, queue, f->ended[queue]);
 }
 
-/* A shortest way from a follower back to itself: breadth first. Returns its length, the followers on it in `circle`. */
+/* A shortest way from a follower back to itself: breadth first. Returns its length, the followers
+ * on it in `circle`. */
 static int shortest_circle(const checker *c, int start, int *from, int *line, int *circle)
 {
     int head = 0, tail = 0;

@@ -1,10 +1,12 @@
 /* That the backward pass of an op list is the derivative of its forward pass, operand by operand.
  *
- * Values of the forward pass get numbers by how they are computed: the op and the numbers of its operands. What only moves between
- * ranks or is computed again keeps its number. Each op that uses a value is one of its *uses*. A gradient is that of one value, and
- * has the terms of some of its uses; an op of the backward pass takes the gradient of the result of one op of the forward pass, which
- * must have the terms of all uses, with the operands of that op, and gives the terms of one use of each operand. A residual is a sum:
- * the gradient of the sum is a term of the gradient of both. */
+ * Values of the forward pass get numbers by how they are computed: the op and the numbers of its
+ * operands. What only moves between ranks or is computed again keeps its number. Each op that uses
+ * a value is one of its *uses*. A gradient is that of one value, and has the terms of some of its
+ * uses; an op of the backward pass takes the gradient of the result of one op of the forward pass,
+ * which must have the terms of all uses, with the operands of that op, and gives the terms of one
+ * use of each operand. A residual is a sum: the gradient of the sum is a term of the gradient of
+ * both. */
 #include "spec/proof/derivative_impl.h"
 
 #include <stdlib.h>
@@ -115,7 +117,8 @@ bool qd_derivation_has_all(const derivation *d, const known *g, uint64_t value)
     return true;
 }
 
-/* A gradient as that of `value`: itself, or, being the gradient of a sum of which the value is a part (or of a sum of sums), one term. */
+/* A gradient as that of `value`: itself, or, being the gradient of a sum of which the value is a
+ * part (or of a sum of sums), one term. */
 bool qd_derivation_as_gradient(const derivation *d, const known *g, uint64_t value, known *out)
 {
     *out = *g;

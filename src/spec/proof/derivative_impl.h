@@ -63,7 +63,8 @@ static inline uint64_t number(uint64_t kind, uint64_t a, uint64_t b, uint64_t c)
     return hash | 4; /* above the terms with names */
 }
 
-/* Things that are no values of the model. Of lists of rows (by expert, by node, of relayed rows by expert): place, from, counts. */
+/* Things that are no values of the model. Of lists of rows (by expert, by node, of relayed rows by
+ * expert): place, from, counts. */
 enum {
     INPUTS = 90,
     ROPE_TABLE,

@@ -1,4 +1,5 @@
-/* What each kind of op is to the derivative: which value it computes, or of which op it is the gradient. */
+/* What each kind of op is to the derivative: which value it computes, or of which op it is the
+ * gradient. */
 #include "spec/proof/derivative_impl.h"
 
 /* y = x·Wᵀ (+ add); with an activation: of that sum. */
@@ -73,7 +74,8 @@ static qd_status norm(derivation *d)
     return QD_OK;
 }
 
-/* Gradients of biases that come out of a norm's gradient: the row sums of a gradient of what the bias was added to. */
+/* Gradients of biases that come out of a norm's gradient: the row sums of a gradient of what the
+ * bias was added to. */
 static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
 {
     uint64_t bias = qd_known_param(d, operand);
@@ -185,7 +187,8 @@ static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand d
     return QD_OK;
 }
 
-/* ---- rows to experts and back: PERMUTE and COMBINE without weights are each other's gradient ---- */
+/* ---- rows to experts and back: PERMUTE and COMBINE without weights are each other's gradient
+ * ---- */
 
 static qd_status permute(derivation *d)
 {

@@ -1,15 +1,18 @@
-/* The mesh as the proof sees it: digits of the ranks' numbers, in the order tp, cp, dp, and which of them a group spans.
+/* The mesh as the proof sees it: digits of the ranks' numbers, in the order tp, cp, dp, and which
+ * of them a group spans.
  *
- * The dense fold has cuts between the axes, the experts' fold between etp, ep and edp; both have the cuts that sub-groups need
- * (kv heads that neighbours share, ZeRO's copies, nodes). Where rows are tokens of their own on all ranks the folds say the same,
- * and a value passes from one to the other. */
+ * The dense fold has cuts between the axes, the experts' fold between etp, ep and edp; both have
+ * the cuts that sub-groups need (kv heads that neighbours share, ZeRO's copies, nodes). Where rows
+ * are tokens of their own on all ranks the folds say the same, and a value passes from one to the
+ * other. */
 #include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* A cut that does not fit between the others is left out: a group that needs it is then no set of digits, and refused. */
+/* A cut that does not fit between the others is left out: a group that needs it is then no set of
+ * digits, and refused. */
 static void add_cut(proof_frame *f, int cut)
 {
     for (int i = 0; i <= f->count; i++)
@@ -29,7 +32,8 @@ typedef struct range {
     int begin, end;
 } range;
 
-/* The stretches of the ranks' numbers that a group varies, at most one per axis; returns how many. */
+/* The stretches of the ranks' numbers that a group varies, at most one per axis; returns how
+ * many. */
 static int group_ranges(const qd_mesh *mesh, qd_group group, range ranges[QD_AXIS_PP])
 {
     int count = 0, own = 1, all = 1; /* ranks of the group's axes, and of all, before this one */

@@ -1,4 +1,5 @@
-/* Memory that holds gradients, as pieces of parameters: reductions go by ranges that may cut a parameter anywhere. */
+/* Memory that holds gradients, as pieces of parameters: reductions go by ranges that may cut a
+ * parameter anywhere. */
 #include "spec/proof/proof_impl.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* The gradient norm: every element of every parameter is counted by one rank of those whose sums are added. */
+/* The gradient norm: every element of every parameter is counted by one rank of those whose sums
+ * are added. */
 #include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
@@ -13,7 +14,8 @@ static bool counted(const qd_program *p, int param, int rank)
     return place < p->norm[param].holders && p->norm[param].repeat > 0 && place % p->norm[param].repeat == 0;
 }
 
-/* Boxes along a group of ranks follow each other along one dimension, or the same box is held several times. */
+/* Boxes along a group of ranks follow each other along one dimension, or the same box is held
+ * several times. */
 static qd_status count_param(const qd_program *p, int param, int action, const qd_group *groups, int count)
 {
     const qd_param *of = &p->ledger->params[param];

@@ -1,8 +1,10 @@
-/* The proof of gradients: that a finished step computes, on every rank, the gradient of the mean loss over the global batch.
+/* The proof of gradients: that a finished step computes, on every rank, the gradient of the mean
+ * loss over the global batch.
  *
- * It reads the programs alone (actions, op lists, the ledger's placements of parameters) and shares no code with what wrote them.
- * Op by op it computes how each value is placed on each axis of the mesh: replicated, a shard, or a partial sum; then, action by
- * action, what becomes of the gradients. See docs/architecture.md, "The proof of gradients". */
+ * It reads the programs alone (actions, op lists, the ledger's placements of parameters) and shares
+ * no code with what wrote them. Op by op it computes how each value is placed on each axis of the
+ * mesh: replicated, a shard, or a partial sum; then, action by action, what becomes of the
+ * gradients. See docs/architecture.md, "The proof of gradients". */
 #ifndef QD_SPEC_PROOF_PROOF_H
 #define QD_SPEC_PROOF_PROOF_H
 
@@ -12,8 +14,9 @@ typedef struct qd_proof_report {
     int64_t values, ops; /* placements that were computed, ops that were followed; each class of modules of a program once */
 } qd_proof_report;
 
-/* programs[rank] for each rank of the mesh, the same pointer where ranks share one. QD_MISMATCH names rank, op or action, value,
- * axis and what is wrong. Their communication is taken to match (qd_check_programs). `report` may be NULL. */
+/* programs[rank] for each rank of the mesh, the same pointer where ranks share one. QD_MISMATCH
+ * names rank, op or action, value, axis and what is wrong. Their communication is taken to match
+ * (qd_check_programs). `report` may be NULL. */
 qd_status qd_prove_programs(const qd_mesh *mesh, const qd_program *const *programs, qd_proof_report *report);
 
 /* Whether the proof has a rule for an op; without one programs that use it are refused. */

@@ -1,15 +1,17 @@
-/* What the files of the proof share. `frame.c` describes the mesh, `operands.c` names the slots of ops, `value.c` keeps what is known
- * of slots, `rules_*.c` say what each op does to placements, `walk.c` follows an op list,
- * `derivative*.c` compare its backward with its forward pass, `gradients.c` keeps what is known of memory
- * that holds gradients, `step.c` follows the actions of a program, `norm.c` counts elements, `prove.c` puts it together. */
+/* What the files of the proof share. `frame.c` describes the mesh, `operands.c` names the slots of
+ * ops, `value.c` keeps what is known of slots, `rules_*.c` say what each op does to placements,
+ * `walk.c` follows an op list, `derivative*.c` compare its backward with its forward pass,
+ * `gradients.c` keeps what is known of memory that holds gradients, `step.c` follows the actions of
+ * a program, `norm.c` counts elements, `prove.c` puts it together. */
 #ifndef QD_SPEC_PROOF_IMPL_H
 #define QD_SPEC_PROOF_IMPL_H
 
 #include "spec/proof/proof.h"
 
 /* ---- placements ----
- * The ranks of tp, cp and dp are numbered tp fastest; a digit is a factor of that number, and a group of ranks that communicates is
- * a set of digits. Dense values and experts fold the same ranks in two ways, so there are two frames of digits. */
+ * The ranks of tp, cp and dp are numbered tp fastest; a digit is a factor of that number, and a
+ * group of ranks that communicates is a set of digits. Dense values and experts fold the same ranks
+ * in two ways, so there are two frames of digits. */
 enum { PROOF_DIGITS = 12 };
 typedef enum proof_fold { FOLD_DENSE, FOLD_EXPERTS, FOLD_COUNT } proof_fold;
 
@@ -18,7 +20,8 @@ typedef struct proof_frame {
     int cut[PROOF_DIGITS + 1]; /* digit i is cut[i] .. cut[i + 1], from 1 to the number of ranks */
 } proof_frame;
 
-/* What ranks that differ in one digit have of a value, of which dimension 0 is rows (tokens, or outputs of a matrix), 1 columns. */
+/* What ranks that differ in one digit have of a value, of which dimension 0 is rows (tokens, or
+ * outputs of a matrix), 1 columns. */
 typedef enum proof_code {
     CODE_SAME,    /* the same */
     CODE_ROWS,    /* other rows */
@@ -50,7 +53,8 @@ typedef enum proof_stage {
 
 typedef enum proof_kind { UNWRITTEN, ZEROES, KNOWN } proof_kind;
 
-/* What is known of a slot, or of some rows of it. Part 1 is the keys' and values' columns of a slot that also has the queries'. */
+/* What is known of a slot, or of some rows of it. Part 1 is the keys' and values' columns of a slot
+ * that also has the queries'. */
 typedef struct proof_value {
     uint8_t kind;
     uint8_t parts;         /* 1 or 2 */
@@ -151,8 +155,9 @@ int qd_proof_digit_size(const qd_proof *proof, int fold, int digit);
 qd_axis qd_proof_digit_axis(const qd_proof *proof, int digit); /* of the dense fold */
 bool qd_proof_place_equal(const qd_proof *proof, const proof_place *a, const proof_place *b);
 proof_place qd_proof_param_place(const qd_proof *proof, const qd_ledger *ledger, int param);
-/* Sums, or scatters (to CODE_PART or CODE_ROWS), over the ranks of a group: each digit must be `from` and becomes `to`. Returns the
- * digit that is not, -1: none is wrong, -2: the group is no set of digits. */
+/* Sums, or scatters (to CODE_PART or CODE_ROWS), over the ranks of a group: each digit must be
+ * `from` and becomes `to`. Returns the digit that is not, -1: none is wrong, -2: the group is no
+ * set of digits. */
 int qd_proof_place_exchange(const qd_proof *proof, proof_place *place, qd_group group, proof_code from, proof_code to);
 const char *qd_proof_code_text(proof_code code);
 
@@ -240,7 +245,8 @@ qd_status qd_proof_derivative(proof_walk *walk); /* derivative.c: whether the ba
 
 /* value.c. Operands that are absent are UNWRITTEN and are no error; rules ask qd_proof_has. */
 bool qd_proof_has(const proof_walk *w, proof_operand operand);
-/* The value of all rows, or of a window. Refuses what is unwritten, differs between rows, or is not complete. */
+/* The value of all rows, or of a window. Refuses what is unwritten, differs between rows, or is not
+ * complete. */
 qd_status qd_proof_read(proof_walk *w, proof_operand operand, proof_value *value);
 qd_status qd_proof_read_rows(proof_walk *w, proof_operand operand, int64_t first, int64_t rows, proof_value *value);
 /* The same without the refusal of incomplete values of a ring. */
@@ -251,10 +257,12 @@ qd_status qd_proof_write_param_grad(proof_walk *w, proof_operand operand, const 
 void qd_proof_note_overflow(proof_walk *w); /* of the newest write */
 proof_value qd_proof_value_of(const proof_walk *w, const proof_place *place, bool gradient);
 void qd_proof_slots_destroy(proof_slot *slots, int count);
-/* The placement of a parameter's slot: parts 2 if the first parameter's differs from that of the others. */
+/* The placement of a parameter's slot: parts 2 if the first parameter's differs from that of the
+ * others. */
 qd_status qd_proof_param(proof_walk *w, proof_operand operand, proof_value *value);
 
-/* "rank 0, block.0, op 12 (norm): 'attn_branch' on tp: …". operand NO_OPERAND: none; digit -1: none. */
+/* "rank 0, block.0, op 12 (norm): 'attn_branch' on tp: …". operand NO_OPERAND: none; digit -1:
+ * none. */
 qd_status qd_proof_fail(const proof_walk *w, proof_operand operand, int fold, int digit, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 qd_status qd_proof_fail_slot(const proof_walk *w, int slot, const char *text);
@@ -264,8 +272,8 @@ qd_status qd_proof_same_place(const proof_walk *w, proof_operand operand, const 
                               const proof_value *than);
 qd_status qd_proof_is_gradient(const proof_walk *w, proof_operand operand, const proof_value *value, bool gradient);
 qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_value *value, int fold);
-/* Number of ranks, of those that differ from the program's in the digits of `place` with CODE_SUM (all of tp where none has), whose op
- * has the operand. */
+/* Number of ranks, of those that differ from the program's in the digits of `place` with CODE_SUM
+ * (all of tp where none has), whose op has the operand. */
 int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operand operand, int *ranks);
 
 /* rules_*.c: what an op reads and what becomes of it. */
@@ -339,7 +347,8 @@ qd_status qd_proof_rule_relay_plan(proof_walk *w);
 /* gradients.c */
 void qd_proof_memory_clear(proof_memory *memory);
 qd_status qd_proof_memory_add(proof_memory *memory, int64_t first, int64_t end, int param); /* in ascending order */
-/* Pieces that make up [first, end), cut where they must be: *count from the returned index on. -1: no memory. */
+/* Pieces that make up [first, end), cut where they must be: *count from the returned index on. -1:
+ * no memory. */
 int qd_proof_memory_range(proof_memory *memory, int64_t first, int64_t end, int *count);
 
 /* step.c, norm.c */

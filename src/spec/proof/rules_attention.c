@@ -1,5 +1,6 @@
-/* Rules of attention and of what brings queries, keys and values together over the ranks of cp. Heads are columns. Keys that several
- * ranks of tp share are replicated where queries are not: each of these ranks has the gradient of its own queries alone, a partial sum. */
+/* Rules of attention and of what brings queries, keys and values together over the ranks of cp.
+ * Heads are columns. Keys that several ranks of tp share are replicated where queries are not: each
+ * of these ranks has the gradient of its own queries alone, a partial sum. */
 #include "spec/proof/proof_impl.h"
 
 #include <string.h>
@@ -14,7 +15,8 @@ static bool is_cp(const proof_walk *w, int digit)
     return qd_proof_digit_axis(w->proof, digit) == QD_AXIS_CP;
 }
 
-/* Ranks of dp have sequences of their own; those of tp, and unless `parts` of cp, must have whole ones. */
+/* Ranks of dp have sequences of their own; those of tp, and unless `parts` of cp, must have whole
+ * ones. */
 static qd_status whole_sequences(const proof_walk *w, proof_operand operand, const proof_place *place, bool parts)
 {
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++)
@@ -337,8 +339,8 @@ qd_status qd_proof_rule_context_scatter(proof_walk *w)
     return qd_proof_write(w, Y, &v);
 }
 
-/* Ulysses: rows of all heads become all rows of some heads, in three ops, and back. HEADS_JOIN adds what several ranks give back of
- * a kv head that they share. */
+/* Ulysses: rows of all heads become all rows of some heads, in three ops, and back. HEADS_JOIN adds
+ * what several ranks give back of a kv head that they share. */
 qd_status qd_proof_rule_cut(proof_walk *w)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* Rules of the ops that see rows one by one (embedding, norm, matrix multiplications, activations, the loss), and of the exchanges
- * over ranks of tp. */
+/* Rules of the ops that see rows one by one (embedding, norm, matrix multiplications, activations,
+ * the loss), and of the exchanges over ranks of tp. */
 #include "spec/proof/proof_impl.h"
 
 #include <math.h>
@@ -101,7 +101,8 @@ static qd_status whole_param(proof_walk *w, proof_operand operand)
 
 /* ---- embedding ---- */
 
-/* A term that is the same on all ranks (a bias, a position) joins y: on every rank, or, where y is a partial sum, on one. */
+/* A term that is the same on all ranks (a bias, a position) joins y: on every rank, or, where y is
+ * a partial sum, on one. */
 static qd_status joins_once(proof_walk *w, const proof_value *y, proof_operand operand)
 {
     int ranks, present = qd_proof_present(w, &y->place[0], operand, &ranks), sum = -1;
@@ -399,7 +400,8 @@ qd_status qd_proof_rule_zero(proof_walk *w)
 
 /* ---- the loss ---- */
 
-/* Gradients of each token's loss are divided by the tokens of the global batch, under every layout. */
+/* Gradients of each token's loss are divided by the tokens of the global batch, under every
+ * layout. */
 static qd_status mean_over_batch(const proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
@@ -558,7 +560,8 @@ qd_status qd_proof_rule_all_reduce(proof_walk *w)
     return qd_proof_write_rows(w, X, op->first, op->m, &v);
 }
 
-/* Of each rank's rows, a gather or scatter moves one piece: those of rank r, of this rank within its own rows if own. */
+/* Of each rank's rows, a gather or scatter moves one piece: those of rank r, of this rank within
+ * its own rows if own. */
 static void piece_rows(const proof_walk *w, int r, bool own, int64_t *first, int64_t *rows)
 {
     const qd_op_exchange *e = &w->op->exchange;

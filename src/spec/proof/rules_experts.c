@@ -1,7 +1,8 @@
 /* Rules of routing and of rows on their way to experts and back.
  *
- * Rows leave home (sorted by expert, or one copy per node), reach the ranks of their experts, go through the experts' matrices and
- * come back, once for each rank of etp, to be weighted and added. Every row is a token of its own on every rank before it leaves. */
+ * Rows leave home (sorted by expert, or one copy per node), reach the ranks of their experts, go
+ * through the experts' matrices and come back, once for each rank of etp, to be weighted and added.
+ * Every row is a token of its own on every rank before it leaves. */
 #include "spec/layout/experts.h"
 #include "spec/layout/nodes.h"
 #include "spec/proof/proof_impl.h"
@@ -41,7 +42,8 @@ static qd_status no_overflow(const proof_walk *w, proof_operand operand, const p
 
 /* ---- the router ---- */
 
-/* Ranks of dp have sequences of their own: with a balance by sequence their loads are not terms of one sum. */
+/* Ranks of dp have sequences of their own: with a balance by sequence their loads are not terms of
+ * one sum. */
 qd_status qd_proof_rule_route(proof_walk *w)
 {
     proof_value logits;
@@ -71,8 +73,8 @@ qd_status qd_proof_rule_route_plan(proof_walk *w)
     return qd_proof_write(w, COUNTS, &choice);
 }
 
-/* The auxiliary losses: each token's part has the scale of its part of the model's loss, and loads are those of as many tokens as
- * they are divided by. */
+/* The auxiliary losses: each token's part has the scale of its part of the model's loss, and loads
+ * are those of as many tokens as they are divided by. */
 qd_status qd_proof_rule_route_grad(proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
@@ -135,8 +137,8 @@ qd_status qd_proof_rule_permute(proof_walk *w)
     return qd_proof_write(w, Y, &x);
 }
 
-/* Adds up the rows of each token. Weights go in once: forward in the sum that the experts' ranks or relays give back, backward in
- * COMBINE_GRAD. */
+/* Adds up the rows of each token. Weights go in once: forward in the sum that the experts' ranks or
+ * relays give back, backward in COMBINE_GRAD. */
 qd_status qd_proof_rule_combine(proof_walk *w)
 {
     proof_value rows, place, weight, add;
@@ -196,7 +198,8 @@ qd_status qd_proof_rule_combine_grad(proof_walk *w)
 
 /* ---- between ranks ---- */
 
-/* Exchanges digits of the op's group; those of etp, which get the same rows, may become something else. */
+/* Exchanges digits of the op's group; those of etp, which get the same rows, may become something
+ * else. */
 static qd_status exchange(proof_walk *w, proof_value *v, proof_code from, proof_code to, proof_code etp_from, proof_code etp_to)
 {
     const qd_op_exchange *e = &w->op->exchange;
@@ -483,7 +486,8 @@ qd_status qd_proof_rule_node_resend(proof_walk *w)
     return qd_proof_write(w, RELAY, &x);
 }
 
-/* Lists of relayed rows. The table inside the node is worked out from the gathered one, alike on all its ranks. */
+/* Lists of relayed rows. The table inside the node is worked out from the gathered one, alike on
+ * all its ranks. */
 qd_status qd_proof_rule_relay_plan(proof_walk *w)
 {
     proof_value chosen, table;

@@ -1,5 +1,6 @@
-/* Follows the actions of a program: each pass of each module runs once per micro-batch, on the activations of that micro-batch, with
- * parameters that are up to date. What becomes of gradients is step_gradients.c's. */
+/* Follows the actions of a program: each pass of each module runs once per micro-batch, on the
+ * activations of that micro-batch, with parameters that are up to date. What becomes of gradients
+ * is step_gradients.c's. */
 #include "spec/proof/step_impl.h"
 
 #include <stdarg.h>
@@ -29,7 +30,8 @@ const proof_class *qd_proof_class_of(const proof_run *r, int module)
     return &r->of->classes[r->ledger->modules[module].decl][qd_strategy_recompute(&r->program->strategy, r->ledger, module)];
 }
 
-/* Actions of one stream run in order; an action begins when those it names have ended, and knows what they knew. */
+/* Actions of one stream run in order; an action begins when those it names have ended, and knows
+ * what they knew. */
 static qd_status tick(proof_run *r)
 {
     const qd_action *a = r->action;

@@ -1,5 +1,6 @@
-/* What a step does to gradients: where ops add them, how they are summed over ranks, and that the update and the norm read sums that
- * are complete: every micro-batch once, every axis on which the parameter is replicated once. */
+/* What a step does to gradients: where ops add them, how they are summed over ranks, and that the
+ * update and the norm read sums that are complete: every micro-batch once, every axis on which the
+ * parameter is replicated once. */
 #include "spec/program/muon.h"
 #include "spec/program/offload.h"
 #include "spec/proof/step_impl.h"
@@ -189,8 +190,9 @@ static qd_status sum_over(const proof_run *r, int param, proof_gradient *g, qd_g
     return QD_OK;
 }
 
-/* Ranks that sum together must begin with the same element: of which parameter, counting those that a rank has of a module, and
- * where in it. The checker of communication compares how many there are. */
+/* Ranks that sum together must begin with the same element: of which parameter, counting those that
+ * a rank has of a module, and where in it. The checker of communication compares how many there
+ * are. */
 static void note_reduced(proof_run *r, int group, const proof_piece *first)
 {
     if (!first)
@@ -240,7 +242,8 @@ static qd_status reduce(proof_run *r)
     return QD_OK;
 }
 
-/* REDUCE_SCATTER, PACK and UNPACK of gradients: between whole tensors and this rank's parts of them. */
+/* REDUCE_SCATTER, PACK and UNPACK of gradients: between whole tensors and this rank's parts of
+ * them. */
 static qd_status move_parts(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -362,7 +365,8 @@ static qd_status transfer_tied(proof_run *r)
 
 /* ---- what reads the sums ---- */
 
-/* Terms that a parameter's gradient has in the end: of all micro-batches, and of a tied parameter both. */
+/* Terms that a parameter's gradient has in the end: of all micro-batches, and of a tied parameter
+ * both. */
 static int terms(const proof_run *r, int param)
 {
     int writers = r->proof->writers[param], tied = tied_param(r);
@@ -498,7 +502,8 @@ static qd_status norm(proof_run *r)
     return qd_proof_norm(r->proof, r->program, r->index, r->sums, r->sum_count);
 }
 
-/* Elements of a parameter that an update works on: all that this rank has, or what its chunk has. */
+/* Elements of a parameter that an update works on: all that this rank has, or what its chunk
+ * has. */
 static int64_t update_size(const proof_run *r, int param)
 {
     const qd_program *p = r->program;

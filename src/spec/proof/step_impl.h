@@ -1,5 +1,5 @@
-/* A program's actions as they are followed: step.c has the actions of passes and parameters, step_gradients.c those of gradients, loss
- * and norm. */
+/* A program's actions as they are followed: step.c has the actions of passes and parameters,
+ * step_gradients.c those of gradients, loss and norm. */
 #ifndef QD_SPEC_PROOF_STEP_IMPL_H
 #define QD_SPEC_PROOF_STEP_IMPL_H
 
@@ -11,7 +11,8 @@ typedef struct proof_content {
     int32_t by;                 /* the action that wrote it */
 } proof_content;
 
-/* How far each stream has come, as an action knows it: the last action of the stream that has ended before it begins. */
+/* How far each stream has come, as an action knows it: the last action of the stream that has ended
+ * before it begins. */
 typedef struct proof_clock {
     int32_t at[QD_STREAM_COUNT];
 } proof_clock;
@@ -49,7 +50,8 @@ typedef struct proof_run {
 
 qd_status qd_proof_action_fail(const proof_run *r, int param, int fold, int digit, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* Refuses an action that does not wait for another one, of another stream, that has touched what it touches. */
+/* Refuses an action that does not wait for another one, of another stream, that has touched what it
+ * touches. */
 qd_status qd_proof_waits(const proof_run *r, int param, const char *what, int by);
 const proof_class *qd_proof_class_of(const proof_run *r, int module);
 

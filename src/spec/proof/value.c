@@ -1,4 +1,5 @@
-/* What is known of the slots of a list while it is followed: of all rows, or of stretches of rows where ops work on windows. */
+/* What is known of the slots of a list while it is followed: of all rows, or of stretches of rows
+ * where ops work on windows. */
 #include "spec/proof/proof_impl.h"
 
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Follows the op list of a class of modules: forward, what is computed again, backward. Each op's rule computes the placements of what
- * it writes; ports must be placed as the ledger says. */
+/* Follows the op list of a class of modules: forward, what is computed again, backward. Each op's
+ * rule computes the placements of what it writes; ports must be placed as the ledger says. */
 #include "spec/proof/proof_impl.h"
 
 #include <stdlib.h>
@@ -235,7 +235,8 @@ static qd_status check_ports(proof_walk *w)
 
 /* ---- the list ---- */
 
-/* Rules look at operands whose placement matters; what an op reads must have been written in any case. */
+/* Rules look at operands whose placement matters; what an op reads must have been written in any
+ * case. */
 static qd_status operands_written(const proof_walk *w)
 {
     for (int j = 0; j < QD_OP_SLOTS; j++) {
@@ -268,7 +269,8 @@ static qd_status follow(proof_walk *w, unsigned phases)
     return QD_OK;
 }
 
-/* Full recompute: a block keeps nothing but its ports. Writes of gradients are those of the first run. */
+/* Full recompute: a block keeps nothing but its ports. Writes of gradients are those of the first
+ * run. */
 static qd_status forget(proof_walk *w)
 {
     for (int i = 0; i < w->ops->slot_count; i++)
@@ -320,8 +322,8 @@ static bool reads_param(const qd_module_class *c, int param)
     return false;
 }
 
-/* A parameter that has a gradient takes part in the forward pass, here or (biases of partial sums) on another rank of tp; one without a
- * gradient does not, or it would not learn. */
+/* A parameter that has a gradient takes part in the forward pass, here or (biases of partial sums)
+ * on another rank of tp; one without a gradient does not, or it would not learn. */
 static qd_status check_params(proof_walk *w)
 {
     const qd_module *module = &w->ledger->modules[w->class_->module];

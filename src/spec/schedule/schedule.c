@@ -59,8 +59,9 @@ static void write_1f1b(writer *w, int rank)
     }
 }
 
-/* The n-th turn of a rank: groups of as many micro-batches as ranks go through its stages, forward from the first to the last,
- * backward from the last to the first. Of the last group some may not exist; their turns are left out, which keeps every order. */
+/* The n-th turn of a rank: groups of as many micro-batches as ranks go through its stages, forward
+ * from the first to the last, backward from the last to the first. Of the last group some may not
+ * exist; their turns are left out, which keeps every order. */
 static void add_interleaved(writer *w, int rank, int n, bool forward)
 {
     int p = w->s->ranks, v = w->s->stages / p, chunk = n % (p * v) / p;
@@ -186,7 +187,8 @@ static size_t place(const qd_schedule *s, int stage, int microbatch)
     return (size_t)stage * (size_t)s->micro_batches + (size_t)microbatch;
 }
 
-/* The turn before it in the flow of its micro-batch: stage and whether it is a forward pass; false: there is none elsewhere. */
+/* The turn before it in the flow of its micro-batch: stage and whether it is a forward pass; false:
+ * there is none elsewhere. */
 static bool needs(const qd_schedule *s, const qd_turn *t, int *stage, bool *forward)
 {
     *forward = t->pass == QD_PASS_F;

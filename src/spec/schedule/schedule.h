@@ -1,8 +1,10 @@
-/* Pipeline schedules as data: for each pipeline rank the list of what it computes, in order. A model is cut into *stages* that
- * follow each other; a rank holds one of them or several. A *turn* is one pass of one stage for one micro-batch.
+/* Pipeline schedules as data: for each pipeline rank the list of what it computes, in order. A
+ * model is cut into *stages* that follow each other; a rank holds one of them or several. A *turn*
+ * is one pass of one stage for one micro-batch.
  *
- * Numbers do not depend on the schedule: on every stage the passes F, B or I, and W each go through the micro-batches in
- * ascending order, so that losses and gradients are added in one order. qd_schedule_validate refuses lists that do not. */
+ * Numbers do not depend on the schedule: on every stage the passes F, B or I, and W each go through
+ * the micro-batches in ascending order, so that losses and gradients are added in one order.
+ * qd_schedule_validate refuses lists that do not. */
 #ifndef QD_SPEC_SCHEDULE_SCHEDULE_H
 #define QD_SPEC_SCHEDULE_SCHEDULE_H
 
@@ -29,7 +31,8 @@ typedef enum qd_schedule_kind {
     QD_SCHEDULE_KIND_COUNT
 } qd_schedule_kind;
 
-/* F: forward; B: the whole backward pass; I and W: its halves, gradients of inputs and gradients of weights. */
+/* F: forward; B: the whole backward pass; I and W: its halves, gradients of inputs and gradients of
+ * weights. */
 typedef enum qd_pass { QD_PASS_F, QD_PASS_B, QD_PASS_I, QD_PASS_W, QD_PASS_COUNT } qd_pass;
 
 typedef struct qd_turn {
@@ -50,24 +53,28 @@ typedef struct qd_schedule {
 const char *qd_schedule_name(qd_schedule_kind kind);
 char qd_pass_letter(qd_pass pass);
 
-/* Stages per rank that a kind wants when the user says nothing; *fixed: it takes no other number. */
+/* Stages per rank that a kind wants when the user says nothing; *fixed: it takes no other
+ * number. */
 int qd_schedule_stages(qd_schedule_kind kind, bool *fixed);
 /* Pipeline rank of a stage: round robin, or there and back (zb_v, dualpipe_v). */
 int qd_schedule_rank_of(qd_schedule_kind kind, int ranks, int stage);
 
-/* Any kind but FILE. QD_USAGE with the reason when the kind does not go with these numbers. Forward only (training false): every
- * micro-batch through all stages of the kind's placement. Lives in `arena`. */
+/* Any kind but FILE. QD_USAGE with the reason when the kind does not go with these numbers. Forward
+ * only (training false): every micro-batch through all stages of the kind's placement. Lives in
+ * `arena`. */
 qd_status qd_schedule_create(qd_schedule_kind kind, int ranks, int stages, int micro_batches, bool training, qd_arena *arena,
                              qd_schedule **schedule);
 
 /* Forward passes alone, on the stages and ranks of another schedule. */
 qd_status qd_schedule_forward(const qd_schedule *placed, int micro_batches, qd_arena *arena, qd_schedule **schedule);
 
-/* Every stage on one rank; each (stage, micro-batch) once, F before B, or F before I before W; ascending micro-batches; and no
- * rank waits for ever. QD_USAGE names the first turn that is wrong. */
+/* Every stage on one rank; each (stage, micro-batch) once, F before B, or F before I before W;
+ * ascending micro-batches; and no rank waits for ever. QD_USAGE names the first turn that is
+ * wrong. */
 qd_status qd_schedule_validate(const qd_schedule *schedule);
 
-/* What happens when each pass takes the given time, transfers take `transfer`, and ranks wait for what they need. */
+/* What happens when each pass takes the given time, transfers take `transfer`, and ranks wait for
+ * what they need. */
 typedef struct qd_schedule_times {
     double *start, *end; /* per turn */
     double *busy;        /* per rank */
@@ -77,19 +84,22 @@ typedef struct qd_schedule_times {
 qd_status qd_schedule_replay(const qd_schedule *schedule, const double seconds[QD_PASS_COUNT], double transfer, qd_arena *arena,
                              qd_schedule_times *times);
 
-/* Most (stage, micro-batch) pairs of a rank whose activations are kept at once: from F to B or W. */
+/* Most (stage, micro-batch) pairs of a rank whose activations are kept at once: from F to B or
+ * W. */
 int qd_schedule_in_flight(const qd_schedule *schedule, int rank);
-/* The textbook's bubble for uniform stages, backward passes taking twice a forward pass and halves as long as it; -1: none known. */
+/* The textbook's bubble for uniform stages, backward passes taking twice a forward pass and halves
+ * as long as it; -1: none known. */
 double qd_schedule_theory(const qd_schedule *schedule);
 
 /* ---- schedule_text.c ---- */
 
-/* One line per rank, turns separated by commas, each "stage, letter, micro-batch": 0F0,0F1,0B0. Lines that begin with # are
- * comments. As PyTorch writes and reads them. */
+/* One line per rank, turns separated by commas, each "stage, letter, micro-batch": 0F0,0F1,0B0.
+ * Lines that begin with # are comments. As PyTorch writes and reads them. */
 qd_status qd_schedule_write_csv(const qd_schedule *schedule, FILE *out);
 /* Validated. `name` appears in messages. */
 qd_status qd_schedule_read_csv(FILE *in, const char *name, qd_arena *arena, qd_schedule **schedule);
-/* A row per rank and a column per unit of time (B takes two): letters F, B, I, W with micro-batch numbers. */
+/* A row per rank and a column per unit of time (B takes two): letters F, B, I, W with micro-batch
+ * numbers. */
 qd_status qd_schedule_draw_text(const qd_schedule *schedule, FILE *out);
 qd_status qd_schedule_draw_svg(const qd_schedule *schedule, FILE *out);
 #endif

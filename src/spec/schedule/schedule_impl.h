@@ -4,7 +4,8 @@
 
 #include "spec/schedule/schedule.h"
 
-/* Turns are added rank after rank; the table is large enough for every (stage, micro-batch) in three passes. */
+/* Turns are added rank after rank; the table is large enough for every (stage, micro-batch) in
+ * three passes. */
 typedef struct qd_schedule_writer {
     qd_schedule *s;
     int count;

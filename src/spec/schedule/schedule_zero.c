@@ -1,14 +1,16 @@
-/* Schedules that halve the backward pass. The gradients of inputs (I) go on to the stage before as soon as they are known; those
- * of weights (W) wait for a moment in which the rank has nothing better to do.
+/* Schedules that halve the backward pass. The gradients of inputs (I) go on to the stage before as
+ * soon as they are known; those of weights (W) wait for a moment in which the rank has nothing
+ * better to do.
  *
- * zb_h1 and zb_v: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism (2024). dualpipe_v: DeepSeek-AI, DualPipe, in the form of
- * Sea AI Lab that folds its two directions into a V. */
+ * zb_h1 and zb_v: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism (2024). dualpipe_v:
+ * DeepSeek-AI, DualPipe, in the form of Sea AI Lab that folds its two directions into a V. */
 #include "spec/schedule/schedule_impl.h"
 
 typedef qd_schedule_writer writer;
 
-/* 1F1B, with W so many micro-batches late as the rank has fewer than rank 0 in flight: all ranks then keep as much as rank 0 of
- * 1F1B does. In the end, where no forward pass is left, a W stands in its place. */
+/* 1F1B, with W so many micro-batches late as the rank has fewer than rank 0 in flight: all ranks
+ * then keep as much as rank 0 of 1F1B does. In the end, where no forward pass is left, a W stands
+ * in its place. */
 void qd_schedule_write_zb_h1(writer *w, int rank)
 {
     int m = w->s->micro_batches, ahead = w->s->ranks - 1 - rank, forward = 0, weight = 0;
@@ -25,7 +27,8 @@ void qd_schedule_write_zb_h1(writer *w, int rank)
         qd_schedule_add(w, QD_PASS_W, rank, weight++);
 }
 
-/* Turns done so far of the rank's two stages: the one on the way there (0) and the one on the way back (1). */
+/* Turns done so far of the rank's two stages: the one on the way there (0) and the one on the way
+ * back (1). */
 typedef struct counts {
     writer *w;
     int stage[2], forward[2], input[2], weight[2];
@@ -63,7 +66,8 @@ static void both_halves(counts *c, int way)
     weight(c, way);
 }
 
-/* The pattern needs 2 p - 1 micro-batches; with fewer, the turns of those that are missing are left out. */
+/* The pattern needs 2 p - 1 micro-batches; with fewer, the turns of those that are missing are left
+ * out. */
 void qd_schedule_write_zb_v(writer *w, int rank)
 {
     int p = w->s->ranks, m = w->s->micro_batches > 2 * p - 1 ? w->s->micro_batches : 2 * p - 1;

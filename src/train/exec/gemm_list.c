@@ -77,7 +77,8 @@ static qd_status add_product(void *context, const qd_matmul_args *product)
     return add_record(context, &r, false);
 }
 
-/* Rank 0 adds what the others have. Lists are sent with as many records as the longest has; those without rows (m 0) fill up. */
+/* Rank 0 adds what the others have. Lists are sent with as many records as the longest has; those
+ * without rows (m 0) fill up. */
 static qd_status gather_records(records *list, qd_comm *world)
 {
     int64_t most = list->count, ranks = qd_comm_size(world);

@@ -1,4 +1,5 @@
-/* The products that a run's programs make, each once: what qd_device_tune is to choose algorithms for. */
+/* The products that a run's programs make, each once: what qd_device_tune is to choose algorithms
+ * for. */
 #ifndef QD_TRAIN_EXEC_GEMM_LIST_H
 #define QD_TRAIN_EXEC_GEMM_LIST_H
 
@@ -13,7 +14,8 @@ typedef struct qd_products {
     int count;
 } qd_products;
 
-/* Collective over `world`: rank 0 has those of all ranks' programs, which differ between stages of a pipeline; the others have none. */
+/* Collective over `world`: rank 0 has those of all ranks' programs, which differ between stages of
+ * a pipeline; the others have none. */
 qd_status qd_products_collect(const qd_program *program, qd_comm *world, qd_products *products);
 void qd_products_free(qd_products *products);
 

@@ -158,7 +158,8 @@ static qd_status do_free(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* First sequence, in the global batch, of a micro-batch of this rank: ranks of dp take consecutive shares. */
+/* First sequence, in the global batch, of a micro-batch of this rank: ranks of dp take consecutive
+ * shares. */
 static int64_t first_sequence(const qd_interpreter *it, int microbatch)
 {
     const qd_program *p = it->program;
@@ -166,7 +167,8 @@ static int64_t first_sequence(const qd_interpreter *it, int microbatch)
     return ((int64_t)coord * p->strategy.micro_batches + microbatch) * p->strategy.micro_batch;
 }
 
-/* Tokens, targets and document starts of the samples from `first` on, into one of the host's buffers. */
+/* Tokens, targets and document starts of the samples from `first` on, into one of the host's
+ * buffers. */
 static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
 {
     const qd_strategy *s = &it->program->strategy;
@@ -184,8 +186,9 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
     return QD_OK;
 }
 
-/* While a device works behind the host, the host reads what the next step will begin with. What cannot be read is no matter of
- * the step that ends here, perhaps the last: the next one reads it again, and fails with it. */
+/* While a device works behind the host, the host reads what the next step will begin with. What
+ * cannot be read is no matter of the step that ends here, perhaps the last: the next one reads it
+ * again, and fails with it. */
 static void fill_ahead(qd_interpreter *it)
 {
     if (qd_device_get_caps(it->bound->device)->host_memory)
@@ -303,8 +306,9 @@ static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, 
     }
 }
 
-/* Looks at what this rank is about to add to a sum over ranks, in pieces: elements [first, first + length) of the loss, of the
- * gradients, or of the norm's sums per parameter. Pieces are large because each is waited for, and the other ranks wait meanwhile. */
+/* Looks at what this rank is about to add to a sum over ranks, in pieces: elements [first, first +
+ * length) of the loss, of the gradients, or of the norm's sums per parameter. Pieces are large
+ * because each is waited for, and the other ranks wait meanwhile. */
 static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, look_kind what)
 {
     enum { PIECE = 1 << 18 };
@@ -328,7 +332,8 @@ static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
     return a->stream == QD_STREAM_COMM ? &it->work[index] : NULL;
 }
 
-/* Sums per parameter say something of a rank alone where gradients are not summed over others before. */
+/* Sums per parameter say something of a rank alone where gradients are not summed over others
+ * before. */
 static qd_status look_before(qd_interpreter *it, const qd_action *a, const void *data)
 {
     const qd_program *p = it->program;
@@ -438,7 +443,8 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* Rows in order, whoever of the ranks that share this rank's tensors has them. What another rank of tp speaks for counts as 0 here. */
+/* Rows in order, whoever of the ranks that share this rank's tensors has them. What another rank of
+ * tp speaks for counts as 0 here. */
 static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
@@ -456,7 +462,8 @@ static qd_status copy_figures(qd_interpreter *it)
     return qd_event_record(it->known, it->stream);
 }
 
-/* Parameters in order: the same sum on every rank. The factor stays on the device, where the updates read it. */
+/* Parameters in order: the same sum on every rank. The factor stays on the device, where the
+ * updates read it. */
 static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -493,7 +500,8 @@ static qd_update_context update_context(const qd_interpreter *it)
                                .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
-/* Gradients that are not finite never reach the weights: the kernels see it by the factor, alike on all ranks. */
+/* Gradients that are not finite never reach the weights: the kernels see it by the factor, alike on
+ * all ranks. */
 static bool updates(const qd_interpreter *it)
 {
     return !it->in->look;
@@ -598,7 +606,8 @@ static qd_status wait_for(qd_interpreter *it, int index)
     return status;
 }
 
-/* Before an action runs: what it depends on has ended for its stream. The host waits for none of it but communication in host memory. */
+/* Before an action runs: what it depends on has ended for its stream. The host waits for none of it
+ * but communication in host memory. */
 static qd_status wait_before(qd_interpreter *it, const qd_action *a)
 {
     const qd_program *p = it->program;
@@ -655,7 +664,8 @@ static qd_status run_action(qd_interpreter *it, int index)
     return qd_timeline_end(it->timelines[a->stream], piece);
 }
 
-/* A piece of the timeline is an action, an op (numbered after the actions), or a wait for an exchange. */
+/* A piece of the timeline is an action, an op (numbered after the actions), or a wait for an
+ * exchange. */
 static void take_piece(void *context, int id, double begin, double end)
 {
     qd_interpreter *it = context;
@@ -690,7 +700,8 @@ static void announce(qd_interpreter *it, int index)
     qd_comm_at(it->bound->world, place);
 }
 
-/* Tells the other ranks, lets pending reductions end (they fail too), and keeps the first message. */
+/* Tells the other ranks, lets pending reductions end (they fail too), and keeps the first
+ * message. */
 static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
 {
     char place[128], message[1024];

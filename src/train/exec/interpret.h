@@ -1,4 +1,5 @@
-/* The interpreter: walks the step program and does what it says. There is no other loop over layers or micro-batches. */
+/* The interpreter: walks the step program and does what it says. There is no other loop over layers
+ * or micro-batches. */
 #ifndef QD_TRAIN_EXEC_INTERPRET_H
 #define QD_TRAIN_EXEC_INTERPRET_H
 
@@ -10,7 +11,8 @@
 
 typedef struct qd_interpreter qd_interpreter;
 
-/* Where the time of the compute stream goes. Waiting for the communication stream is counted apart. */
+/* Where the time of the compute stream goes. Waiting for the communication stream is counted
+ * apart. */
 typedef struct qd_step_profile {
     qd_op_profile ops;
     double action_seconds[QD_ACTION_KIND_COUNT], wait_seconds;
@@ -47,8 +49,8 @@ typedef struct qd_step_output {
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
-/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned one; crossed: bytes to other nodes;
- * flat: what flat dispatch would have sent there. */
+/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned
+ * one; crossed: bytes to other nodes; flat: what flat dispatch would have sent there. */
 typedef struct qd_dispatched {
     int64_t bytes, rounds, crossed, flat;
 } qd_dispatched;
@@ -56,7 +58,8 @@ qd_dispatched qd_interpreter_dispatched(const qd_interpreter *interpreter);
 
 void qd_interpreter_destroy(qd_interpreter *interpreter); /* NULL is legal */
 
-/* Collective over the bound world. Numbers that are not finite are no failure in training: all ranks see them and leave out the
- * update. When it fails, this rank's communicators are aborted and no work is left pending. */
+/* Collective over the bound world. Numbers that are not finite are no failure in training: all
+ * ranks see them and leave out the update. When it fails, this rank's communicators are aborted and
+ * no work is left pending. */
 qd_status qd_interpret(qd_interpreter *interpreter, const qd_step_input *input, qd_step_output *output);
 #endif

@@ -20,13 +20,15 @@ typedef struct qd_model_run {
     qd_trainer *trainer;
 } qd_model_run;
 
-/* The checkpoint that a path names: itself, or the newest sound one of a run folder. folder: of the run (PATH_MAX). warning:
- * as in qd_model_run. */
+/* The checkpoint that a path names: itself, or the newest sound one of a run folder. folder: of the
+ * run (PATH_MAX). warning: as in qd_model_run. */
 qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING]);
 
-/* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration; no trainer yet. */
+/* path: a run folder (its newest sound checkpoint counts) or a checkpoint. Reads the configuration;
+ * no trainer yet. */
 qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run);
-/* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the weights. */
+/* Creates the trainer for run->config as the caller has changed it (strategy, batch), and loads the
+ * weights. */
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);
 void qd_model_run_close(qd_model_run *run); /* also of a half-built one */
 
@@ -38,7 +40,8 @@ typedef struct qd_side_program {
     qd_interpreter *interpreter;
 } qd_side_program;
 
-/* Persistent buffers of the same kind and size are the trainer's. Closed before the run, also where it failed. */
+/* Persistent buffers of the same kind and size are the trainer's. Closed before the run, also where
+ * it failed. */
 qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side);
 void qd_side_program_close(qd_side_program *side);
 #endif

@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What a rank has found, the likelier cause first: a weight makes its loss and all gradients what they are. */
+/* What a rank has found, the likelier cause first: a weight makes its loss and all gradients what
+ * they are. */
 typedef enum cause { CAUSE_NONE, CAUSE_GRADIENT, CAUSE_LOSS, CAUSE_WEIGHT } cause;
 
 /* The first weight of this rank that is not finite, or -1. */

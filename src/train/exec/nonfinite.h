@@ -4,8 +4,9 @@
 
 #include "train/exec/trainer.h"
 
-/* Collective, after a step in which all ranks saw a number that is not finite. Looks through the weights, goes through the step
- * once more and looks at what each rank adds to the sums; output->not_finite then names the rank and the tensor. */
+/* Collective, after a step in which all ranks saw a number that is not finite. Looks through the
+ * weights, goes through the step once more and looks at what each rank adds to the sums;
+ * output->not_finite then names the rank and the tensor. */
 qd_status qd_nonfinite_explain(qd_trainer *trainer, qd_interpreter *interpreter, qd_comm *world, const qd_step_input *input,
                                qd_step_output *output);
 #endif

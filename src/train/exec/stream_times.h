@@ -1,5 +1,6 @@
-/* When the communication of a traced step ran on a device, whose streams run behind the host: from events on the communication
- * stream. A wait inside a module is a piece of the compute stream: for so long it stood still. */
+/* When the communication of a traced step ran on a device, whose streams run behind the host: from
+ * events on the communication stream. A wait inside a module is a piece of the compute stream: for
+ * so long it stood still. */
 #ifndef QD_TRAIN_EXEC_STREAM_TIMES_H
 #define QD_TRAIN_EXEC_STREAM_TIMES_H
 
@@ -9,8 +10,9 @@
 
 typedef struct qd_watch qd_watch;
 
-/* *watch becomes NULL where there is nothing to watch: one rank, host memory, or communication on streams of its own (NCCL).
- * Pieces of the compute stream's timeline get numbers from first_id on; those below are the caller's. */
+/* *watch becomes NULL where there is nothing to watch: one rank, host memory, or communication on
+ * streams of its own (NCCL). Pieces of the compute stream's timeline get numbers from first_id on;
+ * those below are the caller's. */
 qd_status qd_watch_create(qd_bound *bound, qd_exchanger *exchanger, qd_timeline *compute, int first_id, qd_watch **watch);
 void qd_watch_destroy(qd_watch *watch); /* NULL is legal, also below */
 

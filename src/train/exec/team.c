@@ -79,7 +79,8 @@ static void *run_member(void *argument)
     return NULL;
 }
 
-/* Waits for all, then returns the failure that came first in cause: not the echo of another rank's. */
+/* Waits for all, then returns the failure that came first in cause: not the echo of another
+ * rank's. */
 static qd_status collect(qd_team *t)
 {
     pthread_mutex_lock(&t->lock);

@@ -1,5 +1,5 @@
-/* All ranks of a layout as threads of this process, driven step by step from one thread. For verify, and for tests that
- * run hundreds of layouts. */
+/* All ranks of a layout as threads of this process, driven step by step from one thread. For
+ * verify, and for tests that run hundreds of layouts. */
 #ifndef QD_TRAIN_EXEC_TEAM_H
 #define QD_TRAIN_EXEC_TEAM_H
 
@@ -11,8 +11,8 @@ typedef struct qd_team qd_team;
 qd_status qd_team_create(const qd_config *config, const qd_batch_source *source, qd_team **team);
 void qd_team_destroy(qd_team *team); /* NULL is legal */
 
-/* Calls `function` on every rank's thread and waits for all. Returns the first failure that is not the echo of another
- * rank's; after a failure the team can only be destroyed. */
+/* Calls `function` on every rank's thread and waits for all. Returns the first failure that is not
+ * the echo of another rank's; after a failure the team can only be destroyed. */
 typedef qd_status (*qd_team_function)(qd_trainer *trainer, qd_comm *world, void *argument);
 qd_status qd_team_call(qd_team *team, qd_team_function function, void *argument);
 

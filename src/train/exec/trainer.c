@@ -46,7 +46,8 @@ static bool in_host(const qd_trainer *t, qd_buffer_kind kind)
     return buffer >= 0 && t->program->buffers[buffer].host;
 }
 
-/* State in host memory is read and written here when the step's copies have ended: the compute stream waits for the last of them. */
+/* State in host memory is read and written here when the step's copies have ended: the compute
+ * stream waits for the last of them. */
 static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_t count)
 {
     QD_TRY(qd_stream_wait(qd_device_compute_stream(t->device)));
@@ -87,8 +88,8 @@ static qd_status store_pieces(qd_stream *stream, const piece *by, uint16_t *to, 
     return QD_OK;
 }
 
-/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a piece at a time. What rounding leaves
- * goes to `rest`, if that is given. */
+/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a
+ * piece at a time. What rounding leaves goes to `rest`, if that is given. */
 static qd_status store_rounded(qd_stream *stream, uint16_t *to, int16_t *rest, const float *values, int64_t count)
 {
     piece by = {NULL, NULL};
@@ -121,7 +122,8 @@ static qd_status read_parts(qd_stream *stream, const uint16_t *from, const int16
     return status;
 }
 
-/* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and of its master copy. */
+/* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and
+ * of its master copy. */
 static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
     const qd_program *p = t->program;
@@ -195,7 +197,8 @@ static qd_status explain_fit(qd_trainer *t, int64_t left)
     return status;
 }
 
-/* Memory that the host cannot read moves between devices; what the host has to say still goes through `world`. */
+/* Memory that the host cannot read moves between devices; what the host has to say still goes
+ * through `world`. */
 static qd_status reach_peers(qd_trainer *t)
 {
     bool nccl = strcmp(t->config.backend, "nccl") == 0;
@@ -225,7 +228,8 @@ static qd_status take_memory(qd_trainer *t)
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
-/* Locked pages cannot be taken back: a machine without room for them would end the run, or others, by force. */
+/* Locked pages cannot be taken back: a machine without room for them would end the run, or others,
+ * by force. */
 static qd_status check_host(const qd_trainer *t, int ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
@@ -243,8 +247,9 @@ static qd_status check_host(const qd_trainer *t, int ranks)
         wanted / gib, ranks, ranks == 1 ? "" : "s", there / gib);
 }
 
-/* A GPU's context, libraries and the search for algorithms take seconds in which the host's cores have nothing to do, and drawing some
- * billion values takes as long: a part of the free memory is for values that are ahead of the GPU's. */
+/* A GPU's context, libraries and the search for algorithms take seconds in which the host's cores
+ * have nothing to do, and drawing some billion values takes as long: a part of the free memory is
+ * for values that are ahead of the GPU's. */
 static void draw_ahead(qd_trainer *t, int threads, int ranks)
 {
     if (strcmp(t->config.device, "cpu") != 0)
@@ -357,7 +362,8 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
     return QD_OK;
 }
 
-/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy, or a part of one. */
+/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy, or a part
+ * of one. */
 static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dtype *dtype)
 {
     const qd_strategy *s = &t->program->strategy;
@@ -457,7 +463,8 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     return qd_stream_wait(stream);
 }
 
-/* The box that rank `rank` hands out when a whole tensor is put together, if it is the one of its kind that does. */
+/* The box that rank `rank` hands out when a whole tensor is put together, if it is the one of its
+ * kind that does. */
 static qd_atom spoken_box(const qd_program *p, int param, int rank)
 {
     const qd_mesh *mesh = &p->ledger->mesh;

@@ -7,8 +7,8 @@
 
 typedef struct qd_trainer qd_trainer;
 
-/* Collective over `world`. Draws the initial weights. `source` and `config` are copied; what source points to must
- * outlive the trainer. */
+/* Collective over `world`. Draws the initial weights. `source` and `config` are copied; what source
+ * points to must outlive the trainer. */
 qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source,
                             qd_trainer **trainer);
 /* The same for a caller that loads all weights (qd_state_load): until then they are undefined. */
@@ -19,8 +19,8 @@ void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
 
 typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2 } qd_tensor_kind;
-/* Collective. A logical parameter's value, gradient (as the last step left it, before clipping) or optimizer state, whole,
- * as fp32. `count` must be its number of elements. */
+/* Collective. A logical parameter's value, gradient (as the last step left it, before clipping) or
+ * optimizer state, whole, as fp32. `count` must be its number of elements. */
 qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind kind, float *out, int64_t count);
 /* Collective. Replaces a logical parameter's value or optimizer state on all ranks. */
 qd_status qd_trainer_write(qd_trainer *trainer, const char *name, qd_tensor_kind kind, const float *values, int64_t count);

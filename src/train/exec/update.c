@@ -33,8 +33,8 @@ static bool equally_far(const places *x, const places *y)
            x->moment2 - x->state == y->moment2 - y->state;
 }
 
-/* Where element 0 of a kind of state would lie: the beginning of its buffer, or as far before its section of the chunk that the action
- * works on. NULL: the optimizer keeps none. */
+/* Where element 0 of a kind of state would lie: the beginning of its buffer, or as far before its
+ * section of the chunk that the action works on. NULL: the optimizer keeps none. */
 static qd_status find_state(const qd_bound *b, const qd_action *a, qd_buffer_kind kind, void **base)
 {
     *base = qd_bound_kind(b, kind);
@@ -93,8 +93,9 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
     return QD_OK;
 }
 
-/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter lies in one piece in each:
- * neighbours that are equally far apart in all buffers go in one call. */
+/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter
+ * lies in one piece in each: neighbours that are equally far apart in all buffers go in one
+ * call. */
 qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
 {
     const qd_bound *b = c->bound;
@@ -185,7 +186,8 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
     return QD_OK;
 }
 
-/* Between a matrix as it is, and its columns in blocks as ranks of tp (or etp) have them, one block after another. */
+/* Between a matrix as it is, and its columns in blocks as ranks of tp (or etp) have them, one block
+ * after another. */
 static qd_status rearrange(const qd_update_context *c, int matrix, float *x, float *room, bool into_blocks)
 {
     const qd_program *p = c->bound->program;

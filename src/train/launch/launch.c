@@ -31,7 +31,8 @@ typedef struct place {
     pid_t launcher;
 } place;
 
-/* A whole number of at least `least`; `otherwise` when the variable is missing or something else. */
+/* A whole number of at least `least`; `otherwise` when the variable is missing or something
+ * else. */
 static int env_int(const char *name, int least, int otherwise)
 {
     const char *text = getenv(name);
@@ -52,7 +53,8 @@ static int env_first(const char *const *names, int least, int otherwise)
     return otherwise;
 }
 
-/* A variable of the interfaces by which MPI libraries ask a launcher for their peers: PMI, PMI2, PMIx, Cray's PALS. */
+/* A variable of the interfaces by which MPI libraries ask a launcher for their peers: PMI, PMI2,
+ * PMIx, Cray's PALS. */
 static bool env_names_peers(void)
 {
     for (char **variable = environ; *variable; variable++)
@@ -68,8 +70,9 @@ static bool under_srun(void)
     return !mpirun && getenv("SLURM_STEP_ID") && getenv("SLURM_STEP_NUM_TASKS");
 }
 
-/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an interactive shell,
- * say, in which a run starts its ranks by itself. A batch script has no tasks. */
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an
+ * interactive shell, say, in which a run starts its ranks by itself. A batch script has no
+ * tasks. */
 static bool under_mpi(void)
 {
     if (under_srun())
@@ -116,20 +119,21 @@ static atomic_int failure_told; /* by the observer */
 static void on_stop_signal(int number)
 {
     int asked = number == QD_SIGNAL_INTERRUPT ? SIGINT : number;
-    /* SIGTERM after SIGUSR1 changes nothing but the name; SIGINT after either would lose the checkpoint. */
+    /* SIGTERM after SIGUSR1 changes nothing but the name; SIGINT after either would lose the
+     * checkpoint. */
     if (atomic_load(&stop_asked) < asked)
         atomic_store(&stop_asked, asked);
 }
 
-/* SIGHUP: the terminal was closed. SIGPIPE: nobody reads standard output any more (`| head`). Both would end the process where
- * it stands. */
+/* SIGHUP: the terminal was closed. SIGPIPE: nobody reads standard output any more (`| head`). Both
+ * would end the process where it stands. */
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
 enum { STOP_SIGNALS = 6 };
 
-/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and ends it; the others may come
- * again and again (SIGPIPE at every line). Local ranks may get
- * one from the launcher and one from whoever signals all processes of a job; the launcher ends them by other means. What was
- * ignored stays ignored. */
+/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and
+ * ends it; the others may come again and again (SIGPIPE at every line). Local ranks may get one
+ * from the launcher and one from whoever signals all processes of a job; the launcher ends them by
+ * other means. What was ignored stays ignored. */
 static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
 {
     sigset_t own;
@@ -184,7 +188,8 @@ static qd_status run_local_rank(place *p, qd_run *run)
     qd_options *options = NULL;
     if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
-    /* This rank ends with its launcher, however that ends. It may have ended before the line below. */
+    /* This rank ends with its launcher, however that ends. It may have ended before the line
+     * below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
@@ -243,7 +248,8 @@ static qd_status check_world(const place *p, bool mpi)
     return QD_OK;
 }
 
-/* Rank 0, if there is one: ranks lie otherwise than parallel.nodes says. Nothing is wrong with the results. */
+/* Rank 0, if there is one: ranks lie otherwise than parallel.nodes says. Nothing is wrong with the
+ * results. */
 static qd_status note_nodes(const qd_run *run, qd_comm *world)
 {
     const qd_train_observer *o = run->observer;
@@ -298,7 +304,8 @@ static qd_status join_world(const qd_comm_config *config, qd_status early, qd_co
     return status == QD_OK ? QD_OK : early;
 }
 
-/* Each rank for its machine; the run folder is rank 0's. A rank that has not been told the size of the world before has no plan. */
+/* Each rank for its machine; the run folder is rank 0's. A rank that has not been told the size of
+ * the world before has no plan. */
 static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
 {
     if (qd_comm_rank(world) == 0)
@@ -310,8 +317,8 @@ static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_s
 
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
-    /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong on one machine need not be
-     * on the others, so that they are told. */
+    /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong
+     * on one machine need not be on the others, so that they are told. */
     qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, run->stop, &run->config, summary)
                                   : qd_config_resolve(run->options, 0, &run->config);
     qd_comm_config comm_config = qd_comm_config_default();

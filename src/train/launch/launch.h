@@ -15,7 +15,8 @@
 #define QD_ENV_LAUNCHER "QUADRILLE_LAUNCHER"
 #define QD_ENV_CONFIG_FD "QUADRILLE_CONFIG_FD" /* the configuration as the launcher understood it */
 
-/* What the launcher sends a local rank instead of SIGINT, which a terminal sends to all processes of a job. */
+/* What the launcher sends a local rank instead of SIGINT, which a terminal sends to all processes
+ * of a job. */
 #define QD_SIGNAL_INTERRUPT SIGUSR2
 
 /* ---- reports of a local rank to its launcher: one packet each ---- */
@@ -48,7 +49,8 @@ typedef struct qd_failure {
     char message[QD_REPORT_MESSAGE_BYTES];
 } qd_failure;
 
-/* Keeps what came first; a cause replaces an echo (QD_REMOTE, or a status that another rank tells). */
+/* Keeps what came first; a cause replaces an echo (QD_REMOTE, or a status that another rank
+ * tells). */
 void qd_failure_add(qd_failure *failure, qd_status status, const char *message);
 /* Records it as this thread's failure and returns its status. */
 qd_status qd_failure_raise(const qd_failure *failure);

@@ -1,5 +1,5 @@
-/* Ranks as processes: starts them with exec, so that no thread, lock or library state is inherited, and watches them
- * until none is left. */
+/* Ranks as processes: starts them with exec, so that no thread, lock or library state is inherited,
+ * and watches them until none is left. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 
@@ -20,7 +20,8 @@
 
 extern char **environ;
 
-/* After the first failure the other ranks have this long to return by themselves, then to react to SIGTERM. */
+/* After the first failure the other ranks have this long to return by themselves, then to react to
+ * SIGTERM. */
 #define SECONDS_TO_RETURN 5.0
 #define SECONDS_TO_TERMINATE 2.0
 
@@ -71,8 +72,9 @@ static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_B
     return QD_OK;
 }
 
-/* Three descriptors go down. SIGINT stays blocked in the ranks, because a terminal sends it to all processes of the job and the
- * launcher passes it on; the other signals until the rank can take them. */
+/* Three descriptors go down. SIGINT stays blocked in the ranks, because a terminal sends it to all
+ * processes of the job and the launcher passes it on; the other signals until the rank can take
+ * them. */
 static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
 {
     sigset_t mask = c->mask_before, defaults;
@@ -222,9 +224,9 @@ static void reap(crew *c)
     }
 }
 
-/* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does a second SIGTERM; schedulers
- * send SIGTERM after SIGUSR1 while the checkpoint is being written. SIGHUP and SIGPIPE are nobody's wish to stop: a SIGINT or
- * SIGTERM after them is the first. */
+/* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does
+ * a second SIGTERM; schedulers send SIGTERM after SIGUSR1 while the checkpoint is being written.
+ * SIGHUP and SIGPIPE are nobody's wish to stop: a SIGINT or SIGTERM after them is the first. */
 static void take_stop(crew *c, int number)
 {
     if (c->stop_signal == 0) {

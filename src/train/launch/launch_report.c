@@ -12,7 +12,8 @@ void qd_report_send(int fd, const qd_report *report)
     size_t bytes = report->kind == QD_REPORT_STEP  ? offsetof(qd_report, step) + sizeof report->step
                    : report->kind == QD_REPORT_END ? offsetof(qd_report, end) + sizeof report->end
                                                    : sizeof *report;
-    /* A launcher that is held up (its output is not read) must not hold up training: steps are in metrics.jsonl too. */
+    /* A launcher that is held up (its output is not read) must not hold up training: steps are in
+     * metrics.jsonl too. */
     int flags = MSG_NOSIGNAL | (report->kind == QD_REPORT_STEP ? MSG_DONTWAIT : 0);
     while (send(fd, report, bytes, flags) < 0 && errno == EINTR)
         continue;

@@ -114,7 +114,8 @@ static int64_t group_room(const char *folder, bool first_version)
     return limit - used + cached > 0 ? limit - used + cached : 0;
 }
 
-/* What the group of this process and those around it allow: "0::/a/b", or "4:memory:/a/b" of the first version. */
+/* What the group of this process and those around it allow: "0::/a/b", or "4:memory:/a/b" of the
+ * first version. */
 static int64_t groups_room(void)
 {
     int64_t room = INT64_MAX;

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* The path of a cache file: `given` if it is not empty, else `name` in the user's cache folder ($XDG_CACHE_HOME or
- * $HOME/.cache), which is made. Empty where there is no such folder. */
+/* The path of a cache file: `given` if it is not empty, else `name` in the user's cache folder
+ * ($XDG_CACHE_HOME or $HOME/.cache), which is made. Empty where there is no such folder. */
 void qd_cache_file(const char *given, const char *name, char *path, size_t size);
 #endif

@@ -63,7 +63,8 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed)
 
 /* ---- one program, one configuration ---- */
 
-/* What rank 0 tells the others; its configuration follows. The size is that of all versions, so that they can tell each other apart. */
+/* What rank 0 tells the others; its configuration follows. The size is that of all versions, so
+ * that they can tell each other apart. */
 typedef struct setup {
     char version[32];
     unsigned char build[32]; /* the linker's hash of what it made; zeros: it leaves none */

@@ -1,4 +1,5 @@
-/* The process's memory as the kernel sees it: the accountant's figures are checked against this from outside. */
+/* The process's memory as the kernel sees it: the accountant's figures are checked against this
+ * from outside. */
 #ifndef QD_TRAIN_RUN_FOOTPRINT_H
 #define QD_TRAIN_RUN_FOOTPRINT_H
 

@@ -1,4 +1,5 @@
-/* Names of an MPI library's shared memory: found in this process's mappings, kept in the run folder, removed after a kill. */
+/* Names of an MPI library's shared memory: found in this process's mappings, kept in the run
+ * folder, removed after a kill. */
 #include "train/run/leftovers.h"
 
 #include "base/text/json.h"
@@ -37,7 +38,8 @@ static bool is_segment(const char *path)
     return false;
 }
 
-/* The segment that this rank has made: its name ends with the rank. Those of its peers, which it has mapped too, are theirs. */
+/* The segment that this rank has made: its name ends with the rank. Those of its peers, which it
+ * has mapped too, are theirs. */
 static void find_own(int rank, entry *own)
 {
     FILE *maps = fopen("/proc/self/maps", "re");

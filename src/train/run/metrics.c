@@ -1,4 +1,5 @@
-/* metrics.jsonl: whole lines only, on any disk, and the lock that keeps two runs out of one folder. */
+/* metrics.jsonl: whole lines only, on any disk, and the lock that keeps two runs out of one
+ * folder. */
 #include "train/run/metrics.h"
 
 #include "base/clock.h"
@@ -30,7 +31,8 @@ struct qd_metrics {
     char remark[512];
 };
 
-/* Bytes of the file that are whole lines of steps up to `step`. Lines are in order of their steps. */
+/* Bytes of the file that are whole lines of steps up to `step`. Lines are in order of their
+ * steps. */
 static off_t lines_to_keep(const char *path, int64_t step)
 {
     char *text = NULL;
@@ -48,8 +50,8 @@ static off_t lines_to_keep(const char *path, int64_t step)
     return keep;
 }
 
-/* kind: LOCK_EX to write; LOCK_SH to look, so that those who look at the same time, as the ranks of one run, do not see each
- * other. A file system without locks keeps nobody away. */
+/* kind: LOCK_EX to write; LOCK_SH to look, so that those who look at the same time, as the ranks of
+ * one run, do not see each other. A file system without locks keeps nobody away. */
 static qd_status lock(int fd, int kind, const char *path, double seconds, const atomic_int *stop)
 {
     const double begin = qd_clock_now();
@@ -159,7 +161,8 @@ static int append(qd_metrics *m)
     return 0;
 }
 
-/* Of a disk, and may be over by the next step or the next day. Anything else is a mistake in what the file is. */
+/* Of a disk, and may be over by the next step or the next day. Anything else is a mistake in what
+ * the file is. */
 static bool may_pass(int error)
 {
     static const int passing[] = {ENOSPC, EDQUOT, EIO, EROFS, ESTALE, EFBIG, ENODEV, ENXIO, ETIMEDOUT, EAGAIN};

@@ -52,7 +52,8 @@ static bool report_progress(void *context, const char *what, int64_t done, int64
     return atomic_load(w->stop) == 0;
 }
 
-/* Text is read, perhaps for hours, and there is nothing to keep yet: who asks to stop need not wait for a step. */
+/* Text is read, perhaps for hours, and there is nothing to keep yet: who asks to stop need not wait
+ * for a step. */
 static qd_status tell_early_end(int asked)
 {
     if (asked == SIGINT)
@@ -92,9 +93,9 @@ static bool keeps_checkpoints(const qd_rank_run *s)
     return s->run->config.save && s->run->config.run_dir[0] != '\0';
 }
 
-/* Collective, after each step: all ranks learn of a signal that has reached any of them, so that they stop after the same
- * step. Where there are several, the highest number counts: SIGINT, SIGUSR1, SIGTERM. Whether it is time for a checkpoint
- * is rank 0's decision: clocks differ. */
+/* Collective, after each step: all ranks learn of a signal that has reached any of them, so that
+ * they stop after the same step. Where there are several, the highest number counts: SIGINT,
+ * SIGUSR1, SIGTERM. Whether it is time for a checkpoint is rank 0's decision: clocks differ. */
 static qd_status ask_ranks(qd_rank_run *s)
 {
     double seconds = s->run->config.save_seconds;
@@ -106,8 +107,8 @@ static qd_status ask_ranks(qd_rank_run *s)
     return QD_OK;
 }
 
-/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike. Processes have a GPU
- * each; threads share those that there are. */
+/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike.
+ * Processes have a GPU each; threads share those that there are. */
 static qd_status measure_peak(qd_rank_run *s)
 {
     if (qd_comm_rank(s->world) != 0)
@@ -138,8 +139,8 @@ static qd_status open_saver(qd_rank_run *s)
     return qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver);
 }
 
-/* The state holds what is not finite: training on would waste the time, and every later save would fail. All ranks end, and the
- * checkpoints from before stay. */
+/* The state holds what is not finite: training on would waste the time, and every later save would
+ * fail. All ranks end, and the checkpoints from before stay. */
 static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
 {
     char before[64] = "no checkpoint from before is known";
@@ -153,8 +154,9 @@ static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
     return QD_NOT_FINITE;
 }
 
-/* Collective. How the checkpoint that is being written stands. A failure to write one is reported, and training continues; after
- * the last step it is the run's failure (tell_unsaved), and so is a state that is not finite. */
+/* Collective. How the checkpoint that is being written stands. A failure to write one is reported,
+ * and training continues; after the last step it is the run's failure (tell_unsaved), and so is a
+ * state that is not finite. */
 static qd_status poll_save(qd_rank_run *s, bool wait)
 {
     qd_save_report report;
@@ -175,7 +177,8 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
     return QD_OK;
 }
 
-/* Collective. One is written at a time; the last of a run, and one without room for a copy, is waited for. */
+/* Collective. One is written at a time; the last of a run, and one without room for a copy, is
+ * waited for. */
 static qd_status save(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -187,7 +190,8 @@ static qd_status save(qd_rank_run *s)
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
-/* When everything else is right, on all ranks: what is taken away cannot come back. Rank 0's; large checkpoints take long to go. */
+/* When everything else is right, on all ranks: what is taken away cannot come back. Rank 0's; large
+ * checkpoints take long to go. */
 static qd_status replace_run(void *state)
 {
     const qd_run *run = ((const qd_rank_run *)state)->run;
@@ -304,8 +308,9 @@ static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output
                    MOST, (long long)step, output->not_finite, (long long)(step - MOST));
 }
 
-/* Steps that are not finite end the run, on all ranks alike and in order. The checkpoint that is being written is completed,
- * and the state, which such steps have not touched, is kept: a run with other settings can resume from it. */
+/* Steps that are not finite end the run, on all ranks alike and in order. The checkpoint that is
+ * being written is completed, and the state, which such steps have not touched, is kept: a run with
+ * other settings can resume from it. */
 static qd_status end_saving(qd_rank_run *s, qd_status status)
 {
     qd_error_record why;
@@ -417,7 +422,8 @@ static qd_status finish(qd_rank_run *s)
     return s->end.interrupted ? tell_end(s) : s->unsaved[0] != '\0' ? tell_unsaved(s) : QD_OK;
 }
 
-/* A failure of one of several says whose it is, unless it names a rank: many know of what is not finite, or who is missing. */
+/* A failure of one of several says whose it is, unless it names a rank: many know of what is not
+ * finite, or who is missing. */
 static void name_rank(const qd_comm *world, qd_status status)
 {
     if (qd_comm_size(world) > 1 && !strstr(qd_error_message(), "rank "))

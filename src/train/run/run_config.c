@@ -1,4 +1,5 @@
-/* The configuration of a run as it was asked for and as it was understood: config.yaml and effective.yaml of a run folder. */
+/* The configuration of a run as it was asked for and as it was understood: config.yaml and
+ * effective.yaml of a run folder. */
 #include "train/run/run.h"
 
 #include "model/field_table.h"

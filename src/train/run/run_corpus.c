@@ -55,8 +55,9 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     return status;
 }
 
-/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text, of the member of its lines that counts
- * and of the line that separates documents, if there is one; and, in the file, a hash of what came of it. */
+/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text,
+ * of the member of its lines that counts and of the line that separates documents, if there is one;
+ * and, in the file, a hash of what came of it. */
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
@@ -79,7 +80,8 @@ static qd_status complete_key(char key[KEY_BYTES], const char *tokenizer)
     return QD_OK;
 }
 
-/* A tokenizer that is there counts if it was trained on the same, and is still what came of that. */
+/* A tokenizer that is there counts if it was trained on the same, and is still what came of
+ * that. */
 static qd_status is_up_to_date(const char *path, const char *key_path, const char *key, bool *good)
 {
     struct stat info;
@@ -96,8 +98,8 @@ static qd_status is_up_to_date(const char *path, const char *key_path, const cha
     return QD_OK;
 }
 
-/* Under the lock. The key is written last: without it, the tokenizer is not trusted. A run that is to be replaced keeps its tokenizer until
- * it is: that of the new one waits beside it. */
+/* Under the lock. The key is written last: without it, the tokenizer is not trusted. A run that is
+ * to be replaced keeps its tokenizer until it is: that of the new one waits beside it. */
 static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress, file_path path)
 {
     file_path key_path, metrics;
@@ -119,7 +121,8 @@ static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files,
     return qd_file_replace(key_path, key, strlen(key));
 }
 
-/* run.dir/tokenizer.json, trained if it is not there. The lock is on the folder: nothing is left behind. */
+/* run.dir/tokenizer.json, trained if it is not there. The lock is on the folder: nothing is left
+ * behind. */
 static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
                                qd_tokenizer **tokenizer)
 {
@@ -171,7 +174,8 @@ static qd_status use_tokenizer(const qd_config *c, qd_run_corpus *corpus, choice
     return QD_OK;
 }
 
-/* A run that goes on does so with the tokenizer that it kept: what data.tokenizer names may have changed since, or be gone. */
+/* A run that goes on does so with the tokenizer that it kept: what data.tokenizer names may have
+ * changed since, or be gone. */
 static qd_status find_kept(const qd_config *c, file_path path, bool *found)
 {
     struct stat info;

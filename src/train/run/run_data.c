@@ -65,7 +65,8 @@ static qd_status compare_tokenizer(const qd_json *file, const qd_data *data)
                    qd_json_name(file));
 }
 
-/* Whether the content is what it was; true where that is not known: files of earlier versions have no hash. */
+/* Whether the content is what it was; true where that is not known: files of earlier versions have
+ * no hash. */
 static qd_status same_content(const qd_json_node *then, const qd_data *data, int source, bool *same)
 {
     const char *hash = qd_json_as_string(qd_json_member(then, "xxh3")), *of = qd_json_as_string(qd_json_member(then, "xxh3_of"));

@@ -1,4 +1,5 @@
-/* The files of run.dir: whether the folder can be used, and what is written there when a run starts. */
+/* The files of run.dir: whether the folder can be used, and what is written there when a run
+ * starts. */
 #include "train/run/run_state.h"
 
 #include "base/text/strbuf.h"
@@ -35,7 +36,8 @@ static qd_status check_place(const char *folder)
     return QD_OK;
 }
 
-/* A saved data.tokenizer may be gone: the run has kept its own. One that is named now is to be there. */
+/* A saved data.tokenizer may be gone: the run has kept its own. One that is named now is to be
+ * there. */
 static qd_status check_named_now(const qd_options *options, const qd_config *c)
 {
     const char *named = c->data.tokenizer;
@@ -115,8 +117,8 @@ static qd_status write_files(qd_rank_run *s)
     return clear_file(c, QD_RUN_NEW_TOKENIZER);
 }
 
-/* Rank 0, once everything else stands: the folder appears with its first files. The metrics come first, for they are locked: of two
- * runs that begin at the same time one gets the folder. */
+/* Rank 0, once everything else stands: the folder appears with its first files. The metrics come
+ * first, for they are locked: of two runs that begin at the same time one gets the folder. */
 qd_status qd_run_folder_open(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;

@@ -1,4 +1,5 @@
-/* What would keep a run from starting on this machine, looked for before anything is read, printed or allocated. */
+/* What would keep a run from starting on this machine, looked for before anything is read, printed
+ * or allocated. */
 #include "train/run/run_machine.h"
 
 #include "base/text/strbuf.h"
@@ -11,7 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the ranks of a run need, all together. Stages of a pipeline differ; their ranks hardly do. */
+/* What the ranks of a run need, all together. Stages of a pipeline differ; their ranks hardly
+ * do. */
 static int64_t all_ranks(const qd_check_report *plan)
 {
     int64_t sum = 0, beside = plan->host_bytes + plan->snapshot_bytes;

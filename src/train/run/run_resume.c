@@ -1,5 +1,6 @@
-/* Resuming a run, and starting one with the weights of another: which checkpoint is loaded, on all ranks alike, and what
- * is reported of settings and data that differ from those it was written with. */
+/* Resuming a run, and starting one with the weights of another: which checkpoint is loaded, on all
+ * ranks alike, and what is reported of settings and data that differ from those it was written
+ * with. */
 #include "train/run/run_state.h"
 
 #include "train/run/long_work.h"
@@ -13,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the way. */
+/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the
+ * way. */
 static bool same_tensors(const qd_model *now, const qd_model *then)
 {
     qd_model other = *then;
@@ -25,8 +27,8 @@ static bool same_tensors(const qd_model *now, const qd_model *then)
     return qd_model_equal(now, &other);
 }
 
-/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer keeps. early: the data has
- * not been opened yet, which names a tokenizer that differs. */
+/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer
+ * keeps. early: the data has not been opened yet, which names a tokenizer that differs. */
 static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
 {
     const struct {
@@ -47,8 +49,8 @@ static qd_status check_continues(const qd_config *now, const qd_config *then, bo
     return QD_OK;
 }
 
-/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as it has seen, in the order
- * that the new windows have. */
+/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as
+ * it has seen, in the order that the new windows have. */
 static void rescale_position(qd_rank_run *s, const qd_config *then)
 {
     qd_position at = qd_trainer_position(s->trainer);
@@ -59,7 +61,8 @@ static void rescale_position(qd_rank_run *s, const qd_config *then)
     qd_trainer_set_position(s->trainer, at);
 }
 
-/* Settings that change what is trained. Of the rest, some are compared elsewhere, and some change speed or memory alone. */
+/* Settings that change what is trained. Of the rest, some are compared elsewhere, and some change
+ * speed or memory alone. */
 static bool is_compared(const char *key)
 {
     static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
@@ -102,8 +105,8 @@ static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
     qd_rank_note(s, text);
 }
 
-/* Rank 0: names every setting that is not what the checkpoint was written with, also where config.yaml was edited or
- * damaged since. */
+/* Rank 0: names every setting that is not what the checkpoint was written with, also where
+ * config.yaml was edited or damaged since. */
 static qd_status note_changes(const qd_rank_run *s, const qd_options *then_options, const qd_config *then, int64_t step)
 {
     qd_option_table table = qd_config_table();
@@ -131,7 +134,8 @@ static qd_status read_config(const qd_checkpoint *checkpoint, qd_options **optio
     return qd_config_resolve(*options, 0, then);
 }
 
-/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's state is in place. */
+/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's
+ * state is in place. */
 static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoint, bool loaded)
 {
     qd_options *options = NULL;
@@ -199,7 +203,8 @@ typedef struct checkpoint_name {
     int64_t step, hash;
 } checkpoint_name;
 
-/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open that one. */
+/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open
+ * that one. */
 static qd_status open_agreed(qd_rank_run *s, opening *o, checkpoint_name *name)
 {
     qd_status status = qd_long_work_run(s->control, open_newest, o);
@@ -235,7 +240,8 @@ static qd_status load_step(void *context)
     return qd_state_load(l->state->trainer, o->checkpoint, false);
 }
 
-/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an older one. */
+/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an
+ * older one. */
 static qd_status load_agreed(qd_rank_run *s, opening *o, checkpoint_name name, bool *damaged)
 {
     enum { MESSAGE = 1024 };

@@ -1,5 +1,6 @@
-/* What one rank of a run holds while it runs, shared by the files that make up a rank: run.c (start, steps, saving,
- * end), run_folder.c (the files of run.dir) and run_resume.c (state and settings of an earlier part of the run). */
+/* What one rank of a run holds while it runs, shared by the files that make up a rank: run.c
+ * (start, steps, saving, end), run_folder.c (the files of run.dir) and run_resume.c (state and
+ * settings of an earlier part of the run). */
 #ifndef QD_TRAIN_RUN_RUN_STATE_H
 #define QD_TRAIN_RUN_RUN_STATE_H
 
@@ -47,8 +48,8 @@ void qd_rank_note(const qd_rank_run *s, const char *text);
 
 /* The path of a file of run.dir. */
 qd_status qd_run_path(const qd_config *config, const char *name, qd_run_file path);
-/* Whether the run can have its folder. Looks, writes nothing. Waits some seconds for a run that is just ending; QD_BUSY when it
- * does not. stop: see qd_metrics_wait_free(). */
+/* Whether the run can have its folder. Looks, writes nothing. Waits some seconds for a run that is
+ * just ending; QD_BUSY when it does not. stop: see qd_metrics_wait_free(). */
 qd_status qd_run_folder_check(const qd_options *options, const qd_config *config, const atomic_int *stop);
 /* Rank 0, once everything else is in place: the folder appears with its first files. */
 qd_status qd_run_folder_open(qd_rank_run *s);

@@ -1,4 +1,5 @@
-/* Checkpoints of a run that trains on: each rank writes its part in a thread of its own, from a copy of its state. */
+/* Checkpoints of a run that trains on: each rank writes its part in a thread of its own, from a
+ * copy of its state. */
 #ifndef QD_TRAIN_RUN_SAVER_H
 #define QD_TRAIN_RUN_SAVER_H
 
@@ -15,16 +16,18 @@ typedef struct qd_save_report {
     char message[512]; /* FAILED: why, with the rank; the same on all ranks. DONE: "", or on rank 0 what old one could not be removed */
 } qd_save_report;
 
-/* root: <root>/step-… are the checkpoints; keep: how many stay, 0: all. snapshot: room for a copy of what this rank writes is
- * taken now (qd_saver_snapshot() bytes, as qd_pieces_bytes() planned); without it a save must be waited for. */
+/* root: <root>/step-… are the checkpoints; keep: how many stay, 0: all. snapshot: room for a copy
+ * of what this rank writes is taken now (qd_saver_snapshot() bytes, as qd_pieces_bytes() planned);
+ * without it a save must be waited for. */
 qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver);
 void qd_saver_destroy(qd_saver *saver); /* lets this rank's writing end; NULL is legal */
 int64_t qd_saver_snapshot(const qd_saver *saver);
 
-/* Collective, while none is going on. Copies this rank's state and starts to write; what goes wrong comes back from the polls.
- * config: of rank 0, copied. Only failures of communication are returned, here and below. */
+/* Collective, while none is going on. Copies this rank's state and starts to write; what goes wrong
+ * comes back from the polls. config: of rank 0, copied. Only failures of communication are
+ * returned, here and below. */
 qd_status qd_saver_begin(qd_saver *saver, const char *config);
-/* Collective and cheap: how the save that is going on stands. wait: until it has ended, keeping ranks in touch. Without a
- * snapshot, training must not go on before that. */
+/* Collective and cheap: how the save that is going on stands. wait: until it has ended, keeping
+ * ranks in touch. Without a snapshot, training must not go on before that. */
 qd_status qd_saver_poll(qd_saver *saver, bool wait, qd_save_report *report);
 #endif

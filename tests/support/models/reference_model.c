@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One module while it is evaluated. T rows of tokens; rows of experts, T · per_token of them, are in the order of tokens. */
+/* One module while it is evaluated. T rows of tokens; rows of experts, T · per_token of them, are
+ * in the order of tokens. */
 typedef struct evaluation {
     reference_model *r;
     const qd_model *model;
@@ -233,7 +234,8 @@ static double scores(const qd_moe *moe, const double *logits, double *score)
     return log(sum);
 }
 
-/* How often the experts are chosen, relative to the mean, among the tokens that `t` is balanced with. */
+/* How often the experts are chosen, relative to the mean, among the tokens that `t` is balanced
+ * with. */
 static double relative_load(const evaluation *e, int64_t t, int expert)
 {
     const qd_moe *moe = &e->model->moe;

@@ -1,5 +1,6 @@
-/* Declarations (model/declare.h) evaluated one op after another, in double and over whole tensors: the loss of a model as its family
- * says it, with nothing in common with the passes and kernels that train it. */
+/* Declarations (model/declare.h) evaluated one op after another, in double and over whole tensors:
+ * the loss of a model as its family says it, with nothing in common with the passes and kernels
+ * that train it. */
 #ifndef QD_TESTS_SUPPORT_REFERENCE_MODEL_H
 #define QD_TESTS_SUPPORT_REFERENCE_MODEL_H
 
@@ -18,6 +19,7 @@ typedef struct reference_model {
 void reference_create(reference_model *r, const qd_ledger *ledger);
 void reference_destroy(reference_model *r);
 
-/* The mean loss over the tokens. *auxiliary: losses of routers, which are not part of it but of the gradients. */
+/* The mean loss over the tokens. *auxiliary: losses of routers, which are not part of it but of the
+ * gradients. */
 double reference_loss(reference_model *r, double *auxiliary);
 #endif

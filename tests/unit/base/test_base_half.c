@@ -49,7 +49,8 @@ static void every_pattern(void **state)
     }
 }
 
-/* The rounded pattern must be the nearest of the neighbours, or the even one of two equally near. */
+/* The rounded pattern must be the nearest of the neighbours, or the even one of two equally
+ * near. */
 static void check_nearest(float value, uint16_t got, int exponent_bits)
 {
     double exact = value, chosen = value_of(got, exponent_bits);
@@ -114,8 +115,9 @@ static void special_values(void **state)
     assert_true(isnan(qd_f16_to_f32(qd_f32_to_f16(qd_f32_from_bits(0x7f800001)))));
 }
 
-/* Every upper half beside lower halves around the places where something changes: the parts give the bits back, but for ties that were
- * rounded down, and the upper part is the rounding of what they give. */
+/* Every upper half beside lower halves around the places where something changes: the parts give
+ * the bits back, but for ties that were rounded down, and the upper part is the rounding of what
+ * they give. */
 static void parts_give_the_value_back(void **state)
 {
     (void)state;

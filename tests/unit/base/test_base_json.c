@@ -218,7 +218,8 @@ static void refuses(void **state)
 static void other_locales(void **state)
 {
     (void)state;
-    /* Whatever the host program set: with a comma locale installed this fails when the locale leaks in. */
+    /* Whatever the host program set: with a comma locale installed this fails when the locale leaks
+     * in. */
     if (!setlocale(LC_ALL, "de_DE.UTF-8"))
         setlocale(LC_ALL, "C.UTF-8");
     char text[QD_DOUBLE_TEXT], *end;
@@ -259,7 +260,8 @@ static void files(void **state)
     assert_int_equal(rmdir(folder), 0); /* nothing else was left */
 }
 
-/* A named pipe is refused at once, where opening it would wait for a writer; an anonymous one is what "<(command)" gives. */
+/* A named pipe is refused at once, where opening it would wait for a writer; an anonymous one is
+ * what "<(command)" gives. */
 static void pipes(void **state)
 {
     (void)state;
@@ -300,7 +302,8 @@ static void touch(const char *folder, const char *format, long number, char path
     fclose(file);
 }
 
-/* What a killed writer left goes with the next write; what a living one has, and what only looks alike, stays. */
+/* What a killed writer left goes with the next write; what a living one has, and what only looks
+ * alike, stays. */
 static void leftovers(void **state)
 {
     (void)state;

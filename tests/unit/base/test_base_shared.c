@@ -1,4 +1,5 @@
-/* The shared libraries load with every symbol resolved, and the planner's needs no BLAS, MPI or CUDA. */
+/* The shared libraries load with every symbol resolved, and the planner's needs no BLAS, MPI or
+ * CUDA. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

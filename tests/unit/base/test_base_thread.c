@@ -1,4 +1,5 @@
-/* The pool: each range once, on any number of threads, awake or asleep, and what it costs to wake it.
+/* The pool: each range once, on any number of threads, awake or asleep, and what it costs to wake
+ * it.
  * ctest: processors 2 */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -152,7 +153,8 @@ static void idle_pools_sleep(void **state)
     usleep(200000);
     double used = process_cpu() - start;
     assert_true(used < 0.05);
-    /* A job far too short to wake anyone for does not wait for the sleepers. Generous: the machine may be busy. */
+    /* A job far too short to wake anyone for does not wait for the sleepers. Generous: the machine
+     * may be busy. */
     start = qd_clock_now();
     for (int i = 0; i < 1000; i++)
         qd_pool_for(pool, 8, 1, nothing, NULL);

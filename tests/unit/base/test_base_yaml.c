@@ -1,4 +1,5 @@
-/* Hostile configurations: deep, huge, self-referring, binary, mutated. None may crash, hang or eat memory.
+/* Hostile configurations: deep, huge, self-referring, binary, mutated. None may crash, hang or eat
+ * memory.
  * ctest: not under thread: nothing here has threads */
 #include <setjmp.h>
 #include <stdarg.h>

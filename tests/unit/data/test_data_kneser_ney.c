@@ -1,4 +1,5 @@
-/* The trigram model against a reference that counts by looking at everything, and against the sum of 1. */
+/* The trigram model against a reference that counts by looking at everything, and against the sum
+ * of 1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

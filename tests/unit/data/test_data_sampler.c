@@ -1,4 +1,5 @@
-/* The sampler: every window of an epoch exactly once, mixtures by weight, nothing that depends on who asks. */
+/* The sampler: every window of an epoch exactly once, mixtures by weight, nothing that depends on
+ * who asks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +80,8 @@ static void shares(void **state)
         assert_int_equal(bounds[s + 1] - bounds[s], 1);
 }
 
-/* Over the whole run each source's samples are its epochs, one after another, each window once in each. */
+/* Over the whole run each source's samples are its epochs, one after another, each window once in
+ * each. */
 static void mixtures_lose_and_repeat_nothing(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Data sets: files, folders, shards and mixtures as samples; documents, held-out windows, the cache, refusals. */
+/* Data sets: files, folders, shards and mixtures as samples; documents, held-out windows, the
+ * cache, refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -250,7 +251,8 @@ static void documents_do_not_see_each_other(void **state)
         check_documents(data, stream, document, mask);
         qd_data_close(data);
     }
-    /* Shards of any size give the same, also where a document goes on in the next one or in the one after. */
+    /* Shards of any size give the same, also where a document goes on in the next one or in the one
+     * after. */
     static const int64_t sizes[] = {7, 64, 100000};
     for (int i = 0; i < 3; i++) {
         char name[32];
@@ -476,7 +478,8 @@ static void text_becomes_tokens_once(void **state)
     free(text);
 }
 
-/* The trigram loss is that of the definition: counts of the training tokens, the targets of the held-out windows. */
+/* The trigram loss is that of the definition: counts of the training tokens, the targets of the
+ * held-out windows. */
 static void trigram_loss(void **state)
 {
     char text[3001];

@@ -1,5 +1,5 @@
-/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is refused by name, and so is a disk
- * that fails.
+/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is
+ * refused by name, and so is a disk that fails.
  * ctest: wrap pread */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -312,7 +312,8 @@ ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
     return -1;
 }
 
-/* A disk that fails, and a file that is cut off while it is in use, are errors that name it, and no SIGBUS. */
+/* A disk that fails, and a file that is cut off while it is in use, are errors that name it, and no
+ * SIGBUS. */
 static void disks_that_fail(void **state)
 {
     const char *path = scratch_path(state, "failing.qds");
@@ -345,7 +346,8 @@ static void disks_that_fail(void **state)
     free(tokens);
 }
 
-/* More shards than the process may have open files. One that was replaced in the meantime is noticed. */
+/* More shards than the process may have open files. One that was replaced in the meantime is
+ * noticed. */
 static void more_files_than_descriptors(void **state)
 {
     enum { SHARDS = 100, TOKENS = 50 };

@@ -1,4 +1,5 @@
-/* A tokenizer as the encoder of data sets: the tokens are those of the whole text, whatever the pieces and threads. */
+/* A tokenizer as the encoder of data sets: the tokens are those of the whole text, whatever the
+ * pieces and threads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Text to shards: the same for any number of threads, whole or not at all, documents where they belong. */
+/* Text to shards: the same for any number of threads, whole or not at all, documents where they
+ * belong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,8 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A token per line: a hash of the line. Text may be cut after each line end, and nowhere else: a wrong cut changes a
- * token. 70000 ends a document. */
+/* A token per line: a hash of the line. Text may be cut after each line end, and nowhere else: a
+ * wrong cut changes a token. 70000 ends a document. */
 enum { VOCAB = 70001, END = 70000 };
 
 static qd_status encode_lines(void *context, int thread, const char *text, size_t length, qd_tokens *out)
@@ -209,7 +210,8 @@ static void separators(void **state)
     expect(o.output, report.shards, expected, sizeof expected / sizeof expected[0]);
 }
 
-/* Bytes may be cut anywhere, but a separator must not be: it stands on the border of the pieces here. */
+/* Bytes may be cut anywhere, but a separator must not be: it stands on the border of the pieces
+ * here. */
 static void separators_on_the_border(void **state)
 {
     enum { PIECE = 1 << 20 };

@@ -1,5 +1,5 @@
-/* Tokenizer: encoding and decoding with small vocabularies made here, files both ways, training, damaged files. The
- * comparison with other tokenizers on much text is tools/tokenizer_oracle.py. */
+/* Tokenizer: encoding and decoding with small vocabularies made here, files both ways, training,
+ * damaged files. The comparison with other tokenizers on much text is tools/tokenizer_oracle.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -144,7 +144,8 @@ static void byte_characters(void **state)
     assert_int_equal(qd_character_to_byte(0x144), -1);
 }
 
-/* Every line is a file that `tokenizers` might write and that we do not take, with the field that the message names. */
+/* Every line is a file that `tokenizers` might write and that we do not take, with the field that
+ * the message names. */
 static void refuses_by_name(void **state)
 {
     (void)state;
@@ -205,7 +206,8 @@ static void refuses_by_name(void **state)
 static void old_and_other_forms(void **state)
 {
     (void)state;
-    /* merges as strings, as older versions wrote them; members in another order; a Sequence with a Split. */
+    /* merges as strings, as older versions wrote them; members in another order; a Sequence with a
+     * Split. */
     qd_tokenizer *tokenizer = load(
         "{\"model\":{\"merges\":[\"#version: 0.2\",\"a b\",\"ab c\"]," VOCAB ",\"ignore_merges\":true,\"dropout\":0.000e0}," DECODER
         "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[ab]+|c\"},"
@@ -302,7 +304,8 @@ static void tiktoken_files(void **state)
     assert_int_equal(qd_tokenizer_load_text("again", saved.data, saved.length, NULL, &again), QD_OK);
     expect(again, "abcdab", NULL, 2, (int32_t[]){258, 256});
     assert_int_equal(qd_tokenizer_special(again, "<|endoftext|>"), 50256);
-    /* A run compares the hash of what it saved with that of the file it was given: written once more, it must be the same. */
+    /* A run compares the hash of what it saved with that of the file it was given: written once
+     * more, it must be the same. */
     qd_strbuf resaved = {0};
     assert_int_equal(qd_tokenizer_save_text(again, &resaved), QD_OK);
     assert_string_equal(resaved.data, saved.data);
@@ -310,7 +313,8 @@ static void tiktoken_files(void **state)
     qd_tokenizer_destroy(again);
     qd_strbuf_free(&saved);
     qd_tokenizer_destroy(tokenizer);
-    /* "abc" is no merge of two tokens of lower rank: still found as tiktoken finds it, but no tokenizer.json can say it. */
+    /* "abc" is no merge of two tokens of lower rank: still found as tiktoken finds it, but no
+     * tokenizer.json can say it. */
     const char *const odd[] = {"abc", "bc"};
     tokenizer = load_ranks(2, odd, "cl100k_base");
     expect(tokenizer, "abc", NULL, 1, (int32_t[]){256});
@@ -356,7 +360,8 @@ static void damaged_ranks(void **state)
     qd_strbuf_free(&file);
 }
 
-/* tiktoken's treatment of bytes that are not UTF-8: from the last piece before them on nothing is cut. */
+/* tiktoken's treatment of bytes that are not UTF-8: from the last piece before them on nothing is
+ * cut. */
 static void broken_text(void **state)
 {
     (void)state;
@@ -374,7 +379,8 @@ static void broken_text(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* A heap for long pieces, a search for short ones: the same merges. Pieces of a million bytes end soon. */
+/* A heap for long pieces, a search for short ones: the same merges. Pieces of a million bytes end
+ * soon. */
 static void long_pieces(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* The hand-written patterns against the same regular expressions in PCRE2: the same pieces for any text. */
+/* The hand-written patterns against the same regular expressions in PCRE2: the same pieces for any
+ * text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,8 +26,8 @@ static qd_status note(void *context, size_t offset, size_t length, bool matched)
     return QD_OK;
 }
 
-/* Characters of all classes, ends of classes, and what engines treat differently. PCRE2 10.42 knows Unicode 14: none here
- * is younger. */
+/* Characters of all classes, ends of classes, and what engines treat differently. PCRE2 10.42 knows
+ * Unicode 14: none here is younger. */
 static const uint32_t characters[] = {
     ' ', ' ', '\n', '\r', '\t', 0x0b, 0x85, 0xa0, 0x2003, 0x2028, 0x3000, 0x180e, 0x200b, 'a', 'b', 's', 'S', 't', 'T', 'l', 'L',
     'e', 'R', 'v', 'd', 'M', '\'', '\'', 0x17f, 0x2019, '0', '7', '9', 0x663, 0xbd, 0x2167, 0x3007, 'A', 'Z', 0xc9, 0xe9, 0x1c5,
@@ -66,8 +67,8 @@ static void compare(qd_pattern pattern, const qd_regex *regex, qd_regex_state *s
     assert_true(at == end);
 }
 
-/* Every third text has few characters, so that all short combinations come up. broken: one byte is changed, to one that
- * makes no letter younger than PCRE2. */
+/* Every third text has few characters, so that all short combinations come up. broken: one byte is
+ * changed, to one that makes no letter younger than PCRE2. */
 static void random_texts(qd_pattern pattern, const qd_regex *regex, qd_regex_state *state, int broken)
 {
     qd_philox_key key = qd_rng_key(7, broken ? "broken" : "whole");
@@ -193,8 +194,9 @@ static qd_status show(void *context, size_t offset, size_t length, bool matched)
     return QD_OK;
 }
 
-/* Expressions that PCRE2 would read in another way as they stand, and others that must stay as they are. Pieces as the package
- * `tokenizers` 0.23 (Oniguruma) cuts them; "~" marks gaps between matches. */
+/* Expressions that PCRE2 would read in another way as they stand, and others that must stay as they
+ * are. Pieces as the package `tokenizers` 0.23 (Oniguruma) cuts them; "~" marks gaps between
+ * matches. */
 static void reads_expressions_as_oniguruma(void **status)
 {
     (void)status;

@@ -1,4 +1,5 @@
-/* Training: the rules by hand on small texts, the same result with any number of threads and chunks, bad input named. */
+/* Training: the rules by hand on small texts, the same result with any number of threads and
+ * chunks, bad input named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +51,8 @@ static void expect_token(const qd_tokenizer *tokenizer, int32_t id, const char *
 static void learns_by_count_then_id(void **state)
 {
     (void)state;
-    /* " bc" twice, "ab" three times, "cd" three times: equal counts are decided by the lower ids. */
+    /* " bc" twice, "ab" three times, "cd" three times: equal counts are decided by the lower
+     * ids. */
     const char *text = "ab ab ab cd cd cd bc bc";
     qd_tokenizer_training training = qd_tokenizer_training_default();
     training.all_bytes = false;
@@ -93,8 +95,8 @@ static void bytes_first(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* Text that is longer than a chunk, with long lines and without any: threads change nothing, and whole files are cut as
- * encoding cuts them. */
+/* Text that is longer than a chunk, with long lines and without any: threads change nothing, and
+ * whole files are cut as encoding cuts them. */
 static void threads_and_chunks(void **state)
 {
     (void)state;
@@ -127,7 +129,8 @@ static void threads_and_chunks(void **state)
             qd_tokenizer_destroy(tokenizer);
         }
         assert_string_equal(saved[0].data, saved[1].data);
-        /* The third of the whole files has another spelling, which PCRE2 matches, in one part: all but it is the same. */
+        /* The third of the whole files has another spelling, which PCRE2 matches, in one part: all
+         * but it is the same. */
         const char *models[2] = {strstr(saved[0].data, "\"model\""), strstr(saved[2].data, "\"model\"")};
         assert_string_equal(models[0], models[1]);
         for (int i = 0; i < 3; i++)
@@ -246,7 +249,8 @@ static void bad_input_is_named(void **state)
     refuse(other, path, "other bytes");
 }
 
-/* Of a .jsonl file only the texts are learnt from, in lines of any length and over the bounds of chunks. */
+/* Of a .jsonl file only the texts are learnt from, in lines of any length and over the bounds of
+ * chunks. */
 static void lines_of_objects(void **state)
 {
     (void)state;

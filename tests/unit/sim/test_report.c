@@ -56,7 +56,8 @@ static void test_intern(void **state)
     qd_intern_destroy(table);
 }
 
-/* Two ranks, one of which stands for three: 2 s each, of which 1 s computes and 1 s communicates, half of it hidden. */
+/* Two ranks, one of which stands for three: 2 s each, of which 1 s computes and 1 s communicates,
+ * half of it hidden. */
 static const qd_report_rank two[] = {{.rank = 0, .stands_for = 1}, {.rank = 7, .label = "</script>", .stands_for = 3}};
 static const char *const streams[] = {"compute", "communication"};
 static const qd_report_event events[] = {

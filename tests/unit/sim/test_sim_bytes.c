@@ -1,5 +1,6 @@
-/* What the simulator charges for is what the step program counts: on links of one byte per second and without latency, the seconds
- * of every exchange, inside modules and between them, are the bytes that a rank sends. Runs count the same bytes: tests/equiv. */
+/* What the simulator charges for is what the step program counts: on links of one byte per second
+ * and without latency, the seconds of every exchange, inside modules and between them, are the
+ * bytes that a rank sends. Runs count the same bytes: tests/equiv. */
 #include "sim/step.h"
 
 #include <math.h>
@@ -33,7 +34,8 @@ static qd_cluster links(const qd_options *o, double inside, double across)
     return c;
 }
 
-/* Of a collective, from all ranks of the world: what a ring moves, however small it is (runs send small sums directly). */
+/* Of a collective, from all ranks of the world: what a ring moves, however small it is (runs send
+ * small sums directly). */
 static double counted(qd_coll_kind kind, int64_t count, qd_dtype dtype, int size, int world, int64_t bytes)
 {
     int64_t whole = count * (int64_t)qd_dtype_size(dtype);
@@ -63,7 +65,8 @@ static double inside_seconds(const qd_step *step, const qd_step_stage *stage, co
     return seconds;
 }
 
-/* both: all links at one byte per second; near, far: those inside nodes and across them, the others without end. */
+/* both: all links at one byte per second; near, far: those inside nodes and across them, the others
+ * without end. */
 static void compare_inside(const char *words, const qd_step *both, const qd_step *near, const qd_step *far, int s, int action)
 {
     const qd_program *p = both->stages[s].program;
@@ -161,7 +164,8 @@ static void every_exchange(void **state)
         check(cases[i]);
 }
 
-/* Nothing that sends is left out above. An op that sends is one whose name the table of collectives knows, and all-reduce. */
+/* Nothing that sends is left out above. An op that sends is one whose name the table of collectives
+ * knows, and all-reduce. */
 static void none_is_left_out(void **state)
 {
     (void)state;

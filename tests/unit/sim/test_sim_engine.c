@@ -1,4 +1,5 @@
-/* The event engine: order, dependencies, messages, meetings, shared links, standstill; pipelines against their formulas. */
+/* The event engine: order, dependencies, messages, meetings, shared links, standstill; pipelines
+ * against their formulas. */
 #include "sim/engine.h"
 
 #include <stdarg.h>
@@ -46,7 +47,8 @@ static void streams_and_dependencies(void **state)
     qd_sim_result_free(&r);
 }
 
-/* Two transfers over one link take as long together as one after the other; one that begins later gets half from then on. */
+/* Two transfers over one link take as long together as one after the other; one that begins later
+ * gets half from then on. */
 static void links_are_shared(void **state)
 {
     (void)state;
@@ -69,8 +71,8 @@ static void links_are_shared(void **state)
     qd_sim_result_free(&r);
 }
 
-/* Four items that each want one of two cores get half of one; when two have ended, the others get all of theirs. What takes no core is
- * not slowed down. */
+/* Four items that each want one of two cores get half of one; when two have ended, the others get
+ * all of theirs. What takes no core is not slowed down. */
 static void cores_are_shared(void **state)
 {
     (void)state;
@@ -160,7 +162,8 @@ static void crossed_meetings(void **state)
     qd_sim_result_free(&r);
 }
 
-/* GPipe and 1F1B over p stages and m micro-batches: (m + p - 1)(f + b), so that the bubble is (p - 1)/m of the work. */
+/* GPipe and 1F1B over p stages and m micro-batches: (m + p - 1)(f + b), so that the bubble is (p -
+ * 1)/m of the work. */
 static double pipeline(int stages, int micros, bool one_f_one_b, double f, double b)
 {
     int per = 2 * micros;
@@ -204,7 +207,8 @@ static void bubbles(void **state)
                 about(pipeline(stages[i], micros[j], kind, 1.0, 2.0), (micros[j] + stages[i] - 1) * 3.0);
 }
 
-/* A million items, so that the size of a run is no worry: it takes about a second without optimisation. */
+/* A million items, so that the size of a run is no worry: it takes about a second without
+ * optimisation. */
 static void large(void **state)
 {
     (void)state;

@@ -91,7 +91,8 @@ static void spans(void **state)
     assert_int_equal(across.nodes, 2);
 }
 
-/* Large messages: bytes over bandwidth. A ring passes (n - 1)/n of the bytes once to gather, twice to reduce. */
+/* Large messages: bytes over bandwidth. A ring passes (n - 1)/n of the bytes once to gather, twice
+ * to reduce. */
 static void large_messages(void **state)
 {
     (void)state;
@@ -108,7 +109,8 @@ static void large_messages(void **state)
     assert_true(qd_network_seconds(&c, QD_COLL_ALL_REDUCE, bytes, &(qd_span){.size = 1, .local = 1, .nodes = 1}) == 0.0);
 }
 
-/* Small messages: latency. A tree's grows with the logarithm of the nodes, a ring's with their number. */
+/* Small messages: latency. A tree's grows with the logarithm of the nodes, a ring's with their
+ * number. */
 static void small_messages(void **state)
 {
     (void)state;
@@ -120,7 +122,8 @@ static void small_messages(void **state)
     assert_true(tree < ring);
 }
 
-/* What was measured: 8 H100 all-reduce 1 GiB at 466 GB/s of bus bandwidth, gather at 361; 8 A100 at 229. */
+/* What was measured: 8 H100 all-reduce 1 GiB at 466 GB/s of bus bandwidth, gather at 361; 8 A100 at
+ * 229. */
 static void measured(void **state)
 {
     (void)state;
@@ -132,7 +135,8 @@ static void measured(void **state)
     near(gib * 1.75 / qd_network_seconds(&a, QD_COLL_ALL_REDUCE, gib, &node), 229e9, 0.05);
 }
 
-/* A torus: both directions of each dimension carry a gather; an all-to-all is held back by the middle of the widest. */
+/* A torus: both directions of each dimension carry a gather; an all-to-all is held back by the
+ * middle of the widest. */
 static void torus(void **state)
 {
     (void)state;
@@ -147,7 +151,8 @@ static void torus(void **state)
          fmax(bytes * 255 / 256 / (4 * link), bytes / 2 / (256 * c.slice_bandwidth)), 0.001);
 }
 
-/* Products: large ones near the best, small ones limited by tiles and waves, thin ones by memory. */
+/* Products: large ones near the best, small ones limited by tiles and waves, thin ones by
+ * memory. */
 static void products(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Whole steps: measured ones on an H200, memory by the textbook, and how the simulator treats what it is given. */
+/* Whole steps: measured ones on an H200, memory by the textbook, and how the simulator treats what
+ * it is given. */
 #include "sim/step.h"
 
 #include <math.h>
@@ -50,7 +51,8 @@ static void h200(void **state)
     }
 }
 
-/* The ZeRO paper (Rajbhandari et al. 2020, figure 1): 7.5 B parameters, 64 ranks, 16 bytes each: 120, 31.4, 16.6 and 1.9 GB. */
+/* The ZeRO paper (Rajbhandari et al. 2020, figure 1): 7.5 B parameters, 64 ranks, 16 bytes each:
+ * 120, 31.4, 16.6 and 1.9 GB. */
 static void zero_memory(void **state)
 {
     (void)state;
@@ -88,8 +90,8 @@ static void times_add_up(void **state)
     assert_true(parts <= r.compute_seconds * 1.0001);
 }
 
-/* Optimizer state in host memory: 12 bytes per parameter each way over the link, of which the first chunks hide behind the norm and the
- * two directions behind each other; and so much less memory. */
+/* Optimizer state in host memory: 12 bytes per parameter each way over the link, of which the first
+ * chunks hide behind the norm and the two directions behind each other; and so much less memory. */
 static void offload(void **state)
 {
     (void)state;
@@ -141,9 +143,9 @@ static void planning(void **state)
     qd_options_destroy(o);
 }
 
-/* What software does shows: attention with the scores in memory takes longer and more memory; biases of experts are
- * passes of their own; where experts are cut, libraries send a row across nodes once, our program to every rank that
- * has a part. */
+/* What software does shows: attention with the scores in memory takes longer and more memory;
+ * biases of experts are passes of their own; where experts are cut, libraries send a row across
+ * nodes once, our program to every rank that has a part. */
 static void software(void **state)
 {
     (void)state;
@@ -179,7 +181,8 @@ static void refuse(const char *words, const char *part)
     qd_options_destroy(o);
 }
 
-/* What would have no effect is refused: nodes that ranks do not fill, biases where no software adds them. */
+/* What would have no effect is refused: nodes that ranks do not fill, biases where no software adds
+ * them. */
 static void nothing_is_passed_over(void **state)
 {
     (void)state;
@@ -191,7 +194,8 @@ static void nothing_is_passed_over(void **state)
 #undef EXPERTS
 }
 
-/* A machine of two cores in round figures, but for those of parts of attention and of being late. */
+/* A machine of two cores in round figures, but for those of parts of attention and of being
+ * late. */
 static qd_sim_report on_machine(const char *parts, const char *late, const char *words)
 {
     char text[640];
@@ -223,8 +227,9 @@ static double computing(const qd_sim_report *r)
     return r->product_seconds + r->attention_seconds + r->memory_seconds + r->optimizer_seconds;
 }
 
-/* Ranks on processors: threads of one rank are slower together, ranks that outnumber the cores take turns and fill each other's
- * bubbles, products are slower with few rows, and meeting inside blocks costs time. */
+/* Ranks on processors: threads of one rank are slower together, ranks that outnumber the cores take
+ * turns and fill each other's bubbles, products are slower with few rows, and meeting inside blocks
+ * costs time. */
 static void processors(void **state)
 {
     (void)state;
@@ -243,8 +248,9 @@ static void processors(void **state)
     assert_true(longer.product_seconds < 0.95 * two.product_seconds);
 }
 
-/* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the slowest core, but stages
- * of a pipeline have different work, and ranks that outnumber the cores take turns. */
+/* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the
+ * slowest core, but stages of a pipeline have different work, and ranks that outnumber the cores
+ * take turns. */
 static void processors_are_uneven(void **state)
 {
     (void)state;
@@ -266,7 +272,8 @@ static void processors_are_uneven(void **state)
     }
 }
 
-/* What computes beside an exchange inside a module is slower by up to 19 % of its rate, as beside one between modules. */
+/* What computes beside an exchange inside a module is slower by up to 19 % of its rate, as beside
+ * one between modules. */
 static void exchanges_slow_computation(void **state)
 {
     (void)state;

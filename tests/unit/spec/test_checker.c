@@ -1,4 +1,5 @@
-/* The checker: programs that match are passed, at any size; broken ones are refused with a counter-example.
+/* The checker: programs that match are passed, at any size; broken ones are refused with a
+ * counter-example.
  * ctest: timeout 60 */
 #include "support/layout.h"
 #include "support/sample.h"
@@ -157,7 +158,8 @@ static bool break_op(const built *b, qd_program *p, dice *d)
     return false;
 }
 
-/* Changes one program so that the step can no longer run; false: there is nothing of the kind to change. */
+/* Changes one program so that the step can no longer run; false: there is nothing of the kind to
+ * change. */
 static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
 {
     int i = pick(p, d, false);
@@ -193,8 +195,8 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
     }
 }
 
-/* Buckets smaller than a block's experts: programs stand for ranks with other experts, in runs that begin elsewhere. A run of other
- * experts, or one that is shorter, is refused. */
+/* Buckets smaller than a block's experts: programs stand for ranks with other experts, in runs that
+ * begin elsewhere. A run of other experts, or one that is shorter, is refused. */
 static void runs_of_experts(void **state)
 {
     (void)state;
@@ -317,7 +319,8 @@ static void ranks_with_other_parts_are_checked(void **state)
     qd_options_destroy(options);
 }
 
-/* Memory is that of the rank that needs most, FLOPs are those of all: of 15 positions the second rank of cp has 8, the first 7. */
+/* Memory is that of the rank that needs most, FLOPs are those of all: of 15 positions the second
+ * rank of cp has 8, the first 7. */
 static void reports_look_at_all_ranks(void **state)
 {
     (void)state;

@@ -194,7 +194,8 @@ static void options_go_through_the_saved_configuration(void **state)
             fail_msg("%s changes no model", f->option.key);
 }
 
-/* What an earlier version wrote for deepseek-tiny: it is read as the same model, and still written. */
+/* What an earlier version wrote for deepseek-tiny: it is read as the same model, and still
+ * written. */
 static void older_folders_are_read(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Every declared op and every kind of op has all its rules: lowering, gradient, placement, proof, runner, cost. An op that is added
- * without one of them, or that no program of this test holds, fails here and is named. */
+/* Every declared op and every kind of op has all its rules: lowering, gradient, placement, proof,
+ * runner, cost. An op that is added without one of them, or that no program of this test holds,
+ * fails here and is named. */
 #include "nn/nn.h"
 #include "sim/cost.h"
 #include "spec/proof/proof.h"

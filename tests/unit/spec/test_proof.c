@@ -1,7 +1,9 @@
-/* The proof of gradients refuses wrong programs: finished programs of dense models and models with experts are changed in one place, on
- * all ranks alike, so that their communication still matches; each is refused, naming what was changed. Among them is what users of
- * other systems have reported: gradients scaled by the degree of an axis, losses off by its logarithm, norms that count parameters
- * several times, gradients that are not summed over an axis. QUADRILLE_SHOW=1 shows the messages.
+/* The proof of gradients refuses wrong programs: finished programs of dense models and models with
+ * experts are changed in one place, on all ranks alike, so that their communication still matches;
+ * each is refused, naming what was changed. Among them is what users of other systems have
+ * reported: gradients scaled by the degree of an axis, losses off by its logarithm, norms that
+ * count parameters several times, gradients that are not summed over an axis. QUADRILLE_SHOW=1
+ * shows the messages.
  * ctest: timeout 120 */
 #include "support/mutate.h"
 
@@ -35,7 +37,8 @@ typedef struct mutant {
 } mutant;
 
 static const mutant mutants[] = {
-    /* ---- tensor parallelism: partial sums that are not reduced, reduced twice, or over other ranks ---- */
+    /* ---- tensor parallelism: partial sums that are not reduced, reduced twice, or over other ranks
+     * ---- */
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 1}, {"(add)", "'mlp_branch'", "axis tp"}},
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 2}, {"(norm.grad)", "'d_mlp_normed'", "axis tp: it is a partial sum"}},
@@ -350,8 +353,8 @@ static void mutants_are_refused(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* Leaving out any op of all ranks, or any action of one that computes or communicates, is refused by the proof (what one stage sends to
- * another: by the checker of communication). */
+/* Leaving out any op of all ranks, or any action of one that computes or communicates, is refused
+ * by the proof (what one stage sends to another: by the checker of communication). */
 static void everything_is_needed(void **state)
 {
     (void)state;
@@ -432,8 +435,8 @@ static bool same_name(const char *a, const char *b)
     return strcmp(names[0], names[1]) == 0;
 }
 
-/* Each operand of each op becomes, on all ranks, any other value of the same shape: the backward pass is then that of another forward
- * pass, and is refused. */
+/* Each operand of each op becomes, on all ranks, any other value of the same shape: the backward
+ * pass is then that of another forward pass, and is refused. */
 static void operands_are_the_right_ones(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* The proof of gradients has no false alarm: a seeded sample of layouts of all families, each rank with its own program, and every
- * fourth with the programs that `check` shares out. QUADRILLE_LAYOUTS=2000 test_proof_sample takes more, QUADRILLE_SEED=2 others.
+/* The proof of gradients has no false alarm: a seeded sample of layouts of all families, each rank
+ * with its own program, and every fourth with the programs that `check` shares out.
+ * QUADRILLE_LAYOUTS=2000 test_proof_sample takes more, QUADRILLE_SEED=2 others.
  * ctest: timeout 300 */
 #include "support/layout.h"
 #include "support/layout_sample.h"

@@ -1,4 +1,5 @@
-/* Which positions a rank of cp holds: every position once, early and late chunks in balance, inputs picked accordingly. */
+/* Which positions a rank of cp holds: every position once, early and late chunks in balance, inputs
+ * picked accordingly. */
 #include "spec/layout/context.h"
 #include "support/ok.h"
 

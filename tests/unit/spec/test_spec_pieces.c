@@ -1,4 +1,5 @@
-/* The pieces of all ranks cover every tensor once, whatever the number of ranks, and share the work evenly. */
+/* The pieces of all ranks cover every tensor once, whatever the number of ranks, and share the work
+ * evenly. */
 #include "spec/config/config.h"
 #include "spec/layout/pieces.h"
 #include "support/layout.h"
@@ -94,7 +95,8 @@ static void every_element_once(void **state)
         }
 }
 
-/* Rows and columns that ranks of tp share out, kv heads that several of them hold, norms that all hold. */
+/* Rows and columns that ranks of tp share out, kv heads that several of them hold, norms that all
+ * hold. */
 static void every_element_once_under_tp(void **state)
 {
     (void)state;
@@ -132,7 +134,8 @@ static void every_element_once_under_tp(void **state)
     }
 }
 
-/* A tensor of more than QD_PIECE_BYTES is cut, so that a reader of some rows checks little more than those. */
+/* A tensor of more than QD_PIECE_BYTES is cut, so that a reader of some rows checks little more
+ * than those. */
 static void large_tensors_are_cut(void **state)
 {
     (void)state;

@@ -128,7 +128,8 @@ static void operands_have_names(void **state)
     }
 }
 
-/* An op that is written without an operand that its kind needs, or with another kind's, is named; what is optional may be absent. */
+/* An op that is written without an operand that its kind needs, or with another kind's, is named;
+ * what is optional may be absent. */
 static void ops_without_their_operands_are_refused(void **state)
 {
     (void)state;
@@ -184,7 +185,8 @@ static void presets_have_their_published_size(void **state)
     }
 }
 
-/* No two buffers that are alive at once overlap, all lie inside the dynamic area, and the peak is reached. */
+/* No two buffers that are alive at once overlap, all lie inside the dynamic area, and the peak is
+ * reached. */
 static void check_plan(const char *words)
 {
     qd_arena *arena;
@@ -301,8 +303,8 @@ static void masters_are_not_split_in_vain(void **state)
     }
 }
 
-/* Of tensors and states of a rank, and the traffic of all: the figures of the ZeRO paper (7.5 billion parameters on 64
- * ranks), and the textbook's sums. */
+/* Of tensors and states of a rank, and the traffic of all: the figures of the ZeRO paper (7.5
+ * billion parameters on 64 ranks), and the textbook's sums. */
 static void stages_take_what_the_paper_says(void **state)
 {
     (void)state;
@@ -326,13 +328,15 @@ static void stages_take_what_the_paper_says(void **state)
                 strstr(report.traffic[i].name, "parameters") || strstr(report.traffic[i].name, "gradients") ? report.traffic[i].bytes : 0;
         assert_int_equal(moved, report.theory_bytes - report.kept_bytes + report.padding_bytes);
         assert_int_equal(report.padding_bytes, 0);
-        /* the head's norm is read by its backward pass at once; its matrix is the token table, gathered again */
+        /* the head's norm is read by its backward pass at once; its matrix is the token table,
+         * gathered again */
         assert_int_equal(report.kept_bytes, zero == 3 ? 63 * 2 * 2 * 4096 : 0);
         qd_options_destroy(options);
     }
 }
 
-/* 16Ψ, 4Ψ + 12Ψ/n, 2Ψ + 14Ψ/n, 16Ψ/n bytes with bf16, on every rank, also where rows do not divide. */
+/* 16Ψ, 4Ψ + 12Ψ/n, 2Ψ + 14Ψ/n, 16Ψ/n bytes with bf16, on every rank, also where rows do not
+ * divide. */
 static void bytes_per_parameter(void **state)
 {
     (void)state;

@@ -1,7 +1,9 @@
-/* From Oniguruma's regular expressions to PCRE2's. The two agree on most of what tokenizers use and differ quietly in the rest:
- * [a-z&&[^b]] and [a-z[0-9]] are set operations there and plain characters here, \h is a hexadecimal digit there and a space here,
- * {1,3}+ repeats a repetition there and is possessive here. So this is a list of what is known to be the same. All else is
- * refused by name, because other tokens than those that a model was trained with are worse than none. */
+/* From Oniguruma's regular expressions to PCRE2's. The two agree on most of what tokenizers use and
+ * differ quietly in the rest: [a-z&&[^b]] and [a-z[0-9]] are set operations there and plain
+ * characters here, \h is a hexadecimal digit there and a space here, {1,3}+ repeats a repetition
+ * there and is possessive here. So this is a list of what is known to be the same. All else is
+ * refused by name, because other tokens than those that a model was trained with are worse than
+ * none. */
 #include "data/tokenizer/split/onig.h"
 
 #include <ctype.h>
@@ -9,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* White space of Unicode. PCRE2 counts U+180E in, Unicode does not any more: \s and \S are spelled out. */
+/* White space of Unicode. PCRE2 counts U+180E in, Unicode does not any more: \s and \S are spelled
+ * out. */
 #define SPACE     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NOT_SPACE "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
                   "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
@@ -60,7 +63,8 @@ static void copy(scanner *s, size_t count)
     s->at += count;
 }
 
-/* Where case is ignored, Oniguruma also matches characters that fold to several letters: "ss" takes ß, "fi" takes a ligature. */
+/* Where case is ignored, Oniguruma also matches characters that fold to several letters: "ss" takes
+ * ß, "fi" takes a ligature. */
 static qd_status check_letter(scanner *s, char c)
 {
     static const char *const pairs[] = {"ss", "st", "ff", "fi", "fl"};
@@ -87,7 +91,8 @@ static bool is_category(const char *name)
     return strlen(name) <= 2 && strstr(all, wanted);
 }
 
-/* \p{…}: categories are the same; by a script PCRE2 means its extensions too, unless it is told not to. */
+/* \p{…}: categories are the same; by a script PCRE2 means its extensions too, unless it is told not
+ * to. */
 static qd_status property(scanner *s)
 {
     size_t from = s->at, end = s->at + 3, count = 0;

@@ -17,7 +17,8 @@ static const struct pattern_row {
     [QD_PATTERN_GPT2] = {"gpt2",
                          "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                          "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"},
-    /* tiktoken writes it with possessive quantifiers and "$", which other engines read differently. */
+    /* tiktoken writes it with possessive quantifiers and "$", which other engines read
+     * differently. */
     [QD_PATTERN_CL100K] = {"cl100k", CONTRACTION "|" WORD "|\\p{N}{1,3}|" SYMBOLS "|\\s+\\z|" TAIL, NULL},
     [QD_PATTERN_LLAMA3] = {"llama3",
                            CONTRACTION "|" WORD "|\\p{N}{1,3}|" SYMBOLS "|" TAIL, NULL},
@@ -99,8 +100,9 @@ static const uint8_t *contraction(const uint8_t *at, const uint8_t *end, bool ca
     return NULL;
 }
 
-/* White space at `at`, with the rules of all patterns: a run before other text leaves its last character to the next
- * piece; with `newlines` a run ends after its last line end; with `whole` that does not hold at the end of the text. */
+/* White space at `at`, with the rules of all patterns: a run before other text leaves its last
+ * character to the next piece; with `newlines` a run ends after its last line end; with `whole`
+ * that does not hold at the end of the text. */
 static const uint8_t *space(const uint8_t *at, const uint8_t *end, bool newlines, bool whole)
 {
     const uint8_t *last = at, *after_newline = NULL, *place = at;
@@ -180,8 +182,9 @@ static const uint8_t *next_cl100k(const uint8_t *at, const uint8_t *end, int mos
     return stop ? stop : space(at, end, true, whole);
 }
 
-/* "[upper]*[lower]+" at `at`, or with `capitals` else "[upper]+"; `at` when it does not match. Characters of both classes go
- * to the first part as long as they can, and the last of them is given back when nothing else is left for the second. */
+/* "[upper]*[lower]+" at `at`, or with `capitals` else "[upper]+"; `at` when it does not match.
+ * Characters of both classes go to the first part as long as they can, and the last of them is
+ * given back when nothing else is left for the second. */
 static const uint8_t *cased_word(const uint8_t *at, const uint8_t *end, bool capitals)
 {
     const uint8_t *place = at, *after_both = NULL;
@@ -211,7 +214,8 @@ static const uint8_t *next_o200k(const uint8_t *at, const uint8_t *end)
     if (class & QD_NUMBER)
         return digits(at, end, length, 3);
     if (!(class & (QD_LETTER | QD_NEWLINE))) {
-        /* A mark can be the optional first character or a word by itself; capitals alone come after both. */
+        /* A mark can be the optional first character or a word by itself; capitals alone come after
+         * both. */
         stop = cased_word(at + length, end, !(class & QD_LOWER));
         if (stop == at + length)
             stop = at;

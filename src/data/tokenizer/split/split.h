@@ -1,5 +1,6 @@
-/* Cuts text into the pieces inside which tokens are merged. The patterns that everyone uses are written out by hand; any
- * other regular expression goes through PCRE2. Both cut broken UTF-8 as if each broken part were U+FFFD. */
+/* Cuts text into the pieces inside which tokens are merged. The patterns that everyone uses are
+ * written out by hand; any other regular expression goes through PCRE2. Both cut broken UTF-8 as if
+ * each broken part were U+FFFD. */
 #ifndef QD_DATA_TOKENIZER_SPLIT_SPLIT_H
 #define QD_DATA_TOKENIZER_SPLIT_SPLIT_H
 
@@ -38,8 +39,9 @@ void qd_regex_destroy(qd_regex *compiled);
 qd_status qd_regex_state_create(qd_regex_state **state);
 void qd_regex_state_destroy(qd_regex_state *state);
 
-/* Calls emit(context, offset, length, matched) for the matches and the gaps between them, in order, which together are
- * the whole text. Stops at the first failure. The state is in use while emit runs: it needs another to split further. */
+/* Calls emit(context, offset, length, matched) for the matches and the gaps between them, in order,
+ * which together are the whole text. Stops at the first failure. The state is in use while emit
+ * runs: it needs another to split further. */
 typedef qd_status (*qd_regex_emit)(void *context, size_t offset, size_t length, bool matched);
 qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const uint8_t *text, size_t length,
                          qd_regex_emit emit, void *context);

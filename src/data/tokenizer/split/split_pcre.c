@@ -46,7 +46,8 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
     QD_TRY_DONE(qd_strbuf_take(&text, &pattern));
     int code;
     PCRE2_SIZE offset;
-    /* MULTILINE: "^" and "$" mean lines, which end with \n whatever PCRE2 was built for, as in the engine of `tokenizers`. */
+    /* MULTILINE: "^" and "$" mean lines, which end with \n whatever PCRE2 was built for, as in the
+     * engine of `tokenizers`. */
     pcre2_set_newline(how, PCRE2_NEWLINE_LF);
     made->code = pcre2_compile((PCRE2_SPTR)(pattern ? pattern : ""), written, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
                                &code, &offset, how);
@@ -116,7 +117,8 @@ void qd_regex_state_destroy(qd_regex_state *state)
     free(state);
 }
 
-/* Puts U+FFFD for each broken part and remembers where in the text each byte of the result came from. */
+/* Puts U+FFFD for each broken part and remembers where in the text each byte of the result came
+ * from. */
 static qd_status mend(qd_regex_state *state, const uint8_t *text, size_t length)
 {
     qd_strbuf_clear(&state->whole);

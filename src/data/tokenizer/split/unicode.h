@@ -31,8 +31,9 @@ static inline unsigned qd_unicode_class(uint32_t character)
     return qd_unicode_bits[kinds >> 4 * (character & 15u) & 15u];
 }
 
-/* Reads a character that does not start with an ASCII byte. Returns its length; a broken one (*character = U+FFFD) has
- * the length of its longest part that some valid character starts with, as Python and Rust cut it when they replace. */
+/* Reads a character that does not start with an ASCII byte. Returns its length; a broken one
+ * (*character = U+FFFD) has the length of its longest part that some valid character starts with,
+ * as Python and Rust cut it when they replace. */
 static inline size_t qd_utf8_read(const uint8_t *at, const uint8_t *end, uint32_t *character)
 {
     uint8_t first = *at;
@@ -63,7 +64,8 @@ static inline size_t qd_utf8_read(const uint8_t *at, const uint8_t *end, uint32_
     return 4;
 }
 
-/* Class bits of the character at `at` (< end) and its length. What is broken has no class, as U+FFFD has none. */
+/* Class bits of the character at `at` (< end) and its length. What is broken has no class, as
+ * U+FFFD has none. */
 static inline unsigned qd_class_at(const uint8_t *at, const uint8_t *end, size_t *length)
 {
     if (*at < 0x80) {
@@ -75,7 +77,8 @@ static inline unsigned qd_class_at(const uint8_t *at, const uint8_t *end, size_t
     return qd_unicode_class(character);
 }
 
-/* Replaces *out by the text with U+FFFD for each broken part. A lack of memory shows in out->failed. */
+/* Replaces *out by the text with U+FFFD for each broken part. A lack of memory shows in
+ * out->failed. */
 void qd_utf8_replace(const uint8_t *text, size_t length, qd_strbuf *out);
 
 #endif

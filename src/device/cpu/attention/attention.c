@@ -1,5 +1,5 @@
-/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that one thread computes
- * alone and in a fixed order. */
+/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that
+ * one thread computes alone and in a fixed order. */
 #include "device/cpu/attention/attention_impl.h"
 #include "device/arguments_impl.h"
 
@@ -74,7 +74,8 @@ static int64_t item_count(const work *w)
     return w->tiles * w->job.batch * w->job.heads;
 }
 
-/* Item i of (tiles, batch, heads). The last tiles see the most keys and come first, so that the threads end together. */
+/* Item i of (tiles, batch, heads). The last tiles see the most keys and come first, so that the
+ * threads end together. */
 static qd_cpu_attention_item item_at(const work *w, int64_t i)
 {
     int64_t each = w->job.batch * w->job.heads;
@@ -163,7 +164,8 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
     QD_TRY(check("attention_backward", a));
     qd_row_run run = whole(a->seq);
     work w = make_work(stream, a, &run, QD_ATTENTION_BLOCK);
-    /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two otherwise. */
+    /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two
+     * otherwise. */
     int64_t group = a->heads / a->kv_heads;
     w.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_KEPT_FLOATS;
     compute_delta(w.cpu, a);

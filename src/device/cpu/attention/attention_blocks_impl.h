@@ -1,4 +1,5 @@
-/* What both passes of attention_isa.c do with blocks: products, packing, masks, powers of two, fetching what is to come. */
+/* What both passes of attention_isa.c do with blocks: products, packing, masks, powers of two,
+ * fetching what is to come. */
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
 
@@ -45,7 +46,8 @@ static buffers carve(const job *a, void *workspace)
     float *next = workspace;
     buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
     w.ld = w.vectors * QD_VF;
-    /* after q and after o lie two buffers that the forward pass does not need: it has three times the room for q and o */
+    /* after q and after o lie two buffers that the forward pass does not need: it has three times
+     * the room for q and o */
     _Static_assert(FORWARD <= 3 * BLOCK, "queries of the forward pass must fit three buffers");
     float **by_head[] = {&w.q, &w.d_o, &w.v_t, &w.k_t, &w.v, &w.k, &w.o, &w.dk, &w.dv};
     for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
@@ -58,7 +60,8 @@ static buffers carve(const job *a, void *workspace)
 
 /* ---- products of packed blocks ---- */
 
-/* What a product does with what c holds: forgets it, adds to it, or adds to `factor` (one for each row) times it. */
+/* What a product does with what c holds: forgets it, adds to it, or adds to `factor` (one for each
+ * row) times it. */
 typedef enum keeping { SET, ADD, SCALE } keeping;
 
 /* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. */
@@ -94,8 +97,8 @@ QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float 
             vf_store(c + i * ldc + j * QD_VF, sum[i][j]);
 }
 
-/* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…) with row stride lda,
- * otherwise (MR, count) . */
+/* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…)
+ * with row stride lda, otherwise (MR, count) . */
 QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float *c, int64_t ldc, const float *a,
                        int64_t lda, const float *b, int64_t ldb, int64_t count, int vectors)
 {
@@ -141,8 +144,8 @@ static void product_scale(const float *factor, float *c, int64_t ldc, const floa
 
 /* ---- packing ---- */
 
-/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`, zero in between; the
- * rows up to a whole register tile are 0. */
+/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`,
+ * zero in between; the rows up to a whole register tile are 0. */
 QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
                             float factor, qd_dtype dtype)
 {
@@ -178,8 +181,8 @@ static void pack_transposed(float *to, const void *x, int64_t first, int64_t str
         transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_BF16);
 }
 
-/* Whether rows of x go past the caches: where the results of a call, `heads` for each row, are so large that most leave these before
- * anybody reads them. */
+/* Whether rows of x go past the caches: where the results of a call, `heads` for each row, are so
+ * large that most leave these before anybody reads them. */
 static bool passes_caches(const job *a, const void *x, int64_t stride, int heads)
 {
     enum { PAST = 1 << 18 };
@@ -238,7 +241,8 @@ static key_block block_at(const qd_row_run *run, int64_t at)
     return (key_block){run->row + at, run->position + at, (int)smaller(BLOCK, run->count - at)};
 }
 
-/* Keys of the block that some row of the group of MR rows from position t on sees: the count from its first on. */
+/* Keys of the block that some row of the group of MR rows from position t on sees: the count from
+ * its first on. */
 static int64_t group_keys(int64_t t, const key_block *k)
 {
     return smaller(larger(t + MR - k->position, 0), k->keys);
@@ -249,7 +253,8 @@ static int key_vectors(int64_t keys)
     return (int)((keys + QD_VF - 1) / QD_VF);
 }
 
-/* 2^x for x <= 0; 0 below -126 and for what is not a number, which infinities give where nothing was seen yet. */
+/* 2^x for x <= 0; 0 below -126 and for what is not a number, which infinities give where nothing
+ * was seen yet. */
 QD_INLINE vf exp2_negative(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
@@ -270,8 +275,8 @@ QD_INLINE vf exp2_negative(vf x)
 #endif
 }
 
-/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. Whole vectors: single stores would hold up the loads
- * that follow. */
+/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. Whole vectors: single stores
+ * would hold up the loads that follow. */
 static void mask_row(float *s, int vectors, int64_t low, int64_t high, float value)
 {
     vi lane;
@@ -287,8 +292,8 @@ static void mask_row(float *s, int vectors, int64_t low, int64_t high, float val
 
 /* ---- memory to come ---- */
 
-/* Rows that are fetched into the caches a few at a time, while something else is computed: the rows of a head are short
- * pieces, pages apart, which no machine fetches by itself. */
+/* Rows that are fetched into the caches a few at a time, while something else is computed: the rows
+ * of a head are short pieces, pages apart, which no machine fetches by itself. */
 typedef struct fetches {
     struct {
         const char *at;

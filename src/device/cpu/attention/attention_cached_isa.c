@@ -1,4 +1,5 @@
-/* One query row and head at a time, online softmax over the cached keys: bound by reading the cache. */
+/* One query row and head at a time, online softmax over the cached keys: bound by reading the
+ * cache. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

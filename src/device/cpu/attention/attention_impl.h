@@ -1,24 +1,26 @@
-/* The boundary between attention.c (checks, cuts, threads) and attention_isa.c (one range of rows, vectorised). */
+/* The boundary between attention.c (checks, cuts, threads) and attention_isa.c (one range of rows,
+ * vectorised). */
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_IMPL_H
 
 #include "device/cpu/cpu_impl.h"
 
-/* Rows of queries and of keys that are worked on together. Both are multiples of every register tile's rows and of
- * every vector's length. */
+/* Rows of queries and of keys that are worked on together. Both are multiples of every register
+ * tile's rows and of every vector's length. */
 #define QD_ATTENTION_BLOCK 96
-/* Queries of a range of the forward pass: more than a block, so that packed keys serve more of them. */
+/* Queries of a range of the forward pass: more than a block, so that packed keys serve more of
+ * them. */
 #define QD_ATTENTION_FORWARD_ROWS (3 * QD_ATTENTION_BLOCK)
 #define QD_ATTENTION_HEAD_MOST 256
 
-/* Floats of the workspace in which the backward pass may keep a key head's packed queries and their gradients, or, if these are more,
- * sum dq when it is not fp32. */
+/* Floats of the workspace in which the backward pass may keep a key head's packed queries and their
+ * gradients, or, if these are more, sum dq when it is not fp32. */
 #define QD_ATTENTION_KEPT_FLOATS ((int64_t)512 << 10)
 /* Floats that are fetched ahead in the backward pass, at most. */
 #define QD_ATTENTION_AHEAD_FLOATS (96 << 10)
 
-/* What attention_* and attention_part_* have in common: queries and keys in runs of positions; the whole of a sequence is
- * one run of each. */
+/* What attention_* and attention_part_* have in common: queries and keys in runs of positions; the
+ * whole of a sequence is one run of each. */
 typedef struct qd_cpu_attention_job {
     const void *q, *k, *v, *d_o;
     void *o, *dq, *dk, *dv; /* o, gradients: of type out_dtype */
@@ -55,8 +57,8 @@ typedef struct qd_cpu_attention_keys {
 } qd_cpu_attention_keys;
 
 typedef struct qd_cpu_attention {
-    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that its memory can be
-     * fetched; NULL: nothing. */
+    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that
+     * its memory can be fetched; NULL: nothing. */
     void (*forward)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
     void (*backward)(const qd_cpu_attention_job *j, const qd_cpu_attention_keys *keys, const qd_cpu_attention_keys *ahead, bool with_dq,

@@ -1,5 +1,6 @@
-/* Causal attention on blocks of BLOCK queries x BLOCK keys, packed to fp32 in the workspace. Scores are kept in units of
- * log 2 (queries or keys are scaled by scale * log2 e when packed), so that exponentials are powers of two.
+/* Causal attention on blocks of BLOCK queries x BLOCK keys, packed to fp32 in the workspace. Scores
+ * are kept in units of log 2 (queries or keys are scaled by scale * log2 e when packed), so that
+ * exponentials are powers of two.
  *
  * In every block the row groups of a product leave out the keys that none of their rows sees. */
 #include "device/cpu/attention/attention_blocks_impl.h"
@@ -13,8 +14,8 @@ typedef struct running {
     float most[FORWARD], total[FORWARD], shrink[FORWARD];
 } running;
 
-/* to[i] = sum or maximum of the lanes of x[i]. All rows go the same way together, lanes of two rows in a vector: half of the
- * instructions and an MR-th of the waiting of one row after another. */
+/* to[i] = sum or maximum of the lanes of x[i]. All rows go the same way together, lanes of two rows
+ * in a vector: half of the instructions and an MR-th of the waiting of one row after another. */
 QD_INLINE void reduce_rows(float *to, vf x[MR], bool sum)
 {
 #if QD_VF >= 8
@@ -97,8 +98,8 @@ static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t r
                   a->head_dim, 1, QD_F32);
 }
 
-/* What the block of keys at `from` of the run makes time for: the next block of this item's keys, and part of what the item ahead begins
- * with, as large as the block's part of the work. */
+/* What the block of keys at `from` of the run makes time for: the next block of this item's keys,
+ * and part of what the item ahead begins with, as large as the block's part of the work. */
 static fetches fetches_of(const job *a, const item *now, const item *ahead, const qd_row_run *run, int64_t from,
                           int64_t least)
 {
@@ -137,7 +138,8 @@ static void expect_row(const job *a, int64_t row, int head)
         __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
 }
 
-/* log2 x for x >= 1, absolute error below 2e-7 besides the rounding of the result, up to 2^24; minus infinity for 0. */
+/* log2 x for x >= 1, absolute error below 2e-7 besides the rounding of the result, up to 2^24;
+ * minus infinity for 0. */
 QD_INLINE vf log2_above_one(vf x)
 {
     const int half_root = 0x3f3504f3; /* sqrt(1/2): m below lies between it and twice it */
@@ -162,7 +164,8 @@ static void finish_rows(const job *a, const buffers *w, const running *state, in
     }
     for (int r = from; r < from + rows; r++) {
         int64_t at = (o_row + r) * a->o_stride + head * a->head_dim;
-        /* Nothing was seen, or a score was too large for its type: that must not look like a result. */
+        /* Nothing was seen, or a score was too large for its type: that must not look like a
+         * result. */
         float nothing = state->most[r] == -INFINITY ? 0 : NAN;
         float factor = state->total[r] == 0 ? nothing : 1 / state->total[r];
         unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, past);
@@ -287,19 +290,21 @@ static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
     pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->scale, a->dtype);
 }
 
-/* Vectors of keys of the pair that the group of rows g has scores for: up to a whole group of MR keys; 0: it sees none. */
+/* Vectors of keys of the pair that the group of rows g has scores for: up to a whole group of MR
+ * keys; 0: it sees none. */
 static int pair_vectors(const pair *b, int g)
 {
     int64_t seen = group_keys(b->q.position + g, &b->k);
     return key_vectors(smaller((seen + MR - 1) / MR * MR, b->k.keys));
 }
 
-/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`. Zero where masked, up to
- * the last group of MR keys that the row's group sees. */
+/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`.
+ * Zero where masked, up to the last group of MR keys that the row's group sees. */
 static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
 {
     int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
-    /* one product after the other: the operands of both do not fit the first-level cache together */
+    /* one product after the other: the operands of both do not fit the first-level cache
+     * together */
     for (int g = 0; g < b->q.rows; g += MR)
         product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, pair_vectors(b, g));
     for (int g = 0; g < b->q.rows; g += MR) {
@@ -332,7 +337,8 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
 static void add_key_gradient(const buffers *w, const pair *b, float *to, const float *scores, const float *rows)
 {
     for (int g = 0; g < b->k.keys; g += MR) {
-        /* rows before the group's first key do not see it; their group of MR rows may not have been written either */
+        /* rows before the group's first key do not see it; their group of MR rows may not have been
+         * written either */
         int64_t from = larger(b->k.position + g - b->q.position, 0) / MR * MR;
         if (from >= b->q.rows)
             break;
@@ -375,9 +381,10 @@ static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, i
                     passes_caches(a, to, stride, a->heads + 2 * a->kv_heads));
 }
 
-/* Queries of a key head. kept: each tile of each query head has a place in the workspace for its packed queries, the
- * gradient of its results and its dq, which are read and written once. Otherwise tiles are packed for every block of keys,
- * and dq is summed where `dq` (of the first query head, row 0 of the sequence's part) says; NULL: it is not wanted. */
+/* Queries of a key head. kept: each tile of each query head has a place in the workspace for its
+ * packed queries, the gradient of its results and its dq, which are read and written once.
+ * Otherwise tiles are packed for every block of keys, and dq is summed where `dq` (of the first
+ * query head, row 0 of the sequence's part) says; NULL: it is not wanted. */
 enum { KEPT_MOST = 128 }; /* tiles; fewer where heads are longer than two vectors */
 typedef struct queries {
     bool kept;
@@ -402,8 +409,8 @@ static buffers place_of(const buffers *w, int place)
     return at;
 }
 
-/* Queries of one run of query head h (of the key head's), from place `first` on, that see keys of the block b->k: a tile
- * at a time. */
+/* Queries of one run of query head h (of the key head's), from place `first` on, that see keys of
+ * the block b->k: a tile at a time. */
 static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_run *run, queries *all, int h, int first)
 {
     for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
@@ -451,8 +458,8 @@ static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, 
     }
 }
 
-/* What the key head ahead needs, to be fetched a few rows at a time, if it leaves enough of the second-level cache to
- * this one. */
+/* What the key head ahead needs, to be fetched a few rows at a time, if it leaves enough of the
+ * second-level cache to this one. */
 static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int tiles, fetches *f)
 {
     int group = a->heads / a->kv_heads;

@@ -29,7 +29,8 @@ qd_status qd_cpu_combine(qd_stream *stream, const qd_combine_args *a)
     return QD_OK;
 }
 
-/* One product for the rows that an expert has from one source. `accumulate`: by experts, it is added to b. */
+/* One product for the rows that an expert has from one source. `accumulate`: by experts, it is
+ * added to b. */
 static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows, bool accumulate)
 {
     const void *x = qd_cpu_at(a->a, row * a->k, a->a_dtype);

@@ -58,7 +58,8 @@ static void row_scores(const qd_route_rule *r, const float *logits, float *score
         score[e] = (float)((double)score[e] / sum);
 }
 
-/* The index of the largest value that is not taken, of equal ones the lowest; numbers that are not numbers come last. */
+/* The index of the largest value that is not taken, of equal ones the lowest; numbers that are not
+ * numbers come last. */
 static int take_best(const float *value, uint8_t *taken, int begin, int end)
 {
     int best = -1;
@@ -160,7 +161,8 @@ static void grad_rows(void *context, int64_t begin, int64_t end, int thread)
             sum += (double)score[choice[j]];
             dot += (double)dw[j] * (double)score[choice[j]];
         }
-        /* w = scale s / sum(s): ds = scale (dw - <dw, s> / sum) / sum; without the division ds = scale dw. */
+        /* w = scale s / sum(s): ds = scale (dw - <dw, s> / sum) / sum; without the division ds =
+         * scale dw. */
         for (int j = 0; j < r->per_token; j++)
             d[choice[j]] = (double)r->scale * (r->normalised ? ((double)dw[j] - dot / sum) / sum : (double)dw[j]);
         if (a->aux != 0.0f) {
@@ -245,8 +247,8 @@ qd_status qd_cpu_route_plan(qd_stream *stream, const qd_route_plan_args *a)
         a->count[a->choice[i]]++;
         a->place[i] = -1;
     }
-    /* count[e] becomes the end of expert e's list, moves back to its start while the list is filled from the end, and becomes
-     * its length again while lists that are too long are cut. */
+    /* count[e] becomes the end of expert e's list, moves back to its start while the list is filled
+     * from the end, and becomes its length again while lists that are too long are cut. */
     for (int e = 0; e < a->experts; e++)
         a->count[e] += e > 0 ? a->count[e - 1] : 0;
     for (int64_t i = assignments - 1; i >= 0; i--)

@@ -2,9 +2,10 @@
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/gemm/matmul_impl.h"
 
-/* Together about half a millisecond: short enough to fall between interruptions. In many pieces, because a core may be slower
- * than the others for a while: the ceiling is what all do together, not the slowest times their number. Pieces of a few
- * microseconds, because threads that have none left wait for the last one. */
+/* Together about half a millisecond: short enough to fall between interruptions. In many pieces,
+ * because a core may be slower than the others for a while: the ceiling is what all do together,
+ * not the slowest times their number. Pieces of a few microseconds, because threads that have none
+ * left wait for the last one. */
 enum { STEPS = 1 << 11, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
 
 static void run_fma(void *context, int64_t begin, int64_t end, int thread)
@@ -58,7 +59,8 @@ static void run_panels(void *context, int64_t begin, int64_t end, int thread)
         qd_cpu_gemm_for(cpu)->multiply(&block);
 }
 
-/* Common numbers: what lies in the workspace may be infinite, or so small that it is multiplied slowly. */
+/* Common numbers: what lies in the workspace may be infinite, or so small that it is multiplied
+ * slowly. */
 static void fill_panels(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;

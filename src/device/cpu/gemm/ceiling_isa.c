@@ -1,4 +1,5 @@
-/* The loops that measure what the multiply-add units can do, and how many instructions a core issues. */
+/* The loops that measure what the multiply-add units can do, and how many instructions a core
+ * issues. */
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 

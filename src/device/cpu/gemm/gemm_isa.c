@@ -1,17 +1,20 @@
-/* Matrix products: a register tile of MR x NR is multiplied along a panel of op(a) and one of op(b), which are as wide as
- * the tile. Panels of b are (kc, NR), packed: transposed, converted to fp32 and padded as needed. Panels of a are
+/* Matrix products: a register tile of MR x NR is multiplied along a panel of op(a) and one of
+ * op(b), which are as wide as the tile. Panels of b are (kc, NR), packed: transposed, converted to
+ * fp32 and padded as needed. Panels of a are
  *   rows     (MR, kc), row stride `lda` where a lies, or kc where it was converted;
  *   columns  (kc, MR), packed, where a is stored transposed.
- * Single elements of a are broadcast, so either order is as good, and a need not be moved unless its rows lie across.
+ * Single elements of a are broadcast, so either order is as good, and a need not be moved unless
+ * its rows lie across.
  *
- * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending order, each block summed in
- * ascending k. This holds wherever the element lies, so cutting c differently changes no bit. */
+ * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending
+ * order, each block summed in ascending k. This holds wherever the element lies, so cutting c
+ * differently changes no bit. */
 #include "device/cpu/gemm/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
 #include "device/cpu/vec_math.h"
 
-/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide rather than high: a row
- * costs a load of its own. MR is half a vector, or a multiple of one. */
+/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide
+ * rather than high: a row costs a load of its own. MR is half a vector, or a multiple of one. */
 #if QD_VF == 16
 enum { MR = 8, NV = 3 };
 #elif QD_VF == 8
@@ -30,17 +33,19 @@ _Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole vector
 typedef float half __attribute__((vector_size(QD_VF * 2)));
 #endif
 
-/* A line more than the panel takes, so that the same place of several panels lies in different sets of the cache. */
+/* A line more than the panel takes, so that the same place of several panels lies in different sets
+ * of the cache. */
 QD_INLINE int64_t stride_of_panel(int width, int64_t kc)
 {
     return width * kc + LINE;
 }
 
-/* Floats of a packed b that goes by from which on it is written past the caches: it will not stay there, and so nothing is read
- * that is overwritten. A step of a panel must be whole lines. */
+/* Floats of a packed b that goes by from which on it is written past the caches: it will not stay
+ * there, and so nothing is read that is overwritten. A step of a panel must be whole lines. */
 enum { PAST = 1 << 18 };
 
-/* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of its first lane. */
+/* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of
+ * its first lane. */
 QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
 {
     if (width >= QD_VF) {
@@ -67,11 +72,12 @@ QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
     return (const char *)x + i * (dtype == QD_F32 ? 4 : 2);
 }
 
-/* What is fetched ahead, in elements along a row and in rows: the machine's own prefetching follows neither many rows at
- * once nor pieces of rows far apart. */
+/* What is fetched ahead, in elements along a row and in rows: the machine's own prefetching follows
+ * neither many rows at once nor pieces of rows far apart. */
 enum { AHEAD = 64, ROWS_AHEAD = 6 };
 
-/* What to pack: lines [begin, end) of which `lines` exist, of each steps [from, until) of kc. Line 0 begins at element `first`. */
+/* What to pack: lines [begin, end) of which `lines` exist, of each steps [from, until) of kc. Line
+ * 0 begins at element `first`. */
 typedef struct part {
     int64_t first, stride, begin, end, lines, from, until, kc;
     bool past; /* the caches, where whole panels are written along the rows of x */
@@ -201,13 +207,15 @@ typedef struct tile {
 #if defined(__x86_64__) && QD_VF == 16
 #include "device/cpu/gemm/tile_avx512_impl.h"
 #else
-/* Lines of a piece of the next panel that a tile of kc steps fetches: one every four steps of a row of c. */
+/* Lines of a piece of the next panel that a tile of kc steps fetches: one every four steps of a row
+ * of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)
 {
     return kc / 4 / MR;
 }
 
-/* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one instruction each. */
+/* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one
+ * instruction each. */
 enum { BASES = (MR + 2) / 3 };
 
 /* sum (MR, NV) += column of a (MR) x row of b (NR) */
@@ -247,7 +255,8 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
     }
     const float *restrict b = t->b;
     float *restrict c = t->c;
-    /* the rows of c are fetched one after another: all at once they would hold up the loads of a and b */
+    /* the rows of c are fetched one after another: all at once they would hold up the loads of a
+     * and b */
     int64_t p = 0, fours = kc / 4 / MR;
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 4

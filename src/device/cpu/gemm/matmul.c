@@ -1,8 +1,9 @@
 /* Matrix products: checks, blocks that fit the workspace, and the threads' items.
  *
- * An item is a chunk of one operand's lines (rows of op(a), columns of op(b)) in one block of k: the thread packs it for
- * itself, into its own cache, and multiplies it with the lines of the other operand, which all items share. The shared
- * operand is packed by all threads together beforehand, unless it can be read where it lies. So nothing is packed twice.
+ * An item is a chunk of one operand's lines (rows of op(a), columns of op(b)) in one block of k:
+ * the thread packs it for itself, into its own cache, and multiplies it with the lines of the other
+ * operand, which all items share. The shared operand is packed by all threads together beforehand,
+ * unless it can be read where it lies. So nothing is packed twice.
  *
  * Chunks shrink towards the end, so that the threads end together. */
 #include "device/cpu/gemm/matmul_impl.h"
@@ -71,7 +72,8 @@ static int64_t lines_of(const qd_gemm_block *g, bool a)
     return a ? g->rows : g->cols;
 }
 
-/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand itself. */
+/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand
+ * itself. */
 static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
 {
     if (a) {
@@ -137,8 +139,8 @@ static qd_gemm_block item_block(const job *j, int64_t index)
     return g;
 }
 
-/* Blocks of k are added to c in ascending order. Items are taken in that order too, so whoever has the earlier block is
- * at work on it. */
+/* Blocks of k are added to c in ascending order. Items are taken in that order too, so whoever has
+ * the earlier block is at work on it. */
 static void wait_for_block(job *j, int64_t which, int64_t block)
 {
     for (int spin = 1; atomic_load_explicit(&j->done[which], memory_order_acquire) < block; spin++)
@@ -181,7 +183,8 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Cuts the own operand's lines into chunks: as long as the cache allows, shorter towards the end. */
+/* Cuts the own operand's lines into chunks: as long as the cache allows, shorter towards the
+ * end. */
 static void cut_chunks(job *j, int threads)
 {
     int64_t step = step_of(j, j->own_a), lines = lines_of(&j->block, j->own_a), at = 0;
@@ -222,8 +225,8 @@ static void run_block(job *j, bool small)
     }
 }
 
-/* Whose lines the items take: those of the operand with more of them. Where a is read in place, taking b's saves the
- * packing beforehand, if b has enough for all threads. */
+/* Whose lines the items take: those of the operand with more of them. Where a is read in place,
+ * taking b's saves the packing beforehand, if b has enough for all threads. */
 static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, int64_t threads)
 {
     if (qd_gemm_direct(a) && a->n >= ITEMS * threads * gemm->nr)

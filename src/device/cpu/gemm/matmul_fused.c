@@ -1,5 +1,5 @@
-/* Products with what other devices do in the same pass, here one kernel after the other: the CPU gains little from one
- * pass, and the op lists of other devices can be run and tested on it. */
+/* Products with what other devices do in the same pass, here one kernel after the other: the CPU
+ * gains little from one pass, and the op lists of other devices can be run and tested on it. */
 #include "device/cpu/kernels_impl.h"
 
 /* The further kernels see rows without gaps. */

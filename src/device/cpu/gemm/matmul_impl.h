@@ -1,12 +1,13 @@
-/* The boundary between matmul.c (checks, blocks, threads) and gemm_isa.c (packing and multiplying, vectorised). */
+/* The boundary between matmul.c (checks, blocks, threads) and gemm_isa.c (packing and multiplying,
+ * vectorised). */
 #ifndef QD_DEVICE_CPU_GEMM_MATMUL_IMPL_H
 #define QD_DEVICE_CPU_GEMM_MATMUL_IMPL_H
 
 #include "device/cpu/cpu_impl.h"
 
-/* Most steps of k that are summed in registers before they are added to c: each pass over c costs a read and a write of it.
- * A longer k is cut into blocks of one length (qd_gemm_k_block). The only thing about blocking that changes bits, so it
- * depends on k alone. */
+/* Most steps of k that are summed in registers before they are added to c: each pass over c costs a
+ * read and a write of it. A longer k is cut into blocks of one length (qd_gemm_k_block). The only
+ * thing about blocking that changes bits, so it depends on k alone. */
 #define QD_GEMM_KC 1024
 
 static inline int64_t qd_gemm_k_block(int64_t k)
@@ -35,10 +36,12 @@ typedef struct qd_gemm_block {
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* the register tile: widths of the panels of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) of nr */
-    /* Floats from the first panel of a packed operand to that of line `line` (a multiple of row_step or nr). */
+    /* Floats from the first panel of a packed operand to that of line `line` (a multiple of
+     * row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
     int64_t (*offset_b)(int64_t line, int64_t kc);
-    /* Packs rows of op(a), columns of op(b), [begin, end) of the block, steps [from, until) of its k; lines beyond its last become
+    /* Packs rows of op(a), columns of op(b), [begin, end) of the block, steps [from, until) of its
+     * k; lines beyond its last become
      * 0. `to` is the first panel of the block. */
     void (*pack_a)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
     void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);

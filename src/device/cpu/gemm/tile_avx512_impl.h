@@ -1,10 +1,11 @@
-/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums from register
- * to register in this loop, and the machine is at its limit here: beside 24 multiply-adds a step has 11 loads (3 of 64
- * bytes, 8 that spread one number), of which a core does little more than one a cycle, so broadcasts within the
- * multiply-adds, which load more often, are slower.
+/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers
+ * move sums from register to register in this loop, and the machine is at its limit here: beside 24
+ * multiply-adds a step has 11 loads (3 of 64 bytes, 8 that spread one number), of which a core does
+ * little more than one a cycle, so broadcasts within the multiply-adds, which load more often, are
+ * slower.
  *
- * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by gemm_isa.c after
- * `tile`. */
+ * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by
+ * gemm_isa.c after `tile`. */
 #ifndef QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
 #define QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
 
@@ -74,8 +75,8 @@ typedef struct tile_frame {
     "vaddps 64(%[c]), %%zmm" #y ", %%zmm" #y "\n"                                                           \
     "vaddps 128(%[c]), %%zmm" #z ", %%zmm" #z "\n" TILE_STORE(x, y, z)
 
-/* BY8, BY1: move the pointers into a on by 8 steps, by 1. As in micro_tile_as, rows of c are fetched one after another, and a
- * line of the panel that comes next every four steps. */
+/* BY8, BY1: move the pointers into a on by 8 steps, by 1. As in micro_tile_as, rows of c are
+ * fetched one after another, and a line of the panel that comes next every four steps. */
 #define TILE_CODE(STEP, BY8, BY1)                                                                           \
     TILE_ALL_ROWS(TILE_CLEAR)                                                                               \
     "cmpq $0, %c[blocks](%[f])\n"                                                                           \
@@ -130,7 +131,8 @@ typedef struct tile_frame {
         "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", \
         "zmm31", "memory", "cc"
 
-/* Lines of a piece of the next panel that a tile of kc steps fetches: two in every eight steps of a row of c. */
+/* Lines of a piece of the next panel that a tile of kc steps fetches: two in every eight steps of a
+ * row of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)
 {
     return 2 * (kc / (8 * MR));

@@ -1,5 +1,5 @@
-/* GELU (with tanh, and exact) and SwiGLU. Each element is read before it is written, so results may take the place of
- * inputs. */
+/* GELU (with tanh, and exact) and SwiGLU. Each element is read before it is written, so results may
+ * take the place of inputs. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

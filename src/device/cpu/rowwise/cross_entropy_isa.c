@@ -1,6 +1,7 @@
-/* Softmax and its loss, one row at a time in two passes: the first finds the maximum and the sum of exponentials
- * together, by stretches that fit the first-level cache; the second writes the gradient. Where fp32 logits become their gradient, the first
- * pass leaves the exponentials for the second, each stretch relative to the maximum so far. */
+/* Softmax and its loss, one row at a time in two passes: the first finds the maximum and the sum of
+ * exponentials together, by stretches that fit the first-level cache; the second writes the
+ * gradient. Where fp32 logits become their gradient, the first pass leaves the exponentials for the
+ * second, each stretch relative to the maximum so far. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -9,8 +10,8 @@
 #define STRETCH 4096
 #define STRETCHES_MOST 128 /* of a row whose exponentials are kept */
 
-/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top = 0 and sum 0.
- * shifts: x, which is fp32, becomes e^(x - shift of the stretch); NULL: it stays. */
+/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top
+ * = 0 and sum 0. shifts: x, which is fp32, becomes e^(x - shift of the stretch); NULL: it stays. */
 static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float *shifts)
 {
     double sum = 0;

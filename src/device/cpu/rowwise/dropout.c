@@ -2,8 +2,8 @@
 
 #include <stdio.h>
 
-/* The draw for element `index` is word index % 4 of Philox block (index / 4, step) under the key of the stream
- * "dropout.SITE". */
+/* The draw for element `index` is word index % 4 of Philox block (index / 4, step) under the key of
+ * the stream "dropout.SITE". */
 qd_status qd_cpu_dropout(qd_stream *stream, const qd_dropout_args *a)
 {
     QD_TRY(qd_check_float("dropout", "x", a->dtype));

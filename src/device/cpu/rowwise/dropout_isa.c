@@ -1,4 +1,5 @@
-/* Dropout. Dropped elements are multiplied by 0, not replaced, so that what is not finite stays visible. */
+/* Dropout. Dropped elements are multiplied by 0, not replaced, so that what is not finite stays
+ * visible. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -9,7 +10,8 @@
 #include <arm_neon.h>
 #endif
 
-/* 64-bit lanes: a Philox word lies in the lower half, and what is in the upper half does not matter. */
+/* 64-bit lanes: a Philox word lies in the lower half, and what is in the upper half does not
+ * matter. */
 typedef uint64_t vq __attribute__((vector_size(QD_VF * 4)));
 enum { LANES = QD_VF / 2, BLOCKS = 32, DRAWS = 4 * BLOCKS };
 
@@ -43,7 +45,8 @@ static round_keys expand(qd_philox_key key)
     return keys;
 }
 
-/* words[4 * b + w] = word w of block (first + b, high): Philox4x32-10 as qd_philox4x32, LANES blocks side by side. */
+/* words[4 * b + w] = word w of block (first + b, high): Philox4x32-10 as qd_philox4x32, LANES
+ * blocks side by side. */
 static void draw(uint32_t words[DRAWS], const round_keys *keys, uint64_t first, uint64_t high)
 {
     for (int base = 0; base < BLOCKS; base += LANES) {

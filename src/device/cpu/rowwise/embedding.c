@@ -27,8 +27,9 @@ qd_status qd_cpu_embedding_forward(qd_stream *stream, const qd_embedding_forward
     return QD_OK;
 }
 
-/* Rows of dy are taken in batches; within one they are sorted by table row, stably, so that each table row's gradient
- * is loaded, summed in fp32 over its rows in ascending order, and rounded once. Table rows are independent. */
+/* Rows of dy are taken in batches; within one they are sorted by table row, stably, so that each
+ * table row's gradient is loaded, summed in fp32 over its rows in ascending order, and rounded
+ * once. Table rows are independent. */
 #define BATCH ((int64_t)4096)
 #define DIGIT_BITS 11
 
@@ -59,7 +60,8 @@ static void scatter_range(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Stable radix sort by the upper halves of the keys, none of them above `most`. Returns the buffer with the result. */
+/* Stable radix sort by the upper halves of the keys, none of them above `most`. Returns the buffer
+ * with the result. */
 static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint64_t most)
 {
     for (int shift = 0; most >> shift; shift += DIGIT_BITS) {
@@ -78,7 +80,8 @@ static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint6
     return keys;
 }
 
-/* grad[index of row - base] += dy[row] where that is below `held` (0: always); indices NULL: row % seq. */
+/* grad[index of row - base] += dy[row] where that is below `held` (0: always); indices NULL: row %
+ * seq. */
 static void scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, int64_t base, int64_t held,
                         void *grad)
 {

@@ -1,5 +1,5 @@
-/* LayerNorm and RMSNorm, row by row. Storage fp32 or bf16, computed in fp32; sums over a row are kept per vector lane
- * over stretches of SUM_STRETCH columns, whose totals are added in double. */
+/* LayerNorm and RMSNorm, row by row. Storage fp32 or bf16, computed in fp32; sums over a row are
+ * kept per vector lane over stretches of SUM_STRETCH columns, whose totals are added in double. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -62,8 +62,8 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
- * mean(g). */
+/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g *
+ * xhat)); RMSNorm has no mean(g). */
 static void backward(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta)
 {
     int64_t cols = a->cols;

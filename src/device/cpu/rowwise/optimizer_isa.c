@@ -1,5 +1,6 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the
- * parameter. Or put parameter and remainder together to the master, and take the new one apart. */
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master
+ * into the parameter. Or put parameter and remainder together to the master, and take the new one
+ * apart. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -23,8 +24,8 @@ typedef struct values {
     int16_t *rest;   /* what `param` lacks, where there is no master */
 } values;
 
-/* Addresses do not tell whether there is a master beside the parameter: they are those of element 0, which a buffer
- * that begins with a later one does not have, and two of them may be equal. */
+/* Addresses do not tell whether there is a master beside the parameter: they are those of element
+ * 0, which a buffer that begins with a later one does not have, and two of them may be equal. */
 static values values_at(void *param, float *master, int16_t *rest, int64_t offset, qd_dtype dtype)
 {
     return (values){

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Rows of one partial sum: short enough that fp32 sums stay exact to a few units, long enough that the partial sums
- * are a small part of the traffic. */
+/* Rows of one partial sum: short enough that fp32 sums stay exact to a few units, long enough that
+ * the partial sums are a small part of the traffic. */
 #define BLOCK_ROWS 32
 #define COLUMN_GRAIN 2048
 
@@ -39,7 +39,8 @@ static void add_columns(void *context, int64_t begin, int64_t end, int thread)
 qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
                          void *context, const float **sum)
 {
-    /* The sum and as many partial sums as the threads' workspaces hold together; more blocks take several rounds. */
+    /* The sum and as many partial sums as the threads' workspaces hold together; more blocks take
+     * several rounds. */
     int64_t floats = QD_CPU_WORKSPACE_BYTES * qd_pool_threads(cpu->pool) / (int64_t)sizeof(float);
     int64_t most = QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) / 2;
     if (width > most)

@@ -1,5 +1,5 @@
-/* Rotary embedding. The table holds cosine and sine side by side; a row's stretch of it is taken apart once and used
- * for all heads. */
+/* Rotary embedding. The table holds cosine and sine side by side; a row's stretch of it is taken
+ * apart once and used for all heads. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

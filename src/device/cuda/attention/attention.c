@@ -124,7 +124,8 @@ static int take_runs(const qd_row_run *runs, int count, int first, qd_cuda_run *
     return taken;
 }
 
-/* One launch, or several where there are many runs: each merges or adds its part to what those before have left. */
+/* One launch, or several where there are many runs: each merges or adds its part to what those
+ * before have left. */
 static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd_status (*run)(qd_stream *, const qd_cuda_attention_job *))
 {
     qd_cuda_attention_job j = {

@@ -1,5 +1,6 @@
-/* Attention of a few new rows against a cache, for generation: bound by reading the cache. Each (row, head) is cut into
- * stretches of the context, as many as keep the multiprocessors busy; a block sums one stretch, a warp a key at a time. */
+/* Attention of a few new rows against a cache, for generation: bound by reading the cache. Each
+ * (row, head) is cut into stretches of the context, as many as keep the multiprocessors busy; a
+ * block sums one stretch, a warp a key at a time. */
 #include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/math_impl.cuh"
 
@@ -21,13 +22,14 @@ static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention
     store_as<1>(a.v_cache, (a.past + row) * cols + col, half, v);
 }
 
-/* What a stretch has summed: maximum, sum of exponentials, and head_dim weighted values, not yet divided by the sum. */
+/* What a stretch has summed: maximum, sum of exponentials, and head_dim weighted values, not yet
+ * divided by the sum. */
 struct partial {
     float most, total;
 };
 
-/* Block (stretch, head, row). With one stretch the result is written, else its part: partials (rows, heads, stretches) and
- * sums (rows, heads, stretches, head_dim). */
+/* Block (stretch, head, row). With one stretch the result is written, else its part: partials
+ * (rows, heads, stretches) and sums (rows, heads, stretches, head_dim). */
 static __global__ void __launch_bounds__(THREADS)
     stretch_kernel(qd_attention_cached_args a, int64_t keys_each, partial *partials, float *sums, bool half)
 {

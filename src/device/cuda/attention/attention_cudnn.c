@@ -1,6 +1,7 @@
-/* Attention through cuDNN: one plan per shape and pass, made at its first use. cuDNN proposes a few engines; they are timed
- * on the call's own buffers, which a second run overwrites with the same values, and the fastest stays. Deterministic runs
- * take the first proposal instead, so that two runs choose alike. A shape that no engine takes is remembered as such. */
+/* Attention through cuDNN: one plan per shape and pass, made at its first use. cuDNN proposes a few
+ * engines; they are timed on the call's own buffers, which a second run overwrites with the same
+ * values, and the fastest stays. Deterministic runs take the first proposal instead, so that two
+ * runs choose alike. A shape that no engine takes is remembered as such. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 #include "device/cuda/gemm/search.h"
 
@@ -240,7 +241,8 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
         e->seconds = best_seconds;
 }
 
-/* Makes the plan of a shape. When none can be had, the entry says so and the call is not an error. */
+/* Makes the plan of a shape. When none can be had, the entry says so and the call is not an
+ * error. */
 static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
 {
     qd_cuda *cuda = qd_cuda_of(stream);

@@ -1,12 +1,14 @@
-/* Causal attention as cuDNN operation graphs: the chains of products, sums and element-wise operations that its fused
- * attention engines recognise. Scores and probabilities are virtual tensors: they never reach memory.
+/* Causal attention as cuDNN operation graphs: the chains of products, sums and element-wise
+ * operations that its fused attention engines recognise. Scores and probabilities are virtual
+ * tensors: they never reach memory.
  *
  *   forward   S = scale · Q·Kᵀ, masked above the diagonal;  M = max S, E = exp(S - M), Σ = sum E
  *             P = E / Σ;  O = P·V;  lse = M + log Σ
  *   backward  P = exp(S - lse);  delta = sum dO·O;  dV = Pᵀ·dO;  dS = P · (dO·Vᵀ - delta) · scale
  *             dK = dSᵀ·Q;  dQ = dS·K
  *
- * cuDNN wants the second operand of a product as (k, n): K and, in the backward pass, V are declared transposed. */
+ * cuDNN wants the second operand of a product as (k, n): K and, in the backward pass, V are
+ * declared transposed. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 
 #include <string.h>
@@ -121,7 +123,8 @@ static void product(qd_cudnn_graph *g, descriptor a, descriptor b, descriptor c)
     add_operation(g, d);
 }
 
-/* Element-wise; operands that the mode has no use for are NULL. axis: of the index to generate, or -1. */
+/* Element-wise; operands that the mode has no use for are NULL. axis: of the index to generate, or
+ * -1. */
 typedef struct pointwise_args {
     cudnnPointwiseMode_t mode;
     cudnnDataType_t compute;
@@ -237,8 +240,8 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     product(g, p, v, o);
 }
 
-/* grad (batch, kv_heads, seq, head_dim) = x (batch, heads, seq, seq) · y (batch, heads, seq, head_dim), summed over the
- * query heads that share a key head */
+/* grad (batch, kv_heads, seq, head_dim) = x (batch, heads, seq, seq) · y (batch, heads, seq,
+ * head_dim), summed over the query heads that share a key head */
 static void product_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor y, descriptor grad)
 {
     if (s->heads == s->kv_heads) {

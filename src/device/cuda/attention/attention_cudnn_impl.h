@@ -2,7 +2,8 @@
  *
  *   attention_cudnn_graph.c   writes the forward and the backward pass as operation graphs
  *   attention_cudnn_plan.c    asks cuDNN which engines can run a graph and makes them executable plans
- *   attention_cudnn.c         keeps one plan per shape, chooses among candidates by timing, runs them */
+ *   attention_cudnn.c         keeps one plan per shape, chooses among candidates by timing, runs
+ * them */
 #ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_CUDNN_IMPL_H
 #define QD_DEVICE_CUDA_ATTENTION_ATTENTION_CUDNN_IMPL_H
 
@@ -10,7 +11,8 @@
 
 #include <cudnn.h>
 
-/* What a plan depends on; the addresses and the scale are given when it runs. Strides are in elements. */
+/* What a plan depends on; the addresses and the scale are given when it runs. Strides are in
+ * elements. */
 typedef struct qd_attention_shape {
     int64_t batch, seq, heads, kv_heads, head_dim;
     int64_t q_stride, k_stride, v_stride, o_stride;
@@ -18,8 +20,8 @@ typedef struct qd_attention_shape {
     bool deterministic; /* backward: sums dq without atomic additions, in a workspace of (batch, heads, seq, seq) */
 } qd_attention_shape;
 
-/* Tensors that get an address when a plan runs, by the number cuDNN knows them under. Numbers from QD_CUDNN_VIRTUAL on are
- * values that exist inside a kernel only. */
+/* Tensors that get an address when a plan runs, by the number cuDNN knows them under. Numbers from
+ * QD_CUDNN_VIRTUAL on are values that exist inside a kernel only. */
 enum {
     QD_CUDNN_Q = 1,
     QD_CUDNN_K,
@@ -51,20 +53,23 @@ typedef struct qd_cudnn_graph {
     qd_status status; /* of the first call that failed; later calls do nothing */
 } qd_cudnn_graph;
 
-/* Makes and finalises the graph of a shape. handle may be NULL: then plans are made for described devices only. On failure
- * there is nothing left to destroy. */
+/* Makes and finalises the graph of a shape. handle may be NULL: then plans are made for described
+ * devices only. On failure there is nothing left to destroy. */
 qd_status qd_cudnn_graph_create(cudnnHandle_t handle, const qd_attention_shape *shape, qd_cudnn_graph *graph);
 void qd_cudnn_graph_destroy(qd_cudnn_graph *graph);
 
-/* One way to run a graph. name: "engine 5 knobs 2=1 13=0", the same for the same way on the same library version. */
+/* One way to run a graph. name: "engine 5 knobs 2=1 13=0", the same for the same way on the same
+ * library version. */
 typedef struct qd_cudnn_plan {
     cudnnBackendDescriptor_t plan, config;
     int64_t workspace_bytes;
     char name[192];
 } qd_cudnn_plan;
 
-/* The graph must outlive its plans. Up to QD_CUDNN_CANDIDATES plans, in the order of cuDNN's heuristics; *count may be
- * 0. If `wanted` is not NULL, only the plan of that name, if it is among them. device: a finalised DEVICEPROP
+/* The graph must outlive its plans. Up to QD_CUDNN_CANDIDATES plans, in the order of cuDNN's
+ * heuristics; *count may be
+ * 0. If `wanted` is not NULL, only the plan of that name, if it is among them. device: a finalised
+ *    DEVICEPROP
  * descriptor, or NULL for the handle's device. */
 qd_status qd_cudnn_plans_create(cudnnHandle_t handle, cudnnBackendDescriptor_t device, const qd_cudnn_graph *graph,
                                 const char *wanted, qd_cudnn_plan plans[QD_CUDNN_CANDIDATES], int *count);

@@ -1,5 +1,5 @@
-/* From an operation graph to plans that can run: cuDNN's heuristics propose engines with settings, each is finalised, which
- * compiles its kernel. */
+/* From an operation graph to plans that can run: cuDNN's heuristics propose engines with settings,
+ * each is finalised, which compiles its kernel. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 
 #include <stdio.h>

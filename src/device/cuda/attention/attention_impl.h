@@ -1,6 +1,7 @@
-/* Attention with kernels of our own. Blocks of queries and of keys meet in shared memory; scores never leave it. Each
- * output element is summed by one thread (tensor cores: one warp) in a fixed order: the backward pass computes dq in one
- * kernel and dk and dv in another, so that no two blocks add to the same place. */
+/* Attention with kernels of our own. Blocks of queries and of keys meet in shared memory; scores
+ * never leave it. Each output element is summed by one thread (tensor cores: one warp) in a fixed
+ * order: the backward pass computes dq in one kernel and dk and dv in another, so that no two
+ * blocks add to the same place. */
 #ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
 #define QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
 
@@ -19,8 +20,8 @@ typedef struct qd_cuda_run {
     int row, position, count;
 } qd_cuda_run;
 
-/* What attention_* and attention_part_* have in common, a kernel's parameter: queries and keys in runs of positions; the whole
- * of a sequence is one run of each. */
+/* What attention_* and attention_part_* have in common, a kernel's parameter: queries and keys in
+ * runs of positions; the whole of a sequence is one run of each. */
 typedef struct qd_cuda_attention_job {
     const void *q, *k, *v, *d_o;
     void *o, *dq, *dk, *dv;
@@ -40,7 +41,8 @@ typedef struct qd_cuda_attention_job {
 /* fp32 multiply-adds: both types, any head size, stride and alignment (attention_plain.cu). */
 qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
 qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
-/* bf16 tensor cores: head sizes that are multiples of 8, rows and addresses aligned to 16 bytes (attention_tensor.cu). */
+/* bf16 tensor cores: head sizes that are multiples of 8, rows and addresses aligned to 16 bytes
+ * (attention_tensor.cu). */
 qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
 qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
 

@@ -1,8 +1,10 @@
-/* Attention with fp32 multiply-adds, for fp32 and for the head sizes and layouts that the tensor-core kernels do not take.
+/* Attention with fp32 multiply-adds, for fp32 and for the head sizes and layouts that the
+ * tensor-core kernels do not take.
  *
- * 256 threads, 16 x 16, share tiles of B rows of q, k, v and d_o as fp32 in shared memory. Of a B x B tile of scores thread
- * (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results elements (y + 16 i, 4 x + 64 j ...), so that all
- * reads of shared memory are 16 bytes wide and free of bank conflicts. Rows and columns beyond the data are 0. */
+ * 256 threads, 16 x 16, share tiles of B rows of q, k, v and d_o as fp32 in shared memory. Of a B x
+ * B tile of scores thread (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results
+ * elements (y + 16 i, 4 x + 64 j ...), so that all reads of shared memory are 16 bytes wide and
+ * free of bank conflicts. Rows and columns beyond the data are 0. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
 
 #include <math.h>
@@ -104,7 +106,8 @@ struct result {
     bool half, add; /* add: to what is there */
 };
 
-/* Calls body(i, j, e, index) for this thread's elements of a B x D tile that exist: row y + 16 i, column 4 x + 64 j + e. */
+/* Calls body(i, j, e, index) for this thread's elements of a B x D tile that exist: row y + 16 i,
+ * column 4 x + 64 j + e. */
 template <typename S, typename F>
 static __device__ __forceinline__ void for_elements(const result &to, const span &rows, int head_dim, F body)
 {
@@ -145,7 +148,8 @@ static __device__ __forceinline__ void store_rows(const result &to, const span &
     });
 }
 
-/* The first key that any row of a span of queries sees. All threads call it; `room` is free after the next barrier. */
+/* The first key that any row of a span of queries sees. All threads call it; `room` is free after
+ * the next barrier. */
 template <typename S> static __device__ __forceinline__ int block_first_key(const job &a, int64_t batch, const span &q, int *room)
 {
     if (!a.doc_start)
@@ -159,7 +163,8 @@ template <typename S> static __device__ __forceinline__ int block_first_key(cons
     return *room;
 }
 
-/* Grids: x = (tiles of rows, last first, because they see the most keys), y = head, z = sequence. */
+/* Grids: x = (tiles of rows, last first, because they see the most keys), y = head, z =
+ * sequence. */
 template <typename S> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
@@ -243,7 +248,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
     store_rows<S>(out, own, a.head_dim, o, factor);
 }
 
-/* p and ds of a tile of queries (rows) and keys: scores become the weights, products the gradients of the scores. */
+/* p and ds of a tile of queries (rows) and keys: scores become the weights, products the gradients
+ * of the scores. */
 template <typename S>
 static __device__ __forceinline__ void score_gradients(const job &a, int64_t batch, int head, const span &q, const span &k,
                                                        float (&scores)[S::M][S::M], float (&products)[S::M][S::M])
@@ -309,7 +315,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     store_rows<S>(result{a.dq, row0 * a.dq_stride + q_col, a.dq_stride, a.half && !a.part, a.part}, own, a.head_dim, dq, factor);
 }
 
-/* dk and dv of a tile of keys of one key head: the queries of all its heads go by. Weights lie transposed, (key, query). */
+/* dk and dv of a tile of keys of one key head: the queries of all its heads go by. Weights lie
+ * transposed, (key, query). */
 template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
@@ -327,7 +334,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     query_walk now = settle_queries(a, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
     for (; now.head < end_head; now = settle_queries(a, own, end_head, query_walk{now.head, now.run, now.at + S::B})) {
         const span queries = span_of<S::B>(a.q_runs[now.run], now.at);
-        /* A barrier before the tiles are overwritten, and whether any of these queries sees any of the keys. */
+        /* A barrier before the tiles are overwritten, and whether any of these queries sees any of
+         * the keys. */
         const bool sees = threadIdx.x < S::B && first_key(a, batch, queries, (int)threadIdx.x) < own.position + own.rows;
         if (!__syncthreads_or(sees))
             continue;

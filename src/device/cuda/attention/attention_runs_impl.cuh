@@ -1,5 +1,6 @@
-/* Which queries and keys meet: tiles of runs of positions, as the kernels of attention walk over them. A tile does not cross
- * the end of a run, so that its rows stand at neighbouring positions. */
+/* Which queries and keys meet: tiles of runs of positions, as the kernels of attention walk over
+ * them. A tile does not cross the end of a run, so that its rows stand at neighbouring
+ * positions. */
 #ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_RUNS_IMPL_CUH
 #define QD_DEVICE_CUDA_ATTENTION_ATTENTION_RUNS_IMPL_CUH
 
@@ -9,7 +10,8 @@
 typedef qd_cuda_attention_job job;
 #define NO_KEY 0x7fffffff /* more than any position */
 
-/* Neighbouring rows of a part: `rows` of them from `row` on, at the positions from `position` on. */
+/* Neighbouring rows of a part: `rows` of them from `row` on, at the positions from `position`
+ * on. */
 struct span {
     int row, position, rows;
 };
@@ -90,7 +92,8 @@ template <int B> static __device__ __forceinline__ key_walk next_keys(const job 
     return settle_keys<B>(a, low, end, key_walk{w.run, w.at + B});
 }
 
-/* The queries of the heads before end_head that stand at or behind the first key of a tile, B rows at a time. */
+/* The queries of the heads before end_head that stand at or behind the first key of a tile, B rows
+ * at a time. */
 struct query_walk {
     int head, run, at;
 };

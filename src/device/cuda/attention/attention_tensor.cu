@@ -1,10 +1,12 @@
 /* Attention on bf16 tensor cores, for document masks and for the shapes that cuDNN does not take.
  *
- * Four warps per block; each has 16 rows of the block's 64 (queries forward and for dq, keys for dk and dv) and the tiles of
- * the other side go by in shared memory, fetched one ahead. Products are mma.m16n8k16: a warp's result of 16 x 8 n is held as
- * n fragments of 4 floats per lane: rows lane / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two such fragments,
- * rounded to bf16, are a left operand of the next product, so scores never leave registers. Rows of a tile are padded by 16
- * bytes, which keeps ldmatrix free of bank conflicts. Rows and columns beyond the data are 0. */
+ * Four warps per block; each has 16 rows of the block's 64 (queries forward and for dq, keys for dk
+ * and dv) and the tiles of the other side go by in shared memory, fetched one ahead. Products are
+ * mma.m16n8k16: a warp's result of 16 x 8 n is held as n fragments of 4 floats per lane: rows lane
+ * / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two such fragments, rounded to
+ * bf16, are a left operand of the next product, so scores never leave registers. Rows of a tile are
+ * padded by 16 bytes, which keeps ldmatrix free of bank conflicts. Rows and columns beyond the data
+ * are 0. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
 #include "device/cuda/tensor_impl.cuh"
 
@@ -101,8 +103,9 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], cons
     }
 }
 
-/* Calls body(n, half, index) for the lane's pairs of elements of the block's rows x D that exist: fragment n, elements 2 half and
- * 2 half + 1; index: that of the first in a matrix with this stride. */
+/* Calls body(n, half, index) for the lane's pairs of elements of the block's rows x D that exist:
+ * fragment n, elements 2 half and 2 half + 1; index: that of the first in a matrix with this
+ * stride. */
 template <int D, typename F>
 static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride, const span &rows, int head_dim, F body)
 {
@@ -118,7 +121,8 @@ static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride,
     }
 }
 
-/* The block's rows, the lane's first and second times their factors: in bf16, or in fp32 [added to what is there]. */
+/* The block's rows, the lane's first and second times their factors: in bf16, or in fp32 [added to
+ * what is there]. */
 template <int D>
 static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int64_t stride, const span &rows, int head_dim,
                                                   const float (&sum)[D / 8][4], float factor0, float factor1, bool wide, bool add)
@@ -384,7 +388,8 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
 
 /* ---- backward: dk and dv ---- */
 
-/* The queries of all heads that use a key head go by, tile by tile: these, or the next of which any sees any of the keys. */
+/* The queries of all heads that use a key head go by, tile by tile: these, or the next of which any
+ * sees any of the keys. */
 template <int QUERIES>
 static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t batch, const span &k, int end_head, query_walk at)
 {
@@ -475,7 +480,8 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
 
 /* ---- launches ---- */
 
-/* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of `other` rows. */
+/* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of
+ * `other` rows. */
 template <int D, typename K>
 static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count,
                         int heads)

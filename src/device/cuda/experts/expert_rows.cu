@@ -1,5 +1,5 @@
-/* Rows on their way to experts and back. These kernels move bytes: each row of the side that has fewer is read once (its other
- * readers find it in a cache), and accesses are of 16 bytes. */
+/* Rows on their way to experts and back. These kernels move bytes: each row of the side that has
+ * fewer is read once (its other readers find it in a cache), and accesses are of 16 bytes. */
 #include "device/cuda/math_impl.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, TOGETHER = 4 };
@@ -34,8 +34,9 @@ template <typename T, int N> static __device__ __forceinline__ void copy_row(con
     }
 }
 
-/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp. `old` is the first
- * copy. Vectors stay as they are stored until they are used: that leaves registers for more warps. */
+/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp.
+ * `old` is the first copy. Vectors stay as they are stored until they are used: that leaves
+ * registers for more warps. */
 template <typename T, int N, bool WEIGHTED, bool BACK>
 static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies,
                                                  int64_t cols, int lane)
@@ -87,8 +88,8 @@ static __device__ __forceinline__ float move_row(const T *x, T *y, float weight,
     return BACK ? warp_sum(dot) : 0.0f;
 }
 
-/* A warp per assignment, in the order of rows: the choices of a row follow one another, so that its reading is shared. Without
- * the table of places a warp per place, as many as the counts say. */
+/* A warp per assignment, in the order of rows: the choices of a row follow one another, so that its
+ * reading is shared. Without the table of places a warp per place, as many as the counts say. */
 template <typename T, int N, bool WEIGHTED, bool BACK> static __global__ void __launch_bounds__(THREADS) permute_kernel(qd_permute_args a)
 {
     const int lane = threadIdx.x % 32;
@@ -157,8 +158,9 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
 
 /* ---- combine ---- */
 
-/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices are under way at a time, as they are
- * stored; they are added in the order of the choices. ONCE: there are no more choices than that. */
+/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices
+ * are under way at a time, as they are stored; they are added in the order of the choices. ONCE:
+ * there are no more choices than that. */
 template <typename T, int N, bool WEIGHTED, int CHOICES, int CHUNKS, bool ONCE>
 static __global__ void __launch_bounds__(THREADS, !ONCE ? 1 : CHOICES <= 2 ? 4 : 3) combine_kernel(qd_combine_args a)
 {

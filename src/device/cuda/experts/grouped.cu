@@ -1,16 +1,19 @@
-/* Products over experts for every size, type and device, and the choice between these kernels and Hopper's.
+/* Products over experts for every size, type and device, and the choice between these kernels and
+ * Hopper's.
  *
- * A block of 256 threads computes tiles of SIDE x SIDE: bf16 operands on tensor cores (mma.m16n8k16, SIDE 128), all others in
- * fp32 (SIDE 64). The tile's operands x (rows, depth) and y (columns, depth) lie in shared memory as they do in device memory,
- * depth or the other side contiguous; the next step's are fetched into registers meanwhile. */
+ * A block of 256 threads computes tiles of SIDE x SIDE: bf16 operands on tensor cores
+ * (mma.m16n8k16, SIDE 128), all others in fp32 (SIDE 64). The tile's operands x (rows, depth) and y
+ * (columns, depth) lie in shared memory as they do in device memory, depth or the other side
+ * contiguous; the next step's are fetched into registers meanwhile. */
 #include "device/cuda/experts/grouped_impl.cuh"
 
 namespace {
 
 enum { THREADS = 256, STEP = 32, PIECE = VECTOR };
 
-/* An operand at one tile: element (i, depth) is at from + i * ld + depth if along_depth, else at from + depth * ld + i. What is beyond
- * `sides` or `depth` counts as 0. vectors: lines can be read PIECE elements at a time. */
+/* An operand at one tile: element (i, depth) is at from + i * ld + depth if along_depth, else at
+ * from + depth * ld + i. What is beyond `sides` or `depth` counts as 0. vectors: lines can be read
+ * PIECE elements at a time. */
 struct operand {
     const void *from;
     int64_t ld;
@@ -31,7 +34,8 @@ __device__ __forceinline__ int64_t bytes_at(const operand &o, int64_t element)
     return element * (o.is_bf16 ? 2 : 4);
 }
 
-/* PIECE elements of a line from `at` on; `line` and `at` count sides and depth, or the other way round. */
+/* PIECE elements of a line from `at` on; `line` and `at` count sides and depth, or the other way
+ * round. */
 __device__ __forceinline__ void fetch(piece<float> &p, const operand &o, int line, int at)
 {
     const int lines = o.along_depth ? o.sides : o.depth, length = o.along_depth ? o.depth : o.sides;
@@ -79,7 +83,8 @@ __device__ __forceinline__ void put(bf16 *to, const piece<bf16> &p)
     *reinterpret_cast<uint4 *>(to) = p.v;
 }
 
-/* How lines of a tile lie in shared memory: the gap keeps reads of a column free of bank conflicts. */
+/* How lines of a tile lie in shared memory: the gap keeps reads of a column free of bank
+ * conflicts. */
 template <typename S, int SIDE> struct shape {
     enum {
         GAP = sizeof(S) == 2 ? 8 : 1,
@@ -121,7 +126,8 @@ __device__ __forceinline__ void advance(operand &o, int depth)
 
 /* ---- sums of a tile: S says what is multiplied ---- */
 
-/* A thread has SETS times four sums: c[i][v] is that of (row_of(i, v), column_of(i, v)) of the tile. */
+/* A thread has SETS times four sums: c[i][v] is that of (row_of(i, v), column_of(i, v)) of the
+ * tile. */
 template <typename S> struct sums;
 
 /* Eight warps of 64 x 32 each; fragments as in attention_tensor.cu. */
@@ -229,7 +235,8 @@ __device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype,
     return o;
 }
 
-/* Stores the sums of tile t in out (.., n), whose row `row` is the tile's first. add: to what is there, rounded once. */
+/* Stores the sums of tile t in out (.., n), whose row `row` is the tile's first. add: to what is
+ * there, rounded once. */
 template <typename S>
 __device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool is_bf16, int64_t n, int64_t row, const grouped_tile &t,
                                            bool add)

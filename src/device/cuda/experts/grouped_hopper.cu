@@ -1,14 +1,16 @@
 /* Products over experts on Hopper's tensor cores (wgmma, sm_90a), bf16 with sums in fp32.
  *
- * A tile of 128 x 256 results per block: out (128, 256) = x (128, depth) · y (256, depth)ᵀ, depth in steps of 64. One thread
- * keeps a ring of STAGES such steps in shared memory full with the copy engine; two warpgroups multiply, 64 rows each. Operands
- * lie there as the copy engine leaves them: blocks of 64 or more lines of 128 bytes, whose 16-byte pieces are permuted by the
- * line's number modulo 8. A line runs along depth (by rows: x and, if trans_b, y) or along the other side.
+ * A tile of 128 x 256 results per block: out (128, 256) = x (128, depth) · y (256, depth)ᵀ, depth
+ * in steps of 64. One thread keeps a ring of STAGES such steps in shared memory full with the copy
+ * engine; two warpgroups multiply, 64 rows each. Operands lie there as the copy engine leaves them:
+ * blocks of 64 or more lines of 128 bytes, whose 16-byte pieces are permuted by the line's number
+ * modulo 8. A line runs along depth (by rows: x and, if trans_b, y) or along the other side.
  *
- * By rows, rows beyond an expert's last are computed and not stored. By experts, in the last step of a source the lines beyond its end are
- * set to zero in shared memory.
+ * By rows, rows beyond an expert's last are computed and not stored. By experts, in the last step
+ * of a source the lines beyond its end are set to zero in shared memory.
  *
- * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster: docs/performance.md, "Models with experts". */
+ * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster:
+ * docs/performance.md, "Models with experts". */
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
 #include "device/cuda/sums_impl.h"
@@ -34,9 +36,9 @@ enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 
 
 /* ---- products ---- */
 
-/* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. A lane has, of rows lane / 4 and
- * lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3].
- * *_SIDE: lines run along the side. */
+/* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. A lane has,
+ * of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4
+ * j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. *_SIDE: lines run along the side. */
 template <int WIDTH, bool X_SIDE, bool Y_SIDE>
 __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_t y, bool add)
 {
@@ -70,8 +72,9 @@ __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_
 
 template <form FORM> using tiles = grouped_tiles<FORM == EXPERTS, ROWS, COLUMNS>;
 
-/* Whether only the first half of the columns counts: then the other half is not fetched, and the products take half the time. By rows
- * the copies of half a tile take as long as those of a whole one. */
+/* Whether only the first half of the columns counts: then the other half is not fetched, and the
+ * products take half the time. By rows the copies of half a tile take as long as those of a whole
+ * one. */
 template <form FORM> __device__ __forceinline__ bool is_narrow(const grouped_tile &t)
 {
     return FORM == EXPERTS && t.columns <= COLUMNS / 2;
@@ -144,7 +147,8 @@ __device__ __forceinline__ void release(uint64_t *empty)
         barrier_arrive(empty);
 }
 
-/* Where a warp's results go: 16 rows, n elements apart, of COLUMNS columns; so many of both count. */
+/* Where a warp's results go: 16 rows, n elements apart, of COLUMNS columns; so many of both
+ * count. */
 template <typename T> struct target {
     T *out;
     int64_t n;
@@ -214,15 +218,16 @@ __device__ __forceinline__ void prepare_add(pieces &, const target<float> &)
 {
 }
 
-/* Where sums of squares of a warp's rows go, one for each row and tile: row r's to at[r * stride]. NULL: they are not wanted. */
+/* Where sums of squares of a warp's rows go, one for each row and tile: row r's to at[r * stride].
+ * NULL: they are not wanted. */
 struct squares {
     double *at;
     int64_t stride;
 };
 
-/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a square of bf16 is
- * exact for magnitudes from 1e-19 to 1e18. Of a run with larger gradients the norm is not finite, and the step is not
- * taken. */
+/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a
+ * square of bf16 is exact for magnitudes from 1e-19 to 1e18. Of a run with larger gradients the
+ * norm is not finite, and the step is not taken. */
 __device__ __forceinline__ void add_squares(double (&sum)[2], const uint32_t (&words)[16])
 {
     float part[2] = {0.0f, 0.0f};
@@ -249,7 +254,8 @@ __device__ __forceinline__ void put_squares(const squares &to, double (&sum)[2],
     }
 }
 
-/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. SQUARES: sums of squares may be wanted. */
+/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. SQUARES: sums of squares may be
+ * wanted. */
 template <result RESULT, bool SQUARES>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old, const squares &square)
 {
@@ -280,7 +286,8 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
         put_squares(square, sum, to.rows);
 }
 
-/* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the order of blocks. */
+/* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the
+ * order of blocks. */
 template <result RESULT, bool SQUARES>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &, const squares &)
 {
@@ -300,8 +307,8 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
         }
 }
 
-/* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
- * they read, or -1 for an expert without rows. */
+/* c = the tile's sums over all of its depth, but for the products of the last step, which are under
+ * way: returns the stage that they read, or -1 for an expert without rows. */
 template <form FORM, int WIDTH>
 __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const grouped_tile &t, ring<STAGES> &r)
 {
@@ -461,7 +468,8 @@ static qd_status launch_experts(qd_stream *stream, const qd_grouped_args *a)
     });
 }
 
-/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend on blocks. */
+/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend
+ * on blocks. */
 static qd_status launch_experts_and_squares(qd_stream *stream, const qd_grouped_args *a)
 {
     const int tiles_of_row = (int)divide_up(a->k, COLUMNS);

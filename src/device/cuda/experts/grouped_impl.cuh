@@ -1,19 +1,22 @@
-/* Products over experts: what the kernels of grouped.cu, grouped_hopper.cu and grouped_turns.cu share. They compute tiles of x · yᵀ:
+/* Products over experts: what the kernels of grouped.cu, grouped_hopper.cu and grouped_turns.cu
+ * share. They compute tiles of x · yᵀ:
  *
  *   by rows     x = rows of a, y = an expert's b (in grouped_turns.cu the other way round), depth = k: rows of c. A tile begins at an
  *               expert's first row in a source, or a whole number of tiles after it.
  *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source: the expert's b.
  *
- * How many rows an expert has stands in device memory, and the host does not wait for it: every block reads the counts, and blocks, or
- * pairs of them, go through the list of tiles that follows from them in strides of the grid. */
+ * How many rows an expert has stands in device memory, and the host does not wait for it: every
+ * block reads the counts, and blocks, or pairs of them, go through the list of tiles that follows
+ * from them in strides of the grid. */
 #ifndef QD_DEVICE_CUDA_EXPERTS_GROUPED_IMPL_CUH
 #define QD_DEVICE_CUDA_EXPERTS_GROUPED_IMPL_CUH
 
 #include "device/cuda/experts/grouped_impl.h"
 #include "device/cuda/tensor_impl.cuh"
 
-/* Segment i holds the rows that source i / experts has for expert i % experts: of those at hand, [row[i], row[i + 1]).
- * tile[i] is the number of tiles of `height` rows before it; tile[segments] is their number in all. */
+/* Segment i holds the rows that source i / experts has for expert i % experts: of those at hand,
+ * [row[i], row[i + 1]). tile[i] is the number of tiles of `height` rows before it; tile[segments]
+ * is their number in all. */
 typedef struct grouped_segments {
     int32_t row[QD_GROUPED_SEGMENTS + 1], tile[QD_GROUPED_SEGMENTS + 1];
 } grouped_segments;
@@ -50,7 +53,8 @@ static __device__ __forceinline__ void plan_segments(const qd_grouped_args &g, i
     }
 }
 
-/* A tile of results: (row, column) of c by rows, of the expert's b by experts; so many rows and columns of it count. */
+/* A tile of results: (row, column) of c by rows, of the expert's b by experts; so many rows and
+ * columns of it count. */
 typedef struct grouped_tile {
     int expert, row, column, rows, columns;
 } grouped_tile;
@@ -93,9 +97,10 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
         return true;
     }
 
-    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Tiles that are computed at the same time share operands,
-     * which come from memory once if they stay in the L2 cache until all have read them. Where a row has few columns, whole rows are
-     * computed at a time; else bands of at most BAND rows, as equal as can be, column by column. */
+    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Tiles that are
+     * computed at the same time share operands, which come from memory once if they stay in the L2
+     * cache until all have read them. Where a row has few columns, whole rows are computed at a
+     * time; else bands of at most BAND rows, as equal as can be, column by column. */
     __device__ __forceinline__ void place(grouped_tile &t, int i, int rows, int first, int last) const
     {
         const int most = columns <= FEW_COLUMNS ? 1 : BAND, bands = (rows + most - 1) / most, band = (rows + bands - 1) / bands;
@@ -109,7 +114,8 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
     }
 };
 
-/* The depth that a tile has in one source, and where it begins: by experts the source's rows for the expert, by rows all of k. */
+/* The depth that a tile has in one source, and where it begins: by experts the source's rows for
+ * the expert, by rows all of k. */
 template <bool BY_EXPERTS>
 static __device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_segments &table, int expert, int source, int &first)
 {

@@ -1,15 +1,20 @@
-/* Products of rows with experts on Hopper's tensor cores, for shallow depths: c's rows = a's rows · b, as grouped_hopper.cu does it too.
+/* Products of rows with experts on Hopper's tensor cores, for shallow depths: c's rows = a's rows ·
+ * b, as grouped_hopper.cu does it too.
  *
- * There tensor cores wait while a tile's results are stored, which takes as long as one or two steps of depth: 4 % of the time where depth
- * has 32 of them. Here two warpgroups take tiles in turn: while one stores its results, the tensor cores work for the other. A warpgroup
- * then has a whole tile's sums in registers, so that tiles are smaller, 128 x 176, and fetch more. Half of that comes back with pairs of
- * blocks that have y in common, of which each fetches half for both. What is left makes deep products slower this way.
+ * There tensor cores wait while a tile's results are stored, which takes as long as one or two
+ * steps of depth: 4 % of the time where depth has 32 of them. Here two warpgroups take tiles in
+ * turn: while one stores its results, the tensor cores work for the other. A warpgroup then has a
+ * whole tile's sums in registers, so that tiles are smaller, 128 x 176, and fetch more. Half of
+ * that comes back with pairs of blocks that have y in common, of which each fetches half for both.
+ * What is left makes deep products slower this way.
  *
- * x (128, depth) are columns of an expert's b, so that whole tiles of them are the rule, and y (176, depth) rows of a. Results are
- * turned in shared memory while they are stored: x runs along their columns. Rows beyond an expert's last are computed and not stored.
+ * x (128, depth) are columns of an expert's b, so that whole tiles of them are the rule, and y
+ * (176, depth) rows of a. Results are turned in shared memory while they are stored: x runs along
+ * their columns. Rows beyond an expert's last are computed and not stored.
  *
- * Since tensor cores do not wait for it, SwiGLU or its gradient is computed on the way to memory: nobody reads the results again for it.
- * What the gradient needs beside them, gate and up, the copy engine brings a little ahead: registers, where loads would end, are full. */
+ * Since tensor cores do not wait for it, SwiGLU or its gradient is computed on the way to memory:
+ * nobody reads the results again for it. What the gradient needs beside them, gate and up, the copy
+ * engine brings a little ahead: registers, where loads would end, are full. */
 #include "device/cuda/rowwise/activation_impl.cuh"
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
@@ -27,8 +32,8 @@ enum { SHALLOW = 3072, TILES_OF_SEGMENT = 16 }; /* the last tile of a segment is
 
 struct shared {
     char stages[STAGES * STAGE];
-    /* 64 x 64 results of each warpgroup on their way to memory. GRADIENT: they store in turn, too, at the first place; slots are at the
-     * others. */
+    /* 64 x 64 results of each warpgroup on their way to memory. GRADIENT: they store in turn, too,
+     * at the first place; slots are at the others. */
     char staging[1 + SLOTS][64 * LINE];
     uint64_t full[STAGES], empty[STAGES], slot_full[SLOTS], slot_empty[SLOTS];
     grouped_segments table;
@@ -60,8 +65,9 @@ __device__ __forceinline__ void pair_sync()
 #define ARRIVE "mbarrier.arrive.shared::cluster.b64"
 #endif
 
-/* At the barrier that stands in the same place in one of the two. Nothing was written that the other would have to see: what it fetches
- * next comes where products have read, and those have ended. */
+/* At the barrier that stands in the same place in one of the two. Nothing was written that the
+ * other would have to see: what it fetches next comes where products have read, and those have
+ * ended. */
 __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, int rank)
 {
     asm volatile("{\n.reg .b32 there;\n"
@@ -122,7 +128,8 @@ __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, c
         }
 }
 
-/* Slots that the block's part of a tile takes. For each 64 rows they are those of its first 64 columns, then those of the others. */
+/* Slots that the block's part of a tile takes. For each 64 rows they are those of its first 64
+ * columns, then those of the others. */
 __device__ __forceinline__ int slots_of(const grouped_tile &t, int rank)
 {
     return first_column<GRADIENT>(t, rank) < t.column + t.columns ? HALVES * ((t.rows + SLOT_ROWS - 1) / SLOT_ROWS) : 0;
@@ -149,8 +156,9 @@ __device__ __forceinline__ void fetch_gate_up(shared &s, const CUtensorMap *map,
 
 /* ---- multiplying ---- */
 
-/* c (64, 176) = [c +] x (64, 16) · y (176, 16)ᵀ by the warpgroup. A lane has, of rows lane / 4 and lane / 4 + 8 of its warp's 16,
- * columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. X_SIDE: lines of x run along its side. */
+/* c (64, 176) = [c +] x (64, 16) · y (176, 16)ᵀ by the warpgroup. A lane has, of rows lane / 4 and
+ * lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and
+ * c[4 j + 2], c[4 j + 3]. X_SIDE: lines of x run along its side. */
 template <bool X_SIDE> __device__ __forceinline__ void multiply_16(float (&c)[SUMS], uint32_t x, uint32_t y, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
@@ -166,11 +174,13 @@ template <bool X_SIDE> __device__ __forceinline__ void multiply_16(float (&c)[SU
                  : "l"(description(x)), "l"(description(y)), "r"((int)add), "n"(X_SIDE ? 1 : 0));
 }
 
-/* Barriers of warpgroups by number, one for each: its turn to multiply, and to store, has come; its threads have come so far. */
+/* Barriers of warpgroups by number, one for each: its turn to multiply, and to store, has come; its
+ * threads have come so far. */
 enum { MULTIPLY = 1, STORE = MULTIPLY + CONSUMERS, TOGETHER = STORE + CONSUMERS };
 
-/* A stage has steps of both warpgroups' tiles, and whether it is full is told by the parity of a count: a warpgroup that looked before the
- * other has seen its last step would take an earlier step for its own. So it is with slots. */
+/* A stage has steps of both warpgroups' tiles, and whether it is full is told by the parity of a
+ * count: a warpgroup that looked before the other has seen its last step would take an earlier step
+ * for its own. So it is with slots. */
 __device__ __forceinline__ void await_turn(int turn, int warpgroup)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(turn + warpgroup), "n"(CONSUMERS * WARPGROUP) : "memory");
@@ -192,8 +202,8 @@ __device__ __forceinline__ void release(uint64_t *empty)
         barrier_arrive_in(empty, threadIdx.x % 32);
 }
 
-/* c = the tile's sums over all of its depth, but for the products of the last step, which are under way: returns the stage that
- * they read. */
+/* c = the tile's sums over all of its depth, but for the products of the last step, which are under
+ * way: returns the stage that they read. */
 template <bool TRANSPOSED>
 __device__ __forceinline__ int multiply_steps(float (&c)[HALVES][SUMS], shared &s, const qd_grouped_args &g, ring<STAGES> &r)
 {
@@ -266,7 +276,8 @@ __device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 
     d = make_piece(z);
 }
 
-/* Of staged results or of a slot, the thread's piece of the 16 rows of the warpgroup that begin there. */
+/* Of staged results or of a slot, the thread's piece of the 16 rows of the warpgroup that begin
+ * there. */
 __device__ __forceinline__ uint4 staged_piece(char *staging, int row)
 {
     return *reinterpret_cast<const uint4 *>(staged(staging, row + threadIdx.x % WARPGROUP / 8, threadIdx.x % 8));

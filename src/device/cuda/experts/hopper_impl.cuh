@@ -1,8 +1,9 @@
-/* Instructions that Hopper has (sm_90a): barriers that count bytes, the copy engine, products of whole warpgroups. What the kernels of
- * grouped_hopper.cu and grouped_turns.cu share.
+/* Instructions that Hopper has (sm_90a): barriers that count bytes, the copy engine, products of
+ * whole warpgroups. What the kernels of grouped_hopper.cu and grouped_turns.cu share.
  *
- * Operands of products lie in shared memory as the copy engine leaves them: lines of 128 bytes, whose 16-byte pieces are permuted by
- * the line's number modulo 8. A line runs along depth, or along the operand's side. */
+ * Operands of products lie in shared memory as the copy engine leaves them: lines of 128 bytes,
+ * whose 16-byte pieces are permuted by the line's number modulo 8. A line runs along depth, or
+ * along the operand's side. */
 #ifndef QD_DEVICE_CUDA_EXPERTS_HOPPER_IMPL_CUH
 #define QD_DEVICE_CUDA_EXPERTS_HOPPER_IMPL_CUH
 
@@ -80,12 +81,12 @@ template <int STAGES> struct ring {
 
 /* ---- products ---- */
 
-/* What describes an operand to wgmma beside its address: pieces permuted in lines of 128 bytes, 8 lines 1024 bytes apart from the
- * next 8. */
+/* What describes an operand to wgmma beside its address: pieces permuted in lines of 128 bytes, 8
+ * lines 1024 bytes apart from the next 8. */
 enum { OPERAND_UPPER = 1024 >> 4 | 1 << 30 };
 
-/* The lower half, with the address in pieces of 16 bytes. Where lines run along the operand's side, the next 64 of it are BLOCK bytes
- * away. */
+/* The lower half, with the address in pieces of 16 bytes. Where lines run along the operand's side,
+ * the next 64 of it are BLOCK bytes away. */
 static __device__ __forceinline__ uint32_t describe_lower(const void *p)
 {
     return shared_address(p) >> 4 & 0x3fff | (uint32_t)(BLOCK >> 4) << 16;
@@ -119,7 +120,8 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
 
 /* ---- results on their way to memory ---- */
 
-/* 16-byte pieces of rows of 64 columns of bf16; piece p of row r is at the place p ^ r % 8 of its line. */
+/* 16-byte pieces of rows of 64 columns of bf16; piece p of row r is at the place p ^ r % 8 of its
+ * line. */
 static __device__ __forceinline__ char *staged(char *staging, int row, int piece)
 {
     return staging + row * LINE + (piece ^ row % 8) * 16;

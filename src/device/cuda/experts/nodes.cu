@@ -1,15 +1,15 @@
-/* Rows that go to the experts of a node once: who goes where. A block per node, or per expert of a node, numbers what
- * is its own; the warps of a block take stretches of rows, count, and number from the counts of the stretches before.
- * Nothing depends on which warp comes first. */
+/* Rows that go to the experts of a node once: who goes where. A block per node, or per expert of a
+ * node, numbers what is its own; the warps of a block take stretches of rows, count, and number
+ * from the counts of the stretches before. Nothing depends on which warp comes first. */
 #include "device/cuda/math_impl.cuh"
 
 #include <limits.h>
 
 enum { THREADS = 1024, WARPS = THREADS / 32, PLAIN = 256 };
 
-/* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count the wanted ones
- * from 0 in the order of i. Returns how many there are, in every thread. All threads of the block call it; room holds
- * WARPS numbers. */
+/* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count
+ * the wanted ones from 0 in the order of i. Returns how many there are, in every thread. All
+ * threads of the block call it; room holds WARPS numbers. */
 template <typename Wanted, typename Put> static __device__ __forceinline__ int number_wanted(int64_t n, int *room, Wanted wanted, Put put)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,6 +1,6 @@
-/* Which experts a row chooses, and the gradient of its weights. One warp per row: lane l holds experts l, l + 32, ... in
- * registers. Scores are rounded as the CPU rounds them (exponentials and sums in double, one rounding), so that equal logits
- * give equal choices. */
+/* Which experts a row chooses, and the gradient of its weights. One warp per row: lane l holds
+ * experts l, l + 32, ... in registers. Scores are rounded as the CPU rounds them (exponentials and
+ * sums in double, one rounding), so that equal logits give equal choices. */
 #include "device/cuda/experts/route_impl.cuh"
 
 #include <limits.h>
@@ -89,14 +89,15 @@ template <int PER> static __device__ __forceinline__ float pick(const float (&x)
 
 /* ---- route ---- */
 
-/* What experts and groups are chosen by, the largest first: 0 is left for what may not be chosen, and what is not a number comes last. */
+/* What experts and groups are chosen by, the largest first: 0 is left for what may not be chosen,
+ * and what is not a number comes last. */
 static __device__ __forceinline__ unsigned key_of(float x)
 {
     return isnan(x) ? 1u : order_of(x);
 }
 
-/* The index of the largest key, of equal ones the lowest, among begin <= index < end; its bit in `taken` is set. The same in
- * all lanes. */
+/* The index of the largest key, of equal ones the lowest, among begin <= index < end; its bit in
+ * `taken` is set. The same in all lanes. */
 template <int PER>
 static __device__ __forceinline__ int take_best(const unsigned (&key)[PER], unsigned &taken, int begin, int end, int lane)
 {
@@ -232,7 +233,8 @@ static __device__ __forceinline__ void score_gradient(const qd_route_grad_args &
         sum += s;
         dot += __shfl_sync(ALL_LANES, dw, j) * s;
     }
-    /* w = scale s / sum(s): ds = scale (dw - <dw, s> / sum) / sum; without the division ds = scale dw. */
+    /* w = scale s / sum(s): ds = scale (dw - <dw, s> / sum) / sum; without the division ds = scale
+     * dw. */
     const double own = (double)a.rule.scale * (a.rule.normalised ? (dw - dot / sum) / sum : dw);
 #pragma unroll
     for (int i = 0; i < PER; i++)

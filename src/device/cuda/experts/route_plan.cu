@@ -1,5 +1,6 @@
-/* Places of assignments, by counting: blocks of threads take stretches of assignments, count them by expert, and number them from
- * the counts of all stretches before. Nothing depends on which block or warp comes first. */
+/* Places of assignments, by counting: blocks of threads take stretches of assignments, count them
+ * by expert, and number them from the counts of all stretches before. Nothing depends on which
+ * block or warp comes first. */
 #include "device/cuda/experts/route_impl.cuh"
 #include "device/split_master.h"
 
@@ -8,7 +9,8 @@
 enum { THREADS = 512, WARPS = THREADS / 32, STRETCHES_MOST = 128 };
 static_assert((int)EXPERTS_MOST <= (int)THREADS, "where lists begin is summed with a thread per expert");
 
-/* How the assignments are cut: `count` stretches of `each`, of which every warp takes `per_warp`, a multiple of 32. */
+/* How the assignments are cut: `count` stretches of `each`, of which every warp takes `per_warp`, a
+ * multiple of 32. */
 struct stretches {
     int64_t assignments, each, per_warp;
     int count;
@@ -48,7 +50,8 @@ static __global__ void __launch_bounds__(THREADS) count_kernel(qd_route_plan_arg
         counts[blockIdx.x * (int64_t)a.experts + e] = count[e];
 }
 
-/* The sum of x over the threads before this one; at most THREADS values. `room` holds WARPS numbers. All threads call it. */
+/* The sum of x over the threads before this one; at most THREADS values. `room` holds WARPS
+ * numbers. All threads call it. */
 static __device__ int sum_before(int x, int *room)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -68,9 +71,10 @@ static __device__ __forceinline__ int kept(int count, int64_t limit)
     return limit > 0 && count > limit ? (int)limit : count;
 }
 
-/* Numbers a stretch. An expert's list begins at the sum of the kept lengths of those before it; what exceeds the limit has no
- * place. With `all` nothing is left out yet: it becomes the full lists, and `length` their lengths.
- * Shared memory: next (WARPS, experts), total, before, begin (experts). */
+/* Numbers a stretch. An expert's list begins at the sum of the kept lengths of those before it;
+ * what exceeds the limit has no place. With `all` nothing is left out yet: it becomes the full
+ * lists, and `length` their lengths. Shared memory: next (WARPS, experts), total, before, begin
+ * (experts). */
 static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_args a, stretches s, const int *counts, int *all, int *length)
 {
     extern __shared__ int shared[];
@@ -82,7 +86,8 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
         shared[i] = 0;
     __syncthreads();
 
-    /* Counts of all stretches, and of those before this one; several threads share an expert where there are enough. */
+    /* Counts of all stretches, and of those before this one; several threads share an expert where
+     * there are enough. */
     const int parts = THREADS / experts > 0 ? THREADS / experts : 1;
     for (int i = threadIdx.x; i < parts * experts; i += THREADS) {
         int e = i % experts, sum = 0, earlier = 0;
@@ -138,8 +143,8 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
     }
 }
 
-/* One block per expert: of its list the `limit` heaviest, of equal ones the first, in the order of the list. The weight at which
- * the list is cut is found digit by digit. */
+/* One block per expert: of its list the `limit` heaviest, of equal ones the first, in the order of
+ * the list. The weight at which the list is cut is found digit by digit. */
 static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_args a, const int *all, const int *length)
 {
     __shared__ int room[WARPS], digits[256], chosen, left;

@@ -8,8 +8,8 @@
 
 /* Whether the driver can make them. */
 bool qd_cuda_has_tensor_maps(void);
-/* (tables, rows, cols) of bf16, in boxes of 64 columns and so many rows, whose lines are permuted as products want them; tables 0:
- * (rows, cols). */
+/* (tables, rows, cols) of bf16, in boxes of 64 columns and so many rows, whose lines are permuted
+ * as products want them; tables 0: (rows, cols). */
 qd_status qd_cuda_tensor_map(CUtensorMap *map, const void *p, int64_t tables, int64_t rows, int64_t cols, int box_rows);
 
 #endif

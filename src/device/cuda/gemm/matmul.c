@@ -1,5 +1,6 @@
-/* The product slot: checks a call, finds the choice made for its shape, and runs it with the steps that the choice leaves
- * to separate kernels. Choices and descriptors are kept, so that a step of training looks up and launches, nothing else. */
+/* The product slot: checks a call, finds the choice made for its shape, and runs it with the steps
+ * that the choice leaves to separate kernels. Choices and descriptors are kept, so that a step of
+ * training looks up and launches, nothing else. */
 #include "device/cuda/gemm/matmul_impl.h"
 #include "device/aligned_gemm.h"
 
@@ -188,7 +189,8 @@ static const char *row_of(const void *at, int64_t row, const qd_matmul_args *a)
     return at ? (const char *)at + row * a->ldc * (int64_t)qd_dtype_size(a->c_dtype) : NULL;
 }
 
-/* GELU of aux into c, or c times the derivative at aux: kernels of the table, which want rows without gaps. */
+/* GELU of aux into c, or c times the derivative at aux: kernels of the table, which want rows
+ * without gaps. */
 static qd_status run_gelu(qd_stream *stream, const qd_matmul_args *a)
 {
     bool whole = a->ldc == a->n;
@@ -253,7 +255,8 @@ static qd_status widen(qd_stream *stream, float *to, const void *x, int64_t rows
         .x_dtype = dtype});
 }
 
-/* Types or strides that cuBLASLt does not take: copies in fp32, a product of those, and one rounding. */
+/* Types or strides that cuBLASLt does not take: copies in fp32, a product of those, and one
+ * rounding. */
 static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void *target)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
@@ -281,7 +284,8 @@ static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void 
     return run_sum(stream, a, target, wide_c, a->bias != NULL);
 }
 
-/* The product itself with what its epilogue does; `target` is c, or aux where GELU follows as a step. */
+/* The product itself with what its epilogue does; `target` is c, or aux where GELU follows as a
+ * step. */
 static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_args *a, void *target, int steps)
 {
     const bool bias_grad = p->choice.fused & QD_PRODUCT_BIAS_GRAD; /* the epilogue overwrites it */

@@ -6,8 +6,9 @@
  *   matmul_text.c     the choices as text
  *   matmul_steps.cu   the steps that are not fused
  *
- * cuBLASLt's matrices are column-major: a row-major c = op(a)·op(b) is its cᵀ = op(b)ᵀ·op(a)ᵀ. So its first operand is our b,
- * its rows are our columns, and a vector along its rows (the bias) runs along our columns. */
+ * cuBLASLt's matrices are column-major: a row-major c = op(a)·op(b) is its cᵀ = op(b)ᵀ·op(a)ᵀ. So
+ * its first operand is our b, its rows are our columns, and a vector along its rows (the bias) runs
+ * along our columns. */
 #ifndef QD_DEVICE_CUDA_GEMM_MATMUL_IMPL_H
 #define QD_DEVICE_CUDA_GEMM_MATMUL_IMPL_H
 
@@ -26,7 +27,8 @@ enum {
     QD_PRODUCT_EPILOGUES = QD_PRODUCT_BIAS | QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD | QD_PRODUCT_BIAS_GRAD,
 };
 
-/* What a choice depends on. Plain numbers without gaps between them, so that keys compare and hash as bytes. */
+/* What a choice depends on. Plain numbers without gaps between them, so that keys compare and hash
+ * as bytes. */
 typedef struct qd_product_key {
     int64_t m, n, k, lda, ldb, ldc;
     int32_t trans_a, trans_b;
@@ -65,7 +67,8 @@ qd_product_key qd_product_key_of(const qd_matmul_args *a);
 
 /* matmul.c: the GEMMs that a call is run as, one or two, in order (device/aligned_gemm.h). */
 int qd_product_parts(const qd_matmul_args *a, qd_matmul_args parts[2]);
-/* The place of a key, which is added if it is not there. Earlier places become invalid when one is added. */
+/* The place of a key, which is added if it is not there. Earlier places become invalid when one is
+ * added. */
 qd_status qd_product_find(qd_cuda_products *products, const qd_product_key *key, qd_product **found);
 /* Gives a product a choice without timing, if it has none yet, and its descriptors. */
 qd_status qd_product_prepare(qd_cuda *cuda, qd_product *product);
@@ -75,27 +78,32 @@ qd_status qd_product_run(qd_stream *stream, qd_product *product, const qd_matmul
 /* matmul_plan.c: descriptors for the product with `fused` parts in the epilogue. */
 qd_status qd_product_build(qd_product *product, const qd_product_choice *choice);
 void qd_product_unbuild(qd_product *product);
-/* Up to QD_PRODUCT_CANDIDATES algorithms for a product whose descriptors are built, the library's favourite first. */
+/* Up to QD_PRODUCT_CANDIDATES algorithms for a product whose descriptors are built, the library's
+ * favourite first. */
 qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *product, qd_product_choice *choices, int *count);
-/* Up to QD_PRODUCT_SIBLINGS more that the library proposes for products of other sizes and takes for this one too: for some
- * sizes it overlooks a whole family of kernels. */
+/* Up to QD_PRODUCT_SIBLINGS more that the library proposes for products of other sizes and takes
+ * for this one too: for some sizes it overlooks a whole family of kernels. */
 int qd_product_siblings(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *siblings);
-/* Up to QD_PRODUCT_SIBLINGS more: what other GEMMs of the same types and transposes have come to use with the same epilogue. */
+/* Up to QD_PRODUCT_SIBLINGS more: what other GEMMs of the same types and transposes have come to
+ * use with the same epilogue. */
 int qd_product_transfers(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                          qd_product_choice *transfers);
-/* Up to QD_PRODUCT_VARIANTS more: each is one of the candidates, the best of which come first, with one setting (tile,
- * cluster, stages, …) of another, as far as the library takes it. The library proposes few, and not always the best
- * combination of what it knows. */
+/* Up to QD_PRODUCT_VARIANTS more: each is one of the candidates, the best of which come first, with
+ * one setting (tile, cluster, stages, …) of another, as far as the library takes it. The library
+ * proposes few, and not always the best combination of what it knows. */
 int qd_product_variants(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                         qd_product_choice *variants);
-/* Up to QD_PRODUCT_NEIGHBOURS more: the best candidate, which comes first, with one setting changed to each value that the library
- * takes, whether it proposed that value or not. Called again, it goes on from the best of those. */
+/* Up to QD_PRODUCT_NEIGHBOURS more: the best candidate, which comes first, with one setting changed
+ * to each value that the library takes, whether it proposed that value or not. Called again, it
+ * goes on from the best of those. */
 int qd_product_neighbours(qd_cuda *cuda, const qd_product *product, const qd_product_choice *candidates, int count,
                           qd_product_choice *neighbours);
-/* Whether the library takes an algorithm that was read from a text for this product, within the workspace. */
+/* Whether the library takes an algorithm that was read from a text for this product, within the
+ * workspace. */
 bool qd_product_check(qd_cuda *cuda, const qd_product *product, const qd_product_choice *choice);
-/* Ways to split a call between epilogue and steps, the most fused first; returns how many, at most QD_PRODUCT_WAYS. */
+/* Ways to split a call between epilogue and steps, the most fused first; returns how many, at most
+ * QD_PRODUCT_WAYS. */
 enum { QD_PRODUCT_WAYS = 4 };
 int qd_product_ways(const qd_product_key *key, qd_product_choice *ways);
 

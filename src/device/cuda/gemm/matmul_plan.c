@@ -1,5 +1,6 @@
-/* Descriptors of a product and the algorithms that cuBLASLt offers for it. Only algorithms that give the same bits on every
- * run are asked for: parts of k are summed in fp32 in the workspace, in a fixed order, or not split at all. */
+/* Descriptors of a product and the algorithms that cuBLASLt offers for it. Only algorithms that
+ * give the same bits on every run are asked for: parts of k are summed in fp32 in the workspace, in
+ * a fixed order, or not split at all. */
 #include "device/cuda/gemm/matmul_impl.h"
 
 #include <string.h>
@@ -166,7 +167,8 @@ qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *p, qd_product_c
     return status;
 }
 
-/* Settings that variants take from each other; a split of k and how its parts are summed go together. */
+/* Settings that variants take from each other; a split of k and how its parts are summed go
+ * together. */
 enum { SETTINGS = 6, VALUES = 2 };
 static const struct setting {
     struct {
@@ -298,8 +300,8 @@ int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_cho
     return made;
 }
 
-/* The values of a setting that an algorithm knows, as far as they can be asked for: tiles and stages are listed, of the others
- * there is a range. Returns how many. */
+/* The values of a setting that an algorithm knows, as far as they can be asked for: tiles and
+ * stages are listed, of the others there is a range. Returns how many. */
 static int values_of(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t setting, uint32_t *values, int most)
 {
     uint32_t last = 0;

@@ -1,4 +1,5 @@
-/* Steps around a product; see matmul_steps_impl.h. They serve the shapes that no epilogue takes, so they are plain. */
+/* Steps around a product; see matmul_steps_impl.h. They serve the shapes that no epilogue takes, so
+ * they are plain. */
 #include "device/cuda/gemm/matmul_steps_impl.h"
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-/* Steps around a product that its epilogue does not do, and random data to time products on (matmul_steps.cu). Sizes in
- * elements; rows are `columns` long and ld apart. */
+/* Steps around a product that its epilogue does not do, and random data to time products on
+ * (matmul_steps.cu). Sizes in elements; rows are `columns` long and ld apart. */
 #ifndef QD_DEVICE_CUDA_GEMM_MATMUL_STEPS_IMPL_H
 #define QD_DEVICE_CUDA_GEMM_MATMUL_STEPS_IMPL_H
 
@@ -9,7 +9,8 @@ extern "C" {
 
 #include "device/cuda/launch_impl.h"
 
-/* to = x + y + bias, row by row; x, y and bias may be NULL (zero), and x or y may be `to`. Sums in fp32, rounded once. */
+/* to = x + y + bias, row by row; x, y and bias may be NULL (zero), and x or y may be `to`. Sums in
+ * fp32, rounded once. */
 typedef struct qd_product_sum {
     void *to;
     const void *x, *y, *bias; /* bias: (columns) */
@@ -18,7 +19,8 @@ typedef struct qd_product_sum {
 } qd_product_sum;
 qd_status qd_product_sum_run(qd_stream *stream, const qd_product_sum *s);
 
-/* to (m) = sum over k of x (m, k), or of x (k, m) if transposed [+ to if accumulate], in fp32 and in an order fixed by the sizes. */
+/* to (m) = sum over k of x (m, k), or of x (k, m) if transposed [+ to if accumulate], in fp32 and
+ * in an order fixed by the sizes. */
 typedef struct qd_product_row_sums {
     void *to;
     const void *x;
@@ -28,7 +30,8 @@ typedef struct qd_product_row_sums {
 } qd_product_row_sums;
 qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *s);
 
-/* Uniform numbers in (-1, 1) from a counter; every 16-bit or 32-bit element of the span is written. */
+/* Uniform numbers in (-1, 1) from a counter; every 16-bit or 32-bit element of the span is
+ * written. */
 qd_status qd_product_fill_random(qd_stream *stream, void *to, int64_t elements, qd_dtype dtype, uint32_t seed);
 
 /* sums[0] = sum of (x - y)², sums[1] = sum of y²; device memory. Not in a fixed order. */

@@ -4,7 +4,8 @@
  *   product 65536 2304 768 strides 768 768 2304 NT bf16 bf16 bf16 wants 2 fused 2 converted 0 workspace 0 us 351.2 algorithm 3f00…
  *   attention forward …
  *
- * Choices hold for one kind of device and one version of the libraries: a text whose first line is another is ignored. */
+ * Choices hold for one kind of device and one version of the libraries: a text whose first line is
+ * another is ignored. */
 #include "device/cuda/gemm/matmul_impl.h"
 
 #include <stdio.h>

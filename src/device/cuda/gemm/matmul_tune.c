@@ -1,11 +1,14 @@
-/* The search for the fastest way to compute a product: the algorithms that cuBLASLt proposes, for each split between epilogue
- * and separate kernels, are run on random data (zeros would be faster than what training multiplies), then what other products have
- * come to use, its proposals for products of other sizes, variants of them, and what differs from the best of all these in one setting,
- * twice. Each product has its share of the time that a start may take (device/tune_share.h): what promises most comes first, a split
- * that is far behind is not followed, and when the time is over the best so far is taken. Buffers rotate so that what a small product
- * reads is not in the cache. The few best are timed again: in turns, so that a card that grows warm
- * slows them alike, and back to back after a while of steady work, because under load the card lowers its clock and then what
- * needs less power wins. The best median stays; a variant must also give the favourite's values. */
+/* The search for the fastest way to compute a product: the algorithms that cuBLASLt proposes, for
+ * each split between epilogue and separate kernels, are run on random data (zeros would be faster
+ * than what training multiplies), then what other products have come to use, its proposals for
+ * products of other sizes, variants of them, and what differs from the best of all these in one
+ * setting, twice. Each product has its share of the time that a start may take
+ * (device/tune_share.h): what promises most comes first, a split that is far behind is not
+ * followed, and when the time is over the best so far is taken. Buffers rotate so that what a small
+ * product reads is not in the cache. The few best are timed again: in turns, so that a card that
+ * grows warm slows them alike, and back to back after a while of steady work, because under load
+ * the card lowers its clock and then what needs less power wins. The best median stays; a variant
+ * must also give the favourite's values. */
 #include "base/clock.h"
 #include "device/cuda/gemm/matmul_impl.h"
 #include "device/cuda/gemm/search.h"
@@ -27,8 +30,9 @@ enum {
     MOST_PER_WAY = QD_PRODUCT_CANDIDATES + 2 * QD_PRODUCT_SIBLINGS + QD_PRODUCT_VARIANTS + 2 * QD_PRODUCT_NEIGHBOURS,
 };
 static const double warm_seconds = 0.05, hurried_warm_seconds = 0.01, batch_seconds = 1.5e-3;
-/* Times the best so far: an algorithm that is slower than `promising` is not run again, one faster than `close` is run a third time, a
- * split between epilogue and kernels that is slower than `worth` is not followed if there is little time. */
+/* Times the best so far: an algorithm that is slower than `promising` is not run again, one faster
+ * than `close` is run a third time, a split between epilogue and kernels that is slower than
+ * `worth` is not followed if there is little time. */
 static const double promising = 1.2, close_to_best = 1.05, worth = 1.1;
 /* Of a product's time, what is for algorithms; the rest is for the finalists. */
 static const double trial_share = 0.7;
@@ -157,7 +161,8 @@ static bool hurried(const bench *b)
     return !isinf(b->seconds);
 }
 
-/* Seconds of one run of a choice, over `runs` in a row. host, if it is not NULL, gets how long the calls themselves took. */
+/* Seconds of one run of a choice, over `runs` in a row. host, if it is not NULL, gets how long the
+ * calls themselves took. */
 static qd_status time_runs(bench *b, qd_product *product, const qd_product_choice *choice, int runs, double *seconds, double *host)
 {
     qd_stream *stream = b->cuda->base.compute;
@@ -179,8 +184,9 @@ static qd_status time_runs(bench *b, qd_product *product, const qd_product_choic
     return QD_OK;
 }
 
-/* false: the algorithm does not run. The first run loads the kernel, which takes a few milliseconds, within the call: less the time of
- * the call it is at most what a run takes, and tells whether a second one is worth it. best: so far, 0: none. */
+/* false: the algorithm does not run. The first run loads the kernel, which takes a few
+ * milliseconds, within the call: less the time of the call it is at most what a run takes, and
+ * tells whether a second one is worth it. best: so far, 0: none. */
 static bool time_quick(bench *b, qd_product *product, candidate *c, double best)
 {
     double first = 0, host = 0, again = 0;
@@ -287,8 +293,8 @@ static void describe_chosen(qd_search_way *way, const candidate *c)
     way->split = algorithm_value(&c->choice, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
 }
 
-/* Times `offered` choices of one way roughly, as long as there is time, and appends those that run to all. index: of the first, 0 to 99:
- * the library's own. */
+/* Times `offered` choices of one way roughly, as long as there is time, and appends those that run
+ * to all. index: of the first, 0 to 99: the library's own. */
 static void time_offers(bench *b, qd_product *product, const qd_product_choice *choices, int offered, int index, int way_index,
                         qd_search_way *way, candidate *all, int *count)
 {
@@ -307,7 +313,8 @@ static void time_offers(bench *b, qd_product *product, const qd_product_choice *
 typedef int (*more_choices)(qd_cuda *cuda, const qd_product *product, const qd_product_choice *seeds, int count,
                             qd_product_choice *more);
 
-/* What `more` makes of a way's choices so far, the best of which come first. Sorts `so_far`, which has those of all ways. */
+/* What `more` makes of a way's choices so far, the best of which come first. Sorts `so_far`, which
+ * has those of all ways. */
 static int make_more(bench *b, qd_product *product, const qd_product_choice *way, int way_index, more_choices more, candidate *so_far,
                      int count, qd_product_choice *choices)
 {
@@ -367,7 +374,8 @@ static bool is_worth_it(const bench *b, const qd_search_report *report, const tr
     return !hurried(b) || report->ways[t->index].best <= worth * best;
 }
 
-/* Everything that runs, timed roughly, what promises most first. all: QD_PRODUCT_WAYS * MOST_PER_WAY */
+/* Everything that runs, timed roughly, what promises most first. all: QD_PRODUCT_WAYS *
+ * MOST_PER_WAY */
 static qd_status time_all(bench *b, qd_product *product, candidate *all, int *count, qd_search_report *report)
 {
     enum { FEW = 4 };
@@ -398,8 +406,8 @@ static qd_status time_all(bench *b, qd_product *product, candidate *all, int *co
     return QD_OK;
 }
 
-/* Moves the finalists to the front: the best overall, then the best of each way that is not among them, unless it is far behind and there
- * is little time. */
+/* Moves the finalists to the front: the best overall, then the best of each way that is not among
+ * them, unless it is far behind and there is little time. */
 static int pick_finalists(const bench *b, candidate *all, int count)
 {
     qsort(all, (size_t)count, sizeof *all, by_quick);
@@ -435,8 +443,8 @@ static int by_median(const void *x, const void *y)
     return (a->choice.seconds > b->choice.seconds) - (a->choice.seconds < b->choice.seconds);
 }
 
-/* Times the finalists, which are the first of all, under steady load and sorts them, the fastest first. With little time fewer of
- * them, in fewer rounds; returns how many. */
+/* Times the finalists, which are the first of all, under steady load and sorts them, the fastest
+ * first. With little time fewer of them, in fewer rounds; returns how many. */
 static qd_status time_finalists(bench *b, qd_product *product, candidate *all, int *finalists)
 {
     double seconds;

@@ -6,7 +6,8 @@
 
 enum { QD_SEARCH_WAYS = 4 };
 
-/* One split between the product's epilogue and kernels of their own. Seconds include those kernels. */
+/* One split between the product's epilogue and kernels of their own. Seconds include those
+ * kernels. */
 typedef struct qd_search_way {
     char fused[24];      /* "bias+gelu", "none"; "converted": through fp32 copies */
     int candidates;      /* algorithms that ran */
@@ -24,11 +25,12 @@ typedef struct qd_search_report {
     double seconds;        /* of it: the median of repeats */
 } qd_search_report;
 
-/* Searches for one product on a CUDA device, also if it has been tuned before, and keeps the result. Addresses are ignored,
- * but what is not NULL is taken as asked for. */
+/* Searches for one product on a CUDA device, also if it has been tuned before, and keeps the
+ * result. Addresses are ignored, but what is not NULL is taken as asked for. */
 qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_search_report *report);
 
-/* Builds and finalises cuDNN's operation graph for an attention call; needs no GPU. QD_OK: the library accepts it. */
+/* Builds and finalises cuDNN's operation graph for an attention call; needs no GPU. QD_OK: the
+ * library accepts it. */
 qd_status qd_cuda_attention_graph_check(const qd_attention_args *a, bool backward, bool deterministic);
 
 #endif

@@ -4,8 +4,9 @@
 
 #include "device/cuda/math_impl.cuh"
 
-/* x times the logistic function of x, and its slope, for results that are rounded to bf16: few instructions, and an error of up to 3e-6.
- * e^-x may become infinite, and s 0: nothing here multiplies the two. */
+/* x times the logistic function of x, and its slope, for results that are rounded to bf16: few
+ * instructions, and an error of up to 3e-6. e^-x may become infinite, and s 0: nothing here
+ * multiplies the two. */
 static __device__ __forceinline__ float silu_for_bf16(float x, float &slope)
 {
     float e, s;

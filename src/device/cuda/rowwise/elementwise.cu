@@ -1,6 +1,6 @@
-/* Kernels that touch each element once: sums, conversions, activations, dropout, rotary embedding. Storage fp32 or bf16,
- * computed in fp32. Each element is read before it is written by the thread that writes it, so results may take the place
- * of inputs. */
+/* Kernels that touch each element once: sums, conversions, activations, dropout, rotary embedding.
+ * Storage fp32 or bf16, computed in fp32. Each element is read before it is written by the thread
+ * that writes it, so results may take the place of inputs. */
 #include "device/cuda/rowwise/activation_impl.cuh"
 
 extern "C" {
@@ -120,8 +120,8 @@ extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_arg
 #define TWO_B 1.5957691216f
 #define TWO_BK 0.0713548163f
 
-/* 1 / (1 + e^-x), and one minus it. The bound keeps the quotient's divisor finite; the callers multiply by x, which keeps
- * what is not finite visible. */
+/* 1 / (1 + e^-x), and one minus it. The bound keeps the quotient's divisor finite; the callers
+ * multiply by x, which keeps what is not finite visible. */
 static __device__ __forceinline__ float logistic(float x, float &complement)
 {
     float e = expf(fminf(80.0f, -x));
@@ -256,7 +256,8 @@ static __device__ __forceinline__ void philox(uint32_t k0, uint32_t k1, uint64_t
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* One thread per Philox block: the four elements whose draws it holds, of which some may lie outside at either end. */
+/* One thread per Philox block: the four elements whose draws it holds, of which some may lie
+ * outside at either end. */
 template <typename T>
 static __global__ void dropout_kernel(qd_dropout_args a, qd_philox_key key, uint32_t least, float keep, int64_t blocks,
                                       bool aligned)
@@ -270,7 +271,8 @@ static __global__ void dropout_kernel(qd_dropout_args a, qd_philox_key key, uint
     philox(key.k[0], key.k[1], first / 4 + (uint64_t)block, a.step, words);
     const T *x = (const T *)a.x;
     T *y = (T *)a.y;
-    /* Dropped elements are multiplied by 0, not replaced, so that what is not finite stays visible. */
+    /* Dropped elements are multiplied by 0, not replaced, so that what is not finite stays
+     * visible. */
     if (aligned && at >= 0 && at + 4 <= n) {
         float v[4];
         load<4>(x + at, v);

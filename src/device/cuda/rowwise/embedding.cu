@@ -1,5 +1,5 @@
-/* Token and position embedding. The backward pass sorts the rows by table row, stably, and sums each table row's rows in
- * that order: no atomics, the same bits on every run. */
+/* Token and position embedding. The backward pass sorts the rows by table row, stably, and sums
+ * each table row's rows in that order: no atomics, the same bits on every run. */
 #include "device/cuda/math_impl.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
@@ -69,7 +69,8 @@ extern "C" qd_status qd_cuda_embedding_forward(qd_stream *stream, const qd_embed
 
 /* ---- backward: positions that are the row's place in its sequence ---- */
 
-/* grad (seq, cols) += dy of rows position, position + seq, ... Items: (position, vector of N columns). */
+/* grad (seq, cols) += dy of rows position, position + seq, ... Items: (position, vector of N
+ * columns). */
 template <typename T, typename G, int N>
 static __global__ void __launch_bounds__(THREADS) position_grad_kernel(qd_embedding_backward_args a, int64_t positions)
 {
@@ -102,7 +103,8 @@ static __global__ void __launch_bounds__(THREADS) position_grad_kernel(qd_embedd
 enum { CHUNK = 32, BATCH = 8 }; /* sorted rows that a block sums; rows whose loads are in flight together */
 enum { NO_INDEX = 0x7fffffff }; /* sorts after every table row */
 
-/* keys[row] = table row, values[row] = row. With held > 0 the table has rows [first, first + held) of `bound`; others sort behind. */
+/* keys[row] = table row, values[row] = row. With held > 0 the table has rows [first, first + held)
+ * of `bound`; others sort behind. */
 static __global__ void __launch_bounds__(THREADS)
     keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, int64_t first, int64_t held, uint32_t *keys, uint32_t *values,
                 int kind, qd_cuda_fault *fault)
@@ -140,8 +142,9 @@ template <typename G, int N> static __device__ __forceinline__ void add_to_grad(
     store<N>(grad, v);
 }
 
-/* Block (chunk, tile of columns). A run of equal keys that lies within the chunk is added to the table; one that goes on
- * before or after it leaves its part in `parts`: [0] if it began before (also if it fills the chunk), else [1]. */
+/* Block (chunk, tile of columns). A run of equal keys that lies within the chunk is added to the
+ * table; one that goes on before or after it leaves its part in `parts`: [0] if it began before
+ * (also if it fills the chunk), else [1]. */
 template <typename T, typename G, int N> static __global__ void chunk_kernel(sorted_rows s)
 {
     __shared__ uint32_t keys[CHUNK + 2], rows[CHUNK]; /* keys[i + 1] belongs to place i of the chunk */
@@ -225,7 +228,8 @@ static int64_t padded(int64_t bytes)
     return divide_up(bytes, 256) * 256;
 }
 
-/* grad[indices[row] - first] += dy[row], where that is below held (0: always). bound: of the indices, or -1 where it is not known. */
+/* grad[indices[row] - first] += dy[row], where that is below held (0: always). bound: of the
+ * indices, or -1 where it is not known. */
 template <typename T, typename G>
 static qd_status scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, void *grad, int64_t bound,
                              int64_t first, int64_t held, int kind)

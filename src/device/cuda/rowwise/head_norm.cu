@@ -1,5 +1,6 @@
-/* RMS norms of queries and keys: short vectors, one after another in a row. A warp has a head at a time; its lanes have N
- * neighbouring elements each, again and again to the end of the head. Storage fp32 or bf16, computed in fp32. */
+/* RMS norms of queries and keys: short vectors, one after another in a row. A warp has a head at a
+ * time; its lanes have N neighbouring elements each, again and again to the end of the head.
+ * Storage fp32 or bf16, computed in fp32. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
@@ -38,9 +39,10 @@ template <typename T, typename P, int N> static __global__ void __launch_bounds_
         y[i] = x[i];
 }
 
-/* d in place, with xhat = x * rstd and g = d * gamma: rstd * (g - xhat * mean(g * xhat)). Each warp walks over rows and heads, and
- * sums d * xhat of queries and of keys in its part of shared memory, (2, head_dim); a lane touches its own elements only. The
- * block's sums, added in the order of warps, are its part, (2, head_dim). */
+/* d in place, with xhat = x * rstd and g = d * gamma: rstd * (g - xhat * mean(g * xhat)). Each warp
+ * walks over rows and heads, and sums d * xhat of queries and of keys in its part of shared memory,
+ * (2, head_dim); a lane touches its own elements only. The block's sums, added in the order of
+ * warps, are its part, (2, head_dim). */
 template <typename T, typename P, int N>
 static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_args a, float *parts)
 {

@@ -5,7 +5,8 @@
 
 #define LOG2_E 1.4426950408889634f
 
-/* Maximum and sum of exponentials of what was seen so far. An empty one has most = -infinity, sum = 0. */
+/* Maximum and sum of exponentials of what was seen so far. An empty one has most = -infinity, sum =
+ * 0. */
 struct running {
     float most, sum;
 };
@@ -23,7 +24,8 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* e^(x - shift). From bf16 logits, with shift times LOG2_E given: one rounding of an argument that has few digits itself. */
+/* e^(x - shift). From bf16 logits, with shift times LOG2_E given: one rounding of an argument that
+ * has few digits itself. */
 template <typename T> static __device__ __forceinline__ float exp_of(float x, float shift, float shift2)
 {
     return sizeof(T) == 2 ? exp2_fast(fmaf(x, LOG2_E, -shift2)) : exp2_fast((x - shift) * LOG2_E);
@@ -73,8 +75,9 @@ template <typename T, int N> struct alignas(N * sizeof(T)) vector_of {
 
 enum { TOGETHER = 4 }; /* vectors of a thread whose loads are under way together */
 
-/* One block per row. The first `kept` vectors of the row stay in shared memory between the two passes; what does not fit is
- * read again, from the second-level cache if it is still there. N: 16 bytes of elements, or 1. */
+/* One block per row. The first `kept` vectors of the row stay in shared memory between the two
+ * passes; what does not fit is read again, from the second-level cache if it is still there. N: 16
+ * bytes of elements, or 1. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_entropy_args a, int64_t kept, qd_cuda_fault *fault)
 {
@@ -179,8 +182,8 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
     const int64_t vectors = a->vocab / N, size = N * (int64_t)sizeof(T);
     const int64_t spare = 2048; /* the kernel's own and the system's shared memory */
     int64_t most = l.shared_most - spare;
-    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others move. 56 registers for
-     * each of three times 384 threads are there, too. */
+    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others
+     * move. 56 registers for each of three times 384 threads are there, too. */
     bool two = vectors * size <= l.shared_most / 2 - spare, three = vectors * size <= l.shared_most / 3 - spare && vectors >= 1024;
     int64_t kept = !a->grad ? 0 : vectors * size <= most ? vectors : most / size;
     int threads = three ? 384 : two ? 512 : 1024;
@@ -207,7 +210,8 @@ extern "C" qd_status qd_cuda_cross_entropy(qd_stream *stream, const qd_cross_ent
     });
 }
 
-/* One block: thread t sums rows t, t + 1024, ... in double, then the threads' sums are added in a fixed tree. */
+/* One block: thread t sums rows t, t + 1024, ... in double, then the threads' sums are added in a
+ * fixed tree. */
 static __global__ void __launch_bounds__(1024) loss_sum_kernel(qd_loss_sum_args a)
 {
     __shared__ double room[2][32];
@@ -305,7 +309,8 @@ extern "C" qd_status qd_cuda_cross_entropy_part(qd_stream *stream, const qd_cros
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         qd_cuda_launch l = qd_cuda_launch_of(stream);
-        /* always 1024 threads: block_sum counts on whole blocks, and the order of the sum stays that of the shape */
+        /* always 1024 threads: block_sum counts on whole blocks, and the order of the sum stays
+         * that of the shape */
         cross_entropy_part_kernel<T><<<(unsigned)a->rows, 1024, 0, l.stream>>>(*a, l.fault);
         QD_CUDA_LAUNCHED();
         return QD_OK;

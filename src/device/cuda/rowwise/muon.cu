@@ -1,4 +1,5 @@
-/* The elementwise steps of Muon. Each element is read before it is written by the thread that writes it. */
+/* The elementwise steps of Muon. Each element is read before it is written by the thread that
+ * writes it. */
 #include "device/cuda/math_impl.cuh"
 
 #include <math.h>

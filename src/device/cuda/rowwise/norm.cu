@@ -1,14 +1,15 @@
-/* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken in an order fixed by
- * the shapes and the number of multiprocessors.
+/* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken
+ * in an order fixed by the shapes and the number of multiprocessors.
  *
- * Rows that can be read in vectors stay on chip, so that memory is read once, in registers and as they are stored: what is made of
- * them in one phase is made again in the next instead of being kept, because the number of threads is what hides the memory's
- * latency.
+ * Rows that can be read in vectors stay on chip, so that memory is read once, in registers and as
+ * they are stored: what is made of them in one phase is made again in the next instead of being
+ * kept, because the number of threads is what hides the memory's latency.
  *
  *   forward   A warp per row, or a block where rows are too long for that, and nothing else: no shared memory, no loop over rows.
  *   backward  Threads keep their columns' sums, so blocks walk over the rows, a few at a time, and fetch the next ones meanwhile.
  *
- * Other rows are read again for each pass over them, mostly from the caches. Barriers are those of whole blocks. */
+ * Other rows are read again for each pass over them, mostly from the caches. Barriers are those of
+ * whole blocks. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
@@ -30,7 +31,8 @@ template <typename T> static __device__ __forceinline__ uint4 fetch_vector(const
     return __ldcg((const uint4 *)((const T *)base + element));
 }
 
-/* Nothing happens to q, but the compiler does not know: what it made of q is made again, instead of being kept in registers. */
+/* Nothing happens to q, but the compiler does not know: what it made of q is made again, instead of
+ * being kept in registers. */
 static __device__ __forceinline__ void forget(uint4 &q)
 {
     asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
@@ -49,8 +51,8 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     a.rstd[row] = s.rstd;
 }
 
-/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to branch by their type
- * for each piece would keep their loads from being under way together. */
+/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to
+ * branch by their type for each piece would keep their loads from being under way together. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool WIDE>
 static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARPS, WIDE ? 1 : PIECES <= 8 && !ADD ? 8 : 4)
     norm_forward_kernel(qd_norm_forward_args a)
@@ -213,9 +215,9 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
 
 enum { SUM_COLS = 32, SUM_LANES = 32 };
 
-/* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if accumulate]; part p is
- * at parts + p * width. A block takes SUM_COLS columns; its SUM_LANES rows of threads sum every SUM_LANES-th part each,
- * and then their sums are added in a tree. */
+/* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if
+ * accumulate]; part p is at parts + p * width. A block takes SUM_COLS columns; its SUM_LANES rows
+ * of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
 struct part_sums {
     void *to[QD_CUDA_PARTS_MOST];
     const float *parts;
@@ -333,7 +335,8 @@ static __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_THREADS, COLUMN_BL
     }
 }
 
-/* How many parts the rows are cut into: as many as make one round of blocks on all multiprocessors, but none too short. */
+/* How many parts the rows are cut into: as many as make one round of blocks on all multiprocessors,
+ * but none too short. */
 static int part_count(int64_t rows, int64_t tiles, int multiprocessors)
 {
     int64_t parts = (int64_t)multiprocessors * COLUMN_BLOCKS / tiles, most = divide_up(rows, 4 * COLUMN_LANES);
@@ -415,11 +418,12 @@ template <int COUNT> static __device__ __forceinline__ float scattered_sums(floa
 }
 
 enum { SUMS_MOST = 4, WARPS_MOST = GROUP_MOST / 32 };
-/* Where warps meet: (parity, warp of the block, sum). The parity changes from call to call: one call's sums may be read while the
- * next one's are written, so one barrier each is enough. */
+/* Where warps meet: (parity, warp of the block, sum). The parity changes from call to call: one
+ * call's sums may be read while the next one's are written, so one barrier each is enough. */
 typedef float meeting_room[2][WARPS_MOST * SUMS_MOST];
 
-/* COUNT sums over the threads of one row (blockDim.x of them), in each of them. Called by the whole block. */
+/* COUNT sums over the threads of one row (blockDim.x of them), in each of them. Called by the whole
+ * block. */
 template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[COUNT], meeting_room &room, int &parity)
 {
     enum { EACH = 32 / COUNT };
@@ -449,7 +453,8 @@ template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[
         x[i] = __shfl_sync(0xffffffffu, sum, i);
 }
 
-/* How the backward pass works with PIECES vectors of a row in a thread; BRANCHES: with sums of add and dx. */
+/* How the backward pass works with PIECES vectors of a row in a thread; BRANCHES: with sums of add
+ * and dx. */
 template <int PIECES, bool RMS, bool BRANCHES> struct backward_way {
     enum {
         ROWS = PIECES == 1 && !BRANCHES ? 2 : 1, /* of a group at a time */
@@ -458,11 +463,12 @@ template <int PIECES, bool RMS, bool BRANCHES> struct backward_way {
     };
 };
 
-/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); RMSNorm has no
- * mean(g). A block has blockDim.y groups of blockDim.x threads; each group has ROWS rows at a time, and all groups go
- * round as often. Each thread keeps its columns' sums for dgamma and dbeta, BRANCHES: of add and of dx too; the block's
- * go to parts + block * width at the end, (cols) of each that is wanted, in this order. Shared memory: (groups, cols)
- * floats where there are several groups. RMSNorm: dbeta is NULL. */
+/* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g *
+ * xhat)); RMSNorm has no mean(g). A block has blockDim.y groups of blockDim.x threads; each group
+ * has ROWS rows at a time, and all groups go round as often. Each thread keeps its columns' sums
+ * for dgamma and dbeta, BRANCHES: of add and of dx too; the block's go to parts + block * width at
+ * the end, (cols) of each that is wanted, in this order. Shared memory: (groups, cols) floats where
+ * there are several groups. RMSNorm: dbeta is NULL. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES>
 static __global__ void __launch_bounds__(GROUP_MOST, 1)
     norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
@@ -490,7 +496,8 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
         if (way::AHEAD)
             read_gamma(p);
     }
-    /* What is not there, rows beyond the last and columns beyond the end, is zero and adds nothing. */
+    /* What is not there, rows beyond the last and columns beyond the end, is zero and adds
+     * nothing. */
     uint4 dy_next[ROWS][PIECES], x_next[ROWS][PIECES], add_next[ROWS][PIECES];
     float mean_next[ROWS], rstd_next[ROWS];
     auto fetch = [&](int64_t first) {
@@ -632,8 +639,8 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
     }
 }
 
-/* dx of any row, one element at a time; the columns are summed by another kernel. dx may be add: each thread reads its
- * elements before it writes them. */
+/* dx of any row, one element at a time; the columns are summed by another kernel. dx may be add:
+ * each thread reads its elements before it writes them. */
 template <typename T, typename P> static __global__ void norm_backward_loop(qd_norm_backward_args a)
 {
     __shared__ float room[2][32];
@@ -716,7 +723,8 @@ static bool has_vectors(const void *p, qd_dtype dtype, int n)
     return (uintptr_t)p % (bytes < 16 ? bytes : 16) == 0;
 }
 
-/* dx, dgamma and dbeta. vectors: rows can be read in vectors, and there is no gradient of RMSNorm's beta. */
+/* dx, dgamma and dbeta. vectors: rows can be read in vectors, and there is no gradient of RMSNorm's
+ * beta. */
 template <typename T> static qd_status backward(qd_stream *stream, const qd_norm_backward_args *a, bool vectors)
 {
     const int64_t count = a->cols / vector_size<T>::V;

@@ -1,7 +1,8 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master into the parameter. Or put parameter
- * and remainder together to the master, and take the new one apart: 26 bytes per element instead of 28 (AdamW). All
- * ranges of a call are one launch: their table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums
- * of those, and the factor that updates read. */
+/* Parameter updates in one pass: read gradient, master and state, write them back, round the master
+ * into the parameter. Or put parameter and remainder together to the master, and take the new one
+ * apart: 26 bytes per element instead of 28 (AdamW). All ranges of a call are one launch: their
+ * table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums of
+ * those, and the factor that updates read. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 #include "device/grad_norm.h"
@@ -48,8 +49,8 @@ static __device__ __forceinline__ part find_part(const range_table &t, bool alig
     return p;
 }
 
-/* Calls step for the STEP elements from i on that this thread has, or one for each single one: at the end of a range, and where it is not
- * aligned. */
+/* Calls step for the STEP elements from i on that this thread has, or one for each single one: at
+ * the end of a range, and where it is not aligned. */
 template <typename F, typename G> static __device__ __forceinline__ void for_elements(const part &p, F step, G one)
 {
     int64_t i = p.begin;
@@ -120,7 +121,8 @@ struct adamw_numbers {
     float eps, new1, new2, rate, correction, decay;
 };
 
-/* To 2^-23 of its value: with the quotient below, which is as good, 40 % fewer instructions than exactly rounded ones. */
+/* To 2^-23 of its value: with the quotient below, which is as good, 40 % fewer instructions than
+ * exactly rounded ones. */
 static __device__ __forceinline__ float root_of(float x)
 {
     float y;
@@ -302,7 +304,8 @@ enum { FEW = 32, SHORT_ROW = 8192, SEGMENT = 65536 }; /* columns: a thread's row
 enum { WARP_ROWS = 2, BLOCK_ROWS = WARP_ROWS * THREADS / 32 }; /* one after another: looking the matrix up takes as long as half a row */
 enum { MATRICES = 128 };                             /* of one launch */
 
-/* A matrix and the blocks that have it. Rows longer than a segment leave (rows, segments) sums in `out`, to be joined. */
+/* A matrix and the blocks that have it. Rows longer than a segment leave (rows, segments) sums in
+ * `out`, to be joined. */
 struct square_rows {
     const void *x;
     double *out;
@@ -316,8 +319,8 @@ struct square_table {
 };
 static_assert(sizeof(square_table) <= 24 << 10, "fits a kernel's arguments");
 
-/* Squares of columns lane, lane + lanes, ... (in vectors of N) of one stretch, in double: the norm decides about clipping
- * and is compared between layouts. */
+/* Squares of columns lane, lane + lanes, ... (in vectors of N) of one stretch, in double: the norm
+ * decides about clipping and is compared between layouts. */
 template <typename T, int N>
 static __device__ __forceinline__ double sum_squares(const T *x, int64_t cols, int lane, int lanes)
 {
@@ -333,7 +336,8 @@ static __device__ __forceinline__ double sum_squares(const T *x, int64_t cols, i
     return sum;
 }
 
-/* What lanes sum together of [first, first + count) of a row; in vectors where rows and address allow it. */
+/* What lanes sum together of [first, first + count) of a row; in vectors where rows and address
+ * allow it. */
 template <typename T>
 static __device__ __forceinline__ double sum_stretch(const square_rows &m, int64_t row, int64_t first, int64_t count, int lane, int lanes)
 {
@@ -400,7 +404,8 @@ static int64_t square_blocks(const qd_row_squares_args *a)
                                   : a->rows * divide_up(a->cols, SEGMENT);
 }
 
-/* One launch for the matrices from *a on, as many as fit; *a moves on. Rows of several segments go alone. */
+/* One launch for the matrices from *a on, as many as fit; *a moves on. Rows of several segments go
+ * alone. */
 template <typename T> static qd_status launch_squares(qd_stream *stream, const qd_row_squares_args **a)
 {
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
@@ -447,9 +452,10 @@ extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares
 
 enum { RUNS = 1200 }; /* of one launch */
 
-/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on in the next, with
- * what its threads have: in memory that changes from launch to launch, because the first block of one may read what is
- * left to it while the last leaves something to the next. */
+/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on
+ * in the next, with what its threads have: in memory that changes from launch to launch, because
+ * the first block of one may read what is left to it while the last leaves something to the
+ * next. */
 struct run_table {
     int64_t first[RUNS];
     uint32_t count[RUNS];
