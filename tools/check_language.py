@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks how the repository is written: prose lines of at most 100 columns in *.md and in comments,
-an opening comment in every source file that says what it is, and none of the phrasings of BANNED.
+an opening comment in every source file that says what it is, and none of the phrasings of BANNED in
+prose, messages and help.
 
 Tables, code blocks and lines that cannot be broken are excepted. Code spans are not searched for
 phrasings. PENDING lists what is still to be edited; remove an entry once its paths pass.
@@ -80,6 +81,20 @@ def prose_of_source(lines, kind):
             yield number, line
 
 
+STRING = re.compile(r'"((?:\\.|[^"\\\n])*)"')
+
+
+def strings_of_source(lines, kind):
+    """(number, text) of string literals with a space in them, in C: messages, help and descriptions of options."""
+    if kind not in (".c", ".h", ".cu", ".cuh"):
+        return
+    for number, line in enumerate(lines, 1):
+        if not C_COMMENT.match(line) and not line.startswith("#include"):
+            for match in STRING.finditer(line):
+                if " " in match.group(1):
+                    yield number, match.group(1)
+
+
 def breakable(line):
     """Whether a line that is too long has a space to break it at, outside of code spans."""
     text = re.sub(r"`[^`]*`", lambda span: "x" * len(span.group()), line.strip().lstrip("-*# "))
@@ -105,7 +120,7 @@ def offences(path, text):
         prose = list(prose_of_markdown(lines))
         tables = [(number, line) for number, line in enumerate(lines, 1) if line.lstrip().startswith("|")]
     else:
-        prose, tables = list(prose_of_source(lines, kind)), []
+        prose, tables = list(prose_of_source(lines, kind)), list(strings_of_source(lines, kind))
         if opening_is_missing(lines):
             yield "opening", 1, "the file does not open with a comment that says what it is"
     for number, line in prose:
