@@ -21,7 +21,7 @@ void *qd_build_grow(qd_builder *b, void *array, int count, int *capacity, size_t
 int qd_build_buffer(qd_builder *b, qd_buffer_kind kind, int module, int microbatch, int64_t bytes, bool persistent)
 {
     qd_program *p = b->p;
-    p->buffers = qd_build_grow(b, p->buffers, p->buffer_count, &b->buffer_capacity, sizeof *p->buffers);
+    p->buffers = qd_build_grow(b, p->buffers, p->buffer_count, &b->capacity.buffers, sizeof *p->buffers);
     if (b->no_memory)
         return 0;
     p->buffers[p->buffer_count] =
@@ -35,7 +35,7 @@ qd_action *qd_build_action(qd_builder *b, qd_action_kind kind, int module, int m
 {
     static _Thread_local qd_action lost; /* written to when memory is out; the build then fails as a whole */
     qd_program *p = b->p;
-    p->actions = qd_build_grow(b, p->actions, p->action_count, &b->action_capacity, sizeof *p->actions);
+    p->actions = qd_build_grow(b, p->actions, p->action_count, &b->capacity.actions, sizeof *p->actions);
     qd_action *a = b->no_memory ? &lost : &p->actions[p->action_count++];
     *a = (qd_action){.kind = (uint8_t)kind, .module = module, .microbatch = microbatch, .buffer = -1, .part = -1, .chunk = -1, .group = -1,
                      .dep_first = p->dep_count};
@@ -49,7 +49,7 @@ void qd_build_dep(qd_builder *b, int on)
     qd_program *p = b->p;
     if (on < 0)
         return;
-    p->deps = qd_build_grow(b, p->deps, p->dep_count, &b->dep_capacity, sizeof *p->deps);
+    p->deps = qd_build_grow(b, p->deps, p->dep_count, &b->capacity.deps, sizeof *p->deps);
     if (b->no_memory)
         return;
     p->deps[p->dep_count++] = on;

@@ -15,12 +15,12 @@
 
 static int slot_of(const qd_builder *b, int block, int microbatch)
 {
-    return block * b->grad_depth + microbatch % b->grad_depth;
+    return block * b->grad.depth + microbatch % b->grad.depth;
 }
 
 static qd_grad_slot *slot_at(const qd_builder *b, int module, int microbatch)
 {
-    return &b->grad_slots[slot_of(b, b->block_of[module], microbatch)];
+    return &b->grad.slots[slot_of(b, b->grad.block_of[module], microbatch)];
 }
 
 static int64_t module_first(const qd_builder *b, int module)
@@ -62,14 +62,14 @@ static void mark_gradients(const qd_builder *b, int module, bool (*picks)(const 
 
 static qd_status find_written(qd_builder *b, qd_arena *arena)
 {
-    b->overwritten = QD_ARENA_NEW(arena, bool, b->ledger->param_count);
-    b->grad_phases = QD_ARENA_NEW(arena, uint8_t, (size_t)b->modules * (size_t)b->grad_depth);
-    if (!b->overwritten || !b->grad_phases)
+    b->grad.overwritten = QD_ARENA_NEW(arena, bool, b->ledger->param_count);
+    b->grad.phases = QD_ARENA_NEW(arena, uint8_t, (size_t)b->modules * (size_t)b->grad.depth);
+    if (!b->grad.overwritten || !b->grad.phases)
         return QD_NO_MEMORY;
     for (int module = 0; module < b->modules; module++) {
         if (!qd_build_holds(b, module))
             continue;
-        mark_gradients(b, module, overwrites, b->overwritten);
+        mark_gradients(b, module, overwrites, b->grad.overwritten);
         if (!qd_program_class(b->p, module)->square_phases)
             continue;
         b->p->squared = b->p->squared ? b->p->squared : QD_ARENA_NEW(arena, bool, b->ledger->param_count);
@@ -91,7 +91,7 @@ static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool ti
         bool ends = i == last->param_begin + last->param_count;
         if (!ends && (s->count[i] == 0 || (b->ledger->params[i].tied_to >= 0) != tied))
             continue;
-        if (!ends && !b->overwritten[i]) { /* neighbours together, with what lies between them */
+        if (!ends && !b->grad.overwritten[i]) { /* neighbours together, with what lies between them */
             first = count > 0 ? first : s->offset[i];
             count = s->offset[i] + s->count[i] - first;
         } else if (count > 0) {
@@ -103,16 +103,16 @@ static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool ti
 
 qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
 {
-    b->block_of = QD_ARENA_NEW(arena, int, b->modules);
-    b->grads = QD_ARENA_NEW(arena, qd_grad_block, b->modules);
-    if (!b->block_of || !b->grads)
+    b->grad.block_of = QD_ARENA_NEW(arena, int, b->modules);
+    b->grad.blocks = QD_ARENA_NEW(arena, qd_grad_block, b->modules);
+    if (!b->grad.block_of || !b->grad.blocks)
         return QD_NO_MEMORY;
-    b->blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
-    b->grad_depth = b->strategy->sync_each ? b->depth : 1;
-    b->last_gradient = -1;
+    b->grad.in_blocks = b->strategy->zero >= 2 || b->strategy->sync_each;
+    b->grad.depth = b->strategy->sync_each ? b->flight.depth : 1;
+    b->grad.last_action = -1;
     QD_TRY(find_written(b, arena));
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
-        b->block_of[module] = b->block_count;
+        b->grad.block_of[module] = b->grad.block_count;
         int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
         if (!qd_build_holds(b, module)) {
             high = module - 1;
@@ -121,18 +121,18 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
         bool ends = module == 0 || b->ledger->modules[module - 1].stage != b->ledger->modules[module].stage;
         if (!ends && bytes < b->strategy->bucket_bytes)
             continue;
-        b->grads[b->block_count++] = (qd_grad_block){.low = module, .high = high};
+        b->grad.blocks[b->grad.block_count++] = (qd_grad_block){.low = module, .high = high};
         high = module - 1;
     }
-    int slots = b->block_count * b->grad_depth;
-    b->grad_slots = QD_ARENA_NEW(arena, qd_grad_slot, slots);
-    b->tied_grad = QD_ARENA_NEW(arena, int, 2 * b->grad_depth);
-    if (!b->grad_slots || !b->tied_grad)
+    int slots = b->grad.block_count * b->grad.depth;
+    b->grad.slots = QD_ARENA_NEW(arena, qd_grad_slot, slots);
+    b->grad.tied = QD_ARENA_NEW(arena, int, 2 * b->grad.depth);
+    if (!b->grad.slots || !b->grad.tied)
         return QD_NO_MEMORY;
-    b->tied_arrives = b->tied_grad + b->grad_depth;
-    memset(b->tied_grad, 0xff, (size_t)(2 * b->grad_depth) * sizeof *b->tied_grad);
+    b->grad.tied_arrives = b->grad.tied + b->grad.depth;
+    memset(b->grad.tied, 0xff, (size_t)(2 * b->grad.depth) * sizeof *b->grad.tied);
     for (int i = 0; i < slots; i++)
-        b->grad_slots[i].buffer = -1;
+        b->grad.slots[i].buffer = -1;
     return QD_OK;
 }
 
@@ -145,12 +145,12 @@ int64_t qd_gradients_storage(const qd_builder *b, bool *sharded)
 
 static bool has_tied(const qd_builder *b, int module)
 {
-    return b->units[module].tied >= 0;
+    return b->gather.units[module].tied >= 0;
 }
 
 void qd_gradients_begin(qd_builder *b)
 {
-    if (!b->strategy->training || b->blocks)
+    if (!b->strategy->training || b->grad.in_blocks)
         return;
     zero_gradients(b, b->p->persistent[QD_BUFFER_GRAD], 0, b->modules - 1, false);
     zero_gradients(b, b->p->persistent[QD_BUFFER_TIED_GRAD], 0, b->modules - 1, true);
@@ -160,7 +160,7 @@ static void finish_until(qd_builder *b, int until);
 
 bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phases)
 {
-    uint8_t *written = &b->grad_phases[module * b->grad_depth + microbatch % b->grad_depth];
+    uint8_t *written = &b->grad.phases[module * b->grad.depth + microbatch % b->grad.depth];
     bool first = qd_program_class(b->p, module)->overwrite_phases & phases && !(*written & phases);
     *written |= (uint8_t)phases;
     return first;
@@ -168,24 +168,24 @@ bool qd_gradients_first(qd_builder *b, int module, int microbatch, unsigned phas
 
 void qd_gradients_before(qd_builder *b, int item)
 {
-    int module = b->items[item].module, mb = b->items[item].microbatch;
-    if (!b->strategy->training || !b->blocks ||
-        !(qd_program_class(b->p, module)->grad_phases & qd_pass_phases((qd_pass)b->items[item].pass)))
+    int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
+    if (!b->strategy->training || !b->grad.in_blocks ||
+        !(qd_program_class(b->p, module)->grad_phases & qd_pass_phases((qd_pass)b->order.items[item].pass)))
         return;
-    const qd_grad_block *block = &b->grads[b->block_of[module]];
+    const qd_grad_block *block = &b->grad.blocks[b->grad.block_of[module]];
     qd_grad_slot *slot = slot_at(b, module, mb);
     if (slot->reducing)
         finish_until(b, slot->pending + slot->pending_count);
     if (slot->buffer < 0) {
         int64_t first = module_first(b, block->low);
-        slot->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, b->grad_depth > 1 ? mb : -1,
+        slot->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, b->grad.depth > 1 ? mb : -1,
                                       (module_end(b, block->high) - first) * grad_size(b));
         if (b->no_memory)
             return;
         b->p->buffers[slot->buffer].first = first;
         zero_gradients(b, slot->buffer, block->low, block->high, false);
     }
-    int *tied = &b->tied_grad[mb % b->grad_depth];
+    int *tied = &b->grad.tied[mb % b->grad.depth];
     if (*tied < 0 && has_tied(b, module)) {
         *tied = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
         zero_gradients(b, *tied, module, module, true);
@@ -195,12 +195,12 @@ void qd_gradients_before(qd_builder *b, int item)
 static int tied_buffer(const qd_builder *b, int microbatch)
 {
     int persistent = b->p->persistent[QD_BUFFER_TIED_GRAD];
-    return persistent >= 0 ? persistent : b->tied_grad[microbatch % b->grad_depth];
+    return persistent >= 0 ? persistent : b->grad.tied[microbatch % b->grad.depth];
 }
 
 void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t *use)
 {
-    use[QD_USE_GRAD] = b->blocks ? slot_at(b, module, microbatch)->buffer : b->p->persistent[QD_BUFFER_GRAD];
+    use[QD_USE_GRAD] = b->grad.in_blocks ? slot_at(b, module, microbatch)->buffer : b->p->persistent[QD_BUFFER_GRAD];
     if (has_tied(b, module))
         use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
 }
@@ -210,8 +210,8 @@ void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t 
 static qd_pending *add_pending(qd_builder *b, int low)
 {
     static _Thread_local qd_pending lost;
-    b->pending = qd_build_grow(b, b->pending, b->pending_count, &b->pending_capacity, sizeof *b->pending);
-    qd_pending *pending = b->no_memory ? &lost : &b->pending[b->pending_count++];
+    b->grad.pending = qd_build_grow(b, b->grad.pending, b->grad.pending_count, &b->grad.pending_capacity, sizeof *b->grad.pending);
+    qd_pending *pending = b->no_memory ? &lost : &b->grad.pending[b->grad.pending_count++];
     *pending = (qd_pending){.low = low, .part = -1, .slot = -1};
     return pending;
 }
@@ -223,7 +223,7 @@ static void reduce_range(qd_builder *b, const qd_grad_block *block, int buffer, 
     most = most < 1 ? 1 : most;
     while (last > first) {
         int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
-        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, last - from, b->strategy->grad, b->last_gradient);
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, last - from, b->strategy->grad, b->grad.last_action);
         a->buffer = buffer;
         a->first = from;
         qd_pending *pending = add_pending(b, block->low);
@@ -251,12 +251,12 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
     int begin = low->param_begin, end = high->param_begin + high->param_count;
     int64_t last = module_end(b, block->high);
     while (end > begin) {
-        int family = b->ledger->params[end - 1].family, group = b->data_groups[family];
+        int family = b->ledger->params[end - 1].family, group = b->group.data[family];
         end = family_begin(b, begin, end);
         int64_t first = end > begin ? b->p->storage.offset[end] : module_first(b, block->low);
         if (group >= 0)
             reduce_range(b, block, buffer, group, first, last);
-        else if (b->blocks) /* nobody to sum with, but they join GRAD like the others */
+        else if (b->grad.in_blocks) /* nobody to sum with, but they join GRAD like the others */
             *add_pending(b, block->low) = (qd_pending){.action = -1, .low = block->low, .first = first, .count = last - first, .part = -1,
                                                       .from = buffer, .slot = -1};
         last = first;
@@ -288,7 +288,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
         qd_share share = storage->share[family];
         int64_t count = choose_run(b, family_begin(b, begin, end), end, &param);
         int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part);
-        bool alone = b->shard_groups[family] < 0, replicas = b->replica_groups[family] >= 0;
+        bool alone = b->group.shard[family] < 0, replicas = b->group.replica[family] >= 0;
         if (alone && !replicas && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole, and where they belong */
             end = param;
             continue;
@@ -304,8 +304,8 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
         }
         if (count > 0) {
             qd_action *a = alone ? qd_build_action(b, QD_ACTION_PACK, -1, -1)
-                                 : qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->shard_groups[family], count, b->strategy->grad,
-                                                       b->last_gradient);
+                                 : qd_build_collective(b, QD_ACTION_REDUCE_SCATTER, -1, b->group.shard[family], count, b->strategy->grad,
+                                                       b->grad.last_action);
             a->dtype = b->strategy->grad;
             a->buffer = buffer;
             a->part = part;
@@ -339,9 +339,9 @@ static void reduce_replicas(qd_builder *b, qd_pending *pending)
     if (pending->count == 0)
         return; /* on all of its group */
     const qd_storage *s = &b->p->storage;
-    int family = s->family[pending->param], parts = s->share[family].parts, copies = b->p->groups[b->replica_groups[family]].size;
+    int family = s->family[pending->param], parts = s->share[family].parts, copies = b->p->groups[b->group.replica[family]].size;
     qd_action *a =
-        qd_build_collective(b, QD_ACTION_REDUCE, -1, b->replica_groups[family], pending->count, b->strategy->grad, pending->action);
+        qd_build_collective(b, QD_ACTION_REDUCE, -1, b->group.replica[family], pending->count, b->strategy->grad, pending->action);
     a->buffer = pending->part >= 0 ? pending->part : b->p->persistent[QD_BUFFER_GRAD];
     a->first = pending->first;
     a->bytes = 0; /* groups at other places of the copies have other parts */
@@ -382,20 +382,20 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
         wait_pending(b, pending);
     }
     qd_build_free(b, &pending->part);
-    if (pending->slot >= 0 && b->blocks) {
-        const qd_grad_slot *slot = &b->grad_slots[pending->slot];
-        qd_build_free(b, &b->grad_slots[pending->slot].buffer);
+    if (pending->slot >= 0 && b->grad.in_blocks) {
+        const qd_grad_slot *slot = &b->grad.slots[pending->slot];
+        qd_build_free(b, &b->grad.slots[pending->slot].buffer);
         for (int k = slot->pending; k < slot->pending + slot->pending_count; k++)
-            wait_pending(b, &b->pending[k]);
-        b->grad_slots[pending->slot].reducing = false;
+            wait_pending(b, &b->grad.pending[k]);
+        b->grad.slots[pending->slot].reducing = false;
     }
 }
 
 /* What follows the reductions before number `until`. */
 static void finish_until(qd_builder *b, int until)
 {
-    for (; b->pending_done < until && !b->no_memory; b->pending_done++)
-        finish_pending(b, &b->pending[b->pending_done]);
+    for (; b->grad.pending_done < until && !b->no_memory; b->grad.pending_done++)
+        finish_pending(b, &b->grad.pending[b->grad.pending_done]);
 }
 
 /* Gradients that several ranks of tp have parts of (norms under sp, kv heads that neighbours share)
@@ -419,41 +419,41 @@ static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
         a->stream = QD_STREAM_COMPUTE;
         a->buffer = buffer;
         a->first = s->offset[i];
-        b->last_gradient = b->p->action_count - 1;
+        b->grad.last_action = b->p->action_count - 1;
     }
 }
 
 /* The gradients of a block are complete. */
 static void reduce_block(qd_builder *b, int index, int microbatch)
 {
-    int begin = b->pending_count, number = slot_of(b, index, microbatch);
-    qd_grad_slot *slot = &b->grad_slots[number];
-    int buffer = b->blocks ? slot->buffer : b->p->persistent[QD_BUFFER_GRAD];
-    reduce_tensor(b, &b->grads[index], buffer);
-    if (b->data_groups[0] < 0 && b->data_groups[1] < 0)
+    int begin = b->grad.pending_count, number = slot_of(b, index, microbatch);
+    qd_grad_slot *slot = &b->grad.slots[number];
+    int buffer = b->grad.in_blocks ? slot->buffer : b->p->persistent[QD_BUFFER_GRAD];
+    reduce_tensor(b, &b->grad.blocks[index], buffer);
+    if (b->group.data[0] < 0 && b->group.data[1] < 0)
         return;
     if (b->strategy->zero == 0)
-        reduce_whole(b, &b->grads[index], buffer);
+        reduce_whole(b, &b->grad.blocks[index], buffer);
     else
-        reduce_parts(b, &b->grads[index], buffer);
-    if (b->no_memory || b->pending_count == begin)
+        reduce_parts(b, &b->grad.blocks[index], buffer);
+    if (b->no_memory || b->grad.pending_count == begin)
         return;
-    b->pending[b->pending_count - 1].slot = number;
-    for (int k = begin; k < b->pending_count; k++)
-        b->pending[k].overwrite = !b->grads[index].reduced;
-    b->grads[index].reduced = true;
+    b->grad.pending[b->grad.pending_count - 1].slot = number;
+    for (int k = begin; k < b->grad.pending_count; k++)
+        b->grad.pending[k].overwrite = !b->grad.blocks[index].reduced;
+    b->grad.blocks[index].reduced = true;
     slot->pending = begin;
-    slot->pending_count = b->pending_count - begin;
-    slot->reducing = b->blocks;
+    slot->pending_count = b->grad.pending_count - begin;
+    slot->reducing = b->grad.in_blocks;
     /* The previous block's sums go on over the replicas; those before it, or without replicas this
      * one, have arrived. */
     int keep = begin;
-    for (int k = b->pending_done; k < begin; k++) {
-        if (b->pending[k].replicas && keep == begin)
+    for (int k = b->grad.pending_done; k < begin; k++) {
+        if (b->grad.pending[k].replicas && keep == begin)
             keep = k;
-        reduce_replicas(b, &b->pending[k]);
+        reduce_replicas(b, &b->grad.pending[k]);
     }
-    if (b->blocks || b->strategy->zero > 0)
+    if (b->grad.in_blocks || b->strategy->zero > 0)
         finish_until(b, keep);
 }
 
@@ -465,9 +465,9 @@ static void add_tied(qd_builder *b, int microbatch)
         qd_action *a = qd_build_action(b, QD_ACTION_ADD_TIED, module, -1);
         qd_gradients_uses(b, 0, microbatch, a->use);
         a->use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
-        qd_build_wait(b, &b->tied_arrives[microbatch % b->grad_depth]);
-        b->last_gradient = b->p->action_count - 1;
-        qd_build_free(b, &b->tied_grad[microbatch % b->grad_depth]);
+        qd_build_wait(b, &b->grad.tied_arrives[microbatch % b->grad.depth]);
+        b->grad.last_action = b->p->action_count - 1;
+        qd_build_free(b, &b->grad.tied[microbatch % b->grad.depth]);
     }
 }
 
@@ -480,15 +480,15 @@ static bool completes(const qd_builder *b, const qd_step_item *item)
 
 void qd_gradients_after(qd_builder *b, int item)
 {
-    const qd_step_item *it = &b->items[item];
+    const qd_step_item *it = &b->order.items[item];
     if (!completes(b, it) || (!b->strategy->sync_each && it->microbatch < b->strategy->micro_batches - 1))
         return;
-    b->grad_phases[it->module * b->grad_depth + it->microbatch % b->grad_depth] = 0;
+    b->grad.phases[it->module * b->grad.depth + it->microbatch % b->grad.depth] = 0;
     if (it->module == 0)
         add_tied(b, it->microbatch); /* the owner of tied values is in the first module */
-    int block = b->block_of[it->module];
-    qd_grad_slot *slot = &b->grad_slots[slot_of(b, block, it->microbatch)];
-    if (++slot->done < b->grads[block].high - b->grads[block].low + 1)
+    int block = b->grad.block_of[it->module];
+    qd_grad_slot *slot = &b->grad.slots[slot_of(b, block, it->microbatch)];
+    if (++slot->done < b->grad.blocks[block].high - b->grad.blocks[block].low + 1)
         return;
     slot->done = 0;
     reduce_block(b, block, it->microbatch);
@@ -530,15 +530,15 @@ void qd_gradients_finish(qd_builder *b)
         int end = slot->pending + slot->pending_count;
         finish_until(b, end);
         qd_build_action(b, QD_ACTION_SQUARES, module, -1);
-        for (int k = slot->pending; k < end && module == b->grads[b->block_of[module]].high && !b->no_memory; k++)
-            wait_pending(b, &b->pending[k]);
+        for (int k = slot->pending; k < end && module == b->grad.blocks[b->grad.block_of[module]].high && !b->no_memory; k++)
+            wait_pending(b, &b->grad.pending[k]);
     }
     for (int family = 0; family < QD_FAMILY_COUNT && b->strategy->zero > 0; family++) {
         int parts = p->storage.share[family].parts;
         int64_t rows = qd_program_square_base(p, family, parts) - qd_program_square_base(p, family, 0);
-        if (b->shard_groups[family] < 0)
+        if (b->group.shard[family] < 0)
             continue;
-        qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->shard_groups[family], rows, QD_F64, -1);
+        qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->group.shard[family], rows, QD_F64, -1);
         a->stream = QD_STREAM_COMPUTE;
         a->buffer = a->part = p->persistent[QD_BUFFER_SQUARES];
         a->param = family;

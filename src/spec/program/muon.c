@@ -258,7 +258,7 @@ static void choose_groups(qd_builder *b, int family)
     if (family == 0)
         group = qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_TP));
     if (sharded && cut == 1)
-        group = b->p->groups[b->shard_groups[family]];
+        group = b->p->groups[b->group.shard[family]];
     else if (sharded)
         group = family == 0 ? (qd_group){QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP), t->workers, 1}
                             : (qd_group){QD_AXES_TOKENS, parts * qd_expert_ranks(mesh), 1};

@@ -76,7 +76,7 @@ static void set_uses(builder *b, qd_action *a, int module, int mb)
     a->use[QD_USE_OUT] = flight->port;
     a->use[QD_USE_GRAD_IN] = before ? before->port_grad : -1;
     a->use[QD_USE_GRAD_OUT] = flight->port_grad;
-    a->use[QD_USE_INPUT] = qd_program_class(b->p, module)->uses_input ? b->input[mb % b->depth] : -1;
+    a->use[QD_USE_INPUT] = qd_program_class(b->p, module)->uses_input ? b->flight.input[mb % b->flight.depth] : -1;
     a->use[QD_USE_STASH_I] = flight->stash_i;
     a->use[QD_USE_STASH_W] = flight->stash_w;
     a->use[QD_USE_MID] = flight->mid;
@@ -92,7 +92,7 @@ static void alloc_stash(builder *b, int module, int mb)
 
 static void forward(builder *b, int item)
 {
-    int module = b->items[item].module, mb = b->items[item].microbatch;
+    int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
     const qd_module_class *c = qd_program_class(b->p, module);
     qd_flight *flight = qd_flight_of(b, module, mb);
     alloc_stash(b, module, mb);
@@ -133,13 +133,13 @@ static void backward_action(builder *b, qd_action_kind kind, int module, int mb,
     set_uses(b, a, module, mb);
     a->flops = flops;
     a->squares = mb == b->strategy->micro_batches - 1 && (qd_program_class(b->p, module)->square_phases & qd_action_phases(a));
-    b->last_gradient = b->p->action_count - 1;
+    b->grad.last_action = b->p->action_count - 1;
 }
 
 /* Fills the stash a second time, from the port that enters the module. */
 static void recompute(builder *b, int item)
 {
-    int module = b->items[item].module, mb = b->items[item].microbatch;
+    int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
     alloc_stash(b, module, mb);
     qd_action *a = qd_build_action(b, QD_ACTION_RECOMPUTE, module, mb);
     set_uses(b, a, module, mb);
@@ -152,14 +152,14 @@ static void recompute(builder *b, int item)
  * action all the same: only then do exchanges over tp run beside products of the other half. */
 static bool in_halves(const builder *b, int item)
 {
-    return b->strategy->split_backward && qd_program_class(b->p, b->items[item].module)->has_weight_phase &&
-           (b->items[item].pass != QD_PASS_B || b->asked_split);
+    return b->strategy->split_backward && qd_program_class(b->p, b->order.items[item].module)->has_weight_phase &&
+           (b->order.items[item].pass != QD_PASS_B || b->order.asked_split);
 }
 
 /* Passes B and I. */
 static void backward(builder *b, int item)
 {
-    int module = b->items[item].module, mb = b->items[item].microbatch;
+    int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
     const qd_module_class *c = qd_program_class(b->p, module);
     if (c->recompute == QD_RECOMPUTE_FULL)
         recompute(b, item);
@@ -179,7 +179,7 @@ static void backward(builder *b, int item)
 /* Pass W, and the second half of a pass B in halves. */
 static void backward_weight(builder *b, int item)
 {
-    int module = b->items[item].module, mb = b->items[item].microbatch;
+    int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
     if (!in_halves(b, item))
         return;
     backward_action(b, QD_ACTION_BACKWARD_WEIGHT, module, mb, qd_class_flops(qd_program_class(b->p, module), QD_PHASE_WEIGHT));
@@ -197,7 +197,7 @@ static void write_turn(builder *b, const qd_turn *turn)
         if (b->ledger->modules[module].stage != turn->stage)
             continue;
         if (turn->pass != QD_PASS_W || qd_program_class(b->p, module)->has_weight_phase)
-            b->items[b->item_count++] = (qd_step_item){turn->pass, module, turn->microbatch};
+            b->order.items[b->order.item_count++] = (qd_step_item){turn->pass, module, turn->microbatch};
     }
 }
 
@@ -205,12 +205,12 @@ static void write_turn(builder *b, const qd_turn *turn)
 static int find_depth(const builder *b)
 {
     int depth = 1, low = 0, highest = 0;
-    for (int i = 0; i < b->item_count; i++) {
-        while (low < b->strategy->micro_batches && b->input_left[low] == 0)
+    for (int i = 0; i < b->order.item_count; i++) {
+        while (low < b->strategy->micro_batches && b->flight.input_left[low] == 0)
             low++;
-        highest = b->items[i].microbatch > highest ? b->items[i].microbatch : highest;
+        highest = b->order.items[i].microbatch > highest ? b->order.items[i].microbatch : highest;
         depth = highest - low + 1 > depth ? highest - low + 1 : depth;
-        b->input_left[b->items[i].microbatch]--;
+        b->flight.input_left[b->order.items[i].microbatch]--;
     }
     return depth;
 }
@@ -219,39 +219,39 @@ static int find_depth(const builder *b)
 static qd_status write_items(builder *b, qd_arena *arena)
 {
     const qd_strategy *s = b->strategy;
-    const qd_schedule *schedule = b->schedule;
-    const qd_turn *turns = &schedule->turns[schedule->begin[b->stage_rank]];
-    b->turn_count = schedule->begin[b->stage_rank + 1] - schedule->begin[b->stage_rank];
-    b->items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * (schedule->splits ? 3 : 2));
-    b->turn_begin = QD_ARENA_NEW(arena, int, b->turn_count + 1);
-    b->input_left = QD_ARENA_NEW(arena, int, s->micro_batches);
-    b->input = QD_ARENA_NEW(arena, int, s->micro_batches);
-    if (!b->items || !b->turn_begin || !b->input_left || !b->input)
+    const qd_schedule *schedule = b->order.schedule;
+    const qd_turn *turns = &schedule->turns[schedule->begin[b->order.stage_rank]];
+    b->order.turn_count = schedule->begin[b->order.stage_rank + 1] - schedule->begin[b->order.stage_rank];
+    b->order.items = QD_ARENA_NEW(arena, qd_step_item, (size_t)s->micro_batches * (size_t)b->modules * (schedule->splits ? 3 : 2));
+    b->order.turn_begin = QD_ARENA_NEW(arena, int, b->order.turn_count + 1);
+    b->flight.input_left = QD_ARENA_NEW(arena, int, s->micro_batches);
+    b->flight.input = QD_ARENA_NEW(arena, int, s->micro_batches);
+    if (!b->order.items || !b->order.turn_begin || !b->flight.input_left || !b->flight.input)
         return QD_NO_MEMORY;
-    for (int turn = 0; turn < b->turn_count; turn++) {
-        b->turn_begin[turn] = b->item_count;
+    for (int turn = 0; turn < b->order.turn_count; turn++) {
+        b->order.turn_begin[turn] = b->order.item_count;
         write_turn(b, &turns[turn]);
     }
-    b->turn_begin[b->turn_count] = b->item_count;
-    for (int i = 0; i < b->item_count; i++)
-        b->input_left[b->items[i].microbatch]++;
-    b->depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers begin before and end after the passes */
-    memset(b->input, 0xff, (size_t)s->micro_batches * sizeof *b->input);
-    memset(b->input_left, 0, (size_t)s->micro_batches * sizeof *b->input_left);
-    for (int i = 0; i < b->item_count; i++)
-        b->input_left[b->items[i].microbatch]++;
-    size_t flights = (size_t)b->modules * (size_t)b->depth;
-    b->flights = QD_ARENA_NEW(arena, qd_flight, flights);
-    if (!b->flights)
+    b->order.turn_begin[b->order.turn_count] = b->order.item_count;
+    for (int i = 0; i < b->order.item_count; i++)
+        b->flight.input_left[b->order.items[i].microbatch]++;
+    b->flight.depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers begin before and end after the passes */
+    memset(b->flight.input, 0xff, (size_t)s->micro_batches * sizeof *b->flight.input);
+    memset(b->flight.input_left, 0, (size_t)s->micro_batches * sizeof *b->flight.input_left);
+    for (int i = 0; i < b->order.item_count; i++)
+        b->flight.input_left[b->order.items[i].microbatch]++;
+    size_t flights = (size_t)b->modules * (size_t)b->flight.depth;
+    b->flight.modules = QD_ARENA_NEW(arena, qd_flight, flights);
+    if (!b->flight.modules)
         return QD_NO_MEMORY;
-    memset(b->flights, 0xff, flights * sizeof *b->flights);
+    memset(b->flight.modules, 0xff, flights * sizeof *b->flight.modules);
     return QD_OK;
 }
 
 static void run_item(builder *b, int index)
 {
-    const qd_step_item *item = &b->items[index];
-    int *input = &b->input[item->microbatch % b->depth];
+    const qd_step_item *item = &b->order.items[index];
+    int *input = &b->flight.input[item->microbatch % b->flight.depth];
     if (*input < 0) {
         *input = qd_build_alloc(b, QD_BUFFER_INPUT, -1, item->microbatch, qd_program_input(b->p) * (int64_t)sizeof(int32_t));
         qd_build_action(b, QD_ACTION_LOAD, -1, item->microbatch)->buffer = *input;
@@ -266,14 +266,14 @@ static void run_item(builder *b, int index)
         backward_weight(b, index);
     qd_units_after(b, index);
     qd_gradients_after(b, index);
-    if (--b->input_left[item->microbatch] == 0)
+    if (--b->flight.input_left[item->microbatch] == 0)
         qd_build_free(b, input);
 }
 
 /* The sum over the group of the losses and of the tokens counted: two doubles. */
 static void reduce_loss(builder *b)
 {
-    const int groups[] = {b->data_group, b->pipeline_group}; /* all stages but the last add nothing */
+    const int groups[] = {b->group.data_axes, b->group.pipeline}; /* all stages but the last add nothing */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (groups[i] < 0)
             continue;
@@ -376,7 +376,7 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
     const qd_strategy *s = b->strategy;
     const qd_mesh *mesh = &b->ledger->mesh;
     int together = s->reshard * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
-    b->kept_groups[0] = b->kept_groups[1] = -1;
+    b->group.kept[0] = b->group.kept[1] = -1;
     if (s->zero < 3 || s->reshard <= QD_RESHARD_ALL)
         return QD_OK;
     if (shard % s->reshard != 0)
@@ -389,12 +389,12 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
                        s->reshard, together, ranks);
     if (!s->training)
         return QD_OK;
-    b->kept_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1});
-    b->kept_parts[0] = s->reshard;
+    b->group.kept[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, s->reshard, 1});
+    b->group.kept_parts[0] = s->reshard;
     if (apart) {
         qd_group experts = qd_ledger_data_group(b->ledger, 1);
-        b->kept_parts[1] = experts.size = together / ranks;
-        b->kept_groups[1] = qd_build_group(b, experts);
+        b->group.kept_parts[1] = experts.size = together / ranks;
+        b->group.kept[1] = qd_build_group(b, experts);
     }
     return QD_OK;
 }
@@ -425,25 +425,25 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
     if (s->zero == 0)
         shard.size = 1;
-    b->data_group = qd_build_group(b, data);
+    b->group.data_axes = qd_build_group(b, data);
     for (int family = 0; family < QD_FAMILY_COUNT; family++)
-        b->data_groups[family] = family == 0 || apart ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
-    b->shard_group = qd_build_group(b, shard);
-    b->shard_groups[0] = b->shard_group;
-    b->shard_groups[1] = b->replica_groups[0] = b->replica_groups[1] = -1;
+        b->group.data[family] = family == 0 || apart ? qd_build_group(b, qd_ledger_data_group(b->ledger, family)) : -1;
+    b->group.shard_axes = qd_build_group(b, shard);
+    b->group.shard[0] = b->group.shard_axes;
+    b->group.shard[1] = b->group.replica[0] = b->group.replica[1] = -1;
     if (s->zero > 0)
-        b->replica_groups[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size});
+        b->group.replica[0] = qd_build_group(b, (qd_group){QD_AXES_DATA, data.size / shard.size, shard.size});
     if (s->zero > 0 && apart) {
         qd_group experts = qd_ledger_data_group(b->ledger, 1);
-        b->replica_groups[1] = qd_build_group(b, (qd_group){experts.axes, experts.size * ranks / together, together});
+        b->group.replica[1] = qd_build_group(b, (qd_group){experts.axes, experts.size * ranks / together, together});
         experts.size = together / ranks;
-        b->shard_groups[1] = qd_build_group(b, experts);
+        b->group.shard[1] = qd_build_group(b, experts);
     }
-    b->pipeline_group = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
+    b->group.pipeline = qd_build_group(b, qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_PP)));
     QD_TRY(choose_kept_groups(b, shard.size, apart));
     qd_share shares[QD_FAMILY_COUNT] = {{shard.size, qd_group_coord(mesh, shard, b->p->rank)}, {1, 0}};
-    if (b->shard_groups[1] >= 0)
-        shares[1] = (qd_share){b->p->groups[b->shard_groups[1]].size, qd_group_coord(mesh, b->p->groups[b->shard_groups[1]], b->p->rank)};
+    if (b->group.shard[1] >= 0)
+        shares[1] = (qd_share){b->p->groups[b->group.shard[1]].size, qd_group_coord(mesh, b->p->groups[b->group.shard[1]], b->p->rank)};
     return qd_storage_create_shares(b->ledger, b->p->rank, shares, arena, storage);
 }
 
@@ -465,7 +465,7 @@ static void add_persistent(builder *b, int64_t moment2)
     if (s->training) {
         int64_t grads = qd_gradients_storage(b, &grads_sharded);
         add_param_buffer(b, QD_BUFFER_GRAD, qd_dtype_size(s->grad), grads, grads_sharded);
-        if (p->storage.tied > 0 && !b->blocks)
+        if (p->storage.tied > 0 && !b->grad.in_blocks)
             add_param_buffer(b, QD_BUFFER_TIED_GRAD, qd_dtype_size(s->grad), p->storage.tied, false);
         if (qd_master_bytes(s) > 0)
             add_param_buffer(b, QD_BUFFER_MASTER, (size_t)qd_master_bytes(s), state, sharded);
@@ -555,17 +555,17 @@ static qd_status choose_schedule(builder *b, qd_arena *arena)
     const qd_strategy *s = b->strategy;
     const qd_mesh *mesh = &b->ledger->mesh;
     qd_schedule *plain;
-    b->stage_rank = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), b->p->rank);
-    b->schedule = s->schedule;
-    if (!b->schedule) {
+    b->order.stage_rank = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), b->p->rank);
+    b->order.schedule = s->schedule;
+    if (!b->order.schedule) {
         QD_TRY(qd_schedule_create(QD_SCHEDULE_1F1B, 1, 1, s->micro_batches, s->training, arena, &plain));
-        b->schedule = plain;
+        b->order.schedule = plain;
     }
-    if (b->schedule->ranks != mesh->degree[QD_AXIS_PP] || b->schedule->micro_batches != s->micro_batches ||
-        b->schedule->training != s->training)
+    if (b->order.schedule->ranks != mesh->degree[QD_AXIS_PP] || b->order.schedule->micro_batches != s->micro_batches ||
+        b->order.schedule->training != s->training)
         return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d",
-                       b->schedule->ranks, b->schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
-    if (s->context > 0 && b->schedule->ranks > 1)
+                       b->order.schedule->ranks, b->order.schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
+    if (s->context > 0 && b->order.schedule->ranks > 1)
         return QD_FAIL(QD_UNSUPPORTED, "generation runs on one rank of a pipeline: set parallel.pp to 1");
     return QD_OK;
 }
@@ -583,9 +583,9 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->rank = rank;
     memset(p->persistent, 0xff, sizeof p->persistent);
     builder b = {.p = p, .ledger = ledger, .strategy = &p->strategy, .modules = ledger->module_count,
-                 .asked_split = strategy->split_backward};
+                 .order.asked_split = strategy->split_backward};
     QD_TRY(choose_schedule(&b, arena));
-    p->strategy.split_backward = strategy->split_backward || b.schedule->splits;
+    p->strategy.split_backward = strategy->split_backward || b.order.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
     qd_class_config classes = {
         .rank = rank,
@@ -606,7 +606,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     };
     for (int module = 0; module < ledger->module_count; module++) {
         int decl = ledger->modules[module].decl;
-        if (ledger->modules[module].stage_rank != b.stage_rank)
+        if (ledger->modules[module].stage_rank != b.order.stage_rank)
             continue;
         QD_TRY(check_gradient_axes(ledger, &ledger->modules[module]));
         classes.recompute = qd_strategy_recompute(strategy, ledger, module);
@@ -629,9 +629,9 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     qd_offload_create(&b, arena);
     qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, 2, QD_F64);
     qd_gradients_begin(&b);
-    for (int turn = 0; turn < b.turn_count; turn++) {
+    for (int turn = 0; turn < b.order.turn_count; turn++) {
         qd_transfers_before(&b, turn);
-        for (int item = b.turn_begin[turn]; item < b.turn_begin[turn + 1]; item++)
+        for (int item = b.order.turn_begin[turn]; item < b.order.turn_begin[turn + 1]; item++)
             run_item(&b, item);
         qd_transfers_after(&b, turn);
     }
@@ -640,7 +640,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         reduce_loss(&b);
     if (strategy->training)
         qd_gradients_finish(&b);
-    free(b.pending);
+    free(b.grad.pending);
     p->actions = settle(&b, arena, p->actions, p->action_count, sizeof *p->actions);
     p->buffers = settle(&b, arena, p->buffers, p->buffer_count, sizeof *p->buffers);
     p->deps = settle(&b, arena, p->deps, p->dep_count, sizeof *p->deps);

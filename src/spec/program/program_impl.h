@@ -77,57 +77,85 @@ typedef struct qd_pending {
     int slot;         /* whose buffer may be freed after it, -1: none */
 } qd_pending;
 
+/* The groups that the step communicates in, as indices of qd_program.groups; -1: one rank. Arrays
+ * are per family of parameters. */
+typedef struct qd_build_groups {
+    int data[QD_FAMILY_COUNT], shard[QD_FAMILY_COUNT], replica[QD_FAMILY_COUNT];
+    /* Groups that keep gathered parameters between the passes, in this many parts; 0: none. */
+    int kept[QD_FAMILY_COUNT], kept_parts[QD_FAMILY_COUNT];
+    int data_axes, shard_axes; /* of parameters that are not experts' */
+    int pipeline;
+} qd_build_groups;
+
+/* The order of the step: turns of the schedule on this rank, each a run of items. */
+typedef struct qd_build_order {
+    const qd_schedule *schedule;
+    int stage_rank;   /* this rank's coordinate on pp */
+    bool asked_split; /* by parallel.split_backward, not by the schedule */
+    qd_step_item *items;
+    int item_count;
+    int *turn_begin; /* first item of each turn, and one past the last */
+    int turn_count;
+} qd_build_order;
+
+/* Activations in flight. */
+typedef struct qd_build_flights {
+    int depth;               /* micro-batches that can be in flight at once */
+    qd_flight *modules;      /* modules × depth */
+    int *input, *input_left; /* per micro-batch in flight: buffer, and items still to come */
+} qd_build_flights;
+
+/* gradients.c: gradients on their way to the norm and the update. */
+typedef struct qd_build_gradients {
+    bool in_blocks;    /* collected in buffers of their own until they are reduced */
+    bool *overwritten; /* per parameter: an op overwrites its gradient; others are zeroed first */
+    uint8_t *phases;   /* per module and slot of a block: phases whose gradients have been written */
+    int *tied;         /* per slot of a block: buffer of the tied gradient, -1: not allocated */
+    int *tied_arrives; /* per slot: RECV of the tied gradient */
+    int last_action;   /* that wrote gradients */
+    int *block_of;     /* per module */
+    qd_grad_block *blocks; /* from the last module to the first */
+    int block_count;
+    qd_grad_slot *slots; /* block_count × depth */
+    int depth; /* 1, or with a reduction after each micro-batch as many as are in flight */
+    qd_pending *pending; /* in the order of their start */
+    int pending_count, pending_done, pending_capacity;
+} qd_build_gradients;
+
+/* units.c: parameters that are gathered before use. */
+typedef struct qd_build_gathers {
+    qd_unit *units; /* per module */
+    int *window;    /* modules that are needed next, from item window_item on */
+    int window_count, window_item;
+} qd_build_gathers;
+
 typedef struct qd_builder {
     qd_program *p;
     const qd_ledger *ledger;
     const qd_strategy *strategy;
-    bool asked_split; /* by parallel.split_backward, not by the schedule */
-    int modules, action_capacity, buffer_capacity, dep_capacity, pending_capacity;
-    const qd_schedule *schedule;
-    int stage_rank;       /* this rank's place in the pipeline */
-    int depth;            /* micro-batches that can be in flight at once */
-    qd_flight *flights;   /* modules × depth */
-    int *input, *input_left; /* per micro-batch in flight: buffer, and items that are still to come */
-    qd_transfers *transfers; /* NULL: no pipeline */
-    int *tied_arrives;       /* per slot: RECV of the tied gradient */
-    int pipeline_group;
-    /* of each family of parameters; -1: one rank */
-    int data_groups[QD_FAMILY_COUNT], shard_groups[QD_FAMILY_COUNT], replica_groups[QD_FAMILY_COUNT];
-    int data_group, shard_group; /* -1: one rank */
-    /* that keep parameters between the passes, each this many parts; 0: none do */
-    int kept_groups[QD_FAMILY_COUNT], kept_parts[QD_FAMILY_COUNT];
-    bool blocks;          /* gradients are collected in buffers of their own until they are reduced */
-    bool *overwritten;    /* per parameter: an op overwrites its gradient; others must be zero before they are added to */
-    uint8_t *grad_phases; /* per module and slot of a block: phases whose gradients have been written */
-    int *tied_grad;       /* per slot of a block: buffer of the tied gradient, -1: not allocated */
-    int last_gradient;    /* last action that wrote gradients */
-    qd_step_item *items;
-    int item_count;
-    int *turn_begin;       /* per turn of this rank, and one more: its first item */
-    int turn_count;
-    qd_unit *units;        /* per module */
-    int *window;           /* modules that are needed next, */
-    int window_count, window_item; /* from this item on */
-    int *block_of;         /* per module */
-    qd_grad_block *grads;  /* from the last module to the first */
-    int block_count;
-    qd_grad_slot *grad_slots; /* block_count × grad_depth */
-    int grad_depth;        /* 1, or with a reduction after each micro-batch as many as are in flight */
-    qd_pending *pending;   /* in the order of their start */
-    int pending_count, pending_done;
-    struct qd_muon *muon;  /* NULL: another optimizer */
-    struct qd_offload *offload; /* NULL: the optimizer's state lies on the device */
+    int modules;
+    struct {
+        int actions, buffers, deps;
+    } capacity; /* of the growing lists (build.c) */
+    qd_build_groups group;
+    qd_build_order order;
+    qd_build_flights flight;
+    qd_build_gradients grad;
+    qd_build_gathers gather;
+    qd_transfers *transfers;    /* NULL: no pipeline */
+    struct qd_muon *muon;       /* NULL: another optimizer */
+    struct qd_offload *offload; /* NULL: the optimizer's state is in device memory */
     bool no_memory;
 } qd_builder;
 
 static inline qd_flight *qd_flight_of(const qd_builder *b, int module, int microbatch)
 {
-    return &b->flights[(size_t)module * (size_t)b->depth + (size_t)(microbatch % b->depth)];
+    return &b->flight.modules[(size_t)module * (size_t)b->flight.depth + (size_t)(microbatch % b->flight.depth)];
 }
 
 static inline bool qd_build_holds(const qd_builder *b, int module)
 {
-    return b->ledger->modules[module].stage_rank == b->stage_rank;
+    return b->ledger->modules[module].stage_rank == b->order.stage_rank;
 }
 
 /* build.c: the growing lists. When memory is out, no_memory is set and the build fails as a

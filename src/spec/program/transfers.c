@@ -75,7 +75,7 @@ static int last_module_of(const qd_builder *b, int stage)
 static void add_message(qd_builder *b, message m)
 {
     qd_transfers *t = b->transfers;
-    if (m.from == m.to || (m.from != b->stage_rank && m.to != b->stage_rank))
+    if (m.from == m.to || (m.from != b->order.stage_rank && m.to != b->order.stage_rank))
         return;
     if (t->messages)
         t->messages[t->count] = m;
@@ -85,7 +85,7 @@ static void add_message(qd_builder *b, message m)
 /* The messages that one turn of a rank makes, in the order in which they are sent. */
 static void turn_messages(qd_builder *b, int rank, int index, const int *last_module)
 {
-    const qd_schedule *s = b->schedule;
+    const qd_schedule *s = b->order.schedule;
     const qd_turn *turn = &s->turns[index];
     int stage = turn->stage, mb = turn->microbatch, sent = index - s->begin[rank];
     int *const *turn_of = b->transfers->turn_of;
@@ -105,7 +105,7 @@ static void turn_messages(qd_builder *b, int rank, int index, const int *last_mo
 
 static void collect(qd_builder *b, const int *last_module)
 {
-    const qd_schedule *s = b->schedule;
+    const qd_schedule *s = b->order.schedule;
     b->transfers->count = 0;
     for (int rank = 0; rank < s->ranks; rank++)
         for (int i = s->begin[rank]; i < s->begin[rank + 1]; i++)
@@ -129,11 +129,11 @@ static void choose_asking(qd_transfers *t, int self, int *least_in, int *least_o
 static void chain(qd_builder *b)
 {
     qd_transfers *t = b->transfers;
-    memset(t->sends, 0xff, (size_t)b->turn_count * sizeof *t->sends);
-    memset(t->asks, 0xff, (size_t)b->turn_count * sizeof *t->asks);
+    memset(t->sends, 0xff, (size_t)b->order.turn_count * sizeof *t->sends);
+    memset(t->asks, 0xff, (size_t)b->order.turn_count * sizeof *t->asks);
     for (int i = t->count - 1; i >= 0; i--) {
         message *m = &t->messages[i];
-        int *head = m->from == b->stage_rank ? &t->sends[m->sent] : &t->asks[m->asked];
+        int *head = m->from == b->order.stage_rank ? &t->sends[m->sent] : &t->asks[m->asked];
         m->next = *head;
         *head = i;
     }
@@ -141,7 +141,7 @@ static void chain(qd_builder *b)
 
 qd_status qd_transfers_create(qd_builder *b, qd_arena *arena)
 {
-    const qd_schedule *s = b->schedule;
+    const qd_schedule *s = b->order.schedule;
     if (s->ranks == 1)
         return QD_OK;
     qd_transfers *t = b->transfers = QD_ARENA_NEW(arena, qd_transfers, 1);
@@ -162,12 +162,12 @@ qd_status qd_transfers_create(qd_builder *b, qd_arena *arena)
     collect(b, last_module);
     t->messages = QD_ARENA_NEW(arena, message, t->count + 1);
     t->pending = QD_ARENA_NEW(arena, pending_send, t->count + 1);
-    t->sends = QD_ARENA_NEW(arena, int, b->turn_count + 1);
-    t->asks = QD_ARENA_NEW(arena, int, b->turn_count + 1);
+    t->sends = QD_ARENA_NEW(arena, int, b->order.turn_count + 1);
+    t->asks = QD_ARENA_NEW(arena, int, b->order.turn_count + 1);
     if (!t->messages || !t->pending || !t->sends || !t->asks)
         return QD_NO_MEMORY;
     collect(b, last_module);
-    choose_asking(t, b->stage_rank, least, least + s->ranks, s->ranks);
+    choose_asking(t, b->order.stage_rank, least, least + s->ranks, s->ranks);
     chain(b);
     return QD_OK;
 }
@@ -177,11 +177,11 @@ qd_status qd_transfers_create(qd_builder *b, qd_arena *arena)
 qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
                                int64_t count, qd_dtype dtype)
 {
-    int ranks = b->schedule->ranks;
+    int ranks = b->order.schedule->ranks;
     qd_action *a = qd_build_action(b, kind, module, microbatch);
     a->stream = QD_STREAM_COMM;
-    a->group = b->pipeline_group;
-    a->peer = (peer - b->stage_rank + ranks) % ranks;
+    a->group = b->group.pipeline;
+    a->peer = (peer - b->order.stage_rank + ranks) % ranks;
     a->buffer = buffer;
     a->first = first;
     a->count = count;
@@ -214,9 +214,9 @@ static void ask(qd_builder *b, const message *m)
         break;
     case MESSAGE_TIED: {
         int64_t count = b->p->storage.count[0];
-        int *tied = &b->tied_grad[m->microbatch % b->grad_depth];
+        int *tied = &b->grad.tied[m->microbatch % b->grad.depth];
         *tied = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, 0, m->microbatch, count * (int64_t)qd_dtype_size(b->strategy->grad));
-        b->tied_arrives[m->microbatch % b->grad_depth] = receive(b, m, *tied, count, b->strategy->grad);
+        b->grad.tied_arrives[m->microbatch % b->grad.depth] = receive(b, m, *tied, count, b->strategy->grad);
         break;
     }
     }
@@ -244,7 +244,7 @@ void qd_transfers_before(qd_builder *b, int turn)
     qd_transfers *t = b->transfers;
     if (!t || b->no_memory)
         return;
-    free_sent(b, t->start[b->schedule->begin[b->stage_rank] + turn]);
+    free_sent(b, t->start[b->order.schedule->begin[b->order.stage_rank] + turn]);
     for (int i = t->asks[turn]; i >= 0; i = t->messages[i].next)
         ask(b, &t->messages[i]);
 }
@@ -253,7 +253,7 @@ void qd_transfers_before(qd_builder *b, int turn)
 static void send(qd_builder *b, const message *m, int *buffer, int64_t first, int64_t count, qd_dtype dtype)
 {
     qd_transfers *t = b->transfers;
-    const int *begin = b->schedule->begin;
+    const int *begin = b->order.schedule->begin;
     int after = qd_build_last_compute(b);
     qd_transfers_action(b, QD_ACTION_SEND, m->kind == MESSAGE_TIED ? b->modules - 1 : m->module, m->microbatch, m->to, *buffer, first,
                         count, dtype);
@@ -273,7 +273,7 @@ void qd_transfers_after(qd_builder *b, int turn)
         const message *m = &t->messages[i];
         qd_flight *flight = qd_flight_of(b, m->module, m->microbatch);
         if (m->kind == MESSAGE_TIED)
-            send(b, m, b->blocks ? &b->tied_grad[m->microbatch % b->grad_depth] : &b->p->persistent[QD_BUFFER_TIED_GRAD],
+            send(b, m, b->grad.in_blocks ? &b->grad.tied[m->microbatch % b->grad.depth] : &b->p->persistent[QD_BUFFER_TIED_GRAD],
                  b->p->storage.offset[b->ledger->param_count - 1], b->p->storage.count[b->ledger->param_count - 1], b->strategy->grad);
         else
             send(b, m, m->kind == MESSAGE_PORT ? &flight->port : &flight->port_grad, 0, count, b->strategy->activation);
@@ -290,10 +290,10 @@ void qd_transfers_finish(qd_builder *b)
 void qd_transfers_values(qd_builder *b)
 {
     int tied = b->ledger->param_count - 1, owner = b->ledger->params[tied].tied_to;
-    if (owner < 0 || b->schedule->ranks == 1 || !qd_ledger_tied_apart(b->ledger, tied))
+    if (owner < 0 || b->order.schedule->ranks == 1 || !qd_ledger_tied_apart(b->ledger, tied))
         return;
     const qd_module *first = &b->ledger->modules[0], *last = &b->ledger->modules[b->modules - 1];
-    bool sends = first->stage_rank == b->stage_rank, receives = last->stage_rank == b->stage_rank;
+    bool sends = first->stage_rank == b->order.stage_rank, receives = last->stage_rank == b->order.stage_rank;
     qd_holding own = qd_program_holding(b->p, QD_BUFFER_PARAM, sends ? owner : tied);
     if ((!sends && !receives) || own.count == 0)
         return;

@@ -43,7 +43,7 @@ static qd_pass_units find_units(const qd_builder *b, int module_index, qd_pass p
  * for once. */
 static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
 {
-    qd_pass_units *units = &b->units[item->module].read[item->pass];
+    qd_pass_units *units = &b->gather.units[item->module].read[item->pass];
     if (!units->found)
         *units = find_units(b, item->module, (qd_pass)item->pass);
     return units;
@@ -51,24 +51,24 @@ static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
 
 qd_status qd_units_create(qd_builder *b, qd_arena *arena)
 {
-    b->units = QD_ARENA_NEW(arena, qd_unit, b->modules);
-    b->window = QD_ARENA_NEW(arena, int, b->modules);
-    if (!b->units || !b->window)
+    b->gather.units = QD_ARENA_NEW(arena, qd_unit, b->modules);
+    b->gather.window = QD_ARENA_NEW(arena, int, b->modules);
+    if (!b->gather.units || !b->gather.window)
         return QD_NO_MEMORY;
-    b->window_item = -1;
+    b->gather.window_item = -1;
     for (int m = 0; m < b->modules; m++) {
         const qd_module *module = &b->ledger->modules[m];
-        b->units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1, .tied = -1};
+        b->gather.units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1, .tied = -1};
         for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
             bool tied = b->ledger->params[i].tied_to >= 0;
-            b->units[m].tied = tied ? i : b->units[m].tied;
-            b->units[m].untied |= !tied;
+            b->gather.units[m].tied = tied ? i : b->gather.units[m].tied;
+            b->gather.units[m].untied |= !tied;
         }
     }
-    for (int i = 0; i < b->item_count; i++) {
-        const qd_pass_units *units = item_units(b, &b->items[i]);
+    for (int i = 0; i < b->order.item_count; i++) {
+        const qd_pass_units *units = item_units(b, &b->order.items[i]);
         for (int u = 0; u < units->count; u++)
-            b->units[units->unit[u]].uses_left++;
+            b->gather.units[units->unit[u]].uses_left++;
     }
     return QD_OK;
 }
@@ -124,10 +124,10 @@ static void gather_run(qd_builder *b, int module, run r)
 {
     const qd_strategy *s = b->strategy;
     const qd_storage *storage = &b->p->storage;
-    qd_unit *unit = &b->units[module];
+    qd_unit *unit = &b->gather.units[module];
     int64_t count = qd_storage_run(b->ledger, storage, r.param, r.params, 1, 0);
     int param = b->p->persistent[QD_BUFFER_PARAM], whole = s->zero < 3 ? param : unit->buffer, part = param;
-    int parts = storage->share[r.family].parts, group = b->shard_groups[r.family];
+    int parts = storage->share[r.family].parts, group = b->group.shard[r.family];
     if (group < 0 && r.family > 0) { /* experts that no other rank has */
         if (s->zero == 3)
             pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
@@ -140,8 +140,8 @@ static void gather_run(qd_builder *b, int module, run r)
             pack(b, QD_ACTION_PACK, module, r, whole, part, parts);
     } else if (unit->is_kept) {
         part = unit->kept[r.family];
-        parts = b->kept_parts[r.family];
-        group = b->kept_groups[r.family];
+        parts = b->group.kept_parts[r.family];
+        group = b->group.kept[r.family];
         if (group < 0) { /* all of it */
             if (part >= 0)
                 pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
@@ -158,7 +158,7 @@ static void gather_run(qd_builder *b, int module, run r)
 static void gather(qd_builder *b, int module)
 {
     const qd_storage *storage = &b->p->storage;
-    qd_unit *unit = &b->units[module];
+    qd_unit *unit = &b->gather.units[module];
     run runs[QD_FAMILY_COUNT];
     int count = module_runs(b, module, runs);
     if (b->strategy->zero == 3) {
@@ -176,25 +176,25 @@ static void gather(qd_builder *b, int module)
 
 static bool resident(const qd_builder *b, int module)
 {
-    return b->strategy->zero < 3 ? b->units[module].gathered : b->units[module].buffer >= 0;
+    return b->strategy->zero < 3 ? b->gather.units[module].gathered : b->gather.units[module].buffer >= 0;
 }
 
 /* The modules that items from `first` on read: all of the first, and further ones up to the number
  * that fits. */
 static void find_window(qd_builder *b, int first)
 {
-    if (b->window_item == first)
+    if (b->gather.window_item == first)
         return;
-    b->window_item = first;
-    b->window_count = 0;
-    for (int i = first; i < b->item_count && (i == first || b->window_count < b->strategy->prefetch); i++) {
-        const qd_pass_units *units = item_units(b, &b->items[i]);
+    b->gather.window_item = first;
+    b->gather.window_count = 0;
+    for (int i = first; i < b->order.item_count && (i == first || b->gather.window_count < b->strategy->prefetch); i++) {
+        const qd_pass_units *units = item_units(b, &b->order.items[i]);
         for (int u = 0; u < units->count; u++) {
             int unit = units->unit[u];
-            if (b->units[unit].in_window == first || (i > first && b->window_count >= b->strategy->prefetch))
+            if (b->gather.units[unit].in_window == first || (i > first && b->gather.window_count >= b->strategy->prefetch))
                 continue;
-            b->units[unit].in_window = first;
-            b->window[b->window_count++] = unit;
+            b->gather.units[unit].in_window = first;
+            b->gather.window[b->gather.window_count++] = unit;
         }
     }
 }
@@ -204,16 +204,16 @@ void qd_units_before(qd_builder *b, int item)
     if (b->strategy->zero == 0)
         return;
     find_window(b, item);
-    for (int w = 0; w < b->window_count; w++)
-        if (!resident(b, b->window[w]))
-            gather(b, b->window[w]);
+    for (int w = 0; w < b->gather.window_count; w++)
+        if (!resident(b, b->gather.window[w]))
+            gather(b, b->gather.window[w]);
 }
 
 void qd_units_wait(qd_builder *b, int item)
 {
-    const qd_pass_units *units = item_units(b, &b->items[item]);
+    const qd_pass_units *units = item_units(b, &b->order.items[item]);
     for (int u = 0; u < units->count; u++) {
-        qd_unit *unit = &b->units[units->unit[u]];
+        qd_unit *unit = &b->gather.units[units->unit[u]];
         for (int family = 0; family < QD_FAMILY_COUNT; family++) {
             if (b->strategy->overlap)
                 qd_build_dep(b, unit->pending[family]);
@@ -226,14 +226,14 @@ void qd_units_wait(qd_builder *b, int item)
  * stays. */
 static void release(qd_builder *b, int module, bool keep)
 {
-    qd_unit *unit = &b->units[module];
+    qd_unit *unit = &b->gather.units[module];
     if (keep && unit->buffer >= 0) {
         unit->is_kept = true;
         run runs[QD_FAMILY_COUNT];
         int count = module_runs(b, module, runs);
         for (int r = 0; r < count; r++) {
-            int family = runs[r].family, group = b->kept_groups[family], parts = b->kept_parts[family];
-            if (b->shard_groups[family] < 0)
+            int family = runs[r].family, group = b->group.kept[family], parts = b->group.kept_parts[family];
+            if (b->group.shard[family] < 0)
                 continue; /* this rank's own, always */
             int part = group < 0 ? 0 : qd_group_coord(&b->ledger->mesh, b->p->groups[group], b->p->rank);
             unit->kept[family] = alloc_parts(b, QD_BUFFER_KEPT, module, runs[r], parts, part, 0);
@@ -248,12 +248,12 @@ void qd_units_after(qd_builder *b, int item)
 {
     if (b->strategy->zero == 0)
         return;
-    const qd_pass_units *units = item_units(b, &b->items[item]);
-    bool forward = b->items[item].pass == QD_PASS_F;
-    if (item + 1 < b->item_count)
+    const qd_pass_units *units = item_units(b, &b->order.items[item]);
+    bool forward = b->order.items[item].pass == QD_PASS_F;
+    if (item + 1 < b->order.item_count)
         find_window(b, item + 1);
     for (int u = 0; u < units->count; u++) {
-        qd_unit *unit = &b->units[units->unit[u]];
+        qd_unit *unit = &b->gather.units[units->unit[u]];
         unit->uses_left--;
         for (int family = 0; family < QD_FAMILY_COUNT; family++) {
             qd_build_free(b, &unit->packed[family]);
@@ -262,13 +262,13 @@ void qd_units_after(qd_builder *b, int item)
         unit->is_kept = false;
         bool soon = unit->in_window == item + 1, kept = b->strategy->reshard == QD_RESHARD_NEVER && unit->uses_left > 0;
         if (b->strategy->zero == 3 && !soon && !kept)
-            release(b, units->unit[u], forward && unit->uses_left > 0 && b->kept_parts[0] > 0);
+            release(b, units->unit[u], forward && unit->uses_left > 0 && b->group.kept_parts[0] > 0);
     }
 }
 
 void qd_units_uses(const qd_builder *b, int module, int32_t *use)
 {
-    const qd_unit *unit = &b->units[module];
+    const qd_unit *unit = &b->gather.units[module];
     bool sharded = b->strategy->zero == 3;
     int whole = b->p->persistent[QD_BUFFER_PARAM];
     if (unit->untied)
@@ -276,6 +276,6 @@ void qd_units_uses(const qd_builder *b, int module, int32_t *use)
     if (unit->tied < 0)
         return;
     bool here = qd_storage_has(b->ledger, &b->p->storage, unit->tied);
-    const qd_unit *owner = here ? unit : &b->units[b->ledger->params[b->ledger->params[unit->tied].tied_to].module];
+    const qd_unit *owner = here ? unit : &b->gather.units[b->ledger->params[b->ledger->params[unit->tied].tied_to].module];
     use[QD_USE_TIED_PARAM] = sharded ? owner->buffer : whole;
 }
