@@ -58,7 +58,8 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
     b->gather.window_item = -1;
     for (int m = 0; m < b->modules; m++) {
         const qd_module *module = &b->ledger->modules[m];
-        b->gather.units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1}, .in_window = -1, .tied = -1};
+        b->gather.units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1},
+                                       .in_window = -1, .tied = -1};
         for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
             bool tied = b->ledger->params[i].tied_to >= 0;
             b->gather.units[m].tied = tied ? i : b->gather.units[m].tied;

@@ -3,6 +3,7 @@
  * values, and the fastest stays. Deterministic runs take the first proposal instead, so that two
  * runs choose alike. A shape that no engine takes is remembered as such. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
+#include "device/cuda/cuda_impl.h"
 #include "device/cuda/gemm/search.h"
 
 #include <math.h>
