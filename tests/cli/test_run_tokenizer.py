@@ -17,7 +17,7 @@ class RunTokenizer(program.ProgramTest):
     def setUpClass(cls):
         cls.made = tempfile.mkdtemp(prefix="quadrille-test-tokenizer-")
         cls.addClassCleanup(shutil.rmtree, cls.made, ignore_errors=True)
-        cls.text = os.path.join(program.SOURCE, "README.md")
+        cls.text = os.path.join(program.SOURCE, "LICENSE")
         for arguments in (["train", f"data.path={cls.text}", *program.SMALL, "model.vocab=300", "train.steps=2", "run.save_every=1k",
                            "data.validation=0.1", "run.dir=run"],
                           ["tokenize", os.path.join(program.SOURCE, "docs", "formats.md"), "--output", "unused", "--train", "300",
