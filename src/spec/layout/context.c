@@ -1,3 +1,5 @@
+/* Context parallelism: the zigzag assignment of positions to ranks, the selection of a rank's rows,
+ * and the communication volume of each mode. */
 #include "spec/layout/context.h"
 
 #include <string.h>

@@ -1,3 +1,5 @@
+/* Expert parallelism: groups of the folded mesh, the experts of each rank, and the row counts of
+ * each dispatch round. */
 #include "spec/layout/nodes.h"
 
 static int etp_of(const qd_mesh *mesh)
@@ -92,10 +94,9 @@ qd_atom qd_expert_atom(const qd_ledger *ledger, const qd_param *p, int rank)
     return atom;
 }
 
-/* ---- rows ---- */
 
-/* Rows that rank `source` has for the experts of the rank at ep place `owner`, and *before: those
- * it has for earlier ones. */
+/* Rows that rank `source` has for the experts at ep coordinate `owner`; *before: rows that it has
+ * for the experts before those. */
 static int64_t rows_for(const qd_dispatch *d, int source, int owner, int64_t *before)
 {
     const int32_t *row = d->table + (int64_t)source * d->experts;
@@ -133,7 +134,8 @@ int64_t qd_dispatch_rows(const qd_dispatch *d, int64_t round)
     return left < 0 ? 0 : left < d->capacity ? left : d->capacity;
 }
 
-/* The part of [first, first + rows) that lies in the round; *at: where it begins. */
+/* Length of the part of [first, first + rows) that falls into the round; *at: where that part
+ * begins. */
 static int64_t overlap(const qd_dispatch *d, int64_t round, int64_t first, int64_t rows, int64_t *at)
 {
     int64_t begin = round * d->capacity, end = begin + d->capacity, last = first + rows < end ? first + rows : end;
@@ -164,15 +166,15 @@ void qd_dispatch_lists(const qd_dispatch *d, int64_t round, int64_t *send, int64
 
 qd_round_room qd_round_room_of(int64_t capacity, int64_t hidden, int64_t ffn, int64_t assignments, bool backward)
 {
-    qd_round_room room = {0};
+    qd_round_room space = {0};
     const struct {
         int64_t *at, elements;
-    } arrays[] = {{&room.in, capacity * hidden},    {&room.up, 2 * capacity * ffn},     {&room.active, capacity * ffn},
-                  {&room.out, capacity * hidden},   {&room.d_active, capacity * ffn},   {&room.d_up, 2 * capacity * ffn},
-                  {&room.sorted, assignments * hidden}};
+    } arrays[] = {{&space.in, capacity * hidden},    {&space.up, 2 * capacity * ffn},     {&space.active, capacity * ffn},
+                  {&space.out, capacity * hidden},   {&space.d_active, capacity * ffn},   {&space.d_up, 2 * capacity * ffn},
+                  {&space.sorted, assignments * hidden}};
     for (size_t i = 0; i < (backward ? sizeof arrays / sizeof *arrays : 4); i++) {
-        *arrays[i].at = room.elements;
-        room.elements += (arrays[i].elements + 31) / 32 * 32; /* each on a cache line */
+        *arrays[i].at = space.elements;
+        space.elements += (arrays[i].elements + 31) / 32 * 32; /* align to a cache line */
     }
-    return room;
+    return space;
 }

@@ -1,4 +1,5 @@
-/* The placement ledger, from the declarations of a model's modules. */
+/* Builds the placement ledger from the declarations of a model's modules, and answers which box of
+ * each parameter a rank holds. */
 #include "spec/layout/ledger.h"
 
 #include "spec/layout/context.h"
@@ -7,7 +8,7 @@
 
 #include <string.h>
 
-/* A declared parameter as one of a module's: named, placed on the mesh. */
+/* Adds a declared parameter to a module: sets its name and its placement on the mesh. */
 static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, const qd_decl_param *d)
 {
     qd_param *p = &l->params[l->param_count++];
@@ -27,14 +28,14 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
     p->expert = d->expert;
     p->expert_dim = d->expert_dim;
     p->family = d->expert >= 0 && qd_experts_apart(&l->model, &l->mesh);
-    /* Each rank of dp and cp sees other tokens, so gradients are partial sums. */
+    /* Each rank of dp and cp sees different tokens, so gradients are partial sums. */
     p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
     p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
     qd_tensor_place(&l->model, &l->mesh, d->split, p);
     return QD_OK;
 }
 
-/* Modules with their declarations: embedding, layers, head. */
+/* Creates the modules with their declarations: embedding, layers, head. */
 static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *arena)
 {
     l->module_count = l->model.layers + 2;
@@ -74,7 +75,7 @@ qd_status qd_ledger_create(const qd_model *model, const qd_family *family, const
     l->model = *model;
     l->mesh = *mesh;
     QD_TRY(add_modules(l, family ? family : qd_family_of(model), arena));
-    /* Activations are cut over the ranks that hold different tokens. */
+    /* Activations are sharded over the ranks that hold different tokens. */
     for (int i = 0; i < l->module_count - 1; i++) {
         l->ports[i].place[QD_AXIS_DP] = (qd_place){QD_SHARD, 0, 0};
         l->ports[i].place[QD_AXIS_CP] = (qd_place){QD_SHARD, 0, 0};
@@ -105,7 +106,7 @@ qd_atom qd_ledger_atom(const qd_ledger *ledger, int param, int rank)
     if (p->expert >= 0)
         return qd_expert_atom(ledger, p, rank);
     qd_atom atom = {{0, 0}, {p->shape[0], p->shape[1]}};
-    /* From the slowest axis to the fastest: each cuts what the ones before it left. */
+    /* From the slowest axis to the fastest: each cuts what the axes before it left. */
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
         if (p->value[axis].kind != QD_SHARD)
             continue;
@@ -130,7 +131,7 @@ bool qd_ledger_counts(const qd_ledger *ledger, int param, int rank)
 {
     const qd_place *place = &ledger->params[param].value[QD_AXIS_TP];
     if (ledger->params[param].family == 1)
-        return true; /* all ranks with the same box are of its data group */
+        return true; /* all ranks with the same box are in its data group */
     int coord = qd_mesh_group_coord(&ledger->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank);
     if (place->kind == QD_SHARD)
         return place->repeat <= 1 || coord % place->repeat == 0;

@@ -1,3 +1,5 @@
+/* The mesh: coordinates of ranks, groups along axes, and the error messages for degrees that do not
+ * match the number of ranks. */
 #include "spec/layout/mesh.h"
 
 #include <stdint.h>
@@ -11,7 +13,7 @@ const char *qd_axis_name(qd_axis axis)
     return axis_names[axis];
 }
 
-/* "pp 2 × tp 4": the degrees that are given and above 1. */
+/* Writes the given degrees above 1, as "pp 2 × tp 4". */
 static void name_degrees(const int degrees[QD_AXIS_COUNT], char *text, size_t size)
 {
     size_t used = 0;
@@ -21,7 +23,7 @@ static void name_degrees(const int degrees[QD_AXIS_COUNT], char *text, size_t si
             used += (size_t)snprintf(text + used, size - used, "%s%s %d", used > 0 ? " × " : "", axis_names[axis], degrees[axis]);
 }
 
-/* The ranks that there are do not go with the degrees; open: one of them takes the rest. */
+/* The number of ranks does not match the degrees. open: one degree is -1. */
 static qd_status refuse_world(int world, const int degrees[QD_AXIS_COUNT], int64_t product, bool open)
 {
     char given[96], there[40], next[32] = "";
@@ -165,8 +167,8 @@ bool qd_group_equal(qd_group a, qd_group b)
     return a.axes == b.axes && a.size == b.size && a.stride == b.stride;
 }
 
-/* Positions of the whole group lie in blocks of size × stride; a block holds `stride` parts,
- * interleaved. */
+/* The positions of the whole group form blocks of size × stride; a block holds `stride` interleaved
+ * subgroups. */
 int qd_group_colour(const qd_mesh *mesh, qd_group group, int rank)
 {
     int at = qd_mesh_group_coord(mesh, group.axes, rank), block = group.size * group.stride;

@@ -1,5 +1,5 @@
-/* The mesh: how the ranks of the world are arranged. world = pp × dp × cp × tp, tp fastest, pp
- * slowest, so that neighbours in tp are neighbours in the machine. */
+/* The mesh: the arrangement of ranks. world = pp × dp × cp × tp, tp fastest and pp slowest, so that
+ * neighbours along tp are neighbours in the machine. */
 #ifndef QD_SPEC_LAYOUT_MESH_H
 #define QD_SPEC_LAYOUT_MESH_H
 
@@ -8,24 +8,26 @@
 
 typedef enum qd_axis { QD_AXIS_TP, QD_AXIS_CP, QD_AXIS_DP, QD_AXIS_PP, QD_AXIS_COUNT } qd_axis;
 #define QD_AXIS_BIT(axis) (1u << (axis))
-/* The ranks that hold different tokens and the same parameters: gradients are summed over them. */
+/* Axes whose ranks hold different tokens and the same parameters; gradients are summed over
+ * them. */
 #define QD_AXES_DATA (QD_AXIS_BIT(QD_AXIS_DP) | QD_AXIS_BIT(QD_AXIS_CP))
 
-/* All that hold different tokens, or slices of their rows. */
+/* Axes whose ranks hold different tokens, or under sp different slices of their rows. */
 #define QD_AXES_TOKENS (QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP))
 
 typedef struct qd_mesh {
     int degree[QD_AXIS_COUNT];
     int world;
-    int ep, etp; /* ranks that share out experts, and that share out each; 0, 1: none */
-    int nodes;   /* machines, the same number of ranks on each, one after another; 0, 1: one */
-    bool by_node; /* rows go to the experts of a node once (spec/layout/nodes.h) */
-    bool sp; /* between their products, ranks of tp hold slices of the rows instead of all of them */
+    int ep, etp; /* expert-parallel ranks, and ranks that share each expert; 0 or 1: none */
+    int nodes;   /* machines with equally many consecutive ranks each; 0 or 1: a single machine */
+    bool by_node; /* dispatch sends each row to a node once (spec/layout/nodes.h) */
+    bool sp; /* sequence parallelism: between GEMMs, ranks of tp hold slices of the rows instead of all rows */
 } qd_mesh;
 
 const char *qd_axis_name(qd_axis axis);
 
-/* degrees may hold one -1: the rest of the world. QD_USAGE when they do not multiply to `world`. */
+/* One degree may be -1: the rest of the world. QD_USAGE when the degrees do not multiply to
+ * `world`. */
 qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *mesh);
 
 void qd_mesh_coords(const qd_mesh *mesh, int rank, int coords[QD_AXIS_COUNT]);
@@ -33,16 +35,16 @@ int qd_mesh_rank(const qd_mesh *mesh, const int coords[QD_AXIS_COUNT]);
 
 /* A group is the set of ranks that differ only along the axes in `mask`. */
 int qd_mesh_group_size(const qd_mesh *mesh, unsigned mask);
-unsigned qd_mesh_spread(const qd_mesh *mesh, unsigned mask); /* of these axes, those with more than one rank */
-int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank); /* the same for all ranks of a group */
+unsigned qd_mesh_spread(const qd_mesh *mesh, unsigned mask); /* the axes of `mask` with more than one rank */
+int qd_mesh_group_colour(const qd_mesh *mesh, unsigned mask, int rank); /* equal for all ranks of a group */
 int qd_mesh_group_coord(const qd_mesh *mesh, unsigned mask, int rank);  /* position in the group, tp fastest */
-int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int coord); /* world rank of a position in
-                                                                                         the group of `colour_of` */
-/* "dp", "dp×cp", … into text. */
+/* World rank at position `coord` in the group that rank `colour_of` belongs to. */
+int qd_mesh_group_rank(const qd_mesh *mesh, unsigned mask, int colour_of, int coord);
+/* Writes "dp", "dp×cp", … to text. */
 void qd_mesh_mask_name(unsigned mask, char *text, size_t size);
 
-/* A part of such a group: of its positions every `stride`-th, `size` of them. size and stride
- * multiply to a divisor of the whole group's size. */
+/* A subgroup: `size` positions of such a group, `stride` apart. size · stride divides the size of
+ * the whole group. */
 typedef struct qd_group {
     unsigned axes;
     int size, stride;
@@ -52,6 +54,6 @@ bool qd_group_equal(qd_group a, qd_group b);
 int qd_group_colour(const qd_mesh *mesh, qd_group group, int rank);
 int qd_group_coord(const qd_mesh *mesh, qd_group group, int rank);
 int qd_group_rank(const qd_mesh *mesh, qd_group group, int colour_of, int coord);
-/* "dp", "dp (4)", "dp (2, 4 apart)", … into text. */
+/* Writes "dp", "dp (4)", "dp (2, 4 apart)", … to text. */
 void qd_group_name(const qd_mesh *mesh, qd_group group, char *text, size_t size);
 #endif

@@ -1,3 +1,5 @@
+/* Two-level dispatch: which ranks form nodes and relay groups, how much traffic to expect between
+ * nodes, and the row counts of each round. */
 #include "spec/layout/nodes.h"
 
 #include <math.h>
@@ -34,7 +36,7 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
 {
     int nodes = mesh->nodes > 1 ? mesh->nodes : 1, size = node_size(mesh), ranks = qd_expert_ranks(mesh);
     if (mesh->world % nodes != 0)
-        return QD_FAIL(QD_USAGE, "parallel.nodes is %d, which does not divide the %d ranks: nodes have equally many", nodes, mesh->world);
+        return QD_FAIL(QD_USAGE, "parallel.nodes is %d, which does not divide the %d ranks: all nodes must have the same number of ranks", nodes, mesh->world);
     if (!mesh->by_node)
         return QD_OK;
     if (m->moe.experts == 0)
@@ -42,7 +44,7 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
     if (ranks % size != 0 && size % ranks != 0)
         return QD_FAIL(QD_USAGE,
                        "parallel.dispatch=node: the %d ranks of etp × ep and the %d ranks of a node (%d ranks, parallel.nodes %d) do not "
-                       "divide one another, so that experts would lie across nodes differently from group to group",
+                       "divide one another, so groups would span nodes in different ways",
                        ranks, size, mesh->world, nodes);
     if (ranks > size && size % (mesh->etp > 1 ? mesh->etp : 1) != 0)
         return QD_FAIL(QD_USAGE,
@@ -51,9 +53,8 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
     return QD_OK;
 }
 
-/* ---- what to expect ---- */
 
-/* Chance that none of k things drawn out of n is one of `some` of them. */
+/* Probability that none of k items drawn out of n is one of `some` of them. */
 static double none_of(double n, double some, int k)
 {
     double chance = 1.0;
@@ -62,7 +63,7 @@ static double none_of(double n, double some, int k)
     return chance;
 }
 
-/* In how many ways k things can be drawn out of n; below 1e308 for n up to 1,000. */
+/* Binomial coefficient; below 1e308 for n up to 1,000. */
 static double choose(int n, int k)
 {
     double ways = 1.0;
@@ -76,7 +77,7 @@ double qd_nodes_expected(const qd_moe *e, int nodes)
     int k = e->per_token;
     double size = (double)e->experts / e->groups, each = (double)e->experts / nodes, open = e->top_groups * size;
     double missed = 0.0;
-    if (e->groups % nodes == 0) { /* a node has whole groups, of which `in` are open to the row */
+    if (e->groups % nodes == 0) { /* a node has whole groups, `in` of which the row may choose from */
         int own = e->groups / nodes;
         for (int in = 0; in <= own && in <= e->top_groups; in++) {
             if (e->top_groups - in > e->groups - own)
@@ -87,14 +88,14 @@ double qd_nodes_expected(const qd_moe *e, int nodes)
     } else if (nodes % e->groups == 0) { /* a node has a part of a group */
         double chosen = (double)e->top_groups / e->groups;
         missed = 1.0 - chosen + chosen * none_of(open, each, k);
-    } else { /* groups lie across nodes: as if there were none */
+    } else { /* groups straddle nodes: ignore them */
         missed = none_of(e->experts, each, k);
     }
     return nodes * (1.0 - missed);
 }
 
-/* Of the ranks that hold all experts together, the part that lies on another node than a rank of
- * theirs, on average. */
+/* Average fraction of the ranks of an expert group that are on a different node than a given rank
+ * of the group. */
 static double far_share(const qd_mesh *mesh)
 {
     qd_group group = qd_expert_group(mesh);
@@ -114,7 +115,7 @@ qd_across qd_nodes_across(const qd_program *p)
     if (mesh->nodes < 2 || ranks < 2 || moe->experts == 0)
         return sum;
     bool by_node = qd_nodes_spanned(mesh) > 1;
-    double rows = (double)(p->strategy.micro_batch * p->strategy.seq) * mesh->degree[QD_AXIS_DP]; /* of all ranks of the stage */
+    double rows = (double)(p->strategy.micro_batch * p->strategy.seq) * mesh->degree[QD_AXIS_DP]; /* summed over all ranks of the stage */
     double row = (double)p->ledger->model.hidden * (double)qd_dtype_size(p->strategy.activation), flat = 0.0, once = 0.0;
     double share = far_share(mesh), copies = rows * qd_nodes_expected(moe, sum.nodes) * (sum.nodes - 1) / sum.nodes;
     for (int i = 0; i < p->action_count; i++) {
@@ -127,7 +128,7 @@ qd_across qd_nodes_across(const qd_program *p)
             if (!(to || back) || !qd_op_runs(op, phases))
                 continue;
             bool forward = op->phase == QD_PHASE_FORWARD, again = phases == QD_PHASES_AGAIN;
-            /* Full recompute runs the dispatch again, and if it is flat the return too. */
+            /* Full recompute repeats the dispatch, and the return too if dispatch is flat. */
             flat += (by_node && again ? 2.0 : 1.0) * rows * moe->per_token * etp * share * row;
             once += (again && back ? 0.0 : copies) * (row + moe->per_token * (to && forward ? 8.0 : back && !forward ? 4.0 : 0.0));
         }
@@ -137,7 +138,6 @@ qd_across qd_nodes_across(const qd_program *p)
     return sum;
 }
 
-/* ---- rows ---- */
 
 qd_nodes qd_nodes_of(const qd_model *model, const qd_mesh *mesh, int position, int64_t room, int64_t capacity, const int32_t *table)
 {
@@ -152,7 +152,7 @@ static const int32_t *row_of(const qd_nodes *n, int node, int local)
     return n->table + (int64_t)(node * n->locals + local) * (n->experts + n->nodes);
 }
 
-/* Different rows that a rank has for a node. */
+/* Distinct rows that a rank has for a node. */
 static int64_t rows_for(const qd_nodes *n, int from, int local, int to)
 {
     return row_of(n, from, local)[n->experts + to];
@@ -190,7 +190,7 @@ int64_t qd_nodes_far(const qd_nodes *n)
     return rows;
 }
 
-/* Rows that a relay of a node has for one of the node's experts, in all rounds. */
+/* Rows that a relay of a node has for one of the node's experts, over all rounds. */
 static int64_t relay_rows(const qd_nodes *n, int node, int local, int expert)
 {
     int64_t rows = 0;
@@ -199,8 +199,8 @@ static int64_t relay_rows(const qd_nodes *n, int node, int local, int expert)
     return rows;
 }
 
-/* Each rank of experts in turn takes what the relays have for it, as long as there is room on both
- * sides. */
+/* Fills the expert ranks of the node one after another with rows of the relays, as far as the
+ * buffers on both sides allow. */
 bool qd_relay_next(const qd_nodes *n, int node, int32_t *taken, int32_t *rows)
 {
     int experts = qd_nodes_experts(n), held = experts * n->etp / n->locals;
@@ -243,31 +243,31 @@ bool qd_relay_further(const qd_nodes *n, int32_t *taken, int32_t *rows)
 
 qd_relay_room qd_relay_room_of(const qd_nodes *n, int64_t relayed, int64_t hidden, int64_t ffn, bool backward)
 {
-    qd_relay_room room = {0};
-    bool apart = n->locals > 1; /* else rows by expert are already where they are needed */
+    qd_relay_room space = {0};
+    bool apart = n->locals > 1; /* otherwise rows sorted by expert are already in place */
     int64_t assignments = relayed * n->per_token, lists = (int64_t)n->locals * qd_nodes_experts(n);
     const struct {
         int64_t *at, elements;
         bool backward;
-    } arrays[] = {{&room.sorted, n->room * hidden, false},
-                  {&room.in, apart ? n->capacity * hidden : 0, false},
-                  {&room.up, 2 * n->capacity * ffn, false},
-                  {&room.active, n->capacity * ffn, false},
-                  {&room.out, n->capacity * hidden, false},
-                  {&room.back, apart ? n->room * n->etp * hidden : 0, false},
-                  {&room.d_active, n->capacity * ffn, true},
-                  {&room.d_up, 2 * n->capacity * ffn, true},
-                  {&room.d_sorted, n->room * hidden, true}};
+    } arrays[] = {{&space.sorted, n->room * hidden, false},
+                  {&space.in, apart ? n->capacity * hidden : 0, false},
+                  {&space.up, 2 * n->capacity * ffn, false},
+                  {&space.active, n->capacity * ffn, false},
+                  {&space.out, n->capacity * hidden, false},
+                  {&space.back, apart ? n->room * n->etp * hidden : 0, false},
+                  {&space.d_active, n->capacity * ffn, true},
+                  {&space.d_up, 2 * n->capacity * ffn, true},
+                  {&space.d_sorted, n->room * hidden, true}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        *arrays[i].at = room.elements;
+        *arrays[i].at = space.elements;
         if (backward || !arrays[i].backward)
-            room.elements += (arrays[i].elements + 31) / 32 * 32; /* each on a cache line */
+            space.elements += (arrays[i].elements + 31) / 32 * 32; /* align to a cache line */
     }
-    room.rows = lists;
-    room.place = room.rows + lists;
-    room.from = room.place + assignments;
-    room.count = room.from + n->room;
-    room.d_weight = room.count + qd_nodes_experts(n);
-    room.numbers = room.d_weight + (backward ? assignments : 0);
-    return room;
+    space.rows = lists;
+    space.place = space.rows + lists;
+    space.from = space.place + assignments;
+    space.count = space.from + n->room;
+    space.d_weight = space.count + qd_nodes_experts(n);
+    space.numbers = space.d_weight + (backward ? assignments : 0);
+    return space;
 }

@@ -1,3 +1,5 @@
+/* Plans the checkpoint pieces of a rank: divides the boxes that it shares with its replicas evenly,
+ * by rows. */
 #include "spec/layout/pieces.h"
 
 unsigned qd_pieces_kinds(const qd_program *p)
@@ -10,13 +12,12 @@ unsigned qd_pieces_kinds(const qd_program *p)
     return kinds;
 }
 
-/* What the rank answers for of a parameter, and with how many others it shares that: under ZeRO the
- * ranks that hold the same part, else all of a group. */
+/* The box of a parameter that the rank may have to write. Under ZeRO that is its shard. */
 static qd_atom box_of(const qd_program *p, int kind, int param)
 {
     static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     qd_atom box = qd_program_holding(p, buffers[kind], param).box;
-    if (!qd_ledger_counts(p->ledger, param, p->rank)) /* another rank of tp has the same and writes it */
+    if (!qd_ledger_counts(p->ledger, param, p->rank)) /* another rank of tp holds the same box and writes it */
         box.length[0] = 0;
     return box;
 }
@@ -55,9 +56,9 @@ static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_ato
     }
 }
 
-/* The held boxes of a family one after another are one long list of elements; each replica takes an
- * even stretch of it, rounded to rows. So most tensors are written whole, and a rank that shares
- * with n others writes n + 1 cut ones more than it must. */
+/* The boxes of a family, concatenated, form one list of elements. Each replica writes an even range
+ * of it, rounded to rows. So most tensors are written whole: n replicas cut at most n - 1 tensors
+ * per family and kind. */
 static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
 {
     *pieces = (qd_state_pieces){.list = pieces->list};
@@ -77,7 +78,7 @@ static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
             int family = p->ledger->params[i].family, replica, replicas = replicas_of(p, i, &replica);
             int64_t begin, length, at = before[family];
             qd_slice(totals[family], replicas, replica, &begin, &length);
-            /* A row belongs to the stretch that holds its first element. */
+            /* A row belongs to the range that contains its first element. */
             int64_t from = begin <= at ? 0 : (begin - at + row - 1) / row;
             int64_t to = begin + length <= at ? 0 : (begin + length - at + row - 1) / row;
             to = to < box.length[0] ? to : box.length[0];

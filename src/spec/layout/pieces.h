@@ -1,6 +1,6 @@
-/* Which boxes of which logical tensors a rank writes into a checkpoint. Pure arithmetic: every rank
- * knows its own without asking, the boxes of all ranks cover each tensor once, and ranks that hold
- * the same share the work evenly. */
+/* Which boxes of which logical tensors a rank writes to a checkpoint. The plan is pure arithmetic
+ * and needs no communication: the boxes of all ranks cover each tensor once, and replicas share the
+ * work evenly. */
 #ifndef QD_SPEC_LAYOUT_PIECES_H
 #define QD_SPEC_LAYOUT_PIECES_H
 
@@ -8,8 +8,8 @@
 
 typedef enum qd_ckpt_kind { QD_CKPT_VALUE, QD_CKPT_MOMENT1, QD_CKPT_MOMENT2, QD_CKPT_KIND_COUNT } qd_ckpt_kind;
 
-/* At most this much in one piece (a row is never cut), so that a reader checks little more than
- * what it wants. */
+/* Upper limit of one piece (a row is never cut), so that a reader verifies little more than it
+ * needs. */
 #define QD_PIECE_BYTES ((int64_t)64 << 20)
 
 typedef struct qd_state_piece {
@@ -23,15 +23,15 @@ typedef struct qd_state_piece {
 typedef struct qd_state_pieces {
     qd_state_piece *list; /* by kind, then by parameter, then by row */
     int count;
-    int64_t elements, largest; /* of all; of the largest */
+    int64_t elements, largest; /* total; of the largest piece */
 } qd_state_pieces;
 
-/* The kinds of state that a training program keeps: bits 1 << qd_ckpt_kind. */
+/* The kinds of state that a training program keeps, as bits 1 << qd_ckpt_kind. */
 unsigned qd_pieces_kinds(const qd_program *program);
-/* The pieces of the program's rank, of the kinds asked for. */
+/* The pieces of the program's rank, for the given kinds. */
 qd_status qd_pieces_plan(const qd_program *program, unsigned kinds, qd_arena *arena, qd_state_pieces *pieces);
-/* Tensors that all ranks together write, of all kinds. */
+/* Number of tensors that all ranks together write, over all kinds. */
 int qd_pieces_tensors(const qd_program *program);
-/* Bytes of this rank's state as fp32: what a snapshot takes. */
+/* Bytes of this rank's state in fp32: the size of a snapshot. */
 int64_t qd_pieces_bytes(const qd_program *program);
 #endif

@@ -1,4 +1,5 @@
-/* Pipeline stages: which module is on which stage, balanced by cost or as given. */
+/* Pipeline stages: assigns modules to stages, balanced by cost or as given, and reads schedule
+ * files. */
 #include "spec/layout/stages.h"
 
 #include "base/file.h"
@@ -14,10 +15,9 @@ bool qd_ledger_tied_apart(const qd_ledger *l, int param)
     return owner >= 0 && l->modules[l->params[owner].module].stage_rank != l->modules[l->params[param].module].stage_rank;
 }
 
-/* ---- stages ---- */
 
-/* Elements of the matrices of a declared op that a token meets: of experts, those that it
- * chooses. */
+/* Elements of the matrices of a declared op that one token is multiplied with; of experts, only
+ * those that it chooses. */
 static double elements_met(const qd_layer *decl, const qd_decl_op *op)
 {
     double elements = 0.0;
@@ -28,9 +28,9 @@ static double elements_met(const qd_layer *decl, const qd_decl_op *op)
     return op->kind == QD_DECL_GROUPED_LINEAR ? elements * decl->model->moe.per_token / decl->model->moe.experts : elements;
 }
 
-/* Work of a module per token, forward and backward, in FLOPs: 6 per element of a matrix, attention
- * over the causal half with its scores computed once more in the backward pass. A lookup and the
- * sum into its rows are counted by the bytes they move. */
+/* FLOPs of a module per token, forward and backward: 6 per matrix element, plus attention over the
+ * causal half, whose scores are recomputed in the backward pass. A lookup and the scatter-add of
+ * its gradient are counted by the bytes they move. */
 static double cost(const qd_ledger *l, int module, int64_t seq)
 {
     const qd_layer *decl = &l->decls[l->modules[module].decl];
@@ -49,17 +49,17 @@ static double cost(const qd_ledger *l, int module, int64_t seq)
     return flops;
 }
 
-/* Modules i .. on the stages s .. : the least sum of squared costs with no stage above `most`;
- * next: where stage s ends. */
+/* Dynamic programming table: best[s, i] is the least sum of squared costs of modules i.. on stages
+ * s.., with no stage above `most`; next[s, i] is the first module after stage s. */
 typedef struct cutting {
     int modules, stages;
-    const double *before; /* cost of the modules before each */
+    const double *before; /* prefix sums: cost of the modules before each */
     double *best;         /* (stages + 1) × (modules + 1) */
     int *next;
 } cutting;
 
-/* Whether `stages` are enough with none above `most`: filled one after the other. Stages that are
- * left over split others. */
+/* Whether `stages` stages suffice with none above `most`, filling them greedily. Leftover stages
+ * can split others. */
 static bool enough(const cutting *c, double most)
 {
     int stages = 1;
@@ -87,8 +87,8 @@ static void cut(cutting *c, double most)
                 double own = c->before[j] - c->before[i], rest = c->best[(s + 1) * width + j];
                 if (own > most)
                     break;
-                /* Of equals the first, with the fewer modules: early ranks have more micro-batches
-                 * in flight. */
+                /* On a tie prefer the first, which has fewer modules: early ranks hold more
+                 * micro-batches in flight. */
                 if (rest >= 0.0 && (*best < 0.0 || own * own + rest < *best * (1.0 - 1e-12))) {
                     *best = own * own + rest;
                     c->next[s * width + i] = j;
@@ -131,7 +131,7 @@ static qd_status share_out(qd_ledger *l, int64_t seq, int stages, qd_arena *aren
     return QD_OK;
 }
 
-/* "3,2,2,1" */
+/* Parses "3,2,2,1". */
 static qd_status take_layers(qd_ledger *l, const char *text, int stages)
 {
     int module = 1, stage = 0;
@@ -141,7 +141,7 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
         errno = 0;
         long count = strtol(at, &end, 10);
         if (end == at || errno != 0 || count < 0 || count > l->model.layers)
-            return QD_FAIL(QD_USAGE, "parallel.layers is '%s': %d numbers of blocks are wanted, one per stage, such as 2,1,1", text,
+            return QD_FAIL(QD_USAGE, "parallel.layers is '%s': expected %d block counts, one per stage, such as 2,1,1", text,
                            stages);
         if (count == 0 && stage > 0 && stage < stages - 1)
             return QD_FAIL(QD_USAGE, "parallel.layers is '%s': stage %d would hold nothing", text, stage);
@@ -161,7 +161,6 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
     return QD_OK;
 }
 
-/* ---- the schedule ---- */
 
 static qd_status read_file(const char *path, int ranks, int micro_batches, qd_arena *arena, qd_schedule **schedule)
 {

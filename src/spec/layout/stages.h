@@ -1,4 +1,4 @@
-/* How a model is cut into the stages of a pipeline, and which order they work in. */
+/* How a model is cut into pipeline stages, and the schedule in which the stages run. */
 #ifndef QD_SPEC_LAYOUT_STAGES_H
 #define QD_SPEC_LAYOUT_STAGES_H
 
@@ -7,19 +7,19 @@
 
 typedef struct qd_pipeline {
     qd_schedule_kind kind;
-    int virtual_stages; /* per rank; 0: as many as the kind wants */
-    char layers[1024];  /* blocks of each stage, "3,2,2,1"; "": shared out by cost */
-    const char *file;   /* that the schedule is read from; "" or NULL: none */
+    int virtual_stages; /* per rank; 0: the default of the schedule */
+    char layers[1024];  /* number of blocks per stage, "3,2,2,1"; "": balance by cost */
+    const char *file;   /* path of a schedule to read; "" or NULL: none */
 } qd_pipeline;
 
-/* Gives each module its stage and rank, and makes the schedule for the mesh's pp ranks. Blocks are
- * shared out so that the costliest stage costs least, the embedding and the head counted; a number
- * of blocks that does not divide gives uneven stages. QD_USAGE with the reason when they cannot
- * be. */
+/* Assigns each module its stage and rank, and creates the schedule for the pp ranks of the mesh.
+ * Stages are balanced to minimize the cost of the most expensive one, embedding and head included;
+ * they are uneven when the number of blocks does not divide. QD_USAGE, with the reason, when the
+ * model cannot be cut. */
 qd_status qd_pipeline_place(qd_ledger *ledger, const qd_pipeline *pipeline, int64_t seq, int micro_batches, bool training, qd_arena *arena,
                             const qd_schedule **schedule);
 
-/* Whether a parameter shares its values with one that other ranks hold: its rank then keeps a copy
+/* Whether a parameter shares its values with one that other ranks hold; its rank then keeps a copy
  * of them. */
 bool qd_ledger_tied_apart(const qd_ledger *ledger, int param);
 #endif

@@ -1,3 +1,4 @@
+/* Lays out a rank's parameters in whole and sharded buffers. */
 #include "spec/layout/storage.h"
 
 #include <string.h>
@@ -33,7 +34,7 @@ qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_s
     for (int i = 0; i < ledger->param_count; i++) {
         const qd_param *p = &ledger->params[i];
         qd_atom atom = {{0, 0}, {0, 0}};
-        if (ledger->modules[p->module].stage_rank == stage) /* a rank has few of the parameters of a long pipeline */
+        if (ledger->modules[p->module].stage_rank == stage) /* in a long pipeline a rank holds few of the parameters */
             atom = qd_ledger_atom(ledger, i, rank);
         int64_t *end = p->tied_to >= 0 ? &s->tied : &s->values;
         if (p->fuse != fuse)
@@ -66,7 +67,7 @@ qd_status qd_storage_create_shares(const qd_ledger *ledger, int rank, const qd_s
     s->value[s->copied] = s->values;
     s->params = align(s->values + s->count[s->copied]);
     s->shard_offset[s->copied] = s->shard_values;
-    s->shard_count[s->copied] = qd_storage_part(s, s->copied, s->parts, s->part).count; /* never an expert's */
+    s->shard_count[s->copied] = qd_storage_part(s, s->copied, s->parts, s->part).count; /* never belongs to an expert */
     s->shard_params += s->shard_count[s->copied];
     return QD_OK;
 }
@@ -75,7 +76,7 @@ qd_extent qd_storage_part(const qd_storage *s, int param, int parts, int part)
 {
     qd_extent e = {0};
     if (s->rows[param] == 0)
-        return e; /* as most experts */
+        return e; /* the common case for experts */
     int64_t cols = s->count[param] / s->rows[param];
     qd_slice(s->rows[param], parts, part, &e.first_row, &e.rows);
     e.first = e.first_row * cols;

@@ -1,3 +1,4 @@
+/* Tensor parallelism: checks that tp can shard a model, and places each parameter on tp. */
 #include "spec/layout/tensor.h"
 
 qd_status qd_tensor_check(const qd_model *m, const qd_mesh *mesh)
@@ -30,7 +31,7 @@ void qd_tensor_place(const qd_model *m, const qd_mesh *mesh, qd_split split, qd_
     case QD_SPLIT_COLS: *value = *gradient = (qd_place){QD_SHARD, split == QD_SPLIT_COLS, 0}; break;
     case QD_SPLIT_KV:
         *value = *gradient = (qd_place){QD_SHARD, 0, (int16_t)repeat};
-        if (repeat > 1) /* each of them has the query heads of its own */
+        if (repeat > 1) /* each of these ranks has different query heads */
             gradient->kind = QD_PARTIAL;
         break;
     }

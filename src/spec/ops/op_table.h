@@ -1,12 +1,12 @@
-/* The table of ops: kind, name and operands of each. What follows from it: the enum of kinds, an
- * enumerator per operand (QD_LINEAR_WEIGHT: its place in qd_op.slot), the letters of the roles.
- * Code never counts operands; a name that the kind does not have does not compile.
+/* The table of ops: kind, name and operands of each. It generates the enum of kinds, one enumerator
+ * per operand (QD_LINEAR_WEIGHT: its index in qd_op.slot) and the role letters. Code names operands
+ * instead of counting them; naming one that the kind does not have fails to compile.
  *
- * An operand is role(NAME), or role(NAME, optional) where an op of the kind may lack it:
+ * An operand is role(NAME), or role(NAME, optional) if ops of the kind may lack it:
  *   r  read
  *   w  overwritten
  *   a  read and written: accumulated or in place
- *   g  a gradient that is added to, or overwritten where the op is the first to write it
+ *   g  a gradient that is accumulated, or overwritten if the op is the first to write it
  *      (qd_op.overwrites) */
 #ifndef QD_SPEC_OPS_OP_TABLE_H
 #define QD_SPEC_OPS_OP_TABLE_H
@@ -14,18 +14,19 @@
 #define QD_OP_TABLE(OP)                                                                                                       \
     OP(EMBED, "embed", r(INPUT), r(TOKEN_TABLE), r(POSITION_TABLE, optional), w(Y))                                           \
     OP(EMBED_GRAD, "embed.grad", r(INPUT), r(DY), a(TOKEN_GRAD), a(POSITION_GRAD, optional))                                  \
-    /* sum = x + add, y = norm(sum); without add, of x */                                                                     \
+    /* sum = x + add, y = norm(sum); without add, y = norm(x) */ \
     OP(NORM, "norm", r(X), r(ADD, optional), r(GAMMA), r(BETA, optional), w(SUM, optional), w(Y), w(MEAN, optional), w(RSTD)) \
-    /* dx += add; the last two are sums over rows of add and of dx, for the gradients of biases on either side */             \
+    /* dx += add; add_sums and dx_sums are sums over rows of add and of dx, for the bias \
+     * gradients of the layers on either side */ \
     OP(NORM_GRAD, "norm.grad", r(DY), r(X), r(GAMMA), r(ADD, optional), r(MEAN, optional), r(RSTD), w(DX), g(GAMMA_GRAD),     \
        g(BETA_GRAD, optional), g(ADD_SUMS, optional), g(DX_SUMS, optional))                                                   \
     OP(LINEAR, "linear", r(X), r(WEIGHT), r(BIAS, optional), w(Y))            /* y = x·Wᵀ + b */                              \
     OP(LINEAR_ADD, "linear.add", r(X), r(WEIGHT), r(BIAS, optional), r(ADD), w(Y)) /* y = x·Wᵀ + b + add */                   \
     OP(LINEAR_GELU, "linear.gelu", r(X), r(WEIGHT), r(BIAS, optional), w(SUM), w(Y)) /* y = gelu(sum), sum = x·Wᵀ + b */      \
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
-    OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W times gelu' at sum */              \
+    OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
-    /* input: for positions; in place, y is x */                                                                              \
+    /* input: the positions; in place, y is x */ \
     OP(ROPE, "rope", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                                \
     OP(ROPE_INVERSE, "rope.grad", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                   \
     OP(ATTENTION, "attention", r(QKV), r(INPUT), w(O), w(LSE))                                                                \
@@ -33,10 +34,11 @@
     OP(ATTENTION_GRAD, "attention.grad", r(QKV), r(INPUT), r(O), r(LSE), r(D_O), w(D_QKV), w(DELTA))                          \
     OP(ACTIVATION, "activation", r(X), w(Y))                                                                                  \
     OP(ACTIVATION_GRAD, "activation.grad", r(X), r(DY), w(DX))                                                                \
-    OP(ACTIVATION_GRAD_Y, "activation.grad.y", r(X), r(DY), w(DX), w(Y))      /* the gradient, and the result again */        \
+    OP(ACTIVATION_GRAD_Y, "activation.grad.y", r(X), r(DY), w(DX), w(Y))      /* also recomputes the result */                \
     OP(ADD, "add", r(A), r(B), w(Y))                                                                                          \
     OP(DROPOUT, "dropout", r(X), w(Y))                  /* the backward pass is the same op on the gradient */                \
-    /* logits and losses are buffers, which the pass `place` adds; dx and the gradient: only in training */                   \
+    /* logits and losses are buffers that the pass `place` adds; dx and weight_grad: only in \
+     * training */ \
     OP(HEAD_LOSS, "head.loss", r(X), r(WEIGHT), r(INPUT), w(DX, optional), g(WEIGHT_GRAD, optional), a(LOSS),                 \
        w(LOGITS, optional), w(LOSSES, optional))                                                                              \
     OP(HEAD_LOGITS, "head.logits", r(X), r(WEIGHT), w(LOGITS))                /* of the last row */                           \
@@ -44,71 +46,77 @@
     OP(HEAD_NORM_GRAD, "head.norm.grad", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), r(RSTD), g(Q_GAMMA_GRAD), g(K_GAMMA_GRAD),      \
        w(DX))                                                                 /* in place, dx is dy */                        \
     OP(ROUTE, "route", r(LOGITS), r(BIAS, optional), w(CHOICE), w(WEIGHT), w(LOAD))                                           \
-    /* place of each assignment among the rows by expert, which row each of those comes from, rows per expert */              \
+    /* place: index of each assignment in the rows sorted by expert; from: source row of each of \
+     * those; count: rows per expert */ \
     OP(ROUTE_PLAN, "route.plan", r(CHOICE), r(WEIGHT), w(PLACE), w(FROM), w(COUNT))                                           \
     OP(ROUTE_GRAD, "route.grad", r(LOGITS), r(CHOICE), r(WEIGHT), r(D_WEIGHT), r(LOAD), w(D_LOGITS))                          \
     OP(ROUTE_LOAD, "route.load", r(CHOICE), a(BIAS_GRAD))                                                                     \
-    OP(PERMUTE, "permute", r(X), r(FROM), r(COUNT), w(Y), r(PLACE))           /* y: rows by expert, or by node */             \
+    OP(PERMUTE, "permute", r(X), r(FROM), r(COUNT), w(Y), r(PLACE))           /* y: rows sorted by expert, or by node */      \
     OP(COMBINE, "combine", r(ROWS), r(PLACE), r(WEIGHT, optional), r(ADD, optional), w(Y))                                    \
     OP(COMBINE_GRAD, "combine.grad", r(DY), r(ROWS), r(FROM), r(PLACE), r(COUNT), r(WEIGHT), w(D_ROWS), w(D_WEIGHT))          \
-    /* grouped GEMMs over this rank's experts; count: rows per expert, or per rank and expert */                              \
+    /* grouped GEMMs over this rank's experts; count: rows per expert, or per rank and expert */ \
     OP(EXPERTS, "experts", r(X), r(WEIGHT), r(COUNT), w(Y))                                                                   \
     OP(EXPERTS_DX, "experts.dx", r(DY), r(WEIGHT), r(COUNT), w(DX))                                                           \
     OP(EXPERTS_DW, "experts.dw", r(DY), r(X), r(COUNT), g(WEIGHT_GRAD))                                                       \
     OP(EXPERTS_SWIGLU, "experts.swiglu", r(X), r(WEIGHT), r(COUNT), w(GATE_UP), w(Y)) /* y = SwiGLU of gate and up */         \
-    /* d_active: the gradient of SwiGLU's result, only a buffer; y: that result again */                                      \
+    /* d_active: buffer for the gradient of SwiGLU's result; y: that result, recomputed */ \
     OP(EXPERTS_DX_SWIGLU, "experts.dx.swiglu", r(DY), r(WEIGHT), r(COUNT), r(GATE_UP), w(D_ACTIVE), w(D_GATE_UP),             \
        w(Y, optional))                                                                                                        \
     OP(EXPERT_ACTIVATION, "experts.activation", r(X), r(COUNT), w(Y))                                                         \
-    OP(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", r(X), r(DY), r(COUNT), w(DX), w(Y, optional)) /* y: again */        \
-    /* table: rows per rank and expert */                                                                                     \
-    OP(DISPATCH, "dispatch", r(X), r(TABLE), w(Y))      /* x: rows by expert, y: rows of this rank's experts */               \
-    OP(RETURN, "return", r(X), r(TABLE), w(Y))          /* back */                                                            \
-    /* x: rows by expert, y: rows from experts */                                                                             \
+    OP(EXPERT_ACTIVATION_GRAD, "experts.activation.grad", r(X), r(DY), r(COUNT), w(DX), w(Y, optional)) /* y: recomputed */   \
+    /* table: rows per rank and expert */ \
+    OP(DISPATCH, "dispatch", r(X), r(TABLE), w(Y))      /* x: rows sorted by expert, y: rows of this rank's experts */        \
+    OP(RETURN, "return", r(X), r(TABLE), w(Y))          /* the reverse */                                                     \
+    /* x: rows sorted by expert, y: rows returned by experts; `room`: workspace */ \
     OP(EXPERT_ROUNDS, "experts.rounds", r(X), r(TABLE), r(GATE_UP), r(DOWN), w(ROOM), a(Y))                                   \
-    /* from, count: of the rows by expert; dy: their gradients, dx: gradients from experts. Without dx: of weights only */    \
+    /* from, count: of the rows sorted by expert; dy: their gradients; dx: gradients returned by \
+     * experts. Without dx: weight gradients only */ \
     OP(EXPERT_ROUNDS_GRAD, "experts.rounds.grad", r(X), r(FROM), r(COUNT), r(DY), r(TABLE), r(GATE_UP), r(DOWN),              \
        a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(DX, optional), w(ROOM))                                           \
-    /* A row has a copy for each node that it goes to. copy_place, copy_from, node_count: as those of ROUTE_PLAN, by node;    \
-     * chosen: choices and weights of each copy; counts: rows per expert and node */                                          \
+    /* A row has one copy for each node that it is sent to. copy_place, copy_from, node_count: as \
+     * in ROUTE_PLAN, by node; chosen: choices and weights of each copy; counts: rows per expert \
+     * and per node */ \
     OP(NODE_PLAN, "nodes.plan", r(CHOICE), r(WEIGHT), r(PLACE), r(COUNT), w(COPY_PLACE), w(COPY_FROM), w(NODE_COUNT),         \
        w(CHOSEN), w(COUNTS))                                                                                                  \
-    /* table: rows per rank, expert and node; x: rows by node, y: rows that this rank relays; numbers: what goes with them */ \
+    /* table: rows per rank, expert and node; x: rows sorted by node, y: rows that this rank \
+     * relays; numbers: values sent along with the rows (choices and weights, or weight \
+     * gradients) */ \
     OP(NODE_DISPATCH, "nodes.dispatch", r(X), r(NUMBERS, optional), r(TABLE), w(Y), w(NUMBERS_OUT, optional))                 \
-    OP(NODE_RETURN, "nodes.return", r(X), r(NUMBERS, optional), r(TABLE), w(Y), w(NUMBERS_OUT, optional)) /* back */          \
+    OP(NODE_RETURN, "nodes.return", r(X), r(NUMBERS, optional), r(TABLE), w(Y), w(NUMBERS_OUT, optional)) /* the reverse */   \
     OP(NODE_WEIGHTS, "nodes.weights", r(CHOICE), r(PLACE), r(COPY_PLACE), r(COPY_D_WEIGHT), w(D_WEIGHT))                      \
-    /* rows by node and relayed rows once more, if there are extra rounds */                                                  \
+    /* repeats permute and dispatch by node, if there are extra dispatch rounds */ \
     OP(NODE_RESEND, "nodes.resend", r(X), r(COPY_FROM), r(NODE_COUNT), r(TABLE), w(COPIES), w(RELAYED), w(LISTS))             \
-    /* taken: rows of earlier rounds, take: of this one, per rank of the node and expert; the rest as ROUTE_PLAN's */         \
+    /* taken: rows of earlier rounds, take: rows of this round, per rank of the node and expert; \
+     * the others as in ROUTE_PLAN */ \
     OP(RELAY_PLAN, "relay.plan", r(CHOSEN), r(TABLE), w(TAKEN), w(TAKE), w(PLACE), w(FROM), w(COUNT), w(WEIGHT))              \
-    /* x: relayed rows, y: their sums over experts */                                                                         \
+    /* x: relayed rows, y: their sums over experts */ \
     OP(RELAY_ROUNDS, "relay.rounds", r(X), r(CHOSEN), r(TABLE), r(WEIGHT), r(GATE_UP), r(DOWN), w(LISTS), w(ROOM), a(Y))      \
     OP(RELAY_ROUNDS_GRAD, "relay.rounds.grad", r(X), r(CHOSEN), r(TABLE), r(WEIGHT), r(DY), r(GATE_UP), r(DOWN),              \
        a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(D_WEIGHT, optional), a(DX, optional), w(LISTS), w(ROOM))          \
-    /* of a window of rows, over this rank's part of the vocabulary; top: the maximum of each row, sums (R, 2): the sum of    \
-     * exponentials and the target's logit */                                                                                 \
+    /* Loss of a window of rows over this rank's shard of the vocabulary. top: maximum of each \
+     * row; sums (R, 2): sum of exponentials and logit of the target */ \
     OP(LOSS_MAX, "loss.max", r(LOGITS), w(TOP))                                                                               \
-    OP(LOSS_PART, "loss.part", r(LOGITS), r(INPUT), r(TOP), w(SUMS))          /* top: over tp */                              \
+    OP(LOSS_PART, "loss.part", r(LOGITS), r(INPUT), r(TOP), w(SUMS))          /* top: reduced over tp */                      \
     OP(LOSS_GRAD, "loss.grad", a(LOGITS), r(INPUT), r(TOP), r(SUMS), w(LOSSES)) /* sums: over tp; logits become gradients */  \
     OP(LOSS_SUM, "loss.sum", r(LOSSES), r(INPUT), a(LOSS))                                                                    \
-    OP(ALL_REDUCE, "all_reduce", a(X))                  /* in place: the sum, or maximum, over the ranks of a group */        \
-    OP(ALL_GATHER, "all_gather", r(X), w(Y))            /* this rank's rows, the rows of all ranks of a group */              \
-    OP(REDUCE_SCATTER, "reduce_scatter", r(X), w(Y))    /* all rows, this rank's rows of their sum over a group */            \
-    OP(ZERO, "zero", w(X))                              /* x becomes 0 */                                                     \
-    OP(COLUMNS, "columns", r(X), w(Y))                  /* columns of x, columns of y that become them */                     \
-    OP(ATTENTION_PART, "attention.part", r(QKV), r(INPUT), r(KV), a(O), a(LSE)) /* kv of a rank, running o and lse */         \
+    OP(ALL_REDUCE, "all_reduce", a(X))                  /* in place: sum or maximum over the group */                         \
+    OP(ALL_GATHER, "all_gather", r(X), w(Y))            /* x: this rank's rows; y: rows of all ranks of the group */          \
+    OP(REDUCE_SCATTER, "reduce_scatter", r(X), w(Y))    /* x: all rows; y: this rank's rows of the sum */                     \
+    OP(ZERO, "zero", w(X))                              /* x = 0 */                                                           \
+    OP(COLUMNS, "columns", r(X), w(Y))                  /* copies columns of x to columns of y */                             \
+    OP(ATTENTION_PART, "attention.part", r(QKV), r(INPUT), r(KV), a(O), a(LSE)) /* kv of one rank; updates o and lse */       \
     OP(ATTENTION_DELTA, "attention.delta", r(O), r(D_O), w(DELTA))                                                            \
     OP(ATTENTION_PART_GRAD, "attention.part.grad", r(QKV), r(INPUT), r(KV), r(LSE), r(D_O), r(DELTA), a(DQ), a(DKV))          \
-    OP(HEADS_SPLIT, "heads.split", r(X), w(Y))          /* rows, the same by the rank that gets the heads */                  \
-    OP(HEADS_JOIN, "heads.join", r(X), w(Y))            /* back */                                                            \
-    OP(ROWS_SPLIT, "rows.split", r(X), w(Y))            /* whole sequences, the same by the rank that gets the rows */        \
-    OP(ROWS_JOIN, "rows.join", r(X), w(Y))              /* back */                                                            \
-    OP(CONTEXT_SHIFT, "context.shift", r(X), w(Y))      /* rows of a rank, those that the rank before passes on */            \
-    OP(CONTEXT_GATHER, "context.gather", r(X), w(Y))    /* this rank's rows, whole sequences */                               \
-    OP(CONTEXT_SCATTER, "context.scatter", r(X), w(Y))  /* whole sequences, this rank's rows of their sum */                  \
-    OP(CONTEXT_SWAP, "context.swap", r(X), w(Y))        /* by the rank that gets it, by the rank that it came from */
+    OP(HEADS_SPLIT, "heads.split", r(X), w(Y))          /* y: x sorted by the rank that gets the heads */                     \
+    OP(HEADS_JOIN, "heads.join", r(X), w(Y))            /* the reverse */                                                     \
+    OP(ROWS_SPLIT, "rows.split", r(X), w(Y))            /* y: whole sequences x, sorted by the rank that gets the rows */     \
+    OP(ROWS_JOIN, "rows.join", r(X), w(Y))              /* the reverse */                                                     \
+    OP(CONTEXT_SHIFT, "context.shift", r(X), w(Y))      /* sends x to the next rank, receives y from the previous one */      \
+    OP(CONTEXT_GATHER, "context.gather", r(X), w(Y))    /* x: this rank's rows, y: whole sequences */                         \
+    OP(CONTEXT_SCATTER, "context.scatter", r(X), w(Y))  /* x: whole sequences, y: this rank's rows of their sum */            \
+    OP(CONTEXT_SWAP, "context.swap", r(X), w(Y))        /* all-to-all: x by destination rank, y by source rank */
 
-#define QD_OP_SLOTS 13 /* the most operands of an op */
+#define QD_OP_SLOTS 13 /* maximum number of operands of an op */
 
 /* QD_EACH(m, c, a, b, ...) is m(c, a) m(c, b) ..., for up to QD_OP_SLOTS items. */
 #define QD_EACH(m, c, ...)                                                                                                    \
@@ -129,8 +137,8 @@
 #define QD_EACH_12(m, c, a, ...) m(c, a) QD_EACH_11(m, c, __VA_ARGS__)
 #define QD_EACH_13(m, c, a, ...) m(c, a) QD_EACH_12(m, c, __VA_ARGS__)
 
-/* Parts of an operand as the table writes it: of r(BIAS, optional) the name is BIAS, the role "r",
- * the need "o" (optional; else "n"). */
+/* Parts of an operand in the table: for r(BIAS, optional) the name is BIAS, the role "r", the need
+ * "o" (optional; otherwise "n"). */
 #define QD_OPERAND_NAME(operand) QD_OPERAND_NAME_##operand
 #define QD_OPERAND_NAME_r(...) QD_OPERAND_FIRST(__VA_ARGS__, )
 #define QD_OPERAND_NAME_w(...) QD_OPERAND_FIRST(__VA_ARGS__, )
@@ -148,7 +156,7 @@
 #define QD_OPERAND_NEED_g(...) QD_OPERAND_THIRD(__VA_ARGS__, "o", "n", )
 #define QD_OPERAND_FIRST(a, ...) a
 #define QD_OPERAND_THIRD(a, b, c, ...) c
-/* Items for QD_EACH that are pairs in parentheses. */
+/* For QD_EACH items that are pairs in parentheses. */
 #define QD_PAIR_FIRST(first, second) first
 #define QD_PAIR_SECOND(first, second) second
 #define QD_OPERAND_PLACE(kind, name) QD_OPERAND_PASTE(kind, name)
@@ -161,8 +169,9 @@ typedef enum qd_op_kind {
     QD_OP_KIND_COUNT
 } qd_op_kind;
 
-/* Places of operands: QD_LINEAR_X is 0, QD_LINEAR_WEIGHT 1, and so on; QD_LINEAR_OPERANDS their
- * number. One enum, so that code that treats kinds alike may choose between their places. */
+/* Places of operands: QD_LINEAR_X is 0, QD_LINEAR_WEIGHT is 1, …, QD_LINEAR_OPERANDS is their
+ * number. They share one enum, so that code that handles several kinds may choose between their
+ * places. */
 typedef enum qd_operand {
 #define QD_OPERAND_ENTRY(kind, operand) QD_OPERAND_PLACE(kind, QD_OPERAND_NAME(operand)),
 #define QD_OP_OPERANDS(kind, name, ...) QD_##kind##_BEFORE = -1, QD_EACH(QD_OPERAND_ENTRY, kind, __VA_ARGS__) QD_##kind##_OPERANDS,
@@ -175,8 +184,8 @@ typedef enum qd_operand {
 QD_OP_TABLE(QD_OP_FITS)
 #undef QD_OP_FITS
 
-/* Where code treats several kinds alike and names operands by one of them, the others have these
- * operands at the same places. What several files rely on: */
+/* Code that handles several kinds alike may name operands by one of them if the others have these
+ * operands at the same places. The cases that several files rely on: */
 #define QD_SAME_PLACE(name, kind, other) \
     _Static_assert(QD_OPERAND_PASTE(kind, name) == QD_OPERAND_PASTE(other, name), #kind " and " #other " differ in " #name)
 QD_SAME_PLACE(WEIGHT, LINEAR, LINEAR_ADD);

@@ -1,12 +1,13 @@
+/* Traits of the devices, and names, roles and totals of ops, all derived from op_table.h. */
 #include "spec/ops/ops.h"
 
 #include <string.h>
 
 static const qd_device_traits traits_table[] = {
-    /* 128 MiB of fp32 logits: with half of it, the products of a GPT-2 head are slower, by up to a
-     * sixth */
+    /* 128 MiB of fp32 logits: with half of that, the GEMMs of a GPT-2 head are up to a sixth
+     * slower. */
     {.device = "cpu", .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
-    /* About a gigabyte of bf16 logits: products of many rows, and few roundings of the head's
+    /* About 1 GiB of bf16 logits: GEMMs with many rows, and few roundings of the head's weight
      * gradient. */
     {.device = "cuda",
      .fused_residual = true,
@@ -30,7 +31,7 @@ const qd_device_traits *qd_device_traits_find(const char *device)
 }
 
 static const struct {
-    const char *name, *roles, *needs; /* one letter per operand: n needed, o optional */
+    const char *name, *roles, *needs; /* one letter per operand: n required, o optional */
     const char *operands[QD_OP_SLOTS];
 } op_table[QD_OP_KIND_COUNT] = {
 #define ROLE(kind, operand) QD_OPERAND_ROLE(operand)
@@ -114,7 +115,7 @@ qd_coll_kind qd_op_collective(qd_op_kind kind)
     case QD_OP_NODE_RETURN: return QD_COLL_ALL_TO_ALL;
     case QD_OP_CONTEXT_GATHER: return QD_COLL_ALL_GATHER;
     case QD_OP_CONTEXT_SCATTER: return QD_COLL_REDUCE_SCATTER;
-    case QD_OP_CONTEXT_SHIFT: return QD_COLL_RECV; /* where bytes of messages are counted */
+    case QD_OP_CONTEXT_SHIFT: return QD_COLL_RECV; /* point-to-point bytes are counted at the receiver */
     case QD_OP_CONTEXT_SWAP: return QD_COLL_ALL_TO_ALL;
     default: return QD_COLL_ALL_REDUCE;
     }

@@ -72,7 +72,7 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=16 parallel.cp=16", "needs at least 32 positions");
     refused(SMALL "parallel.ranks=8 parallel.pp=8", "needs at least as many modules, but the model has 5 (3 blocks, embedding and head)");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=3,1", "must add up to the model's 3 blocks");
-    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=2", "2 numbers of blocks are wanted");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=2", "expected 2 block counts, one per stage");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.layers=1,1,1", "one number for each of the 2 stages");
     refused(SMALL "parallel.ranks=3 parallel.pp=3 parallel.layers=3,0,0", "stage 1 would hold nothing");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.virtual_stages=2", "has 1 stage per pipeline rank, not 2");
