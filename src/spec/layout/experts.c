@@ -94,7 +94,6 @@ qd_atom qd_expert_atom(const qd_ledger *ledger, const qd_param *p, int rank)
     return atom;
 }
 
-
 /* Rows that rank `source` has for the experts at ep coordinate `owner`; *before: rows that it has
  * for the experts before those. */
 static int64_t rows_for(const qd_dispatch *d, int source, int owner, int64_t *before)

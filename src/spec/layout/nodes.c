@@ -36,7 +36,8 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
 {
     int nodes = mesh->nodes > 1 ? mesh->nodes : 1, size = node_size(mesh), ranks = qd_expert_ranks(mesh);
     if (mesh->world % nodes != 0)
-        return QD_FAIL(QD_USAGE, "parallel.nodes is %d, which does not divide the %d ranks: all nodes must have the same number of ranks", nodes, mesh->world);
+        return QD_FAIL(QD_USAGE, "parallel.nodes is %d, which does not divide the %d ranks: all nodes must have the same number of ranks",
+                       nodes, mesh->world);
     if (!mesh->by_node)
         return QD_OK;
     if (m->moe.experts == 0)
@@ -52,7 +53,6 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
                        mesh->etp, size);
     return QD_OK;
 }
-
 
 /* Probability that none of k items drawn out of n is one of `some` of them. */
 static double none_of(double n, double some, int k)
@@ -137,7 +137,6 @@ qd_across qd_nodes_across(const qd_program *p)
     sum.by_node = llround(once);
     return sum;
 }
-
 
 qd_nodes qd_nodes_of(const qd_model *model, const qd_mesh *mesh, int position, int64_t room, int64_t capacity, const int32_t *table)
 {

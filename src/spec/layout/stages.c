@@ -15,7 +15,6 @@ bool qd_ledger_tied_apart(const qd_ledger *l, int param)
     return owner >= 0 && l->modules[l->params[owner].module].stage_rank != l->modules[l->params[param].module].stage_rank;
 }
 
-
 /* Elements of the matrices of a declared op that one token is multiplied with; of experts, only
  * those that it chooses. */
 static double elements_met(const qd_layer *decl, const qd_decl_op *op)
@@ -160,7 +159,6 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
     l->modules[l->module_count - 1].stage = stages - 1;
     return QD_OK;
 }
-
 
 static qd_status read_file(const char *path, int ranks, int micro_batches, qd_arena *arena, qd_schedule **schedule)
 {

@@ -1,11 +1,12 @@
-/* Pass 6: ops whose kernels work in place. Their result takes the slot of their operand, if
- * nothing reads that afterwards; else the operand is copied first. */
+/* Pass 6: ops whose kernels work in place. The result takes the slot of the operand if nothing
+ * reads the operand afterwards; otherwise the operand is copied first. */
 #include "spec/passes/passes.h"
 
 QD_SAME_PLACE(X, ROPE, ROPE_INVERSE);
 QD_SAME_PLACE(Y, ROPE, ROPE_INVERSE);
 
-/* The operand that the kernel overwrites, and the result; false: it does not work in place. */
+/* The operand that the kernel overwrites, and the result. Returns false for kinds that do not work
+ * in place. */
 static bool in_place(qd_op_kind kind, int *operand, int *result)
 {
     *operand = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DY : QD_ROPE_X;
@@ -21,7 +22,7 @@ static void replace(qd_class_writer *w, int slot, int by)
                 w->ops[i].slot[j] = (int16_t)by;
 }
 
-/* A copy of the operand, in the slot of the result, before op `index`. */
+/* Copies the operand into the slot of the result before op `index`. */
 static void copy_first(qd_class_writer *w, int index, int operand, int result)
 {
     const qd_op op = w->ops[index];

@@ -1,4 +1,4 @@
-/* Derives the op lists of a rank from a declaration: the passes, in their order. */
+/* Derives the op lists of a rank from a declaration by running the passes in order. */
 #include "spec/passes/passes.h"
 
 #include <string.h>

@@ -1,12 +1,12 @@
-/* Pass 1: declared ops become ops over whole values. What only this system needs is added here:
- * statistics that the backward pass reads (means, log-sum-exps), tables, the steps of routing.
- * Shapes are those of a whole tensor, rows left open: the pass that places values fills them in. */
+/* Pass 1: lowers declared ops to ops over whole values. Adds what declarations leave out:
+ * statistics for the backward pass (means, log-sum-exps), tables, the steps of routing. Shapes are
+ * those of whole tensors, without rows; the pass `place` fills them in. */
 #include "spec/passes/passes.h"
 
 typedef struct lowering {
     qd_class_writer *w;
     int *slot;                              /* per declared value */
-    int choice, weight, place, from, count; /* of the routing */
+    int choice, weight, place, from, count; /* routing */
 } lowering;
 
 static void embed(lowering *l, const qd_decl_op *d)
@@ -39,7 +39,7 @@ static void head_norm(lowering *l, const qd_decl_op *d)
                 (Y, l->slot[d->out]), (RSTD, rstd));
 }
 
-/* Positions are counted from 0 in each sequence, unless the rank has only some of them. */
+/* Positions count from 0 in each sequence, unless the rank holds only some of them. */
 static void rope(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
@@ -115,8 +115,8 @@ static void collect(lowering *l, const qd_decl_op *d)
     QD_CLASS_OP(l->w, COMBINE, (ROWS, l->slot[d->x]), (PLACE, l->place), (WEIGHT, l->weight), (Y, l->slot[d->out]));
 }
 
-/* The loss computes its gradients with it, chunk by chunk of rows, so that logits are never all
- * there. In generation: the logits of the last row. */
+/* The loss computes its gradients along with it, in chunks of rows, so that the logits never exist
+ * as a whole. In generation: the logits of the last row. */
 static void loss(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;

@@ -1,15 +1,15 @@
-/* Pass 4: ops that the device does in one pass over memory become one op, by rewrite rules that
- * its traits enable.
+/* Pass 4: fuses ops that the device can do in one pass over memory, by rewrite rules that its
+ * traits enable.
  *
- * Rules look at def-use chains only: a value between two ops that anything else touches (an
- * exchange, dropout) keeps them apart. So the list that is left is what runs, and what the
+ * Rules look at def-use chains only: if anything else accesses the value between two ops (an
+ * exchange, dropout), they are not fused. So the resulting list is exactly what runs, and what the
  * simulator prices. */
 #include "spec/layout/experts.h"
 #include "spec/passes/passes.h"
 
-enum { GONE = QD_OP_KIND_COUNT }; /* an op that another has taken in */
+enum { GONE = QD_OP_KIND_COUNT }; /* an op that was fused into another */
 
-/* Ops from `first` on that touch a slot; the last of them in *last. */
+/* Number of ops from `first` on that access a slot; the last of them in *last. */
 static int touched(const qd_class_writer *w, int slot, int first, int *last)
 {
     int count = 0;
@@ -21,8 +21,8 @@ static int touched(const qd_class_writer *w, int slot, int first, int *last)
     return count;
 }
 
-/* The one op that reads what op `index` writes to `slot`, -1: none or several. A value that
- * leaves the module is not its alone. */
+/* The only op that reads what op `index` writes to `slot`, -1: none or several. A value that leaves
+ * the module has other readers. */
 static int only_reader(const qd_class_writer *w, int index, int slot)
 {
     int reader = -1;
@@ -38,13 +38,13 @@ static void remove_op(qd_class_writer *w, int index)
         w->ops[index].slot[j] = -1;
 }
 
-/* Whether a value is there before op `index` runs, so that the op can take it along. */
+/* Whether a value is available before op `index` runs, so that the op can use it. */
 static bool is_there(const qd_class_writer *w, int slot, int index)
 {
     return qd_class_definition(w, slot, w->op_count) < index;
 }
 
-/* Op `index` becomes another kind with other operands; phase, sizes and FLOPs stay. */
+/* Changes kind and operands of op `index`; phase, sizes and FLOPs stay. */
 static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, qd_operands operands)
 {
     qd_op *op = &w->ops[index];
@@ -53,7 +53,7 @@ static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, qd_operands 
     qd_class_count_bytes(w, op);
 }
 
-/* Op `index`, y = x·Wᵀ + b, also adds: its result, with the sum, is `y`. */
+/* Fuses an addition into op `index`, y = x·Wᵀ + b; the sum is written to `y`. */
 static void take_add(qd_class_writer *w, int index, int add, int y)
 {
     const qd_op *op = &w->ops[index];
@@ -76,8 +76,8 @@ static void add_in_linear(qd_class_writer *w, int i)
     remove_op(w, by);
 }
 
-/* The sum over experts takes along what is added to it. With shared experts that is their
- * result; where a GEMM adds, theirs takes the residual along, and the last sum is all of it. */
+/* Fuses additions into the sum over experts. With shared experts it adds their result; where GEMMs
+ * can add, the GEMM of the shared experts adds the residual, so that the last sum covers all. */
 static void add_in_combine(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
@@ -99,7 +99,7 @@ static void add_in_combine(qd_class_writer *w, int i)
     op->slot[QD_COMBINE_Y] = (int16_t)sum;
     remove_op(w, by);
     qd_class_count_bytes(w, op);
-    add_in_combine(w, i); /* what is added to that */
+    add_in_combine(w, i); /* what is added to that result */
 }
 
 /* sum = x + branch, y = norm(sum): one pass. */
@@ -120,8 +120,8 @@ static void add_in_norm(qd_class_writer *w, int i)
     remove_op(w, i);
 }
 
-/* GELU of a GEMM's result, and its derivative. Computing GELU again (selective recompute) needs
- * it as an op of its own. */
+/* Fuses GELU, or its derivative, into a GEMM. Selective recompute of GELU needs it as a separate
+ * op. */
 static void gelu_in_linear(qd_class_writer *w, int i)
 {
     const qd_op *op = &w->ops[i];
@@ -146,8 +146,8 @@ static void gelu_in_linear(qd_class_writer *w, int i)
     }
 }
 
-/* Whether SwiGLU's result is computed again in the backward pass. `by_default`: where
- * train.swiglu is auto. */
+/* Whether to recompute SwiGLU in the backward pass. `by_default` applies if train.swiglu is
+ * auto. */
 static bool remakes(const qd_class_writer *w, bool by_default)
 {
     return w->config->swiglu == QD_SWIGLU_AGAIN || (w->config->swiglu == QD_SWIGLU_AUTO && by_default);
@@ -155,8 +155,8 @@ static bool remakes(const qd_class_writer *w, bool by_default)
 
 QD_SAME_PLACE(X, LINEAR_DW, EXPERTS_DW);
 
-/* The pass over gate and up that gives their gradients gives their product once more: it need
- * not be kept. The weight gradient that reads it comes behind that pass. */
+/* The op that computes the gradients of gate and up also recomputes SwiGLU's result, which need not
+ * be kept. The weight gradient that reads the result runs after that op. */
 static void remake_swiglu(qd_class_writer *w, int i)
 {
     qd_op *grad = &w->ops[i];
@@ -205,8 +205,8 @@ static void remake_swiglu(qd_class_writer *w, int i)
     }
 }
 
-/* The gradient of a norm reads and writes what reached the biases on either side of it, and sums
- * it on the way. */
+/* The gradient of a norm reads and writes the gradients of the biases on either side of it, and can
+ * sum them over rows on the way. */
 static void bias_sums_in_norm(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
@@ -232,9 +232,9 @@ static void bias_sums_in_norm(qd_class_writer *w, int i)
     }
 }
 
-/* A grouped GEMM and the SwiGLU behind it, or its gradient, where all rows come from one rank:
- * the device then knows their number. Computing SwiGLU again (selective recompute) needs it as
- * an op of its own. */
+/* Fuses a grouped GEMM with the SwiGLU after it, or with its gradient, if all rows come from one
+ * rank: the device then knows the number of rows. Selective recompute of SwiGLU needs it as a
+ * separate op. */
 static void swiglu_in_grouped(qd_class_writer *w, int i)
 {
     const qd_op *op = &w->ops[i];
@@ -263,7 +263,8 @@ static void swiglu_in_grouped(qd_class_writer *w, int i)
 }
 
 /* Grouped GEMMs that are the last to write the gradients of their matrices sum their squares for
- * the norm: nothing is added to them, by extra rounds or other ranks. */
+ * the norm. That requires that nothing is added later, by extra dispatch rounds or by other
+ * ranks. */
 static void squares_in_grouped(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];

@@ -1,11 +1,11 @@
-/* Pass 2: the backward pass, derived from the forward list.
+/* Pass 2: derives the backward pass from the forward list.
  *
- * One table gives for each op the ops of its gradient. The forward list is in SSA form, so the
- * gradient of a value is the sum over the ops that read it. These contributions are added in the
- * order of the forward pass, two by two. Ops whose gradient can take a sum along (norms,
- * permutations) come after the others, from the last of the forward pass to the first: each takes
- * the sum so far. Gradients of inputs are phase I, gradients of weights phase W; an op that yields
- * both at once counts as I. */
+ * One table gives the gradient ops of each op. The forward list is in SSA form, so the gradient of
+ * a value is the sum of the contributions of the ops that read it. Contributions are added pairwise
+ * in the order of the forward pass. Ops whose gradient can absorb a sum (norms, permutations) come
+ * after the others, from the last of the forward pass to the first: each absorbs the sum so far.
+ * Gradients of inputs are phase I, gradients of weights phase W; an op that computes both counts as
+ * I. */
 #include "spec/passes/passes.h"
 
 typedef struct contribution {
@@ -18,8 +18,8 @@ typedef struct gradients {
     contribution *list;
     int count;
     int forward_count; /* ops of the forward list */
-    int *absorbers;    /* per slot: ops that read it whose gradients take a sum along */
-    int *readers;      /* per slot: ops that may contribute to its gradient */
+    int *absorbers;    /* per slot: number of ops that read it and whose gradients absorb a sum */
+    int *readers;      /* per slot: number of ops that may contribute to its gradient */
     int *done;         /* per slot: its gradient, -1: not summed so far */
     int in_grad;       /* the slot GRAD_IN, -1: the module has none */
 } gradients;
@@ -31,14 +31,14 @@ static void give(gradients *g, int value, int grad, int reader)
     g->list[g->count++] = (contribution){value, grad, reader};
 }
 
-/* A slot for a gradient with the shape of a value. */
+/* A slot for the gradient of a value. */
 static int new_slot(gradients *g, int value)
 {
     qd_class_writer *w = g->w;
     return qd_class_local(w, qd_class_name(w, "d_", value, ""), 0, w->slots[value].cols);
 }
 
-/* Where an op writes what it contributes to the gradient of a value. */
+/* The slot that receives an op's contribution to the gradient of a value. */
 static int part_of(gradients *g, int value, bool last)
 {
     if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->readers[value] == 1))
@@ -46,7 +46,7 @@ static int part_of(gradients *g, int value, bool last)
     return new_slot(g, value);
 }
 
-/* ---- rules: op `i` of the forward list, gradient dy of its result ---- */
+/* The rules: op `i` of the forward list, given the gradient dy of its result. */
 
 static const qd_op *forward(const gradients *g, int i)
 {
@@ -68,7 +68,8 @@ static void linear(gradients *g, int i)
     give(g, x, dx, i);
 }
 
-/* Takes along what else reaches x; last: nothing is added to that. */
+/* Absorbs `sum`, what other readers contribute to the gradient of x. last: nothing is added to the
+ * result. */
 static int norm_taking(gradients *g, int i, int sum, bool last)
 {
     const qd_op *op = forward(g, i);
@@ -90,13 +91,13 @@ static int permute_taking(gradients *g, int i, int sum, bool last)
 
 QD_SAME_PLACE(X, NORM, PERMUTE);
 
-/* Written when the gradient of x is asked for, behind what else reaches it. */
+/* Deferred until the gradient of x is requested, after the contributions of other readers. */
 static void absorbing(gradients *g, int i)
 {
     g->absorbers[forward(g, i)->slot[QD_NORM_X]]++;
 }
 
-/* The gradients of the absorbing ops that read a value, each with what has come together so far. */
+/* Emits the gradients of the absorbing ops that read a value; each absorbs the sum so far. */
 static int absorb(gradients *g, int value, int sum)
 {
     int left = g->absorbers[value];
@@ -144,7 +145,7 @@ static void activation(gradients *g, int i)
     give(g, x, dx, i);
 }
 
-/* The same mask once more. */
+/* The same op with the same mask. */
 static void dropout(gradients *g, int i)
 {
     int x = forward(g, i)->slot[QD_DROPOUT_X], site = forward(g, i)->site, dy = grad_of(g, forward(g, i)->slot[QD_DROPOUT_Y]),
@@ -171,7 +172,7 @@ static void embed(gradients *g, int i)
     g->w->phase = QD_PHASE_INPUT;
 }
 
-/* It has computed its gradients with the loss. */
+/* The gradients were computed along with the loss. */
 static void loss(gradients *g, int i)
 {
     give(g, forward(g, i)->slot[QD_HEAD_LOSS_X], forward(g, i)->slot[QD_HEAD_LOSS_DX], i);
@@ -184,7 +185,7 @@ static void route(gradients *g, int i)
     int logits = op->slot[QD_ROUTE_LOGITS], bias = op->slot[QD_ROUTE_BIAS], choice = op->slot[QD_ROUTE_CHOICE],
         weight = op->slot[QD_ROUTE_WEIGHT], load = op->slot[QD_ROUTE_LOAD];
     int d_weight = grad_of(g, weight);
-    int d_logits = qd_class_local(w, "d_router_logits", 0, w->model->moe.experts); /* as narrow as what it is multiplied with */
+    int d_logits = qd_class_local(w, "d_router_logits", 0, w->model->moe.experts); /* same type as the operands of the GEMM that reads it */
     QD_CLASS_OP(w, ROUTE_GRAD, (LOGITS, logits), (CHOICE, choice), (WEIGHT, weight), (D_WEIGHT, d_weight), (LOAD, load),
                 (D_LOGITS, d_logits));
     if (w->model->moe.bias && w->model->moe.bias_rate > 0.0) {
@@ -230,14 +231,14 @@ static void combine(gradients *g, int i)
     give(g, weight, d_weight, i);
 }
 
-/* Choices are numbers, not functions of the weights. */
+/* Routing choices are integers and have no gradient. */
 static void none(gradients *g, int i)
 {
     (void)g;
     (void)i;
 }
 
-/* Ops that a forward list may hold; the others are written by later passes. */
+/* Ops that can occur in a forward list; later passes add the others. */
 static void (*const rules[QD_OP_KIND_COUNT])(gradients *g, int i) = {
     [QD_OP_EMBED] = embed,           [QD_OP_NORM] = absorbing,  [QD_OP_LINEAR] = linear,
     [QD_OP_HEAD_NORM] = head_norm,   [QD_OP_ROPE] = rope,       [QD_OP_ATTENTION] = attention,
@@ -252,16 +253,14 @@ bool qd_op_has_gradient(qd_op_kind kind)
     return rules[kind] != NULL;
 }
 
-/* ---- */
-
-/* Whether contribution i is added after contribution k (-1: the beginning). */
+/* Whether contribution i is added after contribution k (-1: the start). */
 static bool comes_after(const gradients *g, int i, int k)
 {
     return k < 0 || g->list[i].reader > g->list[k].reader || (g->list[i].reader == g->list[k].reader && i > k);
 }
 
-/* The gradient of a value, once all ops that read it have contributed; -1: nothing depends on
- * it. */
+/* The gradient of a value, once all ops that read it have contributed; -1: the loss does not depend
+ * on it. */
 static int grad_of(gradients *g, int value)
 {
     qd_class_writer *w = g->w;

@@ -1,5 +1,5 @@
-/* Last pass: where local values live, and which op is the first to write each gradient of a
- * parameter. Both are derived from the finished list. */
+/* Last pass: assigns memory to local values, and finds the op that is the first to write each
+ * parameter gradient. Both are derived from the finished list. */
 #include "spec/passes/passes.h"
 
 static int64_t align64(int64_t bytes)
@@ -7,7 +7,7 @@ static int64_t align64(int64_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Phase for lifetimes: without the split, I and W are one. */
+/* Phase for lifetimes: I and W are one unless they are split. */
 static qd_phase life_phase(const qd_class_writer *w, const qd_op *op)
 {
     return op->phase == QD_PHASE_WEIGHT && !w->config->split ? QD_PHASE_INPUT : op->phase;
@@ -18,8 +18,8 @@ typedef struct span {
     bool used;
 } span;
 
-/* The last op during which `op` (number `index`) works. An exchange that nobody awaits runs to
- * the end of the list. */
+/* The last op during which op `index` is in flight. An exchange that no op waits for runs to the
+ * end of the list. */
 static int last_at_work(const qd_class_writer *w, const qd_op *op, int index)
 {
     if (!op->exchange.async)
@@ -52,9 +52,9 @@ static qd_region region_of(qd_phase first, qd_phase last)
     return QD_REGION_MID;
 }
 
-/* Lowest offset at which a scratch value does not overlap those placed before it that are alive
- * at the same time. In split mode I and W run apart; comparing spans of the whole list is the
- * careful side there. */
+/* Lowest offset at which a scratch value does not overlap with already placed ones that are live at
+ * the same time. In split mode I and W run separately; comparing spans over the whole list is
+ * conservative there. */
 static int64_t scratch_offset(const qd_class_writer *w, const span *spans, const int *placed, int count, int slot)
 {
     int64_t offset = 0, bytes = align64(qd_slot_bytes(&w->slots[slot]));
@@ -73,7 +73,7 @@ static int64_t scratch_offset(const qd_class_writer *w, const span *spans, const
     return offset;
 }
 
-/* Orders in which scratch values are placed: none is best for all lists. */
+/* Orders in which scratch values are placed; none is best for all lists. */
 typedef enum scratch_order { BY_FIRST_USE, BY_LAST_USE, BY_SIZE, BY_SIZE_AND_TIME, SCRATCH_ORDERS } scratch_order;
 
 static double scratch_key(const qd_class_writer *w, const span *spans, int slot, scratch_order by)
@@ -82,7 +82,7 @@ static double scratch_key(const qd_class_writer *w, const span *spans, int slot,
     return by == BY_FIRST_USE ? -spans[slot].first : by == BY_LAST_USE ? spans[slot].last : by == BY_SIZE ? bytes : bytes * time;
 }
 
-/* Places the values in descending order of their keys; returns the bytes that takes. */
+/* Places the values in descending order of their keys; returns the total size in bytes. */
 static int64_t try_scratch(qd_class_writer *w, const span *spans, int *list, int count, scratch_order by)
 {
     int64_t bytes = 0;
@@ -101,7 +101,7 @@ static int64_t try_scratch(qd_class_writer *w, const span *spans, int *list, int
     return bytes;
 }
 
-/* Scratch values share memory over time: the order that takes least counts. */
+/* Scratch values share memory over time. Tries all orders and keeps the smallest result. */
 static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, int count)
 {
     int64_t least = 0;
@@ -159,8 +159,6 @@ static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
     return QD_OK;
 }
 
-/* ---- gradients of parameters ---- */
-
 static bool is_grad(const qd_class_writer *w, int slot)
 {
     return slot >= 0 && w->slots[slot].kind == QD_SLOT_GRAD;
@@ -181,8 +179,8 @@ static bool share_grads(const qd_class_writer *w, const qd_op *a, const qd_op *b
 }
 
 /* An op may overwrite its gradients if its kind can, and if it is the first of the list to write
- * any of them. Of phases that run apart, which come first is the schedule's affair: there all
- * that write a gradient must be of one phase. */
+ * any of them. When phases run separately, the schedule decides which one comes first; then all ops
+ * that write a gradient must be in the same phase. */
 static void find_overwriting(qd_class_writer *w, qd_module_class *c)
 {
     for (int i = 0; i < w->op_count; i++) {

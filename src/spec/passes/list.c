@@ -1,9 +1,10 @@
-/* The list of ops that the passes read and write: slots, ops, sizes. */
+/* The op list that the passes read and write: adds slots and ops, and computes sizes, FLOPs and
+ * bytes. */
 #include "spec/passes/passes.h"
 
 #include <string.h>
 
-/* A table of twice the size, with what was in it; NULL when memory is out. */
+/* A copy of the table with twice the capacity; NULL when out of memory. */
 static void *grow(qd_class_writer *w, const void *table, int count, int *capacity, size_t size)
 {
     int wanted = *capacity ? 2 * *capacity : 64;
@@ -80,7 +81,7 @@ int qd_class_weight(qd_class_writer *w, qd_weight weight)
     if (w->weights[weight.param] >= 0)
         return w->weights[weight.param];
     int64_t out = 0, in = 0;
-    for (int i = 0; i < weight.count; i++) { /* of experts, this rank has those that are not empty */
+    for (int i = 0; i < weight.count; i++) { /* of experts, this rank holds those that are not empty */
         qd_atom atom = qd_ledger_atom(w->ledger, w->module->param_begin + weight.param + i, w->config->rank);
         out += atom.length[0];
         in = atom.length[0] > 0 || i == 0 ? atom.length[1] : in;
@@ -123,7 +124,7 @@ static void check_operands(qd_class_writer *w, qd_op_kind kind, const qd_operand
 
 qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
 {
-    static _Thread_local qd_op dummy; /* written to when memory is out; the build then fails as a whole */
+    static _Thread_local qd_op dummy; /* written to when out of memory; the build then fails as a whole */
     if (!w->no_memory)
         check_operands(w, kind, &operands);
     if (w->wrong || !qd_class_reserve_op(w))
@@ -160,7 +161,7 @@ static const qd_slot *operand(const qd_class_writer *w, const qd_op *op, int pla
     return &w->slots[op->slot[place]];
 }
 
-/* The columns of an activation's result or, which has as many, of its result's gradient. */
+/* The columns of an activation's result, taken from the result or from its gradient. */
 static int64_t activated_cols(const qd_class_writer *w, const qd_op *op)
 {
     return operand(w, op, op->kind == QD_OP_ACTIVATION ? QD_ACTIVATION_Y : QD_ACTIVATION_GRAD_DY)->cols;

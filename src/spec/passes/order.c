@@ -1,11 +1,11 @@
 /* Pass 5: the order of ops around exchanges, and which op waits for which exchange.
  *
- * The passes before leave ops in the order of their definitions, an exchange next to the op that
- * needs it. Here
- *   - rows that are gathered again for a weight gradient start on their way one GEMM earlier,
- *   - weight gradients of experts run behind their input gradients, while those return,
- *   - ops that do not depend on rows on their way to experts run before the op that needs these,
- *   - the first op that touches what an asynchronous exchange writes waits for it. */
+ * The previous passes leave ops in the order of their definitions, with an exchange next to the op
+ * that needs it. This pass overlaps them:
+ * - the gather for a weight gradient starts one GEMM earlier,
+ * - weight gradients of experts run after their input gradients, while those are returned,
+ * - ops that do not depend on rows in flight to experts run before the op that needs these rows,
+ * - the first op that accesses the result of an asynchronous exchange waits for it. */
 #include "spec/passes/passes.h"
 
 static void move(qd_class_writer *w, int from, int to)
@@ -18,9 +18,9 @@ static void move(qd_class_writer *w, int from, int to)
     w->ops[to] = op;
 }
 
-/* Whether an op is a GEMM beside which the gather for weight gradient `dw` can run: the input
- * gradient of the same weight; where the halves of the backward pass run apart, another weight
- * gradient, since the gather runs with those. */
+/* Whether an op is a GEMM that can overlap with the gather for weight gradient `dw`: the input
+ * gradient of the same weight; if the halves of the backward pass run separately, another weight
+ * gradient, because the gather belongs to that half. */
 static bool hides_gather(const qd_class_writer *w, const qd_op *op, const qd_op *dw)
 {
     if (w->config->split)
@@ -64,12 +64,12 @@ static void delay_expert_weights(qd_class_writer *w)
     }
     while (last + 1 < w->op_count && w->ops[last + 1].kind == QD_OP_EXPERTS_DW)
         last++;
-    for (int i = last + 1; i < w->op_count; i++) /* before the extra rounds, which add to them */
+    for (int i = last + 1; i < w->op_count; i++) /* before the extra dispatch rounds, which add to them */
         if (w->ops[i].kind == QD_OP_EXPERTS_DW)
             move(w, i, ++last);
 }
 
-/* Whether two ops must stay in their order. */
+/* Whether two ops must keep their order. */
 static bool conflict(const qd_op *a, const qd_op *b)
 {
     for (int i = 0; i < QD_OP_SLOTS; i++)
@@ -84,7 +84,7 @@ static bool carries_rows(const qd_op *op)
     return op->exchange.uneven && op->exchange.count > 0;
 }
 
-/* Whether what an exchange of rows before op `index` writes is still on its way there. */
+/* Whether the result of an earlier exchange is still in flight at op `index`. */
 static bool on_its_way(const qd_class_writer *w, int exchange, int index)
 {
     for (int i = exchange + 1; i < index; i++)
@@ -93,8 +93,8 @@ static bool on_its_way(const qd_class_writer *w, int exchange, int index)
     return carries_rows(&w->ops[exchange]);
 }
 
-/* Op `index` is the first that needs rows of experts: brings forward later ops of the layer's
- * MLP that need none, in their order. */
+/* Op `index` is the first that needs rows of experts: moves later ops of the layer's MLP that do
+ * not need them before it, in their order. */
 static void fill(qd_class_writer *w, int index)
 {
     for (int k = index + 1; k < w->op_count && w->ops[k].kind != QD_OP_NORM_GRAD; k++) {
@@ -109,7 +109,7 @@ static void fill(qd_class_writer *w, int index)
     }
 }
 
-/* Where all experts are on this rank nothing is on its way, and the order is the same. */
+/* If all experts are on this rank nothing is in flight, and the order does not change. */
 static void fill_waits(qd_class_writer *w)
 {
     for (int i = 0; i < w->op_count; i++) {
@@ -132,7 +132,7 @@ static void await(qd_class_writer *w)
         while (by < w->op_count && !conflict(op, &w->ops[by]))
             by++;
         if (by == w->op_count)
-            op->exchange.async = false; /* what comes next is behind the module */
+            op->exchange.async = false; /* its first reader is outside the module */
         else if (i > w->ops[by].after)
             w->ops[by].after = i;
     }

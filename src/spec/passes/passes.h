@@ -1,18 +1,19 @@
-/* The passes that derive the op lists of a rank from a declaration (model/declare.h). Each is
- * one file, reads the list that the pass before left in a qd_class_writer, and leaves a list:
+/* The passes that derive the op lists of a rank from a declaration (model/declare.h). Each pass is
+ * one file; it reads the list that the previous pass left in a qd_class_writer, and leaves a new
+ * one:
  *
- *   forward    declared ops become ops over whole (unsharded) values
+ *   forward    lowers declared ops to ops over whole (unsharded) values
  *   gradient   the backward pass, in an input and a weight half, from one table of rules
- *   place      local shapes and exchanges, from the placements of parameters and one rule per op
+ *   place      local shapes and communication, from parameter placements and one rule per op
  *   fuse       rewrite rules that the device's traits enable
- *   order      which ops run while an exchange is on its way, and which op waits for it
+ *   order      which ops overlap with an exchange, and which op waits for it
  *   alias      ops that work in place
  *   recompute  which ops run again in the backward pass
- *   overlap    GEMMs next to an exchange in pieces (parallel.tp_overlap)
- *   settle     until when each exchange runs; refuses lists that touch its slots before
- *   lifetimes  where local values live
+ *   overlap    cuts GEMMs next to an exchange into pieces (parallel.tp_overlap)
+ *   settle     until when each exchange is in flight; rejects lists that access its slots before
+ *   lifetimes  where local values are stored
  *
- * There is no search: a value that cannot be converted to the layout an op needs is an error. */
+ * No pass searches: a value that cannot be converted to the layout an op needs is an error. */
 #ifndef QD_SPEC_PASSES_PASSES_H
 #define QD_SPEC_PASSES_PASSES_H
 
@@ -20,42 +21,41 @@
 
 struct qd_expert_plan;
 
-/* A list while it is written. It grows; everything lives in `arena`. */
+/* A list under construction. It grows; everything is allocated in `arena`. */
 typedef struct qd_class_writer {
     const qd_ledger *ledger;
     const qd_model *model;
     const qd_class_config *config;
-    const qd_module *module; /* any module of the class: names and shapes are the same in all */
-    const qd_layer *decl;    /* what it declares */
+    const qd_module *module; /* any module of the class: local names and shapes are the same in all */
+    const qd_layer *decl;    /* its declaration */
     qd_arena *arena;
     int64_t seq, rows;              /* positions of a sequence on this rank; R, rows of a micro-batch */
-    int64_t port_first, port_rows;  /* rows between modules: all R, or under sp this rank's slice */
+    int64_t port_first, port_rows;  /* rows between modules: all R, or this rank's slice under sp */
     qd_group tensor;                /* the ranks of tp; size 1: none */
-    int tensor_coord;               /* this rank's place among them */
-    int heads, kv_heads;            /* of this rank */
+    int tensor_coord;               /* this rank's position among them */
+    int heads, kv_heads;            /* on this rank */
     int input, rope, loss;          /* slots of the step's inputs and results, -1: not used so far */
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
-    struct qd_expert_plan *experts; /* how rows reach experts, NULL: the module has none */
+    struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
     qd_slot *slots;
     qd_op *ops;
     int slot_count, op_count, slot_capacity, op_capacity;
-    qd_phase phase;    /* of the ops that are written next */
-    bool no_memory;    /* the build fails as a whole */
-    const char *wrong; /* what an op list of a declaration cannot be, NULL: nothing is wrong */
+    qd_phase phase;    /* of the ops that are appended next */
+    bool no_memory;    /* out of memory: the build fails as a whole */
+    const char *wrong; /* why the declaration cannot be lowered, NULL: no error */
 } qd_class_writer;
 
-/* ---- list.c: slots and ops ---- */
-
-/* One more slot, one more op fit; both may move the list, so no pointer into it outlives a call. */
+/* Make sure that one more slot or op fits. Both may move the list, so no pointer into it outlives a
+ * call. */
 bool qd_class_reserve_slot(qd_class_writer *w);
 bool qd_class_reserve_op(qd_class_writer *w);
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
-int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* of the activations' type */
+int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* of the activation type */
 int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
 int qd_class_i32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
-int qd_class_input(qd_class_writer *w);                                                          /* tokens, targets, documents */
-const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind); /* a name made of a slot's */
-/* The slot of a weight's values; that of its gradient is the next one. -1: there is no such
+int qd_class_input(qd_class_writer *w);                                                          /* tokens, targets, document starts */
+const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind); /* a name derived from that of a slot */
+/* The slot of a weight's values; the slot of its gradient is the next one. -1: there is no such
  * weight. */
 int qd_class_weight(qd_class_writer *w, qd_weight weight);
 static inline int qd_class_gradient(int weight)
@@ -68,27 +68,27 @@ static inline int qd_class_weight_of(int gradient)
     return gradient - 1;
 }
 
-/* The operands of an op: slot + 1 by place, so that those that are not named are absent (0).
- * QD_OPERANDS(LINEAR, (X, x), (WEIGHT, weight), (Y, y)); a slot of -1 is absent as well. */
+/* The operands of an op: slot + 1 by place, so that operands that are not given are absent (0).
+ * QD_OPERANDS(LINEAR, (X, x), (WEIGHT, weight), (Y, y)); a slot of -1 is absent too. */
 typedef struct qd_operands {
     int slot[QD_OP_SLOTS];
 } qd_operands;
 #define QD_OPERANDS(kind, ...) ((qd_operands){{QD_EACH(QD_OPERAND_GIVEN, kind, __VA_ARGS__)}})
 #define QD_OPERAND_GIVEN(kind, pair) [QD_OPERAND_PLACE(kind, QD_PAIR_FIRST pair)] = 1 + (QD_PAIR_SECOND pair),
 
-/* Appends an op. An operand that its kind needs and that is absent is an error of the pass. */
+/* Appends an op. A missing required operand is an error of the pass. */
 qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands);
 #define QD_CLASS_OP(w, kind, ...) qd_class_op((w), QD_OP_##kind, QD_OPERANDS(kind, __VA_ARGS__))
 void qd_op_set_operands(qd_op *op, qd_operands operands);
-/* Sizes, FLOPs and bytes of an op, from the shapes of its slots. */
+/* Sets sizes, FLOPs and bytes of an op from the shapes of its slots. */
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
-void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* the bytes alone */
+void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
-/* An op that communicates, over `rows` × `cols` elements from row `first` of its first operand
- * on. */
+/* Appends an op that communicates `rows` × `cols` elements, starting at row `first` of its first
+ * operand. */
 qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
                          int64_t cols);
-/* The place of the operand whose rows a GEMM with a weight multiplies: x, or dy. */
+/* The place of the operand that a GEMM multiplies with its weight: x, or dy. */
 static inline int qd_gemm_rows(qd_op_kind kind)
 {
     return kind == QD_OP_LINEAR_DX || kind == QD_OP_LINEAR_DX_GELU ? QD_LINEAR_DX_DY : QD_LINEAR_X;
@@ -107,17 +107,15 @@ static inline bool qd_op_writes(const qd_op *op, int j)
 bool qd_op_touches(const qd_op *op, int slot, bool write); /* write: only as a result */
 /* The first op from `first` on that reads the slot, -1: none. */
 int qd_class_reader(const qd_class_writer *w, int slot, int first);
-/* The op before `before` that is the last to write it, -1: none. */
+/* The last op before `before` that writes the slot, -1: none. */
 int qd_class_definition(const qd_class_writer *w, int slot, int before);
-/* A list of the same writer that is built anew, op by op; the old one is returned. */
+/* Starts the list of the writer anew, to be rebuilt op by op; returns the old one. */
 typedef struct qd_old_list {
     const qd_op *ops;
     int count;
 } qd_old_list;
 qd_old_list qd_class_restart(qd_class_writer *w);
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op); /* appends a copy */
-
-/* ---- the passes ---- */
 
 void qd_pass_forward(qd_class_writer *w);
 void qd_pass_gradient(qd_class_writer *w);
@@ -130,24 +128,24 @@ qd_status qd_pass_overlap(qd_class_writer *w, int pieces);
 qd_status qd_pass_settle(qd_class_writer *w);
 qd_status qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out);
 
-/* ---- rules of placement that write several ops (place_*.c) ---- */
+/* Placement rules that emit several ops (place_*.c). */
 
-/* Slots as the ops of the forward and the backward pass see them while they are placed. */
+/* State of the pass `place`. */
 typedef struct qd_placing {
     qd_class_writer *w;
-    qd_old_list old;  /* the list that is being placed, */
-    int at;           /* and the op of it that is */
-    int *now;         /* per slot of the old list: the slot that holds its value on the port (sums over tp, rows of experts) */
-    int *gathered[2]; /* per slot: its rows of all ranks of tp, in the forward pass and behind it; -1: not gathered */
+    qd_old_list old;  /* the list that is being placed */
+    int at;           /* index of the current op in it */
+    int *now;         /* per old slot: the slot with its value in the layout of the port (summed over tp; for experts: rows returned) */
+    int *gathered[2]; /* per slot: its rows gathered over tp, in the forward and in the backward pass; -1: not gathered */
     int *attended[2]; /* per log-sum-exp of an attention: qkv and result as the backward pass reads them (place_attention.c) */
-    int slots;        /* how many of the old list there are */
+    int slots;        /* number of slots of the old list */
 } qd_placing;
 
-/* The slot with the value of `slot` in a layout; inserts an exchange where it is needed. */
+/* The slot with the value of `slot` in a layout; inserts a gather if needed. */
 int qd_place_want(qd_placing *p, int slot, qd_layout layout);
-/* Gives a result its layout and shape; cols 0: as it was declared. */
+/* Sets layout and shape of a result; cols 0: as declared. */
 void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols);
-/* Sums a partial result over tp, right behind the op that wrote it. */
+/* Sums a partial result over tp, right after the op that wrote it. */
 void qd_place_sum(qd_placing *p, int slot);
 
 void qd_place_attention(qd_placing *p, const qd_op *op);

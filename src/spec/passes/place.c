@@ -1,13 +1,13 @@
-/* Pass 3: local shapes, and the exchanges of tensor and sequence parallelism.
+/* Pass 3: local shapes, and the collectives of tensor and sequence parallelism.
  *
- * The placements of parameters decide; every op has one rule. A GEMM whose weight is cut by
- * outputs needs all rows and gives this rank's columns; one whose weight is cut by inputs needs
- * this rank's columns and gives partial sums. Gradients follow by duality: what was whole
- * becomes a partial sum, what was a partial sum is needed whole. A value that is needed in
- * another layout than it has is gathered before its reader; a partial sum is summed behind its
- * writer (under sp scattered to the rows of the port). Rows that the forward pass gathered are
- * not kept: the backward pass gathers them again. Context and expert parallelism have rules that
- * write several ops (place_attention.c, place_experts.c). */
+ * The placements of parameters decide; every op has one rule. A GEMM whose weight is sharded by
+ * outputs needs all rows and computes this rank's columns; one whose weight is sharded by inputs
+ * needs this rank's columns and computes partial sums. Gradients follow by duality: what was whole
+ * becomes a partial sum, what was a partial sum is needed whole. A value that is needed in a
+ * different layout is gathered before its reader; a partial sum is reduced after its writer (under
+ * sp reduce-scattered to the rows of the port). Rows that the forward pass gathered are not kept:
+ * the backward pass gathers them again. Context and expert parallelism have rules that emit several
+ * ops (place_attention.c, place_experts.c). */
 #include "spec/passes/passes.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ int qd_place_want(qd_placing *p, int slot, qd_layout need)
     if (have == need || have == QD_LAYOUT_NONE || w->tensor.size == 1 || (whole && !sp))
         return slot;
     if (have != QD_LAYOUT_PORT || need != QD_LAYOUT_ALL) {
-        w->wrong = qd_arena_printf(w->arena, "%s needs '%s' in a layout that it cannot be brought to", qd_op_name(p->old.ops[p->at].kind),
+        w->wrong = qd_arena_printf(w->arena, "%s needs '%s' in a layout that it cannot be converted to", qd_op_name(p->old.ops[p->at].kind),
                                    w->slots[slot].name);
         return slot;
     }
@@ -59,7 +59,7 @@ void qd_place_sum(qd_placing *p, int slot)
         return;
     int64_t cols = w->slots[slot].cols;
     int own = slot;
-    if (w->ledger->mesh.sp) { /* what leaves the module is what is left of it */
+    if (w->ledger->mesh.sp) { /* the scattered rows are what leaves the module */
         own = qd_class_local(w, qd_class_name(w, "", slot, " of the port"), w->port_rows, cols);
         if (w->no_memory)
             return;
@@ -76,8 +76,8 @@ void qd_place_sum(qd_placing *p, int slot)
     op->exchange.async = w->config->overlap;
 }
 
-/* How the parameters of a weight are cut over tp: by dimension 0 (outputs), 1 (inputs), or not
- * (-1). */
+/* How the parameters of a weight are sharded over tp: along dimension 0 (outputs), 1 (inputs), or
+ * not at all (-1). */
 static int cut_of(const qd_class_writer *w, int weight)
 {
     const qd_place *place = &w->ledger->params[w->module->param_begin + w->slots[weight].param].value[QD_AXIS_TP];
@@ -91,7 +91,7 @@ static qd_op *keep(qd_placing *p, const qd_op *op)
     return kept;
 }
 
-/* Row by row, over the rows of a port. */
+/* Row-wise ops, over the rows of a port. */
 static void rowwise(qd_placing *p, const qd_op *op)
 {
     qd_op placed = *op;
@@ -107,12 +107,12 @@ static void rowwise(qd_placing *p, const qd_op *op)
     keep(p, &placed);
 }
 
-/* Layouts of x and y of y = x·Wᵀ + b, by how W is cut: not, by outputs, by inputs. */
+/* Layouts of x and y in y = x·Wᵀ + b for W not sharded, sharded by outputs, sharded by inputs. */
 static const qd_layout linear_x[] = {QD_LAYOUT_PORT, QD_LAYOUT_ALL, QD_LAYOUT_COLUMNS};
 static const qd_layout linear_y[] = {QD_LAYOUT_PORT, QD_LAYOUT_COLUMNS, QD_LAYOUT_PARTIAL};
 
-/* The layout of a gradient, as it is needed for a result and given for an operand of that
- * layout. */
+/* The layout of a gradient: required for a result with this layout, produced for an operand with
+ * this layout. */
 static qd_layout dual(qd_layout layout)
 {
     return layout == QD_LAYOUT_PARTIAL ? QD_LAYOUT_ALL : layout == QD_LAYOUT_ALL ? QD_LAYOUT_PARTIAL : layout;
@@ -125,7 +125,7 @@ static void linear(qd_placing *p, const qd_op *op)
     int cut = cut_of(w, op->slot[QD_LINEAR_WEIGHT]);
     placed.slot[QD_LINEAR_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_X], linear_x[cut + 1]);
     if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL && w->tensor_coord > 0)
-        placed.slot[QD_LINEAR_BIAS] = -1; /* one rank adds the bias; all have its gradient */
+        placed.slot[QD_LINEAR_BIAS] = -1; /* one rank adds the bias; all compute its gradient */
     qd_place_give(p, op->slot[QD_LINEAR_Y], linear_y[cut + 1], w->slots[op->slot[QD_LINEAR_WEIGHT]].rows);
     keep(p, &placed);
     if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL)
@@ -153,7 +153,8 @@ static void linear_dw(qd_placing *p, const qd_op *op)
     keep(p, &placed);
 }
 
-/* In whatever layout its operands have; results like the first operand, SwiGLU's half as wide. */
+/* Ops that work in any layout. Results have the layout of the first operand; SwiGLU halves the
+ * columns. */
 static void alike(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;

@@ -1,14 +1,14 @@
-/* Placement of attention: over this rank's own rows, or with cp over the rows of all its ranks.
- * R is the micro-batch's rows on this rank (batch × seq / cp), S those of whole sequences.
+/* Placement of attention: over this rank's own rows, or under cp over the rows of all its ranks. R
+ * is the number of rows of the micro-batch on this rank (batch × seq / cp), S that of whole
+ * sequences.
  *
- * ring     keys and values pass from rank to rank, n - 1 times, each part meeting the queries
- * while the next is on its way. In
- *          the backward pass they pass once more, and their gradients follow them, n times: the last time home.
- * gather   every rank gets the keys and values of whole sequences, and again in the backward
- * pass, where their gradients are
- *          summed over the ranks.
- * ulysses  each rank gets whole sequences of a share of the heads, and gives the result back by
- * rows. */
+ * - ring: keys and values pass from rank to rank n - 1 times; each part is attended to while the
+ *   next is in flight. The backward pass repeats this, and the gradients of keys and values follow
+ *   n times, the last time back to their owner.
+ * - gather: every rank gathers the keys and values of whole sequences, and again in the backward
+ *   pass, where their gradients are reduce-scattered.
+ * - ulysses: an all-to-all gives each rank whole sequences of its share of the heads, and another
+ *   returns the result by rows. */
 #include "spec/passes/passes.h"
 
 typedef struct attention {
@@ -16,12 +16,12 @@ typedef struct attention {
     qd_group group; /* the ranks of cp */
     int input;
     int64_t q, kv, batch, most; /* columns of queries, of keys; the most rows of a sequence on any rank of cp */
-    int64_t kv_share;           /* ulysses: columns of keys that a rank gets, whole heads */
+    int64_t kv_share;           /* ulysses: columns of keys that a rank receives, whole heads */
     double flops;               /* of the forward pass on this rank */
 } attention;
 
-/* What the forward pass leaves for the backward pass, as slots. Ulysses: of this rank's heads
- * and all positions; else of this rank's rows. */
+/* What the forward pass keeps for the backward pass, as slots. Ulysses: this rank's heads at all
+ * positions; otherwise this rank's rows. */
 typedef struct attention_state {
     int qkv, o, lse;
 } attention_state;
@@ -33,7 +33,8 @@ static attention begin(qd_class_writer *w, int input)
     a.kv = (int64_t)w->kv_heads * w->model->head_dim;
     a.kv_share = qd_context_kv_share(a.group.size, a.kv, w->model->head_dim);
     a.most = qd_context_most_rows(w->config->seq, a.group.size);
-    /* QKᵀ and PV over the causal half. Chunks are dealt out so that all ranks see the same. */
+    /* QKᵀ and PV over the causal half. The zigzag assignment of chunks gives all ranks the same
+     * work. */
     a.flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)a.q;
     return a;
 }
@@ -55,7 +56,7 @@ QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_GATHER);
 QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_SCATTER);
 QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_SCATTER);
 
-/* An op that communicates: `count` elements, as qd_coll_bytes counts them. */
+/* Appends an op that communicates `count` elements, as qd_coll_bytes counts them. */
 static void exchange(const attention *a, qd_op_kind kind, int from, int to, int64_t cols, int64_t count, int round, bool async)
 {
     qd_class_writer *w = a->w;
@@ -89,7 +90,7 @@ static qd_op *over_heads(const attention *a, qd_op *op, int heads, int kv_heads,
     return op;
 }
 
-/* ---- ring and gather ---- */
+/* Ring and gather: partial attention to the keys and values of some ranks. */
 
 static void part(const attention *a, int qkv, int kv, int o, int lse, int round, double flops)
 {
@@ -104,7 +105,7 @@ static void part_grad(const attention *a, attention_state s, int kv, int d_o, in
                a->w->heads, a->w->kv_heads, flops)->round = round;
 }
 
-/* Keys and values of whole sequences. */
+/* Gathers keys and values of whole sequences. */
 static int gather(const attention *a, int qkv)
 {
     int own = qd_class_local(a->w, "kv", a->w->rows, 2 * a->kv),
@@ -127,8 +128,9 @@ static void ring(const attention *a, int qkv, int o, int lse)
     }
 }
 
-/* The gradients of a part of the keys are computed while those of the ranks before arrive, then
- * added to them. Returns the slot of this rank's own. */
+/* The gradients of one part of the keys are computed while those accumulated by the previous ranks
+ * are in flight, then added to them. Returns the slot with the gradients of this rank's own
+ * keys. */
 static int ring_grad(const attention *a, attention_state s, int d_o, int delta, int dq)
 {
     int n = a->group.size;
@@ -162,10 +164,9 @@ static int gather_grad(const attention *a, attention_state s, int d_o, int delta
     return own;
 }
 
-/* ---- ulysses ---- */
-
-/* Rows of this rank, q + 2 kv columns (kv 0: of the output), become whole sequences of its share
- * of the heads, or back. Kv heads that several ranks read go to all of them; the way back adds. */
+/* Ulysses: exchanges this rank's rows with q + 2 kv columns (kv 0: of the output) for whole
+ * sequences of its share of the heads, or the reverse. Kv heads that several ranks read are sent to
+ * all of them; the reverse direction sums their gradients. */
 static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bool to_heads)
 {
     qd_class_writer *w = a->w;
@@ -181,7 +182,7 @@ static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bo
     qd_op_sizes(join, w->rows, q, kv, 0.0);
 }
 
-/* Of one rank alone, or in ulysses of its share. */
+/* On this rank, or in ulysses in its share. */
 static int own_kv_heads(const attention *a)
 {
     return (int)(a->kv_share / a->w->model->head_dim);
@@ -201,8 +202,6 @@ static void plain_grad(const attention *a, attention_state s, int d_o, int d_qkv
                               (DELTA, delta)),
                a->w->heads / a->group.size, own_kv_heads(a), 2.5 * a->flops);
 }
-
-/* ---- */
 
 void qd_place_attention(qd_placing *p, const qd_op *op)
 {

@@ -1,21 +1,21 @@
-/* Placement of the two ends of a model: the embedding and the loss, whose tables are cut by
- * tokens over tp. */
+/* Placement of the two ends of a model, embedding and loss, whose tables are sharded over tp by
+ * tokens of the vocabulary. */
 #include "spec/passes/passes.h"
 
-/* The first token of a table that this rank holds. */
+/* The first token in this rank's shard of a table. */
 static int64_t first_token(const qd_class_writer *w, int weight)
 {
     return qd_ledger_atom(w->ledger, w->module->param_begin + w->slots[weight].param, w->config->rank).begin[0];
 }
 
-/* A lookup reads one row per token, not the table. */
+/* A lookup reads one row per token, not the whole table. */
 static int64_t looked_up_bytes(const qd_class_writer *w, const qd_slot *table, bool positions)
 {
     return (positions ? 2 : 1) * w->rows * table->cols * (int64_t)qd_dtype_size(table->dtype);
 }
 
-/* Tokens whose row another rank holds give 0, and the sum over tp is the table's row; one rank
- * adds the position. */
+/* Tokens of another rank's shard yield 0, so the sum over tp is the row of the table. One rank adds
+ * the position. */
 void qd_place_embed(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
@@ -39,10 +39,10 @@ void qd_place_embed(qd_placing *p, const qd_op *op)
         qd_place_sum(p, rows);
 }
 
-/* The head's matrix is cut by tokens over tp: each rank has the logits of its own tokens, for
- * one chunk of rows at a time. What a row's loss needs of the others is three numbers: the
- * maximum, the sum of exponentials and the target's logit. `x` and `d_x` (-1: no gradients) have
- * all rows; d_x is left as this rank's partial sum. */
+/* The head's matrix is sharded over tp by tokens: each rank computes the logits of its own tokens,
+ * one chunk of rows at a time. The loss of a row needs three numbers of the other ranks: the
+ * maximum, the sum of exponentials and the logit of the target. `x` and `d_x` (-1: no gradients)
+ * have all rows; d_x is left as this rank's partial sum. */
 static void parallel_loss(qd_class_writer *w, const qd_op *loss, int x, int logits, int losses)
 {
     int matrix = loss->slot[QD_HEAD_LOSS_WEIGHT], input = loss->slot[QD_HEAD_LOSS_INPUT], d_x = loss->slot[QD_HEAD_LOSS_DX];

@@ -1,12 +1,12 @@
-/* Placement of routed experts: where rows are sent, and how many fit. R is the rows of the port,
- * A = R · experts per token the assignments. Rows by expert are brought to the ranks of their
- * experts before the first grouped GEMM of a pass and back behind the last; what exceeds the
- * planned buffers goes in extra rounds. */
+/* Placement of routed experts: dispatch of rows, and buffer capacity. R is the number of rows of
+ * the port, A = R · experts per token the number of assignments. Rows sorted by expert are sent to
+ * the ranks of their experts before the first grouped GEMM of a pass, and returned after the last
+ * one. Rows that exceed the planned buffers are sent in extra dispatch rounds. */
 #include "spec/passes/experts_impl.h"
 
 #include <math.h>
 
-/* Grouped GEMMs count what the assignments of a mean load cost. */
+/* FLOPs of a grouped GEMM, for a balanced load. */
 static void grouped(const qd_class_writer *w, qd_op *op, int64_t n, int64_t k)
 {
     const qd_expert_plan *e = w->experts;
@@ -22,8 +22,8 @@ void qd_place_dispatch(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind k
     qd_op *op = qd_class_exchange(w, kind, e->group, QD_OPERANDS(DISPATCH, (X, from), (TABLE, e->table), (Y, to)), 0, e->capacity, cols);
     op->k = e->room;
     op->experts = e->held;
-    /* An even load, and ranks of tp and cp with equally many rows: so all of the group say the
-     * same. */
+    /* Assumes a balanced load and equally many rows on the ranks of tp and cp, so that all ranks of
+     * the group compute the same count. */
     const int *degree = w->ledger->mesh.degree;
     op->exchange.count = w->config->batch * w->config->seq * w->model->moe.per_token * e->etp * (e->ranks - 1) * cols /
                          (degree[QD_AXIS_TP] * degree[QD_AXIS_CP]);
@@ -45,9 +45,10 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
         w->no_memory = true;
         return NULL;
     }
-    int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]); /* of the rank of cp with most */
+    /* on the rank of cp with the most rows */
+    int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]);
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
-    int64_t most = (all + tp - 1) / tp * moe->per_token; /* assignments of the rank with most rows */
+    int64_t most = (all + tp - 1) / tp * moe->per_token; /* assignments of the rank with the most rows */
     e->nodes = qd_nodes_spanned(mesh);
     e->group = qd_relay_group(mesh);
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
@@ -71,7 +72,7 @@ static void shape(qd_class_writer *w, int slot, int64_t rows, int64_t cols)
     w->slots[slot].layout = QD_LAYOUT_ROUTED;
 }
 
-/* The router's numbers, per row of the port. */
+/* Results of the router, per row of the port. */
 void qd_place_route(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
@@ -136,7 +137,7 @@ void qd_place_send(qd_placing *p, const qd_op *op)
         qd_place_dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in);
 }
 
-/* Whether a result is the last of the experts: rows of it are collected next. */
+/* Whether a result is the last of the experts, whose rows are combined next. */
 static bool is_collected(const qd_placing *p, int slot)
 {
     for (int i = p->at + 1; i < p->old.count; i++)
@@ -145,7 +146,7 @@ static bool is_collected(const qd_placing *p, int slot)
     return false;
 }
 
-/* Rows go back to where they came from. */
+/* Returns rows to the ranks they came from. */
 static int send_back(qd_placing *p, const char *name, int slot)
 {
     qd_class_writer *w = p->w;
@@ -214,7 +215,7 @@ static int rounds_room(qd_class_writer *w, bool backward)
     return qd_class_local(w, "buffers of extra rounds", 1, elements);
 }
 
-/* What exceeds the buffers, in extra dispatch rounds. */
+/* Rows that exceed the buffers, in extra dispatch rounds. */
 static void extra_rounds(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
 {
     const qd_expert_plan *e = w->experts;
@@ -237,8 +238,8 @@ static void grad_rounds(qd_class_writer *w, bool inputs, bool weights)
                              (ROOM, rounds_room(w, true))));
 }
 
-/* Gradients of weights stay in their phase: so their sums have one order, whatever runs between
- * the phases. */
+/* Gradients of weights stay in their phase, so that the order of their sums does not depend on what
+ * runs between the phases. */
 static void extra_rounds_grad(qd_class_writer *w)
 {
     grad_rounds(w, true, !w->config->split);
@@ -249,8 +250,7 @@ static void extra_rounds_grad(qd_class_writer *w)
     w->phase = QD_PHASE_INPUT;
 }
 
-/* Forward: the weighted sum over each row's experts. Backward: the gradient of sending rows to
- * them. */
+/* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */
 void qd_place_collect(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;

@@ -1,8 +1,9 @@
-/* Placement of experts on several nodes: each row crosses to a node once (spec/layout/nodes.h).
+/* Placement of experts on several nodes with two-level dispatch (spec/layout/nodes.h): each row
+ * crosses to a node at most once.
  *
- * x → copies by node → across → relayed rows → rows by expert, which continue as under flat
- * dispatch (place_experts.c) → sums of relayed rows, weighted → back across → sum over nodes.
- * Backwards the same: gradients of sums cross once per node, gradients of x and of the weights
+ * x → copies sorted by node → across → relayed rows → rows sorted by expert, as in flat dispatch
+ * (place_experts.c) → weighted sums of relayed rows → back across → sum over nodes. The backward
+ * pass mirrors it: gradients of sums cross once per node; gradients of x and of the weights
  * return. */
 #include "spec/passes/experts_impl.h"
 
@@ -13,8 +14,8 @@ static int rows_of(qd_class_writer *w, const char *name, int64_t rows)
     return qd_class_local(w, name, rows, w->model->hidden);
 }
 
-/* Ops about relayed rows say how many there are, and how many by expert and of experts fit at a
- * time. */
+/* Sets the buffer capacities of ops on relayed rows: rows of experts, rows sorted by expert, and
+ * relayed rows. */
 static void relaying(const qd_expert_plan *e, qd_op *op)
 {
     op->m = e->capacity;
@@ -24,16 +25,16 @@ static void relaying(const qd_expert_plan *e, qd_op *op)
     op->expert = e->first;
 }
 
-/* Rows cross, with `beside` numbers of 4 bytes each. The planned bytes are those of experts that
- * are all as likely, and of ranks of tp and cp with equally many rows. */
-static void cross(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, qd_operands operands, int64_t beside)
+/* Sends rows across nodes, each with `extra` 4-byte numbers. The planned bytes assume that all
+ * experts are equally likely, and equally many rows on the ranks of tp and cp. */
+static void cross(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, qd_operands operands, int64_t extra)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
     int64_t hidden = w->model->hidden;
     qd_op *op = qd_class_exchange(w, kind, qd_nodes_group(mesh), operands, 0, e->relayed, hidden);
     double rows = (double)(w->config->batch * w->config->seq) / (mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP]);
-    double cols = (double)hidden + 4.0 * (double)beside / (double)qd_dtype_size(w->config->activation);
-    op->k = beside;
+    double cols = (double)hidden + 4.0 * (double)extra / (double)qd_dtype_size(w->config->activation);
+    op->k = extra;
     op->exchange.count = llround(rows * qd_nodes_expected(&w->model->moe, e->nodes) * (e->nodes - 1) * cols);
     op->exchange.uneven = true;
     op->exchange.async = w->config->overlap;
@@ -84,7 +85,7 @@ void qd_place_relay(qd_class_writer *w, qd_expert_plan *e)
                 e->relayed, w->model->hidden, 0, 0.0);
 }
 
-/* Lists and buffers of extra rounds. */
+/* Workspace of extra dispatch rounds: lists and buffers. */
 typedef struct rounds_room {
     int lists, buffers;
 } rounds_room;
@@ -97,7 +98,7 @@ static rounds_room room_of(qd_class_writer *w, const qd_expert_plan *e, bool bac
     return (rounds_room){lists, qd_class_local(w, "buffers of extra rounds", 1, room.elements)};
 }
 
-/* What exceeds room or capacity, in extra rounds inside the nodes. */
+/* Rows that exceed `room` or `capacity`, in extra rounds inside the nodes. */
 static void extra_rounds(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, qd_operands operands)
 {
     qd_op *op = qd_class_exchange(w, kind, e->group, operands, 0, e->capacity, w->model->hidden);
@@ -134,8 +135,8 @@ void qd_place_grad_to_nodes(qd_class_writer *w, qd_expert_plan *e, int dy)
     cross(w, e, QD_OP_NODE_DISPATCH, QD_OPERANDS(NODE_DISPATCH, (X, copies), (TABLE, n->table), (Y, n->relay_dy)), 0);
 }
 
-/* Rows of extra rounds are not kept: they cross a second time. With `dx` gradients of inputs are
- * computed, with `weights` those of weights. */
+/* Rows of extra rounds are not kept: they are sent a second time. `dx` requests gradients of
+ * inputs, `weights` gradients of weights. */
 static void extra_rounds_grad(qd_class_writer *w, const qd_expert_plan *e, int d_weight, int dx, bool weights)
 {
     const qd_node_plan *n = &e->by_node;
@@ -167,7 +168,9 @@ void qd_place_grad_from_nodes(qd_class_writer *w, qd_expert_plan *e)
     n->d_sums = rows_of(w, "d_rows by node", w->slots[n->copies].rows);
     qd_op_sizes(QD_CLASS_OP(w, COMBINE, (ROWS, e->d_back), (PLACE, n->relay_place), (Y, relay_dx)),
                 e->relayed, w->model->hidden, e->etp, 0.0);
-    if (e->rounds) { /* gradients of weights stay in their phase: so their sums have one order, whatever runs between the phases */
+    /* Gradients of weights stay in their phase, so that the order of their sums does not depend on
+     * what runs between the phases. */
+    if (e->rounds) {
         extra_rounds_grad(w, e, n->relay_d_weight, relay_dx, !w->config->split);
         w->phase = QD_PHASE_WEIGHT;
         if (w->config->split)

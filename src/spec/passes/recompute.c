@@ -1,6 +1,5 @@
-/* Which ops of a block are run again for its backward pass, derived from the lists alone. An op
- * that is run a second time on the same inputs gives the same bits, so no choice made here
- * changes a result. */
+/* Which ops of a block run again in its backward pass, derived from the lists alone. Running an op
+ * again on the same inputs is bit-identical, so no choice made here changes a result. */
 #include "spec/passes/passes.h"
 
 #include <string.h>
@@ -15,7 +14,7 @@ static int first_backward_read(const qd_class_writer *w, int slot)
     return -1;
 }
 
-/* Ops from `first` on that write a slot. */
+/* Number of ops from `first` on that write a slot. */
 static int writer_count(const qd_class_writer *w, int slot, int first)
 {
     int count = 0;
@@ -25,13 +24,13 @@ static int writer_count(const qd_class_writer *w, int slot, int first)
     return count;
 }
 
-/* Whether running op `index` again frees more bytes than keeping its inputs takes. Its results
- * must be its alone. */
+/* Whether recomputing op `index` frees more bytes than keeping its inputs takes. No other op may
+ * write its results. */
 static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
     int64_t saved = 0, cost = 0;
-    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op)) /* those are never cheap */
+    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op)) /* never cheap */
         return false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0)
@@ -43,7 +42,7 @@ static bool pays(const qd_class_writer *w, int index)
                 return false;
             saved += kept ? qd_slot_bytes(slot) : 0;
         } else if (slot->kind == QD_SLOT_LOCAL) {
-            if (writer_count(w, op->slot[j], index) > 0) /* changed in place since */
+            if (writer_count(w, op->slot[j], index) > 0) /* overwritten since */
                 return false;
             cost += kept ? 0 : qd_slot_bytes(slot);
         }
@@ -51,9 +50,9 @@ static bool pays(const qd_class_writer *w, int index)
     return saved > cost;
 }
 
-/* A second run of op `index` right before the first reader of its results. Its results get slots
- * of their own, which the backward pass reads instead: those of phase F then end with phase F,
- * and lifetimes are derived as for any other. */
+/* Runs op `index` again right before the first reader of its results. The results of the second run
+ * get their own slots, which the backward pass reads instead; those of phase F then end with phase
+ * F, and lifetimes follow as for any other slot. */
 static qd_status run_again(qd_class_writer *w, int index)
 {
     qd_op copy = w->ops[index];
@@ -76,13 +75,13 @@ static qd_status run_again(qd_class_writer *w, int index)
     }
     memmove(&w->ops[at + 1], &w->ops[at], (size_t)(w->op_count++ - at) * sizeof *w->ops);
     w->ops[at] = copy;
-    for (int i = 0; i < w->op_count; i++) /* what stood behind it has moved on by one */
+    for (int i = 0; i < w->op_count; i++) /* the ops after it moved by one */
         w->ops[i].after += w->ops[i].after >= at;
     return QD_OK;
 }
 
-/* Backwards through phase F: an op is run again if the backward pass, or an op that is run
- * again, reads its results. */
+/* Backwards through phase F: an op is recomputed if the backward pass, or another recomputed op,
+ * reads its results. */
 static qd_status mark_needed(qd_class_writer *w)
 {
     bool *needed = QD_ARENA_NEW(w->arena, bool, w->slot_count);

@@ -1,10 +1,10 @@
-/* Until when asynchronous exchanges run. Independent of the pass that orders them: a list that
- * touches the slots of an exchange before an op has waited for it is refused. */
+/* Determines until when asynchronous exchanges are in flight. Independent of the pass `order`: a
+ * list that accesses the slots of an exchange before an op has waited for it is rejected. */
 #include "spec/passes/passes.h"
 #include "spec/layout/tensor.h"
 
-/* The rows of operand j of an op that it touches, as up to `tensor.size` ranges;
- * returns how many. */
+/* The rows of operand j that an op accesses, as up to `tensor.size` ranges; returns their
+ * number. */
 static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*range)[2])
 {
     const qd_slot *slot = &w->slots[op->slot[j]];
@@ -44,7 +44,7 @@ static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*ra
     return e->group.size;
 }
 
-/* Whether two ops touch the same rows of a slot. */
+/* Whether two ops access the same rows of a slot. */
 static bool meet(const qd_class_writer *w, const qd_op *a, int i, const qd_op *b, int j)
 {
     int64_t x[QD_TENSOR_MOST][2], y[QD_TENSOR_MOST][2];
@@ -71,7 +71,7 @@ qd_status qd_pass_settle(qd_class_writer *w)
                 for (int s = 0; s < QD_OP_SLOTS; s++)
                     if (op->slot[s] >= 0 && w->ops[k].slot[j] == op->slot[s] && (qd_op_writes(&w->ops[k], j) || qd_op_writes(op, s)) &&
                         meet(w, op, s, &w->ops[k], j))
-                        return QD_FAIL(QD_SYSTEM, "%s touches '%s' while an exchange that nobody has waited for works on it",
+                        return QD_FAIL(QD_SYSTEM, "%s accesses '%s' while an exchange of it is in flight",
                                        qd_op_name(w->ops[k].kind), w->slots[op->slot[s]].name);
     }
     return QD_OK;
