@@ -70,7 +70,7 @@ def prose_of_markdown(lines):
 
 
 COMMENT = {".py": re.compile(r"^\s*#"), ".sh": re.compile(r"^\s*#")}
-C_COMMENT = re.compile(r"^\s*(/\*|\*|//)")
+C_COMMENT = re.compile(r"^\s*(/\*|\*(?=[ /]|$)|//)")
 
 
 def prose_of_source(lines, kind):
