@@ -1,3 +1,5 @@
+/* Pipeline schedules: creates the classical ones (GPipe, 1F1B, interleaved), replays their timing
+ * and validates schedules. */
 #include "spec/schedule/schedule_impl.h"
 
 #include <string.h>
@@ -37,8 +39,6 @@ int qd_schedule_rank_of(qd_schedule_kind kind, int ranks, int stage)
     return back ? ranks - 1 - stage % ranks : stage % ranks;
 }
 
-/* ---- the classical ones ---- */
-
 static void write_gpipe(writer *w, int rank)
 {
     for (int mb = 0; mb < w->s->micro_batches; mb++)
@@ -47,7 +47,8 @@ static void write_gpipe(writer *w, int rank)
         qd_schedule_add(w, QD_PASS_B, rank, mb);
 }
 
-/* Rank r begins as many micro-batches as there are ranks behind it, then goes back and forth. */
+/* Rank r starts with one forward pass for each rank after it, then alternates forward and
+ * backward. */
 static void write_1f1b(writer *w, int rank)
 {
     int m = w->s->micro_batches, ahead = w->s->ranks - 1 - rank;
@@ -59,9 +60,9 @@ static void write_1f1b(writer *w, int rank)
     }
 }
 
-/* The n-th turn of a rank: groups of as many micro-batches as ranks go through its stages, forward
- * from the first to the last, backward from the last to the first. Of the last group some may not
- * exist; their turns are left out, which keeps every order. */
+/* The n-th turn of a rank: groups of `ranks` micro-batches pass through its stages, forward from
+ * the first to the last, backward from the last to the first. Micro-batches that the last group
+ * lacks are skipped, which preserves every order. */
 static void add_interleaved(writer *w, int rank, int n, bool forward)
 {
     int p = w->s->ranks, v = w->s->stages / p, chunk = n % (p * v) / p;
@@ -81,7 +82,7 @@ static void write_interleaved(writer *w, int rank)
     }
 }
 
-/* Stage s works on micro-batch t - s at time t: what it needs was done at time t - 1. */
+/* Stage s processes micro-batch t - s at time t; its input was ready at time t - 1. */
 static void write_forward(writer *w, int rank)
 {
     const qd_schedule *s = w->s;
@@ -118,7 +119,7 @@ static qd_status check_numbers(qd_schedule_kind kind, int ranks, int stages, int
         return QD_FAIL(QD_USAGE, "a pipeline of %d ranks cannot have %d stages: it must be a multiple of the ranks", ranks, stages);
     if (fixed && stages != wanted * ranks)
         return QD_FAIL(QD_USAGE,
-                       "parallel.schedule=%s has %d stage%s per pipeline rank, not %d: leave parallel.virtual_stages out, or take "
+                       "parallel.schedule=%s has %d stage%s per pipeline rank, not %d: remove parallel.virtual_stages, or use "
                        "parallel.schedule=interleaved",
                        names[kind], wanted, wanted > 1 ? "s" : "", stages / ranks);
     if (kind == QD_SCHEDULE_DUALPIPE_V && ranks > QD_DUALPIPE_RANKS)
@@ -173,9 +174,7 @@ qd_status qd_schedule_create(qd_schedule_kind kind, int ranks, int stages, int m
     return write_all(*schedule);
 }
 
-/* ---- replay ---- */
-
-/* When what a turn needs is there: ends of F, of B or I, per (stage, micro-batch); -1: not yet. */
+/* State of a replay. End times of F, and of B or I, per (stage, micro-batch); -1: not yet. */
 typedef struct replay {
     const qd_schedule *s;
     double *forward, *backward;
@@ -187,8 +186,8 @@ static size_t place(const qd_schedule *s, int stage, int microbatch)
     return (size_t)stage * (size_t)s->micro_batches + (size_t)microbatch;
 }
 
-/* The turn before it in the flow of its micro-batch: stage and whether it is a forward pass; false:
- * there is none elsewhere. */
+/* The turn that a turn depends on, on another stage: that stage, and whether it is a forward pass.
+ * Returns false if there is none. */
 static bool needs(const qd_schedule *s, const qd_turn *t, int *stage, bool *forward)
 {
     *forward = t->pass == QD_PASS_F;
@@ -196,7 +195,7 @@ static bool needs(const qd_schedule *s, const qd_turn *t, int *stage, bool *forw
     return t->pass != QD_PASS_W && *stage >= 0 && *stage < s->stages;
 }
 
-/* -1: what it needs has not happened. */
+/* The time at which a turn can start; -1: its input is not ready. */
 static double ready(const replay *r, const qd_turn *t, double transfer)
 {
     int stage;
@@ -222,7 +221,7 @@ static qd_status explain_wait(const replay *r)
         char at[48] = "has ended";
         if (there)
             snprintf(at, sizeof at, "is at %d%c%d", there->stage, qd_pass_letter((qd_pass)there->pass), there->microbatch);
-        return QD_FAIL(QD_USAGE, "schedule: rank %d waits for ever in turn %d (%d%c%d) for stage %d of rank %d, which %s", rank,
+        return QD_FAIL(QD_USAGE, "schedule: deadlock: rank %d, turn %d (%d%c%d) waits for stage %d of rank %d, which %s", rank,
                        r->at[rank] - s->begin[rank], t->stage, qd_pass_letter((qd_pass)t->pass), t->microbatch, stage, other, at);
     }
     return QD_OK;
@@ -293,8 +292,6 @@ double qd_schedule_theory(const qd_schedule *s)
     }
 }
 
-/* ---- validation ---- */
-
 enum { SEEN_F = 1, SEEN_B = 2, SEEN_I = 4, SEEN_W = 8 };
 
 static qd_status wrong(const qd_schedule *s, int rank, int index, const char *why)
@@ -304,7 +301,7 @@ static qd_status wrong(const qd_schedule *s, int rank, int index, const char *wh
                    qd_pass_letter((qd_pass)t->pass), t->microbatch, why);
 }
 
-/* next[stage * QD_PASS_COUNT + pass]: the micro-batch that must come. B counts as I and as W. */
+/* next[stage * QD_PASS_COUNT + pass]: the micro-batch expected next. B counts as both I and W. */
 static qd_status check_turn(const qd_schedule *s, int rank, int index, uint8_t *seen, int *next)
 {
     const qd_turn *t = &s->turns[index];
@@ -318,15 +315,15 @@ static qd_status check_turn(const qd_schedule *s, int rank, int index, uint8_t *
     if (t->pass != QD_PASS_F && !s->training)
         return wrong(s, rank, index, "the step has no backward pass");
     if (*cell & 1u << t->pass || (input && *cell & (SEEN_B | SEEN_I)) || (weight && *cell & (SEEN_B | SEEN_W)))
-        return wrong(s, rank, index, "it has been done before");
+        return wrong(s, rank, index, "it occurs twice");
     if (input && !(*cell & SEEN_F))
-        return wrong(s, rank, index, "its forward pass has not been done");
+        return wrong(s, rank, index, "its forward pass comes later");
     if (t->pass == QD_PASS_W && !(*cell & SEEN_I))
         return wrong(s, rank, index, "the gradients of its inputs have not been computed");
     *cell |= (uint8_t)(1u << t->pass);
     if ((t->pass == QD_PASS_F && order[QD_PASS_F]++ != t->microbatch) || (input && order[QD_PASS_I]++ != t->microbatch) ||
         (weight && order[QD_PASS_W]++ != t->microbatch))
-        return wrong(s, rank, index, "micro-batches must follow each other in ascending order, so that sums have one order");
+        return wrong(s, rank, index, "micro-batches must be in ascending order, so that sums do not depend on the schedule");
     return QD_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Schedules for people and other programs: CSV, a drawing of letters, a drawing in SVG. */
+/* Schedules as text: CSV input and output, a drawing in letters, and a drawing in SVG. */
 #include "spec/schedule/schedule.h"
 
 #include <ctype.h>
@@ -15,8 +15,6 @@ qd_status qd_schedule_write_csv(const qd_schedule *s, FILE *out)
                     i + 1 < s->begin[rank + 1] ? ',' : '\n');
     return ferror(out) ? QD_FAIL(QD_IO, "the schedule cannot be written") : QD_OK;
 }
-
-/* ---- reading ---- */
 
 typedef struct reader {
     const char *name;
@@ -75,7 +73,7 @@ static qd_status read_line(reader *r, const char *line)
         if (!parse_turn(&at, &turn) || (*at && !strchr(" \t,\r\n", *at)))
             return QD_FAIL(
                 QD_USAGE,
-                "%s, line %d: '%.12s' is no turn; one like 0F3 (stage 0, forward, micro-batch 3; letters F, B, I, W) would be right",
+                "%s, line %d: '%.12s' is not a turn; expected one like 0F3 (stage 0, forward, micro-batch 3; letters F, B, I, W)",
                 r->name, r->line, from);
         if (!grow((void **)&r->turns, r->count, &r->capacity, sizeof *r->turns))
             return QD_FAIL(QD_NO_MEMORY, "no memory for the schedule %s", r->name);
@@ -115,7 +113,7 @@ static qd_status settle(const reader *r, qd_arena *arena, qd_schedule **schedule
         s->splits = s->splits || t->pass == QD_PASS_I;
     }
     if ((double)s->stages * s->micro_batches > 2.0 * r->count)
-        return QD_FAIL(QD_USAGE, "%s: stages and micro-batches go up to %d and %d, but there are %d turns only", r->name, s->stages - 1,
+        return QD_FAIL(QD_USAGE, "%s: stages and micro-batches go up to %d and %d, but there are only %d turns", r->name, s->stages - 1,
                        s->micro_batches - 1, r->count);
     s->rank_of = QD_ARENA_NEW(arena, int, s->stages + 1);
     s->begin = QD_ARENA_NEW(arena, int, r->ranks + 1);
@@ -139,7 +137,7 @@ qd_status qd_schedule_read_csv(FILE *in, const char *name, qd_arena *arena, qd_s
     reader r = {.name = name};
     qd_status status = read_all(&r, in);
     if (status == QD_OK && r.count == 0)
-        status = QD_FAIL(QD_USAGE, "%s: holds no turn; a line per pipeline rank with turns like 0F0,0F1,0B0 would be right", name);
+        status = QD_FAIL(QD_USAGE, "%s: has no turns; expected one line per pipeline rank with turns like 0F0,0F1,0B0", name);
     if (status == QD_OK)
         status = settle(&r, arena, schedule);
     if (status == QD_OK) {
@@ -152,8 +150,6 @@ qd_status qd_schedule_read_csv(FILE *in, const char *name, qd_arena *arena, qd_s
     return status;
 }
 
-/* ---- drawings ---- */
-
 static int digits(int number)
 {
     int count = 1;
@@ -162,7 +158,7 @@ static int digits(int number)
     return count;
 }
 
-/* A cell per unit of time; turns of a rank's later stages in small letters. */
+/* One cell per unit of time; later stages of a rank in lowercase letters. */
 qd_status qd_schedule_draw_text(const qd_schedule *s, FILE *out)
 {
     qd_arena *arena;

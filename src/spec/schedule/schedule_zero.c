@@ -1,6 +1,5 @@
-/* Schedules that halve the backward pass. The gradients of inputs (I) go on to the stage before as
- * soon as they are known; those of weights (W) wait for a moment in which the rank has nothing
- * better to do.
+/* Schedules that split the backward pass. The gradients of inputs (I) are sent to the previous
+ * stage as soon as they are known; the gradients of weights (W) are deferred to fill the bubble.
  *
  * zb_h1 and zb_v: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism (2024). dualpipe_v:
  * DeepSeek-AI, DualPipe, in the form of Sea AI Lab that folds its two directions into a V. */
@@ -8,9 +7,9 @@
 
 typedef qd_schedule_writer writer;
 
-/* 1F1B, with W so many micro-batches late as the rank has fewer than rank 0 in flight: all ranks
- * then keep as much as rank 0 of 1F1B does. In the end, where no forward pass is left, a W stands
- * in its place. */
+/* 1F1B with W delayed by as many micro-batches as the rank has fewer in flight than rank 0, so that
+ * every rank keeps as much as rank 0 of 1F1B. At the end, when no forward pass is left, a W takes
+ * its place. */
 void qd_schedule_write_zb_h1(writer *w, int rank)
 {
     int m = w->s->micro_batches, ahead = w->s->ranks - 1 - rank, forward = 0, weight = 0;
@@ -27,8 +26,7 @@ void qd_schedule_write_zb_h1(writer *w, int rank)
         qd_schedule_add(w, QD_PASS_W, rank, weight++);
 }
 
-/* Turns done so far of the rank's two stages: the one on the way there (0) and the one on the way
- * back (1). */
+/* Turns done so far of the rank's two stages: on the way down the V (0) and on the way up (1). */
 typedef struct counts {
     writer *w;
     int stage[2], forward[2], input[2], weight[2];
@@ -66,8 +64,8 @@ static void both_halves(counts *c, int way)
     weight(c, way);
 }
 
-/* The pattern needs 2 p - 1 micro-batches; with fewer, the turns of those that are missing are left
- * out. */
+/* The pattern needs 2 p - 1 micro-batches; with fewer, turns of missing micro-batches are
+ * skipped. */
 void qd_schedule_write_zb_v(writer *w, int rank)
 {
     int p = w->s->ranks, m = w->s->micro_batches > 2 * p - 1 ? w->s->micro_batches : 2 * p - 1;
@@ -103,7 +101,7 @@ void qd_schedule_write_zb_v(writer *w, int rank)
         weight(&c, 0);
 }
 
-/* Gradients of weights that were put off, in the order in which they were. */
+/* Emits the deferred weight gradients in the order in which they were deferred. */
 static void late_weight(counts *c, const uint8_t *late, int *taken)
 {
     weight(c, late[(*taken)++]);
@@ -112,7 +110,7 @@ static void late_weight(counts *c, const uint8_t *late, int *taken)
 void qd_schedule_write_dualpipe_v(writer *w, int rank)
 {
     int p = w->s->ranks, m = w->s->micro_batches, behind = p - rank - 1, late_count = 0, taken = 0;
-    uint8_t late[2 * QD_DUALPIPE_RANKS]; /* way of each I whose W is still to come: at most two per rank of the last phases */
+    uint8_t late[2 * QD_DUALPIPE_RANKS]; /* direction of each I whose W is still to come: at most two per rank of the last phases */
     counts c = begin(w, rank);
     for (int i = 0; i < 2 * behind; i++)
         forward(&c, 0);
@@ -135,7 +133,7 @@ void qd_schedule_write_dualpipe_v(writer *w, int rank)
         forward(&c, 1);
         backward(&c, 0);
     }
-    /* In the second half of what is left, W is put off. */
+    /* In the second half of the remaining turns, W is deferred. */
     for (int i = 0, half = 0; i < rank + 1; i++) {
         for (int way = 1; way >= 0; way--) {
             half = half || (i == (rank + 1) / 2 && rank % 2 == way);

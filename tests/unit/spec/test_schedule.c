@@ -201,21 +201,21 @@ static void bad_files_are_refused(void **state)
     static const struct {
         const char *text, *expected;
     } cases[] = {
-        {"", "holds no turn"},
-        {"# nothing\n\n", "holds no turn"},
+        {"", "has no turns"},
+        {"# nothing\n\n", "has no turns"},
         {"0F0,0X0\n", "line 1: '0X0"},
-        {"0F0,0F\n", "is no turn"},
+        {"0F0,0F\n", "is not a turn"},
         {"0F0,0F1,0B1,0B0\n", "ascending order"},
-        {"0F0,0B0,0B0\n", "done before"},
+        {"0F0,0B0,0B0\n", "occurs twice"},
         {"0F0,0W0,0I0\n", "gradients of its inputs"},
-        {"0B0,0F0\n", "forward pass has not been done"},
+        {"0B0,0F0\n", "forward pass comes later"},
         {"0F0,0B0,0F1\n", "stage 0 never does the backward pass of micro-batch 1"},
         {"0F0,0I0\n", "never does the backward (weights) pass"},
-        {"0F0,0B0,1F0,1B0\n", "waits for ever"},
+        {"0F0,0B0,1F0,1B0\n", "deadlock"},
         {"0F0,0B0\n1F0,1B0,0F1,0B1\n", "belongs to another rank"},
-        {"0F0,0B0\n1F0,1B0,1F9,1B9\n", "but there are 6 turns only"},
+        {"0F0,0B0\n1F0,1B0,1F9,1B9\n", "but there are only 6 turns"},
         {"0F0,0B0\n1F0,1B0,1F1,1B1\n", "stage 0 never does the forward pass of micro-batch 1"},
-        {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "waits for ever in turn 1 (0B0) for stage 1 of rank 1, which is at 1F1"},
+        {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "deadlock: rank 0, turn 1 (0B0) waits for stage 1 of rank 1, which is at 1F1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qd_arena *arena;
