@@ -1,20 +1,20 @@
-/* One table of model fields. A row is a member of qd_model or of one of its groups (qd_rope,
+/* The table of model fields. A row is a member of qd_model or of one of its groups (qd_rope,
  * qd_moe), the option that sets it, its keys in data/models.json and in config.json of
- * transformers, and when it counts. The structs, the option rows, presets, equality, the saved
- * configuration and the plain part of the Hugging Face mapping are made from it (model.h,
+ * transformers, and when it applies. The structs, the option rows, presets, equality, the saved
+ * configuration and the one-to-one part of the Hugging Face mapping are generated from it (model.h,
  * field_table.h, spec/config/config.c, ckpt/hf_config.c), so a new field is one row and its use.
  *
  * F(kind, member, key, default, limits, preset, hf, when, help): a field with the option
- * model.<key>. I(kind, member, words, preset): one that the architecture implies, without an
+ * model.<key>. I(kind, member, words, preset): a field that the architecture implies, without an
  * option.
  *   kind     INT, SIZE (64 bits), REAL, FLAG, AUTO (a flag with the option auto|true|false),
  *            ENUM(type), whose values are the words of `limits` in their order
- *   default  as a user would write it; auto: what the architecture or the preset has
+ *   default  as a user would write it; auto: the value of the architecture or the preset
  *   limits   QD_RANGE(least, most), QD_WORDS("a|b"), QD_AUTO or QD_ANY
  *   preset   key in data/models.json, a.b inside an object; NULL: the same as `key`
- *   hf       key of a number or a flag in config.json of transformers, where most families have
- *            it with the same value, else NULL; other names, of single families: ckpt/hf_family.c
- *   when     a field is compared and saved ALWAYS, or only in models for which it means something
+ *   hf       key of a number or a flag in config.json of transformers, if most families have it
+ *            with the same value, else NULL; for names of single families see ckpt/hf_family.c
+ *   when     a field is compared and saved ALWAYS, or only in models to which it applies
  *
  * The order is that of the options in files, help and reference. */
 #ifndef QD_MODEL_FIELDS_H
@@ -36,7 +36,7 @@
     F(INT, kv_heads, "kv_heads", "0", QD_RANGE(0, 1e5), NULL, "num_key_value_heads", ALWAYS, "key and value heads; 0: as many as heads") \
     F(INT, head_dim, "head_dim", "0", QD_RANGE(0, 256), NULL, "head_dim", ALWAYS, "size of a head; 0: hidden / heads") \
     F(SIZE, ffn, "ffn", "0", QD_RANGE(0, 1e7), NULL, "intermediate_size", ALWAYS, \
-      "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden in steps of 32 (llama)") \
+      "inner width of the MLP; 0: 4 x hidden (gpt2), 8/3 x hidden rounded up to a multiple of 32 (llama)") \
     F(SIZE, vocab, "vocab", "256", QD_RANGE(1, 2147483647), NULL, "vocab_size", ALWAYS, "vocabulary; raw bytes need 256") \
     /* Upper bound of seq for learned positions. */ \
     F(SIZE, max_seq, "max_seq", "0", QD_RANGE(0, 1e9), NULL, "max_position_embeddings", ALWAYS, \
@@ -45,68 +45,71 @@
     F(REAL, norm_eps, "norm_eps", "1e-5", QD_RANGE(1e-12, 1), NULL, "rms_norm_eps", ALWAYS, "epsilon of the norms") \
     I(ENUM(qd_position_kind), position, "learned|rope", "position")
 
-/* Llama 3 stretches the low frequencies of the rotary embedding: wavelengths above original_seq
- * / low_factor are divided by `factor`, those below original_seq / high_factor are kept, between
- * them it blends. */
+/* Llama 3 scaling of the rotary embedding: wavelengths above original_seq / low_factor are divided
+ * by `factor`, those below original_seq / high_factor are kept, those in between are blended. */
 #define QD_ROPE_FIELDS(F, I) \
     F(REAL, base, "rope_base", "10000", QD_RANGE(1.000001, 1e12), NULL, NULL, ALWAYS, "base of the rotary embedding") \
     F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3"), "rope_scaling.type", NULL, ALWAYS, \
-      "stretching of the rotary embedding for long contexts") \
+      "scaling of the rotary embedding for long contexts") \
     F(REAL, factor, "rope_factor", "8", QD_RANGE(1, 1e6), "rope_scaling.factor", NULL, SCALED, \
-      "llama3 scaling: how far low frequencies are stretched") \
+      "llama3 scaling: factor of low frequencies") \
     F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, SCALED, \
       "llama3 scaling: lower bound of the blend") \
     F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, SCALED, \
       "llama3 scaling: upper bound of the blend") \
     F(SIZE, original_seq, "rope_original_seq", "8192", QD_RANGE(1, 1e9), "rope_scaling.original_max_seq", NULL, SCALED, \
-      "llama3 scaling: context of the first training")
+      "llama3 scaling: context length of the original training")
 
 #define QD_MODEL_KINDS(F, I) \
     F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu"), NULL, NULL, ALWAYS, \
-      "of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)") \
-    F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, "RMS norm of each head's query and key (Qwen3); auto: as the preset") \
-    F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: gpt2 has them") \
-    F(AUTO, linear_bias, "linear_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of attention output and MLP; auto: gpt2 has them") \
-    F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, "the head uses the token table; auto: gpt2 does") \
-    F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "after the embedding and each residual branch") \
+      "activation function of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)") \
+    F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
+      "RMS norm of each query and key head (Qwen3); auto: as in the preset") \
+    F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: only gpt2") \
+    F(AUTO, linear_bias, "linear_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of attention output and MLP; auto: only gpt2") \
+    F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, "the head shares the token table; auto: only gpt2") \
+    F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \
     F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights")
 
-/* Mixture of experts: the MLP of the blocks from first_dense on is a router and many small gated
- * MLPs, of which a token uses a few (docs/moe.md). */
+/* Mixture of experts: from block first_dense on, the MLP is a router and many small gated MLPs, of
+ * which each token uses a few (docs/moe.md). */
 #define QD_MOE_FIELDS(F, I) \
     F(INT, experts, "experts", "0", QD_RANGE(0, 65536), NULL, NULL, ALWAYS, \
-      "experts of a block, of which each token uses some; 0: dense blocks") \
-    F(INT, per_token, "experts_per_token", "2", QD_RANGE(1, 1024), "topk", "num_experts_per_tok", EXPERTS, "experts that a token chooses") \
+      "routed experts per block; 0: dense blocks") \
+    F(INT, per_token, "experts_per_token", "2", QD_RANGE(1, 1024), "topk", "num_experts_per_tok", EXPERTS, \
+      "experts that each token chooses") \
     F(SIZE, ffn, "expert_ffn", "0", QD_RANGE(0, 1e7), "moe_ffn", NULL, EXPERTS, \
       "inner width of an expert; 0: model.ffn") \
-    /* Together they are one MLP of shared x ffn. */ \
-    F(INT, shared, "shared_experts", "0", QD_RANGE(0, 1024), NULL, NULL, EXPERTS, "experts that every token uses, beside the chosen ones") \
-    F(INT, first_dense, "first_dense", "0", QD_RANGE(0, 100000), "dense_layers", NULL, EXPERTS, "blocks before the first with experts") \
+    /* Together they are one MLP of width shared x ffn. */ \
+    F(INT, shared, "shared_experts", "0", QD_RANGE(0, 1024), NULL, NULL, EXPERTS, \
+      "experts that every token uses, in addition to the chosen ones") \
+    F(INT, first_dense, "first_dense", "0", QD_RANGE(0, 100000), "dense_layers", NULL, EXPERTS, \
+      "dense blocks before the first with experts") \
     F(ENUM(qd_router_kind), router, "router", "softmax", QD_WORDS("softmax|sigmoid"), NULL, NULL, EXPERTS, \
-      "how the router's numbers become scores of experts") \
+      "how router logits become expert scores") \
     F(FLAG, normalised, "router_normalised", "true", QD_ANY, NULL, NULL, EXPERTS, \
       "the weights of the chosen experts add up to model.router_scale") \
     F(REAL, scale, "router_scale", "1", QD_RANGE(1e-6, 1e6), NULL, NULL, EXPERTS, "factor on the weights of the chosen experts") \
     /* Equal groups; a token chooses from the best top_groups of them. */ \
     F(INT, groups, "router_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, \
-      "groups that the experts lie in, for choices limited to some of them (one per node, for example)") \
+      "equal groups of experts, to limit choices to some of them (one group per node, for example)") \
     F(INT, top_groups, "router_top_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, "groups that a token may choose from") \
     F(AUTO, bias, "router_bias", "auto", QD_AUTO, NULL, NULL, EXPERTS, \
-      "a bias per expert that counts in the choice only; auto: with router_bias_rate") \
+      "bias per expert that only affects the choice; auto: with router_bias_rate") \
     F(REAL, bias_rate, "router_bias_rate", "0", QD_RANGE(0, 10), NULL, NULL, EXPERTS, \
-      "balance without a loss: after a step the biases of overloaded experts fall by this, those of the others rise") \
+      "loss-free balancing: after each step the biases of overloaded experts decrease by this, the others increase") \
     F(REAL, aux_loss, "aux_loss", "0", QD_RANGE(0, 1e3), NULL, NULL, EXPERTS, "coefficient of the load-balancing loss") \
     F(ENUM(qd_balance), balance, "balance", "sequence", QD_WORDS("sequence|batch"), NULL, NULL, EXPERTS, \
-      "aux_loss: each sequence is balanced, or all that the ranks compute at the same time") \
+      "aux_loss: balance each sequence, or all that the ranks compute at the same time") \
     F(REAL, z_loss, "z_loss", "0", QD_RANGE(0, 1e3), NULL, NULL, EXPERTS, "coefficient of the router's z-loss") \
     F(REAL, capacity, "expert_capacity", "0", QD_RANGE(0, 1e6), NULL, NULL, EXPERTS, \
-      "an expert takes at most this times the mean load of a rank's micro-batch, the rest is dropped; 0: nothing is dropped") \
+      "capacity of an expert as a multiple of the mean load of a rank's micro-batch; the rest is dropped; 0: nothing is dropped") \
     F(ENUM(qd_drop), drop, "drop", "last", QD_WORDS("last|least"), NULL, NULL, EXPERTS, \
-      "expert_capacity: the last tokens are dropped, or those with the least weight")
+      "expert_capacity: drop the last tokens, or those with the smallest weight")
 
 #define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
 
-/* ---- what the columns expand to ---- */
+/* What the columns expand to. */
 
 #define QD_FIELD_TYPE_INT int
 #define QD_FIELD_TYPE_SIZE int64_t
@@ -131,6 +134,6 @@
 /* A row as a member of a struct. */
 #define QD_FIELD_MEMBER(kind, member, key, fallback, limits, preset, hf, when, help) QD_FIELD_TYPE_##kind member;
 #define QD_FIELD_IMPLIED_MEMBER(kind, member, words, preset) QD_FIELD_TYPE_##kind member;
-/* As a qd_option; the last argument is `limits`. */
+/* A row as a qd_option; the last argument is `limits`. */
 #define QD_FIELD_OPTION(kind, key, fallback, help, ...) {"model." key, QD_FIELD_OPTION_##kind, fallback, __VA_ARGS__, help, NULL}
 #endif

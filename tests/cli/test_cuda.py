@@ -65,7 +65,7 @@ class Cuda(GpuTest):
     def test_a_model_that_does_not_fit_says_what_would(self):
         result = self.run_program("train", f"data.path={TEXT}", *SMALL, "model.layers=200", "model.hidden=8192", "model.head_dim=128",
                                   "train.precision=bf16", "--device", "cuda")
-        self.one_line(result, 1, "does not fit on its GPU", "the plan needs", "GiB are there")
+        self.one_line(result, 1, "does not fit on its GPU", "the plan needs", "GiB are available")
 
     def test_checkpoint_goes_from_gpu_to_cpu_and_back(self):
         run = [*TINY["llama"], "train.global_batch=8", "train.steps=10", "run.save_every=5"]

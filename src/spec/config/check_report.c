@@ -1,3 +1,5 @@
+/* `quadrille check`: builds the programs of all ranks, verifies them, and collects memory, traffic
+ * and schedule figures for the report. */
 #include <quadrille/check.h>
 
 #include "spec/config/config.h"
@@ -9,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The shape of what a rank holds of a parameter, and its part of the rows, which may differ by one
- * with the rank's place among those that share them. Experts are alike: the first stands for all,
- * held or not. False: another one stands for it. */
+/* The local shape of a parameter on a rank, and its part of the rows, which may differ by one
+ * between the ranks that share them. All experts are alike: the first represents all, held or not.
+ * False: another expert represents this one. */
 static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int rank, int64_t shape[3])
 {
     const qd_param *p = &l->params[param];
@@ -35,7 +37,7 @@ static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int 
     return true;
 }
 
-/* Biases of partial sums and positions are added by the first rank of tp alone. */
+/* Only the first rank of tp adds positions and the biases of partial sums. */
 static bool adds_biases(const qd_ledger *l, int rank)
 {
     bool any = l->model.linear_bias || l->model.position == QD_POSITION_LEARNED;
@@ -62,7 +64,7 @@ static bool same_shapes(const qd_program *program, int a, int b)
     return true;
 }
 
-/* Ranks that do the same have the same number; most ranks that do not, have another. */
+/* Equal for ranks that do the same, different for most others. */
 static uint64_t shape_hash(const qd_program *program, int rank)
 {
     uint64_t hash = 1469598103934665603u + adds_biases(program->ledger, rank);
@@ -100,7 +102,7 @@ qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd
     return QD_OK;
 }
 
-/* The rank that stands for a stage: all its other coordinates are 0. */
+/* The program that represents a stage: that of the rank whose other coordinates are 0. */
 static const qd_program *stage_program(const qd_program *const *programs, int stage)
 {
     int coords[QD_AXIS_COUNT] = {0};
@@ -121,7 +123,7 @@ static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
     }
 }
 
-/* What a collective is for: the line it is added to. */
+/* The report line that a collective is added to. */
 static const char *purpose(const qd_program *p, const qd_action *a)
 {
     if (a->kind == QD_ACTION_COLLECT || a->kind == QD_ACTION_HAND_BACK)
@@ -131,7 +133,7 @@ static const char *purpose(const qd_program *p, const qd_action *a)
     qd_buffer_kind kind = p->buffers[a->buffer].kind;
     if (qd_action_transfers(a))
         return kind == QD_BUFFER_PORT        ? "activations, to the next stage"
-               : kind == QD_BUFFER_PORT_GRAD ? "gradients of activations, to the stage before"
+               : kind == QD_BUFFER_PORT_GRAD ? "gradients of activations, to the previous stage"
                : kind == QD_BUFFER_TIED_GRAD ? "tied gradient, to the first stage"
                                              : "tied values, to the last stage";
     switch (kind) {
@@ -159,7 +161,7 @@ static void add_traffic(qd_check_report *r, const char *name, int64_t bytes)
     r->traffic[i].bytes += bytes;
 }
 
-/* What the ops of a module action make ranks send, by kind. */
+/* Traffic of the ops of a module action, by kind. */
 static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_report *r)
 {
     const qd_module_class *c = qd_program_class(p, a->module);
@@ -181,8 +183,8 @@ static void add_op_traffic(const qd_program *p, const qd_action *a, qd_check_rep
     }
 }
 
-/* What gradients and parameters of a stage take by the textbook: ranks that share a copy pass each
- * of them on n - 1 times, sums that all of them get pass twice. */
+/* Traffic of gradients and parameters of a stage by the textbook formula: each element is sent n -
+ * 1 times by the ranks that share a copy, twice that for an all-reduce. */
 static int64_t data_theory(const qd_program *p, int zero, bool each, int64_t *gathered)
 {
     const qd_strategy *s = &p->strategy;
@@ -201,7 +203,7 @@ static void fill_theory(const qd_program *const *programs, qd_check_report *r)
     const qd_strategy *s = &p->strategy;
     int64_t n = p->storage.parts, all = qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA), copies = all / n, actual = 0, plain = 0;
     int64_t syncs = s->sync_each ? s->micro_batches : 1, gathers = s->zero == 3 ? 2 * s->micro_batches : s->zero > 0;
-    if (all == 1 || qd_experts_apart(&p->ledger->model, &p->ledger->mesh)) /* experts have another n than all else */
+    if (all == 1 || qd_experts_apart(&p->ledger->model, &p->ledger->mesh)) /* the formula has a single n, experts have their own */
         return;
     for (int stage = 0; stage < r->pipeline; stage++) {
         const qd_program *q = stage_program(programs, stage);
@@ -226,8 +228,6 @@ static void fill_theory(const qd_program *const *programs, qd_check_report *r)
     r->zero_extra_bytes = r->pipeline > 1 && s->zero >= 2 ? actual - plain : 0;
 }
 
-/* ---- the pipeline ---- */
-
 static void name_modules(const qd_ledger *l, int rank, char *text, size_t size)
 {
     size_t used = 0;
@@ -244,8 +244,8 @@ static void name_modules(const qd_ledger *l, int rank, char *text, size_t size)
     }
 }
 
-/* What the stages send each other: rows of a micro-batch for each boundary between ranks, forward
- * and backward. */
+/* Traffic between stages: the rows of a micro-batch for each boundary between ranks, forward and
+ * backward. */
 static qd_status fill_pipeline(const qd_program *p, qd_check_report *r)
 {
     const qd_schedule *s = p->strategy.schedule;
@@ -270,14 +270,14 @@ static qd_status fill_pipeline(const qd_program *p, qd_check_report *r)
     return status;
 }
 
-/* The program that needs most memory, and what it needs. */
+/* The program that needs the most memory. */
 typedef struct fullest_program {
     const qd_program *program;
     qd_memory_report memory;
 } fullest_program;
 
-/* Ranks of a stage need not be alike: they may have more or fewer rows of a sequence, of a
- * parameter or of a shard. Each program is looked at once, with the first rank that runs it. */
+/* Ranks of a stage may differ: in rows of a sequence, of a parameter or of a shard. Each program is
+ * counted once, at the first rank that runs it. */
 static qd_status add_ranks(const qd_program *const *programs, int stage, qd_check_report *r, fullest_program *fullest, double *flops)
 {
     int ranks = r->world / r->pipeline, begin = stage * ranks, end = begin + ranks; /* pp is the slowest axis */
@@ -329,7 +329,7 @@ static qd_status fill_stages(const qd_program *const *programs, qd_check_report 
     return QD_OK;
 }
 
-/* Closed formulas of what the axes of the model send, summed over the stages. */
+/* Closed formulas for tensor and context parallelism, summed over the stages. */
 static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
 {
     static bool (*const formulas[])(const qd_program *, qd_check_formula *) = {qd_formula_tensor, qd_formula_context};
@@ -348,7 +348,7 @@ static void fill_formulas(const qd_program *const *programs, qd_check_report *r)
     }
 }
 
-/* What crosses nodes to reach experts. */
+/* Expert traffic between nodes. */
 static void fill_across(const qd_program *const *programs, qd_check_report *r)
 {
     const qd_mesh *mesh = &programs[0]->ledger->mesh;
@@ -446,7 +446,7 @@ static qd_status describe_schedule(const qd_program *p, FILE *out)
                 s->ranks == 1 ? "" : "s", s->stages, s->stages == 1 ? "" : "s", s->micro_batches, s->micro_batches == 1 ? "" : "es");
         fprintf(out, "F is a forward pass and takes 1, B a backward pass and takes 2; its halves I, of\n"
                      "inputs, and W, of weights, take 1 each. The number is the micro-batch%s\n",
-                s->stages > s->ranks ? "; small\nletters are a rank's further stages" : "");
+                s->stages > s->ranks ? "; small\nletters are the other stages of a rank" : "");
         fprintf(out, "time %.0f, bubble %.2f %%", times.makespan, 100.0 * times.bubble);
         if (theory >= 0.0)
             fprintf(out, " (textbook %.2f %%)", 100.0 * theory);

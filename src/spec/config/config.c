@@ -1,3 +1,5 @@
+/* The option table, and the resolution of options into a qd_config: presets, derived sizes, and
+ * checks across keys with the remedy in the message. */
 #include "spec/config/config.h"
 
 #include "model/field_table.h"
@@ -11,174 +13,184 @@
 
 /* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
 static const qd_option options_table[] = {
-    {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "named model; the other model keys change single dimensions of it", "model"},
+    {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "name of a model; the other model keys override single dimensions of it", "model"},
     QD_MODEL_FIELDS(FIELD_OPTION, NO_OPTION)
 
-    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text, token shards, or a mixture a:0.7,b:0.3", "data"},
+    {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text files, token shards, or a mixture a:0.7,b:0.3", "data"},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
-     "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, else one of model.vocab entries is trained on the "
-     "text and kept in run.dir",
+     "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, otherwise a tokenizer with model.vocab entries is "
+     "trained on the text and saved in run.dir",
      "tokenizer"},
-    {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "part of each source that is held out, from its end", NULL},
-    {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens see only their own document", NULL},
-    {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
-    {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
+    {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "fraction of each source that is held out, taken from its end", NULL},
+    {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens attend only to their own document", NULL},
+    {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "line that ends a document; empty: each file is one document", NULL},
+    {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of each line of .jsonl files that holds the document", NULL},
     {"data.cache", QD_OPTION_STRING, "", 0, 0, NULL,
-     "folder that keeps the tokens of text; empty: run.dir/tokens, or memory without run.dir", NULL},
-    {"data.verify", QD_OPTION_BOOL, "true", 0, 0, NULL, "all checksums and tokens of shards are checked at the start", NULL},
-    {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "tokens of a sequence", "seq"},
+     "folder for the tokens of text files; empty: run.dir/tokens, or memory without run.dir", NULL},
+    {"data.verify", QD_OPTION_BOOL, "true", 0, 0, NULL, "verify all checksums and tokens of shards at the start", NULL},
+    {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "sequence length in tokens", "seq"},
 
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
     {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
-    {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences a rank computes at a time; 0: all of its share", NULL},
+    {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences that a rank computes at once; 0: all of its share", NULL},
     {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon",
-     "optimizer; muon: matrices of blocks by orthogonalized momentum, all else by AdamW", NULL},
-    {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "highest learning rate", "lr"},
-    {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of a decay", NULL},
+     "optimizer; muon: orthogonalized momentum for the matrices of blocks, AdamW for everything else", NULL},
+    {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "peak learning rate", "lr"},
+    {"train.min_lr", QD_OPTION_FLOAT, "0", 0, 1e3, NULL, "learning rate at the end of the decay", NULL},
     {"train.schedule", QD_OPTION_ENUM, "cosine", 0, 0, "cosine|linear|constant|wsd",
-     "learning rate after the warm-up; wsd: constant, then linear decay", NULL},
+     "learning rate after the warmup; wsd: constant, then linear decay", NULL},
     {"train.warmup", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps in which the learning rate rises from 0", NULL},
-    {"train.decay_steps", QD_OPTION_INT, "0", 0, 1e12, NULL, "wsd: steps of the decay at the end; 0: a fifth of all", NULL},
+    {"train.decay_steps", QD_OPTION_INT, "0", 0, 1e12, NULL, "wsd: steps of the decay at the end; 0: a fifth of all steps", NULL},
     {"train.beta1", QD_OPTION_FLOAT, "0.9", 0, 0.999999, NULL, "AdamW: decay of the first moment", NULL},
     {"train.beta2", QD_OPTION_FLOAT, "0.95", 0, 0.99999999, NULL, "AdamW: decay of the second moment", NULL},
-    {"train.eps", QD_OPTION_FLOAT, "1e-8", 1e-30, 1, NULL, "AdamW: added to the root of the second moment", NULL},
+    {"train.eps", QD_OPTION_FLOAT, "1e-8", 1e-30, 1, NULL, "AdamW: added to the square root of the second moment", NULL},
     {"train.momentum", QD_OPTION_FLOAT, "0", 0, 0.999999, NULL, "SGD: momentum", NULL},
     {"train.muon_momentum", QD_OPTION_FLOAT, "0.95", 0, 0.999999, NULL, "Muon: decay of the momentum", NULL},
-    {"train.muon_nesterov", QD_OPTION_BOOL, "true", 0, 0, NULL, "Muon: Nesterov's momentum, which looks one gradient ahead", NULL},
-    {"train.muon_steps", QD_OPTION_INT, "5", 1, 100, NULL, "Muon: Newton-Schulz steps of the orthogonalization", NULL},
+    {"train.muon_nesterov", QD_OPTION_BOOL, "true", 0, 0, NULL, "Muon: Nesterov momentum", NULL},
+    {"train.muon_steps", QD_OPTION_INT, "5", 1, 100, NULL, "Muon: Newton-Schulz iterations of the orthogonalization", NULL},
     {"train.muon_scale", QD_OPTION_ENUM, "match_rms_adamw", 0, 0, "match_rms_adamw|original",
-     "Muon: factor of the learning rate for a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr that suits AdamW; "
-     "original: sqrt(max(1, rows / columns))",
+     "Muon: learning-rate factor of a matrix; match_rms_adamw: 0.2 sqrt(max(rows, columns)), for a train.lr tuned for AdamW; original: "
+     "sqrt(max(1, rows / columns))",
      NULL},
     {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
-     "Muon: peak learning rate of the matrices, which follows the schedule of train.lr; 0: train.lr", NULL},
-    {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled; norms and biases have none", NULL},
-    {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "largest gradient norm; 0: no limit", NULL},
+     "Muon: peak learning rate of the matrices; follows the schedule of train.lr; 0: train.lr", NULL},
+    {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled weight decay; not applied to norms and biases", NULL},
+    {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "maximum gradient norm; 0: no clipping", NULL},
     {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip",
-     "a loss or gradient that is not finite never reaches the weights: the run stops, or the step is left out (after 20 in a row it stops)",
+     "if a loss or gradient is not finite, stop the run or skip the step (after 20 skipped steps in a row the run stops); the weights "
+     "never change",
      NULL},
-    {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "of initial weights, sample order and dropout", "seed"},
+    {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "random seed of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
-     "bf16: weights, gradients and activations are stored as bf16, with fp32 master weights", NULL},
+     "bf16: weights, gradients and activations in bf16, with fp32 master weights", NULL},
     {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split",
-     "bf16: how master weights are kept; split: only what the bf16 weight lacks of them, 2 bytes instead of 4, which AdamW and SGD put "
-     "together in the update",
+     "bf16: how master weights are stored; split: only their low 16 bits, 2 bytes instead of 4; the update of AdamW and SGD combines "
+     "them with the bf16 weight",
      NULL},
     {"train.grad_dtype", QD_OPTION_ENUM, "auto", 0, 0, "auto|fp32|bf16",
-     "type in which gradients are kept and reduced; auto: as precision, but fp32 with model.router_bias_rate, which counts tokens in "
-     "them; bf16 rounds at every micro-batch and chunk of the head, fp32 does not",
+     "type in which gradients are stored and reduced; auto: that of train.precision, but fp32 with model.router_bias_rate, which counts "
+     "tokens in gradients; bf16 rounds after every micro-batch and chunk of the head, fp32 does not",
      NULL},
     {"train.deterministic", QD_OPTION_BOOL, "false", 0, 0, NULL,
-     "cuda: only kernels that give the same bits in every run; the cpu's always do", NULL},
+     "cuda: use only kernels that are bit-identical from run to run; those of the cpu always are", NULL},
     {"train.grad_sync", QD_OPTION_ENUM, "auto", 0, 0, "auto|per_step|per_microbatch",
-     "when gradients are summed over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no whole gradients", NULL},
+     "when gradients are reduced over ranks; auto: per step, with zero 2 and 3 per micro-batch, which needs no memory for whole "
+     "gradients",
+     NULL},
     {"train.swiglu", QD_OPTION_ENUM, "auto", 0, 0, "auto|keep|again",
-     "SwiGLU's results: keep them for the backward pass, or compute them again beside their gradients, which takes less memory and moves "
+     "SwiGLU results: keep them for the backward pass, or recompute them along with their gradients, which takes less memory and moves "
      "more bytes; auto: again in routed experts and on GPUs",
      NULL},
     {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full",
-     "what blocks do not keep for their backward pass and compute again: nothing, what only moves bytes, or all but their input", NULL},
-    {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL, "how many blocks recompute, from the first on; -1: all", NULL},
+     "what blocks recompute in the backward pass instead of keeping it: nothing, memory-bound ops, or everything except their input", NULL},
+    {"train.recompute_layers", QD_OPTION_INT, "-1", -1, 100000, NULL,
+     "number of blocks that recompute, starting with the first; -1: all", NULL},
     {"train.offload", QD_OPTION_ENUM, "none", 0, 0, "none|optimizer",
-     "optimizer: the optimizer's state (master weights, moments) lies in host memory and passes through the device in chunks during the "
-     "update, with the same bits",
+     "optimizer: keep optimizer state (master weights, moments) in host memory and move it through the device in chunks during the "
+     "update; results are bit-identical",
      NULL},
     {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL,
-     "offload: MiB of state in one of the three chunks that take turns on the device", NULL},
+     "offload: MiB of state per chunk; the device has buffers for three chunks", NULL},
 
-    {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; under mpirun or srun the world decides", "ranks"},
+    {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; mpirun and srun set the number themselves", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
     {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
     {"parallel.sp", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "with tp above 1, sequence parallelism: between their products ranks of tp keep slices of the rows instead of all of them", NULL},
+     "with tp above 1, sequence parallelism: between GEMMs, ranks of tp hold slices of the rows instead of all rows", NULL},
     {"parallel.tp_overlap", QD_OPTION_INT, "1", 1, 64, NULL,
-     "with tp above 1: into how many pieces of rows products are cut whose operands or results other ranks of tp share, so that the "
-     "exchange of one piece runs beside the product of the next; 1: not at all",
+     "with tp above 1: number of pieces that GEMMs next to a tp collective are cut into, so that the collective of one piece overlaps "
+     "with the GEMM of the next; 1: no overlap",
      NULL},
     {"parallel.pp", QD_OPTION_INT, "1", -1, 65536, NULL, "pipeline-parallel degree", "pp"},
     {"parallel.schedule", QD_OPTION_ENUM, "1f1b", 0, 0, "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v|file",
-     "order of the micro-batches in the pipeline (docs/pipeline.md); file: that of parallel.schedule_file, which needs no mention here",
-     "schedule"},
+     "pipeline schedule (docs/pipeline.md); file: read from parallel.schedule_file, which also works without this key", "schedule"},
     {"parallel.virtual_stages", QD_OPTION_INT, "0", 0, 1024, NULL,
-     "stages per rank of the pipeline; 0: as the schedule wants (interleaved: 2)", NULL},
+     "pipeline stages per rank; 0: default of the schedule (interleaved: 2)", NULL},
     {"parallel.layers", QD_OPTION_STRING, "", 0, 0, NULL,
-     "blocks of each stage, as 2,1,1,1; empty: shared out by cost, embedding and head counted", NULL},
+     "number of blocks of each stage, as in 2,1,1,1; empty: balanced by cost, including embedding and head", NULL},
     {"parallel.schedule_file", QD_OPTION_STRING, "", 0, 0, NULL,
-     "reads the schedule from a file instead of taking parallel.schedule, a line per rank with turns like 0F0,0F1,0B0 (quadrille schedule "
-     "writes them)",
+     "read the schedule from a file instead of using parallel.schedule: one line per rank with turns like 0F0,0F1,0B0 (quadrille "
+     "schedule --csv writes them)",
      NULL},
     {"parallel.cp", QD_OPTION_INT, "1", -1, 65536, NULL, "context-parallel degree", "cp"},
     {"parallel.cp_mode", QD_OPTION_ENUM, "ring", 0, 0, "ring|gather|ulysses",
-     "with cp above 1, how queries meet the keys of other ranks: keys and values pass from rank to rank, all ranks gather all of them, or "
-     "heads are exchanged for positions",
+     "with cp above 1, how queries reach the keys of other ranks; ring: keys and values pass from rank to rank; gather: every rank "
+     "gathers all of them; ulysses: an all-to-all exchanges heads for positions",
      NULL},
     {"parallel.ep", QD_OPTION_INT, "1", 1, 65536, NULL,
-     "ranks that share out the experts; with parallel.etp they are neighbours among the ranks of tp, cp and dp, folded anew", "ep"},
-    {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL, "ranks that share out each expert by its inner width", NULL},
+     "expert-parallel degree: ranks that hold different experts; etp x ep are neighbours among the ranks of tp, cp and dp, which are "
+     "regrouped for experts",
+     "ep"},
+    {"parallel.etp", QD_OPTION_INT, "1", 1, 65536, NULL,
+     "tensor-parallel degree of experts: ranks that shard the inner width of each expert", NULL},
     {"parallel.expert_rows", QD_OPTION_FLOAT, "2", 0.01, 1e6, NULL,
-     "ep: a rank has memory for this times the rows that its experts get at a mean load; what exceeds it is done in further rounds", NULL},
-    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL, "machines that the ranks lie on, one after another, the same number on each",
+     "ep: buffer capacity for the rows of a rank's experts, as a multiple of a balanced load; rows that exceed it are sent in extra "
+     "dispatch rounds",
      NULL},
+    {"parallel.nodes", QD_OPTION_INT, "1", 1, 65536, NULL,
+     "machines that the ranks run on; each has the same number of consecutive ranks", NULL},
     {"parallel.dispatch", QD_OPTION_ENUM, "flat", 0, 0, "flat|node",
-     "ep over several nodes: a token's row is sent to each of its experts, or once to each node that has some of them and handed on inside "
-     "it",
+     "ep over several nodes; flat: send a token's row to each of its experts; node: send it once to each node that holds some of them, "
+     "and distribute it inside the node",
      NULL},
     {"parallel.zero", QD_OPTION_INT, "0", 0, 3, NULL,
-     "what ranks of dp share out instead of each keeping all: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
+     "what ranks of dp shard instead of replicating it: 1: optimizer state, 2: gradients too, 3: parameters too", "zero"},
     {"parallel.dp_shard", QD_OPTION_INT, "-1", -1, 65536, NULL,
-     "zero: how many ranks of dp hold one copy together, the others being replicas; -1: all", NULL},
+     "zero: number of ranks of dp that share one sharded copy, the others being replicas; -1: all", NULL},
     {"parallel.prefetch", QD_OPTION_INT, "2", 1, 100000, NULL,
-     "zero: modules whose parameters are gathered at once (zero 3: in memory at once)", NULL},
+     "zero: modules whose parameters are gathered ahead of their use (zero 3: are in memory at once)", NULL},
     {"parallel.reshard_after_forward", QD_OPTION_STRING, "true", 0, 0, NULL,
-     "zero 3: parameters leave after the forward pass and are gathered again (true), stay (false), or are kept by groups of so many ranks",
+     "zero 3: free parameters after the forward pass and gather them again (true), keep them (false), or keep them sharded over groups "
+     "of this many ranks",
      NULL},
     {"parallel.overlap", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "communication runs beside computation: gradients are reduced while the backward pass still runs, parameters gathered ahead of use",
-     NULL},
-    {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients in one reduction", NULL},
-    {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL, "gradients of inputs and of weights are separate actions", NULL},
+     "overlap communication with computation: reduce gradients during the backward pass, gather parameters ahead of use", NULL},
+    {"parallel.bucket_mb", QD_OPTION_FLOAT, "16", 0.0001, 1e6, NULL, "MiB of gradients per reduction", NULL},
+    {"parallel.split_backward", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "compute gradients of inputs and of weights in separate actions", NULL},
 
     {"run.dir", QD_OPTION_STRING, "", 0, 0, NULL,
-     "folder for config.yaml, effective.yaml, metrics.jsonl, checkpoints, a tokenizer of the run's own and trace.json; empty: nothing is "
-     "kept",
+     "folder for config.yaml, effective.yaml, metrics.jsonl, checkpoints, a tokenizer trained by the run and trace.json; empty: nothing "
+     "is saved",
      "dir"},
-    {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replaces the run that run.dir holds", "overwrite"},
-    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "where the model is computed", "device"},
+    {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replace an existing run in run.dir", "overwrite"},
+    {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "device that computes the model", "device"},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,
-     "cuda: which GPU all local ranks use; -1: rank r of a machine uses GPU r, round and round", NULL},
+     "cuda: GPU that all local ranks use; -1: rank r of a machine uses GPU r modulo the number of GPUs", NULL},
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
-     "cuda: file that keeps which algorithm each product uses; empty: in the user's cache folder; none: searched for in every run", NULL},
+     "cuda: file that caches the algorithm of each GEMM; empty: in the user's cache folder; none: search in every run", NULL},
     {"run.tuning_seconds", QD_OPTION_FLOAT, "4", 0, 3600, NULL,
-     "cuda: how long a start may look for algorithms that run.tuning does not have yet; 0: the library's own choice; 3600: no limit", NULL},
-    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
-     "auto: mpi when started by mpirun or srun, else local; nccl: GPU memory through NCCL, one rank per GPU", "backend"},
-    {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads", "what local ranks are; threads suit debuggers", "ranks-as"},
-    {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: share out the cores", "threads"},
-    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
-     "seconds a rank may be missing from an operation before it is named and the run ends", NULL},
-    {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "cpu: a run whose ranks need more memory than their machine has free is refused before it starts; false: it starts all the same",
+     "cuda: time limit at the start for the search of algorithms that are not in run.tuning; 0: no search, use the library's choice; "
+     "3600: no limit",
      NULL},
+    {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
+     "auto: mpi if started by mpirun or srun, otherwise local; nccl: NCCL on GPU memory, one rank per GPU", "backend"},
+    {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads",
+     "how local ranks run; threads are easier to debug", "ranks-as"},
+    {"run.threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads per rank; 0: divide the cores evenly", "threads"},
+    {"run.deadline", QD_OPTION_FLOAT, "60", 0.1, 1e6, NULL,
+     "seconds that a rank may be missing from an operation before the run fails and names it", NULL},
+    {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "cpu: refuse to start if the ranks need more memory than their machine has free; false: start anyway", NULL},
     {"run.save", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "writes checkpoints into run.dir: after the last step, on every orderly stop (Ctrl-C, SIGTERM, SIGUSR1, numbers that are not finite) "
-     "and on the intervals below; false: none at all",
+     "write checkpoints to run.dir: after the last step, on every orderly stop (Ctrl-C, SIGTERM, SIGUSR1, non-finite numbers) and at the "
+     "intervals below; false: none at all",
      NULL},
     {"run.save_minutes", QD_OPTION_FLOAT, "30", 0, 1e6, NULL,
-     "minutes after which the next step ends with a checkpoint, while training waits; 0: none by time", "save-minutes"},
+     "minutes between checkpoints, each at the end of a step while training waits; 0: none by time", "save-minutes"},
     {"run.save_every", QD_OPTION_INT, "0", 0, 1e12, NULL, "steps between checkpoints; 0: none by steps", "save-every"},
     {"run.async_save", QD_OPTION_BOOL, "true", 0, 0, NULL,
-     "with run.save_every, checkpoints are written from a copy in host memory while training continues; false: training waits, and no copy "
-     "is kept",
+     "with run.save_every, write checkpoints from a copy in host memory while training continues; false: training waits, and no copy is "
+     "kept",
      NULL},
-    {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "checkpoints that are kept; 0: all", NULL},
+    {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "number of checkpoints to keep; 0: all", NULL},
     {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
-     "run folder or checkpoint whose weights the run begins with, for example one that convert made; the model must be the same",
-     "weights"},
-    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL, "goes on from the newest sound checkpoint in run.dir, on this or another layout",
-     "resume"},
-    {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between lines of progress when the output is not a terminal", NULL},
-    {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "writes trace.json (Perfetto) into run.dir", "trace"},
-    {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "steps that are traced, from the first on", NULL},
+     "run folder or checkpoint with the initial weights, for example one that convert wrote; the model must be the same", "weights"},
+    {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "resume from the newest valid checkpoint in run.dir, on the same or a different layout", "resume"},
+    {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
+    {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "write trace.json (Perfetto) to run.dir", "trace"},
+    {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "number of traced steps, starting with the first", NULL},
 };
 
 qd_option_table qd_config_table(void)
@@ -186,8 +198,8 @@ qd_option_table qd_config_table(void)
     return QD_OPTION_TABLE(options_table);
 }
 
-/* A preset of the command line over a file with every dimension, as run folders have it, would have
- * nothing to say. */
+/* A preset on the command line has no effect over a file that sets every dimension, as run folders
+ * do. */
 static qd_status check_preset_counts(const qd_options *o, const char *preset)
 {
     static const char *const sizes[] = {"model.layers", "model.hidden", "model.heads", "model.kv_heads", "model.ffn"};
@@ -197,11 +209,11 @@ static qd_status check_preset_counts(const qd_options *o, const char *preset)
             return QD_OK;
     return strcmp(command, "command line") != 0
                ? QD_OK
-               : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and what follows there set all sizes of the model: leave one of them out",
+               : QD_FAIL(QD_USAGE, "model.preset is %s, but %s and the keys after it set all sizes of the model: remove one of them",
                          preset, qd_options_origin(o, "model.layers"));
 }
 
-/* A preset is changed only by keys the user set; without one, the table's defaults count. */
+/* With a preset, only keys that the user set override it; without one, all defaults apply. */
 static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
 {
     const char *preset = qd_options_string(o, "model.preset");
@@ -216,7 +228,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
             return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
                            preset, qd_arch_name(m->arch));
     }
-    /* Sizes that follow from others are not the preset's if those are not. */
+    /* Derived sizes of the preset no longer hold if the user changed what they derive from. */
     bool new_hidden = qd_options_is_set(o, "model.hidden");
     if (new_hidden || qd_options_is_set(o, "model.heads"))
         m->head_dim = 0;
@@ -318,16 +330,16 @@ static qd_status resolve_sharding(const qd_options *o, qd_strategy *s)
     return resolve_reshard(o, &s->reshard);
 }
 
-/* A schedule that would be passed over is an error: the file would win silently. */
+/* Setting both is an error; otherwise the file would silently take precedence. */
 static qd_status check_schedule(const qd_options *o)
 {
     const char *kind = qd_options_string(o, "parallel.schedule"), *file = qd_options_string(o, "parallel.schedule_file");
     bool from_file = strcmp(kind, "file") == 0;
     if (file[0] != '\0' && qd_options_is_set(o, "parallel.schedule") && !from_file)
-        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both say which schedule to run: give one of them",
+        return QD_FAIL(QD_USAGE, "parallel.schedule (%s) and parallel.schedule_file (%s) both select a schedule: set only one of them",
                        kind, file);
     if (file[0] == '\0' && from_file)
-        return QD_FAIL(QD_USAGE, "parallel.schedule is file, but parallel.schedule_file names none");
+        return QD_FAIL(QD_USAGE, "parallel.schedule is file, but parallel.schedule_file is not set");
     return QD_OK;
 }
 
@@ -349,7 +361,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     }
     bool bf16 = qd_options_enum(o, "train.precision") == 1;
     int grad = qd_options_enum(o, "train.grad_dtype");
-    bool counts_tokens = c->model.moe.experts > 0 && c->model.moe.bias_rate > 0.0; /* beside gradients: bf16 cannot count that far */
+    /* in gradient buffers, where bf16 cannot count that far */
+    bool counts_tokens = c->model.moe.experts > 0 && c->model.moe.bias_rate > 0.0;
     c->strategy = (qd_strategy){
         .seq = seq,
         .micro_batch = qd_options_int(o, "train.micro_batch"),
@@ -392,7 +405,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
     c->seed = (uint64_t)qd_options_int(o, "train.seed");
-        c->data = (qd_data_config){
+    c->data = (qd_data_config){
         .path = qd_options_string(o, "data.path"),
         .tokenizer = qd_options_string(o, "data.tokenizer"),
         .separator = qd_options_string(o, "data.separator"),
@@ -431,7 +444,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         const char *key, *what;
     } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
                         {"run.save_every", "the folder that checkpoints are written to"},
-                        {"run.resume", "the folder of the run to go on with"}};
+                        {"run.resume", "the folder of the run to resume"}};
     const bool wanted[] = {c->trace, c->save_every > 0, c->resume};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (wanted[i] && c->run_dir[0] == '\0')
@@ -445,8 +458,8 @@ bool qd_config_snapshot(const qd_config *c)
 }
 
 /* A program takes 2 to 6 KB for each module of each micro-batch (measured: plain 2.3, ZeRO 3 with
- * recompute 4.7, with ZB-V 6.2 for all stages): it stays within about 2 GB. To be asked before a
- * schedule is made, which has turns for all of them. */
+ * recompute 4.7, with ZB-V 6.2 for all stages). The limit keeps it within about 2 GB. Must be
+ * checked before the schedule is created, because that has turns for all of them. */
 static qd_status check_length(const qd_config *c, const qd_strategy *s, int64_t share)
 {
     enum { MOST_PASSES = 400000 }; /* model.layers is at most a quarter of it */
@@ -462,7 +475,7 @@ static qd_status check_length(const qd_config *c, const qd_strategy *s, int64_t 
                    (long long)(share / fewer));
 }
 
-/* The global batch is shared out evenly: sequences per rank, then per micro-batch. */
+/* Divides the global batch evenly: sequences per rank, then micro-batches. */
 static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strategy *s)
 {
     int dp = mesh->degree[QD_AXIS_DP];
@@ -505,7 +518,7 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     mesh.etp = config->etp;
     mesh.nodes = config->nodes;
     mesh.by_node = config->by_node;
-    enum { GPU_BLOCKS = 1024 }; /* rows of an expert of a source, in one product over experts */
+    enum { GPU_BLOCKS = 1024 }; /* row ranges per grouped GEMM, one per expert and source rank */
     if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS,
                        config->model.moe.experts, config->etp);

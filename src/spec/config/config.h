@@ -1,4 +1,5 @@
-/* The resolved configuration: what the option table means. */
+/* The resolved configuration: option values with defaults, presets and consistency checks applied,
+ * as the rest of the library uses them. */
 #ifndef QD_SPEC_CONFIG_CONFIG_H
 #define QD_SPEC_CONFIG_CONFIG_H
 
@@ -7,7 +8,7 @@
 
 #include <quadrille/config.h>
 
-/* What the run trains on; texts belong to the options. */
+/* Training data. The strings belong to the options. */
 typedef struct qd_data_config {
     const char *path, *tokenizer, *separator, *field, *cache;
     double validation;
@@ -16,64 +17,64 @@ typedef struct qd_data_config {
 
 typedef struct qd_config {
     qd_model model;
-    const qd_family *family;    /* no option: what declares the modules; NULL: the registry's choice by the model */
+    const qd_family *family;    /* not an option: declares the modules; NULL: the registered family of the model */
     int world;
     int degrees[QD_AXIS_COUNT]; /* as given: one may be -1 */
-    bool sp;                    /* with tp above 1 */
-    int ep, etp;                /* of experts */
-    int nodes;                  /* that the ranks lie on */
-    bool by_node;               /* rows go to experts once per node */
+    bool sp;                    /* only with tp above 1 */
+    int ep, etp;                /* expert parallelism */
+    int nodes;                  /* number of machines */
+    bool by_node;               /* two-level dispatch: rows are sent to a node at most once */
     qd_strategy strategy;       /* micro_batches and schedule are set once the mesh is known */
-    qd_pipeline pipeline;       /* texts belong to the options */
+    qd_pipeline pipeline;       /* strings belong to the options */
     qd_optim optimizer;
     int64_t global_batch; /* sequences per step */
     int64_t steps;
     uint64_t seed;
     qd_data_config data;
-    const char *run_dir, *device, *backend, *tuning; /* texts belong to the options */
+    const char *run_dir, *device, *backend, *tuning; /* strings belong to the options */
     double tuning_seconds;
-    int gpu;            /* which accelerator all local ranks use; -1: one each, round and round */
+    int gpu;            /* GPU that all local ranks use; -1: one each, modulo the number of GPUs */
     bool deterministic;
-    bool device_comm;    /* no option: ranks as threads exchange as ranks on GPUs do, also where the host reaches the memory */
-    int64_t trace_steps; /* how many steps are traced */
-    bool memory_check;   /* ranks that exceed the memory of their machine are refused */
-    bool save;           /* checkpoints at the end, on stops and on the intervals below */
+    bool device_comm;    /* Not an option: ranks as threads communicate as GPU ranks do, even where the host can access the memory. */
+    int64_t trace_steps; /* number of steps to trace */
+    bool memory_check;   /* refuse to start if ranks exceed the memory of their machine */
+    bool save;           /* write checkpoints at the end, on stops and at the intervals below */
     int64_t save_every;  /* steps between checkpoints; 0: none by steps */
     double save_seconds; /* between checkpoints; 0: none by time */
-    bool async_save;     /* written from a copy while training goes on */
+    bool async_save;     /* written from a copy while training continues */
     int keep;
     bool resume;
-    const char *weights; /* where the first values come from; "": drawn */
-    bool skip_nonfinite; /* steps with numbers that are not finite are left out; else the run stops */
+    const char *weights; /* source of the initial weights; "": random */
+    bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
     bool ranks_as_threads, trace;
-    int threads; /* compute threads per rank; 0: share out the cores */
+    int threads; /* compute threads per rank; 0: divide the cores evenly */
     int64_t log_every;
     double deadline;
 } qd_config;
 
-/* Reads the options. `world` > 0 overrides parallel.ranks (the world that mpirun made). QD_USAGE
- * names the key. */
+/* Resolves the options. `world` > 0 overrides parallel.ranks (the number of processes that mpirun
+ * started). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
 
-/* Whether checkpoints are written from a copy of the state. Those by time alone are rare: training
- * waits for them, and no memory is set aside. */
+/* Whether checkpoints are written from a copy of the state. Those by time alone are rare, so
+ * training waits for them and no memory is reserved. */
 bool qd_config_snapshot(const qd_config *config);
 
-/* The ledger and the strategy that all ranks' programs are made from. Everything lives in
+/* The ledger and the strategy that the programs of all ranks are built from. Allocated in
  * `arena`. */
 qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy);
-/* Mesh, ledger and the program of `rank`; fills in micro_batches. Everything lives in `arena`. */
+/* Mesh, ledger and the program of `rank`; sets micro_batches. Allocated in `arena`. */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
 
-/* The program of every rank, (*programs)[world]; ranks that do the same share one. */
+/* The program of every rank, (*programs)[world]; ranks with identical programs share one. */
 qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs);
 
-/* A preset of data/models.json by name; QD_USAGE with the nearest name when there is none,
- * QD_UNSUPPORTED with what it needs when this version cannot train it. */
+/* A preset of data/models.json by name. QD_USAGE, with the nearest name, when there is none;
+ * QD_UNSUPPORTED, with the missing feature, when this version cannot train it. */
 qd_status qd_preset_find(const char *name, qd_model *model);
 
-/* For looking at runs, not for running them: where model.preset names a model that cannot be
- * trained by this version, replaces it by the keys of the nearest one that can, and says in
- * `differences` (else "") what is not as in the model. */
+/* For planning and simulation only. If model.preset names a model that this version cannot train,
+ * replaces it by the keys of the nearest model that it can, and writes the differences to
+ * `differences` (otherwise ""). */
 qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size);
 #endif

@@ -1,3 +1,5 @@
+/* Explains a plan that does not fit into memory: plans the run again with single options changed
+ * and reports those that fit. */
 #include "spec/config/fit.h"
 
 #include <stdio.h>
@@ -21,19 +23,19 @@ static qd_status planned_bytes(const qd_config *config, int rank, qd_memory_repo
     return status;
 }
 
-/* The largest kinds of buffers, as far as they matter. */
+/* The largest kinds of buffers, down to 2% of the total. */
 static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
 {
-    bool told[QD_BUFFER_KIND_COUNT] = {false};
+    bool listed[QD_BUFFER_KIND_COUNT] = {false};
     for (int n = 0; n < 5; n++) {
         int largest = -1;
         for (int kind = 0; kind < QD_BUFFER_KIND_COUNT; kind++)
-            if (!told[kind] && memory->at_peak[kind] * 50 > memory->total &&
+            if (!listed[kind] && memory->at_peak[kind] * 50 > memory->total &&
                 (largest < 0 || memory->at_peak[kind] > memory->at_peak[largest]))
                 largest = kind;
         if (largest < 0)
             break;
-        told[largest] = true;
+        listed[largest] = true;
         qd_strbuf_printf(text, "%s%s %.1f", n ? ", " : " (", qd_buffer_kind_name((qd_buffer_kind)largest),
                          gib(memory->at_peak[largest]));
     }
@@ -48,7 +50,7 @@ typedef struct change {
     qd_config config;
 } change;
 
-/* The changes that are tried, from the cheapest on. */
+/* The changes to try, the fastest first. */
 static int list_changes(const qd_config *config, const qd_strategy *s, change *list)
 {
     int count = 0;
@@ -79,7 +81,7 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.master=split");
         count++;
     }
-    const char *whole = s->split_master ? " train.master=fp32" : ""; /* the host keeps no other */
+    const char *whole = s->split_master ? " train.master=fp32" : ""; /* offloaded master weights are always fp32 */
     if (!s->offload) {
         list[count].config = *config;
         list[count].config.strategy.offload = true;
@@ -98,7 +100,7 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=%lld", (long long)size);
         count++;
     }
-    enum { AS_IT_IS, SPLIT, OFFLOADED }; /* the optimizer's state, beside the smallest activations */
+    enum { AS_IT_IS, SPLIT, OFFLOADED }; /* the optimizer state, combined with the smallest activations */
     const char *const texts[] = {"", " train.master=split", " train.offload=optimizer"};
     const bool tried[] = {s->micro_batch > 1, can_split, !s->offload};
     for (int state = AS_IT_IS; state <= OFFLOADED; state++) {
@@ -117,7 +119,7 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
     return count;
 }
 
-/* What counts against the limit. */
+/* The bytes that count against the limit. */
 static int64_t counted(const qd_memory_report *memory, bool host)
 {
     return memory->total + (host ? memory->host_total : 0);
@@ -130,14 +132,14 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, bool 
     QD_TRY(planned_bytes(config, rank, &memory, &strategy));
     qd_strbuf_printf(text, "the plan needs %.2f GiB", gib(counted(&memory, host)));
     put_kinds(&memory, text);
-    qd_strbuf_printf(text, ", %.2f GiB are there", gib(limit));
+    qd_strbuf_printf(text, ", %.2f GiB are available", gib(limit));
     change changes[MOST_CHANGES];
     int count = list_changes(config, &strategy, changes), fits = 0;
     for (int i = 0; i < count && fits < 2; i++) {
         qd_memory_report other;
         qd_strategy unused;
-        /* Host memory is no way out of host memory, and terabytes of state make a program of too
-         * many chunks. */
+        /* Offloading does not help when host memory is short, and terabytes of state would make a
+         * program with too many chunks. */
         if (changes[i].config.strategy.offload && !config->strategy.offload && (host || memory.total >> 40 >= 4))
             continue;
         if (planned_bytes(&changes[i].config, rank, &other, &unused) != QD_OK) {
@@ -153,7 +155,7 @@ qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, bool 
     if (!fits)
         qd_strbuf_printf(text,
                          "; neither recomputing nor a smaller train.micro_batch nor train.master=split%s makes it fit: spread it over "
-                         "more %s, or take a smaller model or sequence",
+                         "more %s, or use a smaller model or sequence",
                          host ? "" : " nor train.offload", host ? "machines" : "ranks");
     return QD_OK;
 }

@@ -1,4 +1,4 @@
-/* What would make a run fit into a memory. */
+/* Suggests changes that make a run fit into memory. */
 #ifndef QD_SPEC_CONFIG_FIT_H
 #define QD_SPEC_CONFIG_FIT_H
 
@@ -6,9 +6,9 @@
 
 #include <quadrille/strbuf.h>
 
-/* Says what the plan of `rank` needs by kind, and which single change of the configuration, the
- * cheapest in time first, needs no more than `limit` bytes ("train.recompute=full needs 31.2 GiB"),
- * or that none of them does. host: the memory is the host's own, so that state which train.offload
- * keeps there counts as well. */
+/* Writes what the plan of `rank` needs, by kind of buffer, and which single changes of the
+ * configuration need no more than `limit` bytes, the fastest first ("train.recompute=full needs
+ * 31.2 GiB"), or that none does. host: the limit is that of host memory, so that state offloaded by
+ * train.offload counts too. */
 qd_status qd_fit_explain(const qd_config *config, int rank, int64_t limit, bool host, qd_strbuf *text);
 #endif

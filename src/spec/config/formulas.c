@@ -1,20 +1,22 @@
+/* Closed formulas for the traffic of tensor and context parallelism, independent of the op
+ * lists. */
 #include "spec/config/formulas.h"
 
 #include "base/text/text.h"
 
 #include <stdio.h>
 
-/* How often a module's ranks of tp exchange all rows of a micro-batch. */
+/* How often the ranks of tp exchange all rows of a micro-batch in a module. */
 typedef struct exchanges {
     int reduces, gathers, scatters;
 } exchanges;
 
-/* Forward: before the products that are cut by columns rows are gathered, after those cut by rows
- * they are summed. Backward: the same of the gradients; and rows that were gathered for a product
- * are gathered again for its weight gradient. */
+/* Forward: rows are gathered before GEMMs sharded by columns, and summed after GEMMs sharded by
+ * rows. Backward: the same for the gradients; in addition, rows that were gathered for a GEMM are
+ * gathered again for its weight gradient. */
 static exchanges block_exchanges(bool sp, bool training, qd_recompute recompute)
 {
-    bool again = training && recompute == QD_RECOMPUTE_FULL; /* up to the last product, whose sum the backward pass does not read */
+    bool again = training && recompute == QD_RECOMPUTE_FULL; /* up to the last GEMM, whose sum the backward pass does not read */
     if (!sp)
         return (exchanges){.reduces = 2 + 2 * training + again};
     return (exchanges){.gathers = 2 + 4 * training + 2 * again, .scatters = 2 + 2 * training + again};
@@ -27,7 +29,8 @@ static exchanges end_exchanges(qd_module_kind kind, bool sp, bool training)
     return sp ? (exchanges){.gathers = 1, .scatters = training} : (exchanges){.reduces = training};
 }
 
-/* Bytes of `count` elements cut into pieces of rows; short sums take another way than long ones. */
+/* Bytes to all-reduce rows × cols elements in pieces of rows. The algorithm depends on the size of
+ * a piece. */
 static int64_t reduce_bytes(int64_t rows, int64_t cols, int pieces, qd_dtype dtype, int tp)
 {
     int64_t bytes = 0;
@@ -39,7 +42,7 @@ static int64_t reduce_bytes(int64_t rows, int64_t cols, int pieces, qd_dtype dty
     return bytes;
 }
 
-/* The row maximum, the sum of exponentials and the target's logit, chunk by chunk. */
+/* The row maximum, the sum of exponentials and the logit of the target, chunk by chunk. */
 static int64_t loss_bytes(const qd_program *p, int64_t rows, int tp)
 {
     int64_t chunk = qd_head_chunk_rows(p->strategy.traits, p->ledger->model.vocab), bytes = 0;
@@ -58,7 +61,7 @@ static bool runs_module(const qd_program *p, int module)
     return false;
 }
 
-/* What the program says of the exchanges inside modules over an axis. */
+/* The program's bytes for exchanges inside modules over an axis. */
 static int64_t planned_over(const qd_program *p, qd_axis axis)
 {
     int64_t bytes = 0;
@@ -68,7 +71,7 @@ static int64_t planned_over(const qd_program *p, qd_axis axis)
         const qd_module_class *c = phases ? qd_program_class(p, a->module) : NULL;
         for (int k = 0; c && k < c->op_count; k++)
             if (qd_op_runs(&c->ops[k], phases) && c->ops[k].exchange.group.axes == QD_AXIS_BIT(axis))
-                /* they are as if all ranks did what this one does */
+                /* counted as if all pipeline ranks did the same as this one */
                 bytes += c->ops[k].exchange.bytes / p->ledger->mesh.degree[QD_AXIS_PP];
     }
     return bytes;
@@ -119,8 +122,8 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
     int n = mesh->degree[QD_AXIS_CP], tp = mesh->degree[QD_AXIS_TP];
     if (n == 1)
         return false;
-    /* Columns of queries and of keys on a rank of tp; kv heads fewer than these are held by
-     * several. */
+    /* Columns of queries and keys on a rank of tp; with fewer kv heads than ranks, several ranks
+     * hold the same head. */
     int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
     qd_context_theory t =
         qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));

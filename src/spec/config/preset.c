@@ -1,4 +1,4 @@
-/* Model presets: data/models.json, kept inside the library so that nothing has to be found at run
+/* Model presets. data/models.json is embedded in the library, so that it need not be found at run
  * time. */
 #include "model/field_table.h"
 #include "spec/config/config.h"
@@ -49,8 +49,8 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     return QD_OK;
 }
 
-/* The known name that shares the longest beginning with `name`, three letters or more: presets are
- * told apart at their ends. NULL: none. */
+/* The known name that shares the longest prefix of at least three letters with `name`, because
+ * presets differ at the end. NULL: none. */
 static const char *nearest(const qd_json_node *presets, const char *name)
 {
     const char *best = NULL;
@@ -86,18 +86,17 @@ qd_status qd_preset_find(const char *name, qd_model *model)
     return status;
 }
 
-/* ---- the nearest model that can be expressed ---- */
-
-/* Unless the user wants it otherwise. */
+/* Sets an option unless the user has set it. */
 static qd_status set_word(qd_options *o, const char *key, const char *value)
 {
     return qd_options_is_set(o, key) ? QD_OK : qd_options_set(o, key, value);
 }
 
-/* Latent attention becomes heads of 128 with eight of keys and values: about its parameters and its
- * FLOPs. Norms are those of the architecture; gated activation functions are SwiGLU, others GELU;
- * experts, where only some blocks have them, are in all after the dense ones; windows and sinks are
- * left out, and learned positions are as many as the data needs. */
+/* Sets the nearest model that this version can express. Latent attention becomes heads of 128 with
+ * eight kv heads, which has about the same parameters and FLOPs. Norms are those of the
+ * architecture; gated activations become SwiGLU, others GELU. If only some blocks have experts, all
+ * blocks after the dense ones get them. Attention windows and sinks are dropped, and there are as
+ * many learned positions as the data needs. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
     bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;
@@ -140,7 +139,7 @@ qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size)
         if (!is(p, "name", name) || supported)
             continue;
         const char *reason = qd_json_as_string(qd_json_member(p, "unsupported"));
-        snprintf(differences, size, "%s cannot be trained by this version (%s): the nearest model that can stands for it", name,
+        snprintf(differences, size, "%s cannot be trained by this version (%s): using the nearest model that can", name,
                  reason ? reason : "");
         status = set_nearest(options, p);
     }
@@ -148,7 +147,7 @@ qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size)
     return status;
 }
 
-/* Two lists that live as long as the program, filled at the first call. */
+/* Two lists that are filled at the first call and never freed. */
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static const char **names_kept[2];
 

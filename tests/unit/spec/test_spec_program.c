@@ -82,7 +82,7 @@ static void bad_layouts_are_refused(void **state)
             "parallel.schedule (1f1b) and parallel.schedule_file (/nowhere.csv) both");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file parallel.schedule_file=/nowhere.csv",
             "parallel.schedule_file: /nowhere.csv");
-    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file", "parallel.schedule_file names none");
+    refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file", "parallel.schedule_file is not set");
     refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
     refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
     refused(SMALL "parallel.dp=-1 parallel.tp=-1", "both -1");
