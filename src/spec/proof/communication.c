@@ -1,41 +1,41 @@
-/* Proves that the communication of all ranks matches and cannot stand still, or finds a
- * counter-example.
+/* Proves that the communication of all ranks matches and cannot deadlock, or finds a
+ * counterexample.
  *
- * The model. A rank goes through its list. An operation on the communication stream, or an
- * asynchronous op of a module, is *posted*; others are posted and waited for. Operations of one
- * queue (a group's collectives; the messages to, or from, one peer) run in the order in which they
- * are posted. The n-th operation of a group's queue belongs to the n-th of every other member, the
- * n-th send to a peer to its n-th receive. One ends when all that belong to it are at the heads of
- * their queues: so a send blocks until it is received. Nothing else ends anything, and ending one
- * never takes another's turn away. Therefore the order in which ranks are looked at does not
- * matter: every way to run the step ends the same operations, and following one of them is a proof
- * for all.
+ * The model. A rank executes its list. An operation on the communication stream, or an asynchronous
+ * op of a module, is *posted*; others are posted and waited for. Operations of one queue (the
+ * collectives of a group; the messages to, or from, one peer) run in the order in which they are
+ * posted. The n-th operation of a group's queue matches the n-th of every other member, the n-th
+ * send to a peer its n-th receive. Operations complete when all matching ones are at the heads of
+ * their queues, so a send blocks until it is received. Nothing else completes an operation, and
+ * completing one never prevents another from completing. Therefore the order in which ranks are
+ * examined does not matter: every execution of the step completes the same operations, and
+ * following one of them proves it for all.
  *
- * Folding. If all ranks that differ along an axis share their program, the step looks the same
- * after moving every rank along that axis. The one outcome does then too: such ranks are always at
- * the same place. One of them stands for all, and members of a group that it stands for are there
- * when it is. So 16,384 ranks are checked as a few: one for each program. */
+ * Folding. If all ranks that differ along an axis share their program, shifting every rank along
+ * that axis does not change the step. Nor does it change the unique outcome, so such ranks are
+ * always at the same position. One of them represents all, and group members that it represents are
+ * at an operation whenever it is. So 16,384 ranks are checked as a few: one for each program. */
 #include "spec/layout/experts.h"
 #include "spec/program/program.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A place in a program where it communicates: an action, or an op of a module action (op -1: the
+/* A position in a program where it communicates: an action, or an op of a module action (op -1: the
  * action itself). */
 typedef struct place {
     int32_t action, op;
-    int32_t queue, number; /* the number-th of its queue */
+    int32_t queue, number; /* index within its queue */
 } place;
 
-/* What a rank does, in order: posts operation `index`, or waits for it. */
+/* A step of a rank: posts operation `index`, or waits for it. */
 typedef struct event {
     bool waits;
     int32_t index;
 } event;
 
-/* A program's communication. Queues: one per group, then one per peer for sends, one per peer for
- * receives. */
+/* The communication of a program. Queues: one per group, then one per peer for sends, one per peer
+ * for receives. */
 typedef struct flat {
     const qd_program *program;
     place *places;
@@ -52,9 +52,9 @@ typedef struct follower {
     const flat *flat;
     int at;                 /* next event */
     int *posted, *ended;    /* per queue */
-    int *members[QD_GROUP_LIMIT]; /* followers that stand for the members of its group, itself included; ended by -1 */
-    bool borrowed[QD_GROUP_LIMIT]; /* the list is that of the group's first member */
-    bool known[QD_GROUP_LIMIT];    /* the programs of all members name the group */
+    int *members[QD_GROUP_LIMIT]; /* followers that represent the members of its group, itself included; terminated by -1 */
+    bool borrowed[QD_GROUP_LIMIT]; /* the list belongs to the first member of the group */
+    bool known[QD_GROUP_LIMIT];    /* the programs of all members have the group */
 } follower;
 
 typedef struct checker {
@@ -63,15 +63,13 @@ typedef struct checker {
     int flat_count;
     follower *followers;
     int count;
-    int *stands; /* per rank: its follower; -1: not yet */
-    int *listed, lists; /* per follower: the last list of members that it is in, and how many lists there are */
-    int ranks;   /* of the pipeline */
-    int *todo;   /* followers that may be able to go on */
+    int *stands; /* per rank: its follower; -1: not assigned yet */
+    int *listed, lists; /* per follower: the last member list that contains it; number of lists */
+    int ranks;   /* pipeline ranks */
+    int *todo;   /* followers that may be able to advance */
     int todo_count;
     bool *queued;
 } checker;
-
-/* ---- a program's communication ---- */
 
 static const qd_op *op_at(const qd_program *p, const place *at)
 {
@@ -125,7 +123,7 @@ static int action_queue(const flat *f, const qd_action *a, int ranks)
     return groups + (a->kind == QD_ACTION_SEND ? 0 : ranks) + a->peer;
 }
 
-/* The ops of a module action; asynchronous ones are waited for where the list says. */
+/* Adds the ops of a module action; asynchronous ones are waited for where the list says. */
 static qd_status add_ops(flat *f, int action)
 {
     const qd_program *p = f->program;
@@ -134,7 +132,7 @@ static qd_status add_ops(flat *f, int action)
     unsigned phases = qd_action_phases(a);
     int first = f->count, waited = first;
     for (int i = 0; i <= c->op_count; i++) {
-        for (; waited < f->count; waited++) { /* they end in the order of their start */
+        for (; waited < f->count; waited++) { /* they complete in the order in which they start */
             const qd_op *op = op_at(p, &f->places[waited]);
             if (op->exchange.async && i < c->op_count && op->exchange.until > i)
                 break;
@@ -174,7 +172,7 @@ static qd_status flatten(const qd_program *p, int ranks, flat *f)
             status = add_ops(f, i);
         }
     }
-    for (int i = 0; i < f->count && status == QD_OK; i++) /* the step ends when all has ended */
+    for (int i = 0; i < f->count && status == QD_OK; i++) /* the step ends when all operations are complete */
         status = add_event(f, true, i);
     free(place_of);
     f->of_queue = malloc(((size_t)f->count + 1) * sizeof *f->of_queue);
@@ -186,8 +184,6 @@ static qd_status flatten(const qd_program *p, int ranks, flat *f)
         f->of_queue[f->begin[f->places[i].queue] + f->places[i].number] = i;
     return QD_OK;
 }
-
-/* ---- folding ---- */
 
 static bool same_along(const qd_mesh *mesh, const qd_program *const *programs, int axis)
 {
@@ -220,7 +216,8 @@ static qd_status find_flat(checker *c, const qd_program *program, int *index)
     return flatten(program, c->ranks, &c->flats[c->flat_count++]);
 }
 
-/* Stages of a pipeline may have their groups in another order. -1: the program does not name it. */
+/* Index of a group in a program; pipeline stages may number their groups differently. -1: the
+ * program does not have it. */
 static int find_group(const qd_program *p, qd_group wanted)
 {
     for (int i = 0; i < p->group_count; i++)
@@ -229,8 +226,8 @@ static int find_group(const qd_program *p, qd_group wanted)
     return -1;
 }
 
-/* Followers that stand for the members of a group, each once. All members share the list of the
- * first, whose rank is the lowest. */
+/* Lists the followers that represent the members of a group, each once. All members share the list
+ * of the first one, which has the lowest rank. */
 static qd_status list_members(checker *c, follower *f, int group)
 {
     qd_group g = f->flat->program->groups[group];
@@ -261,7 +258,7 @@ static qd_status list_members(checker *c, follower *f, int group)
     return QD_OK;
 }
 
-/* A group that is named but not used may be unknown to others. */
+/* Other members may lack a group that is never used. */
 static qd_status find_members(checker *c, follower *f, int group)
 {
     QD_TRY(list_members(c, f, group));
@@ -273,7 +270,7 @@ static qd_status find_members(checker *c, follower *f, int group)
     while (find_group(c->followers[*other].flat->program, g) >= 0)
         other++;
     qd_group_name(c->mesh, g, name, sizeof name);
-    return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, of which rank %d does not know", f->rank, name,
+    return QD_FAIL(QD_MISMATCH, "rank %d communicates in the group %s, which rank %d does not have", f->rank, name,
                    c->followers[*other].rank);
 }
 
@@ -292,7 +289,7 @@ static qd_status set_up(checker *c, const qd_program *const *programs)
     c->queued = calloc((size_t)mesh->world, sizeof *c->queued);
     if (!c->stands || !c->followers || !c->flats || !c->todo || !c->queued || !c->listed)
         return no_memory();
-    for (int rank = 0; rank < mesh->world; rank++) { /* those that stand for others come before them */
+    for (int rank = 0; rank < mesh->world; rank++) { /* representatives have lower ranks than those they represent */
         int by = stand_in(mesh, folded, rank), index;
         c->stands[rank] = by == rank ? c->count : c->stands[by];
         if (by != rank)
@@ -334,9 +331,7 @@ static void tear_down(checker *c)
     free(c->queued);
 }
 
-/* ---- operations that belong together ---- */
-
-/* The follower at the other end of a queue of messages, and its queue. */
+/* The follower at the other end of a message queue, and its queue. */
 static int peer_of(const checker *c, const follower *f, int queue, int *other_queue)
 {
     int groups = f->flat->program->group_count, way = (queue - groups) / c->ranks, offset = (queue - groups) % c->ranks;
@@ -369,8 +364,9 @@ static int next_held(const qd_program *p, int param, int end)
     return param;
 }
 
-/* Of parameters. Experts are alike, and a program stands for ranks that have others than the one it
- * was made for: each counts by its place among a rank's. */
+/* Whether two actions work on the same run of parameters. Experts are alike, and a program may
+ * represent ranks that hold different experts than the one it was built for, so each expert counts
+ * by its position among those of a rank. */
 static bool same_run(const qd_program *p, const qd_action *x, const qd_program *q, const qd_action *y)
 {
     if (x->param == y->param && x->params == y->params)
@@ -416,8 +412,7 @@ static qd_status disagree(const follower *f, const place *a, const follower *g, 
     return QD_FAIL(QD_MISMATCH, "rank %d, action %d: %s; but rank %d, action %d: %s", f->rank, a->action, mine, g->rank, b->action, theirs);
 }
 
-/* Calls `visit` for each follower whose head of the queue belongs to that of `f`, until one says
- * no. */
+/* The operation of another follower that matches the head of a queue. */
 typedef struct counterpart {
     int follower, queue;
 } counterpart;
@@ -441,7 +436,7 @@ static void wake(checker *c, int index)
     c->todo[c->todo_count++] = index;
 }
 
-/* If all counterparts have posted the head of the queue, it ends. */
+/* Completes the head of the queue if all counterparts have posted theirs. */
 static qd_status try_end(checker *c, follower *f, int queue, bool *ended)
 {
     int number = f->ended[queue];
@@ -466,7 +461,7 @@ static qd_status try_end(checker *c, follower *f, int queue, bool *ended)
     return QD_OK;
 }
 
-/* As far as the follower comes. */
+/* Advances the follower as far as possible. */
 static qd_status go_on(checker *c, follower *f)
 {
     for (; f->at < f->flat->event_count; f->at++) {
@@ -483,10 +478,8 @@ static qd_status go_on(checker *c, follower *f)
     return QD_OK;
 }
 
-/* ---- counter-examples ---- */
-
-/* Whom a follower that stands still waits for: one whose operation at the head of the same queue is
- * missing. -1: nobody more. */
+/* The i-th follower that a blocked follower waits for: one that has not posted the operation
+ * matching the head of the queue. -1: no more. */
 static int waits_for(const checker *c, const follower *f, int i)
 {
     if (f->at >= f->flat->event_count)
@@ -505,8 +498,8 @@ static const place *head_of(const follower *f)
     return nth(f->flat, queue, f->ended[queue]);
 }
 
-/* A shortest way from a follower back to itself: breadth first. Returns its length, the followers
- * on it in `circle`. */
+/* A shortest cycle from a follower back to itself, by breadth-first search. Returns its length,
+ * with the followers on it in `circle`. */
 static int shortest_circle(const checker *c, int start, int *from, int *line, int *circle)
 {
     int head = 0, tail = 0;
@@ -546,7 +539,7 @@ static qd_status describe_circle(const checker *c, const int *circle, int length
                          c->followers[circle[i > 0 ? i - 1 : length - 1]].rank);
         used += n > 0 ? (size_t)n : 0;
     }
-    return QD_FAIL(QD_MISMATCH, "ranks wait for each other: %s", text);
+    return QD_FAIL(QD_MISMATCH, "deadlock: %s", text);
 }
 
 static qd_status explain(const checker *c)

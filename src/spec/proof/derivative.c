@@ -1,12 +1,12 @@
-/* That the backward pass of an op list is the derivative of its forward pass, operand by operand.
+/* Proves that the backward pass of an op list is the derivative of its forward pass, operand by
+ * operand.
  *
- * Values of the forward pass get numbers by how they are computed: the op and the numbers of its
- * operands. What only moves between ranks or is computed again keeps its number. Each op that uses
- * a value is one of its *uses*. A gradient is that of one value, and has the terms of some of its
- * uses; an op of the backward pass takes the gradient of the result of one op of the forward pass,
- * which must have the terms of all uses, with the operands of that op, and gives the terms of one
- * use of each operand. A residual is a sum: the gradient of the sum is a term of the gradient of
- * both. */
+ * Values of the forward pass are numbered by how they are computed: the op and the numbers of its
+ * operands. Communication and recompute keep the number. Each op that reads a value is one of its
+ * *uses*. A gradient belongs to one value and contains the terms of some of its uses. An op of the
+ * backward pass reads the gradient of the result of one op of the forward pass, which must contain
+ * the terms of all uses, and the operands of that op; it produces the terms of one use of each
+ * operand. A residual is a sum: the gradient of the sum is a term of both gradients. */
 #include "spec/proof/derivative_impl.h"
 
 #include <stdlib.h>
@@ -72,7 +72,7 @@ qd_status qd_derivation_note(derivation *d, fact f)
     QD_TRY(qd_derivation_uses(d, f.weight, f.y));
     for (int i = 0; i < d->fact_count; i++)
         if (d->facts[i].kind == f.kind && d->facts[i].y == f.y)
-            return QD_OK; /* computed again, or for other rows */
+            return QD_OK; /* recomputed, or for other rows */
     if (!grow((void **)&d->facts, d->fact_count, &d->fact_capacity, sizeof *d->facts))
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     d->facts[d->fact_count++] = f;
@@ -117,8 +117,8 @@ bool qd_derivation_has_all(const derivation *d, const known *g, uint64_t value)
     return true;
 }
 
-/* A gradient as that of `value`: itself, or, being the gradient of a sum of which the value is a
- * part (or of a sum of sums), one term. */
+/* Interprets a gradient as one of `value`: it is one, or it is the gradient of a sum with that
+ * value as an operand (or of a sum of sums) and thus one term. */
 bool qd_derivation_as_gradient(const derivation *d, const known *g, uint64_t value, known *out)
 {
     *out = *g;
@@ -152,7 +152,7 @@ qd_status qd_derivation_join(const derivation *d, proof_operand operand, known f
     return QD_OK;
 }
 
-/* An operand that must be the whole gradient of `value`. */
+/* Checks that an operand is the whole gradient of `value`. */
 qd_status qd_derivation_whole(const derivation *d, proof_operand operand, uint64_t value)
 {
     known sum = {.value = value, .gradient = true};
@@ -163,12 +163,12 @@ qd_status qd_derivation_whole(const derivation *d, proof_operand operand, uint64
 qd_status qd_derivation_is_value(const derivation *d, proof_operand operand, uint64_t value)
 {
     known k = qd_known_at(d, operand);
-    return !k.gradient && k.value == value ? QD_OK : qd_derivation_fail(d, operand, "it is not what the op of the forward pass worked on");
+    return !k.gradient && k.value == value ? QD_OK : qd_derivation_fail(d, operand, "it is not an operand of the op of the forward pass");
 }
 
 qd_status qd_derivation_no_fact(const derivation *d)
 {
-    return qd_derivation_fail(d, NO_OPERAND, "it is the gradient of no op of the forward pass");
+    return qd_derivation_fail(d, NO_OPERAND, "it is not the gradient of any op of the forward pass");
 }
 
 static qd_status follow(derivation *d, unsigned phases)
@@ -182,7 +182,7 @@ static qd_status follow(derivation *d, unsigned phases)
     return QD_OK;
 }
 
-/* Ports: what arrives is a value of its own, and what leaves is used by the next module. */
+/* Ports: the input is a value of its own, and the output is used by the next module. */
 static qd_status ports(derivation *d, bool begin)
 {
     uint64_t out = 0;

@@ -1,4 +1,4 @@
-/* What the files of derivative.c share: numbers of values, and what is known of slots and ops. */
+/* What the derivative*.c files share: value numbers, and what is known of slots and ops. */
 #ifndef QD_SPEC_PROOF_DERIVATIVE_IMPL_H
 #define QD_SPEC_PROOF_DERIVATIVE_IMPL_H
 
@@ -8,11 +8,11 @@ enum { TERMS_MOST = 8 };
 
 /* What is known of a slot. */
 typedef struct known {
-    uint64_t value; /* number; of a gradient: of the value that it is the gradient of. 0: nothing */
+    uint64_t value; /* value number; of a gradient: that of the value it is the gradient of. 0: unknown */
     bool gradient;
-    uint64_t terms[TERMS_MOST]; /* of a gradient: results of the uses that it has the terms of */
+    uint64_t terms[TERMS_MOST]; /* of a gradient: results of the uses whose terms it contains */
     int count;
-    uint8_t part; /* of a gradient of queries, keys and values: 1 queries, 2 the others; 0: all of them */
+    uint8_t part; /* gradients of queries, keys and values: 1 queries, 2 keys and values; 0: all of them */
 } known;
 
 typedef enum fact_kind {
@@ -31,9 +31,9 @@ typedef enum fact_kind {
 /* An op of the forward pass. */
 typedef struct fact {
     fact_kind kind;
-    uint64_t key; /* which parameter, site or list */
+    uint64_t key; /* which parameter, dropout site or list */
     uint64_t x, add, weight, y;
-    uint64_t bias; /* LINEAR: which parameter; 0: none, or another rank's to add */
+    uint64_t bias; /* LINEAR: which parameter; 0: none, or another rank adds it */
 } fact;
 
 typedef struct use {
@@ -46,10 +46,10 @@ typedef struct derivation {
     fact *facts;
     use *uses;
     int fact_count, fact_capacity, use_count, use_capacity;
-    uint64_t rows; /* the table that says how many rows each expert has */
+    uint64_t rows; /* the table with the number of rows per expert */
 } derivation;
 
-#define LOSS_TERM UINT64_C(1) /* terms with names */
+#define LOSS_TERM UINT64_C(1) /* reserved terms */
 #define PORT_TERM UINT64_C(2)
 
 static inline uint64_t number(uint64_t kind, uint64_t a, uint64_t b, uint64_t c)
@@ -60,11 +60,11 @@ static inline uint64_t number(uint64_t kind, uint64_t a, uint64_t b, uint64_t c)
         hash = (hash ^ parts[i]) * 1099511628211u;
         hash ^= hash >> 29;
     }
-    return hash | 4; /* above the terms with names */
+    return hash | 4; /* never equal to a reserved term */
 }
 
-/* Things that are no values of the model. Of lists of rows (by expert, by node, of relayed rows by
- * expert): place, from, counts. */
+/* Numbers for what is not a value of the model. Lists of rows (by expert, by node, relayed rows by
+ * expert) have places, sources and counts. */
 enum {
     INPUTS = 90,
     ROPE_TABLE,
@@ -96,7 +96,7 @@ static inline uint64_t list_part(int list, int part)
     return number((uint64_t)list, (uint64_t)part, 0, 0);
 }
 
-/* Which list an operand is a part of; 0: none. */
+/* The list that an operand is a part of; 0: none. */
 static inline uint64_t list_of(uint64_t value, int part)
 {
     for (int list = BY_EXPERT_LIST; list <= RELAY_LIST; list++)

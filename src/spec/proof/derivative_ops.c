@@ -1,8 +1,8 @@
-/* What each kind of op is to the derivative: which value it computes, or of which op it is the
- * gradient. */
+/* The role of each kind of op in the derivative: which value it computes, or the gradient of which
+ * op it is. */
 #include "spec/proof/derivative_impl.h"
 
-/* y = x·Wᵀ (+ add); with an activation: of that sum. */
+/* y = x·Wᵀ (+ add); with an activation: applied to that sum. */
 static qd_status linear(derivation *d)
 {
     qd_op_kind kind = d->w->op->kind;
@@ -32,11 +32,11 @@ static qd_status linear_dx(derivation *d)
     if (kind == QD_OP_EXPERTS_DX || kind == QD_OP_EXPERTS_DX_SWIGLU)
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
     known dx = qd_known_gradient(f->x, f->y);
-    if (kind == QD_OP_LINEAR_DX_GELU || kind == QD_OP_EXPERTS_DX_SWIGLU) { /* on through the activation */
+    if (kind == QD_OP_LINEAR_DX_GELU || kind == QD_OP_EXPERTS_DX_SWIGLU) { /* continue through the activation */
         proof_operand operand = kind == QD_OP_LINEAR_DX_GELU ? SUMS : X;
         uint64_t sum = qd_known_at(d, operand).value, y = number(FACT_ACT, sum, 0, 0);
         if (f->x != y || !qd_derivation_has_all(d, &dx, y))
-            return qd_derivation_fail(d, operand, "it is not what the op of the forward pass worked on");
+            return qd_derivation_fail(d, operand, "it is not an operand of the op of the forward pass");
         dx = qd_known_gradient(sum, y);
         qd_known_set_value(d, Y, y);
     }
@@ -53,7 +53,7 @@ static qd_status linear_dw(derivation *d)
     if (d->w->op->kind == QD_OP_EXPERTS_DW)
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
     if (f->bias != 0 && qd_proof_has(d->w, BIAS_GRAD) && qd_known_param(d, BIAS_GRAD) != f->bias)
-        return qd_derivation_fail(d, BIAS_GRAD, "it is another bias than the forward pass has added");
+        return qd_derivation_fail(d, BIAS_GRAD, "it is not the bias that the forward pass adds");
     return qd_derivation_is_value(d, X, f->x);
 }
 
@@ -74,8 +74,8 @@ static qd_status norm(derivation *d)
     return QD_OK;
 }
 
-/* Gradients of biases that come out of a norm's gradient: the row sums of a gradient of what the
- * bias was added to. */
+/* Bias gradients that a norm gradient produces: the row sums of a gradient of what the bias was
+ * added to. */
 static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
 {
     uint64_t bias = qd_known_param(d, operand);
@@ -84,7 +84,7 @@ static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
         if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias && qd_derivation_as_gradient(d, &g, d->facts[i].y, &own) &&
             qd_derivation_has_all(d, &own, d->facts[i].y))
             return QD_OK;
-    return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "it is not the gradient of this bias whose rows are summed");
+    return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "the rows that are summed are not those of the gradient of this bias");
 }
 
 static qd_status norm_grad(derivation *d)
@@ -107,7 +107,7 @@ static qd_status norm_grad(derivation *d)
     return QD_OK;
 }
 
-/* Forward y = x + add; backward the sum of terms of one gradient. */
+/* Forward: y = x + add. Backward: the sum of terms of one gradient. */
 static qd_status add(derivation *d)
 {
     known x = qd_known_at(d, X), b = qd_known_at(d, ADD);
@@ -126,7 +126,8 @@ static qd_status add(derivation *d)
     return qd_derivation_note(d, (fact){.kind = FACT_SUM, .x = x.value, .add = b.value, .y = y});
 }
 
-/* Ops of one operand without parameters, and their gradients: with a key, `site`. */
+/* Ops with one operand and without parameters, and their gradients. `key` identifies the op, as a
+ * dropout site does. */
 static qd_status forward_unary(derivation *d, fact_kind kind, uint64_t key, proof_operand from, proof_operand to)
 {
     uint64_t x = qd_known_at(d, from).value, y = number(kind, kind == FACT_ACT ? x : key, kind == FACT_ACT ? 0 : x, 0);
@@ -187,15 +188,14 @@ static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand d
     return QD_OK;
 }
 
-/* ---- rows to experts and back: PERMUTE and COMBINE without weights are each other's gradient
- * ---- */
+/* Rows to experts and back: PERMUTE, and COMBINE without weights, are each other's gradient. */
 
 static qd_status permute(derivation *d)
 {
     known x = qd_known_at(d, X);
     uint64_t list = list_of(qd_known_at(d, FROM).value, LIST_FROM);
     if (list == 0)
-        return qd_derivation_fail(d, FROM, "it is no list of rows");
+        return qd_derivation_fail(d, FROM, "it is not a list of rows");
     QD_TRY(qd_derivation_is_value(d, COUNTS, list_part((int)list, LIST_COUNTS)));
     if (qd_proof_has(d->w, PLACE))
         QD_TRY(qd_derivation_is_value(d, PLACE, list_part((int)list, LIST_PLACE)));
@@ -213,7 +213,7 @@ static qd_status combine(derivation *d)
     uint64_t list = list_of(qd_known_at(d, PLACE).value, LIST_PLACE), weight = qd_known_at(d, COMBINE_WEIGHT).value,
              more = qd_known_at(d, ADD).value;
     if (list == 0)
-        return qd_derivation_fail(d, PLACE, "it is no list of rows");
+        return qd_derivation_fail(d, PLACE, "it is not a list of rows");
     if (!rows.gradient) {
         uint64_t y = number(FACT_COMBINE, rows.value, weight, more) ^ list;
         qd_known_set_value(d, Y, y);
@@ -257,7 +257,7 @@ static qd_status route_grad(derivation *d)
     return backward_unary(d, f, D_COMBINE_WEIGHT, DX);
 }
 
-/* Lists of rows, from the choices of the router. */
+/* Lists of rows, derived from the router's choices. */
 static qd_status plan(derivation *d)
 {
     int list = d->w->op->kind == QD_OP_ROUTE_PLAN ? BY_EXPERT_LIST : d->w->op->kind == QD_OP_NODE_PLAN ? BY_NODE_LIST : RELAY_LIST;
@@ -310,7 +310,7 @@ static qd_status rounds(derivation *d)
     return qd_derivation_is_value(d, X, relay || !back ? sent->y : sent->x);
 }
 
-/* Rows cross to the relays of other nodes a second time. */
+/* Rows are sent to the relays of other nodes a second time. */
 static qd_status resend(derivation *d)
 {
     const fact *sent = qd_derivation_find(d, FACT_PERMUTE, BY_NODE_LIST);
@@ -346,12 +346,12 @@ static qd_status attention_delta(derivation *d)
     return QD_OK;
 }
 
-/* Gradients of queries, and of keys and values, come together again. */
+/* Joins the gradients of queries with those of keys and values. */
 static qd_status columns(derivation *d)
 {
     known x = qd_known_at(d, X);
     if (x.part != 0 && (x.part == 2) != (d->w->op->to > 0))
-        return qd_derivation_fail(d, X, "gradients of queries stand for those of keys, or the other way round");
+        return qd_derivation_fail(d, X, "gradients of queries and keys are swapped");
     x.part = 0;
     qd_known_set(d, Y, x);
     return QD_OK;
@@ -518,7 +518,7 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_CONTEXT_SCATTER:
     case QD_OP_CONTEXT_SWAP:
         return move(d, X, Y);
-    case QD_OP_ATTENTION_CACHED: /* of programs without gradients; in place */
+    case QD_OP_ATTENTION_CACHED: /* occur only in programs without gradients, or work in place */
     case QD_OP_HEAD_LOGITS:
     case QD_OP_ALL_REDUCE:
     case QD_OP_ZERO:

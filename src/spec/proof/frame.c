@@ -1,18 +1,18 @@
-/* The mesh as the proof sees it: digits of the ranks' numbers, in the order tp, cp, dp, and which
- * of them a group spans.
+/* The mesh as the proof sees it: digits of rank numbers, in the order tp, cp, dp, and which of them
+ * a group spans.
  *
- * The dense fold has cuts between the axes, the experts' fold between etp, ep and edp; both have
- * the cuts that sub-groups need (kv heads that neighbours share, ZeRO's copies, nodes). Where rows
- * are tokens of their own on all ranks the folds say the same, and a value passes from one to the
- * other. */
+ * The dense fold has cuts between the axes, the fold of experts between etp, ep and edp; both also
+ * have the cuts that subgroups need (kv heads shared by neighbours, copies of ZeRO, nodes). Where
+ * every rank has rows of its own tokens both folds agree, and a value can be converted from one to
+ * the other. */
 #include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* A cut that does not fit between the others is left out: a group that needs it is then no set of
- * digits, and refused. */
+/* A cut that is incompatible with the others is left out; a group that needs it is then not a set
+ * of digits, and is rejected. */
 static void add_cut(proof_frame *f, int cut)
 {
     for (int i = 0; i <= f->count; i++)
@@ -32,18 +32,18 @@ typedef struct range {
     int begin, end;
 } range;
 
-/* The stretches of the ranks' numbers that a group varies, at most one per axis; returns how
- * many. */
+/* The ranges of rank numbers along which a group varies, at most one per axis; returns their
+ * number. */
 static int group_ranges(const qd_mesh *mesh, qd_group group, range ranges[QD_AXIS_PP])
 {
-    int count = 0, own = 1, all = 1; /* ranks of the group's axes, and of all, before this one */
+    int count = 0, own = 1, all = 1; /* number of ranks along the group's axes, and along all axes, before this one */
     for (int axis = 0; axis < QD_AXIS_PP; axis++) {
         int degree = mesh->degree[axis];
         if (group.axes & QD_AXIS_BIT(axis)) {
             int begin = group.stride > own ? group.stride : own, last = own * degree, end = group.stride * group.size;
             end = end < last ? end : last;
             if (begin < end && count > 0 && ranges[count - 1].end == all * begin / own)
-                ranges[count - 1].end = all * end / own; /* axes that follow each other are one stretch */
+                ranges[count - 1].end = all * end / own; /* adjacent axes form one range */
             else if (begin < end)
                 ranges[count++] = (range){all * begin / own, all * end / own};
             own *= degree;
@@ -192,6 +192,6 @@ const char *qd_proof_code_text(proof_code code)
     static const char *const texts[] = {[CODE_SAME] = "replicated",         [CODE_ROWS] = "sharded by rows",
                                         [CODE_COLS] = "sharded by columns", [CODE_EXPERTS] = "sharded by experts",
                                         [CODE_SUM] = "a partial sum",       [CODE_MAX] = "a partial maximum",
-                                        [CODE_PART] = "a part of ZeRO's"};
+                                        [CODE_PART] = "a ZeRO shard"};
     return texts[code];
 }

@@ -1,4 +1,4 @@
-/* Memory that holds gradients, as pieces of parameters: reductions go by ranges that may cut a
+/* Gradient memory as pieces of parameters, because reductions work on ranges that may cut a
  * parameter anywhere. */
 #include "spec/proof/proof_impl.h"
 
@@ -32,7 +32,7 @@ qd_status qd_proof_memory_add(proof_memory *m, int64_t first, int64_t end, int p
     return QD_OK;
 }
 
-/* The first piece that ends behind an element. */
+/* The first piece that ends after an element. */
 static int find(const proof_memory *m, int64_t element)
 {
     int low = 0, high = m->count;

@@ -1,12 +1,12 @@
-/* The gradient norm: every element of every parameter is counted by one rank of those whose sums
- * are added. */
+/* Proves that the gradient norm counts every element of every parameter exactly once among the
+ * ranks whose sums are added. */
 #include "spec/layout/experts.h"
 #include "spec/proof/proof_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Whether the rank counts a parameter, as qd_program.norm says. */
+/* Whether the rank counts a parameter, according to qd_program.norm. */
 static bool counted(const qd_program *p, int param, int rank)
 {
     const qd_mesh *mesh = &p->ledger->mesh;
@@ -14,8 +14,7 @@ static bool counted(const qd_program *p, int param, int rank)
     return place < p->norm[param].holders && p->norm[param].repeat > 0 && place % p->norm[param].repeat == 0;
 }
 
-/* Boxes along a group of ranks follow each other along one dimension, or the same box is held
- * several times. */
+/* Along a group of ranks, boxes either follow each other along one dimension or are replicas. */
 static qd_status count_param(const qd_program *p, int param, int action, const qd_group *groups, int count)
 {
     const qd_param *of = &p->ledger->params[param];
@@ -75,7 +74,7 @@ qd_status qd_proof_norm(qd_proof *proof, const qd_program *p, int action, const 
             const qd_param *of = &l->params[param];
             if (of->tied_to >= 0 || of->counts) {
                 if (p->norm[param].holders != 0)
-                    return QD_FAIL(QD_MISMATCH, "gradients: rank %d, action %d (norm): %s counts in the norm, and is no part of it",
+                    return QD_FAIL(QD_MISMATCH, "gradients: rank %d, action %d (norm): %s must not count in the norm",
                                    p->rank, action, of->name);
                 continue;
             }

@@ -1,8 +1,7 @@
-/* Which operand of an op is what to the rules of the proof. */
+/* Maps the operands of spec/ops/op_table.h to their meaning in the rules of the proof. */
 #include "spec/proof/proof_impl.h"
 
-/* What the rules of the proof take each operand of spec/ops/op_table.h for: (operand,
- * proof_operand). */
+/* Pairs (operand, proof_operand). */
 #define TAKEN_FOR(kind, pair) [QD_OPERAND_PLACE(kind, QD_PAIR_FIRST pair)] = QD_PAIR_SECOND pair,
 #define ROW(kind, ...) [QD_OP_##kind] = {QD_EACH(TAKEN_FOR, kind, __VA_ARGS__)}
 static const uint8_t operands[QD_OP_KIND_COUNT][QD_OP_SLOTS] = {

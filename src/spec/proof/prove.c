@@ -1,4 +1,5 @@
-/* The proof of gradients: every class of every different program, then every program's actions. */
+/* Runs the proof of gradients: first every class of every distinct program, then the actions of
+ * every program. */
 #include "spec/proof/proof_impl.h"
 
 #include <stdlib.h>
@@ -52,7 +53,8 @@ static qd_status prove_classes(qd_proof *proof, proof_program *of)
     return QD_OK;
 }
 
-/* Members of a group sum the same elements in the same order: each those of the first. */
+/* Members of a group must reduce the same elements in the same order; each is compared with the
+ * first. */
 static qd_status compare_reduced(const qd_proof *proof, const proof_program *of)
 {
     const qd_program *p = of->program;
@@ -65,7 +67,7 @@ static qd_status compare_reduced(const qd_proof *proof, const proof_program *of)
         if (first == of || of->reduced[g] == (k < first->program->group_count ? first->reduced[k] : 0))
             continue;
         qd_group_name(proof->mesh, p->groups[g], name, sizeof name);
-        return QD_FAIL(QD_MISMATCH, "gradients: rank %d and rank %d sum other elements of gradients with each other, over %s", rank,
+        return QD_FAIL(QD_MISMATCH, "gradients: rank %d and rank %d reduce different elements of gradients over %s", rank,
                        p->rank, name);
     }
     return QD_OK;
@@ -94,7 +96,8 @@ qd_status qd_prove_programs(const qd_mesh *mesh, const qd_program *const *progra
         status = qd_proof_frames_create(&proof);
     for (int i = 0; i < proof.count && status == QD_OK; i++)
         status = prove_classes(&proof, &proof.list[i]);
-    /* From the last stage to the first: gradients of tied parameters go that way. */
+    /* From the last stage to the first, the direction in which gradients of tied parameters are
+     * sent. */
     for (int i = proof.count - 1; i >= 0 && status == QD_OK; i--)
         status = qd_proof_step(&proof, &proof.list[i]);
     for (int i = 0; i < proof.count && status == QD_OK; i++)

@@ -1,6 +1,6 @@
-/* Rules of attention and of what brings queries, keys and values together over the ranks of cp.
- * Heads are columns. Keys that several ranks of tp share are replicated where queries are not: each
- * of these ranks has the gradient of its own queries alone, a partial sum. */
+/* Rules of attention and of the exchanges of queries, keys and values over the ranks of cp. Heads
+ * are columns. Keys that several ranks of tp share are replicated where queries are not: each of
+ * these ranks computes the gradient of its own queries only, a partial sum. */
 #include "spec/proof/proof_impl.h"
 
 #include <string.h>
@@ -15,18 +15,18 @@ static bool is_cp(const proof_walk *w, int digit)
     return qd_proof_digit_axis(w->proof, digit) == QD_AXIS_CP;
 }
 
-/* Ranks of dp have sequences of their own; those of tp, and unless `parts` of cp, must have whole
+/* Ranks of dp have different sequences. Ranks of tp, and of cp unless `parts`, must have whole
  * ones. */
 static qd_status whole_sequences(const proof_walk *w, proof_operand operand, const proof_place *place, bool parts)
 {
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++)
         if (place->code[d] == CODE_ROWS && qd_proof_digit_axis(w->proof, d) != QD_AXIS_DP && !(parts && is_cp(w, d)))
-            return qd_proof_fail(w, operand, FOLD_DENSE, d, "%s sees the rows of one rank, and the others have rows of the same sequences",
+            return qd_proof_fail(w, operand, FOLD_DENSE, d, "%s reads the rows of one rank, but others have rows of the same sequences",
                                  qd_op_name(w->op->kind));
     return QD_OK;
 }
 
-/* Queries, keys and values that go together: the same heads, or keys that ranks share. */
+/* Reads queries, keys and values that belong together: the same heads, or keys that ranks share. */
 static qd_status read_qkv(proof_walk *w, proof_value *qkv, bool parts)
 {
     QD_TRY(qd_proof_read(w, QKV, qkv));
@@ -34,11 +34,11 @@ static qd_status read_qkv(proof_walk *w, proof_value *qkv, bool parts)
     QD_TRY(qd_proof_no_sum(w, QKV, qkv));
     QD_TRY(whole_sequences(w, QKV, &qkv->place[0], parts));
     if (qkv->rotated != (w->ledger->model.position == QD_POSITION_ROPE))
-        return qd_proof_fail(w, QKV, 0, -1, "queries and keys meet without their positions");
+        return qd_proof_fail(w, QKV, 0, -1, "positions are not applied to queries and keys");
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
         int q = qkv->place[0].code[d], kv = kv_place(qkv)->code[d];
         if (q != kv && !(q == CODE_COLS && kv == CODE_SAME))
-            return qd_proof_fail(w, QKV, FOLD_DENSE, d, "queries are %s, and keys %s", qd_proof_code_text((proof_code)q),
+            return qd_proof_fail(w, QKV, FOLD_DENSE, d, "queries are %s, but keys %s", qd_proof_code_text((proof_code)q),
                                  qd_proof_code_text((proof_code)kv));
     }
     return QD_OK;
@@ -53,7 +53,7 @@ static proof_place kv_gradient(const proof_walk *w, const proof_value *qkv)
     return place;
 }
 
-/* Queries and the gradient of their result. */
+/* Reads the gradient of the result for these queries. */
 static qd_status read_d_o(proof_walk *w, const proof_value *qkv)
 {
     proof_value d_o, of_o = qd_proof_value_of(w, &qkv->place[0], true);
@@ -72,7 +72,7 @@ qd_status qd_proof_rule_rope(proof_walk *w)
     bool back = w->op->kind == QD_OP_ROPE_INVERSE;
     QD_TRY(qd_proof_is_gradient(w, QKV, &qkv, back));
     if (qkv.rotated != back)
-        return qd_proof_fail(w, QKV, 0, -1, "positions are put in, or taken out, a second time");
+        return qd_proof_fail(w, QKV, 0, -1, "positions are applied, or removed, twice");
     qkv.rotated = !back;
     return qd_proof_write(w, Y, &qkv);
 }
@@ -103,7 +103,7 @@ qd_status qd_proof_rule_head_norm_grad(proof_walk *w)
         proof_place place = d.place[part < d.parts ? part : 0], of_x = x.place[part < x.parts ? part : 0];
         for (int i = 0; i < w->proof->frames[FOLD_DENSE].count; i++) {
             if (place.code[i] != of_x.code[i] && !(place.code[i] == CODE_SUM && of_x.code[i] == CODE_SAME))
-                return qd_proof_fail(w, D_QKV, FOLD_DENSE, i, "it is %s, and what was normed is %s",
+                return qd_proof_fail(w, D_QKV, FOLD_DENSE, i, "it is %s, but the input of the norm is %s",
                                      qd_proof_code_text((proof_code)place.code[i]), qd_proof_code_text((proof_code)of_x.code[i]));
             if (place.code[i] == CODE_ROWS || place.code[i] == CODE_COLS)
                 place.code[i] = CODE_SUM;
@@ -113,7 +113,7 @@ qd_status qd_proof_rule_head_norm_grad(proof_walk *w)
     return qd_proof_write(w, DX, &d);
 }
 
-/* ---- attention over the rows of a rank ---- */
+/* Attention over the rows of a rank. */
 
 qd_status qd_proof_rule_attention(proof_walk *w)
 {
@@ -149,9 +149,8 @@ qd_status qd_proof_rule_attention_grad(proof_walk *w)
     return qd_proof_write(w, D_QKV, &d);
 }
 
-/* ---- over the rows of all ranks of cp ---- */
-
-/* Keys and values of one rank, `round` ranks back, or of whole sequences. */
+/* Attention over the rows of all ranks of cp: the keys and values of the rank `round` ranks back,
+ * or of whole sequences. */
 static qd_status read_kv(proof_walk *w, const proof_value *qkv, proof_value *kv)
 {
     int round = w->op->round;
@@ -169,7 +168,7 @@ static qd_status read_kv(proof_walk *w, const proof_value *qkv, proof_value *kv)
     return QD_OK;
 }
 
-/* A sum over rounds, one after another. */
+/* The sum over rounds, which must follow each other. */
 static qd_status next_round(proof_walk *w, proof_operand operand, const proof_value *qkv, bool gradient)
 {
     const proof_place *place = &qkv->place[0];
@@ -183,7 +182,7 @@ static qd_status next_round(proof_walk *w, proof_operand operand, const proof_va
     v.seen = round < 0 || round + 1 == cp ? 0 : round + 1;
     v.rotated = gradient && qkv->rotated;
     int slot = qd_proof_slot_of(w->op, operand);
-    if (gradient && w->ops->slots[slot].cols > w->op->n) { /* the queries' columns of all of qkv */
+    if (gradient && w->ops->slots[slot].cols > w->op->n) { /* the columns of queries in a slot with all of qkv */
         v.parts = 2;
         v.split = w->op->n;
         v.missing = 2;
@@ -231,7 +230,7 @@ qd_status qd_proof_rule_attention_part_grad(proof_walk *w)
     proof_place place = kv_gradient(w, &qkv);
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count && round < 0; d++)
         if (is_cp(w, d))
-            place.code[d] = CODE_SUM; /* of whole sequences, by this rank's queries */
+            place.code[d] = CODE_SUM; /* of whole sequences, from this rank's queries */
     proof_value d_kv = qd_proof_value_of(w, &place, true);
     d_kv.rotated = qkv.rotated;
     d_kv.shift = round < 0 ? 0 : round;
@@ -286,7 +285,7 @@ static qd_status over_cp(const proof_walk *w, proof_operand operand)
     qd_group cp = qd_group_whole(w->proof->mesh, QD_AXIS_BIT(QD_AXIS_CP));
     if (!qd_group_equal(e->group, cp) || e->index < 0 || e->index >= w->program->group_count ||
         !qd_group_equal(w->program->groups[e->index], cp))
-        return qd_proof_fail(w, operand, 0, -1, "it is exchanged in a group that is not cp");
+        return qd_proof_fail(w, operand, 0, -1, "its group is not cp");
     return QD_OK;
 }
 
@@ -299,7 +298,7 @@ static qd_status exchange(proof_walk *w, proof_value *v, proof_code from, proof_
             if (!is_cp(w, d))
                 continue;
             if (*code != from)
-                return qd_proof_fail(w, X, FOLD_DENSE, d, "%s needs %s, and it is %s", qd_op_name(w->op->kind), qd_proof_code_text(from),
+                return qd_proof_fail(w, X, FOLD_DENSE, d, "%s needs %s, but it is %s", qd_op_name(w->op->kind), qd_proof_code_text(from),
                                      qd_proof_code_text((proof_code)*code));
             *code = (uint8_t)to;
         }
@@ -334,13 +333,13 @@ qd_status qd_proof_rule_context_scatter(proof_walk *w)
     proof_value v;
     QD_TRY(qd_proof_read(w, X, &v));
     if (w->op->exchange.reduce != QD_SUM)
-        return qd_proof_fail(w, X, 0, -1, "it is not summed");
+        return qd_proof_fail(w, X, 0, -1, "it is gathered instead of summed");
     QD_TRY(exchange(w, &v, CODE_SUM, CODE_ROWS));
     return qd_proof_write(w, Y, &v);
 }
 
-/* Ulysses: rows of all heads become all rows of some heads, in three ops, and back. HEADS_JOIN adds
- * what several ranks give back of a kv head that they share. */
+/* Ulysses: rows of all heads become all rows of some heads, in three ops, and the reverse.
+ * HEADS_JOIN sums the contributions of several ranks to a kv head that they share. */
 qd_status qd_proof_rule_cut(proof_walk *w)
 {
     static const struct {
@@ -364,7 +363,7 @@ qd_status qd_proof_rule_cut(proof_walk *w)
                 return qd_proof_fail(w, X, FOLD_DENSE, d, "it is %s where it must be %s",
                                      qd_proof_code_text((proof_code)v.place[part].code[d]), qd_proof_code_text(steps[step].code));
     v.stage = (uint8_t)steps[step].to;
-    v.split = w->op->n; /* in units of the slot that both sides name */
+    v.split = w->op->n; /* in columns of the slot on either side */
     if (v.stage == AT_HOME && w->op->kind == QD_OP_ROWS_JOIN)
         v.split = w->op->n / w->proof->mesh->degree[QD_AXIS_CP];
     return qd_proof_write(w, Y, &v);
@@ -375,7 +374,7 @@ qd_status qd_proof_rule_context_swap(proof_walk *w)
     proof_value v;
     QD_TRY(qd_proof_read(w, X, &v));
     if (v.stage != HEADS_CUT && v.stage != ROWS_CUT)
-        return qd_proof_fail(w, X, 0, -1, "rows and heads change places that have not been cut by rank");
+        return qd_proof_fail(w, X, 0, -1, "rows and heads are exchanged without being split by rank");
     bool to_heads = v.stage == HEADS_CUT;
     QD_TRY(exchange(w, &v, to_heads ? CODE_ROWS : CODE_COLS, to_heads ? CODE_COLS : CODE_ROWS));
     v.stage = to_heads ? HEADS_SWAPPED : ROWS_SWAPPED;

@@ -1,10 +1,8 @@
-/* Rules of the ops that see rows one by one (embedding, norm, matrix multiplications, activations,
- * the loss), and of the exchanges over ranks of tp. */
+/* Rules of row-wise ops (embedding, norm, GEMMs, activations, the loss), and of the collectives
+ * over tp. */
 #include "spec/proof/proof_impl.h"
 
 #include <math.h>
-
-/* ---- digit by digit ---- */
 
 proof_code qd_proof_code_linear(proof_code x, proof_code weight) /* y (rows, out) = x (rows, in) · W (out, in)ᵀ */
 {
@@ -41,7 +39,7 @@ proof_code qd_proof_code_linear_dw(proof_code dy, proof_code x) /* dW (out, in) 
     return dy == x && (dy == CODE_SAME || dy == CODE_EXPERTS) ? dy : CODE_PART;
 }
 
-proof_code qd_proof_code_row_sum(proof_code dy) /* db (out) = the sum of the rows of dy (rows, out) */
+proof_code qd_proof_code_row_sum(proof_code dy) /* db (out) = sum over the rows of dy (rows, out) */
 {
     switch (dy) {
     case CODE_ROWS:
@@ -56,7 +54,7 @@ proof_code qd_proof_code_row_sum(proof_code dy) /* db (out) = the sum of the row
     }
 }
 
-static proof_code norm_sum(proof_code x) /* of a norm's parameters, whose columns are whole on every rank */
+static proof_code norm_sum(proof_code x) /* gradients of norm parameters, whose columns are whole on every rank */
 {
     return x == CODE_ROWS ? CODE_SUM : x;
 }
@@ -80,12 +78,12 @@ static qd_status whole_columns(const proof_walk *w, proof_operand operand, const
 {
     for (int d = 0; d < w->proof->frames[v->place[0].fold].count; d++)
         if (v->place[0].code[d] != CODE_SAME && v->place[0].code[d] != CODE_ROWS)
-            return qd_proof_fail(w, operand, v->place[0].fold, d, "%s needs whole rows, and it is %s", qd_op_name(w->op->kind),
+            return qd_proof_fail(w, operand, v->place[0].fold, d, "%s needs whole rows, but it is %s", qd_op_name(w->op->kind),
                                  qd_proof_code_text((proof_code)v->place[0].code[d]));
     return QD_OK;
 }
 
-/* Parameters that act on whole rows must be whole. */
+/* Parameters of ops on whole rows must be whole. */
 static qd_status whole_param(proof_walk *w, proof_operand operand)
 {
     proof_value v;
@@ -94,22 +92,20 @@ static qd_status whole_param(proof_walk *w, proof_operand operand)
     QD_TRY(qd_proof_param(w, operand, &v));
     for (int d = 0; d < w->proof->frames[v.place[0].fold].count; d++)
         if (v.place[0].code[d] != CODE_SAME)
-            return qd_proof_fail(w, operand, v.place[0].fold, d, "the parameter is %s, and %s needs all of it",
+            return qd_proof_fail(w, operand, v.place[0].fold, d, "the parameter is %s, but %s needs all of it",
                                  qd_proof_code_text((proof_code)v.place[0].code[d]), qd_op_name(w->op->kind));
     return QD_OK;
 }
 
-/* ---- embedding ---- */
-
-/* A term that is the same on all ranks (a bias, a position) joins y: on every rank, or, where y is
- * a partial sum, on one. */
+/* A replicated term (a bias, a position) is added to y: on every rank, or on exactly one if y is a
+ * partial sum. */
 static qd_status joins_once(proof_walk *w, const proof_value *y, proof_operand operand)
 {
     int ranks, present = qd_proof_present(w, &y->place[0], operand, &ranks), sum = -1;
     for (int d = 0; d < w->proof->frames[y->place[0].fold].count; d++)
         sum = sum < 0 && y->place[0].code[d] == CODE_SUM ? d : sum;
     if (present < 0)
-        return qd_proof_fail(w, NO_OPERAND, 0, -1, "ranks that share its result have another op in its place");
+        return qd_proof_fail(w, NO_OPERAND, 0, -1, "ranks that share its result have a different op at this position");
     if (sum >= 0 && present > 1)
         return qd_proof_fail(w, operand, y->place[0].fold, sum, "%d of %d ranks add it to a partial sum, so that it counts %d times",
                              present, ranks, present);
@@ -118,7 +114,7 @@ static qd_status joins_once(proof_walk *w, const proof_value *y, proof_operand o
     return QD_OK;
 }
 
-/* The first token that this rank has of a table. */
+/* The first token in this rank's shard of a table. */
 static int64_t first_token(const proof_walk *w, int slot)
 {
     int param = w->ledger->modules[w->class_->module].param_begin + w->ops->slots[slot].param;
@@ -133,14 +129,14 @@ qd_status qd_proof_rule_embed(proof_walk *w)
     proof_value y = qd_proof_value_of(w, &input.place[0], false);
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
         if (table.place[0].code[d] == CODE_ROWS && input.place[0].code[d] == CODE_SAME)
-            y.place[0].code[d] = CODE_SUM; /* tokens whose row another rank holds give 0 */
+            y.place[0].code[d] = CODE_SUM; /* tokens in the shard of another rank yield 0 */
         else if (table.place[0].code[d] != CODE_SAME)
-            return qd_proof_fail(w, WEIGHT, FOLD_DENSE, d, "the table is %s, and the tokens are %s",
+            return qd_proof_fail(w, WEIGHT, FOLD_DENSE, d, "the table is %s, but the tokens are %s",
                                  qd_proof_code_text((proof_code)table.place[0].code[d]),
                                  qd_proof_code_text((proof_code)input.place[0].code[d]));
     }
     if (w->op->first != first_token(w, qd_proof_slot_of(w->op, WEIGHT)) || w->op->k != w->ops->slots[qd_proof_slot_of(w->op, WEIGHT)].rows)
-        return qd_proof_fail(w, WEIGHT, 0, -1, "tokens from %lld on are looked up, and the table begins with token %lld",
+        return qd_proof_fail(w, WEIGHT, 0, -1, "tokens from %lld on are looked up, but the table begins with token %lld",
                              (long long)w->op->first, (long long)first_token(w, qd_proof_slot_of(w->op, WEIGHT)));
     QD_TRY(whole_param(w, POSITIONS));
     QD_TRY(joins_once(w, &y, POSITIONS));
@@ -161,7 +157,7 @@ qd_status qd_proof_rule_embed_grad(proof_walk *w)
     proof_place place = dy.place[0];
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
         if (table.code[d] == CODE_ROWS && dy.place[0].code[d] != CODE_SAME)
-            return qd_proof_fail(w, DY, FOLD_DENSE, d, "it is %s, and tokens of all ranks have rows in this rank's part of the table",
+            return qd_proof_fail(w, DY, FOLD_DENSE, d, "it is %s, but tokens of all ranks have rows in this rank's part of the table",
                                  qd_proof_code_text((proof_code)dy.place[0].code[d]));
         place.code[d] = table.code[d] == CODE_ROWS ? CODE_ROWS : norm_sum((proof_code)dy.place[0].code[d]);
     }
@@ -171,8 +167,6 @@ qd_status qd_proof_rule_embed_grad(proof_walk *w)
     QD_TRY(qd_proof_write_param_grad(w, WEIGHT_GRAD, (const proof_place[]){place, place}));
     return qd_proof_has(w, POSITIONS_GRAD) ? row_sums(w, DY, &dy, POSITIONS_GRAD, norm_sum) : QD_OK;
 }
-
-/* ---- norms ---- */
 
 qd_status qd_proof_rule_norm(proof_walk *w)
 {
@@ -224,9 +218,7 @@ qd_status qd_proof_rule_norm_grad(proof_walk *w)
     return qd_proof_write(w, DX, &dx);
 }
 
-/* ---- matrix multiplications ---- */
-
-/* Each part of a matrix's outputs, and the bias that belongs to it. */
+/* Handles each part of a matrix's outputs with its part of the bias. */
 qd_status qd_proof_rule_linear(proof_walk *w)
 {
     const qd_op *op = w->op;
@@ -238,7 +230,7 @@ qd_status qd_proof_rule_linear(proof_walk *w)
     QD_TRY(qd_proof_param(w, WEIGHT, &weight));
     QD_TRY(qd_proof_in_fold(w, X, &x, weight.place[0].fold));
     if (x.parts > 1)
-        return qd_proof_fail(w, X, 0, -1, "it has columns of several kinds");
+        return qd_proof_fail(w, X, 0, -1, "its columns are placed in several ways");
     proof_value y = qd_proof_value_of(w, &x.place[0], false);
     y.parts = weight.parts;
     y.split = weight.split;
@@ -247,7 +239,7 @@ qd_status qd_proof_rule_linear(proof_walk *w)
         for (int d = 0; d < w->proof->frames[y.place[part].fold].count; d++) {
             proof_code a = (proof_code)x.place[0].code[d], b = (proof_code)weight.place[part].code[d], code = qd_proof_code_linear(a, b);
             if (code == CODE_PART)
-                return qd_proof_fail(w, X, y.place[part].fold, d, "it is %s, and the matrix is %s", qd_proof_code_text(a),
+                return qd_proof_fail(w, X, y.place[part].fold, d, "it is %s, but the matrix is %s", qd_proof_code_text(a),
                                      qd_proof_code_text(b));
             y.place[part].code[d] = (uint8_t)code;
         }
@@ -258,7 +250,7 @@ qd_status qd_proof_rule_linear(proof_walk *w)
             for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
                 int of_y = y.place[part].code[d], of_bias = bias.place[part].code[d];
                 if (of_bias != (of_y == CODE_COLS ? CODE_ROWS : CODE_SAME))
-                    return qd_proof_fail(w, BIAS, FOLD_DENSE, d, "the bias is %s, and the result is %s",
+                    return qd_proof_fail(w, BIAS, FOLD_DENSE, d, "the bias is %s, but the result is %s",
                                          qd_proof_code_text((proof_code)of_bias), qd_proof_code_text((proof_code)of_y));
             }
     }
@@ -294,7 +286,7 @@ qd_status qd_proof_rule_linear_dx(proof_walk *w)
             proof_code a = (proof_code)dy.place[part < dy.parts ? part : 0].code[d], b = (proof_code)weight.place[part].code[d];
             proof_code code = qd_proof_code_linear_dx(a, b);
             if (code == CODE_PART)
-                return qd_proof_fail(w, DY, dx.place[0].fold, d, "it is %s, and the matrix is %s", qd_proof_code_text(a),
+                return qd_proof_fail(w, DY, dx.place[0].fold, d, "it is %s, but the matrix is %s", qd_proof_code_text(a),
                                      qd_proof_code_text(b));
             if (part == 1 && code != dx.place[0].code[d])
                 return qd_proof_fail(w, DY, dx.place[0].fold, d, "queries and keys give gradients that are %s and %s",
@@ -327,15 +319,13 @@ qd_status qd_proof_rule_linear_dw(proof_walk *w)
             proof_code a = (proof_code)dy.place[part < dy.parts ? part : 0].code[d], b = (proof_code)x.place[0].code[d];
             proof_code code = qd_proof_code_linear_dw(a, b);
             if (code == CODE_PART)
-                return qd_proof_fail(w, X, dy.place[0].fold, d, "it is %s, and the gradient of the result is %s", qd_proof_code_text(b),
+                return qd_proof_fail(w, X, dy.place[0].fold, d, "it is %s, but the gradient of the result is %s", qd_proof_code_text(b),
                                      qd_proof_code_text(a));
             place[part].code[d] = (uint8_t)code;
         }
     QD_TRY(qd_proof_write_param_grad(w, WEIGHT_GRAD, place));
     return qd_proof_has(w, BIAS_GRAD) ? row_sums(w, DY, &dy, BIAS_GRAD, qd_proof_code_row_sum) : QD_OK;
 }
-
-/* ---- element by element ---- */
 
 qd_status qd_proof_rule_activation(proof_walk *w)
 {
@@ -360,7 +350,7 @@ qd_status qd_proof_rule_activation_grad(proof_walk *w)
     return qd_proof_write(w, DX, &dy);
 }
 
-/* Sums of values alike; of a ring's gradients those of one more rank. */
+/* Sums of values placed alike; for gradients of a ring, adds those of one more rank. */
 qd_status qd_proof_rule_add(proof_walk *w)
 {
     proof_value a, b;
@@ -381,7 +371,7 @@ qd_status qd_proof_rule_add(proof_walk *w)
     QD_TRY(qd_proof_same_place(w, ADD, &b, X, &a));
     QD_TRY(qd_proof_is_gradient(w, ADD, &b, a.gradient));
     if (a.stage != b.stage || a.copies != b.copies)
-        return qd_proof_fail(w, ADD, 0, -1, "rows that lie in another order are added");
+        return qd_proof_fail(w, ADD, 0, -1, "rows in a different order are added");
     return qd_proof_write(w, Y, &a);
 }
 
@@ -398,16 +388,14 @@ qd_status qd_proof_rule_zero(proof_walk *w)
     return qd_proof_write(w, Y, &y);
 }
 
-/* ---- the loss ---- */
-
-/* Gradients of each token's loss are divided by the tokens of the global batch, under every
- * layout. */
+/* The gradient of each token's loss is divided by the number of tokens of the global batch, in
+ * every layout. */
 static qd_status mean_over_batch(const proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
     double tokens = (double)s->micro_batch * (double)s->micro_batches * (double)s->seq * w->proof->mesh->degree[QD_AXIS_DP];
     if (fabs(w->op->scale * tokens - 1.0) > 1e-9)
-        return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses are divided by %.0f tokens, and the global batch has %.0f",
+        return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses are divided by %.0f tokens, but the global batch has %.0f",
                              w->op->scale > 0.0 ? 1.0 / w->op->scale : 0.0, tokens);
     return QD_OK;
 }
@@ -453,19 +441,19 @@ qd_status qd_proof_rule_head_logits(proof_walk *w)
     return qd_proof_write(w, LOGITS, &x);
 }
 
-/* Logits of this rank's tokens, with the matrix they came from. */
+/* Reads logits of this rank's tokens, with the matrix that produced them. */
 static qd_status read_logits(proof_walk *w, proof_value *logits)
 {
     QD_TRY(qd_proof_read_rows(w, LOGITS, 0, w->op->m, logits));
     QD_TRY(qd_proof_no_sum(w, LOGITS, logits));
     QD_TRY(qd_proof_is_gradient(w, LOGITS, logits, false));
     if (w->op->kind != QD_OP_LOSS_MAX && logits->weight >= 0 && w->op->to != first_token(w, logits->weight))
-        return qd_proof_fail(w, LOGITS, 0, -1, "the first is taken for token %lld, and the matrix begins with %lld", (long long)w->op->to,
+        return qd_proof_fail(w, LOGITS, 0, -1, "the first one is used as token %lld, but the matrix begins with %lld", (long long)w->op->to,
                              (long long)first_token(w, logits->weight));
     return QD_OK;
 }
 
-/* Per row, from columns that ranks share out. */
+/* A value per row, reduced from columns that are sharded. */
 static proof_value of_columns(const proof_walk *w, const proof_value *logits, proof_code becomes)
 {
     proof_value v = qd_proof_value_of(w, &logits->place[0], false);
@@ -475,7 +463,7 @@ static proof_value of_columns(const proof_walk *w, const proof_value *logits, pr
     return v;
 }
 
-/* Reads numbers per row that must be complete on all ranks that have columns of it. */
+/* Reads per-row values that must be complete on all ranks that hold columns of the row. */
 static qd_status read_reduced(proof_walk *w, proof_operand operand, const proof_value *logits)
 {
     proof_value v, wanted = of_columns(w, logits, CODE_SAME);
@@ -523,8 +511,6 @@ qd_status qd_proof_rule_loss_sum(proof_walk *w)
     return add_loss(w, LOSSES, &losses);
 }
 
-/* ---- exchanges ---- */
-
 static qd_status exchange(proof_walk *w, proof_operand operand, proof_value *v, proof_code from, proof_code to)
 {
     const qd_op_exchange *e = &w->op->exchange;
@@ -541,7 +527,7 @@ static qd_status exchange(proof_walk *w, proof_operand operand, proof_value *v, 
             return qd_proof_fail(w, operand, place->fold, digit, "it is replicated: summing it over %s multiplies it by %d", group,
                                  qd_proof_digit_size(w->proof, place->fold, digit));
         if (digit >= 0)
-            return qd_proof_fail(w, operand, place->fold, digit, "%s over %s needs %s, and it is %s", qd_op_name(w->op->kind), group,
+            return qd_proof_fail(w, operand, place->fold, digit, "%s over %s needs %s, but it is %s", qd_op_name(w->op->kind), group,
                                  qd_proof_code_text(from), qd_proof_code_text((proof_code)place->code[digit]));
     }
     return QD_OK;
@@ -555,13 +541,13 @@ qd_status qd_proof_rule_all_reduce(proof_walk *w)
         return qd_proof_fail(w, X, 0, -1, "%lld of %lld elements are reduced", (long long)op->exchange.count, (long long)(op->m * op->n));
     QD_TRY(qd_proof_read_rows(w, X, op->first, op->m, &v));
     if (op->exchange.reduce != QD_SUM && op->exchange.reduce != QD_MAX)
-        return qd_proof_fail(w, X, 0, -1, "it is reduced in a way that gradients have no use for");
+        return qd_proof_fail(w, X, 0, -1, "it is reduced by an operation that gradients cannot use");
     QD_TRY(exchange(w, X, &v, op->exchange.reduce == QD_MAX ? CODE_MAX : CODE_SUM, CODE_SAME));
     return qd_proof_write_rows(w, X, op->first, op->m, &v);
 }
 
-/* Of each rank's rows, a gather or scatter moves one piece: those of rank r, of this rank within
- * its own rows if own. */
+/* A gather or scatter moves one piece of each rank's rows: the piece of rank r; `own`: relative to
+ * this rank's own rows. */
 static void piece_rows(const proof_walk *w, int r, bool own, int64_t *first, int64_t *rows)
 {
     const qd_op_exchange *e = &w->op->exchange;
@@ -582,7 +568,7 @@ static qd_status own_rows(const proof_walk *w, proof_operand operand, int64_t *f
         all += *rows;
     }
     if (slot < 0 || w->ops->slots[slot].rows != count || e->count != all * w->op->n)
-        return qd_proof_fail(w, operand, 0, -1, "it is %lld rows of this rank, and the exchange has %lld for it",
+        return qd_proof_fail(w, operand, 0, -1, "it is %lld rows of this rank, but the exchange has %lld for it",
                              slot < 0 ? 0LL : (long long)w->ops->slots[slot].rows, (long long)count);
     piece_rows(w, self, true, first, rows);
     return QD_OK;
@@ -609,7 +595,7 @@ qd_status qd_proof_rule_reduce_scatter(proof_walk *w)
     int64_t first, rows;
     bool any = false;
     if (w->op->exchange.reduce != QD_SUM)
-        return qd_proof_fail(w, X, 0, -1, "it is reduced in a way that gradients have no use for");
+        return qd_proof_fail(w, X, 0, -1, "it is reduced by an operation that gradients cannot use");
     for (int r = 0; r < w->op->exchange.group.size; r++) {
         piece_rows(w, r, false, &first, &rows);
         if (rows == 0)

@@ -1,15 +1,15 @@
-/* Rules of routing and of rows on their way to experts and back.
+/* Rules of routing and of the dispatch of rows to experts and back.
  *
- * Rows leave home (sorted by expert, or one copy per node), reach the ranks of their experts, go
- * through the experts' matrices and come back, once for each rank of etp, to be weighted and added.
- * Every row is a token of its own on every rank before it leaves. */
+ * Rows are sorted by expert (or copied once per node), sent to the ranks of their experts,
+ * multiplied with the experts' matrices and returned, once for each rank of etp, to be weighted and
+ * summed. Before the dispatch every rank must hold rows of its own tokens. */
 #include "spec/layout/experts.h"
 #include "spec/layout/nodes.h"
 #include "spec/proof/proof_impl.h"
 
 #include <math.h>
 
-/* Places, lists and counts say what they lead to. */
+/* Places, lists and counts carry the stage they lead to. */
 static qd_status read_list(proof_walk *w, proof_operand operand, proof_value *v)
 {
     QD_TRY(qd_proof_read(w, operand, v));
@@ -20,12 +20,12 @@ static qd_status own_tokens(const proof_walk *w, proof_operand operand, const pr
 {
     for (int d = 0; d < w->proof->frames[v->place[0].fold].count; d++)
         if (v->place[0].code[d] != CODE_ROWS && v->place[0].code[d] != CODE_EXPERTS)
-            return qd_proof_fail(w, operand, v->place[0].fold, d, "each rank must send rows of its own, and it is %s",
+            return qd_proof_fail(w, operand, v->place[0].fold, d, "each rank must send rows of its own, but it is %s",
                                  qd_proof_code_text((proof_code)v->place[0].code[d]));
     return QD_OK;
 }
 
-/* Rows that a rank sends at most: the assignments of the rank with most rows. */
+/* Upper bound of the rows that a rank sends: the assignments of the rank with the most rows. */
 static int64_t most_assignments(const proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
@@ -40,10 +40,8 @@ static qd_status no_overflow(const proof_walk *w, proof_operand operand, const p
                        : QD_OK;
 }
 
-/* ---- the router ---- */
-
-/* Ranks of dp have sequences of their own: with a balance by sequence their loads are not terms of
- * one sum. */
+/* Ranks of dp have different sequences: if the balance is per sequence, their loads are not terms
+ * of one sum. */
 qd_status qd_proof_rule_route(proof_walk *w)
 {
     proof_value logits;
@@ -73,8 +71,8 @@ qd_status qd_proof_rule_route_plan(proof_walk *w)
     return qd_proof_write(w, COUNTS, &choice);
 }
 
-/* The auxiliary losses: each token's part has the scale of its part of the model's loss, and loads
- * are those of as many tokens as they are divided by. */
+/* Auxiliary losses: each token's part has the same scale as its part of the model's loss, and the
+ * loads must be sums over as many tokens as they are divided by. */
 qd_status qd_proof_rule_route_grad(proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
@@ -94,11 +92,11 @@ qd_status qd_proof_rule_route_grad(proof_walk *w)
         QD_TRY(qd_proof_read(w, LOAD, &load));
         QD_TRY(qd_proof_no_sum(w, LOAD, &load));
         if (fabs(w->op->load_tokens / loaded - 1.0) > 1e-9)
-            return qd_proof_fail(w, LOAD, 0, -1, "loads are divided by %.0f tokens, and those of %.0f are summed", w->op->load_tokens,
+            return qd_proof_fail(w, LOAD, 0, -1, "loads are divided by %.0f tokens, but those of %.0f are summed", w->op->load_tokens,
                                  loaded);
     }
     if (fabs(w->op->scale * tokens - 1.0) > 1e-9)
-        return qd_proof_fail(w, NO_OPERAND, 0, -1, "auxiliary losses are divided by %.0f tokens, and the global batch has %.0f",
+        return qd_proof_fail(w, NO_OPERAND, 0, -1, "auxiliary losses are divided by %.0f tokens, but the global batch has %.0f",
                              w->op->scale > 0.0 ? 1.0 / w->op->scale : 0.0, tokens);
     proof_value out = qd_proof_value_of(w, &logits.place[0], true);
     return qd_proof_write(w, DX, &out);
@@ -114,7 +112,7 @@ qd_status qd_proof_rule_route_load(proof_walk *w)
     return qd_proof_write_param_grad(w, BIAS_GRAD, (const proof_place[]){place, place});
 }
 
-/* ---- rows in order, and back ---- */
+/* Permutations of rows, and their inverse. */
 
 static qd_status wrong_order(const proof_walk *w, proof_operand operand)
 {
@@ -132,13 +130,13 @@ qd_status qd_proof_rule_permute(proof_walk *w)
     if (x.stage != (from.stage == RELAY_BY_EXPERT ? RELAYED : AT_HOME))
         return wrong_order(w, X);
     x.stage = from.stage;
-    if (x.stage == RELAY_BY_EXPERT) /* a relay has buffer space for so many */
+    if (x.stage == RELAY_BY_EXPERT) /* the capacity of a relay */
         x.overflow = w->ops->slots[qd_proof_slot_of(w->op, Y)].rows < most_assignments(w) * qd_nodes_spanned(w->proof->mesh);
     return qd_proof_write(w, Y, &x);
 }
 
-/* Adds up the rows of each token. Weights go in once: forward in the sum that the experts' ranks or
- * relays give back, backward in COMBINE_GRAD. */
+/* Sums the rows of each token. The weights are applied once: in the forward pass by the sum over
+ * experts or relays, in the backward pass by COMBINE_GRAD. */
 qd_status qd_proof_rule_combine(proof_walk *w)
 {
     proof_value rows, place, weight, add;
@@ -147,7 +145,7 @@ qd_status qd_proof_rule_combine(proof_walk *w)
     if (rows.stage != place.stage)
         return wrong_order(w, ROWS);
     if (rows.copies != w->op->k)
-        return qd_proof_fail(w, ROWS, 0, -1, "%lld terms of each row are added, and there are %d", (long long)w->op->k, rows.copies);
+        return qd_proof_fail(w, ROWS, 0, -1, "%lld terms of each row are added, but there are %d", (long long)w->op->k, rows.copies);
     rows.copies = 1;
     QD_TRY(qd_proof_no_sum(w, ROWS, &rows));
     if (qd_proof_has(w, COMBINE_WEIGHT)) {
@@ -186,7 +184,7 @@ qd_status qd_proof_rule_combine_grad(proof_walk *w)
     if (dy.stage != (from.stage == RELAY_BY_EXPERT ? RELAYED : AT_HOME) || rows.stage != from.stage)
         return wrong_order(w, dy.stage == AT_HOME ? ROWS : DY);
     if (rows.copies != w->op->k)
-        return qd_proof_fail(w, ROWS, 0, -1, "%lld terms of each row are added, and there are %d", (long long)w->op->k, rows.copies);
+        return qd_proof_fail(w, ROWS, 0, -1, "%lld terms of each row are added, but there are %d", (long long)w->op->k, rows.copies);
     if (dy.stage == AT_HOME)
         QD_TRY(no_overflow(w, ROWS, &rows));
     dy.overflow = rows.overflow;
@@ -196,10 +194,8 @@ qd_status qd_proof_rule_combine_grad(proof_walk *w)
     return qd_proof_write(w, D_ROWS, &dy);
 }
 
-/* ---- between ranks ---- */
-
-/* Exchanges digits of the op's group; those of etp, which get the same rows, may become something
- * else. */
+/* Exchanges digits of the op's group; those of etp, which receive the same rows, may change
+ * differently. */
 static qd_status exchange(proof_walk *w, proof_value *v, proof_code from, proof_code to, proof_code etp_from, proof_code etp_to)
 {
     const qd_op_exchange *e = &w->op->exchange;
@@ -213,7 +209,7 @@ static qd_status exchange(proof_walk *w, proof_value *v, proof_code from, proof_
         if (!(digits & 1u << d))
             continue;
         if (v->place[0].code[d] != (shares ? etp_from : from))
-            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "%s needs %s, and it is %s", qd_op_name(w->op->kind),
+            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "%s needs %s, but it is %s", qd_op_name(w->op->kind),
                                  qd_proof_code_text(shares ? etp_from : from), qd_proof_code_text((proof_code)v->place[0].code[d]));
         v->place[0].code[d] = (uint8_t)(shares ? etp_to : to);
     }
@@ -221,7 +217,7 @@ static qd_status exchange(proof_walk *w, proof_value *v, proof_code from, proof_
     return QD_OK;
 }
 
-/* Who sends what follows from a table that all ranks of the group have alike. */
+/* The send and receive counts follow from a table that must be equal on all ranks of the group. */
 static qd_status read_table(proof_walk *w)
 {
     proof_value table;
@@ -230,7 +226,7 @@ static qd_status read_table(proof_walk *w)
     unsigned digits = qd_proof_group_digits(w->proof, FOLD_EXPERTS, w->op->exchange.group);
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++)
         if (digits & 1u << d && table.place[0].code[d] != CODE_SAME)
-            return qd_proof_fail(w, COUNTS, FOLD_EXPERTS, d, "ranks have other counts: they have not been gathered");
+            return qd_proof_fail(w, COUNTS, FOLD_EXPERTS, d, "ranks have different counts: they have not been gathered");
     return QD_OK;
 }
 
@@ -262,9 +258,7 @@ qd_status qd_proof_rule_return(proof_walk *w)
     return qd_proof_write(w, Y, &x);
 }
 
-/* ---- matrices of experts ---- */
-
-/* Rows that are with their experts, or need not go anywhere: every rank has all experts. */
+/* Requires rows to be with their experts. Without expert parallelism rows sorted by expert are. */
 static qd_status with_experts(const proof_walk *w, proof_operand operand, proof_value *v)
 {
     QD_TRY(qd_proof_in_fold(w, operand, v, FOLD_EXPERTS));
@@ -287,7 +281,7 @@ qd_status qd_proof_rule_experts(proof_walk *w)
         proof_code a = (proof_code)x.place[0].code[d], b = (proof_code)weight.place[0].code[d];
         proof_code code = back ? qd_proof_code_linear_dx(a, b) : qd_proof_code_linear(a, b);
         if (code == CODE_PART)
-            return qd_proof_fail(w, operand, FOLD_EXPERTS, d, "it is %s, and the experts' matrices are %s", qd_proof_code_text(a),
+            return qd_proof_fail(w, operand, FOLD_EXPERTS, d, "it is %s, but the experts' matrices are %s", qd_proof_code_text(a),
                                  qd_proof_code_text(b));
         x.place[0].code[d] = (uint8_t)code;
     }
@@ -319,7 +313,7 @@ qd_status qd_proof_rule_experts_dw(proof_walk *w)
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
         proof_code a = (proof_code)dy.place[0].code[d], b = (proof_code)x.place[0].code[d], code = qd_proof_code_linear_dw(a, b);
         if (code == CODE_PART)
-            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "it is %s, and the gradient of the result is %s", qd_proof_code_text(b),
+            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "it is %s, but the gradient of the result is %s", qd_proof_code_text(b),
                                  qd_proof_code_text(a));
         place.code[d] = (uint8_t)code;
     }
@@ -334,7 +328,7 @@ qd_status qd_proof_rule_expert_activation(proof_walk *w)
     return w->op->kind == QD_OP_EXPERT_ACTIVATION ? qd_proof_rule_activation(w) : qd_proof_rule_activation_grad(w);
 }
 
-/* ---- extra dispatch rounds: the same way there and back within one op ---- */
+/* Extra dispatch rounds: dispatch, experts and return within one op. */
 
 static qd_status grouped_grad(proof_walk *w, proof_operand matrix, proof_operand grad)
 {
@@ -344,12 +338,12 @@ static qd_status grouped_grad(proof_walk *w, proof_operand matrix, proof_operand
     QD_TRY(qd_proof_param(w, matrix, &weight));
     QD_TRY(qd_proof_in_fold(w, matrix, &weight, FOLD_EXPERTS));
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++)
-        if (weight.place[0].code[d] == CODE_SAME) /* rows of these ranks' tokens alone */
+        if (weight.place[0].code[d] == CODE_SAME) /* from the tokens of these ranks only */
             weight.place[0].code[d] = CODE_SUM;
     return qd_proof_write_param_grad(w, grad, (const proof_place[]){weight.place[0], weight.place[0]});
 }
 
-/* What rounds add to is what the first round has brought back. */
+/* Rounds add to what the first round has returned. */
 static qd_status joins_first_round(proof_walk *w, proof_operand operand, proof_stage stage, bool gradient)
 {
     proof_value rows;
@@ -406,8 +400,6 @@ qd_status qd_proof_rule_rounds_grad(proof_walk *w)
         QD_TRY(joins_first_round(w, D_COMBINE_WEIGHT, RELAYED, true));
     return joins_first_round(w, D_ROWS, relay ? RELAYED : BY_EXPERT, true);
 }
-
-/* ---- once per node ---- */
 
 qd_status qd_proof_rule_node_plan(proof_walk *w)
 {
@@ -486,8 +478,8 @@ qd_status qd_proof_rule_node_resend(proof_walk *w)
     return qd_proof_write(w, RELAY, &x);
 }
 
-/* Lists of relayed rows. The table inside the node is worked out from the gathered one, alike on
- * all its ranks. */
+/* Lists of relayed rows. The table inside the node is computed from the gathered one, identically
+ * on all its ranks. */
 qd_status qd_proof_rule_relay_plan(proof_walk *w)
 {
     proof_value chosen, table;

@@ -1,6 +1,6 @@
 /* Follows the actions of a program: each pass of each module runs once per micro-batch, on the
- * activations of that micro-batch, with parameters that are up to date. What becomes of gradients
- * is step_gradients.c's. */
+ * activations of that micro-batch, with parameters that are up to date. step_gradients.c follows
+ * the gradients. */
 #include "spec/proof/step_impl.h"
 
 #include <stdarg.h>
@@ -30,8 +30,8 @@ const proof_class *qd_proof_class_of(const proof_run *r, int module)
     return &r->of->classes[r->ledger->modules[module].decl][qd_strategy_recompute(&r->program->strategy, r->ledger, module)];
 }
 
-/* Actions of one stream run in order; an action begins when those it names have ended, and knows
- * what they knew. */
+/* Vector clocks: actions of one stream run in order; an action starts when those it waits for are
+ * complete, and inherits their clocks. */
 static qd_status tick(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -64,8 +64,6 @@ static qd_buffer_kind kind_of(const proof_run *r, int buffer)
     return r->program->buffers[buffer].kind;
 }
 
-/* ---- activations ---- */
-
 static qd_status expect(const proof_run *r, qd_use use, int module, int microbatch)
 {
     int buffer = r->action->use[use];
@@ -89,9 +87,7 @@ static void fill(proof_run *r, qd_use use, int module, int microbatch)
         r->contents[r->action->use[use]] = (proof_content){module, microbatch, r->index};
 }
 
-/* ---- parameters ---- */
-
-/* Parameters that the action's ops read lie in its buffers, whole and up to date. */
+/* The parameters that the action's ops read must be in its buffers, whole and up to date. */
 static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned phases)
 {
     const qd_module *module = &r->ledger->modules[r->action->module];
@@ -104,7 +100,7 @@ static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned 
             int values = own || i == r->program->storage.copied ? i : r->ledger->params[i].tied_to;
             int buffer = r->action->use[own ? QD_USE_PARAM : QD_USE_TIED_PARAM];
             if (r->program->storage.count[i] > 0 && (r->fresh[values] < 0 || r->fresh[values] != buffer))
-                return qd_proof_action_fail(r, -1, 0, -1, "it reads %s, of which its buffer has not got all rows up to date",
+                return qd_proof_action_fail(r, -1, 0, -1, "it reads %s, but not all of its rows are up to date in the buffer",
                                             r->ledger->params[i].name);
             if (r->program->storage.count[i] > 0)
                 QD_TRY(qd_proof_waits(r, -1, "a parameter that it reads", r->fresh_by[values]));
@@ -124,13 +120,13 @@ static qd_status module_action(proof_run *r)
     uint8_t *done = &r->done[(size_t)a->module * (size_t)batches + (size_t)mb];
     bool forward = a->kind == QD_ACTION_FORWARD, again = a->kind == QD_ACTION_RECOMPUTE;
     if (*done & phases)
-        return qd_proof_action_fail(r, -1, 0, -1, "it has run for this micro-batch before: its gradients would count twice");
+        return qd_proof_action_fail(r, -1, 0, -1, "it has already run for this micro-batch: its gradients would count twice");
     if (!forward && !(*done & 1u << QD_PHASE_FORWARD))
         return qd_proof_action_fail(r, -1, 0, -1, "the forward pass of this micro-batch has not run");
     if (!forward && !again && c->ops->recompute == QD_RECOMPUTE_FULL && !(*done & QD_PHASES_AGAIN))
-        return qd_proof_action_fail(r, -1, 0, -1, "what it needs of the forward pass has not been computed again");
+        return qd_proof_action_fail(r, -1, 0, -1, "what it needs of the forward pass has not been recomputed");
     if (a->kind == QD_ACTION_BACKWARD_WEIGHT && !(*done & 1u << QD_PHASE_INPUT))
-        return qd_proof_action_fail(r, -1, 0, -1, "the gradients of this module's inputs are not there");
+        return qd_proof_action_fail(r, -1, 0, -1, "the gradients of this module's inputs have not been computed");
     *done |= (uint8_t)phases;
     QD_TRY(expect(r, QD_USE_INPUT, -1, mb));
     QD_TRY(expect(r, QD_USE_IN, a->module - 1, mb));
@@ -154,7 +150,7 @@ static qd_status module_action(proof_run *r)
     return qd_proof_gradients_module(r);
 }
 
-/* This rank's place in a group that cuts parameters must be the part that its storage has. */
+/* This rank's position in a group that shards parameters must match the part in its storage. */
 static qd_status cuts_alike(const proof_run *r, int parts, int part)
 {
     const qd_action *a = r->action;
@@ -162,7 +158,7 @@ static qd_status cuts_alike(const proof_run *r, int parts, int part)
         return qd_proof_action_fail(r, -1, 0, -1, "it communicates in a group that does not exist");
     qd_group group = r->program->groups[a->group];
     if (group.size != a->parts || (parts > 0 && (parts != a->parts || qd_group_coord(r->proof->mesh, group, r->program->rank) != part)))
-        return qd_proof_action_fail(r, -1, 0, -1, "parameters are cut into %d parts, and the group has %d ranks",
+        return qd_proof_action_fail(r, -1, 0, -1, "parameters are cut into %d parts, but the group has %d ranks",
                                     parts > 0 ? parts : a->parts, group.size);
     return QD_OK;
 }
@@ -183,7 +179,7 @@ static qd_status move_params(proof_run *r)
         if (!qd_storage_has(r->ledger, &p->storage, i) || p->storage.count[i] == 0)
             continue;
         bool source = a->part == persistent || a->part < 0 || r->packed[a->part] == a->parts;
-        if (a->kind == QD_ACTION_PACK) { /* own rows are always up to date, others where all are */
+        if (a->kind == QD_ACTION_PACK) { /* own rows are always up to date, others if all are */
             if (a->parts != share.parts && r->fresh[i] != a->buffer)
                 return qd_proof_action_fail(r, -1, 0, -1, "parts of %s are kept that are not up to date", r->ledger->params[i].name);
             r->packed[a->part] = a->parts;
@@ -209,9 +205,7 @@ static void free_params(proof_run *r, int buffer)
         r->fresh[i] = r->fresh[i] == buffer ? -1 : r->fresh[i];
 }
 
-/* ---- all actions ---- */
-
-/* Activations between stages: what is sent is what the receiver takes it for. */
+/* Activations between stages: what is sent must be what the receiver expects. */
 static qd_status transfer(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -268,7 +262,7 @@ static qd_status one_action(proof_run *r)
     }
 }
 
-/* At the end every pass of every module has run for every micro-batch. */
+/* At the end every pass of every module must have run for every micro-batch. */
 static qd_status all_passes(proof_run *r)
 {
     int batches = r->program->strategy.micro_batches;

@@ -1,5 +1,5 @@
-/* What a step does to gradients: where ops add them, how they are summed over ranks, and that the
- * update and the norm read sums that are complete: every micro-batch once, every axis on which the
+/* Follows the gradients through a step: where ops add them, how they are reduced over ranks, and
+ * that update and norm read complete sums: every micro-batch once, every axis on which the
  * parameter is replicated once. */
 #include "spec/program/muon.h"
 #include "spec/program/offload.h"
@@ -21,7 +21,7 @@ static int tied_param(const proof_run *r)
     return -1;
 }
 
-/* The first held parameter that ends behind an element of a whole, or sharded, buffer. */
+/* The first held parameter that ends after an element of a whole, or sharded, buffer. */
 static int first_held(const proof_run *r, int64_t element, bool sharded)
 {
     const qd_storage *s = &r->program->storage;
@@ -65,15 +65,13 @@ qd_status qd_proof_gradients_alloc(proof_run *r, int buffer)
     return QD_OK;
 }
 
-/* ---- writes ---- */
-
 static qd_status add_to(const proof_run *r, int param, proof_gradient *to, const proof_gradient *from, bool overwrite)
 {
     if (overwrite && to->kind == KNOWN)
-        return qd_proof_action_fail(r, param, 0, -1, "%s overwrites it, and %d terms of the step are in it already",
+        return qd_proof_action_fail(r, param, 0, -1, "%s overwrites it, but %d terms of the step are in it already",
                                     qd_op_name((qd_op_kind)from->op), to->count);
     if (!overwrite && to->kind == UNWRITTEN)
-        return qd_proof_action_fail(r, param, 0, -1, "%s adds to it, and nothing has set it to 0 or overwritten it in this step",
+        return qd_proof_action_fail(r, param, 0, -1, "%s adds to it, but nothing has set it to 0 or overwritten it in this step",
                                     qd_op_name((qd_op_kind)from->op));
     if (to->kind != KNOWN) {
         *to = *from;
@@ -81,10 +79,10 @@ static qd_status add_to(const proof_run *r, int param, proof_gradient *to, const
     }
     proof_place place = from->place;
     if (!qd_proof_place_convert(r->proof, &place, to->place.fold))
-        return qd_proof_action_fail(r, param, 0, -1, "terms that are placed in another way are added to it");
+        return qd_proof_action_fail(r, param, 0, -1, "terms that are placed differently are added to it");
     for (int d = 0; d < r->proof->frames[place.fold].count; d++)
         if (place.code[d] != to->place.code[d])
-            return qd_proof_action_fail(r, param, place.fold, d, "%s adds a term that is %s, and what is there is %s",
+            return qd_proof_action_fail(r, param, place.fold, d, "%s adds a term that is %s, but the sum so far is %s",
                                         qd_op_name((qd_op_kind)from->op), qd_proof_code_text((proof_code)place.code[d]),
                                         qd_proof_code_text((proof_code)to->place.code[d]));
     to->count += from->count;
@@ -97,7 +95,7 @@ static qd_status no_memory(void)
     return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
 }
 
-/* The action works on these pieces: after all that have worked on them before. */
+/* The action accesses these pieces: it must run after all that accessed them before. */
 static qd_status touch(const proof_run *r, int buffer, int at, int count)
 {
     for (int k = at; k < at + count; k++) {
@@ -108,7 +106,7 @@ static qd_status touch(const proof_run *r, int buffer, int at, int count)
     return QD_OK;
 }
 
-/* Adds one term to elements [first, end) of a buffer, which must all be there. */
+/* Adds one term to elements [first, end) of a buffer, which must contain all of them. */
 static qd_status add_range(const proof_run *r, int buffer, int param, int64_t first, int64_t end, const proof_gradient *from,
                            bool overwrite)
 {
@@ -124,7 +122,7 @@ static qd_status add_range(const proof_run *r, int buffer, int param, int64_t fi
         QD_TRY(add_to(r, param, &piece->gradient, from, overwrite));
     }
     if (there != end - first)
-        return qd_proof_action_fail(r, param, 0, -1, "it is written to memory that has no place for it");
+        return qd_proof_action_fail(r, param, 0, -1, "it is written to a buffer that does not contain it");
     return QD_OK;
 }
 
@@ -166,8 +164,6 @@ qd_status qd_proof_gradients_module(proof_run *r)
     return QD_OK;
 }
 
-/* ---- sums over ranks ---- */
-
 static qd_status sum_over(const proof_run *r, int param, proof_gradient *g, qd_group group, proof_code to)
 {
     char name[48];
@@ -185,14 +181,14 @@ static qd_status sum_over(const proof_run *r, int param, proof_gradient *g, qd_g
                                     "it (of %s) is replicated or has been summed: summing it over %s multiplies it by %d",
                                     qd_op_name((qd_op_kind)g->op), name, qd_proof_digit_size(r->proof, g->place.fold, digit));
     if (digit >= 0)
-        return qd_proof_action_fail(r, param, g->place.fold, digit, "it (of %s) is summed over %s, and is %s",
+        return qd_proof_action_fail(r, param, g->place.fold, digit, "it (of %s) is summed over %s, but is %s",
                                     qd_op_name((qd_op_kind)g->op), name, qd_proof_code_text((proof_code)g->place.code[digit]));
     return QD_OK;
 }
 
-/* Ranks that sum together must begin with the same element: of which parameter, counting those that
- * a rank has of a module, and where in it. The checker of communication compares how many there
- * are. */
+/* Ranks that reduce together must start with the same element: the same parameter, counted among
+ * those that a rank holds of a module, and the same offset. The checker of communication compares
+ * the number of elements. */
 static void note_reduced(proof_run *r, int group, const proof_piece *first)
 {
     if (!first)
@@ -226,7 +222,7 @@ static qd_status reduce(proof_run *r)
     }
     if (a->buffer == p->persistent[QD_BUFFER_SUMS]) {
         if (!r->sums_known || r->norm_known || a->count != r->ledger->param_count || r->sum_count == 4)
-            return qd_proof_action_fail(r, -1, 0, -1, "squares of gradients are summed over ranks before they are there");
+            return qd_proof_action_fail(r, -1, 0, -1, "squares of gradients are summed over ranks before they are computed");
         r->sums[r->sum_count++] = group;
         return QD_OK;
     }
@@ -242,8 +238,7 @@ static qd_status reduce(proof_run *r)
     return QD_OK;
 }
 
-/* REDUCE_SCATTER, PACK and UNPACK of gradients: between whole tensors and this rank's parts of
- * them. */
+/* REDUCE_SCATTER, PACK and UNPACK of gradients: between whole tensors and this rank's parts. */
 static qd_status move_parts(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -257,7 +252,7 @@ static qd_status move_parts(proof_run *r)
         qd_extent own = qd_storage_part(s, i, share.parts, share.part);
         if (a->parts != share.parts || (scatter && (p->groups[a->group].size != a->parts ||
                                                     qd_group_coord(r->proof->mesh, p->groups[a->group], p->rank) != share.part)))
-            return qd_proof_action_fail(r, i, 0, -1, "it is cut into %d parts, and its sum into %d", share.parts, a->parts);
+            return qd_proof_action_fail(r, i, 0, -1, "it is cut into %d parts, but its sum into %d", share.parts, a->parts);
         int64_t whole = s->offset[i] + (scatter ? 0 : own.first), length = scatter ? s->count[i] : own.count;
         int count, at = qd_proof_memory_range(&r->memory[a->buffer], whole, whole + length, &count);
         if (at < 0)
@@ -282,18 +277,18 @@ static qd_status move_parts(proof_run *r)
             return no_memory();
         QD_TRY(touch(r, a->part, first, parts));
         if (parts == 0 || count == 0)
-            return qd_proof_action_fail(r, i, 0, -1, "its part has no place in the buffer");
+            return qd_proof_action_fail(r, i, 0, -1, "the buffer does not contain its part");
         for (int k = 0; k < (back ? count : parts); k++) {
             proof_gradient *to = back ? &r->memory[a->buffer].pieces[at + k].gradient : &r->memory[a->part].pieces[first + k].gradient;
             if (!back && to->kind == KNOWN)
-                return qd_proof_action_fail(r, i, 0, -1, "its part is overwritten, and %d terms of the step are in it", to->count);
+                return qd_proof_action_fail(r, i, 0, -1, "its part is overwritten, but %d terms of the step are in it", to->count);
             *to = back ? r->memory[a->part].pieces[first].gradient : g;
         }
     }
     return QD_OK;
 }
 
-/* ADD: a block's sums join those of earlier micro-batches. */
+/* ADD: the sums of a block are added to those of earlier micro-batches. */
 static qd_status add_block(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -322,12 +317,12 @@ static qd_status add_tied(proof_run *r)
     const proof_gradient *g = &r->memory[from].pieces[0].gradient;
     int owner = r->ledger->params[tied].tied_to;
     if (g->kind != KNOWN)
-        return qd_proof_action_fail(r, owner, 0, -1, "the second gradient of a tied parameter is added before it is there");
+        return qd_proof_action_fail(r, owner, 0, -1, "the second gradient of a tied parameter is added before it is complete");
     QD_TRY(touch(r, from, 0, r->memory[from].count));
     return add_range(r, a->use[QD_USE_GRAD], owner, s->offset[owner], s->offset[owner] + s->count[owner], g, false);
 }
 
-/* The gradient of a tied parameter passes from the last stage to the owner's. */
+/* The gradient of a tied parameter is sent from the last stage to the stage of its owner. */
 static qd_status transfer_tied(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -338,7 +333,7 @@ static qd_status transfer_tied(proof_run *r)
     QD_TRY(touch(r, a->buffer, at, count));
     if (a->kind == QD_ACTION_SEND) {
         if (count != 1 || m->count != 1 || m->pieces[at].gradient.kind != KNOWN)
-            return qd_proof_action_fail(r, tied, 0, -1, "it is sent to the stage of the table before all of it is there");
+            return qd_proof_action_fail(r, tied, 0, -1, "it is sent to the stage of the table before it is complete");
         proof_program *of = r->of;
         if (of->sent_count == of->sent_capacity) {
             int wanted = of->sent_capacity ? 2 * of->sent_capacity : 8;
@@ -356,17 +351,15 @@ static qd_status transfer_tied(proof_run *r)
     coords[QD_AXIS_PP] = (coords[QD_AXIS_PP] + a->peer) % stages;
     const proof_program *peer = &r->proof->list[r->proof->index[qd_mesh_rank(r->proof->mesh, coords)]];
     if (r->received >= peer->sent_count || count == 0)
-        return qd_proof_action_fail(r, tied, 0, -1, "it is received, and no stage sends it");
+        return qd_proof_action_fail(r, tied, 0, -1, "it is received, but no stage sends it");
     for (int k = 0; k < count; k++)
         m->pieces[at + k].gradient = peer->sent[r->received];
     r->received++;
     return QD_OK;
 }
 
-/* ---- what reads the sums ---- */
-
-/* Terms that a parameter's gradient has in the end: of all micro-batches, and of a tied parameter
- * both. */
+/* Number of terms in a complete gradient: one per micro-batch and write, for both uses of a tied
+ * parameter. */
 static int terms(const proof_run *r, int param)
 {
     int writers = r->proof->writers[param], tied = tied_param(r);
@@ -396,19 +389,19 @@ static qd_status check_final(const proof_run *r, int param, const proof_gradient
         if (place.code[d] == CODE_PART)
             parts *= qd_proof_digit_size(r->proof, place.fold, d);
         if (place.code[d] == CODE_SUM)
-            return qd_proof_action_fail(r, param, place.fold, d, "it (of %s) is a partial sum there, and is never summed over that axis",
+            return qd_proof_action_fail(r, param, place.fold, d, "it (of %s) is a partial sum there and is never summed over that axis",
                                         qd_op_name((qd_op_kind)g->op));
         if (place.code[d] != param_place.code[d] && place.code[d] != CODE_PART)
-            return qd_proof_action_fail(r, param, place.fold, d, "it is %s, and the parameter is %s",
+            return qd_proof_action_fail(r, param, place.fold, d, "it is %s, but the parameter is %s",
                                         qd_proof_code_text((proof_code)place.code[d]), qd_proof_code_text((proof_code)param_place.code[d]));
     }
     if (parts != qd_storage_share(&r->program->storage, param).parts)
-        return qd_proof_action_fail(r, param, 0, -1, "its sum has been cut into %d parts, and its state into %d", parts,
+        return qd_proof_action_fail(r, param, 0, -1, "its sum has been cut into %d parts, but its state into %d", parts,
                                     qd_storage_share(&r->program->storage, param).parts);
     return QD_OK;
 }
 
-/* What this rank answers for of a gradient is complete. */
+/* The part of a gradient that this rank owns must be complete. */
 static qd_status reads_final(const proof_run *r, int param)
 {
     const qd_program *p = r->program;
@@ -426,7 +419,7 @@ static qd_status reads_final(const proof_run *r, int param)
         QD_TRY(check_final(r, param, &piece->gradient));
         there += piece->end - piece->first;
     }
-    return there == own.count ? QD_OK : qd_proof_action_fail(r, param, 0, -1, "some of it has no place in memory");
+    return there == own.count ? QD_OK : qd_proof_action_fail(r, param, 0, -1, "the buffer does not contain all of it");
 }
 
 static qd_status squares(proof_run *r)
@@ -472,12 +465,12 @@ static qd_status gather_squares(proof_run *r)
     return QD_OK;
 }
 
-/* The loss is summed over all ranks with other tokens, and over the stages, once. */
+/* The loss must be summed once over all ranks with different tokens, and over the stages. */
 static qd_status check_loss(const proof_run *r)
 {
     const proof_gradient *g = &r->loss;
     if (g->kind == UNWRITTEN)
-        return qd_proof_action_fail(r, -1, 0, -1, "the loss is summed and has not been set to 0");
+        return qd_proof_action_fail(r, -1, 0, -1, "the loss is summed before it is set to 0");
     for (int d = 0; g->kind == KNOWN && d < r->proof->frames[g->place.fold].count; d++)
         if (g->place.code[d] == CODE_SUM)
             return qd_proof_action_fail(r, -1, g->place.fold, d, "the loss is not summed over that axis");
@@ -494,16 +487,16 @@ static qd_status norm(proof_run *r)
     int64_t tokens = s->micro_batch * s->micro_batches * s->seq * r->proof->mesh->degree[QD_AXIS_DP];
     QD_TRY(check_loss(r));
     if (!r->sums_known || r->norm_known)
-        return qd_proof_action_fail(r, -1, 0, -1, "the squares of gradients are not there, or are taken twice");
+        return qd_proof_action_fail(r, -1, 0, -1, "the squares of gradients are missing, or are used twice");
     if (r->action->count != tokens)
-        return qd_proof_action_fail(r, -1, 0, -1, "gradients are taken for a mean over %lld tokens, and the global batch has %lld",
+        return qd_proof_action_fail(r, -1, 0, -1, "gradients are averaged over %lld tokens, but the global batch has %lld",
                                     (long long)r->action->count, (long long)tokens);
     r->norm_known = true;
     return qd_proof_norm(r->proof, r->program, r->index, r->sums, r->sum_count);
 }
 
-/* Elements of a parameter that an update works on: all that this rank has, or what its chunk
- * has. */
+/* Number of elements of a parameter that an update covers: all that this rank owns, or those of its
+ * chunk. */
 static int64_t update_size(const proof_run *r, int param)
 {
     const qd_program *p = r->program;
@@ -523,7 +516,7 @@ static qd_status update_param(proof_run *r, int param, int64_t count)
     if (count == 0)
         return QD_OK;
     if (!r->norm_known)
-        return qd_proof_action_fail(r, param, 0, -1, "the update comes before the norm that clips it is known");
+        return qd_proof_action_fail(r, param, 0, -1, "the update runs before the norm that clips it is known");
     QD_TRY(reads_final(r, param));
     r->updated[param] += count;
     return QD_OK;
@@ -555,7 +548,7 @@ static qd_status zero(proof_run *r)
     const qd_action *a = r->action;
     if (a->buffer == r->program->persistent[QD_BUFFER_LOSS]) {
         if (r->loss.kind == KNOWN || a->first != 0 || a->count != 2)
-            return qd_proof_action_fail(r, -1, 0, -1, "losses are set to 0 that have been summed");
+            return qd_proof_action_fail(r, -1, 0, -1, "losses are set to 0 after they were summed");
         r->loss.kind = ZEROES;
         return QD_OK;
     }
@@ -566,7 +559,7 @@ static qd_status zero(proof_run *r)
     for (int k = 0; k < count; k++) {
         proof_piece *piece = &r->memory[a->buffer].pieces[at + k];
         if (piece->gradient.kind == KNOWN)
-            return qd_proof_action_fail(r, piece->param, 0, -1, "it is set to 0, and %d terms of the step are in it",
+            return qd_proof_action_fail(r, piece->param, 0, -1, "it is set to 0, but %d terms of the step are in it",
                                         piece->gradient.count);
         piece->gradient.kind = ZEROES;
     }
@@ -603,14 +596,14 @@ qd_status qd_proof_gradients_action(proof_run *r)
     case QD_ACTION_MOMENTUM:
     case QD_ACTION_UPDATE_MATRICES:
         return update(r);
-    case QD_ACTION_FETCH: /* state of the optimizer, and matrices that Muon exchanges: no gradients */
+    case QD_ACTION_FETCH: /* optimizer state, and matrices that Muon exchanges: no gradients */
     case QD_ACTION_STORE:
     case QD_ACTION_COLLECT:
     case QD_ACTION_ORTHOGONALIZE:
     case QD_ACTION_HAND_BACK:
     case QD_ACTION_SHARE:
         return QD_OK;
-    case QD_ACTION_ALLOC: /* step.c's */
+    case QD_ACTION_ALLOC: /* handled by step.c */
     case QD_ACTION_FREE:
     case QD_ACTION_LOAD:
     case QD_ACTION_FORWARD:

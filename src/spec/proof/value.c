@@ -1,4 +1,4 @@
-/* What is known of the slots of a list while it is followed: of all rows, or of stretches of rows
+/* What is known of the slots of a list while it is followed, for all rows, or for ranges of rows
  * where ops work on windows. */
 #include "spec/proof/proof_impl.h"
 
@@ -31,12 +31,10 @@ qd_status qd_proof_fail_slot(const proof_walk *w, int slot, const char *text)
                    w->ledger->modules[w->class_->module].name, w->index, qd_op_name(w->op->kind), w->ops->slots[slot].name, text);
 }
 
-/* ---- rows of slots ---- */
-
 static int64_t row_count(const proof_walk *w, int slot)
 {
     int64_t rows = w->ops->slots[slot].rows;
-    return rows > 0 ? rows : 1; /* a rank may have none: it is followed like the others */
+    return rows > 0 ? rows : 1; /* a rank without rows is followed like the others */
 }
 
 static bool same_value(const qd_proof *proof, const proof_value *a, const proof_value *b)
@@ -58,7 +56,7 @@ static qd_status read_rows(proof_walk *w, proof_operand operand, int64_t first, 
     if (slot < 0)
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "an operand is missing");
     const proof_slot *s = &w->slots[slot];
-    first = rows > 0 ? first : 0; /* of no rows: as the others are */
+    first = rows > 0 ? first : 0; /* no rows: treated like the others */
     int64_t end = first + (rows > 0 ? rows : 1);
     if (first < 0 || end > row_count(w, slot))
         return qd_proof_fail(w, operand, 0, -1, "rows [%lld, %lld) of %lld are read", (long long)first, (long long)end,
@@ -70,7 +68,7 @@ static qd_status read_rows(proof_walk *w, proof_operand operand, int64_t first, 
             continue;
         const proof_value *v = &g->value;
         if (v->kind == UNWRITTEN)
-            return qd_proof_fail(w, operand, 0, -1, "rows [%lld, %lld) are read, and no op has written them", (long long)g->begin,
+            return qd_proof_fail(w, operand, 0, -1, "rows [%lld, %lld) are read, but no op has written them", (long long)g->begin,
                                  (long long)g->end);
         if (any && !same_value(w->proof, value, v)) {
             int digit = 0;
@@ -91,7 +89,7 @@ static qd_status read_rows(proof_walk *w, proof_operand operand, int64_t first, 
         *value = *v;
         any = true;
     }
-    return any ? QD_OK : qd_proof_fail(w, operand, 0, -1, "it is read, and no op has written it");
+    return any ? QD_OK : qd_proof_fail(w, operand, 0, -1, "it is read, but no op has written it");
 }
 
 qd_status qd_proof_read_any(proof_walk *w, proof_operand operand, proof_value *value)
@@ -104,14 +102,14 @@ qd_status qd_proof_read_rows(proof_walk *w, proof_operand operand, int64_t first
 {
     QD_TRY(read_rows(w, operand, first, rows, v));
     if (v->kind == ZEROES)
-        return qd_proof_fail(w, operand, 0, -1, "it is read while it is still 0");
+        return qd_proof_fail(w, operand, 0, -1, "it is read, but only zeroes have been written to it");
     if (v->missing)
         return qd_proof_fail(w, operand, 0, -1, "nothing has written its columns of %s", v->missing & 1 ? "queries" : "keys and values");
     if (v->seen > 0 || v->shift > 0)
         for (int i = 0; i < w->proof->frames[FOLD_DENSE].count; i++)
             if (qd_proof_digit_axis(w->proof, i) == QD_AXIS_CP)
                 return qd_proof_fail(
-                    w, operand, FOLD_DENSE, i, "it has the terms of %d of %d ranks and lies %d ranks away from home: it is not complete",
+                    w, operand, FOLD_DENSE, i, "it has the terms of %d of %d ranks and is %d ranks away from its owner: it is incomplete",
                     v->seen > 0 ? v->seen : w->proof->mesh->degree[QD_AXIS_CP], w->proof->mesh->degree[QD_AXIS_CP], v->shift);
     return QD_OK;
 }
@@ -147,7 +145,7 @@ qd_status qd_proof_write_rows(proof_walk *w, proof_operand operand, int64_t firs
         return QD_OK;
     qd_slot_kind kind = w->ops->slots[slot].kind;
     if (kind == QD_SLOT_PARAM || kind == QD_SLOT_IN || kind == QD_SLOT_GRAD_OUT || kind == QD_SLOT_INPUT || kind == QD_SLOT_ROPE)
-        return qd_proof_fail(w, operand, 0, -1, "it is overwritten, and is not the op's to write");
+        return qd_proof_fail(w, operand, 0, -1, "the op must not write it");
     proof_slot *s = &w->slots[slot];
     if (rows <= 0 && w->ops->slots[slot].rows > 0)
         return QD_OK;
@@ -158,7 +156,7 @@ qd_status qd_proof_write_rows(proof_walk *w, proof_operand operand, int64_t firs
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     if (s->count == 0)
         s->segments[s->count++] = (proof_segment){.begin = 0, .end = all};
-    /* Cut at both ends, then what lies between becomes one segment. */
+    /* Split at both ends, then merge what is between them into one segment. */
     for (int k = 0; k < 2; k++) {
         int64_t at = k == 0 ? first : end;
         for (int i = 0; i < s->count; i++) {
@@ -207,8 +205,6 @@ proof_value qd_proof_value_of(const proof_walk *w, const proof_place *place, boo
     return (proof_value){.kind = KNOWN, .parts = 1, .gradient = gradient, .copies = 1, .weight = -1, .by = -1, .place = {*place, *place}};
 }
 
-/* ---- parameters and their gradients ---- */
-
 qd_status qd_proof_param(proof_walk *w, proof_operand operand, proof_value *value)
 {
     int index = qd_proof_slot_of(w->op, operand);
@@ -216,7 +212,7 @@ qd_status qd_proof_param(proof_walk *w, proof_operand operand, proof_value *valu
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "a parameter is missing");
     const qd_slot *slot = &w->ops->slots[index];
     if (slot->kind != QD_SLOT_PARAM)
-        return qd_proof_fail(w, operand, 0, -1, "it stands where a parameter belongs");
+        return qd_proof_fail(w, operand, 0, -1, "it is used as a parameter");
     int first = w->ledger->modules[w->class_->module].param_begin + slot->param;
     proof_place place = qd_proof_param_place(w->proof, w->ledger, first);
     *value = qd_proof_value_of(w, &place, false);
@@ -238,7 +234,7 @@ qd_status qd_proof_write_param_grad(proof_walk *w, proof_operand operand, const 
         return QD_OK;
     const qd_slot *slot = &w->ops->slots[index];
     if (slot->kind != QD_SLOT_GRAD)
-        return qd_proof_fail(w, operand, 0, -1, "it stands where a parameter's gradient belongs");
+        return qd_proof_fail(w, operand, 0, -1, "it is used as the gradient of a parameter");
     int first = w->ledger->modules[w->class_->module].param_begin + slot->param;
     for (int i = 0; i < slot->param_count && i < 2; i++) {
         proof_place param = qd_proof_param_place(w->proof, w->ledger, first + i), own = place[i];
@@ -246,7 +242,7 @@ qd_status qd_proof_write_param_grad(proof_walk *w, proof_operand operand, const 
             return qd_proof_fail(w, operand, 0, -1, "its gradient is not placed as the parameter is");
         for (int d = 0; d < w->proof->frames[own.fold].count; d++)
             if (own.code[d] != param.code[d] && !(param.code[d] == CODE_SAME && own.code[d] == CODE_SUM))
-                return qd_proof_fail(w, operand, own.fold, d, "the gradient is %s, and the parameter is %s",
+                return qd_proof_fail(w, operand, own.fold, d, "the gradient is %s, but the parameter is %s",
                                      qd_proof_code_text((proof_code)own.code[d]), qd_proof_code_text((proof_code)param.code[d]));
     }
     proof_class *c = w->class_;
@@ -277,8 +273,6 @@ void qd_proof_note_overflow(proof_walk *w)
     w->class_->writes[w->class_->write_count - 1].overflow = true;
 }
 
-/* ---- what rules ask of values ---- */
-
 qd_status qd_proof_no_sum(const proof_walk *w, proof_operand operand, const proof_value *v)
 {
     for (int part = 0; part < v->parts; part++)
@@ -304,7 +298,7 @@ qd_status qd_proof_same_place(const proof_walk *w, proof_operand operand, const 
             return qd_proof_fail(w, operand, 0, -1, "it is not placed as what it is used with");
         for (int d = 0; d < w->proof->frames[a->fold].count; d++)
             if (a->code[d] != b.code[d])
-                return qd_proof_fail(w, operand, a->fold, d, "it is %s, and what it is used with is %s",
+                return qd_proof_fail(w, operand, a->fold, d, "it is %s, but what it is used with is %s",
                                      qd_proof_code_text((proof_code)a->code[d]), qd_proof_code_text((proof_code)b.code[d]));
     }
     return QD_OK;
@@ -313,12 +307,12 @@ qd_status qd_proof_same_place(const proof_walk *w, proof_operand operand, const 
 qd_status qd_proof_is_gradient(const proof_walk *w, proof_operand operand, const proof_value *value, bool gradient)
 {
     if (value->stage >= HEADS_CUT)
-        return qd_proof_fail(w, operand, 0, -1, "its rows and heads are on their way to other ranks of cp");
+        return qd_proof_fail(w, operand, 0, -1, "its rows and heads are in flight to other ranks of cp");
     if (value->gradient == gradient)
         return QD_OK;
     return qd_proof_fail(w, operand, 0, -1,
-                         gradient ? "a value of the forward pass stands where a gradient belongs"
-                                  : "a gradient stands where a value of the forward pass belongs");
+                         gradient ? "a value of the forward pass is used as a gradient"
+                                  : "a gradient is used as a value of the forward pass");
 }
 
 qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_value *value, int fold)
@@ -337,7 +331,7 @@ int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operan
     for (int d = 0; d < f->count; d++)
         sums = sums || place->code[d] == CODE_SUM;
     *ranks = 1;
-    for (int d = 0; d < f->count; d++) { /* the rank with 0 in all digits that vary, and how many there are */
+    for (int d = 0; d < f->count; d++) { /* the rank with 0 in all digits that vary, and the number of such ranks */
         int size = f->cut[d + 1] / f->cut[d];
         if (!(sums ? place->code[d] == CODE_SUM : qd_proof_digit_axis(w->proof, d) == QD_AXIS_TP))
             continue;

@@ -1,11 +1,11 @@
-/* Follows the op list of a class of modules: forward, what is computed again, backward. Each op's
- * rule computes the placements of what it writes; ports must be placed as the ledger says. */
+/* Follows the op list of a class of modules: forward, recompute, backward. The rule of each op
+ * computes the placements of its results; ports must be placed as in the ledger. */
 #include "spec/proof/proof_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A switch, so that the compiler names a kind of op that has no rule. */
+/* A switch, so that the compiler reports kinds of ops without a rule. */
 proof_rule qd_proof_rule_of(qd_op_kind kind)
 {
     switch (kind) {
@@ -146,9 +146,7 @@ bool qd_proof_knows(qd_op_kind kind)
     return qd_proof_rule_of(kind) != NULL && qd_proof_operand_known(kind);
 }
 
-/* ---- what is there before the first op ---- */
-
-/* Tokens of the input: other ones on each rank of dp and cp, the same on those of tp. */
+/* Tokens of the input: different on each rank of dp and cp, replicated over tp. */
 static proof_place input_place(const qd_proof *proof)
 {
     proof_place place = {.fold = FOLD_DENSE};
@@ -195,7 +193,7 @@ static qd_status provide_all(proof_walk *w)
         else if (kind == QD_SLOT_IN || kind == QD_SLOT_GRAD_OUT) {
             bool in = kind == QD_SLOT_IN;
             if ((in && module == 0) || (!in && module == w->ledger->module_count - 1))
-                continue; /* there is none: reading it is refused */
+                continue; /* absent; reading it fails */
             proof_place place = port_place(w->proof, &w->ledger->ports[in ? module - 1 : module]);
             QD_TRY(provide(w, i, &place, !in));
         }
@@ -203,7 +201,7 @@ static qd_status provide_all(proof_walk *w)
     return QD_OK;
 }
 
-/* What a module hands on is placed as the next one takes it. */
+/* The output of a module must be placed as the next one expects it. */
 static qd_status check_ports(proof_walk *w)
 {
     int module = w->class_->module;
@@ -224,7 +222,7 @@ static qd_status check_ports(proof_walk *w)
                 qd_proof_digit_name(w->proof, FOLD_DENSE, d, axis, sizeof axis);
                 if (v->place[0].fold != FOLD_DENSE || v->place[0].code[d] != wanted.code[d])
                     return QD_FAIL(QD_MISMATCH,
-                                   "gradients: rank %d, %s, op %d (%s), value '%s', axis %s: it leaves the module %s, and the port is %s",
+                                   "gradients: rank %d, %s, op %d (%s), value '%s', axis %s: it leaves the module %s, but the port is %s",
                                    w->program->rank, name, v->by, qd_op_name(w->ops->ops[v->by].kind), slot->name, axis,
                                    qd_proof_code_text((proof_code)v->place[0].code[d]), qd_proof_code_text((proof_code)wanted.code[d]));
             }
@@ -233,10 +231,7 @@ static qd_status check_ports(proof_walk *w)
     return QD_OK;
 }
 
-/* ---- the list ---- */
-
-/* Rules look at operands whose placement matters; what an op reads must have been written in any
- * case. */
+/* Rules only check operands whose placement matters; all operands must have been written. */
 static qd_status operands_written(const proof_walk *w)
 {
     for (int j = 0; j < QD_OP_SLOTS; j++) {
@@ -247,7 +242,7 @@ static qd_status operands_written(const proof_walk *w)
         for (int i = 0; i < w->slots[slot].count; i++)
             written = written || w->slots[slot].segments[i].value.kind != UNWRITTEN;
         if (!written)
-            return qd_proof_fail_slot(w, slot, "it is read, and no op has written it");
+            return qd_proof_fail_slot(w, slot, "it is read, but no op has written it");
     }
     return QD_OK;
 }
@@ -269,8 +264,7 @@ static qd_status follow(proof_walk *w, unsigned phases)
     return QD_OK;
 }
 
-/* Full recompute: a block keeps nothing but its ports. Writes of gradients are those of the first
- * run. */
+/* Full recompute: a block keeps only its ports. Gradient writes are those of the first run. */
 static qd_status forget(proof_walk *w)
 {
     for (int i = 0; i < w->ops->slot_count; i++)
@@ -280,10 +274,10 @@ static qd_status forget(proof_walk *w)
     QD_TRY(follow(w, QD_PHASES_AGAIN));
     return w->class_->write_count == writes
                ? QD_OK
-               : qd_proof_fail(w, NO_OPERAND, 0, -1, "an op that is run again writes gradients of parameters a second time");
+               : qd_proof_fail(w, NO_OPERAND, 0, -1, "a recomputed op writes gradients of parameters a second time");
 }
 
-/* Windows of rows that give one gradient together are all rows, each once. */
+/* Windows of rows that contribute to one gradient must cover all rows, each once. */
 static qd_status check_windows(proof_walk *w)
 {
     for (int i = 0; i < w->ops->op_count; i++) {
@@ -322,8 +316,8 @@ static bool reads_param(const qd_module_class *c, int param)
     return false;
 }
 
-/* A parameter that has a gradient takes part in the forward pass, here or (biases of partial sums)
- * on another rank of tp; one without a gradient does not, or it would not learn. */
+/* A parameter with a gradient must be used in the forward pass, here or (biases of partial sums) on
+ * another rank of tp. One without a gradient must not be, or it would not be trained. */
 static qd_status check_params(proof_walk *w)
 {
     const qd_module *module = &w->ledger->modules[w->class_->module];
@@ -338,13 +332,13 @@ static qd_status check_params(proof_walk *w)
                                                 w->class_->module),
                                i);
         if (p->counts)
-            read = w->ledger->model.moe.bias_rate > 0.0; /* the gradient is a count that the update goes by */
+            read = w->ledger->model.moe.bias_rate > 0.0; /* the gradient is a count that the update reads */
         if (p->expert > 0)                               /* experts are read together */
             continue;
         if (written != read)
             return QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: the parameter %s %s", w->program->rank, module->name, p->name,
-                           written ? "has a gradient, and no rank uses it in the forward pass"
-                                   : "is used in the forward pass, and no op computes its gradient");
+                           written ? "has a gradient, but no rank uses it in the forward pass"
+                                   : "is used in the forward pass, but no op computes its gradient");
     }
     for (int k = 0; k < w->class_->write_count; k++) {
         const proof_write *write = &w->class_->writes[k];
@@ -377,7 +371,7 @@ static qd_status note_reads(proof_class *c)
     return QD_OK;
 }
 
-/* The passes in the order of the actions that run them. */
+/* Follows the passes in the order of the actions that run them. */
 static qd_status follow_all(proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
@@ -405,7 +399,7 @@ qd_status qd_proof_walk_class(qd_proof *proof, proof_class *class_)
 {
     proof_walk w = {.proof = proof, .class_ = class_, .program = class_->program, .ops = class_->ops, .ledger = class_->program->ledger};
     QD_TRY(note_reads(class_));
-    if (w.program->strategy.split_backward) { /* a schedule may run some backward passes whole, others in halves */
+    if (w.program->strategy.split_backward) { /* a schedule may split some backward passes and run others whole */
         w.apart = true;
         QD_TRY(follow_all(&w));
         class_->write_count = 0;
