@@ -1,10 +1,10 @@
-/* The vocabulary of declarations: collects parameters and ops of one module. */
+/* The vocabulary of declarations: collects the parameters and ops of one module. */
 #include "model/declare.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Room for one more element of a growing array; NULL when memory is out. */
+/* Makes sure that one more element fits into a growing array; NULL when out of memory. */
 static void *grown(qd_layer *b, void *array, int count, int *capacity, size_t size)
 {
     if (count < *capacity)
@@ -38,7 +38,7 @@ qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols)
 
 static qd_decl_param *add_param(qd_layer *b, const char *suffix, int64_t rows, int64_t cols, qd_init init, double std, qd_split split)
 {
-    static _Thread_local qd_decl_param lost; /* written to when memory is out; the declaration then fails as a whole */
+    static _Thread_local qd_decl_param lost; /* written to when out of memory; the declaration then fails as a whole */
     void *params = grown(b, b->params, b->param_count, &b->param_capacity, sizeof *b->params);
     if (!params || !suffix) {
         b->no_memory = true;
@@ -125,8 +125,7 @@ qd_val qd_attention_gqa(qd_layer *b, qd_val x)
     return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->linear_bias, qd_residual_std(m), "attn_branch");
 }
 
-/* A gated or plain MLP of inner width `ffn` whose parameters start with `name`; `split` of the
- * inner width. */
+/* A gated or plain MLP of inner width `ffn` whose parameters start with `name`. */
 static qd_val mlp(qd_layer *b, qd_val x, const char *name, int64_t ffn, qd_split in_split, qd_split out_split, const char *const out[3])
 {
     const qd_model *m = b->model;
@@ -145,8 +144,8 @@ qd_val qd_mlp(qd_layer *b, qd_val x)
     return mlp(b, x, "mlp", b->model->ffn, QD_SPLIT_ROWS, QD_SPLIT_COLS, names);
 }
 
-/* Matrices of all experts for one grouped GEMM: those of expert 0, of expert 1, … `dim`: what
- * etp cuts. */
+/* The matrices of all experts for one grouped GEMM: those of expert 0, of expert 1, … `dim`: the
+ * dimension that etp shards. */
 static qd_val grouped_linear(qd_layer *b, qd_val x, qd_val route, const char *const *names, int count, int64_t out, int64_t in, int dim,
                              double std, const char *name)
 {
@@ -170,8 +169,7 @@ qd_val qd_mlp_experts(qd_layer *b, qd_val x)
     static const char *const shared_names[] = {"shared_up", "shared_active", "shared_out"};
     const qd_model *m = b->model;
     const qd_moe *e = &m->moe;
-    /* Router and shared experts see the rows of the residual stream that a rank has, as norms
-     * do. */
+    /* Router and shared experts process the same rows of the residual stream as norms do. */
     qd_val logits = qd_linear(b, x, &(qd_linear_part){"mlp.router", e->experts, QD_SPLIT_NORM}, 1, false, m->init_std, "router_logits");
     if (logits >= 0)
         b->values[logits].fp32 = true;
@@ -183,7 +181,7 @@ qd_val qd_mlp_experts(qd_layer *b, qd_val x)
     }
     qd_val r = qd_declare_op(b, route, "choice", e->per_token), shared = -1;
     qd_val rows = qd_declare_op(b, (qd_decl_op){QD_DECL_SEND, .x = x, .y = r}, "rows by expert", m->hidden);
-    if (e->shared > 0) /* while rows are on their way */
+    if (e->shared > 0) /* overlaps with the dispatch of rows */
         shared = mlp(b, x, "mlp.shared", e->shared * e->ffn, QD_SPLIT_NORM, QD_SPLIT_NORM, shared_names);
     rows = grouped_linear(b, rows, r, gate_up, 2, e->ffn, m->hidden, 0, m->init_std, "expert_up");
     rows = qd_declare_op(b, (qd_decl_op){QD_DECL_GROUPED_ACTIVATION, .x = rows, .y = r}, "expert_active", e->ffn);
@@ -200,7 +198,7 @@ static qd_val dropout(qd_layer *b, qd_val x, const char *out)
 
 qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, const char *out)
 {
-    b->site += b->site == 0; /* site 0 is the embedding's */
+    b->site += b->site == 0; /* site 0 is the embedding */
     branch = dropout(b, branch, dropped);
     return qd_declare_op(b, (qd_decl_op){QD_DECL_ADD, .x = x, .y = branch}, out, b->model->hidden);
 }

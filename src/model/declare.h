@@ -1,11 +1,11 @@
-/* The vocabulary in which model families are declared: parameters with their placement rules,
- * and the forward pass, both for whole (unsharded) tensors.
+/* The vocabulary in which model families are declared: parameters with their placement rules, and
+ * the forward pass, both for whole (unsharded) tensors.
  *
  * A family (family.h) is one file of functions that each declare one module: the embedding, a
- * layer, the head. Calling such a function fills a qd_layer with parameters and with a list of
- * ops in SSA form: every value is written once. What runs on a rank is derived from that list by
- * the passes of `spec`: gradients, local shapes and exchanges, fusions, order, aliasing. A
- * declaration knows nothing of ranks, memory or the backward pass. */
+ * layer, the head. Such a function fills a qd_layer with parameters and with a list of ops in SSA
+ * form: every value is written once. What runs on a rank is derived from that list by the passes of
+ * `spec`: gradients, local shapes and communication, fusion, order, aliasing. A declaration knows
+ * nothing of ranks, memory or the backward pass. */
 #ifndef QD_MODEL_DECLARE_H
 #define QD_MODEL_DECLARE_H
 
@@ -16,25 +16,25 @@ typedef enum qd_init { QD_INIT_ZERO, QD_INIT_ONE, QD_INIT_NORMAL } qd_init;
 
 /* The placement rule of a parameter on tp. */
 typedef enum qd_split {
-    QD_SPLIT_NONE,  /* every rank has all of it, and the whole gradient */
-    QD_SPLIT_NORM,  /* every rank has all of it; under sp the gradient is a sum over the rows of the rank alone */
-    QD_SPLIT_HEADS, /* every rank has all of it, and the gradient of its own heads: norms of queries and keys */
-    QD_SPLIT_ROWS,  /* cut by outputs */
-    QD_SPLIT_COLS,  /* cut by inputs */
-    QD_SPLIT_KV,    /* by outputs, whole kv heads; with more ranks than kv heads, neighbours hold the same */
+    QD_SPLIT_NONE,  /* replicated, with the same gradient on every rank */
+    QD_SPLIT_NORM,  /* replicated; under sp the gradient is a partial sum over the rows of each rank */
+    QD_SPLIT_HEADS, /* replicated; the gradient is a partial sum over the heads of each rank: norms of queries and keys */
+    QD_SPLIT_ROWS,  /* sharded by outputs */
+    QD_SPLIT_COLS,  /* sharded by inputs */
+    QD_SPLIT_KV,    /* sharded by outputs in whole kv heads; with more ranks than kv heads, neighbours hold the same head */
 } qd_split;
 
 typedef struct qd_decl_param {
-    const char *suffix; /* of the logical name, behind the module's: "attn.q.weight" */
+    const char *suffix; /* of the logical name, after that of the module: "attn.q.weight" */
     int64_t rows, cols; /* cols 0: a vector */
     qd_init init;
     double init_std;
     qd_split split;
     int fuse;          /* parameters with the same number are adjacent in memory and read as one matrix (q, k, v) */
-    int expert;        /* that it belongs to, -1: none */
-    int8_t expert_dim; /* of an expert: the dimension that etp cuts */
-    bool counts;       /* its gradient is a count of tokens per expert (biases of routers) */
-    bool tied;         /* uses the values of the token table */
+    int expert;        /* index of the expert it belongs to, -1: none */
+    int8_t expert_dim; /* of an expert's matrix: the dimension that etp shards */
+    bool counts;       /* its gradient counts tokens per expert (router biases) */
+    bool tied;         /* shares the values of the token table */
 } qd_decl_param;
 
 /* Consecutive parameters of the layer that one op reads as one matrix or vector; count 0: none. */
@@ -42,24 +42,24 @@ typedef struct qd_weight {
     int param, count;
 } qd_weight;
 
-/* Declared ops. Shapes: T tokens, d the width of the residual stream; A assignments of tokens to
+/* Declared ops. Shapes: T tokens, d the width of the residual stream, A assignments of tokens to
  * experts. */
 #define QD_DECL_TABLE(X)                                                                                                                   \
-    X(INPUT)              /* out (T, d): what the module before passes on */                                                               \
-    X(OUTPUT)             /* x (T, d): what this module passes on */                                                                       \
+    X(INPUT)              /* out (T, d): the output of the previous module */                                                              \
+    X(OUTPUT)             /* x (T, d): the output of this module */                                                                        \
     X(EMBED)              /* out (T, d) = rows of weight, plus rows of weight2 by position */                                              \
-    X(NORM)               /* out (T, d) = norm of x by weight, weight2 its bias */                                                         \
+    X(NORM)               /* out (T, d) = norm of x with scale weight and bias weight2 */                                                  \
     X(LINEAR)             /* out (T, n) = x · weightᵀ + weight2 */                                                                      \
-    X(HEAD_NORM)          /* out = x with the heads of q and k normed by weight and weight2 */                                             \
-    X(ROPE)               /* out = x with the heads of q and k turned by position */                                                       \
+    X(HEAD_NORM)          /* out = x with the heads of q and k normalized by weight and weight2 */                                         \
+    X(ROPE)               /* out = x with the heads of q and k rotated by position */                                                      \
     X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv) */                                           \
-    X(ACTIVATION)         /* out = the model's activation of x; gated: half as wide */                                                     \
+    X(ACTIVATION)         /* out = the model's activation function of x; gated: half as wide */                                            \
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
     X(ADD)                /* out = x + y */                                                                                                \
-    X(ROUTE)              /* out: experts and weights chosen for each token by logits x; bias weight */                                    \
-    X(SEND)               /* out (A, d): copies of the rows of x, ordered by the expert that routing y chose */                            \
+    X(ROUTE)              /* out: experts and weights chosen for each token from logits x; weight: bias of the choice */                   \
+    X(SEND)               /* out (A, d): copies of the rows of x, sorted by the expert that routing y chose */                             \
     X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert */                                                  \
-    X(GROUPED_ACTIVATION) /* out = the activation of x, by expert */                                                                       \
+    X(GROUPED_ACTIVATION) /* out = the activation function of x, by expert */                                                              \
     X(COLLECT)            /* out (T, d) = for each token the weighted sum of the rows x of its experts */                                  \
     X(LOSS)               /* the loss of the step from x (T, d) and weight (vocab, d); in generation, logits */
 
@@ -72,22 +72,22 @@ typedef enum qd_decl_kind {
 
 typedef int qd_val; /* a value of the layer; -1: none */
 
-#define QD_DROPOUTS_MOST 4 /* sites of a module; masks are numbered by module and site. 0 is the embedding's */
+#define QD_DROPOUTS_MOST 4 /* dropouts per module; masks are keyed by module and site. Site 0 is the embedding */
 
 typedef struct qd_decl_op {
     qd_decl_kind kind;
     qd_val x, y, out;
     qd_weight weight, weight2;
-    int site; /* dropout: which of the module's dropouts */
+    int site; /* dropout: index among the dropouts of the module */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
     const char *name;
-    int64_t cols; /* whole width */
-    bool fp32;    /* whatever the activations' type (logits of routers) */
+    int64_t cols; /* unsharded width */
+    bool fp32;    /* fp32 regardless of the activation type (router logits) */
 } qd_decl_value;
 
-/* One declared module. Everything lives in the arena. */
+/* One declared module. Everything is allocated in the arena. */
 typedef struct qd_layer {
     const qd_model *model;
     qd_arena *arena;
@@ -111,16 +111,16 @@ qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out);
 typedef struct qd_linear_part {
     const char *name; /* parameters "<name>.weight" and "<name>.bias" */
     int64_t out;
-    qd_split split; /* of the matrix; a bias is cut with the outputs */
+    qd_split split; /* of the matrix; a bias is sharded with the outputs */
 } qd_linear_part;
 qd_val qd_linear(qd_layer *b, qd_val x, const qd_linear_part *parts, int count, bool bias, double init_std, const char *out);
 
-/* Standard deviation of projections that write into the residual stream: smaller, so that its
+/* Standard deviation of projections that write to the residual stream: smaller, so that its
  * variance does not grow with depth. */
 double qd_residual_std(const qd_model *m);
 
-/* Grouped-query attention with all its parameters; optional per-head norms and rotary positions,
- * as the model says. */
+/* Grouped-query attention with all its parameters; per-head norms and rotary positions if the model
+ * has them. */
 qd_val qd_attention_gqa(qd_layer *b, qd_val x);
 /* The dense MLP: up, activation, down; with a gated activation, gate and up are one GEMM. */
 qd_val qd_mlp(qd_layer *b, qd_val x);
@@ -131,10 +131,10 @@ qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, co
 
 /* Token table (and position table), with dropout. */
 qd_val qd_embedding(qd_layer *b);
-/* The head's matrix, tied or not, with the loss. */
+/* The head's matrix, tied or not, and the loss. */
 void qd_head_loss(qd_layer *b, qd_val x);
 
-/* The loss op, and any other of the table, for vocabulary that is not above. */
+/* Declares any op of the table, for families that need more than the functions above. */
 qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols);
 qd_weight qd_declare_vector(qd_layer *b, const char *suffix, int64_t size, qd_init init, qd_split split);
 #endif

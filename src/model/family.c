@@ -1,4 +1,4 @@
-/* The registry of architectures and of the families that declare them (QD_ARCHS in fields.h). */
+/* The registry of architectures and the families that declare them (QD_ARCHS in fields.h). */
 #include "model/family.h"
 
 #include <string.h>

@@ -1,17 +1,17 @@
-/* Model families: which declaration each module of a model has. */
+/* Model families: which declaration each module of a model uses. */
 #ifndef QD_MODEL_FAMILY_H
 #define QD_MODEL_FAMILY_H
 
 #include "model/declare.h"
 
-#define QD_DECLARATIONS_MOST 8 /* of a family: embedding, head and the variants of its layers */
+#define QD_DECLARATIONS_MOST 8 /* per family: embedding, head and the variants of its layers */
 
-/* Layers with the same variant have the same declaration, and so share one list of ops. */
+/* Layers of the same variant have the same declaration and share one op list. */
 typedef struct qd_family {
     const char *name;
-    void (*defaults)(qd_model *model); /* what its architecture (model->arch) implies, and has where the options say auto */
+    void (*defaults)(qd_model *model); /* sets what the architecture (model->arch) implies, and the values of options that are auto */
     void (*embed)(qd_layer *b);
-    int variants;                                     /* different layers of the trunk: at most QD_DECLARATIONS_MOST - 2 */
+    int variants;                                     /* number of different layers: at most QD_DECLARATIONS_MOST - 2 */
     int (*variant)(const qd_model *model, int layer); /* of a layer: 0 .. variants - 1 */
     void (*layer)(qd_layer *b, int variant);
     void (*head)(qd_layer *b);

@@ -1,4 +1,4 @@
-/* Walks over the fields of a model: one loop for each thing that is done with all of them. */
+/* Walks the fields of a model: one loop for each operation on all of them. */
 #include "model/field_table.h"
 #include "model/family.h"
 
@@ -13,7 +13,7 @@
 #define KIND_AUTO QD_FIELD_FLAG
 #define KIND_ENUM(type) QD_FIELD_ENUM
 
-/* GROUP is the member of qd_model that holds the fields, with its point. */
+/* GROUP is the member of qd_model that holds the fields, including the dot. */
 #define WORD(x) WORD_(x)
 #define WORD_(x) #x
 #define ROW(kind_, name, key, fallback, limits, preset_, hf_, when_, help) \
@@ -61,8 +61,6 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
 {
     return f->when == QD_WHEN_SCALED ? m->rope.scaling != QD_ROPE_NONE : f->when == QD_WHEN_EXPERTS ? m->moe.experts > 0 : true;
 }
-
-/* ---- one value ---- */
 
 int64_t qd_field_whole(const qd_model_field *f, const qd_model *m)
 {
@@ -149,8 +147,6 @@ bool qd_field_set_text(const qd_model_field *f, const char *text, qd_model *m)
     return true;
 }
 
-/* ---- all of them ---- */
-
 void qd_model_take(const qd_options *o, bool always, qd_model *m)
 {
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
@@ -168,7 +164,8 @@ void qd_model_take(const qd_options *o, bool always, qd_model *m)
     }
 }
 
-/* A preset becomes its dimensions: the file must mean the same when presets change. */
+/* Replaces a preset by its dimensions, so that a saved file keeps its meaning when presets
+ * change. */
 qd_status qd_model_put(const qd_model *m, qd_options *o)
 {
     char text[QD_FIELD_TEXT];
@@ -236,7 +233,7 @@ qd_model qd_model_default(qd_arch arch)
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++)
         if (f->option.key)
             qd_field_set_text(f, f->option.fallback, &m);
-    /* What a preset or a folder must state: 0 is refused. */
+    /* A preset or a checkpoint folder must set these; 0 is rejected. */
     m.hidden = m.vocab = m.layers = m.heads = m.moe.per_token = 0;
     m.arch = arch;
     qd_family_of(&m)->defaults(&m);

@@ -1,4 +1,5 @@
-/* The table of fields.h as data: what options, presets, saved configurations and tests walk. */
+/* The table of fields.h as data, for the code that walks it: options, presets, saved configurations
+ * and tests. */
 #ifndef QD_MODEL_FIELD_TABLE_H
 #define QD_MODEL_FIELD_TABLE_H
 
@@ -15,9 +16,9 @@ typedef struct qd_model_field {
     const char *member; /* "rope.base" */
     size_t offset;      /* in qd_model */
     qd_field_kind kind;
-    qd_option option;   /* key NULL: none; its choices are the words of an enum all the same */
-    const char *preset; /* NULL: the same as the option's, without "model." */
-    const char *hf;     /* key in config.json of most families of transformers; NULL: none */
+    qd_option option;   /* key NULL: none; its choices then still hold the words of an enum */
+    const char *preset; /* NULL: the same as the option's key, without "model." */
+    const char *hf;     /* key in config.json of most transformers families; NULL: none */
     qd_field_when when;
 } qd_model_field;
 
@@ -26,26 +27,27 @@ const qd_model_field *qd_model_fields(int *count);
 const char *qd_field_key(const qd_model_field *field);
 /* Its key in data/models.json, a.b inside an object. */
 const char *qd_field_preset(const qd_model_field *field);
-/* Whether the field means something in the model. */
+/* Whether the field applies to the model. */
 bool qd_field_counts(const qd_model_field *field, const qd_model *model);
 
-/* Values of all kinds but REAL, and of REAL. */
+/* Access to values: `whole` for all kinds but REAL, `real` for REAL. */
 int64_t qd_field_whole(const qd_model_field *field, const qd_model *model);
 double qd_field_real(const qd_model_field *field, const qd_model *model);
 void qd_field_set_whole(const qd_model_field *field, int64_t value, qd_model *model);
 void qd_field_set_real(const qd_model_field *field, double value, qd_model *model);
-/* As a user writes it: 12, 1e-05, true, swiglu. Setting: false where it is no such value; auto
- * changes nothing. */
+/* The value as a user writes it: 12, 1e-05, true, swiglu. Setting returns false for an invalid
+ * value; auto changes nothing. */
 enum { QD_FIELD_TEXT = QD_DOUBLE_TEXT > 32 ? QD_DOUBLE_TEXT : 32 };
 void qd_field_text(const qd_model_field *field, const qd_model *model, char text[QD_FIELD_TEXT]);
 bool qd_field_set_text(const qd_model_field *field, const char *text, qd_model *model);
 
-/* Takes over what the options say. `always`: defaults count too; else only what the user has
+/* Copies option values to the model. `always`: defaults too; otherwise only what the user has
  * set. */
 void qd_model_take(const qd_options *options, bool always, qd_model *model);
-/* The reverse: the options say what the model is (qd_options_resolve), without a preset's name. */
+/* The reverse: sets the options to the model's values (qd_options_resolve), without the name of a
+ * preset. */
 qd_status qd_model_put(const qd_model *model, qd_options *options);
-/* Takes over what an object of data/models.json says; a member that is missing or null changes
- * nothing. */
+/* Copies the members of an object of data/models.json to the model; a missing or null member
+ * changes nothing. */
 qd_status qd_model_read(const qd_json *document, const qd_json_node *object, qd_model *model);
 #endif

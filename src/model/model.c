@@ -1,3 +1,4 @@
+/* Validates models, and counts their parameters and FLOPs. */
 #include "model/model.h"
 
 #include <math.h>
@@ -43,7 +44,7 @@ qd_status qd_model_validate(const qd_model *m)
     return m->moe.experts > 0 ? qd_moe_validate(m) : QD_OK;
 }
 
-/* Weights of the matrices of all blocks, with `experts` experts in each that has them. */
+/* Elements of the matrices of all blocks, with `experts` experts in each block that has them. */
 static int64_t matrix_weights(const qd_model *m, int experts)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;

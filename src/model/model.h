@@ -1,4 +1,4 @@
-/* What a model is: its dimensions and the kinds of its parts. Pure data. */
+/* The definition of a model: its dimensions and the kinds of its parts. Pure data. */
 #ifndef QD_MODEL_MODEL_H
 #define QD_MODEL_MODEL_H
 
@@ -10,7 +10,7 @@
 #define QD_ARCH_ENUMERATOR(name, word, family) QD_ARCH_##name,
 typedef enum qd_arch { QD_ARCHS(QD_ARCH_ENUMERATOR) QD_ARCH_COUNT } qd_arch;
 
-/* The words of these are in fields.h, in the same order. */
+/* The words of these enums are in fields.h, in the same order. */
 typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS } qd_norm_kind;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
 typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3 } qd_rope_scaling;
@@ -18,7 +18,7 @@ typedef enum qd_router_kind { QD_ROUTER_SOFTMAX, QD_ROUTER_SIGMOID } qd_router_k
 typedef enum qd_balance { QD_BALANCE_SEQUENCE, QD_BALANCE_BATCH } qd_balance;
 typedef enum qd_drop { QD_DROP_LAST, QD_DROP_LEAST } qd_drop;
 
-/* Members, with what they mean: fields.h. */
+/* The members and their meaning are in fields.h. */
 typedef struct qd_rope {
     QD_ROPE_FIELDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
 } qd_rope;
@@ -35,14 +35,14 @@ typedef struct qd_model {
     qd_moe moe;
 } qd_model;
 
-/* The defaults of the table (fields.h), and of the architecture where that says auto; sizes that a
- * model cannot do without are 0. */
+/* The defaults of the table (fields.h), and those of the architecture where the table says auto;
+ * required sizes are 0. */
 qd_model qd_model_default(qd_arch arch);
 
-/* QD_USAGE with one line that names the key and says what would be right. */
+/* QD_USAGE with one line that names the key and the remedy. */
 qd_status qd_model_validate(const qd_model *model);
 
-/* Number of parameters (tied ones once). */
+/* Number of parameter elements; tied parameters are counted once. */
 int64_t qd_model_parameters(const qd_model *model);
 
 /* Whether a block has experts. */
@@ -51,22 +51,22 @@ static inline bool qd_model_has_experts(const qd_model *model, int layer)
     return model->moe.experts > 0 && layer >= model->moe.first_dense;
 }
 
-/* moe.c: the part of qd_model_validate for experts, and how many best scores make the score of a
- * group. */
+/* moe.c: the part of qd_model_validate for experts, and the number of top scores that make up the
+ * score of a group. */
 qd_status qd_moe_validate(const qd_model *model);
 int qd_moe_group_best(const qd_moe *moe);
 
-/* Model FLOPs per token of one training step: 6 per weight of a matrix product (the token table
- * counts where it is the head, not as a lookup; of experts those that a token uses), and
- * 12·L·T·d for non-causal attention, the convention of most published figures. */
+/* Model FLOPs per token of one training step: 6 per matrix element (the token table counts if it is
+ * the head, not as a lookup; of experts only those that a token uses), and 12·L·T·d for non-causal
+ * attention, the convention of most published figures. */
 double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 
-/* Angles: table (seq, head_dim/2, 2) = cosine, sine. */
+/* Rotary angles: table (seq, head_dim/2, 2) = cosine, sine. */
 void qd_rope_table(const qd_model *model, int64_t seq, float *table);
 
-/* Field by field; the name does not count, nor do fields that mean nothing in either model. */
+/* Compares all fields that apply to either model; the name is ignored. */
 bool qd_model_equal(const qd_model *a, const qd_model *b);
 
 const char *qd_arch_name(qd_arch arch);
-qd_arch qd_arch_find(const char *name); /* QD_ARCH_COUNT: none of them */
+qd_arch qd_arch_find(const char *name); /* QD_ARCH_COUNT: unknown */
 #endif

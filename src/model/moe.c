@@ -1,4 +1,4 @@
-/* What a model with experts must be. */
+/* Validates the fields of a model with experts. */
 #include "model/model.h"
 
 qd_status qd_moe_validate(const qd_model *m)
@@ -30,8 +30,8 @@ qd_status qd_moe_validate(const qd_model *m)
     return QD_OK;
 }
 
-/* DeepSeek-V3 adds the best scores that a token would choose from a group if it chose evenly;
- * with softmax (DeepSeek-V2) the best score alone counts. */
+/* DeepSeek-V3 sums as many top scores as a token would choose from each group if it chose evenly;
+ * with softmax (DeepSeek-V2) only the best score counts. */
 int qd_moe_group_best(const qd_moe *e)
 {
     int best = e->router == QD_ROUTER_SIGMOID ? e->per_token / e->top_groups : 1;

@@ -1,8 +1,8 @@
-/* The pre-norm decoder: GPT-2, Llama, Yi and Qwen3; with experts Mixtral, Qwen3-MoE and models
- * of DeepSeek V3's shape.
+/* The pre-norm decoder: GPT-2, Llama, Yi and Qwen3; with experts Mixtral, Qwen3-MoE and models like
+ * DeepSeek V3.
  *
- * They differ in fields, not in structure: norm kind, learned or rotary positions, biases, norms
- * of queries and keys, plain or gated MLP, and whether a layer's MLP is dense or made of
+ * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
+ * of queries and keys, plain or gated MLP, and whether the MLP of a layer is dense or consists of
  * experts. */
 #include "model/family.h"
 
