@@ -1,4 +1,5 @@
-/* qkv is one buffer (rows, (heads + 2·kv_heads)·head_dim): queries, keys, values side by side. */
+/* Runners of rotary embedding and attention. qkv is one buffer (rows, (heads +
+ * 2·kv_heads)·head_dim) with queries, keys and values side by side. */
 #include "nn/nn_impl.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@ static qd_status rope(const qd_op_call *c, const int32_t *positions, bool invers
 {
     const qd_model *m = call_model(c);
     return c->frame->kernels->rope(c->frame->stream, &(qd_rope_args){
-        .x = c->at[QD_ROPE_X], /* queries and keys are adjacent: one call turns both */
+        .x = c->at[QD_ROPE_X], /* queries and keys are adjacent: one call rotates both */
         .table = c->at[QD_ROPE_TABLE],
         .positions = positions,
         .rows = c->op->m,
@@ -38,7 +39,7 @@ QD_SAME_PLACE(INPUT, ATTENTION, ATTENTION_GRAD);
 QD_SAME_PLACE(O, ATTENTION, ATTENTION_GRAD);
 QD_SAME_PLACE(LSE, ATTENTION, ATTENTION_GRAD);
 
-/* What forward and backward share: views of qkv, shapes, mask. */
+/* Arguments common to forward and backward: views of qkv, shapes, mask. */
 static qd_attention_args attention_args(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
@@ -87,7 +88,7 @@ qd_status qd_run_attention_grad(const qd_op_call *c)
     return c->frame->kernels->attention_backward(c->frame->stream, &args);
 }
 
-/* The cache of a block: all keys, then all values. */
+/* The KV cache of a block: all keys, then all values. */
 qd_status qd_run_attention_cached(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);

@@ -1,5 +1,5 @@
-/* Attention over rows that are shared out over the ranks of cp, and the moves of rows and columns
- * around it. */
+/* Runners of context parallelism: attention over rows that are sharded over cp, and the copies of
+ * rows and columns around it. */
 #include "nn/nn_impl.h"
 
 #include <math.h>
@@ -24,11 +24,11 @@ qd_status qd_run_columns(const qd_op_call *c)
     });
 }
 
-/* Which rows meet: this rank's queries, and the keys of the rank that stands `round` before it in
- * cp, or all (round -1). */
+/* The rows that attend to each other: this rank's queries, and the keys of the rank `round`
+ * positions before it in cp, or all keys (round -1). */
 typedef struct meeting {
     qd_row_run q[QD_CONTEXT_RUNS], k[QD_CONTEXT_RUNS];
-    qd_attention_part_args args; /* what forward and backward share */
+    qd_attention_part_args args; /* common to forward and backward */
 } meeting;
 
 QD_SAME_PLACE(QKV, ATTENTION_PART, ATTENTION_PART_GRAD);
@@ -106,7 +106,7 @@ qd_status qd_run_attention_part_grad(const qd_op_call *c)
     return c->frame->kernels->attention_part_backward(c->frame->stream, &m.args);
 }
 
-/* ---- heads for positions ---- */
+/* Ulysses: heads for positions. */
 
 QD_SAME_PLACE(X, HEADS_SPLIT, HEADS_JOIN);
 QD_SAME_PLACE(X, HEADS_SPLIT, ROWS_SPLIT);
@@ -122,8 +122,8 @@ static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t r
 }
 
 /* x: rows of queries, keys and values (n, k, k columns), or of queries alone (k 0). by: for each
- * rank, all rows of its heads' columns of each of them. A kv head that several ranks read goes to
- * each; what they give back is added, in the order of ranks. */
+ * rank, all rows of the columns of its heads. A kv head that several ranks read is copied to each;
+ * the reverse direction sums, in the order of ranks. */
 static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 {
     qd_dtype dtype = call_dtype(c, QD_HEADS_SPLIT_X);
@@ -155,7 +155,7 @@ qd_status qd_run_heads_join(const qd_op_call *c)
     return heads(c, c->at[QD_HEADS_JOIN_Y], c->at[QD_HEADS_JOIN_X], false);
 }
 
-/* x: whole sequences in the order of positions. by: for each rank, the rows that it holds. */
+/* x: whole sequences in order of positions. by: for each rank, the rows that it holds. */
 static qd_status rows(const qd_op_call *c, void *x, void *by, bool split)
 {
     const qd_program *p = c->frame->program;

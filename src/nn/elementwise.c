@@ -1,3 +1,4 @@
+/* Runners of elementwise ops: activations, additions, dropout. */
 #include "nn/nn_impl.h"
 
 qd_status qd_run_activation(const qd_op_call *c)
@@ -33,8 +34,8 @@ qd_status qd_run_add(const qd_op_call *c)
     });
 }
 
-/* Masks go by the row's index in the global batch: with cp the rows of a sequence stand at other
- * positions, run by run. */
+/* Masks are keyed by the index of a row in the global batch. Under cp the rows of a sequence have
+ * other positions, run by run. */
 qd_status qd_run_dropout(const qd_op_call *c)
 {
     const qd_frame *f = c->frame;

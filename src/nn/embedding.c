@@ -1,3 +1,4 @@
+/* Runners of the embedding lookup and its gradient. */
 #include "nn/nn_impl.h"
 
 qd_status qd_run_embed(const qd_op_call *c)

@@ -1,5 +1,6 @@
-/* Weights are stored (out, in): y = x·Wᵀ + b. GEMMs may be of a window of rows. Rows of logits,
- * which a head that is cut over tp computes here, lie further apart than they are long. */
+/* Runners of linear layers. Weights are stored (out, in): y = x·Wᵀ + b. A GEMM may cover a window
+ * of rows. Rows of logits, which a head sharded over tp computes here, have a stride larger than
+ * their length. */
 #include "nn/nn_impl.h"
 
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
@@ -40,7 +41,7 @@ static qd_matmul_args linear_gelu(const qd_op_call *c, const qd_op *op)
     };
 }
 
-/* dx (m, n) = (dy (m, k) · W (k, n)) times gelu' at sum (m, n) */
+/* dx (m, n) = (dy (m, k) · W (k, n)) · gelu'(sum (m, n)) */
 static qd_matmul_args linear_dx_gelu(const qd_op_call *c, const qd_op *op)
 {
     return (qd_matmul_args){
@@ -68,7 +69,7 @@ static bool gives_bias_grad(const qd_op_call *c)
     return c->frame->program->strategy.traits->fused_bias_grad;
 }
 
-/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); where the device gives it, db (m) [+]= column sums of dy */
+/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); if the device fuses it, db (m) [+]= column sums of dy */
 static qd_matmul_args linear_dw(const qd_op_call *c, const qd_op *op)
 {
     return (qd_matmul_args){
@@ -100,7 +101,7 @@ qd_status qd_run_linear(const qd_op_call *c)
 {
     qd_matmul_args args;
     if (!qd_linear_gemm(c, 0, &args))
-        return QD_FAIL(QD_SYSTEM, "step program: %s is no GEMM", qd_op_name(c->op->kind));
+        return QD_FAIL(QD_SYSTEM, "step program: %s is not a GEMM", qd_op_name(c->op->kind));
     return c->frame->kernels->matmul(c->frame->stream, &args);
 }
 

@@ -1,8 +1,8 @@
-/* The head: logits exist for one chunk of rows at a time; the same pass gives the loss, the
- * gradient of the rows and the gradient of the matrix. */
+/* Runners of the head. Logits exist for one chunk of rows at a time; the same pass computes the
+ * loss, the gradient of the rows and the gradient of the matrix. */
 #include "nn/nn_impl.h"
 
-/* The GEMMs of a chunk of rows, in their order. */
+/* The GEMMs of a chunk of rows, in order. */
 typedef enum head_gemm { LOGITS, DX, WEIGHT_GRAD, HEAD_GEMMS } head_gemm;
 
 static bool with_gradients(const qd_op_call *c)
@@ -15,7 +15,7 @@ static int64_t chunk_rows(const qd_op *op, int64_t first)
     return op->m - first < op->chunk ? op->m - first : op->chunk;
 }
 
-/* Columns of logits from vocab on are never read. */
+/* The padding columns of logits are never read. */
 static qd_matmul_args chunk_gemm(const qd_op_call *c, head_gemm which, int64_t first)
 {
     const qd_op *op = c->op;
@@ -103,7 +103,7 @@ qd_status qd_run_head_logits(const qd_op_call *c)
     return c->frame->kernels->matmul(c->frame->stream, &args);
 }
 
-/* ---- the loss of logits that ranks share out by tokens, for a window of rows ---- */
+/* The loss of logits that are sharded over ranks by tokens, for a window of rows. */
 
 QD_SAME_PLACE(LOGITS, LOSS_MAX, LOSS_PART);
 QD_SAME_PLACE(LOGITS, LOSS_MAX, LOSS_GRAD);

@@ -1,9 +1,7 @@
-/* Blocks with experts. */
+/* Runners of blocks with experts: router, permutation of rows, grouped GEMMs. */
 #include "nn/nn_impl.h"
 
 #include <math.h>
-
-/* ---- the router ---- */
 
 static qd_route_rule route_rule(const qd_op_call *c)
 {
@@ -23,9 +21,9 @@ qd_status qd_run_route(const qd_op_call *c)
     });
 }
 
-/* The balance: f of an expert is its load divided by the mean load, over the tokens of a sequence
- * or of all that is computed at the same time. Each token's part of the loss has the scale of its
- * part of the loss of the model. */
+/* Load balance: f of an expert is its load divided by the mean load, over the tokens of a sequence
+ * or of all that is computed at the same time. Each token's part of the auxiliary loss has the same
+ * scale as its part of the model's loss. */
 qd_status qd_run_route_grad(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
@@ -62,9 +60,7 @@ qd_status qd_run_route_load(const qd_op_call *c)
         .experts = e->experts});
 }
 
-/* ---- rows ---- */
-
-/* Slots say how many choices a row has and what it chooses from: experts, or nodes
+/* The number of choices per row, from the shapes of slots; rows choose experts, or nodes
  * (parallel.dispatch). */
 static int choices_of(const qd_op_call *c, int from)
 {
@@ -81,7 +77,7 @@ qd_status qd_run_permute(const qd_op_call *c)
     });
 }
 
-/* Rows of one of the copies that `slot` holds. */
+/* Rows of one of the copies in `slot`. */
 static int64_t copy_rows(const qd_op_call *c, int slot)
 {
     return c->slots[c->op->slot[slot]].rows / c->op->k;
@@ -109,8 +105,7 @@ qd_status qd_run_combine_grad(const qd_op_call *c)
     });
 }
 
-/* ---- products over experts: n, k of the op are those of one expert's matrix as the product sees it
- * ---- */
+/* Grouped GEMMs. n and k of the op are those of one expert's matrix as the GEMM sees it. */
 
 static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, int y)
 {
@@ -138,7 +133,7 @@ qd_status qd_run_experts_dx(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* gate and up (rows, n) = x (rows, k) · W (n, k)ᵀ, y (rows, n / 2) = SwiGLU of them */
+/* gate and up (rows, n) = x (rows, k) · W (n, k)ᵀ, y (rows, n / 2) = SwiGLU of both */
 qd_status qd_run_experts_swiglu(const qd_op_call *c)
 {
     qd_grouped_args a = grouped(c, QD_EXPERTS_SWIGLU_X, QD_EXPERTS_SWIGLU_WEIGHT, QD_EXPERTS_SWIGLU_COUNT, QD_EXPERTS_SWIGLU_GATE_UP);
@@ -172,9 +167,8 @@ qd_status qd_run_experts_dw(const qd_op_call *c)
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
-/* Rows that are there: of all sources, for this rank's experts. Where the host has no counts,
- * because there is one source and the counts are the device's affair, all of the room: nobody reads
- * what becomes of the rest. */
+/* Number of rows for this rank's experts, from all sources. With a single source the counts stay on
+ * the device, and the whole capacity is used; the results of the excess rows are never read. */
 static qd_status expert_rows(const qd_op_call *c, int counts, int64_t *rows)
 {
     const qd_slot *table = &c->slots[c->op->slot[counts]];

@@ -1,13 +1,13 @@
-/* Rows that go to the experts of a node once (spec/layout/nodes.h): lists of who goes where, and
- * further rounds inside a node. What a round takes is worked out by the host, from the gathered
- * table of counts, and told to the device; kernels make the lists. */
+/* Runners of two-level dispatch (spec/layout/nodes.h): lists of destinations, and extra rounds
+ * inside a node. The host computes the rows of each round from the gathered table of counts and
+ * copies them to the device; kernels build the lists. */
 #include "nn/nn_impl.h"
 #include "spec/layout/nodes.h"
 
 #include <string.h>
 
-/* Of an op about relayed rows: m rows fit at a rank of experts, k at a relay, which has `first`
- * rows at most. i: the table. */
+/* The dispatch of an op on relayed rows. op->m: capacity of a rank of experts, op->k: capacity of a
+ * relay, op->first: upper bound of its rows. i: the operand with the table. */
 static qd_status nodes_of(const qd_op_call *c, int i, qd_nodes *nodes)
 {
     const qd_program *p = c->frame->program;
@@ -18,7 +18,7 @@ static qd_status nodes_of(const qd_op_call *c, int i, qd_nodes *nodes)
     return QD_OK;
 }
 
-/* The host's side of `count` numbers on the device. */
+/* The host side of `count` numbers on the device. */
 static qd_status host_side(const qd_op_call *c, int32_t *table, int64_t count, int32_t **host)
 {
     const qd_exchange *e = c->frame->exchange;
@@ -27,7 +27,7 @@ static qd_status host_side(const qd_op_call *c, int32_t *table, int64_t count, i
     return e->compose(e->context, table, count, host);
 }
 
-/* ---- on the row's own rank ---- */
+/* On the row's own rank. */
 
 qd_status qd_run_node_plan(const qd_op_call *c)
 {
@@ -39,7 +39,7 @@ qd_status qd_run_node_plan(const qd_op_call *c)
         .rows = c->op->m, .experts = moe->experts, .nodes = (int)c->op->n, .per_token = moe->per_token});
 }
 
-/* Each choice's gradient comes back with the copy that went to its node. */
+/* The gradient of each choice's weight returns with the copy that was sent to its node. */
 qd_status qd_run_node_weights(const qd_op_call *c)
 {
     const qd_moe *moe = &call_model(c)->moe;
@@ -66,10 +66,10 @@ qd_status qd_run_node_resend(const qd_op_call *c)
     return c->frame->exchange->start(c->frame->exchange->context, c->index, c->op, c->slots, c->at);
 }
 
-/* ---- on the relay ---- */
+/* On the relay. */
 
-/* A round as the host has worked it out becomes the device's, and so its places. taken, rows
- * (locals, experts of a node): on the device. */
+/* Copies a round that the host has computed to the device, and builds the lists of places there.
+ * taken, rows (locals, experts of a node): on the device. */
 static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_t *chosen, int32_t *taken, int32_t *rows, int32_t *place,
                             int32_t *from, int32_t *count, float *weight)
 {
@@ -83,7 +83,7 @@ static qd_status plan_round(const qd_op_call *c, const qd_nodes *n, const int32_
         .rows = c->op->first, .relayed = qd_nodes_relayed(n), .experts = experts, .per_token = n->per_token});
 }
 
-/* The first round, into the host's side of taken and rows. */
+/* Computes the first round into the host side of taken and rows. */
 static qd_status first_round(const qd_op_call *c, const qd_nodes *n, int32_t *taken, int32_t *rows, int32_t **host_taken,
                              int32_t **host_rows)
 {
@@ -106,13 +106,13 @@ qd_status qd_run_relay_plan(const qd_op_call *c)
                       c->at[QD_RELAY_PLAN_PLACE], c->at[QD_RELAY_PLAN_FROM], c->at[QD_RELAY_PLAN_COUNT], c->at[QD_RELAY_PLAN_WEIGHT]);
 }
 
-/* One round after another. */
+/* Runs the extra rounds one after another. */
 typedef struct rounds {
     const qd_op_call *call;
     qd_nodes nodes;
     qd_relay_room room;
     char *base;
-    int32_t *lists, *taken, *rows; /* as the kernels see them */
+    int32_t *lists, *taken, *rows; /* device addresses */
     int32_t *host_taken, *host_rows;
     qd_dtype dtype, param;
     int64_t hidden, ffn, number; /* of this round */
@@ -130,10 +130,10 @@ static qd_status rounds_of(const qd_op_call *c, int down, int lists, int room, b
     r->room = qd_relay_room_of(&r->nodes, c->op->first, r->hidden, r->ffn, backward);
     r->taken = r->lists + r->room.taken;
     r->rows = r->lists + r->room.rows;
-    return first_round(c, &r->nodes, r->taken, r->rows, &r->host_taken, &r->host_rows); /* which other ops have carried out */
+    return first_round(c, &r->nodes, r->taken, r->rows, &r->host_taken, &r->host_rows); /* other ops have executed it */
 }
 
-/* *any: whether there is one more. */
+/* *any: whether there is another round. */
 static qd_status next_round(rounds *r, bool *any)
 {
     int64_t count = (int64_t)r->nodes.locals * qd_nodes_experts(&r->nodes);
@@ -153,8 +153,8 @@ static void *at(const rounds *r, int64_t element)
     return r->base + element * (int64_t)qd_dtype_size(r->dtype);
 }
 
-/* To the ranks of experts, or back; *to becomes where the rows are: with one rank per node they
- * stay. */
+/* Sends rows to the ranks of experts, or back. *to: where they arrive; with one rank per node they
+ * stay in place. */
 static qd_status move(const rounds *r, bool back, void *from, void **to)
 {
     const qd_exchange *e = r->call->frame->exchange;
@@ -187,8 +187,8 @@ static int64_t expert_rows(const rounds *r)
     return rows;
 }
 
-/* Relayed rows by expert. With `back`, which is what the experts made of them, also their parts of
- * d_weight. */
+/* Sorts relayed rows by expert. With `back`, the results of the experts, also computes their parts
+ * of d_weight. */
 static qd_status sort_rows(const rounds *r, const void *x, const float *weight, const void *back, void *sorted)
 {
     return r->call->frame->kernels->permute(r->call->frame->stream, &(qd_permute_args){
@@ -205,7 +205,7 @@ static qd_status add_rows(const rounds *r, const void *back, const float *weight
         .copy_rows = r->nodes.room, .per_token = r->nodes.per_token, .copies = r->nodes.etp, .dtype = r->dtype});
 }
 
-/* Relayed rows go to their experts and through gate and up; *in: where they are there. */
+/* Sends relayed rows to their experts and computes gate and up; *in: their address there. */
 static qd_status bring(const rounds *r, void **in, void *up_w)
 {
     *in = at(r, r->room.in);
@@ -214,7 +214,7 @@ static qd_status bring(const rounds *r, void **in, void *up_w)
     return product(r, *in, up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param);
 }
 
-/* And on through down and back to their relays. */
+/* Then computes down and returns the rows to their relays. */
 static qd_status finish(const rounds *r, void *down_w, void **back)
 {
     *back = at(r, r->room.back);
@@ -261,7 +261,7 @@ qd_status qd_run_relay_rounds_grad(const qd_op_call *c)
         void *in, *back = NULL, *d_out = at(&r, r.room.out), *d_back = at(&r, r.room.back);
         QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP]));
         if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
-            QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], &back)); /* only d_weight needs what the experts made of the rows */
+            QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], &back)); /* only d_weight needs the results of the experts */
         QD_TRY(sort_rows(&r, c->at[QD_RELAY_ROUNDS_GRAD_DY], c->at[QD_RELAY_ROUNDS_GRAD_WEIGHT], back, at(&r, r.room.d_sorted)));
         if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
             QD_TRY(keep_d_weight(&r, c->at[QD_RELAY_ROUNDS_GRAD_D_WEIGHT]));

@@ -1,18 +1,18 @@
-/* Rows beyond the planned room of a rank's experts: the same exchanges and products once more for
- * each further round, in a room that is used again. Nothing of them is kept: the backward pass
- * sends the rows a second time. */
+/* Runners of extra dispatch rounds: rows that exceed the capacity of a rank's experts repeat the
+ * same exchanges and GEMMs, in buffers that every round reuses. No results are kept: the backward
+ * pass sends the rows a second time. */
 #include "nn/nn_impl.h"
 #include "spec/layout/experts.h"
 
-/* What both directions have. */
+/* State common to both directions. */
 typedef struct rounds {
     const qd_op_call *call;
-    const int32_t *table; /* as the kernels see it; dispatch.table is the host's */
+    const int32_t *table; /* device address; dispatch.table is in host memory */
     qd_dispatch dispatch;
     qd_round_room room;
     char *base;
     qd_dtype dtype, param;
-    int64_t hidden, ffn, count; /* rounds in all */
+    int64_t hidden, ffn, count; /* number of rounds */
 } rounds;
 
 static qd_status rounds_of(const qd_op_call *c, int table, int down, int room, bool backward, rounds *out)
@@ -56,7 +56,7 @@ static qd_status product(const rounds *r, int64_t round, const void *a, void *b,
     });
 }
 
-/* Rows come in and go through gate and up. */
+/* Receives the rows of a round and computes gate and up. */
 static qd_status bring(const rounds *r, int64_t round, const void *sorted, void *up_w)
 {
     QD_TRY(exchange(r, round, false, sorted, at(r, r->room.in)));

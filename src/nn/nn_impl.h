@@ -1,15 +1,16 @@
+/* What the runners of ops share: an op with the addresses of its operands, and access to them. */
 #ifndef QD_NN_NN_IMPL_H
 #define QD_NN_NN_IMPL_H
 
 #include "nn/nn.h"
 
 /* One op with its addresses resolved: at[i] is the address of operand i (QD_LINEAR_X, …), NULL if
- * absent. Below, i is such a place of an operand. */
+ * absent. In the functions below, i is the place of an operand. */
 typedef struct qd_op_call {
     const qd_frame *frame;
     const qd_op *op;
     int index; /* of the op in its list */
-    bool accumulate; /* gradients of role g are added to; else the op overwrites them */
+    bool accumulate; /* gradients with role g are accumulated; otherwise the op overwrites them */
     const qd_slot *slots;
     void *at[QD_OP_SLOTS];
 } qd_op_call;
@@ -24,7 +25,7 @@ static inline qd_dtype call_dtype(const qd_op_call *c, int i)
     return c->slots[c->op->slot[i]].dtype;
 }
 
-/* Elements from one row of operand i to the next. */
+/* Row stride of operand i, in elements. */
 static inline int64_t call_stride(const qd_op_call *c, int i)
 {
     return c->slots[c->op->slot[i]].cols;
@@ -42,7 +43,7 @@ static inline int64_t call_rows(const qd_op_call *c)
     return qd_program_rows(c->frame->program);
 }
 
-/* Parts of the INPUT operand, as qd_context_select lays them out. */
+/* Parts of the INPUT operand, in the layout of qd_context_select. */
 static inline const int32_t *input_tokens(const qd_op_call *c, int i)
 {
     return c->at[i];
@@ -51,7 +52,7 @@ static inline const int32_t *input_targets(const qd_op_call *c, int i)
 {
     return (const int32_t *)c->at[i] + call_rows(c);
 }
-/* In generation the second row holds positions, with cp the fourth; elsewhere they count from 0 in
+/* The second row holds positions in generation, the fourth under cp; otherwise they count from 0 in
  * each sequence. */
 static inline const int32_t *input_positions(const qd_op_call *c, int i)
 {
@@ -64,7 +65,7 @@ static inline const int32_t *input_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 2 * call_rows(c) : NULL;
 }
 
-/* Document starts of whole sequences, where the rank has only a part of their rows otherwise. */
+/* Document starts of whole sequences, if the rank holds only part of their rows. */
 static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
 {
     if (c->frame->program->ledger->mesh.degree[QD_AXIS_CP] == 1)
@@ -72,11 +73,10 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
-/* The counts of all ranks in operand i, which the op ALL_GATHER has put there, as the host can read
- * them. */
+/* The counts of all ranks in operand i, which an ALL_GATHER wrote, in host memory. */
 qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
 
-/* The GEMMs that an op makes: fills the arguments of number `number`; false: it makes fewer. */
+/* The GEMMs of an op: fills the arguments of GEMM `number`; false: the op has fewer. */
 bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 bool qd_head_loss_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 bool qd_head_logits_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
@@ -85,7 +85,7 @@ qd_status qd_run_embed(const qd_op_call *c);
 qd_status qd_run_embed_grad(const qd_op_call *c);
 qd_status qd_run_norm(const qd_op_call *c);
 qd_status qd_run_norm_grad(const qd_op_call *c);
-qd_status qd_run_linear(const qd_op_call *c); /* and its fused forms, and the gradient of its input */
+qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms, and the gradient of its input */
 qd_status qd_run_linear_dw(const qd_op_call *c);
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);

@@ -1,4 +1,4 @@
-/* Norms: of rows of the residual stream, and of the heads of queries and keys. */
+/* Runners of norms: of rows of the residual stream, and of the heads of queries and keys. */
 #include "nn/nn_impl.h"
 
 qd_status qd_run_norm(const qd_op_call *c)

@@ -1,5 +1,5 @@
-/* Runs op lists: finds the addresses of operands, calls the function of each op, waits for
- * exchanges. */
+/* Runs op lists: resolves the addresses of operands, calls the runner of each op, waits for
+ * asynchronous exchanges. */
 #include "nn/nn_impl.h"
 
 typedef qd_status (*op_runner)(const qd_op_call *call);
@@ -91,7 +91,7 @@ bool qd_nn_has_runner(qd_op_kind kind)
 }
 
 /* Address of a parameter's value or gradient. A tied parameter reads the values of the one it is
- * tied to and collects its gradient in a buffer of its own. */
+ * tied to, but has a gradient buffer of its own. */
 static char *param_address(const qd_frame *f, const qd_slot *slot, bool grad)
 {
     const qd_program *p = f->program;
@@ -134,8 +134,8 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     return NULL;
 }
 
-/* Waits for the asynchronous ops of these phases among ops [*from, index) that must have ended
- * before op `index`. They end in the order of the list, so *from, the first that may still run,
+/* Waits for the asynchronous ops of these phases among ops [*from, index) that must be complete
+ * before op `index`. They complete in list order, so *from, the first that may still be in flight,
  * only grows. */
 static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *class_, unsigned phases, int index, int *from)
 {
@@ -150,7 +150,7 @@ static qd_status wait_exchanges(const qd_frame *frame, const qd_module_class *cl
     return QD_OK;
 }
 
-/* Op `index` with the addresses of its operands. */
+/* Resolves the addresses of the operands of op `index`. */
 static qd_status bind_call(const qd_frame *frame, const qd_module_class *class_, int index, qd_op_call *call)
 {
     const qd_op *op = &class_->ops[index];
@@ -203,7 +203,7 @@ qd_status qd_nn_run(const qd_frame *frame, unsigned phases)
     return wait_exchanges(frame, class_, phases, class_->op_count, &awaited);
 }
 
-/* ---- the GEMMs of a program ---- */
+/* The GEMMs of a program. */
 
 typedef bool (*op_gemm)(const qd_op_call *call, int64_t number, qd_matmul_args *args);
 
@@ -230,8 +230,8 @@ static qd_status visit_gemms(const qd_op_call *call, qd_product_visitor visit, v
 qd_status qd_nn_products(const qd_program *program, qd_product_visitor visit, void *context)
 {
     const qd_frame frame = {.program = program};
-    const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are added to as well */
-    static char here[1]; /* an address for operands that exist; nothing is read or written there */
+    const bool again = program->strategy.micro_batches > 1 && !program->strategy.sync_each; /* gradients are also accumulated */
+    static char here[1]; /* address for operands that exist; never read or written */
     for (int module = 0; module < program->ledger->module_count; module++) {
         const qd_module_class *class_ = qd_program_class(program, module);
         for (int i = 0; i < class_->op_count; i++) {
