@@ -1,3 +1,5 @@
+/* Binds a program: creates the communicators of its groups, finds the buffers that other ranks
+ * access, and allocates memory. */
 #include "parallel/bind.h"
 
 #include "parallel/shard.h"
@@ -13,7 +15,7 @@ static int find_group(const qd_group *groups, int count, qd_group wanted)
     return -1;
 }
 
-/* The groups that any rank's program names, in the order of ranks: stages of a pipeline may name
+/* All groups of the programs of all ranks, in the order of ranks; pipeline stages may have
  * different ones. Free *out. */
 static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
 {
@@ -40,8 +42,8 @@ static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
     return status;
 }
 
-/* Splits are collective: every rank walks through all groups in the same order, and stays out of
- * those it does not need. */
+/* Splits are collective: every rank goes through all groups in the same order, and does not join
+ * those that it does not need. */
 static qd_status make_groups(qd_bound *b, qd_comm *data)
 {
     const qd_program *p = b->program;
@@ -67,8 +69,8 @@ static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
     return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
 }
 
-/* Smaller ones are copied through the lanes of a communicator wherever they lie, and a block that
- * others reach takes whole pages. */
+/* Smaller buffers are copied through the lanes of a communicator anyway, and a block that others
+ * access takes whole pages. */
 #define REACHED_LEAST (16 << 10)
 
 static void reach(qd_bound *b, int buffer)
@@ -78,7 +80,7 @@ static void reach(qd_bound *b, int buffer)
         *(p->buffers[buffer].persistent ? &b->reached[buffer] : &b->dynamic_reached) = true;
 }
 
-/* Which buffers other ranks copy from or to. Dynamic ones lie in one area. */
+/* Finds the buffers that other ranks copy from or to. Dynamic buffers share one area. */
 static void find_reached(qd_bound *b)
 {
     const qd_program *p = b->program;
@@ -97,7 +99,8 @@ static void find_reached(qd_bound *b)
     }
 }
 
-/* On the device; where other ranks reach it without system calls if they may. Zeroed. */
+/* Allocates zeroed device memory; `reached`: where other ranks can access it without system
+ * calls. */
 static qd_status take_memory(qd_bound *b, int64_t bytes, bool reached, void **address)
 {
     if (!reached)
@@ -118,7 +121,7 @@ static void give_memory(qd_bound *b, void *address, int64_t bytes, bool reached)
     }
 }
 
-/* Zeroed, wherever it lies. */
+/* Allocates a zeroed buffer in device or host memory. */
 static qd_status take_buffer(qd_bound *b, int index, void **address)
 {
     const qd_buffer *buffer = &b->program->buffers[index];

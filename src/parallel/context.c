@@ -1,3 +1,5 @@
+/* Exchanges of context parallelism on the bound communicators: ring shifts and the all-to-all of
+ * Ulysses. */
 #include "parallel/context.h"
 
 qd_segment_list qd_context_segments(const qd_program *p, int coord, int64_t cols, qd_segment *segments)
@@ -18,7 +20,7 @@ static int64_t held(const qd_program *p, int coord, int64_t cols)
     return p->strategy.micro_batch * qd_context_rows(p->strategy.seq, cp, coord) * cols;
 }
 
-/* In round t, a rank has what began at the rank t places before it. */
+/* In round t, a rank holds the rows that started at the rank t positions before it. */
 qd_status qd_context_shift(qd_bound *bound, const qd_op *op, void *const *at, qd_work *works[2])
 {
     const qd_program *p = bound->program;
@@ -28,8 +30,8 @@ qd_status qd_context_shift(qd_bound *bound, const qd_op *op, void *const *at, qd
     return qd_comm_recv(group, at[QD_CONTEXT_SHIFT_Y], held(p, (of + n - 1) % n, op->n), op->exchange.dtype, (rank + n - 1) % n, &works[1]);
 }
 
-/* Rows for heads (round 1): each rank gets all of this rank's rows, and hands over all of its own.
- * Back (round 0): the same the other way round. */
+/* Rows for heads (round 1): each rank receives all of this rank's rows and sends all of its own.
+ * Back (round 0): the reverse. */
 qd_status qd_context_swap(qd_bound *bound, const qd_op *op, void *const *at, qd_work **work)
 {
     enum { RANKS = 1024 };

@@ -1,3 +1,5 @@
+/* One dispatch round as an uneven all-to-all: computes send and receive counts and counts the
+ * bytes. */
 #include "parallel/dispatch.h"
 
 #include "spec/layout/nodes.h"
@@ -11,12 +13,12 @@ qd_status qd_dispatch_run(qd_dispatcher *r, const qd_bound *b, const qd_op *op, 
     int ranks = op->exchange.group.size, etp = mesh->etp > 1 ? mesh->etp : 1; /* all ranks of experts, or those of a node */
     qd_dispatch d = {.table = table, .ep = ranks / etp, .etp = etp, .position = qd_comm_rank(group), .experts = ranks / etp * op->experts,
                      .capacity = op->m};
-    bool planned = op->kind == QD_OP_RELAY_ROUNDS || op->kind == QD_OP_RELAY_ROUNDS_GRAD; /* the table is the round's alone */
+    bool planned = op->kind == QD_OP_RELAY_ROUNDS || op->kind == QD_OP_RELAY_ROUNDS_GRAD; /* the table covers only this round */
     int node = mesh->nodes > 1 ? qd_node_of(mesh, qd_comm_world_rank(group, d.position)) : 0;
     int64_t *send = r->lists, *send_first = send + ranks, *receive = send + 2 * ranks, *receive_first = send + 3 * ranks;
     qd_dispatch_lists(&d, planned ? 0 : round, send, send_first, receive, receive_first);
     for (int q = 0; q < ranks; q++) {
-        if (back) /* what each rank of etp computed has a place of its own */
+        if (back) /* the results of each rank of etp have their own rows */
             send_first[q] += (int64_t)(q % etp) * op->k;
         int64_t bytes = (back ? receive[q] : send[q]) * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
         if (q != d.position)

@@ -1,4 +1,5 @@
-/* Rows that cross to another node, once each, and what comes back. */
+/* The exchanges of two-level dispatch: rows that cross to another node, once each, and the returned
+ * rows. */
 #include "parallel/dispatch.h"
 
 #include "spec/layout/nodes.h"
@@ -35,8 +36,8 @@ qd_status qd_dispatch_nodes(qd_dispatcher *r, const qd_bound *b, const qd_op *op
     if (again)
         return exchange(r, group, &n, false, at[QD_NODE_RESEND_COPIES], at[QD_NODE_RESEND_RELAYED], op->n, op->exchange.dtype, NULL);
     int64_t flat = qd_nodes_far(&n) * n.etp * op->n * (int64_t)qd_dtype_size(op->exchange.dtype);
-    /* A dispatch that full recompute runs again: flat dispatch would run its return again too,
-     * which the sums by node spare; of the two runs each counts a half of that. */
+    /* A dispatch that full recompute repeats: flat dispatch would repeat its return too, which the
+     * sums by node avoid. Each of the two runs counts half of that. */
     r->flat += op->again ? flat + flat / 2 : flat;
     QD_TRY(exchange(r, group, &n, back, at[QD_NODE_DISPATCH_X], at[QD_NODE_DISPATCH_Y], op->n, op->exchange.dtype, work));
     if (op->k == 0)

@@ -1,3 +1,5 @@
+/* Executes communicating ops: maps each op to a collective, keeps asynchronous ones in flight, and
+ * copies tables of counts between device and host. */
 #include "parallel/exchange.h"
 
 #include "base/clock.h"
@@ -7,8 +9,7 @@
 
 #include <stdlib.h>
 
-/* The rows that each rank has in a gather or scatter by rows; made when first asked for, then
- * kept. */
+/* The rows of each rank in a gather or scatter by rows; created on first use, then cached. */
 typedef struct row_lists {
     struct row_lists *next;
     const qd_op *op;
@@ -16,22 +17,22 @@ typedef struct row_lists {
     qd_segment *segments;
 } row_lists;
 
-/* The host's copy of a table of counts that lies on the device at `table`, gathered there or told
- * by the host. Tables live as long as the activations of their micro-batch, so the backward pass
- * finds the copy that the forward pass has made. */
+/* The host copy of a table of counts on the device at `table`, either gathered there or composed by
+ * the host. Tables live as long as the activations of their micro-batch, so the backward pass finds
+ * the copy that the forward pass made. */
 typedef struct counts_copy {
     struct counts_copy *next;
     const void *table;
-    int64_t bytes, composed; /* of host; of these, what tell copies */
+    int64_t bytes, composed; /* size of host; size of what tell copies */
     int32_t *host;    /* page-locked */
-    qd_event *copied; /* to the host, or from it */
+    qd_event *copied; /* copy to the host, or from it */
     bool under_way, told;
 } counts_copy;
 
 struct qd_exchanger {
     qd_exchange view;
     qd_bound *bound;
-    qd_work **work; /* per op of a list, two each: under way */
+    qd_work **work; /* per op of a list, two each: in flight */
     int work_count;
     row_lists *lists;
     counts_copy *counts;
@@ -41,7 +42,7 @@ struct qd_exchanger {
     qd_dispatcher dispatcher;
 };
 
-/* Rows are shared out evenly; of each rank's, the op moves one piece. */
+/* Rows are divided evenly; the op moves one piece of each rank's rows. */
 static qd_status find_lists(qd_exchanger *e, const qd_op *op, const row_lists **found)
 {
     for (const row_lists *l = e->lists; l; l = l->next) {
@@ -96,7 +97,7 @@ static counts_copy *find_counts(const qd_exchanger *e, const void *table)
     return c;
 }
 
-/* The one of `table`, with room for `bytes`. */
+/* The copy for `table`, with space for `bytes`. */
 static qd_status make_counts(qd_exchanger *e, const void *table, int64_t bytes, counts_copy **made)
 {
     qd_device *device = e->bound->device;
@@ -111,7 +112,7 @@ static qd_status make_counts(qd_exchanger *e, const void *table, int64_t bytes, 
     }
     if (c->bytes < bytes) {
         void *host;
-        if (c->under_way || c->told) /* a copy that may still read or write what goes */
+        if (c->under_way || c->told) /* a copy that may still access the old memory */
             QD_TRY(qd_event_wait(c->copied));
         qd_host_free(device, c->host);
         c->host = NULL;
@@ -125,7 +126,7 @@ static qd_status make_counts(qd_exchanger *e, const void *table, int64_t bytes, 
     return QD_OK;
 }
 
-/* Counts have come to `table`: the host will ask for them. */
+/* Counts were written to `table`: starts the copy that the host will ask for. */
 static qd_status copy_counts(qd_exchanger *e, const void *table, int64_t bytes)
 {
     qd_device *device = e->bound->device;
@@ -147,7 +148,7 @@ static qd_status host_counts(void *context, const int32_t *table, const int32_t 
         return QD_OK;
     counts_copy *c = find_counts(e, table);
     if (!c)
-        return QD_FAIL(QD_SYSTEM, "step program: rows are sent to experts before ranks have told their counts");
+        return QD_FAIL(QD_SYSTEM, "step program: rows are sent to experts before the counts are gathered");
     if (c->under_way)
         QD_TRY(qd_event_wait(c->copied));
     c->under_way = false;
@@ -162,7 +163,7 @@ static qd_status compose(void *context, int32_t *table, int64_t count, int32_t *
     if (qd_device_get_caps(e->bound->device)->host_memory)
         return QD_OK;
     counts_copy *c = find_counts(e, table);
-    if (c && (c->under_way || c->told)) /* a copy that may still read or write */
+    if (c && (c->under_way || c->told)) /* a copy may still be in flight */
         QD_TRY(qd_event_wait(c->copied));
     int64_t bytes = count * (int64_t)sizeof **host;
     QD_TRY(make_counts(e, table, bytes, &c));
@@ -180,13 +181,13 @@ static qd_status tell(void *context, int32_t *table)
         return QD_OK;
     counts_copy *c = find_counts(e, table);
     if (!c)
-        return QD_FAIL(QD_SYSTEM, "step program: a table is told before it is composed");
+        return QD_FAIL(QD_SYSTEM, "step program: a table is copied before it is composed");
     QD_TRY(qd_copy(qd_device_compute_stream(device), table, c->host, c->composed));
     c->told = true;
     return qd_event_record(c->copied, qd_device_compute_stream(device));
 }
 
-/* Waits for what an op has under way, if anything; *begin and *end: when it ran. */
+/* Waits for the works of an op that are in flight, if any; *begin and *end: when it ran. */
 static qd_status settle(qd_exchanger *e, int index, double *begin, double *end)
 {
     qd_status status = QD_OK;
@@ -249,7 +250,7 @@ static qd_status carry_out(qd_exchanger *e, int index, const qd_op *op, void *co
         QD_TRY(qd_context_shift(e->bound, op, at, &e->work[2 * index]));
         return x->async ? QD_OK : settle(e, index, &(double){0}, &(double){0});
     case QD_OP_CONTEXT_SWAP: return qd_context_swap(e->bound, op, at, work);
-    default: return QD_FAIL(QD_SYSTEM, "step program: %s is no exchange between ranks", qd_op_name(op->kind));
+    default: return QD_FAIL(QD_SYSTEM, "step program: %s does not communicate", qd_op_name(op->kind));
     }
 }
 

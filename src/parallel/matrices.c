@@ -1,3 +1,4 @@
+/* Moves Muon's matrices: all-to-alls to their owners and back, and broadcasts of results. */
 #include "parallel/matrices.h"
 
 #include "spec/program/muon.h"
@@ -8,19 +9,20 @@ static qd_status find_group(const qd_bound *b, const qd_action *a, int wanted, q
 {
     *group = a->group >= 0 && a->group < b->program->group_count ? b->groups[a->group] : NULL;
     if (!*group || a->group != wanted)
-        return QD_FAIL(QD_SYSTEM, "step program: matrices go to a group that has no part in them");
+        return QD_FAIL(QD_SYSTEM, "step program: matrices are sent in a group that does not hold them");
     return QD_OK;
 }
 
-/* An address, NULL for a buffer that this rank has nothing to keep in. */
+/* The address of a buffer; NULL if this rank has nothing to keep in it. */
 static qd_status find_buffer(const qd_bound *b, int buffer, void **address)
 {
     *address = NULL;
     return buffer >= 0 ? qd_bound_buffer(b, buffer, address) : QD_OK;
 }
 
-/* With each rank of the group, this rank exchanges its box of that rank's matrix for that rank's
- * box of its own. Boxes that several ranks have are sent by one of them, and handed back to all. */
+/* Exchanges with each rank of the group: sends this rank's box of the other rank's matrix, and
+ * receives the other rank's box of its own. One of the ranks that hold the same box sends it; all
+ * of them get it back. */
 static qd_status exchange(qd_bound *b, const qd_action *a, bool collect, qd_work **work)
 {
     const qd_program *p = b->program;
@@ -76,7 +78,7 @@ qd_status qd_matrices_result(const qd_bound *b, const qd_action *a, int matrix, 
 {
     const qd_program *p = b->program;
     int rank = qd_comm_rank(b->world);
-    bool has = qd_muon_share_group(p, matrix) < 0 || qd_muon_is_near(p, matrix, rank); /* before any sharing */
+    bool has = qd_muon_share_group(p, matrix) < 0 || qd_muon_is_near(p, matrix, rank); /* before SHARE */
     QD_TRY(qd_bound_buffer(b, has && a->part >= 0 ? a->part : a->buffer, data));
     if (has && qd_muon_matrix_group(p, matrix) >= 0)
         *data = (float *)*data + p->matrices[matrix].part;

@@ -1,5 +1,5 @@
-/* Moves Muon's matrices between the ranks that have their rows and those that orthogonalize them;
- * see spec/program/muon.h. */
+/* Moves Muon's matrices between the ranks that hold their rows and the ranks that orthogonalize
+ * them; see spec/program/muon.h. */
 #ifndef QD_PARALLEL_MATRICES_H
 #define QD_PARALLEL_MATRICES_H
 
@@ -10,6 +10,6 @@ qd_status qd_matrices_collect(qd_bound *bound, const qd_action *action, qd_work 
 qd_status qd_matrices_hand_back(qd_bound *bound, const qd_action *action, qd_work **work);
 qd_status qd_matrices_share(qd_bound *bound, const qd_action *action, qd_work **work);
 
-/* Where SHARE and UPDATE_MATRICES find this rank's box of a result. */
+/* The address at which SHARE and UPDATE_MATRICES find this rank's box of a result. */
 qd_status qd_matrices_result(const qd_bound *bound, const qd_action *action, int matrix, void **data);
 #endif

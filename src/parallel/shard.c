@@ -1,8 +1,9 @@
+/* Vectored collectives between whole and sharded buffers, and the local copies between them. */
 #include "parallel/shard.h"
 
 #include <stdlib.h>
 
-/* Made when first asked for, then kept: (run, parts) is all they depend on. */
+/* Created on first use, then cached; depends only on the run and the number of parts. */
 struct qd_shard_lists {
     qd_shard_lists *next;
     int param, params, parts;
@@ -21,7 +22,7 @@ void qd_shard_lists_destroy(qd_shard_lists *lists)
     }
 }
 
-/* The norm's row sums of a family, `param` here: parts follow each other by rank. */
+/* The row sums of the norm of family `param`: parts are sorted by rank. */
 static void fill_rows(const qd_program *p, qd_shard_lists *l)
 {
     int64_t offset = 0;
@@ -92,11 +93,11 @@ static int own_part(const qd_bound *b, const qd_action *a)
     if (a->group >= 0)
         return qd_group_coord(&p->ledger->mesh, p->groups[a->group], rank);
     qd_group data = qd_ledger_data_group(p->ledger, p->ledger->params[a->param].family);
-    return qd_group_coord(&p->ledger->mesh, data, rank) % a->parts; /* parts belong to neighbours */
+    return qd_group_coord(&p->ledger->mesh, data, rank) % a->parts; /* neighbours hold consecutive parts */
 }
 
-/* Addresses of the run's first element in the whole buffer and in that of this rank's parts (NULL:
- * it has none). */
+/* Addresses of the first element of the run in the whole buffer and in the buffer of this rank's
+ * parts (NULL: it has none). */
 static qd_status addresses(qd_bound *b, const qd_action *a, const qd_shard_lists *l, char **whole, char **part)
 {
     const qd_program *p = b->program;

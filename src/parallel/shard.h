@@ -1,12 +1,12 @@
-/* Moves parameters, gradients and the norm's sums between whole tensors and the parts that ranks
- * have of them. */
+/* Moves parameters, gradients and the sums of the norm between whole tensors and the parts that
+ * ranks own. */
 #ifndef QD_PARALLEL_SHARD_H
 #define QD_PARALLEL_SHARD_H
 
 #include "parallel/bind.h"
 
-/* Which elements of a run of parameters belong to which rank of a group, as vectored collectives
- * want it. Offsets count from the run's first parameter. */
+/* The elements of a run of parameters that belong to each rank of a group, in the form that
+ * vectored collectives need. Offsets count from the first parameter of the run. */
 typedef struct qd_shard_lists qd_shard_lists;
 
 /* GATHER and REDUCE_SCATTER. Collective over the action's group; work as in quadrille/comm.h. */
