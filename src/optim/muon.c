@@ -1,3 +1,4 @@
+/* Muon's orthogonalization by Newton-Schulz iteration, and its learning rate. */
 #include "optim/muon.h"
 
 #include "optim/optim.h"
@@ -28,8 +29,8 @@ static qd_status iterate(const qd_kernels *k, qd_stream *stream, float *x, int64
 qd_status qd_muon_orthogonalize(const qd_kernels *k, qd_stream *stream, float *x, int64_t rows, int64_t cols, int steps,
                                 const qd_muon_room *room)
 {
-    /* No singular value is above the Frobenius norm: after the division the iteration does not
-     * diverge. */
+    /* No singular value exceeds the Frobenius norm, so the iteration does not diverge after this
+     * division. */
     QD_TRY(k->row_squares(stream, &(qd_row_squares_args){.x = x, .out = room->squares, .rows = rows, .cols = cols, .dtype = QD_F32}));
     QD_TRY(k->unit_norm(stream, &(qd_unit_norm_args){.x = x, .row_squares = room->squares, .rows = rows, .cols = cols, .eps = 1e-7}));
     for (int step = 0; step < steps; step++)
@@ -46,6 +47,6 @@ double qd_muon_shape_factor(const qd_optim *o, int64_t rows, int64_t cols)
 {
     double r = (double)rows, s = (double)cols;
     if (o->muon_scale == QD_MUON_MATCH_ADAMW)
-        return 0.2 * sqrt(r > s ? r : s); /* the root mean square of the update is 0.2 or so, as that of AdamW (Liu et al. 2025) */
+        return 0.2 * sqrt(r > s ? r : s); /* the RMS of the update is about 0.2, as with AdamW (Liu et al. 2025) */
     return sqrt(r > s ? r / s : 1.0);
 }

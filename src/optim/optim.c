@@ -1,3 +1,4 @@
+/* Learning-rate schedules, and the update of AdamW and SGD through the kernels of a device. */
 #include "optim/optim.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
 {
     if (step <= o->warmup)
         return o->lr * (double)step / (double)o->warmup;
-    /* Share of the decay that lies before this step. */
+    /* Fraction of the decay that is complete before this step. */
     int64_t start = o->schedule == QD_LR_WSD ? o->steps - o->decay_steps : o->warmup;
     double done = o->steps > start ? (double)(step - 1 - start) / (double)(o->steps - start) : 1.0;
     done = done < 0.0 ? 0.0 : done > 1.0 ? 1.0 : done;
@@ -22,8 +23,8 @@ double qd_optim_lr(const qd_optim *o, int64_t step)
 qd_status qd_optim_update(const qd_optim *o, const qd_kernels *kernels, qd_stream *stream, const qd_optim_state *s,
                           const qd_param_range *ranges, int range_count, int64_t step, const double *grad_scale)
 {
-    /* Coefficients stay double up to the kernels, which form 1 - beta and products of them before
-     * they round. */
+    /* Coefficients stay in double until the kernels, which derive 1 - beta and other factors from
+     * them before rounding. */
     double lr = qd_optim_lr(o, step);
     if (o->kind == QD_OPTIM_SGD)
         return kernels->sgd(stream, &(qd_sgd_args){

@@ -4,12 +4,12 @@
 
 #include "device/device.h"
 
-/* Learning rate of a step, counted from 1: rises linearly over the warm-up, then follows the
- * schedule, which would reach min_lr one step after the last: no step is spent at a rate of 0. */
+/* Learning rate of a step, counted from 1: rises linearly during the warmup, then follows the
+ * schedule, which would reach min_lr one step after the last, so that no step has a rate of 0. */
 double qd_optim_lr(const qd_optim *optim, int64_t step);
 
-/* Equally laid out buffers; master is the fp32 parameter itself where `param` is fp32, and NULL
- * where there is `rest` (see qd_adamw_args). */
+/* Buffers with the same layout. master: the parameter itself if `param` is fp32, NULL if there is
+ * `rest` (see qd_adamw_args). */
 typedef struct qd_optim_state {
     void *param, *grad;
     float *master, *moment1, *moment2;
@@ -17,8 +17,8 @@ typedef struct qd_optim_state {
     qd_dtype param_dtype, grad_dtype;
 } qd_optim_state;
 
-/* One step (counted from 1) on the given ranges. grad_scale: in device memory; what it is
- * multiplied with, not finite: no step. */
+/* One step (counted from 1) on the given ranges. grad_scale, in device memory, multiplies the
+ * gradients; if it is not finite, the step is skipped. */
 qd_status qd_optim_update(const qd_optim *optim, const qd_kernels *kernels, qd_stream *stream,
                           const qd_optim_state *state, const qd_param_range *ranges, int range_count, int64_t step,
                           const double *grad_scale);
