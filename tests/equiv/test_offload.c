@@ -265,7 +265,7 @@ static void actions_matter(void **state)
     assert_true(met > 20 && tried >= sample_count((int)met, (int)met / 10));
 }
 
-/* A chunk that is given back, or filled again, while a copy still works on it is refused. */
+/* A chunk that is given back, or filled again, while a copy is in flight is refused. */
 static void copies_are_waited_for(void **state)
 {
     (void)state;
@@ -279,7 +279,7 @@ static void copies_are_waited_for(void **state)
             continue;
         a->dep_count = 0;
         assert_int_equal(qd_memory_plan(p), QD_USAGE);
-        assert_non_null(strstr(qd_error_message(), "still works on it"));
+        assert_non_null(strstr(qd_error_message(), "is in flight"));
         a->dep_count = deps;
         refused++;
     }

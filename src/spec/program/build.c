@@ -1,4 +1,5 @@
-/* The growing lists of a program, copied into its arena at the end. */
+/* The growing lists of a program under construction: buffers, actions, dependencies, groups. They
+ * are copied to its arena at the end. */
 #include "spec/program/program_impl.h"
 
 #include <assert.h>
@@ -33,7 +34,7 @@ int qd_build_buffer(qd_builder *b, qd_buffer_kind kind, int module, int microbat
 
 qd_action *qd_build_action(qd_builder *b, qd_action_kind kind, int module, int microbatch)
 {
-    static _Thread_local qd_action lost; /* written to when memory is out; the build then fails as a whole */
+    static _Thread_local qd_action lost; /* written to when out of memory; the build then fails as a whole */
     qd_program *p = b->p;
     p->actions = qd_build_grow(b, p->actions, p->action_count, &b->capacity.actions, sizeof *p->actions);
     qd_action *a = b->no_memory ? &lost : &p->actions[p->action_count++];

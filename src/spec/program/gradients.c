@@ -1,13 +1,13 @@
-/* Gradients in the step: where they are collected, how they are summed over the ranks, and what
- * becomes of the sums.
+/* Gradients in the step: where they are collected, how they are reduced over ranks, and where the
+ * sums end up.
  *
- * Collected in GRAD itself, or (zero 2 and 3, or a reduction after each micro-batch) in a block of
- * modules of their own that lives until it is reduced. Reduced whole (zero 0) or each rank its
- * part, over the ranks that share a copy and then over the replicas. The sums end up in GRAD: in
- * place, unpacked into it, received by it, or added to it.
+ * They are collected in GRAD itself, or (zero 2 and 3, or a reduction after each micro-batch) in a
+ * separate buffer for a block of modules that lives until it is reduced. They are all-reduced (zero
+ * 0), or reduce-scattered over the ranks that share a copy and then all-reduced over the replicas.
+ * The sums end up in GRAD: reduced in place, unpacked into it, received by it, or added to it.
  *
- * A block's reduction runs while the next block is computed. What follows it is written into the
- * program one block later. */
+ * The reduction of a block overlaps with the computation of the next one. The actions that follow a
+ * reduction are therefore emitted one block later. */
 #include "spec/layout/experts.h"
 #include "spec/program/program_impl.h"
 
@@ -48,7 +48,7 @@ static bool sums_squares(const qd_op *op)
     return op->squares;
 }
 
-/* The parameters of a module whose gradients are written by ops that `picks` takes. */
+/* Marks the parameters of a module whose gradients are written by ops that `picks` accepts. */
 static void mark_gradients(const qd_builder *b, int module, bool (*picks)(const qd_op *), bool *marks)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
@@ -80,8 +80,8 @@ static qd_status find_written(qd_builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* Gradients of the modules low .. high that nothing overwrites begin as 0: of tied parameters, or
- * of the others. */
+/* Zeroes the gradients of modules low .. high that no op overwrites: of tied parameters, or of the
+ * others. */
 static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool tied)
 {
     const qd_module *last = &b->ledger->modules[high];
@@ -91,7 +91,7 @@ static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool ti
         bool ends = i == last->param_begin + last->param_count;
         if (!ends && (s->count[i] == 0 || (b->ledger->params[i].tied_to >= 0) != tied))
             continue;
-        if (!ends && !b->grad.overwritten[i]) { /* neighbours together, with what lies between them */
+        if (!ends && !b->grad.overwritten[i]) { /* merge neighbours, including the padding between them */
             first = count > 0 ? first : s->offset[i];
             count = s->offset[i] + s->count[i] - first;
         } else if (count > 0) {
@@ -205,7 +205,7 @@ void qd_gradients_uses(const qd_builder *b, int module, int microbatch, int32_t 
         use[QD_USE_TIED_GRAD] = tied_buffer(b, microbatch);
 }
 
-/* ---- the start of a reduction ---- */
+/* The start of a reduction. */
 
 static qd_pending *add_pending(qd_builder *b, int low)
 {
@@ -216,13 +216,13 @@ static qd_pending *add_pending(qd_builder *b, int low)
     return pending;
 }
 
-/* Sums elements [first, last) over a group, cut into pieces of at most a bucket. */
+/* Reduces elements [first, last) over a group, in pieces of at most a bucket. */
 static void reduce_range(qd_builder *b, const qd_grad_block *block, int buffer, int group, int64_t first, int64_t last)
 {
     int64_t most = b->strategy->bucket_bytes / grad_size(b);
     most = most < 1 ? 1 : most;
     while (last > first) {
-        int64_t from = last - first > most + most / 2 ? last - most : first; /* no tiny remainder */
+        int64_t from = last - first > most + most / 2 ? last - most : first; /* avoid a tiny remainder */
         qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, group, last - from, b->strategy->grad, b->grad.last_action);
         a->buffer = buffer;
         a->first = from;
@@ -236,7 +236,8 @@ static void reduce_range(qd_builder *b, const qd_grad_block *block, int buffer, 
     }
 }
 
-/* The first parameter of the run before `end` that is of one family; families lie in stretches. */
+/* The first parameter of the run before `end` that belongs to one family; families are
+ * contiguous. */
 static int family_begin(const qd_builder *b, int begin, int end)
 {
     int family = b->ledger->params[end - 1].family;
@@ -256,15 +257,15 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
         int64_t first = end > begin ? b->p->storage.offset[end] : module_first(b, block->low);
         if (group >= 0)
             reduce_range(b, block, buffer, group, first, last);
-        else if (b->grad.in_blocks) /* nobody to sum with, but they join GRAD like the others */
+        else if (b->grad.in_blocks) /* no other rank to reduce with, but they are added to GRAD like the others */
             *add_pending(b, block->low) = (qd_pending){.action = -1, .low = block->low, .first = first, .count = last - first, .part = -1,
                                                       .from = buffer, .slot = -1};
         last = first;
     }
 }
 
-/* The run of whole parameters that ends before `end` and is about a bucket long; *param: its
- * first. */
+/* The run of whole parameters that ends before `end` and has about the size of a bucket; *param:
+ * its first parameter. */
 static int64_t choose_run(const qd_builder *b, int begin, int end, int *param)
 {
     int64_t count = 0;
@@ -281,7 +282,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
     const qd_storage *storage = &b->p->storage;
     const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
     int begin = low->param_begin, end = high->param_begin + high->param_count;
-    end -= end - 1 == storage->copied; /* its gradient goes to another stage */
+    end -= end - 1 == storage->copied; /* its gradient is sent to another stage */
     while (end > begin) {
         int param;
         int family = b->ledger->params[end - 1].family;
@@ -289,7 +290,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
         int64_t count = choose_run(b, family_begin(b, begin, end), end, &param);
         int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part);
         bool alone = b->group.shard[family] < 0, replicas = b->group.replica[family] >= 0;
-        if (alone && !replicas && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole, and where they belong */
+        if (alone && !replicas && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole and already in place */
             end = param;
             continue;
         }
@@ -327,9 +328,9 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
     }
 }
 
-/* ---- and its end ---- */
+/* The end of a reduction. */
 
-/* Sums this rank's part over the replicas. Ranks at the same place of each copy have the same
+/* Reduces this rank's part over the replicas. Ranks at the same position of each copy hold the same
  * parts. */
 static void reduce_replicas(qd_builder *b, qd_pending *pending)
 {
@@ -337,14 +338,14 @@ static void reduce_replicas(qd_builder *b, qd_pending *pending)
         return;
     pending->replicas = false;
     if (pending->count == 0)
-        return; /* on all of its group */
+        return; /* the same on all ranks of the group */
     const qd_storage *s = &b->p->storage;
     int family = s->family[pending->param], parts = s->share[family].parts, copies = b->p->groups[b->group.replica[family]].size;
     qd_action *a =
         qd_build_collective(b, QD_ACTION_REDUCE, -1, b->group.replica[family], pending->count, b->strategy->grad, pending->action);
     a->buffer = pending->part >= 0 ? pending->part : b->p->persistent[QD_BUFFER_GRAD];
     a->first = pending->first;
-    a->bytes = 0; /* groups at other places of the copies have other parts */
+    a->bytes = 0; /* groups at other positions of the copies have different parts */
     for (int part = 0; part < parts; part++)
         a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, parts, part),
                                   b->strategy->grad, copies) * (b->ledger->mesh.world / (parts * copies));
@@ -391,16 +392,16 @@ static void finish_pending(qd_builder *b, qd_pending *pending)
     }
 }
 
-/* What follows the reductions before number `until`. */
+/* Emits what follows the reductions before number `until`. */
 static void finish_until(qd_builder *b, int until)
 {
     for (; b->grad.pending_done < until && !b->no_memory; b->grad.pending_done++)
         finish_pending(b, &b->grad.pending[b->grad.pending_done]);
 }
 
-/* Gradients that several ranks of tp have parts of (norms under sp, kv heads that neighbours share)
- * are summed over those first: small sums, one for each run of such parameters, that nothing runs
- * beside. */
+/* Gradients that are partial sums over tp (norms under sp, kv heads that neighbours share) are
+ * reduced over tp first: small reductions, one for each run of such parameters, that do not overlap
+ * with anything. */
 static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
 {
     const qd_module *low = &b->ledger->modules[block->low], *high = &b->ledger->modules[block->high];
@@ -423,7 +424,7 @@ static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
     }
 }
 
-/* The gradients of a block are complete. */
+/* Called when the gradients of a block are complete. */
 static void reduce_block(qd_builder *b, int index, int microbatch)
 {
     int begin = b->grad.pending_count, number = slot_of(b, index, microbatch);
@@ -445,8 +446,8 @@ static void reduce_block(qd_builder *b, int index, int microbatch)
     slot->pending = begin;
     slot->pending_count = b->grad.pending_count - begin;
     slot->reducing = b->grad.in_blocks;
-    /* The previous block's sums go on over the replicas; those before it, or without replicas this
-     * one, have arrived. */
+    /* The sums of the previous block continue over the replicas; those of earlier blocks, or
+     * without replicas of this one, are complete. */
     int keep = begin;
     for (int k = b->grad.pending_done; k < begin; k++) {
         if (b->grad.pending[k].replicas && keep == begin)
@@ -471,7 +472,7 @@ static void add_tied(qd_builder *b, int microbatch)
     }
 }
 
-/* Whether an item is the last of its module and micro-batch that writes gradients. */
+/* Whether an item is the last of its module and micro-batch to write gradients. */
 static bool completes(const qd_builder *b, const qd_step_item *item)
 {
     bool weights = qd_program_class(b->p, item->module)->has_weight_phase;
@@ -494,7 +495,7 @@ void qd_gradients_after(qd_builder *b, int item)
     reduce_block(b, block, it->microbatch);
 }
 
-/* ---- norm and update ---- */
+/* Norm and update. */
 
 bool qd_gradients_sums(const qd_builder *b)
 {
@@ -502,7 +503,7 @@ bool qd_gradients_sums(const qd_builder *b)
 }
 
 /* One number for each parameter, then its sum over tp (with experts, over the ranks that hold all
- * of them) and over pp: the same bits whatever lies on which stage. */
+ * of them) and over pp: bit-identical regardless of the assignment to stages. */
 static void reduce_sums(qd_builder *b)
 {
     const qd_group groups[] = {qd_norm_group(&b->ledger->model, &b->ledger->mesh),
@@ -517,8 +518,8 @@ static void reduce_sums(qd_builder *b)
     }
 }
 
-/* Reductions end in the order in which they started, from the last module to the first; so do the
- * norms, each waiting only for the reductions that cover its module. */
+/* Reductions complete in the order in which they start, from the last module to the first. So do
+ * the norms, each waiting only for the reductions that cover its module. */
 void qd_gradients_finish(qd_builder *b)
 {
     qd_program *p = b->p;

@@ -1,5 +1,5 @@
-/* The accountant: where each dynamic buffer lies, and what is alive at the peak. Both walk the
- * program's ALLOC and FREE actions; nothing else decides memory. */
+/* The memory plan: the offset of each dynamic buffer, and what is live at the peak. Both follow
+ * from the program's ALLOC and FREE actions alone. */
 #include "spec/program/program.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static int64_t aligned(int64_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Free stretches of the dynamic area, by offset, never adjacent to each other. The area ends at
+/* Free ranges of the dynamic area, by offset, never adjacent to each other. The area ends at
  * `end`. */
 typedef struct hole {
     int64_t offset, bytes;
@@ -23,8 +23,8 @@ typedef struct area {
     int64_t end;
 } area;
 
-/* Best fit; at the end of the area if nothing fits (the last hole, if it touches the end, is used
- * first). */
+/* Best fit; if nothing fits, at the end of the area (using the last hole first if it touches the
+ * end). */
 static int64_t take(area *a, int64_t bytes)
 {
     int best = -1;
@@ -77,8 +77,8 @@ static qd_status give(area *a, int64_t offset, int64_t bytes)
     return QD_OK;
 }
 
-/* Calls `change` (may be NULL) at each ALLOC (+1) and FREE (-1) and refuses programs whose buffers
- * are not in order. */
+/* Calls `change` (may be NULL) at each ALLOC (+1) and FREE (-1), and rejects programs with invalid
+ * buffer lifetimes. */
 typedef qd_status (*change_fn)(void *context, int action, int buffer, int sign);
 
 static qd_status bad(const qd_program *p, int action, int buffer, const char *what)
@@ -88,14 +88,14 @@ static qd_status bad(const qd_program *p, int action, int buffer, const char *wh
     return QD_FAIL(QD_USAGE, "step program, action %d (%s): buffer %d %s", action, text, buffer, what);
 }
 
-/* Communication on its own stream has ended for an action that waits for it, or for a later one of
- * its group. `busy` names the last such action that works on each buffer. */
+/* An operation on the communication stream is complete for an action that waits for it, or for a
+ * later one of its group. `busy`: the last such action on each buffer. */
 static void note_communication(const qd_program *p, int index, int *busy, int *ended)
 {
     const qd_action *a = &p->actions[index];
     for (int d = 0; d < a->dep_count; d++) {
         const qd_action *on = &p->actions[p->deps[a->dep_first + d]];
-        if (qd_action_transfers(on) && busy[on->buffer] == p->deps[a->dep_first + d]) /* says nothing about other messages */
+        if (qd_action_transfers(on) && busy[on->buffer] == p->deps[a->dep_first + d]) /* completes no other messages */
             busy[on->buffer] = 0;
         else if (qd_action_copies(on) && busy[on->chunk] == p->deps[a->dep_first + d])
             busy[on->chunk] = 0;
@@ -153,7 +153,7 @@ static qd_status walk(const qd_program *p, change_fn change, void *context)
         const qd_action *last = &p->actions[busy[a->buffer]];
         bool waits = busy[a->buffer] > 0 && (qd_action_transfers(last) || qd_action_copies(last) || busy[a->buffer] > ended[last->group]);
         if (frees && waits)
-            status = bad(p, i, a->buffer, "is freed while a transfer that nobody has waited for still works on it");
+            status = bad(p, i, a->buffer, "is freed while a transfer on it is in flight");
         busy[a->buffer] = 0;
         if (status != QD_OK)
             continue;

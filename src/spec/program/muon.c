@@ -1,3 +1,5 @@
+/* Builds the actions of Muon: assigns matrices to ranks, and orders the rounds so that exchanges
+ * overlap with computation. */
 #include "spec/program/muon.h"
 
 #include "spec/layout/experts.h"
@@ -7,31 +9,31 @@
 
 typedef struct muon_round {
     int first, count; /* in the program's matrices */
-    int matrix, part; /* buffers, -1: none now */
-    int left;         /* shared: results that are still to be applied */
+    int matrix, part; /* buffers, -1: not allocated */
+    int left;         /* shared: results that are not applied yet */
 } muon_round;
 
-/* A result on its way to all ranks. */
+/* A result that is being broadcast. */
 typedef struct muon_share {
     int round, matrix, action, buffer;
     int64_t bytes;
 } muon_share;
 
-/* The matrices of a family of parameters, and the ranks that orthogonalize them together. */
+/* The matrices of a family of parameters, and the ranks that share their work. */
 typedef struct muon_team {
     muon_round *rounds;
     int round_count;
-    int matrix_group, share_group, workers; /* groups of the program; ranks of both together */
-    bool exchanged, shared; /* there is a matrix_group, a share_group */
+    int matrix_group, share_group, workers; /* groups of the program; number of ranks of both together */
+    bool exchanged, shared; /* whether there is a matrix_group, a share_group */
     int collecting, handing; /* the newest COLLECT and HAND_BACK */
-    muon_share *shares;      /* in the order of their start */
+    muon_share *shares;      /* in the order in which they start */
     int share_count, share_done;
     int64_t sharing_bytes;
 } muon_team;
 
 typedef struct qd_muon {
     muon_team teams[QD_FAMILY_COUNT]; /* one after another */
-    int first;                        /* of those that have any matrices */
+    int first;                        /* the first team with matrices */
     int scratch;
 } qd_muon;
 
@@ -113,10 +115,10 @@ qd_muon_scratch qd_muon_scratch_of(int64_t rows, int64_t cols)
     return s;
 }
 
-/* ---- who has what ---- */
+/* Assignment of matrices to ranks. */
 
 typedef struct candidate {
-    int param, rank, round; /* rank: of all that do the work together */
+    int param, rank, round; /* rank: among all that share the work */
     double cost;
 } candidate;
 
@@ -142,7 +144,7 @@ static bool less(const worker *x, const worker *y)
     return x->load != y->load ? x->load < y->load : x->rank < y->rank;
 }
 
-/* The first of a heap has become heavier. */
+/* Restores the heap after its first element has become heavier. */
 static void sink(worker *heap, int count)
 {
     for (int at = 0, next; (next = 2 * at + 1) < count; at = next) {
@@ -156,12 +158,12 @@ static void sink(worker *heap, int count)
     }
 }
 
-/* The most expensive first, each to the rank that has the least to do. */
+/* The most expensive first, each to the rank with the least work so far. */
 static qd_status assign(candidate *list, int count, int ranks)
 {
     worker *heap = calloc((size_t)ranks, sizeof *heap);
     if (!heap)
-        return QD_FAIL(QD_NO_MEMORY, "no memory to share out %d matrices", count);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to assign %d matrices", count);
     for (int r = 0; r < ranks; r++)
         heap[r].rank = r;
     qsort(list, (size_t)count, sizeof *list, by_cost);
@@ -176,8 +178,8 @@ static qd_status assign(candidate *list, int count, int ranks)
     return QD_OK;
 }
 
-/* The matrices of a family that this rank has something of. Refuses those that are cut along other
- * axes than the groups have. */
+/* The matrices of a family that this rank holds parts of. Rejects those that are cut along axes
+ * that the groups do not have. */
 static qd_status find_matrices(const qd_builder *b, int family, candidate *list, int *count)
 {
     *count = 0;
@@ -195,7 +197,7 @@ static qd_status find_matrices(const qd_builder *b, int family, candidate *list,
     return QD_OK;
 }
 
-/* Where the rank with a number among all that do the work together is in the matrix_group. */
+/* The position in the matrix_group of a rank, given its number among all that share the work. */
 static int owner_of(const qd_builder *b, const muon_team *t, int number)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -203,11 +205,11 @@ static int owner_of(const qd_builder *b, const muon_team *t, int number)
         sharers = t->share_group < 0 ? 1 : b->p->groups[t->share_group].size;
     if (size * sharers == t->workers)
         return number % size;
-    int etp = mesh->etp, ranks = qd_expert_ranks(mesh); /* the group has the ranks of other experts between */
+    int etp = mesh->etp, ranks = qd_expert_ranks(mesh); /* ranks of other experts are in between */
     return number / etp * ranks + qd_group_coord(mesh, qd_expert_group(mesh), b->p->rank) / etp * etp + number % etp;
 }
 
-/* Adds a team's matrices to the program's. */
+/* Adds a team's matrices to those of the program. */
 static qd_status keep_rounds(qd_builder *b, muon_team *t, const candidate *list, int count, qd_arena *arena)
 {
     qd_program *p = b->p;
@@ -230,7 +232,7 @@ static qd_status keep_rounds(qd_builder *b, muon_team *t, const candidate *list,
     return QD_OK;
 }
 
-/* Matrices have no second moment; those of the rest lie without gaps. */
+/* Matrices have no second moment; those of other parameters are packed without gaps. */
 static qd_status place_moments(qd_builder *b, qd_arena *arena, int64_t *moment2)
 {
     const qd_storage *s = &b->p->storage;
@@ -245,7 +247,7 @@ static qd_status place_moments(qd_builder *b, qd_arena *arena, int64_t *moment2)
     return QD_OK;
 }
 
-/* The ranks that have parts of a matrix, and those that have the same parts. */
+/* The ranks that hold parts of a matrix, and those that hold the same parts. */
 static void choose_groups(qd_builder *b, int family)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -275,7 +277,7 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
     qd_muon *m = b->muon = QD_ARENA_NEW(arena, qd_muon, 1);
     b->p->matrices = QD_ARENA_NEW(arena, qd_matrix, b->ledger->param_count);
     candidate *list = calloc((size_t)b->ledger->param_count, sizeof *list);
-    qd_status status = m && b->p->matrices && list ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to share out matrices");
+    qd_status status = m && b->p->matrices && list ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to assign matrices");
     for (int family = 0; family < QD_FAMILY_COUNT && status == QD_OK; family++) {
         muon_team *t = &m->teams[family];
         int count;
@@ -292,8 +294,6 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2)
     return status == QD_OK ? place_moments(b, arena, moment2) : status;
 }
 
-/* ---- a round ---- */
-
 static int64_t matrix_bytes(const qd_builder *b, int matrix)
 {
     const qd_param *p = &b->ledger->params[b->p->matrices[matrix].param];
@@ -308,8 +308,8 @@ static void set_run(qd_action *a, const muon_round *r)
     a->params = r->count;
 }
 
-/* The elements of the round that change ranks at an exchange, in all groups that have a matrix of
- * it: of each matrix, every box but the owner's; of boxes that several ranks of tp have, one is
+/* Elements of the round that change ranks in an exchange, over all groups with a matrix of it:
+ * every box of each matrix except the owner's. Of boxes that several ranks of tp hold, one is
  * collected, and all are handed back. */
 static int64_t moved(const qd_builder *b, const muon_team *t, qd_action_kind kind, const muon_round *r)
 {
@@ -318,7 +318,7 @@ static int64_t moved(const qd_builder *b, const muon_team *t, qd_action_kind kin
     for (int i = r->first; i < r->first + r->count; i++) {
         const qd_param *p = &b->ledger->params[b->p->matrices[i].param];
         const qd_place *tp = &p->value[QD_AXIS_TP];
-        int copies = p->family == 1          ? 1 /* etp cuts all matrices of experts */
+        int copies = p->family == 1          ? 1 /* etp shards all matrices of experts */
                      : tp->kind == QD_SHARD ? (tp->repeat > 1 ? tp->repeat : 1)
                                             : mesh->degree[QD_AXIS_TP];
         qd_muon_box own = qd_muon_box_of(b->p, i, qd_group_rank(mesh, b->p->groups[t->matrix_group], b->p->rank, b->p->matrices[i].owner));
@@ -338,7 +338,7 @@ static int exchange(qd_builder *b, const muon_team *t, qd_action_kind kind, cons
     return b->p->action_count - 1;
 }
 
-/* Room for a rank's boxes of the round: as much as any rank of its share_group needs. */
+/* Size of a rank's boxes of the round: the maximum over its share_group. */
 static int64_t part_bytes(const qd_builder *b, const muon_round *r)
 {
     int64_t most = 0;
@@ -349,7 +349,7 @@ static int64_t part_bytes(const qd_builder *b, const muon_round *r)
     return most * 4;
 }
 
-/* Momentum in host memory is on the device for one matrix at a time. */
+/* Offloaded momentum is on the device for one matrix at a time. */
 static void momentum(qd_builder *b, const muon_round *r)
 {
     if (!b->offload)
@@ -377,7 +377,7 @@ static void begin_round(qd_builder *b, muon_team *t, muon_round *r)
         t->collecting = exchange(b, t, QD_ACTION_COLLECT, r);
 }
 
-/* All ranks' scratch is that of the largest matrix of any round. */
+/* The scratch of all ranks is sized for the largest matrix of any round. */
 static void alloc_scratch(qd_builder *b)
 {
     int64_t bytes = 0;
@@ -389,7 +389,7 @@ static void alloc_scratch(qd_builder *b)
     b->muon->scratch = qd_build_alloc(b, QD_BUFFER_MATRIX_SCRATCH, -1, -1, bytes);
 }
 
-/* `collected`: the COLLECT that it waits for, -1: none. */
+/* `collected`: the COLLECT to wait for, -1: none. */
 static void orthogonalize(qd_builder *b, const muon_round *r, int collected)
 {
     qd_action *a = qd_build_action(b, QD_ACTION_ORTHOGONALIZE, -1, -1);
@@ -399,16 +399,16 @@ static void orthogonalize(qd_builder *b, const muon_round *r, int collected)
         const qd_param *p = &b->ledger->params[b->p->matrices[i].param];
         double rows = (double)p->shape[0], cols = (double)p->shape[1], least = rows < cols ? rows : cols;
         double flops = b->strategy->muon_steps * 2.0 * least * least * (2.0 * (rows < cols ? cols : rows) + least);
-        a->flops = flops > a->flops ? flops : a->flops; /* of the rank that has most */
+        a->flops = flops > a->flops ? flops : a->flops; /* of the rank with the most work */
     }
     if (b->strategy->overlap)
         qd_build_dep(b, collected);
 }
 
-/* Applies results once the transfer that brings them has ended (-1: none does). */
+/* Applies results once the transfer `brought` is complete (-1: none). */
 static void apply(qd_builder *b, int first, int count, int buffer, int part, int brought)
 {
-    int each = b->offload ? 1 : count; /* master weights in host memory are on the device for one matrix at a time */
+    int each = b->offload ? 1 : count; /* offloaded master weights are on the device for one matrix at a time */
     for (int i = first; i < first + count; i += each) {
         int chunk = qd_offload_matrix_begin(b, i, QD_BUFFER_MASTER);
         qd_action *a = qd_build_action(b, QD_ACTION_UPDATE_MATRICES, -1, -1);
@@ -419,7 +419,7 @@ static void apply(qd_builder *b, int first, int count, int buffer, int part, int
     }
 }
 
-/* ---- parts of matrices: three rounds at a time ---- */
+/* Sharded matrices: three rounds are in flight. */
 
 static void end_round(qd_builder *b, muon_round *r, int handed)
 {
@@ -449,7 +449,7 @@ static void finish_exchanged(qd_builder *b, muon_team *t)
         end_round(b, &t->rounds[t->round_count - 1], t->handing);
 }
 
-/* ---- copies: results go to all ranks that have the same ---- */
+/* Replicated matrices: results are broadcast to all ranks that hold the same. */
 
 static void end_share(qd_builder *b, muon_team *t)
 {
@@ -464,8 +464,8 @@ static void end_share(qd_builder *b, muon_team *t)
     qd_build_free(b, &r->matrix);
 }
 
-/* As many results are on their way as fit a bucket, and two at least: the next round is computed
- * meanwhile. */
+/* As many results are in flight as fit into a bucket, at least two, while the next round is
+ * computed. */
 static void share(qd_builder *b, muon_team *t, int round, int matrix)
 {
     int64_t bytes = qd_muon_box_of(b->p, matrix, b->p->rank).count * 4,
@@ -497,7 +497,7 @@ static void run_round(qd_builder *b, muon_team *t, int round)
         end_round(b, r, -1);
 }
 
-/* Whether rounds overlap each other; else each is computed and its results are shared. */
+/* Whether rounds overlap; otherwise each is computed and its results are broadcast. */
 static bool pipelined(const muon_team *t)
 {
     return t->exchanged && !t->shared;

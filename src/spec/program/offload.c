@@ -1,3 +1,5 @@
+/* Builds the actions of offloaded optimizer state: cuts it into chunks, and orders copies and
+ * updates so that they overlap. */
 #include "spec/program/offload.h"
 
 #include "spec/program/muon.h"
@@ -7,11 +9,10 @@
 
 /* One buffer is filled, one updated, one emptied. */
 enum { SLOTS = 3 };
-/* Sections begin as far from a multiple of this as they do in host memory: vector loads stay
- * aligned as they were. */
+/* Sections keep their alignment modulo this from host memory, so that vector loads stay aligned. */
 enum { ALIGN = 64 };
 
-/* A stretch of the state that is on the device at a time. */
+/* A range of the state that is on the device at once. */
 typedef struct chunk {
     int module, param;
     unsigned states;
@@ -21,20 +22,18 @@ typedef struct chunk {
 struct qd_offload {
     chunk *chunks; /* of UPDATE */
     int count, fetched, capacity;
-    int slots[SLOTS];   /* buffers that take turns */
-    int stored[SLOTS];  /* STORE that empties it, -1: none yet */
-    int filled[SLOTS];  /* FETCH that fills it */
-    int next, oldest;   /* slot that is filled next; that is used next */
-    int before;         /* what computed before the slots were there: their memory may still be in use */
-    int64_t bytes;      /* of a slot */
+    int slots[SLOTS];   /* rotating buffers */
+    int stored[SLOTS];  /* the STORE that empties it, -1: none yet */
+    int filled[SLOTS];  /* the FETCH that fills it */
+    int next, oldest;   /* slot to fill next; slot to use next */
+    int before;         /* the last compute action before the slots were allocated, which may still use their memory */
+    int64_t bytes;      /* size of a slot */
 };
 
 static int64_t padded(int64_t elements)
 {
     return (elements + ALIGN - 1) / ALIGN * ALIGN;
 }
-
-/* ---- what a chunk has ---- */
 
 int qd_offload_sections(const qd_program *p, const qd_action *a, qd_section sections[QD_STATE_KINDS])
 {
@@ -59,8 +58,6 @@ static int64_t chunk_bytes(const chunk *c)
     return sections * (padded(c->count) + ALIGN) * 4;
 }
 
-/* ---- the list of chunks ---- */
-
 static unsigned kept(const qd_program *p)
 {
     unsigned states = 0;
@@ -81,7 +78,7 @@ static void note_size(struct qd_offload *o, const chunk *c)
     o->bytes = bytes > o->bytes ? bytes : o->bytes;
 }
 
-/* Cuts a stretch of state at multiples of ALIGN into chunks of about the wanted size. */
+/* Cuts a range of state at multiples of ALIGN into chunks of about the requested size. */
 static void add_stretch(qd_builder *b, int module, int param, int64_t first, int64_t end)
 {
     struct qd_offload *o = b->offload;
@@ -100,12 +97,12 @@ static void add_stretch(qd_builder *b, int module, int param, int64_t first, int
     }
 }
 
-/* A module's state is one stretch. Without Muon's matrices, whose actions fetch them, and with
- * second moments that lie closer together than the rest, it is several. */
+/* The state of a module is one range, but several with Muon: its matrices are left out, because
+ * other actions fetch them, and second moments are packed more densely than the rest. */
 static void add_module(qd_builder *b, const qd_module *module, int index)
 {
     const qd_program *p = b->p;
-    int from = -1; /* first parameter of the stretch */
+    int from = -1; /* first parameter of the range */
     int64_t first = 0, end = 0;
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
         qd_holding h = held(p, i);
@@ -165,8 +162,6 @@ void qd_offload_create(qd_builder *b, qd_arena *arena)
     }
 }
 
-/* ---- actions ---- */
-
 static qd_action *chunk_action(qd_builder *b, qd_action_kind kind, const chunk *c, int buffer)
 {
     qd_action *a = qd_build_action(b, kind, c->module, -1);
@@ -203,7 +198,7 @@ static void store(qd_builder *b, const chunk *c)
     o->oldest = (slot + 1) % SLOTS;
 }
 
-/* The newest action works on the chunk that was fetched longest ago. */
+/* Lets the newest action wait for the chunk that was fetched first. */
 static void use(qd_builder *b)
 {
     if (b->strategy->overlap)

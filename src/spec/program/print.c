@@ -1,4 +1,4 @@
-/* The program for people: one line per action. */
+/* The program as text: one line per action, and trace events. */
 #include "base/text/json_writer.h"
 #include "base/text/text.h"
 #include "spec/program/muon.h"
@@ -150,12 +150,12 @@ void qd_program_print(const qd_program *p, FILE *out)
     char text[256];
     for (int i = 0; i < p->action_count; i++) {
         qd_action_describe(p, i, text, sizeof text);
-        size_t name = strcspn(text, " "); /* in a column of its own */
+        size_t name = strcspn(text, " "); /* in its own column */
         fprintf(out, "%5d  %-15.*s%s\n", i, (int)name, text, text + name);
     }
 }
 
-/* ---- traces, measured and simulated ---- */
+/* Traces, measured and simulated. */
 
 /* "forward block.3"; an action without a module is named after its buffer: "reduce gradients". */
 static void event_name(const qd_program *p, const qd_action *a, char *text, size_t size)
@@ -166,7 +166,7 @@ static void event_name(const qd_program *p, const qd_action *a, char *text, size
     snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
 }
 
-/* An event up to what its arguments have in common; the caller adds more of them, and ends both
+/* Begins an event and writes the arguments that all events have; the caller adds more and ends both
  * objects. */
 static void begin_event(qd_json_writer *w, const qd_program *p, int rank, int action, const char *name, const char *kind, int track,
                         int64_t step, double begin, double end)
@@ -190,7 +190,7 @@ static void begin_event(qd_json_writer *w, const qd_program *p, int rank, int ac
         qd_json_put_int(w, "microbatch", a->microbatch);
 }
 
-/* What communication adds to an event. */
+/* Adds the arguments of communication to an event. */
 static void put_traffic(qd_json_writer *w, const qd_program *p, qd_group group, int64_t elements, int64_t bytes)
 {
     char name[48];
@@ -248,7 +248,7 @@ void qd_exchange_trace_event(qd_json_writer *w, const qd_program *p, int rank, i
     begin_event(w, p, rank, action, name, qd_op_name(o->kind), QD_STREAM_COMM, step, begin, end);
     qd_json_put_int(w, "op", op);
     put_traffic(w, p, o->exchange.group, o->exchange.count, o->exchange.bytes);
-    /* At its end: for so long the computation stood still. */
+    /* How long the computation waited for it, at its end. */
     qd_json_put_double(w, "waited", round(fmax(0.0, end - fmax(begin, waited)) * 1e9) / 1e3);
     qd_json_end(w);
     qd_json_end(w);

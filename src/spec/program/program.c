@@ -1,5 +1,7 @@
-/* Builds the data-parallel step: micro-batches one after another, then norm and update. units.c
- * says when parameters are gathered, gradients.c when gradients are reduced. */
+/* Builds the step program of a rank: the passes in the order of its schedule, with activations and
+ * stashes allocated around them, then loss, norm and update. units.c adds the gathers of
+ * parameters, gradients.c the reductions of gradients, transfers.c the messages between pipeline
+ * stages, muon.c and offload.c their parts of the update. */
 #include "spec/layout/experts.h"
 #include "spec/program/program_impl.h"
 
@@ -111,7 +113,7 @@ static void forward(builder *b, int item)
         qd_build_free(b, &qd_flight_of(b, module - 1, mb)->port);
 }
 
-/* What dies after a phase of the backward pass. */
+/* Frees what is last used in a phase of the backward pass. */
 static void free_after(builder *b, int module, int mb, qd_phase phase)
 {
     const qd_module_class *c = qd_program_class(b->p, module);
@@ -136,7 +138,7 @@ static void backward_action(builder *b, qd_action_kind kind, int module, int mb,
     b->grad.last_action = b->p->action_count - 1;
 }
 
-/* Fills the stash a second time, from the port that enters the module. */
+/* Fills the stash again, from the port that enters the module. */
 static void recompute(builder *b, int item)
 {
     int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
@@ -147,9 +149,9 @@ static void recompute(builder *b, int item)
     qd_units_wait(b, item);
 }
 
-/* Whether an item's backward pass is two actions: where the schedule puts its halves apart, or
- * parallel.split_backward asks for it. A whole pass of a class that is written for halves is one
- * action all the same: only then do exchanges over tp run beside products of the other half. */
+/* Whether the backward pass of an item is two actions: if the schedule separates the halves, or
+ * parallel.split_backward is set. Otherwise a whole pass is one action, even if the class is built
+ * for halves: only then do tp collectives overlap with GEMMs of the other half. */
 static bool in_halves(const builder *b, int item)
 {
     return b->strategy->split_backward && qd_program_class(b->p, b->order.items[item].module)->has_weight_phase &&
@@ -176,7 +178,7 @@ static void backward(builder *b, int item)
     free_after(b, module, mb, halves ? QD_PHASE_INPUT : QD_PHASE_WEIGHT);
 }
 
-/* Pass W, and the second half of a pass B in halves. */
+/* Pass W, and the second half of a split pass B. */
 static void backward_weight(builder *b, int item)
 {
     int module = b->order.items[item].module, mb = b->order.items[item].microbatch;
@@ -187,8 +189,8 @@ static void backward_weight(builder *b, int item)
     free_after(b, module, mb, QD_PHASE_WEIGHT);
 }
 
-/* The modules of a stage in the order of the pass. Modules whose gradients are all computed by I
- * have no pass W. */
+/* Adds the modules of a stage in the order of the pass. Modules whose gradients are all computed by
+ * I have no pass W. */
 static void write_turn(builder *b, const qd_turn *turn)
 {
     bool up = turn->pass == QD_PASS_F;
@@ -201,7 +203,7 @@ static void write_turn(builder *b, const qd_turn *turn)
     }
 }
 
-/* Micro-batches between the first that is not over and the last that has begun, at most. */
+/* Maximum distance between the first unfinished and the last started micro-batch. */
 static int find_depth(const builder *b)
 {
     int depth = 1, low = 0, highest = 0;
@@ -215,7 +217,7 @@ static int find_depth(const builder *b)
     return depth;
 }
 
-/* The order of work, from the schedule. */
+/* Builds the list of items from the schedule. */
 static qd_status write_items(builder *b, qd_arena *arena)
 {
     const qd_strategy *s = b->strategy;
@@ -235,7 +237,7 @@ static qd_status write_items(builder *b, qd_arena *arena)
     b->order.turn_begin[b->order.turn_count] = b->order.item_count;
     for (int i = 0; i < b->order.item_count; i++)
         b->flight.input_left[b->order.items[i].microbatch]++;
-    b->flight.depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers begin before and end after the passes */
+    b->flight.depth = schedule->ranks > 1 ? s->micro_batches : find_depth(b); /* transfers start before and end after the passes */
     memset(b->flight.input, 0xff, (size_t)s->micro_batches * sizeof *b->flight.input);
     memset(b->flight.input_left, 0, (size_t)s->micro_batches * sizeof *b->flight.input_left);
     for (int i = 0; i < b->order.item_count; i++)
@@ -270,10 +272,10 @@ static void run_item(builder *b, int index)
         qd_build_free(b, input);
 }
 
-/* The sum over the group of the losses and of the tokens counted: two doubles. */
+/* Reduces the sum of losses and the number of tokens over the groups: two doubles. */
 static void reduce_loss(builder *b)
 {
-    const int groups[] = {b->group.data_axes, b->group.pipeline}; /* all stages but the last add nothing */
+    const int groups[] = {b->group.data_axes, b->group.pipeline}; /* all stages but the last add zero */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (groups[i] < 0)
             continue;
@@ -307,20 +309,20 @@ static qd_status check_master(const qd_strategy *s)
     if (s->param == QD_F32)
         return QD_FAIL(
             QD_USAGE,
-            "train.master=split keeps what bf16 weights lack, and with train.precision=fp32 they lack nothing: leave it out, or set "
+            "train.master=split stores the low 16 bits of master weights, which train.precision=fp32 does not have: remove it, or set "
             "train.precision=bf16");
     if (s->offload)
         return QD_FAIL(
             QD_UNSUPPORTED,
-            "train.master=split keeps what is split off beside the weights, on the device, and train.offload=optimizer puts it into host "
+            "train.master=split keeps the low 16 bits of master weights on the device, but train.offload=optimizer moves them to host "
             "memory: set train.master=fp32 or train.offload=none");
     if (s->optimizer == QD_OPTIM_MUON)
         return QD_FAIL(QD_UNSUPPORTED, "train.master=split is for train.optimizer adamw and sgd; with muon set train.master=fp32");
     return QD_OK;
 }
 
-/* Under sp every rank of tp works on rows of its own between the layers: one without rows has
- * nothing to work on. */
+/* Under sp every rank of tp processes rows of its own between the layers, so each needs at least
+ * one. */
 static qd_status check_rows(const qd_ledger *ledger, const qd_strategy *s)
 {
     const qd_mesh *mesh = &ledger->mesh;
@@ -359,7 +361,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     return check_rows(ledger, s);
 }
 
-/* One run of gradients is reduced at a time, so all of a module must be partial over the same data
+/* Gradients are reduced in runs, so all parameters of a module must be partial over the same data
  * axes. */
 static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *module)
 {
@@ -369,8 +371,8 @@ static qd_status check_gradient_axes(const qd_ledger *ledger, const qd_module *m
     return QD_OK;
 }
 
-/* zero 3: neighbours that keep parameters between the passes. They have all experts, some times
- * over. */
+/* zero 3: the neighbours that keep parameters between the passes. They must hold all experts,
+ * possibly several times. */
 static qd_status choose_kept_groups(builder *b, int shard, bool apart)
 {
     const qd_strategy *s = b->strategy;
@@ -384,7 +386,7 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
                        shard);
     if (apart && together % ranks != 0)
         return QD_FAIL(QD_USAGE,
-                       "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which lie on %d "
+                       "parallel.reshard_after_forward is %d: the %d ranks of such a group cannot hold all experts, which are on %d "
                        "(parallel.ep × etp)",
                        s->reshard, together, ranks);
     if (!s->training)
@@ -399,9 +401,9 @@ static qd_status choose_kept_groups(builder *b, int shard, bool apart)
     return QD_OK;
 }
 
-/* The groups of the data axes: all of it, those that share one sharded copy (neighbours), those at
- * the same place of each copy, and those that keep gathered parameters together between the passes.
- * What one rank or one micro-batch makes meaningless is switched off. */
+/* Chooses the groups of the data axes: all of it, the ranks that share one sharded copy
+ * (neighbours), the ranks at the same position of each copy, and those that keep gathered
+ * parameters between the passes. Turns off what has no effect with one rank or one micro-batch. */
 static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, qd_arena *arena)
 {
     const qd_mesh *mesh = &b->ledger->mesh;
@@ -414,12 +416,12 @@ static qd_status choose_groups(builder *b, qd_strategy *s, qd_storage *storage, 
     if (s->prefetch < 1)
         return QD_FAIL(QD_USAGE, "parallel.prefetch must be at least 1");
     bool apart = qd_experts_apart(&b->ledger->model, mesh);
-    /* A copy has all experts, some times over: those are the experts' own copies, over which theirs
-     * are sharded. */
+    /* A copy must hold all experts, possibly several times: those are the replicas over which
+     * experts are sharded. */
     int together = shard.size * mesh->degree[QD_AXIS_TP], ranks = qd_expert_ranks(mesh);
     if (apart && s->zero > 0 && shard.size > 1 && together % ranks != 0)
         return QD_FAIL(QD_USAGE,
-                       "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which lie on %d (parallel.ep × etp)",
+                       "parallel.dp_shard is %d: the %d ranks of a copy cannot hold all experts, which are on %d (parallel.ep × etp)",
                        s->shard, together, ranks);
     s->zero = shard.size > 1 ? s->zero : 0;
     s->sync_each = s->sync_each && s->training && data.size > 1 && s->micro_batches > 1;
@@ -485,14 +487,15 @@ static void add_persistent(builder *b, int64_t moment2)
     }
     qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
     int64_t scratch = 0;
-    for (int module = 0; module < b->modules; module++) { /* those of other ranks have no class here */
+    for (int module = 0; module < b->modules; module++) { /* modules of other ranks have no class here */
         int64_t wanted = qd_program_class(p, module)->region[QD_REGION_SCRATCH];
         scratch = wanted > scratch ? wanted : scratch;
     }
     qd_build_buffer(b, QD_BUFFER_SCRATCH, -1, -1, scratch, true);
 }
 
-/* The groups that the ops of a class communicate in, and what that makes all ranks send. */
+/* Sets the groups of the communicating ops of a class, and the bytes that all ranks send for
+ * them. */
 static void bind_exchanges(builder *b, qd_module_class *class_)
 {
     for (int i = 0; i < class_->op_count; i++) {
@@ -505,8 +508,8 @@ static void bind_exchanges(builder *b, qd_module_class *class_)
     }
 }
 
-/* The numbers that ops multiply gradients with. Balance is over the tokens of a sequence, or of all
- * that is computed at the same time (a micro-batch of every rank of dp). */
+/* Sets the factors that ops multiply gradients by. Balance is computed over the tokens of a
+ * sequence, or of all that is computed at the same time (a micro-batch of every rank of dp). */
 static void bind_scales(const builder *b, qd_module_class *class_)
 {
     const qd_strategy *s = b->strategy;
@@ -520,7 +523,7 @@ static void bind_scales(const builder *b, qd_module_class *class_)
     }
 }
 
-/* Who counts which parameter in the norm. */
+/* Which ranks count each parameter in the norm. */
 static qd_status choose_norm(builder *b, qd_arena *arena)
 {
     const qd_ledger *l = b->ledger;
@@ -538,7 +541,7 @@ static qd_status choose_norm(builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* Moves a finished array from the heap into the arena. */
+/* Moves a finished array from the heap to the arena. */
 static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t size)
 {
     void *kept = qd_arena_array(arena, (size_t)(count > 0 ? count : 1), size);
@@ -674,7 +677,7 @@ int64_t qd_program_square_base(const qd_program *p, int family, int part)
     for (int i = 0; i < p->ledger->param_count; i++) {
         const qd_param *param = &p->ledger->params[i];
         if (p->storage.rows[i] == 0 || param->tied_to >= 0 || param->family != family)
-            continue; /* most experts lie elsewhere */
+            continue; /* most experts are on other ranks */
         qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
         rows += first;
     }
@@ -742,7 +745,7 @@ int qd_master_bytes(const qd_strategy *s)
 double qd_update_bytes(const qd_strategy *s)
 {
     int moments = s->optimizer != QD_OPTIM_SGD ? 2 : s->momentum;
-    bool reads = s->param == QD_F32 || s->split_master; /* the values as they are, too: else the update overwrites them */
+    bool reads = s->param == QD_F32 || s->split_master; /* the update also reads the values; otherwise it only writes them */
     return 8.0 * moments + 2.0 * qd_master_bytes(s) + (double)qd_dtype_size(s->grad) +
            (double)qd_dtype_size(s->param) * (reads ? 2.0 : 1.0);
 }

@@ -1,16 +1,16 @@
-/* What passes between the ranks of a pipeline: activations to the stage after, their gradients to
- * the stage before, and the gradient of a tied parameter from the last stage to the first.
+/* Messages between pipeline ranks: activations to the next stage, their gradients to the previous
+ * one, and the gradient of a tied parameter from the last stage to the first.
  *
- * Sends and receives are on the communication stream. A receive is asked for one turn ahead of its
- * use, so that it runs beside that turn. Between two ranks messages arrive in the order in which
- * they are sent, so receives are asked for in that order too.
+ * Sends and receives run on the communication stream. A receive is posted one turn ahead of its
+ * use, so that it overlaps with that turn. Messages between two ranks arrive in the order in which
+ * they are sent, so receives are posted in that order too.
  *
- * Nothing can wait for ever, even if a send blocks until it is received. Every rank replays the
- * schedule with the same unit times and places its waits by that clock: it waits for a message at
- * the turn that uses it, which begins no earlier than the sender's turn ends; and for the end of a
- * send (to give back its memory) at a turn that begins later than the receiver's turn that asks for
- * it. So each wait is for something that happens at an earlier time on that clock, and there is no
- * circle. */
+ * There is no deadlock, even if a send blocks until it is received. Every rank replays the schedule
+ * with the same unit times and places its waits by that clock: it waits for a message at the turn
+ * that uses it, which starts no earlier than the sender's turn ends; and for the completion of a
+ * send (to free its memory) at a turn that starts later than the receiver's turn that posts the
+ * receive. So each wait is for something that happens at an earlier time on that clock, and there
+ * is no cycle. */
 #include "spec/layout/stages.h"
 #include "spec/program/program_impl.h"
 
@@ -22,16 +22,16 @@ typedef enum message_kind { MESSAGE_PORT, MESSAGE_PORT_GRAD, MESSAGE_TIED } mess
 typedef struct message {
     uint8_t kind;
     int32_t from, to;   /* pipeline ranks */
-    int32_t module;     /* PORT, PORT_GRAD: the module in front of the boundary */
+    int32_t module;     /* PORT, PORT_GRAD: the last module before the boundary */
     int32_t microbatch;
-    int32_t sent, used; /* the sender's turn that makes it, the receiver's that needs it */
-    int32_t asked;      /* the receiver's turn before which it asks for it */
-    int32_t next;       /* of the messages that this rank sends (asks for) at the same turn; -1: none */
+    int32_t sent, used; /* the sender's turn that produces it, the receiver's that needs it */
+    int32_t asked;      /* the receiver's turn before which it posts the receive */
+    int32_t next;       /* next message that this rank sends (receives) at the same turn; -1: none */
 } message;
 
 typedef struct pending_send {
     int action, buffer;
-    double over; /* by the replay's clock */
+    double over; /* completion time by the replay's clock */
 } pending_send;
 
 struct qd_transfers {
@@ -82,7 +82,7 @@ static void add_message(qd_builder *b, message m)
     t->count++;
 }
 
-/* The messages that one turn of a rank makes, in the order in which they are sent. */
+/* The messages that one turn of a rank produces, in the order in which they are sent. */
 static void turn_messages(qd_builder *b, int rank, int index, const int *last_module)
 {
     const qd_schedule *s = b->order.schedule;
@@ -112,7 +112,8 @@ static void collect(qd_builder *b, const int *last_module)
             turn_messages(b, rank, i, last_module);
 }
 
-/* A receive is asked for a turn before its use, and not after one that is sent behind it. */
+/* A receive is posted one turn before its use, and not after that of a message that is sent
+ * later. */
 static void choose_asking(qd_transfers *t, int self, int *least_in, int *least_out, int ranks)
 {
     for (int r = 0; r < ranks; r++)
@@ -172,7 +173,7 @@ qd_status qd_transfers_create(qd_builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* ---- in the program ---- */
+/* Actions in the program. */
 
 qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
                                int64_t count, qd_dtype dtype)
@@ -190,7 +191,7 @@ qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, i
     return a;
 }
 
-/* Memory that is received into may have been given back by the last action that computed. */
+/* The last compute action may have freed the memory that is received into. */
 static int receive(qd_builder *b, const message *m, int buffer, int64_t count, qd_dtype dtype)
 {
     int after = qd_build_last_compute(b);
@@ -222,7 +223,7 @@ static void ask(qd_builder *b, const message *m)
     }
 }
 
-/* Gives back what has been sent, by the clock, before `time`. */
+/* Frees buffers whose send is complete, by the clock, before `time`. */
 static void free_sent(qd_builder *b, double time)
 {
     qd_transfers *t = b->transfers;
@@ -249,7 +250,7 @@ void qd_transfers_before(qd_builder *b, int turn)
         ask(b, &t->messages[i]);
 }
 
-/* The buffer leaves its module and is given back once it has been sent. */
+/* Takes the buffer from its module; it is freed once it has been sent. */
 static void send(qd_builder *b, const message *m, int *buffer, int64_t first, int64_t count, qd_dtype dtype)
 {
     qd_transfers *t = b->transfers;
@@ -259,7 +260,7 @@ static void send(qd_builder *b, const message *m, int *buffer, int64_t first, in
                         count, dtype);
     qd_build_dep(b, after);
     if (b->no_memory || b->p->buffers[*buffer].persistent)
-        return; /* nothing writes to it before the step ends */
+        return; /* nothing writes to it before the end of the step */
     double made = t->end[begin[m->from] + m->sent], asked = t->start[begin[m->to] + m->asked];
     t->pending[t->pending_count++] = (pending_send){b->p->action_count - 1, *buffer, made > asked ? made : asked};
     *buffer = -1;
@@ -286,7 +287,7 @@ void qd_transfers_finish(qd_builder *b)
         free_sent(b, 1e300);
 }
 
-/* The values that the last stage has a copy of, each rank its part, after the update. */
+/* After the update, sends the values that the last stage has a copy of, each rank its part. */
 void qd_transfers_values(qd_builder *b)
 {
     int tied = b->ledger->param_count - 1, owner = b->ledger->params[tied].tied_to;

@@ -1,9 +1,9 @@
 /* Parameters that a rank has to gather before a module can read them.
  *
- * zero 3: a module's parameters are in memory from their gather to the end of the use after which
- * they are not needed soon. At any item of the step the `prefetch` modules that are needed next are
- * gathered or on their way. zero 1 and 2: whole parameters stay in memory, and the parts that other
- * ranks have updated are gathered once, ahead of the first use. */
+ * zero 3: the parameters of a module are in memory from their gather to the end of the last use
+ * after which they are not needed soon. At any item of the step, the `prefetch` modules that are
+ * needed next are gathered or in flight. zero 1 and 2: whole parameters stay in memory, and the
+ * parts that other ranks have updated are gathered once, ahead of the first use. */
 #include "spec/program/program_impl.h"
 
 #include <string.h>
@@ -39,8 +39,8 @@ static qd_pass_units find_units(const qd_builder *b, int module_index, qd_pass p
     return units;
 }
 
-/* Those of an item. Its pass of its module comes again with every micro-batch, so they are looked
- * for once. */
+/* The units of an item. The same pass of a module recurs with every micro-batch, so they are looked
+ * up once. */
 static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
 {
     qd_pass_units *units = &b->gather.units[item->module].read[item->pass];
@@ -74,12 +74,12 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* Parameters of a module that are of one family. */
+/* Parameters of a module that belong to one family. */
 typedef struct run {
     int param, params, family;
 } run;
 
-/* The runs of a module, at most one per family; returns how many. */
+/* The runs of a module, at most one per family; returns their number. */
 static int module_runs(const qd_builder *b, int module, run runs[QD_FAMILY_COUNT])
 {
     const qd_module *m = &b->ledger->modules[module];
@@ -129,7 +129,7 @@ static void gather_run(qd_builder *b, int module, run r)
     int64_t count = qd_storage_run(b->ledger, storage, r.param, r.params, 1, 0);
     int param = b->p->persistent[QD_BUFFER_PARAM], whole = s->zero < 3 ? param : unit->buffer, part = param;
     int parts = storage->share[r.family].parts, group = b->group.shard[r.family];
-    if (group < 0 && r.family > 0) { /* experts that no other rank has */
+    if (group < 0 && r.family > 0) { /* experts that no other rank holds */
         if (s->zero == 3)
             pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
         return;
@@ -137,20 +137,20 @@ static void gather_run(qd_builder *b, int module, run r)
     if (s->zero < 3) {
         part = unit->packed[r.family] =
             alloc_parts(b, QD_BUFFER_PART, module, r, parts, storage->share[r.family].part, storage->shard_offset[r.param]);
-        if (part >= 0) /* a rank may have no row of a small module */
+        if (part >= 0) /* a rank may own no rows of a small module */
             pack(b, QD_ACTION_PACK, module, r, whole, part, parts);
     } else if (unit->is_kept) {
         part = unit->kept[r.family];
         parts = b->group.kept_parts[r.family];
         group = b->group.kept[r.family];
-        if (group < 0) { /* all of it */
+        if (group < 0) { /* the rank holds all of it */
             if (part >= 0)
                 pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
             return;
         }
     }
-    /* The memory it writes may have been given back by the last action that computed; what it reads
-     * was written before. */
+    /* The last compute action may have freed the memory that the gather writes; what it reads was
+     * written before. */
     qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, module, group, count, s->param, qd_build_last_compute(b));
     set_run(a, r, whole, part, parts);
     unit->pending[r.family] = b->p->action_count - 1;
@@ -180,8 +180,7 @@ static bool resident(const qd_builder *b, int module)
     return b->strategy->zero < 3 ? b->gather.units[module].gathered : b->gather.units[module].buffer >= 0;
 }
 
-/* The modules that items from `first` on read: all of the first, and further ones up to the number
- * that fits. */
+/* The modules that items from `first` on read: all of the first item, and more up to the limit. */
 static void find_window(qd_builder *b, int first)
 {
     if (b->gather.window_item == first)
@@ -223,8 +222,8 @@ void qd_units_wait(qd_builder *b, int item)
     }
 }
 
-/* The parameters leave; what this rank keeps of them for the gather before the backward pass
- * stays. */
+/* Frees the parameters; `keep`: what this rank keeps of them for the gather before the backward
+ * pass stays. */
 static void release(qd_builder *b, int module, bool keep)
 {
     qd_unit *unit = &b->gather.units[module];
@@ -235,7 +234,7 @@ static void release(qd_builder *b, int module, bool keep)
         for (int r = 0; r < count; r++) {
             int family = runs[r].family, group = b->group.kept[family], parts = b->group.kept_parts[family];
             if (b->group.shard[family] < 0)
-                continue; /* this rank's own, always */
+                continue; /* always this rank's own */
             int part = group < 0 ? 0 : qd_group_coord(&b->ledger->mesh, b->p->groups[group], b->p->rank);
             unit->kept[family] = alloc_parts(b, QD_BUFFER_KEPT, module, runs[r], parts, part, 0);
             if (unit->kept[family] >= 0)
