@@ -45,14 +45,15 @@
     F(REAL, norm_eps, "norm_eps", "1e-5", QD_RANGE(1e-12, 1), NULL, "rms_norm_eps", ALWAYS, "epsilon of the norms") \
     I(ENUM(qd_position_kind), position, "learned|rope", "position")
 
-/* Llama 3 scaling of the rotary embedding: wavelengths above original_seq / low_factor are divided
- * by `factor`, those below original_seq / high_factor are kept, those in between are blended. */
+/* Llama 3 scaling of the rotary embedding: frequencies with wavelengths above original_seq /
+ * low_factor are divided by `factor`, those with wavelengths below original_seq / high_factor are
+ * kept, those in between are blended. */
 #define QD_ROPE_FIELDS(F, I) \
     F(REAL, base, "rope_base", "10000", QD_RANGE(1.000001, 1e12), NULL, NULL, ALWAYS, "base of the rotary embedding") \
     F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3"), "rope_scaling.type", NULL, ALWAYS, \
       "scaling of the rotary embedding for long contexts") \
     F(REAL, factor, "rope_factor", "8", QD_RANGE(1, 1e6), "rope_scaling.factor", NULL, SCALED, \
-      "llama3 scaling: factor of low frequencies") \
+      "llama3 scaling: divisor of low frequencies") \
     F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, SCALED, \
       "llama3 scaling: lower bound of the blend") \
     F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, SCALED, \

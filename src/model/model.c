@@ -33,7 +33,7 @@ qd_status qd_model_validate(const qd_model *m)
     if (m->position == QD_POSITION_ROPE && !(m->rope.base > 1.0))
         return QD_FAIL(QD_USAGE, "model.rope_base is %g: it must be above 1", m->rope.base);
     if (m->rope.scaling != QD_ROPE_NONE && !(m->rope.factor >= 1.0 && m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
-        return QD_FAIL(QD_USAGE, "model.rope_scaling needs factor >= 1, rope_high_factor > rope_low_factor and "
+        return QD_FAIL(QD_USAGE, "model.rope_scaling needs rope_factor >= 1, rope_high_factor > rope_low_factor and "
                                  "rope_original_seq >= 1");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
         return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);

@@ -57,8 +57,8 @@ static const qd_option options_table[] = {
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled weight decay; not applied to norms and biases", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "maximum gradient norm; 0: no clipping", NULL},
     {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip",
-     "if a loss or gradient is not finite, stop the run or skip the step (after 20 skipped steps in a row the run stops); the weights "
-     "never change",
+     "if a loss or gradient is not finite, the weights stay unchanged; stop: the run ends; skip: it continues, but ends after 20 such "
+     "steps in a row",
      NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "random seed of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
