@@ -87,7 +87,7 @@ class Resume(program.ProgramTest):
             self.assertIn(text, result.stderr)
             self.assertEqual(result.stdout, "")  # before the plan
         self.one_line(self.run_program("train", f"{part}/config.yaml", "--model", "qwen3-tiny", "--dir", "other"), 2, "model.preset",
-                      "config.yaml:", "leave one of them out")
+                      "config.yaml:", "remove one of them")
 
     def test_layout_is_kept_as_far_as_it_fits(self):
         """The same number of ranks is the same layout; with another one, what still fits is kept and the rest goes."""

@@ -225,7 +225,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         QD_TRY(qd_preset_find(preset, m));
         QD_TRY(check_preset_counts(o, preset));
         if (qd_options_is_set(o, "model.arch") && strcmp(qd_options_string(o, "model.arch"), qd_arch_name(m->arch)) != 0)
-            return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: leave one of them out", qd_options_string(o, "model.arch"),
+            return QD_FAIL(QD_USAGE, "model.arch is %s, but the preset %s is %s: remove one of them", qd_options_string(o, "model.arch"),
                            preset, qd_arch_name(m->arch));
     }
     /* Derived sizes of the preset no longer hold if the user changed what they derive from. */
@@ -350,7 +350,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     QD_TRY(resolve_model(o, seq, &c->model));
     QD_TRY(resolve_optimizer(o, &c->optimizer));
     if (world > 0 && qd_options_is_set(o, "parallel.ranks") && qd_options_int(o, "parallel.ranks") != world)
-        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, but %d ranks were started: leave it out, or start as many",
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, but %d ranks were started: remove it, or start that many",
                        (long long)qd_options_int(o, "parallel.ranks"), world);
     c->world = world > 0 ? world : (int)qd_options_int(o, "parallel.ranks");
     static const char *const keys[QD_AXIS_COUNT] = {"parallel.tp", "parallel.cp", "parallel.dp", "parallel.pp"};
@@ -482,10 +482,10 @@ static qd_status share_batch(const qd_config *c, const qd_mesh *mesh, qd_strateg
     if (c->global_batch < dp)
         return QD_FAIL(QD_USAGE,
                        "train.global_batch (%lld) is less than the data-parallel degree (%d), and each of its ranks computes a sequence: "
-                       "take a multiple of %d",
+                       "use a multiple of %d",
                        (long long)c->global_batch, dp, dp);
     if (c->global_batch % dp != 0)
-        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): take %lld or %lld",
+        return QD_FAIL(QD_USAGE, "train.global_batch (%lld) is not a multiple of the data-parallel degree (%d): use %lld or %lld",
                        (long long)c->global_batch, dp, (long long)(c->global_batch / dp * dp),
                        (long long)((c->global_batch / dp + 1) * dp));
     int64_t share = c->global_batch / dp;

@@ -57,7 +57,7 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     int ep = ep_of(mesh), etp = etp_of(mesh), tp = mesh->degree[QD_AXIS_TP], all = qd_mesh_group_size(mesh, QD_AXES_TOKENS);
     if (m->moe.experts == 0) {
         if (ep * etp > 1)
-            return QD_FAIL(QD_USAGE, "parallel.%s is %d, but the model has no experts: leave it out", ep > 1 ? "ep" : "etp",
+            return QD_FAIL(QD_USAGE, "parallel.%s is %d, but the model has no experts: remove it", ep > 1 ? "ep" : "etp",
                            ep > 1 ? ep : etp);
         return qd_nodes_check(m, mesh);
     }
@@ -71,7 +71,7 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
         return QD_FAIL(QD_USAGE, "parallel.etp × ep is %d and parallel.tp is %d: one must divide the other", ep * etp, tp);
     if (tp > 1 && !mesh->sp)
         return QD_FAIL(QD_UNSUPPORTED,
-                       "parallel.sp is false: experts under tensor parallelism take the rows that sp gives each rank; leave it true");
+                       "parallel.sp is false: experts under tensor parallelism need the rows that sp gives each rank; set it to true");
     return qd_nodes_check(m, mesh);
 }
 

@@ -41,7 +41,7 @@ qd_status qd_nodes_check(const qd_model *m, const qd_mesh *mesh)
     if (!mesh->by_node)
         return QD_OK;
     if (m->moe.experts == 0)
-        return QD_FAIL(QD_USAGE, "parallel.dispatch is node, but the model has no experts: leave it out");
+        return QD_FAIL(QD_USAGE, "parallel.dispatch is node, but the model has no experts: remove it");
     if (ranks % size != 0 && size % ranks != 0)
         return QD_FAIL(QD_USAGE,
                        "parallel.dispatch=node: the %d ranks of etp × ep and the %d ranks of a node (%d ranks, parallel.nodes %d) do not "

@@ -137,8 +137,8 @@ qd_status qd_offload_check(const qd_strategy *s)
 {
     if (s->offload && s->training && s->optimizer == QD_OPTIM_SGD && !s->momentum && s->param == QD_F32)
         return QD_FAIL(QD_USAGE,
-                       "train.offload=optimizer: train.optimizer=sgd without train.momentum keeps no state that host memory could "
-                       "take: leave train.offload out, or train.precision=bf16 keeps master weights");
+                       "train.offload=optimizer: train.optimizer=sgd without train.momentum keeps no state to offload: remove "
+                       "train.offload, or set train.precision=bf16, which adds master weights");
     return QD_OK;
 }
 

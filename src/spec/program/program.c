@@ -337,7 +337,7 @@ static qd_status check_rows(const qd_ledger *ledger, const qd_strategy *s)
     int64_t wanted = (tp + s->micro_batch - 1) / s->micro_batch; /* positions of each sequence */
     const char *without = ledger->model.moe.experts > 0 ? "lower parallel.tp" : "set parallel.sp=false";
     return QD_FAIL(QD_USAGE,
-                   "parallel.sp gives each of the %d ranks of parallel.tp rows of its own, and a micro-batch has %lld "
+                   "parallel.sp gives each of the %d ranks of parallel.tp rows of its own, but a micro-batch has %lld "
                    "(train.micro_batch=%lld times %lld positions%s): %s, or make data.seq at least %lld",
                    tp, (long long)(s->micro_batch * least), (long long)s->micro_batch, (long long)least,
                    cp > 1 ? " of a rank of cp" : "", without,
@@ -352,7 +352,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     QD_TRY(qd_offload_check(s));
     QD_TRY(check_master(s));
     if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
-        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); leave it out",
+        return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); remove it",
                        s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
         return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
