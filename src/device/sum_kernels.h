@@ -1,14 +1,14 @@
-/* Bodies of the tree reductions for one instruction set: included by sum.c once per set, with
- * QD_SUM_ISA(name) giving the suffix and QD_SUM_WIDTH the bytes of its vectors. Elements are
- * independent, so every set does the same additions in the same order. No product is followed by an
- * addition: nothing can be contracted. */
+/* Tree reductions for one instruction set. sum.c includes this once per set, with QD_SUM_ISA(name)
+ * for the suffix and QD_SUM_WIDTH for the vector size in bytes. Elements are independent, so every
+ * set does the same additions in the same order. No multiplication is followed by an addition, so
+ * the compiler cannot contract to FMA. */
 
-/* Unaligned, may alias: user buffers have only their element's alignment. */
+/* Unaligned and may alias: user buffers have only the alignment of their elements. */
 #define VECTOR(name, type, lanes)                                                                           \
     typedef type QD_SUM_ISA(name) __attribute__((vector_size((lanes) * sizeof(type)), aligned(1), may_alias))
 VECTOR(f32_vector, float, QD_SUM_WIDTH / 4);
 VECTOR(f64_vector, double, QD_SUM_WIDTH / 8);
-VECTOR(u16_vector, uint16_t, QD_SUM_WIDTH / 4); /* as many as f32_vector */
+VECTOR(u16_vector, uint16_t, QD_SUM_WIDTH / 4); /* as many lanes as f32_vector */
 VECTOR(u32_vector, uint32_t, QD_SUM_WIDTH / 4);
 VECTOR(i32_vector, int32_t, QD_SUM_WIDTH / 4);
 VECTOR(u64_vector, uint64_t, QD_SUM_WIDTH / 8);
@@ -23,7 +23,7 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
 
 #define LANES_OF(vector) ((int64_t)(sizeof(vector) / sizeof((vector){0}[0])))
 
-/* L(k): accumulator vector of source k at element i. */
+/* L(k): accumulator vector of source k at element i. C(a, b) combines two of them. */
 #define TREE1 L(0)
 #define TREE2 C(L(0), L(1))
 #define TREE3 C(TREE2, L(2))
@@ -38,8 +38,8 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
     }                                                                                                       \
     break
 
-/* Defines the reduction NAME for elements ELEM, with accumulator vectors ACC, from LOAD, STORE,
- * COMBINE and SCALE. */
+/* Defines the reduction NAME for elements ELEM with accumulator vectors ACC. Uses L, C, SCALE and
+ * STORE. */
 #define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                                   \
     static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)           \
     {                                                                                                       \
@@ -106,17 +106,17 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
         }                                                                                                   \
     }
 
-/* Bits of vectors are selected by masks: C has no vector ?: operator. */
+/* Vectors are selected by masks: C has no vector ?: operator. */
 #define SELECT(mask, a, b) (((mask) & (a)) | (~(mask) & (b)))
 
-/* ---- conversions of a vector ---- */
+/* Conversions of a vector. */
 
 static inline __attribute__((always_inline)) void QD_SUM_ISA(load_bf16)(f32_vector *to, const uint16_t *from)
 {
     *to = (f32_vector)(__builtin_convertvector(*(const u16_vector *)from, u32_vector) << 16);
 }
 
-/* To nearest even; NaN stays NaN (quiet). */
+/* Rounds to nearest even; NaN stays NaN (quiet). */
 static inline __attribute__((always_inline)) void QD_SUM_ISA(store_bf16)(uint16_t *to, const f32_vector *from)
 {
     u32_vector u = (u32_vector)*from;
@@ -129,14 +129,13 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(load_fp16)(f32_vect
 {
     u32_vector h = __builtin_convertvector(*(const u16_vector *)from, u32_vector);
     u32_vector magnitude = (h & 0x7fff) << 13;
-    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's and is exact for subnormals
-     * too. */
+    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's; exact for subnormals too. */
     u32_vector finite = (u32_vector)((f32_vector)magnitude * 0x1p112f);
     u32_vector special = (u32_vector)((h & 0x7c00) == 0x7c00);
     *to = (f32_vector)(SELECT(special, magnitude | 0x7f800000, finite) | ((h & 0x8000) << 16));
 }
 
-/* To nearest even; too large becomes infinity. */
+/* Rounds to nearest even; overflow gives infinity. */
 static inline __attribute__((always_inline)) void QD_SUM_ISA(store_fp16)(uint16_t *to, const f32_vector *from)
 {
     const uint32_t smallest_normal = 113u << 23, overflow = 143u << 23, magic = 126u << 23; /* magic: 0.5 */
@@ -151,8 +150,7 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(store_fp16)(uint16_
     *(u16_vector *)to = __builtin_convertvector(r | (sign >> 16), u16_vector);
 }
 
-/* ---- floating point: COMBINE works on values; max keeps NaN because a NaN `a` is chosen and `a > NaN` is false
- * ---- */
+/* Sums and averages. */
 
 #define C(a, b) ((a) + (b))
 #define SCALE(r) (void)0
@@ -216,7 +214,8 @@ DEFINE_REDUCTION(sum_int64, uint64_t, u64_vector)
 #undef STORE
 #undef C
 
-/* ---- maximum ---- */
+/* Maximum. A NaN stays: a NaN `a` is chosen explicitly, and with a NaN `b` the comparison `a > b`
+ * is false, which chooses b. */
 
 #define MAX_OF(value, bits, a, b)                                                                           \
     __extension__({                                                                                         \
