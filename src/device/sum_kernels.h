@@ -4,7 +4,7 @@
  * the compiler cannot contract to FMA. */
 
 /* Unaligned and may alias: user buffers have only the alignment of their elements. */
-#define VECTOR(name, type, lanes)                                                                           \
+#define VECTOR(name, type, lanes)                                                                  \
     typedef type QD_SUM_ISA(name) __attribute__((vector_size((lanes) * sizeof(type)), aligned(1), may_alias))
 VECTOR(f32_vector, float, QD_SUM_WIDTH / 4);
 VECTOR(f64_vector, double, QD_SUM_WIDTH / 8);
@@ -30,80 +30,80 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
 #define TREE4 C(TREE2, C(L(2), L(3)))
 #define TREE8 C(TREE4, C(C(L(4), L(5)), C(L(6), L(7))))
 
-#define LOOP(tree)                                                                                          \
-    for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                                  \
-        acc_vector r = tree;                                                                                \
-        SCALE(r);                                                                                           \
-        STORE(out + i, r);                                                                                  \
-    }                                                                                                       \
+#define LOOP(tree)                                                                                 \
+    for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                         \
+        acc_vector r = tree;                                                                       \
+        SCALE(r);                                                                                  \
+        STORE(out + i, r);                                                                         \
+    }                                                                                              \
     break
 
 /* Defines the reduction NAME for elements ELEM with accumulator vectors ACC. Uses L, C, SCALE and
  * STORE. */
-#define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                                   \
-    static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)           \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        switch (n) {                                                                                        \
-        case 1: *result = TREE1; return;                                                                    \
-        case 2: *result = TREE2; return;                                                                    \
-        case 3: *result = TREE3; return;                                                                    \
-        case 4: *result = TREE4; return;                                                                    \
-        default: break;                                                                                     \
-        }                                                                                                   \
-        acc_vector a, b;                                                                                    \
-        int left = qd_sum_left(n);                                                                          \
-        QD_SUM_ISA(NAME##_at)(&a, sources, left, i);                                                        \
-        QD_SUM_ISA(NAME##_at)(&b, sources + left, n - left, i);                                             \
-        *result = C(a, b);                                                                                  \
-    }                                                                                                       \
-    /* Less than a vector, through padded copies. */                                                        \
+#define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                          \
+    static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)  \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        switch (n) {                                                                               \
+        case 1: *result = TREE1; return;                                                           \
+        case 2: *result = TREE2; return;                                                           \
+        case 3: *result = TREE3; return;                                                           \
+        case 4: *result = TREE4; return;                                                           \
+        default: break;                                                                            \
+        }                                                                                          \
+        acc_vector a, b;                                                                           \
+        int left = qd_sum_left(n);                                                                 \
+        QD_SUM_ISA(NAME##_at)(&a, sources, left, i);                                               \
+        QD_SUM_ISA(NAME##_at)(&b, sources + left, n - left, i);                                    \
+        *result = C(a, b);                                                                         \
+    }                                                                                              \
+    /* Less than a vector, through padded copies. */                                               \
     static void QD_SUM_ISA(NAME##_tail)(ACC * result, const ELEM *const *from, int n, int64_t i, int64_t valid) \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        if (n == 1) {                                                                                       \
-            ELEM padded[QD_SUM_WIDTH / 4] = {0};                                                            \
-            const ELEM *one = padded;                                                                       \
-            memcpy(padded, from[0] + i, (size_t)valid * sizeof(ELEM));                                      \
-            QD_SUM_ISA(NAME##_at)(result, &one, 1, 0);                                                      \
-            return;                                                                                         \
-        }                                                                                                   \
-        acc_vector a, b;                                                                                    \
-        int left = qd_sum_left(n);                                                                          \
-        QD_SUM_ISA(NAME##_tail)(&a, from, left, i, valid);                                                  \
-        QD_SUM_ISA(NAME##_tail)(&b, from + left, n - left, i, valid);                                       \
-        *result = C(a, b);                                                                                  \
-    }                                                                                                       \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        if (n == 1) {                                                                              \
+            ELEM padded[QD_SUM_WIDTH / 4] = {0};                                                   \
+            const ELEM *one = padded;                                                              \
+            memcpy(padded, from[0] + i, (size_t)valid * sizeof(ELEM));                             \
+            QD_SUM_ISA(NAME##_at)(result, &one, 1, 0);                                             \
+            return;                                                                                \
+        }                                                                                          \
+        acc_vector a, b;                                                                           \
+        int left = qd_sum_left(n);                                                                 \
+        QD_SUM_ISA(NAME##_tail)(&a, from, left, i, valid);                                         \
+        QD_SUM_ISA(NAME##_tail)(&b, from + left, n - left, i, valid);                              \
+        *result = C(a, b);                                                                         \
+    }                                                                                              \
     static void QD_SUM_ISA(NAME)(void *out_any, const void *const *sources_any, int n, int64_t count)       \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        ELEM *out = out_any;                                                                                \
-        const ELEM *const *sources = (const ELEM *const *)sources_any;                                      \
-        const int ranks = n;                                                                                \
-        (void)ranks;                                                                                        \
-        int64_t i = 0;                                                                                      \
-        switch (n) {                                                                                        \
-        case 1: LOOP(TREE1);                                                                                \
-        case 2: LOOP(TREE2);                                                                                \
-        case 3: LOOP(TREE3);                                                                                \
-        case 4: LOOP(TREE4);                                                                                \
-        case 8: LOOP(TREE8);                                                                                \
-        default:                                                                                            \
-            for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                          \
-                acc_vector r;                                                                               \
-                QD_SUM_ISA(NAME##_at)(&r, sources, n, i);                                                   \
-                SCALE(r);                                                                                   \
-                STORE(out + i, r);                                                                          \
-            }                                                                                               \
-        }                                                                                                   \
-        if (i < count) {                                                                                    \
-            acc_vector r;                                                                                   \
-            ELEM last[QD_SUM_WIDTH / 4];                                                                    \
-            QD_SUM_ISA(NAME##_tail)(&r, sources, n, i, count - i);                                          \
-            SCALE(r);                                                                                       \
-            STORE(last, r);                                                                                 \
-            memcpy(out + i, last, (size_t)(count - i) * sizeof(ELEM));                                      \
-        }                                                                                                   \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        ELEM *out = out_any;                                                                       \
+        const ELEM *const *sources = (const ELEM *const *)sources_any;                             \
+        const int ranks = n;                                                                       \
+        (void)ranks;                                                                               \
+        int64_t i = 0;                                                                             \
+        switch (n) {                                                                               \
+        case 1: LOOP(TREE1);                                                                       \
+        case 2: LOOP(TREE2);                                                                       \
+        case 3: LOOP(TREE3);                                                                       \
+        case 4: LOOP(TREE4);                                                                       \
+        case 8: LOOP(TREE8);                                                                       \
+        default:                                                                                   \
+            for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                 \
+                acc_vector r;                                                                      \
+                QD_SUM_ISA(NAME##_at)(&r, sources, n, i);                                          \
+                SCALE(r);                                                                          \
+                STORE(out + i, r);                                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        if (i < count) {                                                                           \
+            acc_vector r;                                                                          \
+            ELEM last[QD_SUM_WIDTH / 4];                                                           \
+            QD_SUM_ISA(NAME##_tail)(&r, sources, n, i, count - i);                                 \
+            SCALE(r);                                                                              \
+            STORE(last, r);                                                                        \
+            memcpy(out + i, last, (size_t)(count - i) * sizeof(ELEM));                             \
+        }                                                                                          \
     }
 
 /* Vectors are selected by masks: C has no vector ?: operator. */
@@ -217,11 +217,11 @@ DEFINE_REDUCTION(sum_int64, uint64_t, u64_vector)
 /* Maximum. A NaN stays: a NaN `a` is chosen explicitly, and with a NaN `b` the comparison `a > b`
  * is false, which chooses b. */
 
-#define MAX_OF(value, bits, a, b)                                                                           \
-    __extension__({                                                                                         \
-        value max_a = (a), max_b = (b);                                                                     \
-        bits max_mask = (bits)((max_a > max_b) | (max_a != max_a));                                         \
-        (value) SELECT(max_mask, (bits)max_a, (bits)max_b);                                                 \
+#define MAX_OF(value, bits, a, b)                                                                  \
+    __extension__({                                                                                \
+        value max_a = (a), max_b = (b);                                                            \
+        bits max_mask = (bits)((max_a > max_b) | (max_a != max_a));                                \
+        (value) SELECT(max_mask, (bits)max_a, (bits)max_b);                                        \
     })
 
 #define C(a, b) MAX_OF(f32_vector, u32_vector, a, b)

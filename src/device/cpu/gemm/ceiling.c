@@ -35,14 +35,16 @@ static double run_pieces(qd_cpu *cpu, int64_t pieces, void (*piece)(void *contex
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    *flops = run_pieces(cpu, PIECES, run_fma) * STEPS * qd_cpu_ceiling_for(cpu)->flops_per_step;
+    const double steps = run_pieces(cpu, PIECES, run_fma) * STEPS;
+    *flops = steps * qd_cpu_ceiling_for(cpu)->flops_per_step;
     return QD_OK;
 }
 
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    *adds = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS * qd_cpu_ceiling_for(cpu)->adds_per_step;
+    const double steps = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS;
+    *adds = steps * qd_cpu_ceiling_for(cpu)->adds_per_step;
     return QD_OK;
 }
 

@@ -14,7 +14,7 @@
 typedef uint64_t vq __attribute__((vector_size(QD_VF * 4)));
 enum { LANES = QD_VF / 2, BLOCKS = 32, DRAWS = 4 * BLOCKS };
 
-/* 64-bit products of the low halves and m. */
+/* The low halves times m, as 64-bit results. */
 QD_INLINE vq multiply(vq a, uint32_t m)
 {
 #if defined(__AVX512F__)
