@@ -10,7 +10,7 @@
  * of a source the lines beyond its end are zeroed in shared memory.
  *
  * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster:
- * docs/performance.md, "Models with experts". */
+ * docs/notes/grouped-gemm.md. */
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
 #include "device/cuda/sums_impl.h"
